@@ -1,0 +1,160 @@
+"""The front door: check what came, pick an implementation, batch it by `jax.vmap`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, overload
+
+import jax
+
+from attention_jax.checks import checked_inputs, checked_rate, checked_rng
+from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
+from attention_jax.implementations.batching import vmap_over_batch
+from attention_jax.implementations.reference import masked_logits
+from attention_jax.masks import Mask
+from attention_jax.scores import Params, Score, get_score
+from attention_jax.softmax import AttentionStatistics, masked_softmax
+
+Array = jax.Array
+
+
+@overload
+def attention(
+    query: Array, key: Array, value: Array, *, score: str | Score = ..., params: Params = ...,
+    mask: Mask | Array | None = ..., bias: Array | None = ..., dropout_rate: float = ...,
+    dropout_rng: Array | None = ..., implementation: str | None = ...,
+    block_sizes: BlockSizes | None = ..., return_statistics: Literal[False] = ...,
+) -> Array: ...  # fmt: skip
+@overload
+def attention(
+    query: Array, key: Array, value: Array, *, score: str | Score = ..., params: Params = ...,
+    mask: Mask | Array | None = ..., bias: Array | None = ..., dropout_rate: float = ...,
+    dropout_rng: Array | None = ..., implementation: str | None = ...,
+    block_sizes: BlockSizes | None = ..., return_statistics: Literal[True],
+) -> tuple[Array, AttentionStatistics]: ...  # fmt: skip
+def attention(
+    query,
+    key,
+    value,
+    *,
+    score="scaled",
+    params=None,
+    mask=None,
+    bias=None,
+    dropout_rate=0.0,
+    dropout_rng=None,
+    implementation=None,
+    block_sizes=None,
+    return_statistics=False,
+):
+    """Attention with any score function.
+
+        logits_ij = score(query_i, key_j) + bias_ij
+        weights_i = softmax_j(logits_ij where mask_ij)
+        output_i  = sum_j dropout(weights_ij) value_j
+
+    A query that may attend to nothing gets output 0 and sends gradient 0. A key or query that no
+    allowed pair contains (padding) may hold anything, NaN included.
+
+    Args:
+        query: float [*B, T, Dq]. Heads, if any, are one more batch axis.
+        key: float [*B, S, Dk].
+        value: float [*B, S, Dv].
+        score: a name in `SCORES`, "module:Name", or a `Score`.
+        params: the score's parameters, as its `init` makes them; leaves may have leading axes that
+            broadcast to *B. May be left out if the score has none.
+        mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+        bias: float broadcastable to [*B, T, S], added to the logits.
+        dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
+        dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
+        implementation: "reference" (materialises [T, S]; any derivative, forward mode included);
+            None picks one. There is one so far, so None means "reference".
+        block_sizes: tile sizes, for implementations that have tiles.
+        return_statistics: also return each row's logsumexp, entropy (nats) and largest logit.
+
+    Returns:
+        output [*B, T, Dv] in the query's dtype; or (output, `AttentionStatistics`), the statistics
+        [*B, T] in float32 (float64 if any input is). Products and softmax run in that dtype too.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or structure.
+
+    >>> import jax.numpy as jnp
+    >>> from attention_jax import causal_mask
+    >>> query, key, value = jnp.ones((1, 2)), jnp.ones((3, 2)), jnp.array([[1.0], [2.0], [6.0]])
+    >>> attention(query, key, value)
+    Array([[3.]], dtype=float32)
+    >>> attention(query, key, value, mask=causal_mask(offset=1))
+    Array([[1.5]], dtype=float32)
+
+    Source: Bahdanau et al. 2014, Luong et al. 2015, Vaswani et al. 2017 (their Q, K, V).
+    """
+    score = get_score(score)
+    if implementation is None:
+        implementation = "reference"
+    if implementation not in tuple(IMPLEMENTATIONS):  # a tuple: what came may not be hashable
+        raise ValueError(
+            f"implementation must be None or one of {', '.join(IMPLEMENTATIONS)};"
+            f" got {implementation!r}"
+        )
+    if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
+        raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
+    dropout_rate = checked_rate(dropout_rate)
+    if dropout_rate > 0 and dropout_rng is None:
+        raise ValueError(
+            f"dropout_rng must be a PRNG key when dropout_rate is {dropout_rate}; got None"
+        )
+    inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    if dropout_rate > 0:
+        inputs = inputs._replace(dropout_rng=checked_rng(dropout_rng))
+    options = Options(score, dropout_rate, block_sizes)
+    output, statistics = _attend(implementation, options, inputs)
+    return (output, statistics) if return_statistics else output
+
+
+def attention_weights(
+    query: Array,
+    key: Array,
+    *,
+    score: str | Score = "scaled",
+    params: Params = None,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+) -> Array:
+    """The weights that `attention` gives to values, materialised.
+
+        weights_i = softmax_j(score(query_i, key_j) + bias_ij where mask_ij)
+
+    Args:
+        query, key, score, params, mask, bias: as in `attention`.
+
+    Returns:
+        weights [*B, T, S] in the query's dtype; each row sums to 1, or is 0 if fully masked.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or structure.
+
+    >>> import jax.numpy as jnp
+    >>> attention_weights(jnp.ones((1, 2)), jnp.ones((4, 2)))
+    Array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
+    """
+    score = get_score(score)
+    inputs = checked_inputs(score, query, key, key, params, mask, bias)
+    return _weights(Options(score), inputs)
+
+
+# --- the compiled functions behind the two doors ---
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _attend(implementation: str, options: Options, inputs: Inputs):
+    attend = functools.partial(IMPLEMENTATIONS[implementation], options)
+    return vmap_over_batch(options.score, attend, inputs)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _weights(options: Options, inputs: Inputs) -> Array:
+    def weights(inputs: Inputs) -> Array:
+        return masked_softmax(*masked_logits(options, inputs)).astype(inputs.query.dtype)
+
+    return vmap_over_batch(options.score, weights, inputs)

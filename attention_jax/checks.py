@@ -1,0 +1,141 @@
+"""What users get wrong, caught before anything compiles: what was expected, and what came."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.implementations import Inputs
+from attention_jax.masks import as_mask, broadcasts
+from attention_jax.scores import Params, Score
+
+Array = jax.Array
+
+
+def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Inputs:
+    """All as JAX arrays of fitting shapes and dtypes, or a ValueError that says what is wrong."""
+    query = _float_array("query", query)
+    key = _float_array("key", key)
+    value = _float_array("value", value)
+    for name, array, shape in (
+        ("query", query, "[*B, T, Dq]"),
+        ("key", key, "[*B, S, Dk]"),
+        ("value", value, "[*B, S, Dv]"),
+    ):
+        if array.ndim < 2:
+            raise ValueError(f"{name} must be {shape}; got {list(array.shape)}")
+    for name, array in (("query", query), ("key", key)):
+        if array.shape[-1] == 0:
+            raise ValueError(f"{name} must have at least one feature; got {list(array.shape)}")
+    *batch_shape, target_length, query_dim = query.shape
+    source_length, key_dim = key.shape[-2:]
+    for name, array in (("key", key), ("value", value)):
+        if list(array.shape[:-2]) != batch_shape:
+            raise ValueError(
+                f"{name} must have the batch axes {batch_shape} of query {list(query.shape)};"
+                f" got {list(array.shape)}"
+            )
+    if value.shape[-2] != source_length:
+        raise ValueError(
+            f"value must be [..., {source_length}, Dv] to match key {list(key.shape)};"
+            f" got {list(value.shape)}"
+        )
+    if score.needs_equal_dims and key_dim != query_dim:
+        raise ValueError(
+            f"key must be [..., S, {query_dim}] to match score {score} with query"
+            f" [..., T, {query_dim}]; got {list(key.shape)}"
+        )
+    batch = tuple(batch_shape)
+    params = _checked_params(score, params, query_dim, key_dim, batch)
+    if mask is not None:
+        mask = as_mask(mask)
+        mask.check(batch, target_length, source_length)
+    if bias is not None:
+        bias = _checked_bias(bias, (*batch, target_length, source_length))
+    return Inputs(query, key, value, params, mask, bias, None)
+
+
+def _float_array(name: str, value: Any) -> Array:
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array; got {type(value).__name__}") from error
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(f"{name} must be floating-point; got dtype {array.dtype}")
+    return array
+
+
+def _checked_params(
+    score: Score, params: Params, query_dim: int, key_dim: int, batch_shape: tuple[int, ...]
+) -> Params:
+    params = {} if params is None else params
+    expected = score.param_shapes(params, query_dim, key_dim)
+    if not _same_structure(params, expected):
+        described = jax.tree.map(lambda leaf: list(leaf.shape), expected)
+        got = jax.tree.map(lambda leaf: list(np.shape(leaf)), params)
+        raise ValueError(
+            f"params must be {described} for score {score} with query [..., T, {query_dim}] and key"
+            f" [..., S, {key_dim}]; got {got or params!r} (make them with score.init)"
+        )
+
+    def check(path, leaf, expected_leaf):
+        name = f"params{jax.tree_util.keystr(path)}"
+        array = _float_array(name, leaf)
+        core = list(expected_leaf.shape)
+        ndim = array.ndim - len(core)
+        if list(array.shape[ndim:]) != core or ndim < 0:
+            raise ValueError(
+                f"{name} must be {core} for score {score} with query [..., T, {query_dim}] and key"
+                f" [..., S, {key_dim}]; got {list(array.shape)}"
+            )
+        _check_broadcasts(name, array, (*batch_shape, *core))
+        return array
+
+    return jax.tree_util.tree_map_with_path(check, params, expected)
+
+
+def _checked_bias(bias: Any, full_shape: tuple[int, ...]) -> Array:
+    array = _float_array("bias", bias)
+    _check_broadcasts("bias", array, full_shape)
+    return array.reshape((1,) * (2 - array.ndim) + array.shape)
+
+
+def checked_rate(rate: Any) -> float:
+    """The dropout rate as a Python float: it is a static option."""
+    try:
+        number = float(rate)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < 1:
+        raise ValueError(f"dropout_rate must be a Python number in [0, 1); got {rate!r}")
+    return number
+
+
+def checked_rng(rng: Any) -> Array:
+    """A typed PRNG key; raw uint32 keys, as `jax.random.PRNGKey` makes them, are wrapped."""
+    if not (isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)):
+        try:
+            array = jnp.asarray(rng)
+            if array.dtype != jnp.uint32:
+                raise TypeError("raw keys are uint32")
+            rng = jax.random.wrap_key_data(array)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"dropout_rng must be one PRNG key, as jax.random.key makes; got {rng!r}"
+            ) from error
+    if rng.shape != ():
+        raise ValueError(f"dropout_rng must be one PRNG key; got {list(rng.shape)} of them")
+    return rng
+
+
+def _check_broadcasts(name: str, array: Array, full_shape: tuple[int, ...]) -> None:
+    if not broadcasts(array.shape, full_shape):
+        raise ValueError(f"{name} must broadcast to {list(full_shape)}; got {list(array.shape)}")
+
+
+def _same_structure(left: Any, right: Any) -> bool:
+    return bool(jax.tree.structure(left) == jax.tree.structure(right))  # type: ignore[operator]

@@ -1,0 +1,47 @@
+"""Which attention weights survive dropout, as a function of (rng, query position, key position).
+
+Each pair's fate is a hash of a seed and the pair's two positions. It does not depend on which
+other pairs are computed with it, so forward, backward, any tile and any implementation agree, and
+nothing of size [T, S] is ever stored.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def keep_mask(rng: Array, rate: float, query_positions: Array, key_positions: Array) -> Array:
+    """True where the weight of a pair is kept, with probability 1 - rate, independently.
+
+    Args:
+        rng: one PRNG key (of one example).
+        rate: probability of dropping, 0 <= rate < 1, in steps of 2^-32.
+        query_positions: int [t].
+        key_positions: int [s].
+
+    Returns:
+        bool [t, s].
+    """
+    row_seed, column_seed = jax.random.bits(rng, (2,), jnp.uint32)
+    rows = _mix(query_positions.astype(jnp.uint32) * jnp.uint32(_GOLDEN) + row_seed)
+    columns = _mix(key_positions.astype(jnp.uint32) * jnp.uint32(_GOLDEN) + column_seed)
+    bits = _mix(rows[:, None] + columns[None, :])
+    return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+def drop(weights: Array, keep: Array, rate: float) -> Array:
+    """Weights with the dropped ones 0 and the kept ones divided by 1 - rate."""
+    return jnp.where(keep, weights / (1 - rate), 0)
+
+
+_GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: consecutive positions land far apart
+
+
+def _mix(bits: Array) -> Array:
+    """The 32-bit finaliser of MurmurHash3 (Appleby 2011): every input bit flips half the output."""
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)

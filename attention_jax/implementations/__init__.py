@@ -1,0 +1,14 @@
+"""How logits become output. Adding an implementation is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attention_jax.implementations import reference
+from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+
+IMPLEMENTATIONS: dict[str, Callable] = {
+    "reference": reference.attend,
+}
+
+__all__ = ["IMPLEMENTATIONS", "BlockSizes", "Inputs", "Options"]

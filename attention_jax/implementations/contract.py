@@ -1,0 +1,68 @@
+"""What every implementation takes and gives.
+
+An implementation is a function `attend(options, inputs) -> (output, AttentionStatistics)` of ONE
+example, pure and traceable. `Options` are static, `Inputs` are a pytree of arrays, so that a custom
+gradient rule names two arguments and batching is `jax.vmap` over the second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.masks import Mask
+from attention_jax.scores import Params, Score
+from attention_jax.softmax import accumulator_dtype
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockSizes:
+    """Rows and columns of a tile; results do not depend on them, only time and memory do.
+
+    Attributes:
+        query: queries in a tile, at least 1.
+        key: keys in a tile, at least 1.
+    """
+
+    query: int = 512
+    key: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("query", "key"):
+            size = getattr(self, name)
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(
+                    f"BlockSizes {name} must be an integer of at least 1; got {size!r}"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is known before anything is traced."""
+
+    score: Score
+    dropout_rate: float = 0.0
+    block_sizes: BlockSizes | None = None
+
+
+class Inputs(NamedTuple):
+    """The arrays of one example."""
+
+    query: Array  # [T, Dq]
+    key: Array  # [S, Dk]
+    value: Array  # [S, Dv]
+    params: Params  # of the score
+    mask: Mask | None
+    bias: Array | None  # [T or 1, S or 1]
+    dropout_rng: Array | None  # [] a typed PRNG key
+
+    @property
+    def compute_dtype(self) -> jnp.dtype:
+        """float64 if any of the floats that come in is, else float32."""
+        floats = (self.query, self.key, self.value, self.bias, self.params)
+        return accumulator_dtype(*jax.tree.leaves(floats))

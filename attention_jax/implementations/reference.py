@@ -1,0 +1,69 @@
+"""The ground truth: materialise [T, S], and let JAX differentiate it in any mode and order.
+
+With e the score and m the mask,
+
+    L = e(Q, K) + bias,    A = masked_softmax(L, m),    O = dropout(A) V.
+
+Plain differentiation then gives, for a cotangent dO (and without dropout),
+
+    dV = A^T dO,    dA = dO V^T,    dL_ij = A_ij (dA_ij - sum_k A_ik dA_ik),
+
+and dQ, dK and the gradients of the score's parameters from dL through e.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax import dropout
+from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.softmax import AttentionStatistics, masked_softmax, row_statistics
+
+Array = jax.Array
+
+
+def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics]:
+    """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
+    logits, mask = masked_logits(options, inputs)
+    weights = masked_softmax(logits, mask)
+    if options.dropout_rate > 0:
+        assert inputs.dropout_rng is not None  # the front door has checked
+        positions = (jnp.arange(length) for length in logits.shape)
+        keep = dropout.keep_mask(inputs.dropout_rng, options.dropout_rate, *positions)
+        weights = dropout.drop(weights, keep, options.dropout_rate)
+    value = _without_padding(inputs.value.astype(weights.dtype), mask, of="keys", filler=0)
+    output = jnp.matmul(weights, value, precision="highest")
+    return output.astype(inputs.query.dtype), row_statistics(logits, mask)
+
+
+def masked_logits(options: Options, inputs: Inputs) -> tuple[Array, Array | None]:
+    """Logits [T, S] in the compute dtype, 0 where masked, and the mask's table."""
+    dtype = inputs.compute_dtype
+    shape = (inputs.query.shape[0], inputs.key.shape[0])
+    mask = None if inputs.mask is None else inputs.mask.materialize(*shape)
+    # Not 0, and not the same twice: a user's score may hold a norm or a distance, whose gradient at
+    # 0 is not finite, and a masked pair would bring it to the parameters (0 * inf is NaN).
+    query = _without_padding(inputs.query.astype(dtype), mask, of="queries", filler=1)
+    key = _without_padding(inputs.key.astype(dtype), mask, of="keys", filler=2)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
+    logits = options.score(params, query, key).astype(dtype)
+    if logits.shape != shape:
+        raise ValueError(
+            f"score {options.score} must give logits {list(shape)}; got {list(logits.shape)}"
+        )
+    if inputs.bias is not None:
+        logits = logits + jnp.broadcast_to(inputs.bias.astype(dtype), shape)
+    # Replaced, not only ignored: the bias of a masked pair may be NaN, and its gradient must be 0.
+    return (logits if mask is None else jnp.where(mask, logits, 0)), mask
+
+
+def _without_padding(tokens: Array, mask: Array | None, *, of: str, filler: float) -> Array:
+    """Tokens [length, D] with `filler` for those that no allowed pair contains.
+
+    A weight of 0 is not enough to keep a NaN out (0 * NaN is NaN), neither forward nor backward.
+    """
+    if mask is None:
+        return tokens
+    used = mask.any(axis=0 if of == "keys" else 1)
+    return jnp.where(used[:, None], tokens, filler)

@@ -1,0 +1,132 @@
+"""Attention as Flax NNX modules: they hold the score's parameters, and no mathematics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from attention_jax.attention import attention, attention_weights
+from attention_jax.masks import Mask
+from attention_jax.scores import Additive, Dot, General, ScaledDot, Score, get_score
+
+Array = jax.Array
+
+
+class Attention(nnx.Module):
+    """Attention with any score: `attention_jax.attention` with parameters of its own.
+
+    Args:
+        score: a name in `SCORES`, "module:Name", or a `Score`.
+        query_dim: Dq.
+        key_dim: Dk.
+        dropout_rate: probability that a weight is dropped when a `dropout_rng` is given.
+        implementation: as in `attention_jax.attention`.
+        rngs: where the initial parameters come from.
+
+    Raises:
+        ValueError: there is no such score, or it cannot pair Dq with Dk.
+
+    >>> import jax.numpy as jnp
+    >>> attend = Attention("additive", 4, 6, rngs=nnx.Rngs(0))
+    >>> attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6))).shape
+    (2, 5, 6)
+    """
+
+    def __init__(
+        self,
+        score: str | Score,
+        query_dim: int,
+        key_dim: int,
+        *,
+        dropout_rate: float = 0.0,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.score = get_score(score)
+        if self.score.needs_equal_dims and query_dim != key_dim:
+            raise ValueError(
+                f"key_dim must be {query_dim} to match score {self.score} with query_dim"
+                f" {query_dim}; got {key_dim}"
+            )
+        params = self.score.init(rngs.params(), query_dim, key_dim)
+        self.params = nnx.data(jax.tree.map(nnx.Param, params))
+        self.dropout_rate = dropout_rate
+        self.implementation = implementation
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        bias: Array | None = None,
+        dropout_rng: Array | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attends.
+
+        Args:
+            query: float [*B, T, Dq].
+            key: float [*B, S, Dk].
+            value: float [*B, S, Dv]; None for `key` (the use of Bahdanau 2014 and Luong 2015).
+            mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+            bias: float broadcastable to [*B, T, S], added to the logits.
+            dropout_rng: one PRNG key; None for no dropout.
+            return_weights: also return the weights [*B, T, S], before dropout.
+
+        Returns:
+            output [*B, T, Dv]; or (output, weights).
+        """
+        params = jax.tree.map(
+            lambda param: param[...], self.params, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)
+        )
+        output = attention(
+            query,
+            key,
+            key if value is None else value,
+            score=self.score,
+            params=params,
+            mask=mask,
+            bias=bias,
+            dropout_rate=0.0 if dropout_rng is None else self.dropout_rate,
+            dropout_rng=dropout_rng,
+            implementation=self.implementation,
+        )
+        if not return_weights:
+            return output
+        return output, attention_weights(
+            query, key, score=self.score, params=params, mask=mask, bias=bias
+        )
+
+
+class AdditiveAttention(Attention):
+    """`Attention` with `scores.Additive`: v . tanh(Wq q + Wk k), hidden size A (None for Dk)."""
+
+    def __init__(
+        self, query_dim: int, key_dim: int, *, hidden_dim: int | None = None, rngs: nnx.Rngs
+    ):
+        super().__init__(Additive(hidden_dim), query_dim, key_dim, rngs=rngs)
+
+
+class DotAttention(Attention):
+    """`Attention` with `scores.Dot`: q . k, for Dq = Dk."""
+
+    def __init__(self, query_dim: int, key_dim: int, *, rngs: nnx.Rngs):
+        super().__init__(Dot(), query_dim, key_dim, rngs=rngs)
+
+
+class GeneralAttention(Attention):
+    """`Attention` with `scores.General`: q . (W k)."""
+
+    def __init__(self, query_dim: int, key_dim: int, *, rngs: nnx.Rngs):
+        super().__init__(General(), query_dim, key_dim, rngs=rngs)
+
+
+class ScaledDotAttention(Attention):
+    """`Attention` with `scores.ScaledDot`: scale (q . k), for Dq = Dk; None for 1/sqrt(Dk)."""
+
+    def __init__(self, query_dim: int, key_dim: int, *, scale: float | None = None, rngs: nnx.Rngs):
+        super().__init__(ScaledDot(scale), query_dim, key_dim, rngs=rngs)

@@ -1,0 +1,194 @@
+"""The reversal task: settings, model, loss, optimiser, and a training run in a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from attention_jax.data.reversal import Batch, random_batch
+from attention_jax.data.vocabulary import Vocabulary
+from attention_jax.nn.seq2seq import Seq2Seq, Seq2SeqConfig
+from attention_jax.training.checkpoints import Checkpoints
+from attention_jax.training.interruption import Interruption
+from attention_jax.training.loop import LoopConfig, Task, initial_state, train
+from attention_jax.training.losses import cross_entropy
+from attention_jax.training.metrics import token_accuracy
+from attention_jax.training.progress import Progress
+from attention_jax.training.run_folder import MetricsFile, RunFolder, require_tensorboard
+
+Array = jax.Array
+Params = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ReversalConfig:
+    """Settings of one training run; all defaults stand here and in the two parts.
+
+    Attributes:
+        model: the model.
+        loop: steps, seeds, checkpoints.
+        batch_size: strings a step.
+        min_length: shortest training string, at least 1.
+        max_length: longest training string.
+        learning_rate: Adam's rate at the start; it falls to 0 along a cosine.
+        clip_norm: the gradient's norm is clipped to this.
+    """
+
+    model: Seq2SeqConfig = Seq2SeqConfig()
+    loop: LoopConfig = LoopConfig()
+    batch_size: int = 64
+    min_length: int = 3
+    max_length: int = 8
+    learning_rate: float = 3e-3
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "min_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.max_length < self.min_length:
+            raise ValueError(
+                f"max_length must be at least min_length {self.min_length}; got {self.max_length}"
+            )
+        for name in ("learning_rate", "clip_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be greater than 0; got {getattr(self, name)}")
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> ReversalConfig:
+        """What `dataclasses.asdict` made."""
+        try:
+            model = Seq2SeqConfig(**content["model"])
+            loop = LoopConfig(**content["loop"])
+            return cls(**{**content, "model": model, "loop": loop})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"config.json is not that of a reversal run: {error}") from error
+
+
+VOCABULARY = Vocabulary()
+
+
+def reversal_task(config: ReversalConfig) -> Task:
+    """Initialisation, batches and loss, as `training.loop` wants them."""
+
+    def init(rng: Array) -> Params:
+        model = Seq2Seq(config.model, VOCABULARY.size, rngs=nnx.Rngs(params=rng))
+        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+    def batch(rng: Array) -> Batch:
+        return random_batch(
+            rng,
+            vocabulary=VOCABULARY,
+            batch_size=config.batch_size,
+            min_length=config.min_length,
+            max_length=config.max_length,
+        )
+
+    def loss(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
+        model = bind(config.model, params)
+        logits = model(batch.source, batch.source_lengths, batch.target_inputs)
+        predictions = jnp.argmax(logits, axis=-1)
+        accuracy = token_accuracy(predictions, batch.targets, batch.target_lengths)
+        return cross_entropy(logits, batch.targets, batch.target_lengths), {"accuracy": accuracy}
+
+    return Task(init, batch, loss)
+
+
+def bind(config: Seq2SeqConfig, params: Params) -> Seq2Seq:
+    """The model with given parameters: the pure dict of a checkpoint."""
+    return nnx.merge(_graphdef(config), params)
+
+
+@functools.lru_cache(maxsize=64)
+def _graphdef(config: Seq2SeqConfig) -> nnx.GraphDef:
+    model = nnx.eval_shape(lambda: Seq2Seq(config, VOCABULARY.size, rngs=nnx.Rngs(0)))
+    return nnx.graphdef(model)
+
+
+def optimizer(config: ReversalConfig) -> optax.GradientTransformation:
+    """Clipping, then Adam with a cosine schedule to 0."""
+    schedule = optax.cosine_decay_schedule(config.learning_rate, config.loop.steps)
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optax.adam(schedule))
+
+
+# --- a run in a folder ---
+
+
+class Trained(NamedTuple):
+    """What is known of a run."""
+
+    config: ReversalConfig
+    params: Params  # stacked over seeds
+    step: int
+    seconds: float | None = None  # wall time of this call, compilation included
+    steps_per_second: float | None = None  # of all seeds together, without compilation
+    exit_status: int = 0  # 130 or 143 if a signal stopped it
+
+
+def train_run(
+    config: ReversalConfig, workdir: Path, *, resume: bool = False, tensorboard: bool = False
+) -> Trained:
+    """Trains in a folder, from its newest checkpoint if it has one and `resume` is set.
+
+    Raises:
+        ValueError: the folder is not fit for it; nothing has been changed.
+    """
+    if tensorboard:
+        require_tensorboard()
+    folder = RunFolder(workdir)
+    folder.create(dataclasses.asdict(config), resume=resume)
+    task, optimizer_ = reversal_task(config), optimizer(config)
+    with Interruption() as interruption, Checkpoints(folder.checkpoints) as checkpoints:
+        state = initial_state(task, optimizer_, config.loop)
+        state = checkpoints.restore(state) or state
+        step = int(state.step[0])
+        progress = Progress(
+            config.model.score, start=step, total=config.loop.steps, seeds=config.loop.seeds
+        )
+        events = folder.path / "tensorboard" if tensorboard else None
+        with MetricsFile(folder.metrics, after_step=step, tensorboard=events) as metrics, progress:
+            state = train(
+                task,
+                optimizer_,
+                config.loop,
+                state,
+                checkpoints=checkpoints,
+                metrics_file=metrics,
+                progress=progress,
+                interruption=interruption,
+            )
+    return Trained(
+        config,
+        state.params,
+        int(state.step[0]),
+        progress.seconds,
+        progress.rate,
+        interruption.exit_status,
+    )
+
+
+def load_run(workdir: Path) -> Trained:
+    """The newest checkpoint of a run.
+
+    Raises:
+        ValueError: the folder holds no run, or no checkpoint yet.
+    """
+    folder = RunFolder(workdir)
+    config = ReversalConfig.from_json(folder.read_config())
+    if not folder.checkpoints.is_dir():
+        raise ValueError(f"workdir {workdir} has no checkpoint yet; train it first")
+    like = jax.eval_shape(
+        lambda: initial_state(reversal_task(config), optimizer(config), config.loop)
+    )
+    with Checkpoints(folder.checkpoints) as checkpoints:
+        state = checkpoints.restore(like)
+    if state is None:
+        raise ValueError(f"workdir {workdir} has no checkpoint yet; train it first")
+    return Trained(config, state.params, int(state.step[0]))

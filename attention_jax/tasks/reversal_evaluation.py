@@ -1,0 +1,124 @@
+"""How well a trained reversal model reverses: accuracies by length, and single words."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.data.reversal import Batch, random_batch, reversal_batch
+from attention_jax.data.vocabulary import EOS, PAD, SOS
+from attention_jax.nn.seq2seq import Decoded, Seq2Seq
+from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, Trained, bind
+from attention_jax.training.loop import over_seeds
+from attention_jax.training.metrics import exact_match, token_accuracy
+
+Array = jax.Array
+Params = Any
+
+
+class Evaluation(NamedTuple):
+    """Three accuracies of strings of one length, each [seeds].
+
+    Token accuracies count letters, not EOS; an exact match has every letter and EOS in its place.
+    """
+
+    teacher_forced_tokens: Array  # each letter predicted from the right ones before it
+    free_running_tokens: Array  # each letter predicted from the model's own
+    free_running_exact: Array  # the whole string
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _evaluate(config: ReversalConfig, params: Params, letters: Array, lengths: Array) -> Evaluation:
+    batch = reversal_batch(letters, lengths)
+
+    def one_seed(params: Params) -> Evaluation:
+        model = bind(config.model, params)
+        logits = model(batch.source, batch.source_lengths, batch.target_inputs)
+        forced = jnp.argmax(logits, axis=-1)
+        free = greedy_decode(model, batch).tokens
+        return Evaluation(
+            token_accuracy(forced, batch.targets, lengths),
+            token_accuracy(free, batch.targets, lengths),
+            exact_match(free, batch.targets, batch.target_lengths),
+        )
+
+    return over_seeds(one_seed, config.loop.seed_batching)(params)
+
+
+def evaluate(
+    trained: Trained,
+    *,
+    lengths: Sequence[int],
+    strings: int = 1000,
+    seed: int = 0,
+    pad_to: int | None = None,
+) -> dict[int, Evaluation]:
+    """Accuracies by length, on fresh random strings that every seed and score shares.
+
+    Args:
+        trained: the run.
+        lengths: lengths of strings, each at least 1.
+        strings: how many of each length.
+        seed: of the strings.
+        pad_to: sources are padded to this length. A model that masks padding does not notice;
+            None pads to the longest of `lengths`.
+    """
+    width = max(lengths) if pad_to is None else pad_to
+    results = {}
+    for length in lengths:
+        rng = jax.random.fold_in(jax.random.key(seed), length)
+        batch = random_batch(
+            rng, vocabulary=VOCABULARY, batch_size=strings, min_length=length, max_length=length
+        )
+        letters = jnp.pad(batch.source, ((0, 0), (0, max(width - length, 0))))
+        results[length] = _evaluate(trained.config, trained.params, letters, batch.source_lengths)
+    return results
+
+
+def greedy_decode(model: Seq2Seq, batch: Batch) -> Decoded:
+    """The model's own answer, as long as the longest right one may be."""
+    return model.greedy_decode(
+        batch.source,
+        batch.source_lengths,
+        max_length=batch.targets.shape[1],
+        sos=SOS,
+        eos=EOS,
+        pad=PAD,
+    )
+
+
+class Reversed(NamedTuple):
+    """A word, the model's answer, and the weights with which it was found."""
+
+    word: str
+    answer: str
+    weights: Array  # [letters of the answer + 1 for EOS, letters of the word]
+
+
+def reverse(trained: Trained, words: Sequence[str], *, seed_index: int = 0) -> list[Reversed]:
+    """Reverses words with one of the trained seeds.
+
+    Raises:
+        ValueError: a word is empty or has a letter outside the vocabulary.
+    """
+    for word in words:
+        if not word:
+            raise ValueError("words must not be empty")
+    ids = [VOCABULARY.encode(word) for word in words]
+    width = max(map(len, ids))
+    letters = jnp.array([row + [PAD] * (width - len(row)) for row in ids], jnp.int32)
+    batch = reversal_batch(letters, jnp.array([len(row) for row in ids], jnp.int32))
+    params = jax.tree.map(lambda leaf: leaf[seed_index], trained.params)
+    decoded = jax.jit(lambda params: greedy_decode(bind(trained.config.model, params), batch))(
+        params
+    )
+    answers = []
+    for row, word in enumerate(words):
+        text = VOCABULARY.decode(decoded.tokens[row].tolist())
+        steps = min(len(text) + 1, decoded.tokens.shape[1])  # EOS included, if it came
+        answers.append(Reversed(word, text, decoded.weights[-1, row, :steps, : len(word)]))
+    return answers

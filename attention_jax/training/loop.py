@@ -1,0 +1,180 @@
+"""Training, many steps and many seeds in one compiled call. Knows no model and no task."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from attention_jax.training.checkpoints import Checkpoints
+from attention_jax.training.interruption import Interruption
+from attention_jax.training.progress import Progress
+from attention_jax.training.run_folder import MetricsFile
+
+Array = jax.Array
+Params = Any
+Metrics = dict[str, Array]
+
+
+class TrainState(NamedTuple):
+    """All that a run is; what a checkpoint holds. Stacked on a leading axis for several seeds."""
+
+    step: Array  # int32 [], steps done
+    seed: Array  # int32 [], from which parameters and batches are drawn
+    params: Params
+    opt_state: optax.OptState
+
+
+class Task(NamedTuple):
+    """What is to be learned: three pure functions."""
+
+    init: Callable[[Array], Params]  # rng -> params
+    batch: Callable[[Array], Any]  # rng -> batch
+    loss: Callable[[Params, Any], tuple[Array, Metrics]]  # params, batch -> loss, other metrics
+
+
+SeedBatching = Literal["auto", "vmap", "map"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+    """How long, how often, how many.
+
+    Attributes:
+        seeds: runs trained at once, which differ in initial parameters and batches.
+        first_seed: the seeds are first_seed, first_seed + 1, ...
+        steps: optimiser steps of each seed.
+        log_every: steps in one compiled call, and between two lines of metrics.jsonl.
+        checkpoint_every: steps between two checkpoints, a multiple of `log_every`.
+        seed_batching: "vmap" runs the seeds side by side in every operation, "map" one after
+            another inside the compiled call; "auto" takes "map" on CPU, where a batch of small
+            matrix products is slower than as many products, and "vmap" elsewhere.
+    """
+
+    seeds: int = 5
+    first_seed: int = 0
+    steps: int = 2500
+    log_every: int = 25
+    checkpoint_every: int = 500
+    seed_batching: SeedBatching = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "steps", "log_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.first_seed < 0:
+            raise ValueError(f"first_seed must be at least 0; got {self.first_seed}")
+        if self.checkpoint_every % self.log_every:
+            raise ValueError(
+                f"checkpoint_every must be a multiple of log_every {self.log_every};"
+                f" got {self.checkpoint_every}"
+            )
+
+
+def initial_state(
+    task: Task, optimizer: optax.GradientTransformation, config: LoopConfig
+) -> TrainState:
+    """The stacked state of all seeds before the first step."""
+
+    def init(seed: Array) -> TrainState:
+        params = task.init(_rng(seed, "init"))
+        return TrainState(jnp.zeros((), jnp.int32), seed, params, optimizer.init(params))
+
+    seeds = config.first_seed + jnp.arange(config.seeds, dtype=jnp.int32)
+    return jax.jit(over_seeds(init, config.seed_batching))(seeds)
+
+
+def train_step(
+    task: Task, optimizer: optax.GradientTransformation, state: TrainState, batch: Any
+) -> tuple[TrainState, Metrics]:
+    """One step of one seed, pure."""
+    gradient = jax.value_and_grad(task.loss, has_aux=True)
+    (loss, metrics), dparams = gradient(state.params, batch)
+    updates, opt_state = optimizer.update(dparams, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = {"loss": loss, **metrics, "gradient_norm": optax.tree.norm(dparams)}
+    return TrainState(state.step + 1, state.seed, params, opt_state), metrics
+
+
+def train_steps(
+    task: Task, optimizer: optax.GradientTransformation, count: int, state: TrainState
+) -> tuple[TrainState, Metrics]:
+    """`count` steps of one seed in one scan; metrics are means over them.
+
+    The batch of a step depends on (seed, step) alone, so a run can stop and go on anywhere.
+    """
+
+    def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
+        batch = task.batch(jax.random.fold_in(_rng(state.seed, "batch"), state.step))
+        return train_step(task, optimizer, state, batch)
+
+    state, metrics = jax.lax.scan(step, state, length=count)
+    return state, jax.tree.map(jnp.mean, metrics)
+
+
+def over_seeds(function: Callable, batching: SeedBatching) -> Callable:
+    """`function` of one seed's pytree, over a leading axis of seeds, in one program."""
+    if batching == "auto":
+        batching = "map" if jax.default_backend() == "cpu" else "vmap"
+    return jax.vmap(function) if batching == "vmap" else functools.partial(jax.lax.map, function)
+
+
+def train(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    config: LoopConfig,
+    state: TrainState,
+    *,
+    checkpoints: Checkpoints,
+    metrics_file: MetricsFile,
+    progress: Progress,
+    interruption: Interruption,
+) -> TrainState:
+    """Runs until `config.steps`, or until the interruption asks to stop, and saves at the end.
+
+    Args:
+        task: what to learn.
+        optimizer: how.
+        config: how long, how often, how many.
+        state: from `initial_state` or a checkpoint.
+        checkpoints: where states go.
+        metrics_file: where each call's mean metrics go, a list with one entry a seed.
+        progress: what the user sees.
+        interruption: whether to stop at the next boundary.
+
+    Returns:
+        the state reached; it has been saved.
+    """
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def advance(count: int, state: TrainState) -> tuple[TrainState, Metrics]:
+        one_seed = functools.partial(train_steps, task, optimizer, count)
+        return over_seeds(one_seed, config.seed_batching)(state)
+
+    step = int(state.step[0])
+    saved = None
+    while step < config.steps and not interruption.requested:
+        # Chunks end at multiples of log_every wherever a run begins, so that a resumed run makes
+        # the same calls as one that was never stopped, and ends bit-identical to it.
+        count = min(config.log_every - step % config.log_every, config.steps - step)
+        state, metrics = advance(count, state)
+        step += count
+        line = {name: [float(x) for x in values] for name, values in metrics.items()}
+        metrics_file.write(step, line)
+        progress.update(step, line)
+        if step % config.checkpoint_every == 0:
+            checkpoints.save(step, state)
+            saved = step
+    if saved != step:
+        checkpoints.save(step, state)
+    checkpoints.wait()
+    return state
+
+
+def _rng(seed: Array, purpose: Literal["init", "batch"]) -> Array:
+    return jax.random.fold_in(jax.random.key(seed), ("init", "batch").index(purpose))

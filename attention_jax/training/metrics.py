@@ -1,0 +1,38 @@
+"""How good predictions are, over real tokens only."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.training.losses import real_tokens
+
+Array = jax.Array
+
+
+def token_accuracy(predictions: Array, targets: Array, target_lengths: Array) -> Array:
+    """Share of the real target tokens that are predicted right; float32 [].
+
+    Args:
+        predictions: int [B, T].
+        targets: int [B, T].
+        target_lengths: int [B].
+
+    >>> token_accuracy(jnp.array([[3, 4, 9]]), jnp.array([[3, 5, 9]]), jnp.array([2]))
+    Array(0.5, dtype=float32)
+    """
+    real = real_tokens(target_lengths, targets.shape[1])
+    right = jnp.sum(real & (predictions == targets))
+    return right.astype(jnp.float32) / jnp.maximum(jnp.sum(real), 1).astype(jnp.float32)
+
+
+def exact_match(predictions: Array, targets: Array, target_lengths: Array) -> Array:
+    """Share of the rows in which every real target token is predicted right; float32 [].
+
+    With EOS among the real tokens, a row matches only if it also ends where it should.
+
+    >>> exact_match(jnp.array([[3, 4], [3, 9]]), jnp.array([[3, 4], [3, 5]]), jnp.array([2, 2]))
+    Array(0.5, dtype=float32)
+    """
+    real = real_tokens(target_lengths, targets.shape[1])
+    return jnp.mean(jnp.all(~real | (predictions == targets), axis=1).astype(jnp.float32))

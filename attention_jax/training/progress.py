@@ -1,0 +1,82 @@
+"""How far a run is: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import rich.console
+import rich.progress
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress:
+    """Shows steps done, rate, time left and mean loss.
+
+    Args:
+        description: what is being trained.
+        start: steps done already.
+        total: steps in all.
+        seeds: runs at once; the rate counts the steps of all of them.
+    """
+
+    def __init__(self, description: str, *, start: int, total: int, seeds: int):
+        self._description, self._start, self._total, self._seeds = description, start, total, seeds
+        self._console = rich.console.Console()
+        self._began = self._last_line = time.monotonic()
+        self._warm: tuple[int, float] | None = None  # after the first call, which compiles
+        self._now = (start, self._began)
+        self._bar: rich.progress.Progress | None = None
+        if self._console.is_terminal:
+            self._bar = rich.progress.Progress(
+                "{task.description}",
+                rich.progress.BarColumn(),
+                rich.progress.MofNCompleteColumn(),
+                "{task.fields[status]}",
+                rich.progress.TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(
+                description, completed=start, total=total, status="compiling"
+            )
+
+    @property
+    def rate(self) -> float | None:
+        """Steps per second, all seeds together, without the call that compiled; None before."""
+        if self._warm is None or self._now == self._warm:
+            return None
+        (first, began), (last, ended) = self._warm, self._now
+        return (last - first) * self._seeds / (ended - began)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time so far, compilation included."""
+        return time.monotonic() - self._began
+
+    def update(self, step: int, metrics: dict[str, list[float]]) -> None:
+        """Takes the news: `step` is reached, `metrics` are its line."""
+        self._now = (step, time.monotonic())
+        status = f"loss {statistics.fmean(metrics['loss']):.4f}"
+        rate = self.rate
+        if rate is not None:
+            status += f", {rate:.0f} steps/s"
+        if self._warm is None:
+            self._warm = self._now
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, status=status)
+        elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES or step == self._total:
+            self._last_line = time.monotonic()
+            left = (
+                "" if rate is None else f", {(self._total - step) * self._seeds / rate:.0f} s left"
+            )
+            print(f"{self._description}: step {step}/{self._total}, {status}{left}", flush=True)
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,202 @@
+"""A run's folder: config.json, env.json, metrics.jsonl, checkpoints/."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+
+JSON = dict[str, Any]
+
+
+class RunFolder:
+    """Where one run keeps what it is, where it ran, how it went and its checkpoints.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that Orbax owns."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    def create(self, config: JSON, *, resume: bool) -> None:
+        """Makes the folder and writes what the run is; or checks that it is the run to go on with.
+
+        Raises:
+            ValueError: the path is a file or cannot be written, it holds a run already and
+                `resume` is False, or it holds one of another configuration.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"workdir must be a folder; {self.path} is a file")
+        config = json.loads(json.dumps(config))  # as it will read back
+        if (self.path / "config.json").exists():
+            if not resume:
+                raise ValueError(
+                    f"workdir {self.path} already holds a run; add --resume to go on with it, or"
+                    " name another folder"
+                )
+            self._check_same(config)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "config.json", config)
+            write_json(self.path / "env.json", environment())
+        except OSError as error:
+            raise ValueError(f"workdir {self.path} cannot be written: {error.strerror}") from error
+
+    def read_config(self) -> JSON:
+        """What the run is.
+
+        Raises:
+            ValueError: there is no run here, or its config.json is damaged.
+        """
+        try:
+            return json.loads((self.path / "config.json").read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            raise ValueError(
+                f"workdir must be a folder made by scripts/train.py; {self.path} has no config.json"
+            ) from None
+        except (OSError, json.JSONDecodeError) as error:
+            raise ValueError(f"{self.path / 'config.json'} cannot be read: {error}") from error
+
+    def _check_same(self, config: JSON) -> None:
+        stored, config = _flat(self.read_config()), _flat(config)
+        names = sorted(stored.keys() | config.keys())
+        different = [name for name in names if stored.get(name) != config.get(name)]
+        if different:
+            described = "; ".join(
+                f"{name} was {stored.get(name)!r}, now {config.get(name)!r}" for name in different
+            )
+            raise ValueError(
+                f"workdir {self.path} holds a run of another configuration: {described}. Resume"
+                " with the same options, or name another folder"
+            )
+
+
+class MetricsFile:
+    """metrics.jsonl, and TensorBoard beside it if asked for.
+
+    Args:
+        path: the file.
+        after_step: lines of later steps are dropped: the run goes on from here.
+        tensorboard: folder for TensorBoard events (see `require_tensorboard`), or None.
+    """
+
+    def __init__(self, path: Path, *, after_step: int, tensorboard: Path | None = None):
+        kept = [line for line in _lines(path) if json.loads(line)["step"] <= after_step]
+        _replace(path, "".join(kept))
+        self._file = path.open("a")
+        self._events = None
+        if tensorboard is not None:
+            import tensorboardX
+
+            self._events = tensorboardX.SummaryWriter(str(tensorboard), purge_step=after_step + 1)
+
+    def write(self, step: int, metrics: dict[str, list[float]]) -> None:
+        """Adds one line: the step, and for each metric one number a seed."""
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
+        if self._events is not None:
+            for name, values in metrics.items():
+                for index, value in enumerate(values):
+                    self._events.add_scalar(f"{name}/seed_{index}", value, step)
+
+    def __enter__(self) -> MetricsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def require_tensorboard() -> None:
+    """Raises ValueError unless TensorBoard events can be written."""
+    if importlib.util.find_spec("tensorboardX") is None:
+        raise ValueError(
+            "tensorboard needs the package tensorboardX: pip install 'attention-jax[tensorboard]'"
+        )
+
+
+def read_metrics(path: Path) -> list[JSON]:
+    """All lines of a metrics.jsonl."""
+    return [json.loads(line) for line in _lines(path)]
+
+
+def environment() -> JSON:
+    """Versions, device and git commit: where a result came from."""
+    packages = ("attention-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    device = jax.devices()[0]
+    return {
+        "python": platform.python_version(),
+        "packages": versions,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "device": f"{device.platform}: {device.device_kind}",
+        "devices": jax.device_count(),
+        "git_commit": _git_commit(),
+    }
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes the whole file or nothing."""
+    _replace(path, json.dumps(content, indent=2) + "\n")
+
+
+def _flat(config: JSON) -> JSON:
+    """Nested settings under dotted names."""
+    flat = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            flat.update({f"{name}.{inner}": leaf for inner, leaf in _flat(value).items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def _git_commit() -> str | None:
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    # A line without its end was cut off by a crash.
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text)
+    os.replace(temporary, path)

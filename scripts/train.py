@@ -1,0 +1,54 @@
+"""Trains the reversal model with one score and several seeds; see --help."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from command_line import run_command
+
+from attention_jax.tasks.reversal import ReversalConfig, train_run
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Train the reversal model with one score function and several seeds at once.
+
+    The run folder gets config.json, env.json, metrics.jsonl and checkpoints/. Ctrl-C or SIGTERM
+    saves at the next step boundary and exits with 130 or 143; --resume goes on from there and
+    ends bit-identical to a run that was never stopped.
+
+    Attributes:
+        workdir: the run folder; made if missing.
+        resume: go on with the run in `workdir` (or begin it).
+        tensorboard: also write TensorBoard events to `workdir`/tensorboard.
+    """
+
+    workdir: Path
+    config: Annotated[ReversalConfig, tyro.conf.OmitArgPrefixes] = ReversalConfig()
+    resume: bool = False
+    tensorboard: bool = False
+
+
+def main(arguments: Arguments) -> int:
+    trained = train_run(
+        arguments.config,
+        arguments.workdir,
+        resume=arguments.resume,
+        tensorboard=arguments.tensorboard,
+    )
+    rate = "" if trained.steps_per_second is None else f", {trained.steps_per_second:.0f} steps/s"
+    print(
+        f"{arguments.workdir}: step {trained.step} of {arguments.config.loop.steps},"
+        f" {arguments.config.loop.seeds} seeds, {trained.seconds:.0f} s{rate} (all seeds together)"
+    )
+    if trained.exit_status:
+        print("stopped by a signal; --resume goes on from here", file=sys.stderr)
+    return trained.exit_status
+
+
+if __name__ == "__main__":
+    run_command(Arguments, main)
