@@ -1,5 +1,6 @@
 """A laboratory for attention score functions: the public names, on one screen."""
 
+from attention_jax import nn
 from attention_jax.attention import attention, attention_weights
 from attention_jax.implementations import BlockSizes
 from attention_jax.masks import (
@@ -32,6 +33,7 @@ __all__ = [
     "local_mask",
     "mask_dataclass",
     "masked_softmax",
+    "nn",
     "padding_mask",
     "segment_mask",
 ]

@@ -10,7 +10,7 @@ import jax
 from attention_jax.checks import checked_inputs, checked_rate, checked_rng
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.reference import masked_logits
+from attention_jax.implementations.reference import logits_and_mask
 from attention_jax.masks import Mask
 from attention_jax.scores import Params, Score, get_score
 from attention_jax.softmax import AttentionStatistics, masked_softmax
@@ -155,6 +155,6 @@ def _attend(implementation: str, options: Options, inputs: Inputs):
 @functools.partial(jax.jit, static_argnums=0)
 def _weights(options: Options, inputs: Inputs) -> Array:
     def weights(inputs: Inputs) -> Array:
-        return masked_softmax(*masked_logits(options, inputs)).astype(inputs.query.dtype)
+        return masked_softmax(*logits_and_mask(options, inputs)).astype(inputs.query.dtype)
 
     return vmap_over_batch(options.score, weights, inputs)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from command_line import run_command
 
+from attention_jax.command_line import run_command
 from attention_jax.tasks.reversal import ReversalConfig, train_run
 
 

@@ -53,5 +53,6 @@ class Vocabulary:
         return "".join(letters)
 
     def label(self, token: int) -> str:
-        """How a figure names a token: the letter itself, or the special token's sign."""
-        return {PAD: "·", SOS: "⊢", EOS: "⊣"}.get(token) or self.alphabet[token - _SPECIALS]
+        """How a figure names a token: the letter itself, or PAD, SOS, EOS."""
+        special = {PAD: "PAD", SOS: "SOS", EOS: "EOS"}
+        return special.get(token) or self.alphabet[token - _SPECIALS]

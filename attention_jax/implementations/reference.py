@@ -25,7 +25,7 @@ Array = jax.Array
 
 def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics]:
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
-    logits, mask = masked_logits(options, inputs)
+    logits, mask = logits_and_mask(options, inputs)
     weights = masked_softmax(logits, mask)
     if options.dropout_rate > 0:
         assert inputs.dropout_rng is not None  # the front door has checked
@@ -37,8 +37,8 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     return output.astype(inputs.query.dtype), row_statistics(logits, mask)
 
 
-def masked_logits(options: Options, inputs: Inputs) -> tuple[Array, Array | None]:
-    """Logits [T, S] in the compute dtype, 0 where masked, and the mask's table."""
+def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | None]:
+    """Logits [T, S] in the compute dtype, anything where masked, and the mask's table."""
     dtype = inputs.compute_dtype
     shape = (inputs.query.shape[0], inputs.key.shape[0])
     mask = None if inputs.mask is None else inputs.mask.materialize(*shape)
@@ -54,8 +54,7 @@ def masked_logits(options: Options, inputs: Inputs) -> tuple[Array, Array | None
         )
     if inputs.bias is not None:
         logits = logits + jnp.broadcast_to(inputs.bias.astype(dtype), shape)
-    # Replaced, not only ignored: the bias of a masked pair may be NaN, and its gradient must be 0.
-    return (logits if mask is None else jnp.where(mask, logits, 0)), mask
+    return logits, mask
 
 
 def _without_padding(tokens: Array, mask: Array | None, *, of: str, filler: float) -> Array:

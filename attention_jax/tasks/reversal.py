@@ -50,6 +50,12 @@ class ReversalConfig:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("score", "self_attention_score"):
+            if not isinstance(getattr(self.model, name), str | None):
+                raise ValueError(
+                    f"model.{name} must be a name, for config.json to hold it;"
+                    f" got {getattr(self.model, name)!r}"
+                )
         for name in ("batch_size", "min_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
@@ -146,8 +152,8 @@ def train_run(
     folder.create(dataclasses.asdict(config), resume=resume)
     task, optimizer_ = reversal_task(config), optimizer(config)
     with Interruption() as interruption, Checkpoints(folder.checkpoints) as checkpoints:
-        state = initial_state(task, optimizer_, config.loop)
-        state = checkpoints.restore(state) or state
+        start = functools.partial(initial_state, task, optimizer_, config.loop)
+        state = checkpoints.restore(jax.eval_shape(start)) or start()
         step = int(state.step[0])
         progress = Progress(
             config.model.score, start=step, total=config.loop.steps, seeds=config.loop.seeds
@@ -164,14 +170,19 @@ def train_run(
                 progress=progress,
                 interruption=interruption,
             )
-    return Trained(
+    reached = int(state.step[0])
+    trained = Trained(
         config,
         state.params,
-        int(state.step[0]),
+        reached,
         progress.seconds,
         progress.rate,
-        interruption.exit_status,
+        interruption.exit_status if reached < config.loop.steps else 0,
     )
+    if reached > step:
+        speed = {"seconds": trained.seconds, "steps_per_second": trained.steps_per_second}
+        folder.add_timing({"from_step": step, "to_step": reached, **speed})
+    return trained
 
 
 def load_run(workdir: Path) -> Trained:

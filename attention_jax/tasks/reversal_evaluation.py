@@ -66,15 +66,24 @@ def evaluate(
         seed: of the strings.
         pad_to: sources are padded to this length. A model that masks padding does not notice;
             None pads to the longest of `lengths`.
+
+    Raises:
+        ValueError: there are no strings or no lengths, or one that does not fit.
     """
+    if strings < 1:
+        raise ValueError(f"strings must be at least 1; got {strings}")
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"lengths must be one or more, each at least 1; got {list(lengths)}")
     width = max(lengths) if pad_to is None else pad_to
+    if width < max(lengths):
+        raise ValueError(f"pad_to must be at least the longest length {max(lengths)}; got {pad_to}")
     results = {}
     for length in lengths:
         rng = jax.random.fold_in(jax.random.key(seed), length)
         batch = random_batch(
             rng, vocabulary=VOCABULARY, batch_size=strings, min_length=length, max_length=length
         )
-        letters = jnp.pad(batch.source, ((0, 0), (0, max(width - length, 0))))
+        letters = jnp.pad(batch.source, ((0, 0), (0, width - length)))
         results[length] = _evaluate(trained.config, trained.params, letters, batch.source_lengths)
     return results
 
@@ -96,18 +105,22 @@ class Reversed(NamedTuple):
 
     word: str
     answer: str
-    weights: Array  # [letters of the answer + 1 for EOS, letters of the word]
+    weights: Array  # [letters of the answer + 1 for EOS if it came, letters of the word]
 
 
 def reverse(trained: Trained, words: Sequence[str], *, seed_index: int = 0) -> list[Reversed]:
     """Reverses words with one of the trained seeds.
 
     Raises:
-        ValueError: a word is empty or has a letter outside the vocabulary.
+        ValueError: there are no words or no such seed; a word is empty or has a letter outside the
+            vocabulary.
     """
-    for word in words:
-        if not word:
-            raise ValueError("words must not be empty")
+    if not words or not all(words):
+        raise ValueError(f"words must be one or more, none of them empty; got {list(words)}")
+    if not 0 <= seed_index < trained.config.loop.seeds:
+        raise ValueError(
+            f"seed_index must be from 0 to {trained.config.loop.seeds - 1}; got {seed_index}"
+        )
     ids = [VOCABULARY.encode(word) for word in words]
     width = max(map(len, ids))
     letters = jnp.array([row + [PAD] * (width - len(row)) for row in ids], jnp.int32)
@@ -118,7 +131,10 @@ def reverse(trained: Trained, words: Sequence[str], *, seed_index: int = 0) -> l
     )
     answers = []
     for row, word in enumerate(words):
-        text = VOCABULARY.decode(decoded.tokens[row].tolist())
-        steps = min(len(text) + 1, decoded.tokens.shape[1])  # EOS included, if it came
-        answers.append(Reversed(word, text, decoded.weights[-1, row, :steps, : len(word)]))
+        tokens = decoded.tokens[row].tolist()
+        end = tokens.index(EOS) + 1 if EOS in tokens else len(tokens)
+        # A model that has learned little may say PAD or SOS, which are no letters of its answer.
+        steps = [step for step in range(end) if tokens[step] not in (PAD, SOS)]
+        weights = decoded.weights[-1, row, jnp.array(steps, int), : len(word)]
+        answers.append(Reversed(word, VOCABULARY.decode(tokens), weights))
     return answers

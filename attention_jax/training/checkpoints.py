@@ -48,12 +48,20 @@ class Checkpoints:
         """The newest state, or None if there is none.
 
         Args:
-            like: a pytree of arrays or `jax.ShapeDtypeStruct` of the same structure.
+            like: a pytree of arrays or `jax.ShapeDtypeStruct` of the same structure. Leaves that do
+                not say where they live are put on the first device.
         """
         step = self.latest_step()
         if step is None:
             return None
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        # Orbax would ask for the very devices that saved; a run may be read on another machine.
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        abstract = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None) or here
+            ),
+            like,
+        )
         return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
 
     def close(self) -> None:

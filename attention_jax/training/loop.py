@@ -69,6 +69,10 @@ class LoopConfig:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.first_seed < 0:
             raise ValueError(f"first_seed must be at least 0; got {self.first_seed}")
+        if self.first_seed + self.seeds > 2**31:
+            raise ValueError(
+                f"first_seed must leave all seeds below 2**31, as int32; got {self.first_seed}"
+            )
         if self.checkpoint_every % self.log_every:
             raise ValueError(
                 f"checkpoint_every must be a multiple of log_every {self.log_every};"
@@ -95,7 +99,9 @@ def train_step(
     """One step of one seed, pure."""
     gradient = jax.value_and_grad(task.loss, has_aux=True)
     (loss, metrics), dparams = gradient(state.params, batch)
-    updates, opt_state = optimizer.update(dparams, state.opt_state, state.params)
+    # optax counts on JAX's ordinary promotion, which careful users turn off.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, opt_state = optimizer.update(dparams, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": loss, **metrics, "gradient_norm": optax.tree.norm(dparams)}
     return TrainState(state.step + 1, state.seed, params, opt_state), metrics
@@ -157,7 +163,6 @@ def train(
         return over_seeds(one_seed, config.seed_batching)(state)
 
     step = int(state.step[0])
-    saved = None
     while step < config.steps and not interruption.requested:
         # Chunks end at multiples of log_every wherever a run begins, so that a resumed run makes
         # the same calls as one that was never stopped, and ends bit-identical to it.
@@ -169,8 +174,7 @@ def train(
         progress.update(step, line)
         if step % config.checkpoint_every == 0:
             checkpoints.save(step, state)
-            saved = step
-    if saved != step:
+    if checkpoints.latest_step() != step:
         checkpoints.save(step, state)
     checkpoints.wait()
     return state

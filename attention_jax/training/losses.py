@@ -30,4 +30,5 @@ def cross_entropy(logits: Array, targets: Array, target_lengths: Array) -> Array
     """
     nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     real = real_tokens(target_lengths, targets.shape[1])
-    return jnp.sum(jnp.where(real, nats, 0)) / jnp.maximum(jnp.sum(real), 1)
+    count = jnp.maximum(jnp.sum(real), 1).astype(nats.dtype)
+    return jnp.sum(jnp.where(real, nats, 0)) / count

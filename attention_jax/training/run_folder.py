@@ -1,4 +1,4 @@
-"""A run's folder: config.json, env.json, metrics.jsonl, checkpoints/."""
+"""A run's folder: config.json, env.json, metrics.jsonl, timing.jsonl, checkpoints/."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
 import subprocess
@@ -42,24 +43,23 @@ class RunFolder:
 
         Raises:
             ValueError: the path is a file or cannot be written, it holds a run already and
-                `resume` is False, or it holds one of another configuration.
+                `resume` is False, or it holds one of another or an unknown configuration.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"workdir must be a folder; {self.path} is a file")
         config = json.loads(json.dumps(config))  # as it will read back
-        if (self.path / "config.json").exists():
-            if not resume:
-                raise ValueError(
-                    f"workdir {self.path} already holds a run; add --resume to go on with it, or"
-                    " name another folder"
-                )
-            self._check_same(config)
         try:
+            self._check(config, resume=resume)
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "config.json", config)
             write_json(self.path / "env.json", environment())
+            self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
-            raise ValueError(f"workdir {self.path} cannot be written: {error.strerror}") from error
+            reason = error.strerror or error
+            raise ValueError(f"workdir {self.path} cannot be written: {reason}") from error
+
+    def add_timing(self, timing: JSON) -> None:
+        """Adds a line to timing.jsonl: one a session, apart from what a resumed run repeats."""
+        with (self.path / "timing.jsonl").open("a") as file:
+            file.write(json.dumps(timing) + "\n")
 
     def read_config(self) -> JSON:
         """What the run is.
@@ -67,14 +67,34 @@ class RunFolder:
         Raises:
             ValueError: there is no run here, or its config.json is damaged.
         """
+        path = self.path / "config.json"
         try:
-            return json.loads((self.path / "config.json").read_text())
+            config = json.loads(path.read_text())
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(
                 f"workdir must be a folder made by scripts/train.py; {self.path} has no config.json"
             ) from None
-        except (OSError, json.JSONDecodeError) as error:
-            raise ValueError(f"{self.path / 'config.json'} cannot be read: {error}") from error
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+        if not isinstance(config, dict):
+            raise ValueError(f"{path} cannot be read: it must hold a JSON object; got {config!r}")
+        return config
+
+    def _check(self, config: JSON, *, resume: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"workdir must be a folder; {self.path} is a file")
+        if (self.path / "config.json").exists():
+            if not resume:
+                raise ValueError(
+                    f"workdir {self.path} already holds a run; add --resume to go on with it, or"
+                    " name another folder"
+                )
+            self._check_same(config)
+        elif self.checkpoints.exists() or self.metrics.exists():
+            raise ValueError(
+                f"workdir {self.path} holds an unknown run, whose config.json is missing; name"
+                " another folder"
+            )
 
     def _check_same(self, config: JSON) -> None:
         stored, config = _flat(self.read_config()), _flat(config)
@@ -100,7 +120,7 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, *, after_step: int, tensorboard: Path | None = None):
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= after_step]
+        kept = [line for line, content in _lines(path) if content["step"] <= after_step]
         _replace(path, "".join(kept))
         self._file = path.open("a")
         self._events = None
@@ -110,8 +130,12 @@ class MetricsFile:
             self._events = tensorboardX.SummaryWriter(str(tensorboard), purge_step=after_step + 1)
 
     def write(self, step: int, metrics: dict[str, list[float]]) -> None:
-        """Adds one line: the step, and for each metric one number a seed."""
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        """Adds one line: the step, and for each metric one number a seed, null if not finite."""
+        numbers = {
+            name: [value if math.isfinite(value) else None for value in values]
+            for name, values in metrics.items()
+        }
+        self._file.write(json.dumps({"step": step, **numbers}) + "\n")
         self._file.flush()
         if self._events is not None:
             for name, values in metrics.items():
@@ -135,9 +159,15 @@ def require_tensorboard() -> None:
         )
 
 
-def read_metrics(path: Path) -> list[JSON]:
-    """All lines of a metrics.jsonl."""
-    return [json.loads(line) for line in _lines(path)]
+def read_lines(path: Path) -> list[JSON]:
+    """All lines of a metrics.jsonl or timing.jsonl; in lists of numbers, NaN for null."""
+
+    def numbers(value: Any) -> Any:
+        return [math.nan if x is None else x for x in value] if isinstance(value, list) else value
+
+    return [
+        {name: numbers(value) for name, value in content.items()} for _, content in _lines(path)
+    ]
 
 
 def environment() -> JSON:
@@ -189,11 +219,16 @@ def _git_commit() -> str | None:
     return found.stdout.strip()
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> list[tuple[str, JSON]]:
+    """The lines of a file, and what they say."""
     if not path.exists():
         return []
-    # A line without its end was cut off by a crash.
-    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    try:
+        lines = path.read_text().splitlines(keepends=True)
+        # A line without its end was cut off by a crash.
+        return [(line, json.loads(line)) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 def _replace(path: Path, text: str) -> None:

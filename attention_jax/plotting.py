@@ -1,0 +1,125 @@
+"""Arrays become matplotlib figures; nothing is computed here but means and deviations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which every kind of colour vision tells apart, and a marker each.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def new_figure(
+    width: float, height: float, *, rows: int = 1, columns: int = 1, **subplots: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes, row by row, independent of any global state; sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **subplots).flat)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Writes a PNG, making its folder; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without the writer's version in it, the same figure is the same file.
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+    return path
+
+
+def draw_weights(
+    axes: Axes, weights: np.ndarray, query_labels: Sequence[str], key_labels: Sequence[str]
+):
+    """Attention weights [T, S] as a heat map from 0 to 1, one row a query; returns the image.
+
+    Args:
+        axes: where to draw.
+        weights: float [T, S].
+        query_labels: what each row is, T of them.
+        key_labels: what each column is, S of them.
+    """
+    image = axes.imshow(np.asarray(weights), cmap="viridis", vmin=0, vmax=1, aspect="equal")
+    axes.set_xticks(range(len(key_labels)), key_labels)
+    axes.set_yticks(range(len(query_labels)), query_labels)
+    axes.tick_params(length=0)
+    axes.set_xlabel("source letter (key)")
+    return image
+
+
+def weight_heatmaps(
+    panels: Mapping[str, tuple[np.ndarray, Sequence[str], Sequence[str]]],
+) -> Figure:
+    """One heat map a title: (weights [T, S], labels of rows, labels of columns)."""
+    figure, axes = new_figure(3.1 * len(panels) + 0.6, 3.5, columns=len(panels))
+    for ax, (title, (weights, query_labels, key_labels)) in zip(axes, panels.items(), strict=True):
+        image = draw_weights(ax, weights, query_labels, key_labels)
+        ax.set_title(title)
+    axes[0].set_ylabel("letter written (query)")
+    figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
+    return figure
+
+
+def draw_band(
+    axes: Axes, x: Sequence[float], values: np.ndarray, *, index: int, label: str, log: bool = False
+) -> None:
+    """The mean over seeds of `values` [len(x), seeds], in a band of ± one standard deviation.
+
+    Args:
+        axes: where to draw.
+        x: where each row of `values` stands.
+        values: float [len(x), seeds].
+        index: which colour and marker.
+        label: the line's name.
+        log: mean and deviation of the logarithms, for a logarithmic axis, where a band of plain
+            deviations could reach below zero.
+    """
+    values = np.log(values) if log else np.asarray(values)
+    mean, deviation = values.mean(axis=1), values.std(axis=1)
+    middle, low, high = (
+        np.exp(curve) if log else curve for curve in (mean, mean - deviation, mean + deviation)
+    )
+    color = COLORS[index % len(COLORS)]
+    marker = MARKERS[index % len(MARKERS)] if len(x) <= 20 else None
+    axes.plot(x, middle, color=color, marker=marker, markersize=5, label=label)
+    axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def loss_curves(steps: Sequence[int], losses: Mapping[str, np.ndarray], *, title: str) -> Figure:
+    """Losses [len(steps), seeds] by score, on a logarithmic axis."""
+    figure, (axes,) = new_figure(6.4, 3.8)
+    for index, (score, values) in enumerate(losses.items()):
+        draw_band(axes, steps, values, index=index, label=score, log=True)
+    axes.set_yscale("log")
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def accuracy_by_length(
+    panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], *, ylabel: str
+) -> Figure:
+    """One panel a title; in it one line a score: accuracies {length: one number a seed}."""
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = new_figure(
+        4.2 * columns, 3.2 * rows, rows=rows, columns=columns, sharex=True, sharey=True
+    )
+    for unused in axes[len(panels) :]:
+        unused.remove()
+    for ax, (title, by_score) in zip(axes, panels.items(), strict=False):
+        for index, (score, by_length) in enumerate(by_score.items()):
+            lengths = sorted(by_length)
+            values = np.array([by_length[length] for length in lengths])
+            draw_band(ax, lengths, values, index=index, label=score)
+        ax.set(title=title, xlabel="string length", ylabel=ylabel, ylim=(-0.03, 1.05))
+        ax.label_outer()
+        ax.grid(alpha=0.3)
+    axes[0].legend(loc="lower left")
+    return figure

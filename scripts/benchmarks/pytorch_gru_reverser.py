@@ -1,0 +1,194 @@
+"""The peer of the reversal benchmark: a GRU encoder-decoder with attention, in PyTorch.
+
+Written for this comparison after a textbook's description of its own model: same layers, sizes
+and recipe. Like there, decoding is a loop over target positions, every score is evaluated anew at
+each of them, and attention also sees padding. Unlike there, a batch is drawn by a handful of
+tensor operations and not string by string, which favours the peer.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from attention_jax.data.vocabulary import EOS, PAD, SOS
+
+
+class Dot(nn.Module):
+    """q . k, times a constant."""
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Logits [B, S] of one query [B, D] a row and keys [B, S, D]."""
+        return (keys @ query[:, :, None])[:, :, 0] * self.scale
+
+
+class General(Dot):
+    """(W q) . k; W is [D, D]."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.weight = nn.Parameter(0.1 * torch.randn(dim, dim))
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return super().forward(query @ self.weight, keys)
+
+
+class Additive(nn.Module):
+    """v . tanh(W [q; k]); W is [D, 2 D]."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.hidden = nn.Linear(2 * dim, dim, bias=False)
+        self.v = nn.Linear(dim, 1, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        pairs = torch.cat((query[:, None, :].expand_as(keys), keys), dim=2)
+        return self.v(torch.tanh(self.hidden(pairs)))[:, :, 0]
+
+
+SCORES: dict[str, Callable[[int], nn.Module]] = {
+    "additive": Additive,
+    "dot": lambda dim: Dot(),
+    "general": General,
+    "scaled": lambda dim: Dot(1 / math.sqrt(dim)),
+}
+
+
+class Reverser(nn.Module):
+    """Reads a string with one GRU, writes it with another that attends to what the first said.
+
+    Args:
+        score: a key of `SCORES`.
+        vocabulary_size: V, of source and target alike.
+        embedding_dim: size of a token's embedding.
+        hidden_dim: size of both GRUs' states, and of queries, keys and values.
+    """
+
+    def __init__(self, score: str, vocabulary_size: int, *, embedding_dim: int, hidden_dim: int):
+        super().__init__()
+        self.source_embedding = nn.Embedding(vocabulary_size, embedding_dim, padding_idx=PAD)
+        self.encoder = nn.GRU(embedding_dim, hidden_dim, batch_first=True)
+        self.score = SCORES[score](hidden_dim)
+        self.target_embedding = nn.Embedding(vocabulary_size, embedding_dim, padding_idx=PAD)
+        self.decoder = nn.GRUCell(embedding_dim + hidden_dim, hidden_dim)
+        self.logits = nn.Linear(2 * hidden_dim, vocabulary_size)
+
+    def forward(self, source: Tensor, target_inputs: Tensor) -> Tensor:
+        """Teacher forcing: logits [B, T, V] from tokens [B, S] and [B, T]."""
+        memory, _ = self.encoder(self.source_embedding(source))
+        state = torch.zeros_like(memory[:, 0])
+        features = []
+        for token in self.target_embedding(target_inputs).unbind(dim=1):
+            weights = torch.softmax(self.score(state, memory), dim=1)
+            context = (weights[:, None, :] @ memory)[:, 0]
+            state = self.decoder(torch.cat((token, context), dim=1), state)
+            features.append(torch.cat((state, context), dim=1))
+        return self.logits(torch.stack(features, dim=1))
+
+
+class Training:
+    """The recipe: fresh strings, cross-entropy, clipping, Adam with a cosine schedule to 0.
+
+    Args:
+        score: a key of `SCORES`.
+        alphabet_size: letters to draw from, whose ids follow PAD, SOS and EOS.
+        batch_size: strings a step.
+        min_length: shortest string.
+        max_length: longest string.
+        learning_rate: Adam's rate at the start.
+        clip_norm: the gradient's norm is clipped to this.
+        total_steps: when the rate reaches 0.
+        embedding_dim: see `Reverser`.
+        hidden_dim: see `Reverser`.
+
+    Attributes:
+        model: what is trained.
+        threads: of PyTorch, while it takes a step; set by `choose_threads`.
+    """
+
+    def __init__(
+        self,
+        score: str,
+        *,
+        alphabet_size: int,
+        batch_size: int,
+        min_length: int,
+        max_length: int,
+        learning_rate: float,
+        clip_norm: float,
+        total_steps: int,
+        embedding_dim: int = 32,
+        hidden_dim: int = 96,
+    ):
+        torch.manual_seed(1)
+        self.threads = torch.get_num_threads()
+        self._first_letter = max(PAD, SOS, EOS) + 1
+        self._size = self._first_letter + alphabet_size
+        self._batch_size = batch_size
+        self._lengths = (min_length, max_length)
+        self._clip_norm = clip_norm
+        self.model = Reverser(score, self._size, embedding_dim=embedding_dim, hidden_dim=hidden_dim)
+        self._optimizer = torch.optim.Adam(self.model.parameters(), learning_rate)
+        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, total_steps)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are learned."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def batch(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Random sources [B, S], decoder inputs [B, S + 1] and targets [B, S + 1], padded."""
+        shortest, longest = self._lengths
+        letters = torch.randint(self._first_letter, self._size, (self._batch_size, longest))
+        lengths = torch.randint(shortest, longest + 1, (self._batch_size, 1))
+        positions = torch.arange(longest)
+        source = torch.where(positions < lengths, letters, PAD)
+        backwards = source.gather(1, (lengths - 1 - positions).clamp(min=0))
+        backwards = torch.where(positions < lengths, backwards, PAD)
+        inputs = nn.functional.pad(backwards, (1, 0), value=SOS)
+        targets = nn.functional.pad(backwards, (0, 1), value=PAD).scatter(1, lengths, EOS)
+        return source, inputs, targets
+
+    def choose_threads(self, trial_steps: int) -> None:
+        """Takes as many threads as PyTorch would by itself, or one if that is faster."""
+        seconds: dict[int, list[float]] = {count: [] for count in (1, torch.get_num_threads())}
+        for _ in range(6):
+            for self.threads in seconds:
+                began = time.perf_counter()
+                self.steps(trial_steps)
+                seconds[self.threads].append(time.perf_counter() - began)
+        # The first trial of each was its warm-up.
+        medians = {count: statistics.median(taken[1:]) for count, taken in seconds.items()}
+        self.threads = min(medians, key=medians.__getitem__)
+
+    def steps(self, count: int) -> list[float]:
+        """The losses of `count` steps, with `threads` threads."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            return [self.step() for _ in range(count)]
+        finally:
+            torch.set_num_threads(before)
+
+    def step(self) -> float:
+        """One optimiser step on a fresh batch; its loss, in nats a real token."""
+        source, inputs, targets = self.batch()
+        logits = self.model(source, inputs)
+        loss = nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=PAD
+        )
+        self._optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
+        self._optimizer.step()
+        self._schedule.step()
+        return loss.item()

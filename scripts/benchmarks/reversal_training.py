@@ -1,0 +1,212 @@
+"""Training throughput on the reversal task: our model, all seeds at once, and a GRU in PyTorch.
+
+Ours is trained by the compiled call that `training.loop.train` makes, metrics brought to the host
+after each; the peer by the usual loop, a step at a time. Same batch size, same lengths of strings,
+same optimiser, same number of steps. The models differ (ours has no recurrence), and so do their
+parameters, which are counted: this compares what it takes to run the experiment, not two kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, optimizer, reversal_task
+from attention_jax.training.loop import SeedBatching, initial_state, over_seeds, train_steps
+from benchmarks.measure import JSON, Options, Report, interleaved_seconds
+
+PEER = "PyTorch GRU"
+INSTALL = "pip install 'attention-jax[bench]'"
+_BATCHINGS: tuple[SeedBatching, ...] = ("map", "vmap")
+_TRIAL_STEPS = 5  # of the peer, in each of six trials of each number of threads
+
+_COLUMNS = {
+    "score": ("score", ""),
+    "model": ("model", ""),
+    "params": ("parameters", ",d"),
+    "steps/s": ("steps_per_second", ",.0f"),
+    "all, s": ("seconds", ",.1f"),
+    "peer / it": ("times_peer", ".2f"),
+    "compile, s": ("compile_seconds", ",.1f"),
+    "all + compile, s": ("seconds_with_compile", ",.1f"),
+    "peer / it + compile": ("times_peer_with_compile", ".2f"),
+}
+
+
+class _Contestant(NamedTuple):
+    name: str
+    about: JSON  # further entries of its row
+    parameters: int  # of one seed
+    seeds: int  # trained at once
+    advance: Callable[[], object]  # takes `call_steps` steps of every seed
+    compile_seconds: float | None = None  # initialisation included
+
+
+def run(options: Options, config: ReversalConfig | None = None) -> Report:
+    """Measures every score.
+
+    Args:
+        options: what to measure; `steps` must be whole compiled calls.
+        config: sizes and recipe, of the peer too where they apply; None for the defaults.
+
+    Raises:
+        ValueError: `steps` is more than one compiled call and not a multiple of it.
+    """
+    config = config or ReversalConfig()
+    call_steps = min(config.loop.log_every, options.steps)
+    if options.steps % call_steps:
+        raise ValueError(
+            f"steps must be less than {call_steps}, the steps of one compiled call, or a multiple"
+            f" of it; got {options.steps}"
+        )
+    loop = dataclasses.replace(config.loop, seeds=options.seeds)
+    config = dataclasses.replace(config, loop=loop)
+    rows: list[JSON] = []
+    absent = {}
+    for score in options.scores:
+        ours = [_ours(score, batching, config, call_steps) for batching in _BATCHINGS]
+        try:
+            peer = _peer(score, config, call_steps)
+        except LookupError as error:
+            peer, absent[score] = None, str(error)
+        _say(f"{score}: measuring")
+        rows += _race(score, ours, peer, options, config, call_steps)
+        if peer is None:
+            rows.append({"score": score, "model": f"{PEER}: absent", "absent": absent[score]})
+    return Report(
+        title=f"Training on reversal: median of {options.repeats} repeats of {options.steps} steps",
+        columns=_COLUMNS,
+        rows=rows,
+        settings={
+            **dataclasses.asdict(options),
+            "call_steps": call_steps,
+            "config": dataclasses.asdict(config),
+        },
+        notes=[
+            "steps/s: of all seeds together; the peer trains one seed after another",
+            f"all: {options.seeds} seeds of {config.loop.steps:,} steps each, extrapolated",
+            "peer / it: how many times as long the peer takes for all",
+            *(f"{PEER} is absent: {reason}" for reason in dict.fromkeys(absent.values())),
+        ],
+    )
+
+
+def _ours(
+    score: str, batching: SeedBatching, config: ReversalConfig, call_steps: int
+) -> _Contestant:
+    _say(f"{score}: compiling ({batching})")
+    model = dataclasses.replace(config.model, score=score)
+    loop = dataclasses.replace(config.loop, seed_batching=batching)
+    config = dataclasses.replace(config, model=model, loop=loop)
+    task, optimizer_ = reversal_task(config), optimizer(config)
+
+    began = time.perf_counter()
+    state = jax.block_until_ready(initial_state(task, optimizer_, loop))
+    one_seed = functools.partial(train_steps, task, optimizer_, call_steps)
+    compiled = jax.jit(over_seeds(one_seed, batching), donate_argnums=0).lower(state).compile()
+    compile_seconds = time.perf_counter() - began
+
+    def advance() -> None:
+        nonlocal state
+        state, metrics = compiled(state)
+        jax.device_get(metrics)
+
+    return _Contestant(
+        name=f"ours, {batching}",
+        about={"device": jax.default_backend(), "seed_batching": batching},
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)) // loop.seeds,
+        seeds=loop.seeds,
+        advance=advance,
+        compile_seconds=compile_seconds,
+    )
+
+
+def _peer(score: str, config: ReversalConfig, call_steps: int) -> _Contestant:
+    """The peer; LookupError, with the reason, if there is none."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise LookupError(f"{error}; {INSTALL}") from error
+    from benchmarks import pytorch_gru_reverser
+
+    if score not in pytorch_gru_reverser.SCORES:
+        raise LookupError(f"it has no score {score}")
+    training = pytorch_gru_reverser.Training(
+        score,
+        alphabet_size=len(VOCABULARY.alphabet),
+        batch_size=config.batch_size,
+        min_length=config.min_length,
+        max_length=config.max_length,
+        learning_rate=config.learning_rate,
+        clip_norm=config.clip_norm,
+        total_steps=config.loop.steps,
+    )
+    training.choose_threads(_TRIAL_STEPS)
+    threads = training.threads
+    return _Contestant(
+        name=f"{PEER}, {threads} thread" + ("s" if threads > 1 else ""),
+        about={"device": "cpu", "torch": torch.__version__, "threads": threads},
+        parameters=training.parameters,
+        seeds=1,
+        advance=lambda: training.steps(call_steps),
+    )
+
+
+def _race(
+    score: str,
+    ours: list[_Contestant],
+    peer: _Contestant | None,
+    options: Options,
+    config: ReversalConfig,
+    call_steps: int,
+) -> list[JSON]:
+    """One row a contestant."""
+    contestants = [*ours, peer] if peer else ours
+    for contestant in contestants:
+        contestant.advance()  # warm-up
+
+    def repeat(contestant: _Contestant) -> None:
+        for _ in range(options.steps // call_steps):
+            contestant.advance()
+
+    seconds = interleaved_seconds(
+        {c.name: functools.partial(repeat, c) for c in contestants}, options.repeats
+    )
+    all_steps = options.seeds * config.loop.steps
+    rates = {
+        c.name: c.seeds * options.steps / statistics.median(seconds[c.name]) for c in contestants
+    }
+    rows = []
+    for contestant in contestants:
+        whole = all_steps / rates[contestant.name]
+        with_compile = whole + (contestant.compile_seconds or 0.0)
+        peer_whole = all_steps / rates[peer.name] if peer else None
+        rows.append(
+            {
+                "score": score,
+                "model": contestant.name,
+                **contestant.about,
+                "parameters": contestant.parameters,
+                "seeds": contestant.seeds,
+                "repeat_seconds": seconds[contestant.name],
+                "steps_per_second": rates[contestant.name],
+                "seconds": whole,
+                "times_peer": peer_whole and peer_whole / whole,
+                "compile_seconds": contestant.compile_seconds,
+                "seconds_with_compile": with_compile,
+                "times_peer_with_compile": peer_whole and peer_whole / with_compile,
+            }
+        )
+    return rows
+
+
+def _say(message: str) -> None:
+    print(f"reversal, {message}", file=sys.stderr, flush=True)

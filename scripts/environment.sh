@@ -1,0 +1,29 @@
+# Sourced by scripts/quickstart and scripts/test: makes .venv if it is missing, and installs what is.
+# usage: install_into_venv "[test]"   (extras of setup.cfg, or nothing)
+
+install_into_venv() {
+    local extras="${1:-}" python wanted
+    if [ ! -x .venv/bin/python ]; then
+        for python in python3 python3.13 python3.12 python3.11 python3.14; do
+            if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+                echo "Making .venv with $("$python" --version) ..."
+                "$python" -m venv .venv && break
+                echo "error: $python cannot make a virtual environment; on Debian or Ubuntu: apt install python3-venv" >&2
+                rm -rf .venv
+                exit 1
+            fi
+        done
+        if [ ! -x .venv/bin/python ]; then
+            echo "error: Python 3.11 or newer is needed, and no python3 found here is; install one and try again" >&2
+            exit 1
+        fi
+    fi
+    # What is installed is noted with the files that say what should be, so that nothing is asked
+    # of the network when they have not changed.
+    wanted="$extras $(cat setup.cfg pyproject.toml | cksum)"
+    if ! grep -qxF "$wanted" .venv/installed 2>/dev/null; then
+        echo "Installing attention_jax$extras and what it needs into .venv (a minute or two) ..."
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$extras"
+        echo "$wanted" >> .venv/installed
+    fi
+}

@@ -1,0 +1,80 @@
+"""Evaluates a trained run by string length; see --help."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import rich.console
+import rich.table
+
+from attention_jax.command_line import run_command
+from attention_jax.tasks.reversal import load_run
+from attention_jax.tasks.reversal_evaluation import Evaluation, evaluate
+from attention_jax.training.run_folder import write_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Evaluate the newest checkpoint of a run on fresh random strings, length by length.
+
+    Token accuracies count letters; an exact match has every letter and the end in its place.
+
+    Attributes:
+        workdir: a run folder made by scripts/train.py.
+        lengths: which lengths.
+        strings: test strings of each length.
+        seed: of the test strings.
+        out: also write every seed's numbers to this JSON file.
+    """
+
+    workdir: Path
+    lengths: tuple[int, ...] = (3, 4, 5, 6, 7, 8, 10)
+    strings: int = 1000
+    seed: int = 0
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.out is not None and not self.out.parent.is_dir():
+            raise ValueError(f"out must be in an existing folder; {self.out.parent} is none")
+
+
+_HEADINGS = {
+    "teacher_forced_tokens": "letters, teacher-forced",
+    "free_running_tokens": "letters, free-running",
+    "free_running_exact": "exact match, free-running",
+}
+
+
+def main(arguments: Arguments) -> None:
+    trained = load_run(arguments.workdir)
+    results = evaluate(
+        trained, lengths=arguments.lengths, strings=arguments.strings, seed=arguments.seed
+    )
+    loop = trained.config.loop
+    table = rich.table.Table(
+        title=f"{trained.config.model.score}, step {trained.step}, {loop.seeds} seeds,"
+        f" {arguments.strings} strings a length: mean ± sd (worst seed), %"
+    )
+    table.add_column("length", justify="right")
+    for metric in Evaluation._fields:
+        table.add_column(_HEADINGS[metric], justify="right")
+    for length, evaluation in results.items():
+        table.add_row(str(length), *(_percent(np.asarray(shares)) for shares in evaluation))
+    rich.console.Console().print(table)
+    if arguments.out is not None:
+        numbers = {
+            str(length): {name: np.asarray(v).tolist() for name, v in evaluation._asdict().items()}
+            for length, evaluation in results.items()
+        }
+        write_json(arguments.out, {"workdir": str(arguments.workdir), "accuracy": numbers})
+
+
+def _percent(shares: np.ndarray) -> str:
+    mean, deviation, worst = 100 * shares.mean(), 100 * shares.std(), 100 * shares.min()
+    return f"{mean:.2f} ± {deviation:.2f} ({worst:.2f})"
+
+
+if __name__ == "__main__":
+    run_command(Arguments, main)

@@ -1,0 +1,56 @@
+"""Reverses words with a trained run and draws where it looked; see --help."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from attention_jax import plotting
+from attention_jax.command_line import run_command
+from attention_jax.data.vocabulary import EOS
+from attention_jax.tasks.reversal import VOCABULARY, load_run
+from attention_jax.tasks.reversal_evaluation import reverse
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Reverse words with a trained run; print the answers and draw the attention as a PNG.
+
+    Attributes:
+        words: lower-case words.
+        workdir: a run folder made by scripts/train.py.
+        seed_index: which of the run's seeds answers, from 0.
+        figure: where the heat map goes; None for `workdir`/figures/reverse.png.
+    """
+
+    words: tyro.conf.Positional[tuple[str, ...]]
+    workdir: Path
+    seed_index: int = 0
+    figure: Path | None = None
+
+
+def main(arguments: Arguments) -> None:
+    trained = load_run(arguments.workdir)
+    config = trained.config
+    panels = {}
+    for answer in reverse(trained, arguments.words, seed_index=arguments.seed_index):
+        right = answer.answer == answer.word[::-1]
+        note = "" if right else f"   (right would be {answer.word[::-1]})"
+        if not right and not config.min_length <= len(answer.word) <= config.max_length:
+            note += f", trained on lengths {config.min_length}-{config.max_length}"
+        print(f"{answer.word} -> {answer.answer}{note}")
+        rows = [*answer.answer, VOCABULARY.label(EOS)][: len(answer.weights)]
+        panels[answer.word] = (np.asarray(answer.weights), rows, list(answer.word))
+    figure = plotting.weight_heatmaps(panels)
+    path = arguments.figure or arguments.workdir / "figures" / "reverse.png"
+    try:
+        print(plotting.save(figure, path))
+    except OSError as error:
+        raise ValueError(f"figure {path} cannot be written: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    run_command(Arguments, main)

@@ -1,0 +1,351 @@
+"""One suite for every implementation, every score and every mask, against float64 NumPy.
+
+The NumPy side knows no softmax trick and no gradient rule: it walks over the pairs that may attend,
+and differentiates by the complex step, d f / dx = Im f(x + ih) / h, which is exact to rounding. It
+never reads what is masked, so it does not matter what stands there.
+
+An implementation joins by its name in `attention_jax.implementations.IMPLEMENTATIONS`; a score by
+an entry in `SCORE_CASES`, with its formula for one pair; a mask by an entry in `MASK_CASES`, with
+its rule for one pair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import attention_jax as aj
+from attention_jax.implementations import IMPLEMENTATIONS
+
+B, T, S, DQ, DK, DV, A = 2, 5, 7, 3, 11, 13, 17
+
+
+# --- the scores, and the formula of each for one pair ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine(aj.Score):
+    """A score of a user's own, with nested parameters and no gradient at a vector of zeros."""
+
+    def init(self, rng, query_dim, key_dim):
+        kernel = jax.random.normal(rng, (query_dim, key_dim))
+        return {"projection": {"kernel": kernel}, "temperature": jnp.ones(())}
+
+    def project(self, params, query, key):
+        query = jnp.matmul(query, params["projection"]["kernel"], precision="highest")
+        return tuple(x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key))
+
+    def pair(self, params, q_features, k_features):
+        return params["temperature"] * jnp.matmul(q_features, k_features.T, precision="highest")
+
+
+def _additive(params, q, k):
+    of_query = (q[..., :, None] * params["query_kernel"]).sum(-2)
+    of_key = (k[..., :, None] * params["key_kernel"]).sum(-2)
+    return (params["v"] * np.tanh(of_query + of_key)).sum(-1)
+
+
+def _dot(params, q, k):
+    return (q * k).sum(-1)
+
+
+def _general(params, q, k):
+    return (q[..., :, None] * params["kernel"] * k[..., None, :]).sum((-2, -1))
+
+
+def _scaled(params, q, k):
+    return (q * k).sum(-1) / k.shape[-1] ** 0.5
+
+
+def _cosine(params, q, k):
+    q = (q[..., :, None] * params["projection"]["kernel"]).sum(-2)
+    return params["temperature"] * (q * k).sum(-1) / np.sqrt((q * q).sum(-1) * (k * k).sum(-1))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreCase:
+    score: aj.Score
+    pair: Callable  # (params, q [..., Dq], k [..., Dk]) -> logit [...], in NumPy
+    query_dim: int = DQ
+
+
+SCORE_CASES = {
+    "additive": ScoreCase(aj.Additive(hidden_dim=A), _additive),
+    "dot": ScoreCase(aj.Dot(), _dot, query_dim=DK),
+    "general": ScoreCase(aj.General(), _general),
+    "scaled": ScoreCase(aj.ScaledDot(), _scaled, query_dim=DK),
+    "cosine": ScoreCase(Cosine(), _cosine),
+}
+
+
+# --- the masks, and the rule of each for one pair ---
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskCase:
+    build: Callable[[], Any]
+    allowed: Callable[[int, int, int], bool]  # of (example, query, key)
+
+
+QUERY_SEGMENTS = np.array([[0, 0, 1, 2, 9], [5, 5, 5, 1, 0]])  # no key is of segment 9
+KEY_SEGMENTS = np.array([[0, 1, 1, 1, 2, 2, 3], [5, 1, 5, 1, 4, 4, 0]])
+TABLE = np.random.default_rng(7).random((B, T, S)) < 0.6
+TABLE[0, 2, :] = False
+TABLE[1, :, 3] = False
+
+MASK_CASES = {
+    "none": MaskCase(lambda: None, lambda b, i, j: True),
+    "causal": MaskCase(lambda: aj.causal_mask(-1), lambda b, i, j: j <= i - 1),
+    "padding": MaskCase(
+        lambda: aj.padding_mask(jnp.array([4, 0]), jnp.array([3, 5])),
+        lambda b, i, j: j < (4, 0)[b] and i < (3, 5)[b],
+    ),
+    "local": MaskCase(lambda: aj.local_mask(2, 1), lambda b, i, j: i - 2 <= j <= i + 1),
+    "segment": MaskCase(
+        lambda: aj.segment_mask(jnp.asarray(QUERY_SEGMENTS), jnp.asarray(KEY_SEGMENTS)),
+        lambda b, i, j: bool(QUERY_SEGMENTS[b, i] == KEY_SEGMENTS[b, j]),
+    ),
+    "dense": MaskCase(lambda: jnp.asarray(TABLE), lambda b, i, j: bool(TABLE[b, i, j])),
+    "dense_shared": MaskCase(lambda: TABLE[0, :1, :], lambda b, i, j: bool(TABLE[0, 0, j])),
+    "combination": MaskCase(
+        lambda: (
+            (aj.causal_mask(2) & aj.padding_mask(jnp.array([6, 4])) & ~aj.local_mask(0, 0))
+            | (TABLE & aj.local_mask(None, 1))
+        ),
+        lambda b, i, j: bool(
+            (j <= i + 2 and j < (6, 4)[b] and i != j) or (TABLE[b, i, j] and j <= i + 1)
+        ),
+    ),
+}
+
+
+def allowed_table(mask_name: str) -> np.ndarray:
+    """Bool [B, T, S], pair by pair."""
+    rule = MASK_CASES[mask_name].allowed
+    return np.array([[[rule(b, i, j) for j in range(S)] for i in range(T)] for b in range(B)])
+
+
+# --- inputs: float64, exact in bfloat16, so that one NumPy result serves every dtype ---
+
+
+@functools.cache
+def inputs_of(score_name: str) -> dict[str, Any]:
+    """{"query", "key", "value", "bias", "params"} for a batch of B examples."""
+    case = SCORE_CASES[score_name]
+    rng = np.random.default_rng(len(score_name))
+    params = case.score.init(jax.random.key(11), case.query_dim, DK)
+    return {
+        "query": short(rng.normal(size=(B, T, case.query_dim))),
+        "key": short(rng.normal(size=(B, S, DK)) / (2 if score_name == "dot" else 1)),
+        "value": short(rng.normal(size=(B, S, DV))),
+        "bias": short(rng.normal(size=(B, T, S))),
+        "params": jax.tree.map(short, params),
+    }
+
+
+@functools.cache
+def cotangents() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    shapes = {"output": (B, T, DV), "logsumexp": (B, T), "entropy": (B, T), "max_logit": (B, T)}
+    return {name: short(rng.normal(size=shape)) for name, shape in shapes.items()}
+
+
+def short(array: Any) -> np.ndarray:
+    """Rounded to bfloat16, as float64."""
+    return np.asarray(array).astype(jnp.bfloat16).astype(np.float64)
+
+
+def poisoned(inputs: dict[str, Any], allowed: np.ndarray) -> dict[str, Any]:
+    """NaN and Inf in every place that no allowed pair reads."""
+    unused = {
+        "query": ~allowed.any(2)[:, :, None],
+        "key": ~allowed.any(1)[:, :, None],
+        "value": ~allowed.any(1)[:, :, None],
+        "bias": ~allowed,
+    }
+    poison = {"query": np.nan, "key": np.inf, "value": np.nan, "bias": np.nan}
+    dirty = {name: np.where(unused[name], poison[name], inputs[name]) for name in unused}
+    dirty["bias"][0] = np.where(allowed[0], dirty["bias"][0], np.inf)
+    return {**inputs, **dirty}
+
+
+# --- the NumPy side: every array has one axis in front, of size 1 or of P perturbations ---
+
+
+def _attend(pair, query, key, value, bias, params, allowed) -> dict[str, np.ndarray]:
+    rows: dict[str, list] = {"output": [], "logsumexp": [], "entropy": [], "max_logit": []}
+    for i in range(query.shape[1]):
+        keys = np.flatnonzero(allowed[i])
+        if keys.size == 0:
+            empty = (np.zeros((1, value.shape[-1])), -np.inf, 0.0, -np.inf)
+            for name, entry in zip(rows, empty, strict=True):
+                rows[name].append(np.asarray(entry) if name == "output" else np.full(1, entry))
+            continue
+        logits = [pair(params, query[:, i], key[:, j]) + bias[:, i, j] for j in keys]
+        largest = max(logit.real.max() for logit in logits)
+        exponentials = [np.exp(logit - largest) for logit in logits]
+        total = sum(exponentials)
+        weights = [exponential / total for exponential in exponentials]
+        rows["output"].append(
+            sum(w[:, None] * value[:, j] for w, j in zip(weights, keys, strict=True))
+        )
+        rows["logsumexp"].append(np.log(total) + largest)
+        rows["entropy"].append(-sum(w * np.log(np.where(w == 0, 1, w)) for w in weights))
+        rows["max_logit"].append(np.max([logit.real for logit in logits], axis=0))
+    return {
+        name: np.stack(np.broadcast_arrays(*_one_size(entries)), axis=1)
+        for name, entries in rows.items()
+    }
+
+
+def _one_size(entries):
+    size = max(len(entry) for entry in entries)
+    return [np.broadcast_to(entry, (size, *entry.shape[1:])) for entry in entries]
+
+
+def numpy_example(pair, inputs: dict, allowed: np.ndarray, cotangent: dict | None = None):
+    """One example: forward {name: array}, and the gradients {name: array} of <cotangent, forward>.
+
+    The cotangents of a fully masked row's logsumexp (-inf, a constant) and of max_logit (no
+    gradient, by contract) count for nothing.
+    """
+    leaves, structure = jax.tree.flatten(inputs)
+
+    def forward(leaves):
+        return _attend(pair, **jax.tree.unflatten(structure, leaves), allowed=allowed)
+
+    result = {name: out[0].real for name, out in forward([leaf[None] for leaf in leaves]).items()}
+    if cotangent is None:
+        return result, None
+    step = 1e-30
+    gradients = []
+    for number, leaf in enumerate(leaves):
+        perturbed = [other[None].astype(complex) for other in leaves]
+        directions = np.eye(leaf.size).reshape(leaf.size, *leaf.shape)
+        perturbed[number] = leaf + 1j * step * directions
+        total = np.zeros(leaf.size)
+        for name in ("output", "logsumexp", "entropy"):
+            out = forward(perturbed)[name].imag / step
+            total = total + (cotangent[name] * out).reshape(len(out), -1).sum(1)
+        gradients.append(total.reshape(leaf.shape))
+    return result, jax.tree.unflatten(structure, gradients)
+
+
+@functools.cache
+def numpy_side(score_name: str, mask_name: str) -> tuple[dict, dict]:
+    """Forward and gradients of a whole batch; parameters are shared, so theirs add up."""
+    inputs, allowed = inputs_of(score_name), allowed_table(mask_name)
+    results, gradients = [], []
+    for b in range(B):
+        example = {name: inputs[name][b] for name in ("query", "key", "value", "bias")}
+        example["params"] = inputs["params"]
+        cotangent = {name: array[b] for name, array in cotangents().items()}
+        result, gradient = numpy_example(
+            SCORE_CASES[score_name].pair, example, allowed[b], cotangent
+        )
+        results.append(result)
+        gradients.append(gradient)
+    forward = {name: np.stack([result[name] for result in results]) for name in results[0]}
+    stacked = jax.tree.map(lambda *examples: np.stack(examples), *gradients)
+    stacked["params"] = jax.tree.map(lambda leaf: leaf.sum(0), stacked["params"])
+    return forward, stacked
+
+
+# --- the library's side, and the comparison ---
+
+
+def library_side(
+    implementation: str, score_name: str, mask: Any, inputs: dict, dtype: Any, jit: bool = True
+) -> tuple[dict, dict]:
+    """What `numpy_side` gives, from `attention` and its vector-Jacobian product."""
+    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), inputs)
+    wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
+    cotangent = {
+        name: jnp.asarray(array, dtype if name == "output" else wide)
+        for name, array in cotangents().items()
+    }
+
+    both = _forward_and_gradients(implementation, score_name)
+    return (jax.jit(both) if jit else both)(arrays, mask, cotangent)
+
+
+@functools.cache  # so that `jax.jit` knows it again
+def _forward_and_gradients(implementation: str, score_name: str) -> Callable:
+    def forward(arrays, mask):
+        output, statistics = aj.attention(
+            **arrays,
+            mask=mask,
+            score=SCORE_CASES[score_name].score,
+            implementation=implementation,
+            return_statistics=True,
+        )
+        return {"output": output, **statistics._asdict()}
+
+    def both(arrays, mask, cotangent):
+        result, pull_back = jax.vjp(lambda arrays: forward(arrays, mask), arrays)
+        return result, pull_back(cotangent)[0]
+
+    return both
+
+
+def check_conformance(
+    implementation: str,
+    score_name: str,
+    mask_name: str,
+    dtype: Any = jnp.float32,
+    *,
+    jit: bool = True,
+    poison: bool = False,
+) -> None:
+    """Forward, statistics and every input's gradient, by name, within the contract's bounds."""
+    inputs = inputs_of(score_name)
+    if poison:
+        inputs = poisoned(inputs, allowed_table(mask_name))
+    expected, expected_gradients = numpy_side(score_name, mask_name)
+    with jax.enable_x64(dtype == jnp.float64):
+        mask = MASK_CASES[mask_name].build()
+        got, gradients = library_side(implementation, score_name, mask, inputs, dtype, jit)
+    # One rounding of the result to its dtype comes on top of the contract's bound.
+    rounding = {jnp.bfloat16: 2**-8, jnp.float16: 2**-10}.get(dtype, 0.0)
+    exact = dtype == jnp.float64
+    for name, array in got.items():
+        narrow = rounding if name == "output" else 0.0
+        assert_close(name, array, expected[name], 1e-13 if exact else 2e-6 + narrow)
+        assert array.dtype == (dtype if name == "output" or exact else jnp.float32), name
+    gradients, expected_gradients = named(gradients), named(expected_gradients)
+    assert gradients.keys() == expected_gradients.keys()
+    for name, array in gradients.items():
+        assert_close(
+            f"gradient of {name}",
+            array,
+            expected_gradients[name],
+            1e-12 if exact else 2e-5 + rounding,
+        )
+        assert array.dtype == dtype, name
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """A tree's leaves by their paths, so that a failure says which."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def assert_close(name: str, got: Any, expected: Any, tolerance: float) -> None:
+    """Equal shapes, infinities in the same places, and errors within tolerance * max |expected|."""
+    got, expected = np.asarray(got).astype(np.float64), np.asarray(expected)
+    assert got.shape == expected.shape, f"{name}: shape {got.shape}, not {expected.shape}"
+    finite = np.isfinite(expected)
+    assert np.array_equal(got[~finite], expected[~finite]), f"{name}: not {expected[~finite]}"
+    scale = np.max(np.abs(expected[finite]), initial=0.0)
+    error = np.max(np.abs(got[finite] - expected[finite]), initial=0.0)
+    assert error <= tolerance * scale, f"{name}: error {error:.3g} at scale {scale:.3g}"
+
+
+ALL_IMPLEMENTATIONS = list(IMPLEMENTATIONS)
+ALL_SCORES = list(SCORE_CASES)
+ALL_MASKS = list(MASK_CASES)

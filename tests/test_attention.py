@@ -1,0 +1,307 @@
+"""The front door: the conformance suite, the numerics contract, and the worked examples."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import (
+    ALL_IMPLEMENTATIONS,
+    ALL_MASKS,
+    ALL_SCORES,
+    MASK_CASES,
+    SCORE_CASES,
+    TABLE,
+    Cosine,
+    allowed_table,
+    assert_close,
+    check_conformance,
+    inputs_of,
+    library_side,
+    named,
+    numpy_side,
+    poisoned,
+)
+
+from attention_jax import attention, attention_weights, causal_mask, get_score, padding_mask
+
+every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+every_score = pytest.mark.parametrize("score", ALL_SCORES)
+
+
+@pytest.mark.parametrize("mask", ["none", "combination"])
+@every_score
+@every_implementation
+def test_float32(implementation, score, mask):
+    check_conformance(implementation, score, mask)
+
+
+@pytest.mark.parametrize("mask", ALL_MASKS)
+@every_score
+@every_implementation
+def test_float64_ignores_nan_and_inf_where_masked(implementation, score, mask):
+    check_conformance(implementation, score, mask, jnp.float64, poison=True)
+
+
+@pytest.mark.parametrize("score", ["additive", "general", "scaled"])
+@every_implementation
+def test_bfloat16_accumulates_in_float32(implementation, score):
+    check_conformance(implementation, score, "combination", jnp.bfloat16, poison=True)
+
+
+@every_implementation
+def test_float16_accumulates_in_float32(implementation):
+    check_conformance(implementation, "general", "segment", jnp.float16, poison=True)
+
+
+@pytest.mark.parametrize("score", ["cosine", "scaled"])
+@every_implementation
+def test_without_jit(implementation, score):
+    with jax.disable_jit():
+        check_conformance(implementation, score, "combination", jit=False)
+
+
+# --- the numerics contract ---
+
+
+@pytest.mark.parametrize("score", ["additive", "cosine", "scaled"])
+@every_implementation
+def test_what_is_masked_changes_no_bit(implementation, score):
+    """Also the exact zeros, which a tolerance does not see."""
+    allowed = allowed_table("padding")
+    mask = MASK_CASES["padding"].build()
+    clean = inputs_of(score)
+    dirty = poisoned(clean, allowed)
+    outputs, gradients = library_side(implementation, score, mask, clean, jnp.float32)
+    got_outputs, got_gradients = library_side(implementation, score, mask, dirty, jnp.float32)
+    for (name, array), got in zip(
+        named((outputs, gradients)).items(),
+        jax.tree.leaves((got_outputs, got_gradients)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got, array, err_msg=name)
+        assert np.any(array), f"{name} is zero everywhere: this test shows nothing"
+    rows, keys = allowed.any(2), allowed.any(1)
+    assert not np.any(got_outputs["output"][~rows])
+    assert not np.any(got_outputs["entropy"][~rows])
+    assert np.isneginf(got_outputs["logsumexp"][~rows]).all()
+    assert np.isfinite(got_outputs["logsumexp"][rows]).all()
+    assert not np.any(got_gradients["query"][~rows])
+    assert not np.any(got_gradients["key"][~keys])
+    assert not np.any(got_gradients["value"][~keys])
+    assert not np.any(got_gradients["bias"][~allowed])
+
+
+@pytest.mark.parametrize("score", ["additive", "cosine"])
+@every_implementation
+def test_everything_masked_and_second_order(implementation, score):
+    inputs = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs_of(score))
+
+    def loss(inputs, mask):
+        output, statistics = attention(
+            **inputs, mask=mask, score=SCORE_CASES[score].score, implementation=implementation,
+            return_statistics=True,
+        )  # fmt: skip
+        return output.sum() + (output**2).sum() + statistics.entropy.sum()
+
+    def gradient_norm(inputs, mask):
+        gradient = jax.grad(loss)(inputs, mask)
+        return sum((leaf + leaf**2).sum() for leaf in jax.tree.leaves(gradient))
+
+    for derivative in (jax.grad(loss), jax.grad(gradient_norm)):
+        for leaf in jax.tree.leaves(jax.jit(derivative)(inputs, jnp.zeros((1, 1), bool))):
+            np.testing.assert_array_equal(leaf, 0)
+
+
+@every_implementation
+def test_minus_infinity_in_the_bias_is_a_mask(implementation):
+    inputs = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs_of("general"))
+    bias = jnp.where(TABLE, inputs["bias"], -jnp.inf)  # row 2 of example 0 is -inf throughout
+    expected, expected_gradients = numpy_side("general", "dense")
+    got, gradients = library_side(
+        implementation, "general", None, {**inputs, "bias": bias}, jnp.float32
+    )
+    for name in got:
+        assert_close(name, got[name], expected[name], 2e-6)
+    expected_gradients = named(expected_gradients)
+    for name, array in named(gradients).items():
+        assert_close(f"gradient of {name}", array, expected_gradients[name], 2e-5)
+    assert not np.any(gradients["bias"][~TABLE])
+    assert not np.any(gradients["query"][0, 2])
+
+
+@every_implementation
+def test_huge_logits(implementation):
+    # Logits 1e4, 1e4 - 1, -1e4 and then, for query 1, their negatives.
+    query, key = (
+        jnp.array([[1e4, 1.0], [-1e4, -1.0]]),
+        jnp.array([[1.0, 0.0], [1.0, -1.0], [-1.0, 0.0]]),
+    )
+    value = jnp.array([[1.0], [2.0], [4.0]])
+
+    def run(query, key, value):
+        return attention(
+            query, key, value, score="dot", implementation=implementation, return_statistics=True
+        )
+
+    output, statistics = run(query, key, value)
+    np.testing.assert_allclose(output, [[1.2689414], [4.0]], rtol=1e-6)
+    np.testing.assert_allclose(statistics.logsumexp, [1e4 + 0.3132617, 1e4], rtol=1e-7)
+    np.testing.assert_allclose(statistics.entropy, [0.5822031, 0.0], rtol=2e-6)
+    np.testing.assert_allclose(statistics.max_logit, [1e4, 1e4])
+    for argument in range(3):
+        gradient = jax.grad(lambda *args: run(*args)[0].sum(), argument)(query, key, value)
+        assert np.isfinite(gradient).all()
+    # dO/dq = sum_j w_j (v_j - O) k_j: the first component cancels, the second is -w_1 w_0
+    gradient = jax.grad(lambda query: run(query, key, value)[0].sum())(query)
+    np.testing.assert_allclose(gradient, [[0.0, -0.1966119], [0.0, 0.0]], atol=2e-7)
+
+
+@pytest.mark.parametrize("wide", ["query", "value", "params"])
+@every_implementation
+def test_mixed_dtypes(implementation, wide):
+    inputs = inputs_of("general")
+    with jax.enable_x64(True):
+        dtypes = dict.fromkeys(inputs, jnp.bfloat16)
+        dtypes[wide] = jnp.float64
+        arrays = {
+            name: jax.tree.map(lambda x, name=name: jnp.asarray(x, dtypes[name]), inputs[name])
+            for name in inputs
+        }
+        output, statistics = attention(
+            **arrays, score="general", implementation=implementation, return_statistics=True
+        )
+    assert output.dtype == dtypes["query"]
+    expected, _ = numpy_side("general", "none")
+    for name, statistic in statistics._asdict().items():
+        assert statistic.dtype == jnp.float64
+        assert_close(name, statistic, expected[name], 1e-13)
+
+
+# --- worked examples ---
+
+E11_QUERY = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], np.float32)
+E11_KEY = np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], np.float32)  # and the values
+
+
+@every_implementation
+def test_day_11_exercise_1(implementation):
+    raw = [[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [1.0, 1.0, 1.0]]
+    scaled = [[0.7071, 0.0, 0.3536], [0.0, 0.7071, 0.3536], [0.7071, 0.7071, 0.7071]]
+    weights = [[0.4555, 0.2246, 0.3199], [0.2246, 0.4555, 0.3199], [0.3333, 0.3333, 0.3333]]
+    output = [[0.6155, 0.3845], [0.3845, 0.6155], [0.5, 0.5]]
+    np.testing.assert_array_equal(get_score("dot")({}, E11_QUERY, E11_KEY), raw)
+    np.testing.assert_allclose(get_score("scaled")({}, E11_QUERY, E11_KEY), scaled, atol=5e-5)
+    np.testing.assert_allclose(attention_weights(E11_QUERY, E11_KEY), weights, atol=5e-5)
+    got, statistics = attention(
+        E11_QUERY, E11_KEY, E11_KEY, implementation=implementation, return_statistics=True
+    )
+    np.testing.assert_allclose(got, output, atol=5e-5)
+    # Query 2 attends uniformly, ln 3; queries 0 and 1 are equally focused.
+    np.testing.assert_allclose(statistics.entropy, [1.0582, 1.0582, 1.0986], atol=5e-5)
+
+
+@every_implementation
+def test_identical_keys_and_peaked_keys(implementation):
+    value = jnp.asarray(np.random.default_rng(0).normal(size=(7, 13)), jnp.float32)
+    same = jnp.ones((7, 11))
+    query = jnp.asarray(np.random.default_rng(1).normal(size=(5, 11)), jnp.float32)
+    np.testing.assert_allclose(attention_weights(query, same), np.full((5, 7), 1 / 7), rtol=1e-6)
+    got = attention(query, same, value, implementation=implementation)
+    np.testing.assert_allclose(got, np.tile(np.float64(value).mean(0), (5, 1)), atol=1e-6)
+    peaked = 1e3 * jnp.eye(7)
+    np.testing.assert_array_equal(attention_weights(peaked, peaked), np.eye(7))
+    np.testing.assert_array_equal(
+        attention(peaked, peaked, value, implementation=implementation), value
+    )
+
+
+@every_implementation
+def test_against_jax_nn(implementation):
+    rng = np.random.default_rng(4)
+    query, key, value = (
+        jnp.asarray(rng.normal(size=(2, length, 3, 11)), jnp.float32) for length in (5, 7, 7)
+    )
+    lengths = jnp.array([3, 7])
+    expected = jax.nn.dot_product_attention(
+        query, key, value, is_causal=True, key_value_seq_lengths=lengths
+    )
+    got = attention(
+        *(x.swapaxes(1, 2) for x in (query, key, value)),
+        mask=causal_mask() & padding_mask(lengths[:, None]), implementation=implementation,
+    )  # fmt: skip
+    np.testing.assert_allclose(got.swapaxes(1, 2), expected, atol=2e-6)
+
+
+@every_score
+def test_weights_are_rows_of_one_and_agree_with_the_output(score):
+    inputs = {name: x for name, x in inputs_of(score).items() if name != "value"}
+    inputs = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs)
+    weights = attention_weights(**inputs, mask=TABLE, score=SCORE_CASES[score].score)
+    rows = TABLE.any(2)
+    np.testing.assert_allclose(np.asarray(weights).sum(-1), rows, atol=1e-6)
+    assert not np.any(weights[~TABLE])
+    expected, _ = numpy_side(score, "dense")
+    assert_close(
+        "output", np.float64(weights) @ inputs_of(score)["value"], expected["output"], 2e-6
+    )
+
+
+# --- compilation, and what else comes in ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(Cosine):
+    def pair(self, params, q_features, k_features):
+        TRACES.append(self)
+        return super().pair(params, q_features, k_features)
+
+
+TRACES: list = []
+
+
+@every_implementation
+def test_new_arrays_compile_nothing(implementation):
+    def run(seed):
+        rng, rng_key = np.random.default_rng(seed), jax.random.key(seed)
+        query, key, value = (
+            jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((5, 3), (7, 11), (7, 13))
+        )
+        return attention(
+            query, key, value, score=Counting(), params=Counting().init(rng_key, 3, 11),
+            mask=causal_mask(0) & padding_mask(jnp.array(seed)),
+            implementation=implementation, dropout_rate=0.1, dropout_rng=rng_key,
+        )  # fmt: skip
+
+    run(1)
+    once = len(TRACES)
+    assert once > 0
+    run(2)
+    run(3)
+    assert len(TRACES) == once
+
+
+@every_implementation
+def test_numpy_lists_checkpoint_and_float0(implementation):
+    run = functools.partial(attention, implementation=implementation)
+    expected = [[0.6155, 0.3845], [0.3845, 0.6155], [0.5, 0.5]]
+    lists = (E11_QUERY.tolist(), E11_KEY.tolist(), E11_KEY.tolist())
+    for arguments in (lists, (E11_QUERY, E11_KEY, E11_KEY), tuple(map(np.float64, lists))):
+        np.testing.assert_allclose(run(*arguments), expected, atol=5e-5)
+    arrays = [jnp.asarray(x) for x in lists]
+    plain = jax.grad(lambda *args: (run(*args) ** 2).sum(), (0, 1, 2))(*arrays)
+    rematerialised = jax.checkpoint(run)
+    again = jax.grad(lambda *args: (rematerialised(*args) ** 2).sum(), (0, 1, 2))(*arrays)
+    for one, other in zip(plain, again, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+        assert np.any(one)
+    # An integer or boolean leaf of a mask has no tangent space, and nothing fails on it.
+    for mask in (padding_mask(jnp.array(2)), jnp.ones((3, 3), bool)):
+        _, pull_back = jax.vjp(
+            lambda query, mask: run(query, *arrays[1:], mask=mask), arrays[0], mask
+        )
+        dquery, dmask = pull_back(jnp.eye(3, 2))
+        assert np.any(dquery)
+        assert jax.tree.leaves(dmask)[0].dtype == jax.dtypes.float0

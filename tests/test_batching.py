@@ -1,0 +1,181 @@
+"""Batch axes: what one example gives, for every example; axes of size 1 and 0; `jax.vmap`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import ALL_IMPLEMENTATIONS, DK, DQ, DV, S, T, _general, assert_close, numpy_example
+
+import attention_jax as aj
+
+B, N = 2, 3
+RNG = np.random.default_rng(8)
+every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+
+
+def normal(*shape):
+    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+
+
+QUERY, KEY, VALUE = normal(B, N, T, DQ), normal(B, N, S, DK), normal(B, N, S, DV)
+ALL = np.ones((T, S), bool)
+
+
+def one_example(query, key, value, kernel, bias=0.0, allowed=ALL):
+    """Loops in NumPy, for one example of the general score."""
+    inputs = {
+        "query": query, "key": key, "value": value, "params": {"kernel": kernel},
+        "bias": np.broadcast_to(bias, (T, S)),
+    }  # fmt: skip
+    return numpy_example(_general, jax.tree.map(np.float64, inputs), allowed)[0]["output"]
+
+
+def looped(kernel, bias=None, allowed=None):
+    """[B, N, T, Dv], example by example; the arguments broadcast to axes [B, N]."""
+    kernels = np.broadcast_to(kernel, (B, N, DQ, DK))
+    biases = np.broadcast_to(0.0 if bias is None else bias, (B, N, T, S))
+    tables = np.broadcast_to(True if allowed is None else allowed, (B, N, T, S))
+    return np.array(
+        [
+            [
+                one_example(
+                    QUERY[b, n], KEY[b, n], VALUE[b, n], kernels[b, n], biases[b, n], tables[b, n]
+                )
+                for n in range(N)
+            ]
+            for b in range(B)
+        ]
+    )
+
+
+@pytest.mark.parametrize("axes", [(), (N,), (B, 1), (B, N), (1, N)])
+@every_implementation
+def test_parameters_of_each_head_or_example(implementation, axes):
+    kernel = normal(*axes, DQ, DK)
+
+    def run(kernel):
+        return aj.attention(
+            QUERY, KEY, VALUE, score="general", params={"kernel": kernel},
+            implementation=implementation,
+        )  # fmt: skip
+
+    assert_close("output", run(kernel), looped(kernel), 2e-6)
+    assert jax.grad(lambda kernel: run(kernel).sum())(kernel).shape == kernel.shape
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(), (S,), (T, 1), (T, S), (N, 1, 1), (N, 1, S), (B, 1, T, 1), (B, 1, T, S), (1, N, T, S),
+     (B, N, 1, S), (B, N, T, S)],
+)  # fmt: skip
+@every_implementation
+def test_bias_of_every_shape_and_its_gradient(implementation, shape):
+    bias, kernel = normal(*shape), normal(DQ, DK)
+    cotangent = np.float64(normal(B, N, T, DV))
+
+    def run(bias):
+        return aj.attention(
+            QUERY, KEY, VALUE, score="general", params={"kernel": kernel}, bias=bias,
+            implementation=implementation,
+        )  # fmt: skip
+
+    output, pull_back = jax.vjp(jax.jit(run), bias)
+    expected = looped(kernel, bias)
+    assert_close("output", output, expected, 2e-6)
+    # dL_ij = A_ij (dA_ij - sum_k A_ik dA_ik), summed over what the bias is shared by
+    logits = np.einsum("bntd,de,bnse->bnts", *(np.float64(x) for x in (QUERY, kernel, KEY)))
+    weights = np.exp(logits + np.float64(bias))
+    weights = weights / weights.sum(-1, keepdims=True)
+    dweights = np.einsum("bntv,bnsv->bnts", cotangent, np.float64(VALUE))
+    dbias = weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
+    padded = (1,) * (4 - bias.ndim) + bias.shape
+    shared = tuple(axis for axis, size in enumerate(padded) if size == 1)
+    dbias = dbias.sum(shared, keepdims=True).reshape(bias.shape)
+    (got,) = pull_back(jnp.asarray(cotangent, jnp.float32))
+    if padded[-1] == 1:  # softmax does not see a constant of the row
+        assert np.abs(got).max(initial=0) < 2e-5
+    else:
+        assert_close("gradient of bias", got, dbias, 2e-5)
+
+
+@pytest.mark.parametrize("axes", [(), (N,), (B, 1), (1, N), (B, N)])
+@every_implementation
+def test_mask_lengths_of_each_head_or_example(implementation, axes):
+    lengths = RNG.integers(0, S + 1, size=axes)
+    kernel = normal(DQ, DK)
+    allowed = np.arange(S) < lengths[..., None, None]
+    for mask in (aj.padding_mask(lengths), jnp.asarray(allowed), allowed):
+        output = aj.attention(
+            QUERY, KEY, VALUE, score="general", params={"kernel": kernel}, mask=mask,
+            implementation=implementation,
+        )  # fmt: skip
+        assert_close("output", output, looped(kernel, allowed=allowed), 2e-6)
+
+
+@pytest.mark.parametrize("batch", [(), (0,), (1, 2), (3, 0, 1), (1, 1)])
+@every_implementation
+def test_batch_axes_of_size_one_and_zero(implementation, batch):
+    query, key, value = normal(*batch, T, DK), normal(*batch, S, DK), normal(*batch, S, DV)
+
+    def run(query):
+        return aj.attention(
+            query, key, value, mask=aj.causal_mask(1), dropout_rate=0.5,
+            dropout_rng=jax.random.key(0), return_statistics=True, implementation=implementation,
+        )  # fmt: skip
+
+    output, statistics = run(query)
+    assert output.shape == (*batch, T, DV)
+    assert {x.shape for x in statistics} == {(*batch, T)}
+    assert jax.grad(lambda query: run(query)[0].sum())(query).shape == query.shape
+    assert aj.attention_weights(query, key).shape == (*batch, T, S)
+
+
+@pytest.mark.parametrize("mask", [None, aj.causal_mask(), np.ones((1, 1), bool)])
+@pytest.mark.parametrize(("target", "source"), [(0, S), (T, 0)])
+@every_implementation
+def test_no_queries_or_no_keys(implementation, target, source, mask):
+    query, key, value = normal(target, DK), normal(source, DK), normal(source, DV)
+    params = aj.Additive().init(jax.random.key(0), DK, DK)
+
+    def run(params):
+        return aj.attention(
+            query, key, value, score="additive", params=params, mask=mask, return_statistics=True,
+            implementation=implementation,
+        )  # fmt: skip
+
+    output, statistics = run(params)
+    np.testing.assert_array_equal(output, np.zeros((target, DV)))
+    np.testing.assert_array_equal(statistics.logsumexp, np.full(target, -np.inf))
+    np.testing.assert_array_equal(statistics.entropy, np.zeros(target))
+    gradients = jax.grad(lambda params: run(params)[0].sum())(params)
+    assert all(not leaf.any() for leaf in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize("which", ["query", "key", "value", "params", "bias", "mask"])
+@every_implementation
+def test_vmap_over_one_argument_is_the_loop(implementation, which):
+    several = 4
+    kernel, lengths = normal(DQ, DK), jnp.array([0, 3, 5, 7])
+    arguments = {
+        "query": QUERY[0, 0], "key": KEY[0, 0], "value": VALUE[0, 0], "params": {"kernel": kernel},
+        "bias": normal(T, S), "mask": aj.padding_mask(jnp.array(6)),
+    }  # fmt: skip
+    if which == "mask":
+        stacked = aj.padding_mask(lengths)
+    else:
+        stacked = jax.tree.map(lambda leaf: normal(several, *leaf.shape), arguments[which])
+
+    def run(changed):
+        return aj.attention(
+            **{**arguments, which: changed}, score="general", implementation=implementation
+        )
+
+    got = jax.vmap(run)(stacked)
+    for number in range(several):
+        changed = {**arguments, which: jax.tree.map(lambda leaf, n=number: leaf[n], stacked)}
+        length = int(changed["mask"].key_lengths)
+        expected = one_example(
+            changed["query"], changed["key"], changed["value"], changed["params"]["kernel"],
+            changed["bias"], np.broadcast_to(np.arange(S) < length, (T, S)),
+        )  # fmt: skip
+        assert_close(f"output {number}", got[number], expected, 2e-6)

@@ -1,0 +1,59 @@
+"""What README shows runs, and says what the code does."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import attention_jax
+
+README = Path(__file__).parent.parent / "README.md"
+CODE = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+def test_ten_lines_give_a_gradient_for_every_parameter():
+    namespace: dict = {}
+    exec(CODE[0], namespace)
+    gradient = namespace["gradient"]
+    assert {name: leaf.shape for name, leaf in gradient.items()} == {
+        "query_kernel": (16, 16),
+        "key_kernel": (16, 16),
+        "v": (16,),
+    }
+    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in gradient.values())
+
+
+def test_users_own_score_attends_by_distance():
+    namespace: dict = {}
+    exec(CODE[1], namespace)
+    score = namespace["Distance"]()
+    rng = np.random.default_rng(0)
+    query, key = rng.normal(size=(5, 3)), rng.normal(size=(7, 3))
+    params = score.init(jax.random.key(0), 3, 3)
+    weights = attention_jax.attention_weights(query, key, score=score, params=params)
+    sharpness = np.exp(float(params["sharpness"]))
+    expected = np.empty((5, 7))
+    for i in range(5):
+        exponentials = [np.exp(-sharpness * np.sum((query[i] - key[j]) ** 2)) for j in range(7)]
+        expected[i] = np.array(exponentials) / sum(exponentials)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5)
+
+
+def test_users_own_score_starts_with_logits_near_unit_deviation():
+    namespace: dict = {}
+    exec(CODE[1], namespace)
+    score = namespace["Distance"]()
+    query, key = (jax.random.normal(jax.random.key(i), (500, 64)) for i in range(2))
+    logits = score(score.init(jax.random.key(2), 64, 64), query, key)
+    assert 0.8 < float(logits.std()) < 1.25
+
+
+def test_every_file_it_names_exists():
+    root = README.parent
+    names = re.findall(
+        r"`((?:attention_jax|experiments|scripts|tests)/[\w./]*)`", README.read_text()
+    )
+    assert names
+    assert [name for name in names if not (root / name).exists()] == []

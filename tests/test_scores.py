@@ -1,0 +1,299 @@
+"""The four scores: hand computations, identities between them, initialisation, and names."""
+
+import dataclasses
+import functools
+import math
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import ALL_SCORES, DK, DQ, SCORE_CASES, Cosine, S, T
+from jax.test_util import check_grads
+
+from attention_jax import SCORES, Additive, Dot, General, ScaledDot, Score, attention, get_score
+
+RNG = jax.random.key(3)
+DECODER_STATE = jnp.array([[1.0, -0.5, 0.3, 0.8]])  # s of chapter 38
+ENCODER_STATE = jnp.array([[0.6, 0.2, -0.4, 1.0]])  # h of chapter 38
+
+
+def tokens(query_dim=DQ, dtype=np.float32, target=T, source=S):
+    rng = np.random.default_rng(1)
+    query, key = rng.normal(size=(target, query_dim)), rng.normal(size=(source, DK))
+    return jnp.asarray(query, dtype), jnp.asarray(key, dtype)
+
+
+# --- worked examples ---
+
+
+def test_chapter_38_dot_and_scaled():
+    # 0.6 - 0.1 - 0.12 + 0.8 = 1.18, and half of it since sqrt(4) = 2
+    np.testing.assert_allclose(Dot()({}, DECODER_STATE, ENCODER_STATE), [[1.18]], rtol=1e-6)
+    np.testing.assert_allclose(ScaledDot()({}, DECODER_STATE, ENCODER_STATE), [[0.59]], rtol=1e-6)
+
+
+def test_general_by_hand():
+    params = {"kernel": jnp.array([[1.0, 0.0, -1.0], [0.5, 2.0, 0.0]])}
+    query, key = jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 1.0, 2.0]])
+    # W k = (1, 3.5), q . W k = 1 + 7; and what is projected is the query: q W = (2, 4, -1)
+    assert General()(params, query, key).tolist() == [[8.0]]
+    assert General().project(params, query, key)[0].tolist() == [[2.0, 4.0, -1.0]]
+
+
+def test_additive_by_hand():
+    params = {
+        "query_kernel": jnp.array([[1.0, 0.0], [0.0, 2.0]]),
+        "key_kernel": jnp.array([[1.0, 2.0], [-1.0, 0.5]]),
+        "v": jnp.array([1.0, -3.0]),
+    }
+    query, key = jnp.array([[0.5, 0.25]]), jnp.array([[0.0, 1.0]])
+    # (0.5, 0.5) + (-1, 0.5) = (-0.5, 1); tanh = (-0.4621172, 0.7615942); minus 3 times the second
+    np.testing.assert_allclose(Additive()(params, query, key), [[-2.7468997]], rtol=1e-6)
+
+
+# --- identities ---
+
+
+@pytest.mark.parametrize("name", ALL_SCORES)
+def test_matrix_form_is_the_loop_form(name):
+    case = SCORE_CASES[name]
+    query, key = tokens(case.query_dim)
+    params = case.score.init(RNG, case.query_dim, DK)
+    wide = jax.tree.map(np.float64, params)
+    expected = [[case.pair(wide, np.float64(q), np.float64(k)) for k in key] for q in query]
+    np.testing.assert_allclose(case.score(params, query, key), expected, rtol=2e-5, atol=2e-6)
+
+
+def test_general_is_dot_on_projected_keys():
+    query, key = tokens()
+    params = General().init(RNG, DQ, DK)
+    projected = np.float32(np.float64(key) @ np.float64(params["kernel"]).T)  # once per key
+    expected = Dot()({}, query, jnp.asarray(projected))
+    np.testing.assert_allclose(General()(params, query, key), expected, atol=2e-6)
+
+
+def test_general_with_the_identity_is_dot():
+    query, key = tokens(DK)
+    identity = {"kernel": jnp.eye(DK)}
+    np.testing.assert_allclose(General()(identity, query, key), Dot()({}, query, key), atol=2e-6)
+
+
+def test_additive_is_one_stacked_matrix():
+    query, key = tokens()
+    params = Additive(17).init(RNG, DQ, DK)
+    stacked = np.concatenate([params["query_kernel"], params["key_kernel"]]).astype(np.float64)
+    for i, q in enumerate(np.float64(query)):
+        for j, k in enumerate(np.float64(key)):
+            expected = np.float64(params["v"]) @ np.tanh(np.concatenate([q, k]) @ stacked)
+            got = Additive(17)(params, query, key)[i, j] if (i + j) % 5 == 0 else expected
+            np.testing.assert_allclose(got, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("scale", [2.0, 1, 0, -0.5, np.float64(0.5), np.float32(0.25)])
+def test_scale(scale):
+    query, key = tokens(DK)
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            got = ScaledDot(scale)({}, query, key)
+        assert got.dtype == jnp.float32
+        expected = float(scale) * (np.float64(query) @ np.float64(key).T)
+        np.testing.assert_allclose(got, expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", ALL_SCORES)
+def test_a_tile_of_features_is_the_block_of_the_whole(name):
+    case = SCORE_CASES[name]
+    query, key = tokens(case.query_dim)
+    params = case.score.init(RNG, case.query_dim, DK)
+    q_features, k_features = case.score.project(params, query, key)
+    tile = case.score.pair(params, q_features[1:4], k_features[2:4])
+    np.testing.assert_allclose(tile, case.score(params, query, key)[1:4, 2:4], atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ALL_SCORES)
+def test_pair_vjp_against_finite_differences(name):
+    case = SCORE_CASES[name]
+    with jax.enable_x64(True):
+        query, key = tokens(case.query_dim, np.float64, target=2, source=3)
+        params = jax.tree.map(np.float64, case.score.init(RNG, case.query_dim, DK))
+        features = (params, *case.score.project(params, query, key))
+        dlogits = np.random.default_rng(2).normal(size=(2, 3))
+        got = jax.tree.leaves(case.score.pair_vjp(*features, jnp.asarray(dlogits)))
+        rng = np.random.default_rng(4)
+        directions = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), features)
+        step = 1e-6
+        up, down = (
+            case.score.pair(*jax.tree.map(lambda x, d, h=h: x + h * d, features, directions))
+            for h in (step, -step)
+        )
+    numeric = ((np.asarray(up) - np.asarray(down)) / (2 * step) * dlogits).sum()
+    pairs = [(np.asarray(g), d) for g, d in zip(got, jax.tree.leaves(directions), strict=True)]
+    np.testing.assert_allclose(sum((g * d).sum() for g, d in pairs), numeric, rtol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["additive", "general"])
+def test_gradients_of_two_orders(name):
+    case = SCORE_CASES[name]
+    with jax.enable_x64(True):
+        query, key = tokens(case.query_dim, np.float64, target=2, source=3)
+        params = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf, jnp.float64), case.score.init(RNG, case.query_dim, DK)
+        )
+        check_grads(jax.jit(case.score), (params, query, key), order=2, modes=["fwd", "rev"])
+
+
+def test_half_precision_accumulates_in_float32():
+    query, key = (jnp.full((1, 2048), 0.5, jnp.bfloat16) for _ in range(2))
+    logits = Dot()({}, query.at[0, 0].set(0.75), key)
+    assert logits.dtype == jnp.float32
+    assert logits.item() == 512.125  # in bfloat16 it would be 512
+
+
+# --- initialisation ---
+
+
+@pytest.mark.parametrize(
+    ("score", "count"), [("additive", 8256), ("general", 4096), ("dot", 0), ("scaled", 0)]
+)
+def test_parameter_counts_at_64(score, count):
+    params = get_score(score).init(RNG, 64, 64)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
+
+
+@pytest.mark.parametrize(("query_dim", "key_dim"), [(3, 11), (37, 17)])
+@pytest.mark.parametrize("score", [General(), Additive(), Additive(hidden_dim=29)])
+def test_initial_logits_have_standard_deviation_1(score, query_dim, key_dim):
+    def logits(rng):
+        params_rng, query_rng, key_rng = jax.random.split(rng, 3)
+        query = jax.random.normal(query_rng, (4, query_dim))
+        key = jax.random.normal(key_rng, (4, key_dim))
+        return score(score.init(params_rng, query_dim, key_dim), query, key)
+
+    sample = jax.jit(jax.vmap(logits))(jax.random.split(RNG, 400))
+    assert 0.9 < sample.std() < 1.1
+    assert abs(sample.mean()) < 0.1
+
+
+def test_tanh_variance():
+    z, weights = np.polynomial.hermite_e.hermegauss(101)
+    from attention_jax import scores
+
+    expected = (weights * np.tanh(z) ** 2).sum() / math.sqrt(2 * math.pi)
+    np.testing.assert_allclose(scores._TANH_VARIANCE, expected, atol=1e-6)
+
+
+def test_hidden_dim_of_given_parameters():
+    query, key = tokens()
+    params = Additive(17).init(RNG, DQ, DK)
+    value = jnp.ones((S, 1))
+    got = attention(query, key, value, score=Additive(), params=params)
+    np.testing.assert_allclose(got, np.ones((T, 1)), rtol=1e-6)
+
+
+def test_additive_can_be_subclassed():
+    @dataclasses.dataclass(frozen=True)
+    class WithBias(Additive):
+        def init(self, rng, query_dim, key_dim):
+            return {**super().init(rng, query_dim, key_dim), "bias": jnp.zeros(())}
+
+        def pair(self, params, q_features, k_features):
+            return super().pair(params, q_features, k_features) + params["bias"]
+
+    query, key = tokens()
+    params = {**WithBias(17).init(RNG, DQ, DK), "bias": jnp.float32(2.0)}
+    for score in (WithBias(), WithBias(17)):
+        _, statistics = attention(
+            query, key, jnp.ones((S, 1)), score=score, params=params, return_statistics=True
+        )
+        plain = Additive(17)(params, query, key)
+        np.testing.assert_allclose(statistics.max_logit, plain.max(1) + 2, rtol=1e-6)
+
+
+# --- names and values ---
+
+
+def test_scores_are_equal_and_hashed_by_value():
+    assert len({ScaledDot(), ScaledDot(), ScaledDot(0.5), Dot(), General(), Additive(3)}) == 5
+    assert Additive(3) == Additive(3) != Additive(4)
+    assert Dot() != General()
+
+
+def test_get_score():
+    assert list(SCORES) == ["additive", "dot", "general", "scaled"]
+    for name, score in SCORES.items():
+        assert get_score(name) is score
+    assert get_score(ScaledDot(2.0)) == ScaledDot(2.0)
+    assert get_score(General) == General()
+    assert get_score("conformance:Cosine") == Cosine()
+
+
+@dataclasses.dataclass(frozen=True)
+class NeedsPower(Score):
+    power: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Caches(Dot):
+    @functools.cached_property
+    def table(self):
+        return [1, 2]
+
+
+class Handmade(Dot):
+    def __init__(self, scale):
+        self.scale = scale
+
+
+def test_an_instance_in_a_module_and_a_cached_property(monkeypatch):
+    module = types.ModuleType("users_own")
+    module.POWER = NeedsPower(2)
+    monkeypatch.setitem(sys.modules, "users_own", module)
+    assert get_score("users_own:POWER") == NeedsPower(2)
+    score = Caches()
+    assert score.table == [1, 2]
+    assert get_score(score) is score
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ("aditive", "got 'aditive'; did you mean 'additive'?"),
+        ("zzz", "score must be one of additive, dot, general, scaled or 'module:Name'; got 'zzz'$"),
+        ("nowhere_at_all:Name", "cannot import module 'nowhere_at_all'"),
+        (".relative:Name", "score '.relative:Name': cannot import module '.relative'"),
+        (":Name", "score ':Name': cannot import module ''"),
+        ("math:Name", "score 'math:Name': module 'math' has no 'Name'"),
+        ("math:pi", "score must be a name or a Score; got 'math:pi'"),
+        (None, "score must be a name or a Score; got None"),
+        (3, "score must be a name or a Score; got 3"),
+        (NeedsPower, "score must be an instance where the class needs arguments; got NeedsPower"),
+        (NeedsPower([2]), "score must be hashable: make NeedsPower a frozen dataclass"),
+        (ScaledDot(2.0).__class__.__call__, "score must be a name or a Score"),
+        (Handmade(2.0), "score must be a frozen dataclass; Handmade.scale is not a field"),
+    ],
+)
+def test_get_score_errors(score, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        get_score(score)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ScaledDot(math.inf), "scale must be a finite float or None; got inf"),
+        (lambda: ScaledDot("1"), "scale must be a finite float or None; got '1'"),
+        (lambda: Additive(0), "hidden_dim must be an integer of at least 1, or None for Dk; got 0"),
+        (lambda: Additive(2.5), "hidden_dim must be an integer of at least 1"),
+    ],
+)
+def test_bad_options(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_score_without_pair_says_so():
+    with pytest.raises(NotImplementedError, match=r"NeedsPower must define pair\(params, q, k\)"):
+        NeedsPower(2)({}, *tokens(DK))

@@ -1,0 +1,158 @@
+"""scripts/train.py as a user meets it."""
+
+import dataclasses
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attention_jax.tasks.reversal import ReversalConfig
+from attention_jax.training.checkpoints import Checkpoints
+from attention_jax.training.run_folder import RunFolder, read_lines
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts" / "train.py"
+TINY = ["--dim", "8", "--hidden-dim", "7", "--batch-size", "5", "--max-length", "3", "--seeds", "1"]
+
+OWN_SCORE = """
+import dataclasses
+from attention_jax import Score
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Score):
+    def pair(self, params, q_features, k_features):
+        return 2 * q_features @ k_features.T
+"""
+
+
+def start(folder, *arguments):
+    """The script in a process of its own, with a user's score lying beside it."""
+    (folder / "my_scores.py").write_text(OWN_SCORE)
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_stopped_by_sigterm_and_resumed(tmp_path):
+    run = tmp_path / "run"
+    arguments = ["--workdir", "run", "--score", "my_scores:Mine", "--steps", "6000"]
+    arguments += ["--log-every", "10", "--checkpoint-every", "3000", *TINY]
+    process = start(tmp_path, *arguments)
+    while process.poll() is None and not read_lines(run / "metrics.jsonl"):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert "--resume goes on from here" in err
+    assert "Traceback" not in out + err
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        step = checkpoints.latest_step()
+    assert 0 < step < 6000
+    assert read_lines(run / "metrics.jsonl")[-1]["step"] == step
+    assert re.search(rf"^run: step {step} of 6000, 1 seeds, ", out, re.MULTILINE)
+    assert json.loads((run / "config.json").read_text())["model"]["score"] == "my_scores:Mine"
+
+    process = start(tmp_path, *arguments, "--resume")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert err == ""
+    assert "\nrun: step 6000 of 6000" in out
+    steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
+    assert steps == list(range(10, 6010, 10))
+
+
+# --- mistakes, in this process ---
+
+
+@pytest.fixture
+def script(monkeypatch, capsys, tmp_path):
+    """Runs the script with arguments: (exit status, all that it printed, on one line)."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+        with pytest.raises(SystemExit) as exited:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        captured = capsys.readouterr()
+        assert captured.out == "" or "--help" in arguments
+        return exited.value.code, " ".join((captured.out + captured.err).split())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--score", "adit"], "did you mean 'additive'?"),
+        (["--score", "nowhere:Mine"], "cannot import module 'nowhere'"),
+        (["--self-attention-score", "skaled"], "did you mean 'scaled'?"),
+        (["--bogus", "3"], "--bogus"),
+        (["--dim", "wide"], "wide"),
+        (["--dim", "7"], "dim must be even; got 7"),
+        (["--steps", "0"], "steps must be at least 1; got 0"),
+        (["--checkpoint-every", "30"], "checkpoint_every must be a multiple of log_every 25"),
+        (["--min-length", "9"], "max_length must be at least min_length 9; got 8"),
+        (["--learning-rate", "0"], "learning_rate must be greater than 0; got 0.0"),
+    ],
+)
+def test_bad_options(script, tmp_path, arguments, message):
+    status, printed = script("--workdir", "run", *arguments)
+    assert status == 2
+    # A box may be drawn around the message, and break it into lines.
+    assert message in re.sub(r" *[│╭╮╰╯─]+ *", " ", printed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_workdir(script):
+    status, printed = script()
+    assert status == 2
+    assert "--workdir" in printed
+
+
+def test_help_names_every_option_and_its_default(script):
+    status, printed = script("--help")
+    assert status == 0
+    for option in ("--workdir", "--score", "--seeds", "--mask-padding", "--resume", "--steps"):
+        assert option in printed
+    assert "(default: 2500)" in printed
+
+
+def test_the_workdir_is_a_file(script, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert script("--workdir", "file") == (
+        2,
+        "error: workdir must be a folder; file is a file",
+    )
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_run_is_there_already(script, tmp_path):
+    RunFolder(tmp_path / "run").create(dataclasses.asdict(ReversalConfig()), resume=False)
+    status, printed = script("--workdir", "run")
+    assert status == 2
+    assert printed.startswith("error: workdir run already holds a run; add --resume")
+    status, printed = script("--workdir", "run", "--resume", "--score", "dot", "--steps", "5")
+    assert status == 2
+    assert "loop.steps was 2500, now 5; model.score was 'scaled', now 'dot'" in printed
+
+
+def test_ctrl_c_before_training(script, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attention_jax.tasks.reversal.train_run", interrupted)
+    assert script("--workdir", "run") == (130, "")
