@@ -280,6 +280,13 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, never_stopped):
     assert (tmp_path / "metrics.jsonl").read_bytes() == never_stopped[1]
 
 
+def test_chunks_end_at_multiples_of_log_every_wherever_a_run_begins(tmp_path):
+    run(tmp_path, LoopConfig(seeds=2, steps=3, log_every=2, checkpoint_every=4))
+    hook = Hook()
+    run(tmp_path, LoopConfig(seeds=2, steps=7, log_every=2, checkpoint_every=4), hook=hook)
+    assert hook.steps == [4, 6, 7]
+
+
 def test_a_request_before_the_first_step_saves_the_start(tmp_path, never_stopped):
     early = Interruption()
     early.requested = signal.SIGTERM
@@ -292,18 +299,19 @@ def test_a_request_before_the_first_step_saves_the_start(tmp_path, never_stopped
 # --- signals and settings ---
 
 
-def test_the_first_signal_asks_and_the_second_would_end_the_process():
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_asks_and_the_second_would_end_the_process(number, status):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with Interruption() as interruption:
         assert interruption.requested is None
         assert interruption.exit_status == 0
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert interruption.requested == signal.SIGTERM
-        assert interruption.exit_status == 143
-        for number in before:
-            assert signal.getsignal(number) == signal.SIG_DFL
-    for number, handler in before.items():
-        assert signal.getsignal(number) is handler
+        os.kill(os.getpid(), number)
+        assert interruption.requested == number
+        assert interruption.exit_status == status
+        for either in before:
+            assert signal.getsignal(either) == signal.SIG_DFL
+    for either, handler in before.items():
+        assert signal.getsignal(either) is handler
 
 
 @pytest.mark.parametrize(
