@@ -19,7 +19,9 @@ from attention_jax.training.run_folder import write_json
 class Arguments:
     """Evaluate the newest checkpoint of a run on fresh random strings, length by length.
 
-    Token accuracies count letters; an exact match has every letter and the end in its place.
+    "letters" is the share of letters that are right, "exact match" that of strings with every
+    letter and the end in its place; "forced": each letter is predicted from the right ones before
+    it (teacher forcing), "free": from the model's own.
 
     Attributes:
         workdir: a run folder made by scripts/train.py.
@@ -41,9 +43,9 @@ class Arguments:
 
 
 _HEADINGS = {
-    "teacher_forced_tokens": "letters, teacher-forced",
-    "free_running_tokens": "letters, free-running",
-    "free_running_exact": "exact match, free-running",
+    "teacher_forced_tokens": "letters, forced",
+    "free_running_tokens": "letters, free",
+    "free_running_exact": "exact match, free",
 }
 
 
@@ -57,9 +59,9 @@ def main(arguments: Arguments) -> None:
         title=f"{trained.config.model.score}, step {trained.step}, {loop.seeds} seeds,"
         f" {arguments.strings} strings a length: mean ± sd (worst seed), %"
     )
-    table.add_column("length", justify="right")
+    table.add_column("length", justify="right", no_wrap=True)
     for metric in Evaluation._fields:
-        table.add_column(_HEADINGS[metric], justify="right")
+        table.add_column(_HEADINGS[metric], justify="right", no_wrap=True)
     for length, evaluation in results.items():
         table.add_row(str(length), *(_percent(np.asarray(shares)) for shares in evaluation))
     rich.console.Console().print(table)

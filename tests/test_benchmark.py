@@ -70,7 +70,7 @@ def test_without_torch_the_peer_is_absent_and_the_rest_runs(
 ):
     found, printed = tiny(monkeypatch, capsys, tmp_path, "dot")
     *ours, peer = found["benchmarks"]["reversal"]["rows"]
-    assert [row["model"] for row in ours] == ["ours, map", "ours, vmap"]
+    assert [row["model"] for row in ours] == ["ours", "ours, a seed after another"]
     assert peer["model"] == "PyTorch GRU: absent"
     assert "torch" in peer["absent"]
     assert peer["absent"] in printed
@@ -94,10 +94,9 @@ def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path, peer):
     assert "jax" in found["environment"]["packages"]
     report = found["benchmarks"]["reversal"]
     assert report["settings"]["steps"] == 2
-    mapped, vmapped, gru = report["rows"]
-    for row in (mapped, vmapped):
+    together, in_turn, gru = report["rows"]
+    for row in (together, in_turn):
         check_ours(row)
-        assert row["seed_batching"] in row["model"]
         assert row["times_peer"] == pytest.approx(gru["seconds"] / row["seconds"])
         ratio = gru["seconds"] / row["seconds_with_compile"]
         assert row["times_peer_with_compile"] == pytest.approx(ratio)

@@ -17,7 +17,6 @@ from attention_jax.training.loop import (
     Task,
     TrainState,
     initial_state,
-    over_seeds,
     train,
     train_step,
     train_steps,
@@ -154,7 +153,7 @@ def recording_task(batches):
 def test_batches_differ_between_steps_and_seeds_and_repeat_with_the_seed():
     def seen(first_seed, steps):
         batches = []
-        config = LoopConfig(seeds=2, first_seed=first_seed, seed_batching="map")
+        config = LoopConfig(seeds=2, first_seed=first_seed)
         task = recording_task(batches)
         stacked = initial_state(task, OPTIMIZER, config)
         for index in range(2):
@@ -167,17 +166,16 @@ def test_batches_differ_between_steps_and_seeds_and_repeat_with_the_seed():
     assert set(seen(1, 3)) & set(both) == set(both[3:])  # seed 1 alone is in both
 
 
-@pytest.mark.parametrize("batching", ["vmap", "map", "auto"])
-def test_seeds_together_are_each_seed_alone(batching):
-    config = LoopConfig(seeds=3, first_seed=5, seed_batching=batching)
+def test_seeds_together_are_each_seed_alone():
+    config = LoopConfig(seeds=3, first_seed=5)
     stacked = initial_state(TASK, OPTIMIZER, config)
     assert stacked.seed.tolist() == [5, 6, 7]
     assert stacked.step.tolist() == [0, 0, 0]
     assert len({row.tobytes() for row in np.asarray(stacked.params["w"])}) == 3
-    together = over_seeds(lambda state: train_steps(TASK, OPTIMIZER, 11, state), batching)
-    trained, metrics = jax.jit(together)(stacked)
+    together = jax.jit(jax.vmap(lambda state: train_steps(TASK, OPTIMIZER, 11, state)))
+    trained, metrics = together(stacked)
     for index in range(3):
-        alone = LoopConfig(seeds=1, first_seed=5 + index, seed_batching="vmap")
+        alone = LoopConfig(seeds=1, first_seed=5 + index)
         state = one_seed(initial_state(TASK, OPTIMIZER, alone))
         expected, line = jax.jit(lambda state: train_steps(TASK, OPTIMIZER, 11, state))(state)
         np.testing.assert_allclose(trained.params["w"][index], expected.params["w"], rtol=1e-5)

@@ -19,7 +19,7 @@ from attention_jax.tasks.reversal import (
     reversal_task,
 )
 from attention_jax.tasks.reversal_evaluation import evaluate, reverse
-from attention_jax.training.loop import LoopConfig, initial_state, over_seeds, train_steps
+from attention_jax.training.loop import LoopConfig, initial_state, train_steps
 
 SEEDS = 2
 MODEL = Seq2SeqConfig(score="general", dim=16, hidden_dim=16)
@@ -34,7 +34,7 @@ def trained():
     with jax.numpy_dtype_promotion("standard"):
         task, adam = reversal_task(CONFIG), optimizer(CONFIG)
         steps = functools.partial(train_steps, task, adam, 250)
-        state, _ = jax.jit(over_seeds(steps, "map"))(initial_state(task, adam, CONFIG.loop))
+        state, _ = jax.jit(jax.vmap(steps))(initial_state(task, adam, CONFIG.loop))
     return Trained(CONFIG, state.params, 250)
 
 

@@ -53,7 +53,7 @@ def assert_same_bits(left, right):
 def test_settings_survive_json():
     made = ReversalConfig(
         model=Seq2SeqConfig(score="additive", self_attention_score=None, mask_padding=False),
-        loop=LoopConfig(seeds=3, seed_batching="vmap"),
+        loop=LoopConfig(seeds=3),
         learning_rate=0.1,
     )
     content = json.loads(json.dumps(dataclasses.asdict(made)))

@@ -35,7 +35,7 @@ class Seq2SeqConfig:
     score: str = "scaled"
     self_attention_score: str | None = "scaled"
     dim: int = 64
-    hidden_dim: int = 128
+    hidden_dim: int = 64
     encoder_layers: int = 1
     decoder_layers: int = 1
     mask_padding: bool = True

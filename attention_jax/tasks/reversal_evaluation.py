@@ -13,7 +13,6 @@ from attention_jax.data.reversal import Batch, random_batch, reversal_batch
 from attention_jax.data.vocabulary import EOS, PAD, SOS
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
 from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, Trained, bind
-from attention_jax.training.loop import over_seeds
 from attention_jax.training.metrics import exact_match, token_accuracy
 
 Array = jax.Array
@@ -46,7 +45,7 @@ def _evaluate(config: ReversalConfig, params: Params, letters: Array, lengths: A
             exact_match(free, batch.targets, batch.target_lengths),
         )
 
-    return over_seeds(one_seed, config.loop.seed_batching)(params)
+    return jax.vmap(one_seed)(params)
 
 
 def evaluate(

@@ -38,9 +38,6 @@ class Task(NamedTuple):
     loss: Callable[[Params, Any], tuple[Array, Metrics]]  # params, batch -> loss, other metrics
 
 
-SeedBatching = Literal["auto", "vmap", "map"]
-
-
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
     """How long, how often, how many.
@@ -51,9 +48,6 @@ class LoopConfig:
         steps: optimiser steps of each seed.
         log_every: steps in one compiled call, and between two lines of metrics.jsonl.
         checkpoint_every: steps between two checkpoints, a multiple of `log_every`.
-        seed_batching: "vmap" runs the seeds side by side in every operation, "map" one after
-            another inside the compiled call; "auto" takes "map" on CPU, where a batch of small
-            matrix products is slower than as many products, and "vmap" elsewhere.
     """
 
     seeds: int = 5
@@ -61,7 +55,6 @@ class LoopConfig:
     steps: int = 2500
     log_every: int = 25
     checkpoint_every: int = 500
-    seed_batching: SeedBatching = "auto"
 
     def __post_init__(self) -> None:
         for name in ("seeds", "steps", "log_every", "checkpoint_every"):
@@ -90,7 +83,7 @@ def initial_state(
         return TrainState(jnp.zeros((), jnp.int32), seed, params, optimizer.init(params))
 
     seeds = config.first_seed + jnp.arange(config.seeds, dtype=jnp.int32)
-    return jax.jit(over_seeds(init, config.seed_batching))(seeds)
+    return jax.jit(jax.vmap(init))(seeds)
 
 
 def train_step(
@@ -123,13 +116,6 @@ def train_steps(
     return state, jax.tree.map(jnp.mean, metrics)
 
 
-def over_seeds(function: Callable, batching: SeedBatching) -> Callable:
-    """`function` of one seed's pytree, over a leading axis of seeds, in one program."""
-    if batching == "auto":
-        batching = "map" if jax.default_backend() == "cpu" else "vmap"
-    return jax.vmap(function) if batching == "vmap" else functools.partial(jax.lax.map, function)
-
-
 def train(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -160,7 +146,7 @@ def train(
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     def advance(count: int, state: TrainState) -> tuple[TrainState, Metrics]:
         one_seed = functools.partial(train_steps, task, optimizer, count)
-        return over_seeds(one_seed, config.seed_batching)(state)
+        return jax.vmap(one_seed)(state)
 
     step = int(state.step[0])
     while step < config.steps and not interruption.requested:
