@@ -84,7 +84,10 @@ class Dot(Score):
     needs_equal_dims: ClassVar[bool] = True
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        return _matmul(q_features, k_features.T)
+        dtype = accumulator_dtype(q_features, k_features)
+        return jnp.einsum(
+            "td,sd->ts", q_features, k_features, precision="highest", preferred_element_type=dtype
+        )
 
 
 @dataclasses.dataclass(frozen=True)
