@@ -7,7 +7,7 @@ from typing import Literal, overload
 
 import jax
 
-from attention_jax.checks import checked_inputs, checked_rate, checked_rng
+from attention_jax.checks import checked_implementation, checked_inputs, checked_rate, checked_rng
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_and_mask
@@ -90,13 +90,7 @@ def attention(
     Source: Bahdanau et al. 2014, Luong et al. 2015, Vaswani et al. 2017 (their Q, K, V).
     """
     score = get_score(score)
-    if implementation is None:
-        implementation = "reference"
-    if implementation not in tuple(IMPLEMENTATIONS):  # a tuple: what came may not be hashable
-        raise ValueError(
-            f"implementation must be None or one of {', '.join(IMPLEMENTATIONS)};"
-            f" got {implementation!r}"
-        )
+    implementation = checked_implementation(implementation) or "reference"
     if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
         raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
     dropout_rate = checked_rate(dropout_rate)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.implementations import Inputs
+from attention_jax.implementations import IMPLEMENTATIONS, Inputs
 from attention_jax.masks import as_mask, broadcasts
 from attention_jax.scores import Params, Score
 
@@ -102,6 +102,15 @@ def _checked_bias(bias: Any, full_shape: tuple[int, ...]) -> Array:
     array = _float_array("bias", bias)
     _check_broadcasts("bias", array, full_shape)
     return array.reshape((1,) * (2 - array.ndim) + array.shape)
+
+
+def checked_implementation(name: Any) -> str | None:
+    """None, or the name of an implementation that exists."""
+    if name is None or (isinstance(name, str) and name in IMPLEMENTATIONS):
+        return name
+    raise ValueError(
+        f"implementation must be None or one of {', '.join(IMPLEMENTATIONS)}; got {name!r}"
+    )
 
 
 def checked_rate(rate: Any) -> float:

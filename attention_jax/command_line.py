@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -11,14 +12,24 @@ import tyro
 
 Arguments = TypeVar("Arguments")
 
+_LIBRARY = Path(__file__).parent
+_OURS = (_LIBRARY, _LIBRARY.parent / "scripts", _LIBRARY.parent / "experiments")
+
 
 def run_command(arguments: type[Arguments], main: Callable[[Arguments], int | None]) -> None:
-    """Parses `sys.argv`, runs `main`, exits with its status; a ValueError is the user's mistake."""
+    """Parses `sys.argv`, runs `main` and exits with its status; 2 and one line for a mistake.
+
+    A ValueError that our own code raises is the user's mistake. One from anywhere else, such as a
+    user's score or JAX, keeps its traceback: it says where to look.
+    """
     sys.path.insert(0, str(Path.cwd()))  # so that --score module:Name finds a module lying here
     try:
         parsed = tyro.cli(arguments, config=(tyro.conf.OmitArgPrefixes,))
         status = main(parsed)
     except ValueError as error:
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if not any(folder in raised_in.parents for folder in _OURS):
+            raise
         print(f"error: {error}", file=sys.stderr)
         status = 2
     except KeyboardInterrupt:

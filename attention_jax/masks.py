@@ -157,7 +157,8 @@ class CausalMask(Mask):
     offset: int
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        return key_positions[None, :] <= query_positions[:, None] + self.offset
+        # The difference of two positions never overflows, as position + offset might.
+        return key_positions[None, :] - query_positions[:, None] <= self.offset
 
 
 @mask_dataclass
@@ -264,6 +265,12 @@ def causal_mask(offset: int = 0) -> Mask:
     Args:
         offset: how many keys beyond its own position a query may see; may be negative.
 
+    Returns:
+        a `Mask` without arrays: static, hashable, for any T and S.
+
+    Raises:
+        ValueError: `offset` is no Python integer of 32 bits.
+
     >>> causal_mask(offset=1).materialize(2, 4).astype(int).tolist()
     [[1, 1, 0, 0], [1, 1, 1, 0]]
     """
@@ -276,6 +283,12 @@ def local_mask(left: int | None, right: int | None) -> Mask:
     Args:
         left: keys to the left of the query's position that it may see, >= 0; None for all.
         right: the same to the right.
+
+    Returns:
+        a `Mask` without arrays: static, hashable, for any T and S.
+
+    Raises:
+        ValueError: `left` or `right` is negative, or no Python integer of 32 bits.
 
     >>> local_mask(1, 0).materialize(3, 3).astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
@@ -291,6 +304,12 @@ def padding_mask(key_lengths: Array, query_lengths: Array | None = None) -> Mask
             inputs [B, N, T, D].
         query_lengths: the same for queries; None if every query is real.
 
+    Returns:
+        a `Mask` whose leaves are the lengths.
+
+    Raises:
+        ValueError: lengths are not integers.
+
     >>> padding_mask(jnp.array([1, 3])).materialize(1, 3).astype(int).tolist()
     [[[1, 0, 0]], [[1, 1, 1]]]
     """
@@ -305,6 +324,12 @@ def segment_mask(query_segments: Array, key_segments: Array) -> Mask:
     Args:
         query_segments: int [*B, T].
         key_segments: int [*B, S].
+
+    Returns:
+        a `Mask` whose leaves are the segments.
+
+    Raises:
+        ValueError: segments are not integers, or have no position axis.
 
     >>> segment_mask(jnp.array([0, 1]), jnp.array([0, 0, 1])).materialize(2, 3).astype(int).tolist()
     [[1, 1, 0], [0, 0, 1]]
@@ -332,9 +357,12 @@ def as_mask(mask: Mask | Array) -> Mask:
 
 def _static_int(name: str, value: int) -> int:
     try:
-        return operator.index(value)
+        integer = operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be a Python integer; got {value!r}") from None
+    if abs(integer) >= 2**31:
+        raise ValueError(f"{name} must be below 2**31 in size; got {integer}")
+    return integer
 
 
 def _window(name: str, size: int | None) -> int | None:
@@ -347,7 +375,10 @@ def _window(name: str, size: int | None) -> int | None:
 
 
 def _integers(name: str, value: Array) -> Array:
-    array = jnp.asarray(value)
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be an integer array; got {value!r}") from None
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{name} must be integers; got dtype {array.dtype}")
     return array

@@ -1,4 +1,4 @@
-"""Arrays become matplotlib figures; nothing is computed here but means and deviations."""
+"""Arrays become matplotlib figures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from attention_jax.training.metrics import mean_and_deviation
 
 # Okabe and Ito's colours, which every kind of colour vision tells apart, and a marker each.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -25,8 +27,15 @@ def new_figure(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **subplots).flat)
 
 
+def check_png(path: Path) -> None:
+    """Raises ValueError unless `path` can be a PNG file by its name."""
+    if path.suffix != ".png" or path.is_dir():
+        raise ValueError(f"figure must be a file that ends in .png; got {path}")
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Writes a PNG, making its folder; returns the path."""
+    check_png(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without the writer's version in it, the same figure is the same file.
     figure.savefig(path, dpi=120, metadata={"Software": None})
@@ -68,7 +77,7 @@ def weight_heatmaps(
 def draw_band(
     axes: Axes, x: Sequence[float], values: np.ndarray, *, index: int, label: str, log: bool = False
 ) -> None:
-    """The mean over seeds of `values` [len(x), seeds], in a band of ± one standard deviation.
+    """The mean over seeds of `values` [len(x), seeds], in a band of ± one deviation.
 
     Args:
         axes: where to draw.
@@ -79,8 +88,7 @@ def draw_band(
         log: mean and deviation of the logarithms, for a logarithmic axis, where a band of plain
             deviations could reach below zero.
     """
-    values = np.log(values) if log else np.asarray(values)
-    mean, deviation = values.mean(axis=1), values.std(axis=1)
+    mean, deviation = mean_and_deviation(np.log(values) if log else values)
     middle, low, high = (
         np.exp(curve) if log else curve for curve in (mean, mean - deviation, mean + deviation)
     )

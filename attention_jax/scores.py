@@ -217,8 +217,11 @@ def get_score(name_or_score: str | Score | type[Score]) -> Score:
         name_or_score: a key of `SCORES`; or "module:Name", a `Score` of your own (class or
             instance) in a module that can be imported; or a `Score`.
 
+    Returns:
+        a `Score`, hashable by value.
+
     Raises:
-        ValueError: there is no such score.
+        ValueError: there is no such score, or its value does not say all that it computes.
 
     >>> get_score("scaled")
     ScaledDot(scale=None)

@@ -38,7 +38,8 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
         weights in the dtype of `logits` (computed in at least float32), same shape.
 
     Raises:
-        ValueError: `mask` is not boolean or does not broadcast to `logits`.
+        ValueError: `logits` is not floating-point, or `mask` is not boolean or does not broadcast
+            to it.
 
     >>> masked_softmax(jnp.array([0.0, 0.0, 9.0]), jnp.array([True, True, False])).tolist()
     [0.5, 0.5, 0.0]

@@ -27,12 +27,12 @@ import numpy as np
 
 from attention_jax import plotting
 from attention_jax.command_line import run_command
-from attention_jax.data.vocabulary import EOS
 from attention_jax.nn.seq2seq import Seq2SeqConfig
 from attention_jax.scores import SCORES
 from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, Trained, train_run
 from attention_jax.tasks.reversal_evaluation import Evaluation, evaluate, reverse
 from attention_jax.training.loop import LoopConfig
+from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run_folder import environment, read_lines, write_json
 
 # What the chapter prints: teacher-forced token accuracy (it says "exact match"), one seed.
@@ -42,6 +42,9 @@ PUBLISHED = {
     "general": {3: 0.5156, 5: 0.8240, 7: 0.8829, 10: 0.8947},
     "scaled": {3: 0.3911, 5: 0.1653, 7: 0.3038, 10: 0.12},
 }
+
+TRAINED_LENGTHS = range(ReversalConfig.min_length, ReversalConfig.max_length + 1)
+EXTRAPOLATION_LENGTH = 10
 
 JSON = dict[str, Any]
 
@@ -70,6 +73,20 @@ class Config:
     workdir: Path = Path("runs/reversal_comparison")
     results: Path = Path("experiments/results")
 
+    def __post_init__(self) -> None:
+        if not self.scores:
+            raise ValueError("scores must be at least one; got none")
+        if self.strings < 1:
+            raise ValueError(f"strings must be at least 1; got {self.strings}")
+        if not VOCABULARY.encode(self.word):
+            raise ValueError("word must have at least one letter; got none")
+        for score in self.scores:
+            self.training(score, mask_padding=True)
+        for name in ("workdir", "results"):
+            path = getattr(self, name)
+            if path.exists() and not path.is_dir():
+                raise ValueError(f"{name} must be a folder; {path} is a file")
+
     def training(self, score: str, *, mask_padding: bool) -> ReversalConfig:
         """One run's settings."""
         return ReversalConfig(
@@ -80,8 +97,7 @@ class Config:
 
 def run(config: Config) -> JSON:
     """Trains and evaluates everything; the numbers are also written to `results`."""
-    trained_lengths = range(ReversalConfig.min_length, ReversalConfig.max_length + 1)
-    lengths = [*trained_lengths, 10]
+    lengths = [*TRAINED_LENGTHS, EXTRAPOLATION_LENGTH]
     numbers: JSON = {
         "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
         "environment": environment(),
@@ -93,7 +109,7 @@ def run(config: Config) -> JSON:
         trained, measured = _train(config, score, mask_padding=True)
         accuracy = _accuracies(evaluate(trained, lengths=lengths, strings=config.strings))
         answer = reverse(trained, [config.word])[0]
-        measured |= {"accuracy": accuracy, "answer": answer.answer}
+        measured |= {"accuracy": accuracy, "row_labels": answer.row_labels}
         measured["weights"] = np.asarray(answer.weights).round(4).tolist()
         numbers["masked"][score] = measured
     for score in config.scores if config.unmasked else ():
@@ -103,7 +119,7 @@ def run(config: Config) -> JSON:
         bare = evaluate(
             trained._replace(config=masked_config), lengths=lengths, strings=config.strings
         )
-        padded = evaluate(trained, lengths=list(trained_lengths), strings=config.strings)
+        padded = evaluate(trained, lengths=TRAINED_LENGTHS, strings=config.strings)
         measured |= {"accuracy": _accuracies(bare), "accuracy_padded": _accuracies(padded)}
         numbers["unmasked"][score] = measured
     write_json(config.results / "reversal_comparison.json", numbers)
@@ -114,17 +130,23 @@ def _train(config: Config, score: str, *, mask_padding: bool) -> tuple[Trained, 
     arm = "masked" if mask_padding else "unmasked"
     workdir = config.workdir / arm / score.replace(":", "-")
     trained = train_run(config.training(score, mask_padding=mask_padding), workdir, resume=True)
-    if trained.exit_status:
+    if trained.interrupted:
         print("stopped by a signal; the same command goes on from here", file=sys.stderr)
-        sys.exit(trained.exit_status)
+        sys.exit(trained.interrupted)
     lines = read_lines(workdir / "metrics.jsonl")
     sessions = read_lines(workdir / "timing.jsonl")  # more than one if it was stopped and resumed
     return trained, {
         "steps": [line["step"] for line in lines],
         "loss": [line["loss"] for line in lines],
-        "seconds": sum(session["seconds"] for session in sessions),
-        "steps_per_second": sessions[-1]["steps_per_second"],
+        "seconds": _seconds(sessions, config.steps),
+        "steps_per_second": sessions[-1]["steps_per_second"] if sessions else None,
     }
+
+
+def _seconds(sessions: list[JSON], steps: int) -> float | None:
+    """The time of all sessions; None if one that was killed has left no line."""
+    done = sum(session["to_step"] - session["from_step"] for session in sessions)
+    return sum(session["seconds"] for session in sessions) if done == steps else None
 
 
 def _accuracies(evaluations: dict[int, Evaluation]) -> JSON:
@@ -152,7 +174,7 @@ def plot(numbers: JSON, results: Path) -> list[Path]:
         {
             score: (
                 np.array(measured["weights"]),
-                [*measured["answer"], VOCABULARY.label(EOS)][: len(measured["weights"])],
+                measured["row_labels"],
                 list(word),
             )
             for score, measured in masked.items()
@@ -191,12 +213,15 @@ def report(numbers: JSON) -> str:
     ]
     for score, measured in numbers["masked"].items():
         exact = measured["accuracy"]["free_running_exact"]
-        by_seed = 100 * np.mean([exact[n] for n in exact if int(n) <= 8], axis=0)
-        longer = 100 * np.array(measured["accuracy"]["free_running_tokens"]["10"])
-        speed = f"{measured['seconds']:.0f} s, {measured['steps_per_second'] or 0:.0f} steps/s"
+        by_seed = 100 * np.mean([exact[str(n)] for n in TRAINED_LENGTHS], axis=0)
+        mean, deviation = mean_and_deviation(by_seed)
+        longer = measured["accuracy"]["free_running_tokens"][str(EXTRAPOLATION_LENGTH)]
+        far_mean, far_deviation = mean_and_deviation(100 * np.array(longer))
+        seconds, rate = measured["seconds"], measured["steps_per_second"]
+        speed = "not known" if not (seconds and rate) else f"{seconds:.0f} s, {rate:.0f} steps/s"
         lines.append(
-            f"| {score} | {by_seed.mean():.2f} ± {by_seed.std():.2f} %; {by_seed.min():.2f} %"
-            f" | {longer.mean():.0f} ± {longer.std():.0f} % | {speed} |"
+            f"| {score} | {mean:.2f} ± {deviation:.2f} %; {by_seed.min():.2f} %"
+            f" | {far_mean:.1f} ± {far_deviation:.1f} % | {speed} |"
         )
     return "\n".join(lines)
 

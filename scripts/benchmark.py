@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +15,7 @@ from benchmarks import reversal_training
 from benchmarks.measure import JSON, Options, Report
 
 from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import environment, write_json
+from attention_jax.training.run_folder import check_output, environment, write_json
 
 BENCHMARKS: dict[str, Callable[[Options], Report]] = {
     "reversal": reversal_training.run,
@@ -45,12 +44,7 @@ class Arguments:
         for name in self.benchmarks:
             if name not in BENCHMARKS:
                 raise ValueError(f"benchmarks must be of {', '.join(BENCHMARKS)}; got {name!r}")
-        if self.out is not None:
-            folder = self.out.absolute().parent
-            if self.out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-                raise ValueError(
-                    f"out must be a file in a folder that can be written; got {self.out}"
-                )
+        check_output(self.out)
 
 
 def main(arguments: Arguments) -> None:

@@ -3,7 +3,8 @@
 
 install_into_venv() {
     local extras="${1:-}" python wanted
-    if [ ! -x .venv/bin/python ]; then
+    if [ ! -x .venv/bin/pip ]; then  # also one whose making was interrupted
+        rm -rf .venv
         for python in python3 python3.13 python3.12 python3.11 python3.14; do
             if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
                 echo "Making .venv with $("$python" --version) ..."
@@ -13,7 +14,7 @@ install_into_venv() {
                 exit 1
             fi
         done
-        if [ ! -x .venv/bin/python ]; then
+        if [ ! -x .venv/bin/pip ]; then
             echo "error: Python 3.11 or newer is needed, and no python3 found here is; install one and try again" >&2
             exit 1
         fi

@@ -12,7 +12,8 @@ import rich.table
 from attention_jax.command_line import run_command
 from attention_jax.tasks.reversal import load_run
 from attention_jax.tasks.reversal_evaluation import Evaluation, evaluate
-from attention_jax.training.run_folder import write_json
+from attention_jax.training.metrics import mean_and_deviation
+from attention_jax.training.run_folder import check_output, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,9 @@ class Arguments:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.out is not None and not self.out.parent.is_dir():
-            raise ValueError(f"out must be in an existing folder; {self.out.parent} is none")
+        check_output(self.out)
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be from 0 to 2**32 - 1; got {self.seed}")
 
 
 _HEADINGS = {
@@ -74,8 +76,8 @@ def main(arguments: Arguments) -> None:
 
 
 def _percent(shares: np.ndarray) -> str:
-    mean, deviation, worst = 100 * shares.mean(), 100 * shares.std(), 100 * shares.min()
-    return f"{mean:.2f} ± {deviation:.2f} ({worst:.2f})"
+    mean, deviation = mean_and_deviation(100 * shares)
+    return f"{mean:.2f} ± {deviation:.2f} ({100 * shares.min():.2f})"
 
 
 if __name__ == "__main__":

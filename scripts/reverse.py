@@ -10,8 +10,7 @@ import tyro
 
 from attention_jax import plotting
 from attention_jax.command_line import run_command
-from attention_jax.data.vocabulary import EOS
-from attention_jax.tasks.reversal import VOCABULARY, load_run
+from attention_jax.tasks.reversal import load_run
 from attention_jax.tasks.reversal_evaluation import reverse
 
 
@@ -31,6 +30,10 @@ class Arguments:
     seed_index: int = 0
     figure: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.figure is not None:
+            plotting.check_png(self.figure)
+
 
 def main(arguments: Arguments) -> None:
     trained = load_run(arguments.workdir)
@@ -42,8 +45,7 @@ def main(arguments: Arguments) -> None:
         if not right and not config.min_length <= len(answer.word) <= config.max_length:
             note += f", trained on lengths {config.min_length}-{config.max_length}"
         print(f"{answer.word} -> {answer.answer}{note}")
-        rows = [*answer.answer, VOCABULARY.label(EOS)][: len(answer.weights)]
-        panels[answer.word] = (np.asarray(answer.weights), rows, list(answer.word))
+        panels[answer.word] = (np.asarray(answer.weights), answer.row_labels, list(answer.word))
     figure = plotting.weight_heatmaps(panels)
     path = arguments.figure or arguments.workdir / "figures" / "reverse.png"
     try:

@@ -45,9 +45,10 @@ def main(arguments: Arguments) -> int:
         f"{arguments.workdir}: step {trained.step} of {arguments.config.loop.steps},"
         f" {arguments.config.loop.seeds} seeds, {trained.seconds:.0f} s{rate} (all seeds together)"
     )
-    if trained.exit_status:
-        print("stopped by a signal; --resume goes on from here", file=sys.stderr)
-    return trained.exit_status
+    if trained.step == arguments.config.loop.steps:
+        return 0  # a signal that came while the last step was saved changes nothing
+    print("stopped by a signal; --resume goes on from here", file=sys.stderr)
+    return trained.interrupted
 
 
 if __name__ == "__main__":

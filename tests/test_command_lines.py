@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def test_reverse_prints_an_answer_a_word_and_draws(workdir, tmp_path, monkeypatc
         (evaluate_script, ["--workdir", "nowhere"], "nowhere has no config.json"),
         (evaluate_script, ["--workdir", "RUN", "--lengths", "0"], "each at least 1; got [0]"),
         (evaluate_script, ["--workdir", "RUN", "--strings", "0"], "strings must be at least 1"),
-        (evaluate_script, ["--workdir", "RUN", "--out", "no/x"], "out must be in an existing"),
+        (evaluate_script, ["--workdir", "RUN", "--out", "no/x"], "out must be a file in a folder"),
         (evaluate_script, ["--workdr", "RUN"], "--workdir"),
         (reverse_script, ["--workdir", "RUN", "Hello"], "got 'H' in 'Hello'"),
         (reverse_script, ["--workdir", "RUN", ""], "none of them empty"),
@@ -102,6 +103,13 @@ def test_reverse_prints_an_answer_a_word_and_draws(workdir, tmp_path, monkeypatc
             "seed_index must be from 0 to 1; got 2",
         ),
         (reverse_script, ["--workdir", "nowhere", "a"], "nowhere has no config.json"),
+        (reverse_script, ["--workdir", "RUN", "a", "--figure", "a.jpg"], "ends in .png; got a.jpg"),
+        (evaluate_script, ["--workdir", "RUN", "--seed", "-1"], "seed must be from 0"),
+        (evaluate_script, ["--workdir", "RUN", "--out", "RUN"], "out must be a file in a folder"),
+        (comparison, ["--scores", "dot", "sclaed"], "did you mean 'scaled'?"),
+        (comparison, ["--word", "Hello"], "got 'H' in 'Hello'"),
+        (comparison, ["--strings", "0"], "strings must be at least 1; got 0"),
+        (comparison, ["--results", __file__], "results must be a folder"),
     ],
 )
 def test_a_mistake_is_one_message_and_status_2(
@@ -112,6 +120,26 @@ def test_a_mistake_is_one_message_and_status_2(
     captured = capsys.readouterr()
     assert message in captured.err + captured.out
     assert "Traceback" not in captured.err
+
+
+def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, monkeypatch, capsys):
+    damaged = tmp_path / "run"
+    shutil.copytree(workdir, damaged)
+    for path in (damaged / "checkpoints" / "4").rglob("_METADATA"):
+        path.write_text("")
+    assert call(evaluate_script, "--workdir", damaged, monkeypatch=monkeypatch) == 2
+    printed = capsys.readouterr().err
+    assert f"error: checkpoint {damaged}/checkpoints/4 cannot be read: " in printed
+
+
+def test_a_value_error_from_elsewhere_keeps_its_traceback(monkeypatch):
+    def main(_):  # stands where a user's score would fail
+        int("three")
+
+    monkeypatch.setattr(sys, "argv", ["script"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(ValueError, match="invalid literal"):
+        run_command(comparison.Config, main)
 
 
 def small_comparison(tmp_path, **settings):
@@ -134,6 +162,11 @@ def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
         figure = config.results / f"reversal_{name}.png"
         assert figure.read_bytes().startswith(b"\x89PNG")
     assert "| dot |" in capsys.readouterr().out
+    # A run whose session was killed after its last checkpoint has no timing: said, not guessed.
+    (config.workdir / "masked" / "dot" / "timing.jsonl").unlink()
+    comparison.main(config)
+    assert numbers_of(config)["masked"]["dot"]["seconds"] is None
+    assert "not known" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -31,6 +31,11 @@ def init(rng):
     return {"w": jax.random.normal(rng, (D,))}
 
 
+def weakly_typed_init(rng):
+    del rng
+    return {"w": jnp.broadcast_to(jnp.asarray(0.5), (D,))}  # as a Python number's type is
+
+
 def batch(rng):
     x = jax.random.normal(rng, (B, D))
     return x, x @ jnp.array([1.0, -2.0, 0.5])
@@ -211,7 +216,8 @@ def test_a_run_logs_every_chunk_and_learns(tmp_path, steps, log_every, ends):
     np.testing.assert_allclose(state.params["w"][1], expected.params["w"], rtol=1e-4, atol=1e-6)
 
 
-def test_no_chunk_recompiles(tmp_path):
+@pytest.mark.parametrize("init", [init, weakly_typed_init])
+def test_no_chunk_recompiles(tmp_path, init):
     def traces(steps):
         count = 0
 

@@ -219,6 +219,14 @@ def test_errors(make, message):
         make()
 
 
+def test_offsets_near_the_end_of_int32_do_not_wrap():
+    assert causal_mask(2**31 - 1).materialize(3, 3).all()
+    assert not causal_mask(1 - 2**31).materialize(3, 3).any()
+    assert local_mask(2**31 - 1, 2**31 - 1).materialize(3, 3).all()
+    with pytest.raises(ValueError, match=r"offset must be below 2\*\*31 in size; got 2147483648"):
+        causal_mask(2**31)
+
+
 def test_a_mask_has_no_truth_value():
     with pytest.raises(TypeError, match=r"no truth value: combine masks with &, \| and ~"):
         causal_mask() and padding_mask(jnp.array(1))

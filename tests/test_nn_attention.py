@@ -1,6 +1,7 @@
 """The attention modules against numpy by hand, the functional core, and plain JAX transforms."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -255,3 +256,30 @@ def test_scan_of_gradient_steps_is_a_loop_of_them():
     )
     # The module that the parameters came from is untouched.
     assert np.any(np.asarray(module.params["kernel"][...]) != params["params"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dropout_rate": 2}, "dropout_rate must be a Python number in"),
+        ({"implementation": "fast"}, "implementation must be None or one of reference; got 'fast'"),
+    ],
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(Attention, "additive"),
+        AdditiveAttention,
+        DotAttention,
+        GeneralAttention,
+        ScaledDotAttention,
+    ],
+)
+def test_wrong_options_fail_at_construction(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(3, 3, rngs=nnx.Rngs(0), **options)
+
+
+def test_no_features_fail_at_construction():
+    with pytest.raises(ValueError, match="key_dim must be at least 1; got 0"):
+        Attention("additive", 4, 0, rngs=nnx.Rngs(0))

@@ -4,15 +4,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import SCORE_CASES
+from conformance import ALL_SCORES, SCORE_CASES
 from jax.test_util import check_grads
 
-from attention_jax import attention, causal_mask, padding_mask
+from attention_jax import attention, causal_mask, local_mask, padding_mask, segment_mask
 
 T, S, DV = 3, 5, 2  # smaller: a Hessian has the square
 
 
-def case_of(score_name):
+# Each leaves some query without a key, or some key without a query, but the one that is None.
+MASKS = {
+    "none": lambda: None,
+    "causal": lambda: causal_mask(-1),
+    "local": lambda: local_mask(1, 0),
+    "padding": lambda: padding_mask(jnp.array(3), jnp.array(2)),
+    "segment": lambda: segment_mask(jnp.array([0, 1, 5]), jnp.array([1, 0, 0, 1, 7])),
+    "dense": lambda: jnp.array([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 0, 1]], bool),
+    "combined": lambda: (causal_mask() | padding_mask(jnp.array(2))) & ~local_mask(0, 0),
+}
+
+
+def case_of(score_name, mask_name="causal"):
     """A function of (query, key, value, params, bias) in float64, and a point."""
     case = SCORE_CASES[score_name]
     rng = np.random.default_rng(3)
@@ -23,10 +35,9 @@ def case_of(score_name):
     point.append(jnp.asarray(rng.normal(size=(T, S))))
 
     def attend(query, key, value, params, bias):
-        # Query 0 sees nothing, and no one sees keys 2 to 4.
         output, statistics = attention(
             query, key, value, params=params, bias=bias, score=case.score,
-            mask=causal_mask(-1), implementation="reference",
+            mask=MASKS[mask_name](), implementation="reference",
             return_statistics=True,
         )  # fmt: skip
         finite = jnp.where(jnp.isfinite(statistics.logsumexp), statistics.logsumexp, 0)
@@ -35,10 +46,13 @@ def case_of(score_name):
     return attend, point
 
 
-@pytest.mark.parametrize("score", ["additive", "general", "cosine"])
-def test_two_orders_in_both_modes(score):
+@pytest.mark.parametrize(
+    ("score", "mask"),
+    [*((score, "causal") for score in ALL_SCORES), *(("general", mask) for mask in MASKS)],
+)
+def test_two_orders_in_both_modes(score, mask):
     with jax.enable_x64(True):
-        attend, point = case_of(score)
+        attend, point = case_of(score, mask)
         check_grads(jax.jit(attend), point, order=1, modes=["fwd", "rev"])
         check_grads(jax.jit(attend), point, order=2, modes=["rev"])
 

@@ -162,7 +162,7 @@ def never_stopped(tmp_path_factory):
 def test_a_run(never_stopped):
     trained, folder = never_stopped
     assert trained.step == 12
-    assert trained.exit_status == 0
+    assert trained.interrupted == 0
     assert trained.seconds > 0
     assert trained.steps_per_second > 0
     assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [2, 4, 6, 8, 10, 12]
@@ -195,12 +195,12 @@ def test_crashed_stopped_and_resumed_is_bit_identical(tmp_path, monkeypatch, nev
 
     monkeypatch.setattr(MetricsFile, "write", write_and_signal)
     stopped = train_run(config(), tmp_path, resume=True)
-    assert (stopped.step, stopped.exit_status) == (6, 143)
+    assert (stopped.step, stopped.interrupted) == (6, 143)
     assert load_run(tmp_path).step == 6
 
     resumed = train_run(config(), tmp_path, resume=True)
-    # The signal that came with the last step stopped nothing.
-    assert (resumed.step, resumed.exit_status) == (12, 0)
+    # The signal that came with the last step cost nothing; what comes next is the caller's choice.
+    assert (resumed.step, resumed.interrupted) == (12, 143)
     trained, folder = never_stopped
     assert_same_bits(resumed.params, trained.params)
     assert (tmp_path / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()

@@ -34,6 +34,9 @@ def random_batch(
         min_length: shortest string, at least 1.
         max_length: S, longest string.
 
+    Returns:
+        a `Batch` with S = max_length and T = S + 1.
+
     >>> batch = random_batch(
     ...     jax.random.key(0), vocabulary=Vocabulary(), batch_size=2, min_length=3, max_length=3)
     >>> [Vocabulary().decode(ids) for ids in (*batch.source, *batch.targets)]

@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 
 from attention_jax.attention import attention, attention_weights
+from attention_jax.checks import checked_implementation, checked_rate
 from attention_jax.masks import Mask
 from attention_jax.scores import Additive, Dot, General, ScaledDot, Score, get_score
 
@@ -45,6 +46,9 @@ class Attention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.score = get_score(score)
+        for name, size in (("query_dim", query_dim), ("key_dim", key_dim)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1; got {size}")
         if self.score.needs_equal_dims and query_dim != key_dim:
             raise ValueError(
                 f"key_dim must be {query_dim} to match score {self.score} with query_dim"
@@ -52,8 +56,8 @@ class Attention(nnx.Module):
             )
         params = self.score.init(rngs.params(), query_dim, key_dim)
         self.params = nnx.data(jax.tree.map(nnx.Param, params))
-        self.dropout_rate = dropout_rate
-        self.implementation = implementation
+        self.dropout_rate = checked_rate(dropout_rate)
+        self.implementation = checked_implementation(implementation)
 
     def __call__(
         self,
@@ -79,6 +83,9 @@ class Attention(nnx.Module):
 
         Returns:
             output [*B, T, Dv]; or (output, weights).
+
+        Raises:
+            ValueError: an argument has the wrong shape or dtype.
         """
         params = jax.tree.map(
             lambda param: param[...], self.params, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)
@@ -106,27 +113,27 @@ class AdditiveAttention(Attention):
     """`Attention` with `scores.Additive`: v . tanh(Wq q + Wk k), hidden size A (None for Dk)."""
 
     def __init__(
-        self, query_dim: int, key_dim: int, *, hidden_dim: int | None = None, rngs: nnx.Rngs
+        self, query_dim: int, key_dim: int, *, hidden_dim: int | None = None, **options: Any
     ):
-        super().__init__(Additive(hidden_dim), query_dim, key_dim, rngs=rngs)
+        super().__init__(Additive(hidden_dim), query_dim, key_dim, **options)
 
 
 class DotAttention(Attention):
     """`Attention` with `scores.Dot`: q . k, for Dq = Dk."""
 
-    def __init__(self, query_dim: int, key_dim: int, *, rngs: nnx.Rngs):
-        super().__init__(Dot(), query_dim, key_dim, rngs=rngs)
+    def __init__(self, query_dim: int, key_dim: int, **options: Any):
+        super().__init__(Dot(), query_dim, key_dim, **options)
 
 
 class GeneralAttention(Attention):
     """`Attention` with `scores.General`: q . (W k)."""
 
-    def __init__(self, query_dim: int, key_dim: int, *, rngs: nnx.Rngs):
-        super().__init__(General(), query_dim, key_dim, rngs=rngs)
+    def __init__(self, query_dim: int, key_dim: int, **options: Any):
+        super().__init__(General(), query_dim, key_dim, **options)
 
 
 class ScaledDotAttention(Attention):
     """`Attention` with `scores.ScaledDot`: scale (q . k), for Dq = Dk; None for 1/sqrt(Dk)."""
 
-    def __init__(self, query_dim: int, key_dim: int, *, scale: float | None = None, rngs: nnx.Rngs):
-        super().__init__(ScaledDot(scale), query_dim, key_dim, rngs=rngs)
+    def __init__(self, query_dim: int, key_dim: int, *, scale: float | None = None, **options: Any):
+        super().__init__(ScaledDot(scale), query_dim, key_dim, **options)

@@ -21,6 +21,9 @@ def sinusoidal_positions(length: int, dim: int, *, max_wavelength: float = 10_00
     Returns:
         float32 [length, dim], entries in [-1, 1].
 
+    Raises:
+        ValueError: `dim` is odd.
+
     >>> sinusoidal_positions(2, 2).round(4)
     Array([[0.    , 1.    ],
            [0.8415, 0.5403]], dtype=float32)

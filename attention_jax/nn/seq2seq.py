@@ -30,6 +30,9 @@ class Seq2SeqConfig:
         encoder_layers: number of encoder blocks.
         decoder_layers: number of decoder blocks.
         mask_padding: False lets every attention see padding, the flaw of a published comparison.
+
+    Raises:
+        ValueError: there is no such score, a size is below 1, or `dim` is odd.
     """
 
     score: str = "scaled"

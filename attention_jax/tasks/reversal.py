@@ -135,7 +135,7 @@ class Trained(NamedTuple):
     step: int
     seconds: float | None = None  # wall time of this call, compilation included
     steps_per_second: float | None = None  # of all seeds together, without compilation
-    exit_status: int = 0  # 130 or 143 if a signal stopped it
+    interrupted: int = 0  # 130 or 143, an exit status, if a signal asked to stop
 
 
 def train_run(
@@ -177,7 +177,7 @@ def train_run(
         reached,
         progress.seconds,
         progress.rate,
-        interruption.exit_status if reached < config.loop.steps else 0,
+        interruption.exit_status,
     )
     if reached > step:
         speed = {"seconds": trained.seconds, "steps_per_second": trained.steps_per_second}

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from attention_jax.data.reversal import Batch, random_batch, reversal_batch
 from attention_jax.data.vocabulary import EOS, PAD, SOS
-from attention_jax.nn.seq2seq import Decoded, Seq2Seq
-from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, Trained, bind
+from attention_jax.nn.seq2seq import Decoded, Seq2Seq, Seq2SeqConfig
+from attention_jax.tasks.reversal import VOCABULARY, Trained, bind
 from attention_jax.training.metrics import exact_match, token_accuracy
 
 Array = jax.Array
@@ -31,11 +31,11 @@ class Evaluation(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _evaluate(config: ReversalConfig, params: Params, letters: Array, lengths: Array) -> Evaluation:
+def _evaluate(config: Seq2SeqConfig, params: Params, letters: Array, lengths: Array) -> Evaluation:
     batch = reversal_batch(letters, lengths)
 
     def one_seed(params: Params) -> Evaluation:
-        model = bind(config.model, params)
+        model = bind(config, params)
         logits = model(batch.source, batch.source_lengths, batch.target_inputs)
         forced = jnp.argmax(logits, axis=-1)
         free = greedy_decode(model, batch).tokens
@@ -83,7 +83,9 @@ def evaluate(
             rng, vocabulary=VOCABULARY, batch_size=strings, min_length=length, max_length=length
         )
         letters = jnp.pad(batch.source, ((0, 0), (0, width - length)))
-        results[length] = _evaluate(trained.config, trained.params, letters, batch.source_lengths)
+        results[length] = _evaluate(
+            trained.config.model, trained.params, letters, batch.source_lengths
+        )
     return results
 
 
@@ -105,6 +107,11 @@ class Reversed(NamedTuple):
     word: str
     answer: str
     weights: Array  # [letters of the answer + 1 for EOS if it came, letters of the word]
+
+    @property
+    def row_labels(self) -> list[str]:
+        """What each row of `weights` writes."""
+        return [*self.answer, VOCABULARY.label(EOS)][: self.weights.shape[0]]
 
 
 def reverse(trained: Trained, words: Sequence[str], *, seed_index: int = 0) -> list[Reversed]:

@@ -27,6 +27,7 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int = 2):
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates every save
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         options = ocp.CheckpointManagerOptions(max_to_keep=keep)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
@@ -50,6 +51,9 @@ class Checkpoints:
         Args:
             like: a pytree of arrays or `jax.ShapeDtypeStruct` of the same structure. Leaves that do
                 not say where they live are put on the first device.
+
+        Raises:
+            ValueError: the newest state is damaged or of another structure.
         """
         step = self.latest_step()
         if step is None:
@@ -62,7 +66,13 @@ class Checkpoints:
             ),
             like,
         )
-        return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        try:
+            return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        except Exception as error:  # Orbax and what it stands on raise dozens of kinds
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"checkpoint {self._folder / str(step)} cannot be read: {reason}"
+            ) from error
 
     def close(self) -> None:
         """Waits for saves and lets go of the folder."""

@@ -80,6 +80,8 @@ def initial_state(
 
     def init(seed: Array) -> TrainState:
         params = task.init(_rng(seed, "init"))
+        # Without weak types, which a step would lose: the second call would compile again.
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), params)
         return TrainState(jnp.zeros((), jnp.int32), seed, params, optimizer.init(params))
 
     seeds = config.first_seed + jnp.arange(config.seeds, dtype=jnp.int32)

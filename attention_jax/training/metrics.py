@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax.training.losses import real_tokens
 
@@ -36,3 +39,14 @@ def exact_match(predictions: Array, targets: Array, target_lengths: Array) -> Ar
     """
     real = real_tokens(target_lengths, targets.shape[1])
     return jnp.mean(jnp.all(~real | (predictions == targets), axis=1).astype(jnp.float32))
+
+
+def mean_and_deviation(by_seed: np.ndarray | Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sample standard deviation over the last axis, the seeds; 0 for a single seed.
+
+    >>> [float(x) for x in mean_and_deviation([1.0, 2.0, 3.0])]
+    [2.0, 1.0]
+    """
+    values = np.asarray(by_seed)
+    seeds = values.shape[-1]
+    return values.mean(axis=-1), values.std(axis=-1, ddof=1 if seeds > 1 else 0)

@@ -50,7 +50,8 @@ class RunFolder:
             self._check(config, resume=resume)
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "config.json", config)
-            write_json(self.path / "env.json", environment())
+            if not (self.path / "env.json").exists():
+                write_json(self.path / "env.json", environment())
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             reason = error.strerror or error
@@ -187,6 +188,15 @@ def environment() -> JSON:
         "devices": jax.device_count(),
         "git_commit": _git_commit(),
     }
+
+
+def check_output(path: Path | None) -> None:
+    """Raises ValueError unless `path` is None or a file that can be written."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"out must be a file in a folder that can be written; got {path}")
 
 
 def write_json(path: Path, content: Any) -> None:

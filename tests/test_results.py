@@ -1,0 +1,50 @@
+"""The committed results hold what README claims of them."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "experiments" / "results"
+NUMBERS = json.loads((RESULTS / "reversal_comparison.json").read_text())
+
+
+@pytest.mark.parametrize("score", ["additive", "dot", "general", "scaled"])
+def test_every_score_reverses_the_trained_lengths(score):
+    measured = NUMBERS["masked"][score]["accuracy"]["free_running_exact"]
+    by_seed = np.mean([measured[length] for length in "345678"], axis=0)
+    assert len(by_seed) >= 5
+    assert by_seed.mean() >= 0.995
+    assert by_seed.min() >= 0.98
+
+
+@pytest.mark.parametrize("score", ["additive", "dot", "general", "scaled"])
+def test_without_the_mask_only_padded_strings_come_out_right(score):
+    measured = NUMBERS["unmasked"][score]
+    bare = measured["accuracy"]["teacher_forced_tokens"]["5"]
+    padded = measured["accuracy_padded"]["teacher_forced_tokens"]["5"]
+    assert np.mean(bare) < 0.5
+    assert np.mean(padded) > 0.99
+
+
+def test_readme_shows_the_committed_table():
+    path = ROOT / "experiments" / "reversal_comparison.py"
+    spec = importlib.util.spec_from_file_location("reversal_comparison_of_results", path)
+    experiment = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = experiment
+    spec.loader.exec_module(experiment)
+    assert experiment.report(NUMBERS) in (ROOT / "README.md").read_text()
+
+
+def test_readme_shows_the_committed_benchmark():
+    readme = (ROOT / "README.md").read_text()
+    rows = json.loads((RESULTS / "benchmark.json").read_text())["benchmarks"]["reversal"]["rows"]
+    ours = [row for row in rows if row["model"] == "ours"]
+    assert len(ours) == 4
+    for row in ours:
+        assert f"| {row['score']} | {row['steps_per_second']:.0f} steps/s |" in readme
+        assert f"| {row['times_peer']:.1f}× |" in readme
