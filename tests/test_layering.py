@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    "masks", "softmax", "dropout", "scores", "implementations", "checks", "attention", "local",
+    "mask_algebra", "masks", "softmax", "dropout", "scores", "implementations", "checks",
+    "attention", "local",
     "coverage", "interop", "nn", "data", "training", "tasks", "analysis", "plotting",
     "command_line", "__init__",
 ]  # fmt: skip
