@@ -208,7 +208,7 @@ def report(numbers: JSON) -> str:
     """The table of README, as Markdown."""
     lines = [
         "| score | exact match, lengths 3-8 (mean ± sd; worst seed) | letters right at length 10"
-        " | training, all seeds |",
+        " | training, steps of all seeds together |",
         "| --- | --- | --- | --- |",
     ]
     for score, measured in numbers["masked"].items():

@@ -18,8 +18,8 @@ class Arguments:
     """Train the reversal model with one score function and several seeds at once.
 
     The run folder gets config.json, env.json, metrics.jsonl and checkpoints/. Ctrl-C or SIGTERM
-    saves at the next step boundary and exits with 130 or 143; --resume goes on from there and
-    ends bit-identical to a run that was never stopped.
+    saves after the compiled call in progress (log_every steps) and exits with 130 or 143;
+    --resume goes on from there and ends bit-identical to a run that was never stopped.
 
     Attributes:
         workdir: the run folder; made if missing.

@@ -74,7 +74,7 @@ def test_without_torch_the_peer_is_absent_and_the_rest_runs(
     assert peer["model"] == "PyTorch GRU: absent"
     assert "torch" in peer["absent"]
     assert peer["absent"] in printed
-    assert "pip install 'attention-jax[bench]'" in printed
+    assert ".venv/bin/pip install -e '.[bench]'" in printed
     for row in ours:
         assert row["times_peer"] is None
 

@@ -1,4 +1,4 @@
-"""The house of DESIGN section 5: data flows top to bottom, and no file grows too long."""
+"""The house that README shows: data flows top to bottom, and no file grows too long."""
 
 import ast
 from pathlib import Path

@@ -194,7 +194,7 @@ def test_dropout_only_when_a_rng_is_given():
 
 
 def pure(module):
-    """(function of a pure dict of parameters, that dict): how DESIGN section 6 trains."""
+    """(function of a pure dict of parameters, that dict): how training handles it."""
     graph, state = nnx.split(module)
     return lambda params, *args: nnx.merge(graph, params)(*args), nnx.to_pure_dict(state)
 

@@ -131,7 +131,7 @@ def test_no_configuration(tmp_path):
 @pytest.mark.parametrize("resume", [False, True])
 def test_what_is_left_of_an_unknown_run_is_not_taken_for_ours(tmp_path, left, resume):
     (tmp_path / left).mkdir()
-    with pytest.raises(ValueError, match=r"holds an unknown run, whose config.json is missing"):
+    with pytest.raises(ValueError, match=r"holds other files and no config.json"):
         RunFolder(tmp_path).create(CONFIG, resume=resume)
 
 

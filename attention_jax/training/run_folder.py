@@ -91,10 +91,10 @@ class RunFolder:
                     " name another folder"
                 )
             self._check_same(config)
-        elif self.checkpoints.exists() or self.metrics.exists():
+        elif self.path.exists() and any(self.path.iterdir()):
             raise ValueError(
-                f"workdir {self.path} holds an unknown run, whose config.json is missing; name"
-                " another folder"
+                f"workdir must be new, empty, or the folder of a run; {self.path} holds other"
+                " files and no config.json"
             )
 
     def _check_same(self, config: JSON) -> None:
@@ -156,7 +156,7 @@ def require_tensorboard() -> None:
     """Raises ValueError unless TensorBoard events can be written."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise ValueError(
-            "tensorboard needs the package tensorboardX: pip install 'attention-jax[tensorboard]'"
+            "tensorboard needs the package tensorboardX: .venv/bin/pip install -e '.[tensorboard]'"
         )
 
 

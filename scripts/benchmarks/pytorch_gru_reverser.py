@@ -2,8 +2,8 @@
 
 Written for this comparison after a textbook's description of its own model: same layers, sizes
 and recipe. Like there, decoding is a loop over target positions, every score is evaluated anew at
-each of them, and attention also sees padding. Unlike there, a batch is drawn by a handful of
-tensor operations and not string by string, which favours the peer.
+each of them, and attention also sees padding, unless it is told not to. Unlike there, a batch is
+drawn by a handful of tensor operations and not string by string, which favours the peer.
 """
 
 from __future__ import annotations
@@ -82,13 +82,15 @@ class Reverser(nn.Module):
         self.decoder = nn.GRUCell(embedding_dim + hidden_dim, hidden_dim)
         self.logits = nn.Linear(2 * hidden_dim, vocabulary_size)
 
-    def forward(self, source: Tensor, target_inputs: Tensor) -> Tensor:
+    def forward(self, source: Tensor, target_inputs: Tensor, mask_padding: bool = False) -> Tensor:
         """Teacher forcing: logits [B, T, V] from tokens [B, S] and [B, T]."""
+        padding = (source == PAD) if mask_padding else torch.zeros_like(source, dtype=torch.bool)
         memory, _ = self.encoder(self.source_embedding(source))
         state = torch.zeros_like(memory[:, 0])
         features = []
         for token in self.target_embedding(target_inputs).unbind(dim=1):
-            weights = torch.softmax(self.score(state, memory), dim=1)
+            logits = self.score(state, memory).masked_fill(padding, -math.inf)
+            weights = torch.softmax(logits, dim=1)
             context = (weights[:, None, :] @ memory)[:, 0]
             state = self.decoder(torch.cat((token, context), dim=1), state)
             features.append(torch.cat((state, context), dim=1))
@@ -109,6 +111,7 @@ class Training:
         total_steps: when the rate reaches 0.
         embedding_dim: see `Reverser`.
         hidden_dim: see `Reverser`.
+        mask_padding: whether attention leaves padding out.
 
     Attributes:
         model: what is trained.
@@ -128,6 +131,7 @@ class Training:
         total_steps: int,
         embedding_dim: int = 32,
         hidden_dim: int = 96,
+        mask_padding: bool = False,
     ):
         torch.manual_seed(1)
         self.threads = torch.get_num_threads()
@@ -136,6 +140,7 @@ class Training:
         self._batch_size = batch_size
         self._lengths = (min_length, max_length)
         self._clip_norm = clip_norm
+        self._mask_padding = mask_padding
         self.model = Reverser(score, self._size, embedding_dim=embedding_dim, hidden_dim=hidden_dim)
         self._optimizer = torch.optim.Adam(self.model.parameters(), learning_rate)
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, total_steps)
@@ -157,6 +162,14 @@ class Training:
         inputs = nn.functional.pad(backwards, (1, 0), value=SOS)
         targets = nn.functional.pad(backwards, (0, 1), value=PAD).scatter(1, lengths, EOS)
         return source, inputs, targets
+
+    @torch.no_grad()
+    def letters_right(self, length: int, strings: int) -> float:
+        """Share of letters right, every earlier one given, of fresh strings without padding."""
+        source = torch.randint(self._first_letter, self._size, (strings, length))
+        targets = source.flip(1)
+        inputs = nn.functional.pad(targets, (1, 0), value=SOS)[:, :length]
+        return (self.model(source, inputs).argmax(dim=2) == targets).float().mean().item()
 
     def choose_threads(self, trial_steps: int) -> None:
         """Takes as many threads as PyTorch would by itself, or one if that is faster."""
@@ -182,7 +195,7 @@ class Training:
     def step(self) -> float:
         """One optimiser step on a fresh batch; its loss, in nats a real token."""
         source, inputs, targets = self.batch()
-        logits = self.model(source, inputs)
+        logits = self.model(source, inputs, self._mask_padding)
         loss = nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=PAD
         )

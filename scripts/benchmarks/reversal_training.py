@@ -24,7 +24,7 @@ from attention_jax.training.loop import initial_state, train_steps
 from benchmarks.measure import JSON, Options, Report, interleaved_seconds
 
 PEER = "PyTorch GRU"
-INSTALL = "pip install 'attention-jax[bench]'"
+INSTALL = ".venv/bin/pip install -e '.[bench]'"
 _OURS: dict[str, Callable[[Callable], Callable]] = {
     "ours": jax.vmap,  # as training does
     "ours, a seed after another": lambda one_seed: functools.partial(jax.lax.map, one_seed),

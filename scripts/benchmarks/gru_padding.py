@@ -1,0 +1,62 @@
+"""What masking its padding does to the peer: the GRU of the published comparison, both ways.
+
+The published model is trained on padded batches without a mask, and tested on single strings, which
+have no padding. Here it is trained so, and with the one change that attention leaves padding out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+
+from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig
+from benchmarks.measure import JSON, Options, Report
+
+_LENGTHS = (3, 5, 7, 8, 10)
+_STRINGS = 1000
+_COLUMNS = {
+    "score": ("score", ""),
+    "model": ("model", ""),
+    **{f"length {length}": (str(length), ".3f") for length in _LENGTHS},
+}
+
+
+def run(options: Options) -> Report:
+    """Trains the peer with each score twice, one seed, with the recipe of our own training.
+
+    Raises:
+        ValueError: PyTorch is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError("gru-padding needs PyTorch: .venv/bin/pip install -e '.[bench]'")
+    from benchmarks import pytorch_gru_reverser
+
+    config = ReversalConfig()
+    rows: list[JSON] = []
+    for score in options.scores:
+        for mask_padding in (False, True):
+            name = "padding masked" if mask_padding else "padding seen, as published"
+            print(f"gru-padding, {score}: {name}", file=sys.stderr, flush=True)
+            training = pytorch_gru_reverser.Training(
+                score,
+                alphabet_size=len(VOCABULARY.alphabet),
+                batch_size=config.batch_size,
+                min_length=config.min_length,
+                max_length=config.max_length,
+                learning_rate=config.learning_rate,
+                clip_norm=config.clip_norm,
+                total_steps=config.loop.steps,
+                mask_padding=mask_padding,
+            )
+            training.threads = 1  # such small operations gain nothing from more
+            training.steps(config.loop.steps)
+            right = {str(n): training.letters_right(n, _STRINGS) for n in _LENGTHS}
+            rows.append({"score": score, "model": name, **right})
+    return Report(
+        title="PyTorch GRU on reversal: letters right, teacher-forced, on strings without padding",
+        columns=_COLUMNS,
+        rows=rows,
+        settings={"config": dataclasses.asdict(config), "strings": _STRINGS},
+        notes=[f"one seed of {config.loop.steps:,} steps each"],
+    )
