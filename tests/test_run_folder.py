@@ -238,7 +238,7 @@ def test_timing(tmp_path):
 
 def test_tensorboard_missing_is_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'attention-jax\[tensorboard\]'") as error:
+    with pytest.raises(ValueError, match=r"pip install -e '.\[tensorboard\]'") as error:
         require_tensorboard()
     assert "\n" not in str(error.value)
 
