@@ -1,5 +1,7 @@
 """scripts/benchmark.py: the table, the JSON, the peer and its absence. Nothing here is timed."""
 
+import importlib
+import importlib.util
 import json
 import runpy
 import sys
@@ -8,6 +10,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+
+from attention_jax.data.vocabulary import PAD, SOS
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SCORES = ["additive", "dot", "general", "scaled"]
@@ -118,7 +122,10 @@ def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path, peer):
         (["--seeds", -1], "seeds must be at least 1; got -1"),
         (["--steps", 37], "a multiple of it; got 37"),
         (["--out", "nowhere/found.json"], "got nowhere/found.json"),
-        (["--benchmarks", "reversals"], "benchmarks must be of reversal; got 'reversals'"),
+        (
+            ["--benchmarks", "reversals"],
+            "must be of reversal, gru-padding; got 'reversals'",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(monkeypatch, capsys, arguments, message):
@@ -316,3 +323,24 @@ def test_the_peer_runs_with_the_faster_number_of_threads(peer, training, monkeyp
     finally:
         torch.set_num_threads(before)
     assert training.threads == faster
+
+
+def test_the_padding_comparison_without_torch_is_one_line(monkeypatch, capsys):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else found(name)
+    )
+    assert command(monkeypatch, "--benchmarks", "gru-padding") == 2
+    assert "error: gru-padding needs PyTorch" in capsys.readouterr().err
+
+
+def test_the_peers_mask_hides_padding():
+    torch = pytest.importorskip("torch")
+    peer = importlib.import_module("benchmarks.pytorch_gru_reverser")
+    torch.manual_seed(0)
+    model = peer.Reverser("scaled", 29, embedding_dim=5, hidden_dim=7)
+    bare, inputs = torch.tensor([[3, 9, 4]]), torch.tensor([[SOS, 4, 9]])
+    padded = torch.nn.functional.pad(bare, (0, 2), value=PAD)
+    expected = model(bare, inputs)
+    torch.testing.assert_close(model(padded, inputs, True), expected)
+    assert (model(padded, inputs) - expected).abs().max() > 1e-4
