@@ -10,7 +10,7 @@ import dataclasses
 import importlib.util
 import sys
 
-from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig
+from attention_jax.tasks.reversal import ReversalConfig
 from benchmarks.measure import JSON, Options, Report
 
 _LENGTHS = (3, 5, 7, 8, 10)
@@ -38,16 +38,8 @@ def run(options: Options) -> Report:
         for mask_padding in (False, True):
             name = "padding masked" if mask_padding else "padding seen, as published"
             print(f"gru-padding, {score}: {name}", file=sys.stderr, flush=True)
-            training = pytorch_gru_reverser.Training(
-                score,
-                alphabet_size=len(VOCABULARY.alphabet),
-                batch_size=config.batch_size,
-                min_length=config.min_length,
-                max_length=config.max_length,
-                learning_rate=config.learning_rate,
-                clip_norm=config.clip_norm,
-                total_steps=config.loop.steps,
-                mask_padding=mask_padding,
+            training = pytorch_gru_reverser.training_like_ours(
+                score, config, mask_padding=mask_padding
             )
             training.threads = 1  # such small operations gain nothing from more
             training.steps(config.loop.steps)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_jax.data.vocabulary import EOS, PAD, SOS
+from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig
 
 
 class Dot(nn.Module):
@@ -205,3 +206,20 @@ class Training:
         self._optimizer.step()
         self._schedule.step()
         return loss.item()
+
+
+def training_like_ours(
+    score: str, config: ReversalConfig, *, mask_padding: bool = False
+) -> Training:
+    """The peer's training on our task, with the recipe of `config` where it applies."""
+    return Training(
+        score,
+        alphabet_size=len(VOCABULARY.alphabet),
+        batch_size=config.batch_size,
+        min_length=config.min_length,
+        max_length=config.max_length,
+        learning_rate=config.learning_rate,
+        clip_norm=config.clip_norm,
+        total_steps=config.loop.steps,
+        mask_padding=mask_padding,
+    )

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import jax
 
-from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, optimizer, reversal_task
+from attention_jax.tasks.reversal import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import initial_state, train_steps
 from benchmarks.measure import JSON, Options, Report, interleaved_seconds
 
@@ -139,16 +139,7 @@ def _peer(score: str, config: ReversalConfig, call_steps: int) -> _Contestant:
 
     if score not in pytorch_gru_reverser.SCORES:
         raise LookupError(f"it has no score {score}")
-    training = pytorch_gru_reverser.Training(
-        score,
-        alphabet_size=len(VOCABULARY.alphabet),
-        batch_size=config.batch_size,
-        min_length=config.min_length,
-        max_length=config.max_length,
-        learning_rate=config.learning_rate,
-        clip_norm=config.clip_norm,
-        total_steps=config.loop.steps,
-    )
+    training = pytorch_gru_reverser.training_like_ours(score, config)
     training.choose_threads(_TRIAL_STEPS)
     threads = training.threads
     return _Contestant(
