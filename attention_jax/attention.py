@@ -10,7 +10,9 @@ import jax
 from attention_jax.checks import checked_implementation, checked_inputs, checked_rate, checked_rng
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
+from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
 from attention_jax.implementations.reference import logits_and_mask
+from attention_jax.implementations.reverse_only import forward_mode_explained
 from attention_jax.masks import Mask
 from attention_jax.scores import Params, Score, get_score
 from attention_jax.softmax import AttentionStatistics, masked_softmax
@@ -67,9 +69,15 @@ def attention(
         bias: float broadcastable to [*B, T, S], added to the logits.
         dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
         dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
-        implementation: "reference" (materialises [T, S]; any derivative, forward mode included);
-            None picks one. There is one so far, so None means "reference".
-        block_sizes: tile sizes, for implementations that have tiles.
+        implementation: how to compute it; the result is the same.
+            "reference" materialises [T, S]; any derivative.
+            "tiled" has memory linear in T and S, forward and backward, for any score, and is the
+            fastest at size; reverse mode of any order, and forward mode over reverse mode
+            (Hessians), but no forward mode of its own.
+            "checkpointed" has every derivative in linear memory, and is slower.
+            None picks "reference" or "tiled" by size, score and backend, from measurements
+            (`implementations/choice.py`).
+        block_sizes: tile sizes, for implementations that have tiles; None picks them.
         return_statistics: also return each row's logsumexp, entropy (nats) and largest logit.
 
     Returns:
@@ -78,6 +86,7 @@ def attention(
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure.
+        NotImplementedError (and TypeError): forward mode through "tiled".
 
     >>> import jax.numpy as jnp
     >>> from attention_jax import causal_mask
@@ -90,7 +99,7 @@ def attention(
     Source: Bahdanau et al. 2014, Luong et al. 2015, Vaswani et al. 2017 (their Q, K, V).
     """
     score = get_score(score)
-    implementation = checked_implementation(implementation) or "reference"
+    implementation = checked_implementation(implementation)
     if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
         raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
     dropout_rate = checked_rate(dropout_rate)
@@ -101,8 +110,12 @@ def attention(
     inputs = checked_inputs(score, query, key, value, params, mask, bias)
     if dropout_rate > 0:
         inputs = inputs._replace(dropout_rng=checked_rng(dropout_rng))
-    options = Options(score, dropout_rate, block_sizes)
-    output, statistics = _attend(implementation, options, inputs)
+    if implementation is None:
+        implementation = chosen_implementation(score, inputs, jax.default_backend())
+    block_sizes = block_sizes or chosen_block_sizes(score, inputs)
+    options = Options(score, block_sizes, dropout_rate, return_statistics)
+    with forward_mode_explained():
+        output, statistics = _attend(implementation, options, inputs)
     return (output, statistics) if return_statistics else output
 
 
@@ -134,7 +147,7 @@ def attention_weights(
     """
     score = get_score(score)
     inputs = checked_inputs(score, query, key, key, params, mask, bias)
-    return _weights(Options(score), inputs)
+    return _weights(Options(score, BlockSizes()), inputs)
 
 
 # --- the compiled functions behind the two doors ---

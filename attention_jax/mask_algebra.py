@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any, dataclass_transform
+from typing import Any, NamedTuple, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,13 @@ def mask_dataclass(cls):
     return jax.tree_util.register_dataclass(cls, data_fields=leaves, meta_fields=static)
 
 
+class TileStatus(NamedTuple):
+    """What is known of a tile of pairs without looking at each; False, False: nothing."""
+
+    empty: Array  # bool []: no pair of the tile is allowed
+    full: Array  # bool []: every pair of the tile is
+
+
 class Mask:
     """Base of all masks: a boolean function of (query position, key position)."""
 
@@ -63,6 +70,19 @@ class Mask:
             bool, broadcastable to [..., t, s]; leading axes are those of the mask's own arrays.
         """
         raise NotImplementedError(f"{type(self).__name__} must define allowed(query, key)")
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        """What is known of a tile: an empty one is skipped, a full one not masked.
+
+        Answering "nothing" is always right and costs time only. Asked of one example: the mask's
+        arrays have no batch axes.
+
+        Args:
+            query_positions: int [t], consecutive.
+            key_positions: int [s], consecutive.
+        """
+        del query_positions, key_positions
+        return TileStatus(empty=jnp.zeros((), bool), full=jnp.zeros((), bool))
 
     def materialize(self, target_length: int, source_length: int) -> Array:
         """The whole table, Bool[..., T, S].
@@ -146,6 +166,10 @@ class DenseMask(Mask):
         rows = take(self.table, query_positions, axis=-2)
         return take(rows, key_positions, axis=-1)
 
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        tile = self.allowed(query_positions, key_positions)
+        return TileStatus(empty=~tile.any(), full=tile.all())
+
     def materialize(self, target_length: int, source_length: int) -> Array:
         self.check(None, target_length, source_length)
         shape = (*self.table.shape[:-2], target_length, source_length)
@@ -162,6 +186,9 @@ class _TwoMasks(Mask):
     def _both(self, *positions: Array) -> tuple[Array, Array]:
         return same_rank(self.left.allowed(*positions), self.right.allowed(*positions))
 
+    def _statuses(self, *positions: Array) -> tuple[TileStatus, TileStatus]:
+        return self.left.tile_status(*positions), self.right.tile_status(*positions)
+
 
 @mask_dataclass
 class AndMask(_TwoMasks):
@@ -170,6 +197,10 @@ class AndMask(_TwoMasks):
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
         return jnp.logical_and(*self._both(query_positions, key_positions))
 
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        left, right = self._statuses(query_positions, key_positions)
+        return TileStatus(empty=left.empty | right.empty, full=left.full & right.full)
+
 
 @mask_dataclass
 class OrMask(_TwoMasks):
@@ -177,6 +208,10 @@ class OrMask(_TwoMasks):
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
         return jnp.logical_or(*self._both(query_positions, key_positions))
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        left, right = self._statuses(query_positions, key_positions)
+        return TileStatus(empty=left.empty & right.empty, full=left.full | right.full)
 
 
 @mask_dataclass
@@ -187,6 +222,10 @@ class NotMask(Mask):
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
         return ~self.mask.allowed(query_positions, key_positions)
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        status = self.mask.tile_status(query_positions, key_positions)
+        return TileStatus(empty=status.full, full=status.empty)
 
 
 def as_mask(mask: Mask | Array) -> Mask:

@@ -12,6 +12,8 @@ A mask of your own is a class with one method:
         stride: int
         def allowed(self, query_positions, key_positions):
             return (query_positions[:, None] - key_positions[None, :]) % self.stride == 0
+
+It may also say which tiles are empty or full (`tile_status`), which saves their work.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import jax.numpy as jnp
 
 from attention_jax.mask_algebra import (
     Mask,
+    TileStatus,
     array_field,
     as_mask,
     broadcasts,
@@ -39,6 +42,7 @@ __all__ = [
     "Mask",
     "PaddingMask",
     "SegmentMask",
+    "TileStatus",
     "array_field",
     "as_mask",
     "broadcasts",
@@ -63,6 +67,10 @@ class CausalMask(Mask):
         # The difference of two positions never overflows, as position + offset might.
         return key_positions[None, :] - query_positions[:, None] <= self.offset
 
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        nearest, farthest = _distances(query_positions, key_positions)
+        return TileStatus(empty=nearest > self.offset, full=farthest <= self.offset)
+
 
 @mask_dataclass
 class LocalMask(Mask):
@@ -80,6 +88,15 @@ class LocalMask(Mask):
             near &= distance <= self.right
         return near
 
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        nearest, farthest = _distances(query_positions, key_positions)
+        empty, full = jnp.zeros((), bool), jnp.ones((), bool)
+        if self.left is not None:
+            empty, full = empty | (farthest < -self.left), full & (nearest >= -self.left)
+        if self.right is not None:
+            empty, full = empty | (nearest > self.right), full & (farthest <= self.right)
+        return TileStatus(empty, full)
+
 
 @mask_dataclass
 class PaddingMask(Mask):
@@ -95,6 +112,15 @@ class PaddingMask(Mask):
             real = jnp.logical_and(*same_rank(real, real_query))
         return real
 
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        sides = [(key_positions, self.key_lengths), (query_positions, self.query_lengths)]
+        empty, full = jnp.zeros((), bool), jnp.ones((), bool)
+        for positions, lengths in sides:
+            if lengths is not None:
+                end = lengths.astype(positions.dtype)
+                empty, full = empty | (positions[0] >= end), full & (positions[-1] < end)
+        return TileStatus(empty, full)
+
 
 @mask_dataclass
 class SegmentMask(Mask):
@@ -108,6 +134,14 @@ class SegmentMask(Mask):
         keys = take(self.key_segments, key_positions, axis=-1)[..., None, :]
         with jax.numpy_dtype_promotion("standard"):  # the two may be integers of different widths
             return jnp.equal(*same_rank(queries, keys))
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        queries = take(self.query_segments, query_positions, axis=-1)
+        keys = take(self.key_segments, key_positions, axis=-1)
+        with jax.numpy_dtype_promotion("standard"):
+            apart = (queries.max() < keys.min()) | (keys.max() < queries.min())
+            one = (queries.min() == keys.max()) & (queries.max() == keys.min())
+        return TileStatus(empty=apart, full=one)
 
 
 def causal_mask(offset: int = 0) -> Mask:
@@ -220,6 +254,11 @@ def _integers(name: str, value: Array) -> Array:
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{name} must be integers; got dtype {array.dtype}")
     return array
+
+
+def _distances(query_positions: Array, key_positions: Array) -> tuple[Array, Array]:
+    """The smallest and the largest j - i of a tile."""
+    return key_positions[0] - query_positions[-1], key_positions[-1] - query_positions[0]
 
 
 def _exist(positions: Array, lengths: Array) -> Array:

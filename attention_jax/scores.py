@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax import pairwise_tanh
 from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
@@ -34,6 +35,11 @@ class Score:
     """
 
     needs_equal_dims: ClassVar[bool] = False  # True if Dq must equal Dk
+
+    def __init_subclass__(cls) -> None:
+        # A new `pair` under an inherited `pair_vjp` would send another function's gradient.
+        if "pair" in vars(cls) and "pair_vjp" not in vars(cls):
+            cls.pair_vjp = Score.pair_vjp  # type: ignore[method-assign]
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         """Fresh parameters; for unit-variance queries and keys, logits of standard deviation 1."""
@@ -52,9 +58,13 @@ class Score:
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
-        """Pulls `dlogits` [t, s] back through `pair`: (dparams, dq_features, dk_features)."""
-        _, pull_back = jax.vjp(self.pair, params, q_features, k_features)
-        return pull_back(dlogits)
+        """Pulls `dlogits` [t, s] back through `pair`: (dparams, dq_features, dk_features).
+
+        A score overrides it for speed only, never for meaning: derivatives of higher order are
+        taken of `pair`.
+        """
+        logits, pull_back = jax.vjp(self.pair, params, q_features, k_features)
+        return pull_back(dlogits.astype(logits.dtype))
 
     def __call__(self, params: Params, query: Array, key: Array) -> Array:
         """Logits [T, S] of queries [T, Dq] and keys [S, Dk]."""
@@ -84,10 +94,15 @@ class Dot(Score):
     needs_equal_dims: ClassVar[bool] = True
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        dtype = accumulator_dtype(q_features, k_features)
-        return jnp.einsum(
-            "td,sd->ts", q_features, k_features, precision="highest", preferred_element_type=dtype
-        )
+        return _einsum("td,sd->ts", q_features, k_features)
+
+    def pair_vjp(
+        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
+    ) -> tuple[Params, Array, Array]:
+        dq_features = _einsum("ts,sd->td", dlogits, k_features)
+        dk_features = tall_product(q_features, dlogits)
+        dparams = jax.tree.map(jnp.zeros_like, params)  # General's kernel did its work in `project`
+        return dparams, dq_features.astype(q_features.dtype), dk_features.astype(k_features.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +212,17 @@ class Additive(Score):
         return q_features, _matmul(key, params["key_kernel"]).astype(key.dtype)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        return _matmul(jnp.tanh(q_features[:, None, :] + k_features[None, :, :]), params["v"])
+        return pairwise_tanh.weighted_tanh(params["v"], q_features, k_features)
+
+    def pair_vjp(
+        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
+    ) -> tuple[Params, Array, Array]:
+        dv, dq_features, dk_features = pairwise_tanh.weighted_tanh_vjp(
+            params["v"], q_features, k_features, dlogits
+        )
+        # The kernels did their work in `project`.
+        dparams = jax.tree.map(jnp.zeros_like, params)
+        return {**dparams, "v": dv}, dq_features, dk_features
 
 
 _TANH_VARIANCE = 0.394294  # E[tanh(z)^2] for z ~ N(0, 1)
@@ -283,7 +308,21 @@ def _import_score(name: str) -> Any:
     return getattr(module, attribute)
 
 
+def tall_product(left: Array, right: Array) -> Array:
+    """right^T left, ([t, d], [t, s]) -> [s, d], fast where s is much larger than d.
+
+    As (left^T right)^T: XLA:CPU transposes the larger factor of [s, t] @ [t, d], and takes three
+    times as long. The barriers keep it from making one of the other.
+    """
+    left = jax.lax.optimization_barrier(left.T)
+    return jax.lax.optimization_barrier(_einsum("dt,ts->ds", left, right)).T
+
+
 def _matmul(left: Array, right: Array) -> Array:
+    return _einsum("td,da->ta", left, right)
+
+
+def _einsum(formula: str, left: Array, right: Array) -> Array:
     """A product accumulated in at least float32; on a GPU or TPU, in true float32."""
     dtype = accumulator_dtype(left, right)
-    return jnp.matmul(left, right, precision="highest", preferred_element_type=dtype)
+    return jnp.einsum(formula, left, right, precision="highest", preferred_element_type=dtype)

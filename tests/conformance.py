@@ -24,6 +24,7 @@ import attention_jax as aj
 from attention_jax.implementations import IMPLEMENTATIONS
 
 B, T, S, DQ, DK, DV, A = 2, 5, 7, 3, 11, 13, 17
+TILE = aj.BlockSizes(query=2, key=3)  # three tiles each way, the last ones padded
 
 
 # --- the scores, and the formula of each for one pair ---
@@ -283,6 +284,7 @@ def _forward_and_gradients(implementation: str, score_name: str) -> Callable:
             mask=mask,
             score=SCORE_CASES[score_name].score,
             implementation=implementation,
+            block_sizes=TILE,
             return_statistics=True,
         )
         return {"output": output, **statistics._asdict()}

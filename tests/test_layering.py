@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    "mask_algebra", "masks", "softmax", "dropout", "scores", "implementations", "checks",
+    "over_batch", "mask_algebra", "masks", "softmax", "dropout", "pairwise_tanh", "scores", "implementations", "checks",
     "attention", "local",
     "coverage", "interop", "nn", "data", "training", "tasks", "analysis", "plotting",
     "command_line", "__init__",

@@ -1,8 +1,9 @@
 """What every implementation takes and gives.
 
-An implementation is a function `attend(options, inputs) -> (output, AttentionStatistics)` of ONE
-example, pure and traceable. `Options` are static, `Inputs` are a pytree of arrays, so that a custom
-gradient rule names two arguments and batching is `jax.vmap` over the second.
+An implementation is a function `attend(options, inputs) -> (output, statistics)` of ONE example,
+pure and traceable; the statistics are `AttentionStatistics`, or None where nobody asks for them.
+`Options` are static, `Inputs` are a pytree of arrays, so that a custom gradient rule names two
+arguments and batching is `jax.vmap` over the second.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class Options:
     """What is known before anything is traced."""
 
     score: Score
+    block_sizes: BlockSizes
     dropout_rate: float = 0.0
-    block_sizes: BlockSizes | None = None
+    return_statistics: bool = False
 
 
 class Inputs(NamedTuple):

@@ -23,7 +23,7 @@ from attention_jax.softmax import AttentionStatistics, masked_softmax, row_stati
 Array = jax.Array
 
 
-def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics]:
+def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     logits, mask = logits_and_mask(options, inputs)
     weights = masked_softmax(logits, mask)
@@ -34,7 +34,8 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
         weights = dropout.drop(weights, keep, options.dropout_rate)
     value = _without_padding(inputs.value.astype(weights.dtype), mask, of="keys", filler=0)
     output = jnp.matmul(weights, value, precision="highest")
-    return output.astype(inputs.query.dtype), row_statistics(logits, mask)
+    statistics = row_statistics(logits, mask) if options.return_statistics else None
+    return output.astype(inputs.query.dtype), statistics
 
 
 def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | None]:

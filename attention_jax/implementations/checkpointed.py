@@ -1,0 +1,85 @@
+"""Tiles under plain differentiation: every derivative, in any mode and order, in linear memory.
+
+A map over tiles of queries, and in it a scan over tiles of keys; both bodies are recomputed, not
+saved, when JAX differentiates them (`jax.checkpoint`). Nothing has a gradient rule of its own, and
+`pair` is differentiated by JAX. In plain reverse mode it is slower than `tiled`, to which it gives
+the second and higher derivatives.
+
+Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.implementations import online_softmax, tiling
+from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.softmax import AttentionStatistics
+
+Array = jax.Array
+
+
+def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
+    """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
+    target_length = inputs.query.shape[0]
+    plan, arrays, constants = tiling.prepare(options, inputs)
+    output, statistics = attend_tiles(plan, arrays, constants)
+    output, statistics = jax.tree.map(
+        lambda tiles: tiling.untiled(tiles, target_length), (output, statistics)
+    )
+    return output.astype(inputs.query.dtype), statistics
+
+
+def attend_tiles(
+    plan: Plan, arrays: Arrays, constants: Constants
+) -> tuple[Array, AttentionStatistics | None]:
+    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are asked for."""
+
+    @jax.checkpoint
+    def of_query_tile(tile):
+        i, queries, bias = tile
+        order = jnp.arange(plan.key_tiles)
+        visited = jnp.asarray(plan.key_tiles)
+        if constants.visits is not None:
+            order, visited = constants.visits.order[i], constants.visits.visited[i]
+
+        @jax.checkpoint
+        def visit(running, key_tile):
+            n, j, keys, values, bias = key_tile
+
+            def compute(running):
+                logits = tiling.pair_logits(plan, arrays.params, queries, keys)
+                logits = logits.astype(values.dtype)
+                if bias is not None:
+                    logits = logits + bias
+                if constants.mask is not None:
+                    allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
+                    logits = jnp.where(allowed, logits, -jnp.inf)
+                keep = tiling.kept_weights(plan, constants, i, j)
+                rate = plan.options.dropout_rate
+                return online_softmax.absorb(running, logits, values, keep, rate)
+
+            return jax.lax.cond(n < visited, compute, lambda running: running, running), None
+
+        start = online_softmax.start(
+            plan.tile.query,
+            arrays.values.shape[-1],
+            arrays.values.dtype,
+            statistics=plan.options.return_statistics,
+        )
+        # Handed over tile by tile, so that the gradient comes tile by tile: through an index it
+        # would be a table of all keys, added up in every step.
+        keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
+        if bias is not None:
+            count = (plan.key_tiles, *bias.shape[1:])
+            bias = jnp.broadcast_to(bias, count)[order]
+        key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, bias)
+        running, _ = jax.lax.scan(visit, start, key_tiles)
+        return online_softmax.finish(running)
+
+    bias = arrays.bias
+    if bias is not None:
+        bias = jnp.broadcast_to(bias, (plan.query_tiles, *bias.shape[1:]))
+    return jax.lax.map(of_query_tile, (jnp.arange(plan.query_tiles), arrays.queries, bias))

@@ -1,0 +1,56 @@
+"""Which implementation and which tiles, where the caller leaves it open: all numbers stand here.
+
+Measured on 2 CPU cores, float32, jax 0.10.2, forward + backward, for one example and for batches:
+`scripts/benchmark.py --benchmarks crossover` does it again. A GPU or TPU has not been measured:
+there, the materialised form is kept until memory speaks against it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from attention_jax.implementations.contract import BlockSizes, Inputs
+from attention_jax.scores import Additive, Dot, Score
+
+# Kind of score -> the smallest number of pairs, in all examples together, that is tiled.
+TILED_FROM = {"additive": 2**14, "dot": 2**20, "other": 2**18}
+TILED_FROM_ELSEWHERE = 2**27  # off the CPU: 512 MiB of float32 logits
+
+LARGEST_BLOCK = {"additive": 1024, "dot": 512, "other": 512}
+TILE_PAIRS = {"additive": 2**20, "dot": 2**20, "other": 2**20}  # of all examples together
+SMALLEST_BLOCK = 64
+
+
+def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
+    """The name of the implementation that serves these inputs fastest.
+
+    Args:
+        score: the score.
+        inputs: with batch axes.
+        backend: as `jax.default_backend()` says it.
+    """
+    *batch, target_length, _ = inputs.query.shape
+    pairs = math.prod(batch) * target_length * inputs.key.shape[-2]
+    least = TILED_FROM[kind_of(score)] if backend == "cpu" else TILED_FROM_ELSEWHERE
+    return "tiled" if pairs >= least else "reference"
+
+
+def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
+    """Tiles as large as pays, smaller where many examples share the loop."""
+    kind = kind_of(score)
+    pairs = TILE_PAIRS[kind] // max(math.prod(inputs.query.shape[:-2]), 1)
+    if kind == "other":
+        # Its `pair`, or the gradient of it, may hold a tile of vectors: [t, s, D].
+        pairs //= inputs.key.shape[-1]
+    size = LARGEST_BLOCK[kind]
+    while size > SMALLEST_BLOCK and size * size > pairs:
+        size //= 2
+    return BlockSizes(query=size, key=size)
+
+
+def kind_of(score: Score) -> str:
+    """ "additive", "dot", or "other": what the time depends on is how `pair` is computed."""
+    for kind, known in (("additive", Additive), ("dot", Dot)):
+        if isinstance(score, known) and type(score).pair is known.pair:
+            return kind
+    return "other"

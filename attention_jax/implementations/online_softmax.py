@@ -1,0 +1,96 @@
+"""Softmax of a row that comes in pieces, and the sum of values it weighs.
+
+Over the keys seen so far, with M the largest of their logits x_j,
+
+    normalizer = sum_j exp(x_j - M),    weighted = sum_j exp(x_j - M) v_j,
+    excess = sum_j exp(x_j - M) (x_j - M).
+
+When M rises by r, the first two shrink by exp(-r), and excess becomes exp(-r) (excess - r
+normalizer). At the end
+
+    output = weighted / normalizer,    logsumexp = M + log normalizer,
+    entropy = log normalizer - excess / normalizer.
+
+M only scales; no result depends on it, so it has no gradient.
+
+Source: Milakov and Gimelshein 2018, algorithm 3; Rabe and Staats 2021, section 2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax import dropout
+from attention_jax.softmax import AttentionStatistics
+
+Array = jax.Array
+
+
+class Running(NamedTuple):
+    """What is known of t rows so far."""
+
+    largest: Array  # [t] M; -inf before the first key
+    normalizer: Array  # [t]
+    weighted: Array  # [t, Dv]
+    excess: Array | None  # [t]; None if nobody asks for the entropy
+
+
+def start(rows: int, value_dim: int, dtype: jnp.dtype, *, statistics: bool) -> Running:
+    zeros = jnp.zeros(rows, dtype)
+    return Running(
+        largest=jnp.full(rows, -jnp.inf, dtype),
+        normalizer=zeros,
+        weighted=jnp.zeros((rows, value_dim), dtype),
+        excess=zeros if statistics else None,
+    )
+
+
+def absorb(
+    running: Running, logits: Array, values: Array, keep: Array | None, dropout_rate: float
+) -> Running:
+    """The next keys.
+
+    Args:
+        running: the rows so far.
+        logits: [t, s], -inf where masked.
+        values: [s, Dv].
+        keep: bool [t, s], which weights dropout keeps; None for all.
+        dropout_rate: probability that one is dropped.
+    """
+    tile_largest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
+    largest = jnp.maximum(running.largest, tile_largest)
+    reference = jnp.where(largest == -jnp.inf, 0, largest)  # -inf - (-inf) would be NaN
+    drop = jnp.where(running.largest == -jnp.inf, 0, running.largest - reference)
+    shrink = jnp.exp(drop)
+
+    shifted = logits - reference[:, None]
+    exponentials = jnp.exp(shifted)
+    kept = exponentials
+    if keep is not None:
+        kept = dropout.drop(exponentials, keep, dropout_rate)
+    normalizer = shrink * running.normalizer + jnp.sum(exponentials, axis=1)
+    weighted = shrink[:, None] * running.weighted + jnp.matmul(kept, values, precision="highest")
+    excess = running.excess
+    if excess is not None:
+        # Where the exponential is 0, so is the term: 0 * -inf would be NaN.
+        terms = exponentials * jnp.where(exponentials > 0, shifted, 0)
+        excess = shrink * (excess + drop * running.normalizer) + jnp.sum(terms, axis=1)
+    return Running(largest, normalizer, weighted, excess)
+
+
+def finish(running: Running) -> tuple[Array, AttentionStatistics | None]:
+    """Output [t, Dv], and the statistics [t] if they were kept."""
+    any_allowed = running.normalizer != 0  # and not `> 0`, which would hide a NaN
+    normalizer = jnp.where(any_allowed, running.normalizer, 1)
+    output = running.weighted / normalizer[:, None]
+    if running.excess is None:
+        return output, None
+    log_normalizer = jnp.log(normalizer)
+    return output, AttentionStatistics(
+        logsumexp=jnp.where(any_allowed, log_normalizer + running.largest, -jnp.inf),
+        entropy=jnp.where(any_allowed, log_normalizer - running.excess / normalizer, 0),
+        max_logit=running.largest,
+    )

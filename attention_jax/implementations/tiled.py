@@ -1,0 +1,255 @@
+"""Tiles and a gradient by hand: memory linear in T and S, forward and backward, for every score.
+
+The forward pass is an online softmax over tiles of keys. It saves its inputs, the output, and of
+each row the largest logit and the normaliser; the backward pass makes every tile's weights again
+from those. (The logsumexp alone would do, were it not rounded: at logits of 1e4 it knows weights to
+1e-3 in float32.) Second and higher derivatives are those of `checkpointed`, in linear memory too.
+
+Source: Dao et al. 2022, algorithms 1 and 4, there for scaled dot and without statistics.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax import dropout
+from attention_jax.implementations import checkpointed, online_softmax, tiling
+from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.reverse_only import reverse_only
+from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.scores import tall_product
+from attention_jax.softmax import AttentionStatistics
+
+Array = jax.Array
+
+
+def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
+    """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
+    target_length = inputs.query.shape[0]
+    plan, arrays, constants = tiling.prepare(options, inputs)
+    arrays = reverse_only(arrays)
+    output, statistics = _attend(plan, arrays, constants)
+    output, statistics = jax.tree.map(
+        lambda tiles: tiling.untiled(tiles, target_length), (output, statistics)
+    )
+    return output.astype(inputs.query.dtype), statistics
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    plan: Plan, arrays: Arrays, constants: Constants
+) -> tuple[Array, AttentionStatistics | None]:
+    output, statistics, _ = _forward(plan, arrays, constants)
+    return output, statistics
+
+
+class _Residuals(NamedTuple):
+    arrays: Arrays
+    constants: Constants
+    output: Array  # [query_tiles, t, Dv]
+    largest: Array  # [query_tiles, t] the largest logit
+    normalizer: Array  # [query_tiles, t] sum of exp(logits - largest)
+    entropy: Array | None  # [query_tiles, t]
+
+
+def _attend_fwd(plan, arrays, constants):
+    output, statistics, (largest, normalizer) = _forward(plan, arrays, constants)
+    entropy = None if statistics is None else statistics.entropy
+    # Functions of the arrays, whose own second derivative `_backward` knows of.
+    results = jax.lax.stop_gradient((output, largest, normalizer, entropy))
+    return (output, statistics), _Residuals(arrays, constants, *results)
+
+
+def _attend_bwd(plan, residuals, cotangents):
+    return _backward(plan, residuals, cotangents), None
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _forward(plan: Plan, arrays: Arrays, constants: Constants):
+    """Output, statistics if they are asked for, and (largest, normalizer), all in tiles."""
+
+    def of_query_tile(tile):
+        i, queries = tile
+
+        def visit(masked, j, running):
+            keys, values = tiling.tile_of((arrays.keys, arrays.values), j)
+            logits = _tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
+            keep = tiling.kept_weights(plan, constants, i, j)
+            return online_softmax.absorb(running, logits, values, keep, plan.options.dropout_rate)
+
+        running = online_softmax.start(
+            plan.tile.query,
+            arrays.values.shape[-1],
+            arrays.values.dtype,
+            statistics=plan.options.return_statistics,
+        )
+        running = tiling.for_visited_keys(plan, constants, i, visit, running)
+        return *online_softmax.finish(running), (running.largest, running.normalizer)
+
+    return jax.lax.map(of_query_tile, (jnp.arange(plan.query_tiles), arrays.queries))
+
+
+# With x the logits of a row, w its weights, u = dropout(w), O = sum_j u_j v_j, logsumexp Z and
+# entropy H, and cotangents dO, dZ, dH:
+#     dv_j = u_j dO,
+#     dx_j = w_j (dropout(dO . v_j) - dO . O + dZ - dH (log w_j + H)),
+# since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). The sum over the row that the softmax
+# needs, sum_k u_k (dO . v_k), is dO . O; the rest is for the score to pull back. A tile has
+# exp(x_j - largest) = w_j normalizer, so the rows' cotangents are divided by the normaliser once.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _backward(plan: Plan, residuals: _Residuals, cotangents: Any) -> Arrays:
+    """The cotangents of `arrays`."""
+    arrays, constants, _, _, _, _ = residuals
+    rows = _rows_of(residuals, cotangents)
+
+    def of_query_tile(others, tile):
+        i, queries, rows = tile
+
+        def visit(masked, j, carry):
+            dqueries, others = carry
+            keys, values = tiling.tile_of((arrays.keys, arrays.values), j)
+            logits = _tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
+            keep = tiling.kept_weights(plan, constants, i, j)
+            dlogits, dvalues = _softmax_vjp(logits, values, rows, keep, plan.options.dropout_rate)
+            dparams, dq, dk = plan.options.score.pair_vjp(arrays.params, queries, keys, dlogits)
+            dqueries = jax.tree.map(jnp.add, dqueries, dq)
+            others = others._replace(
+                keys=_add_tile(others.keys, j, dk),
+                values=_add_tile(others.values, j, dvalues),
+                params=jax.tree.map(jnp.add, others.params, dparams),
+                bias=_add_bias_tile(others.bias, i, j, dlogits),
+            )
+            return dqueries, others
+
+        carry = (jax.tree.map(jnp.zeros_like, queries), others)
+        dqueries, others = tiling.for_visited_keys(plan, constants, i, visit, carry)
+        return others, dqueries
+
+    others = jax.tree.map(jnp.zeros_like, arrays._replace(queries=None))
+    tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows)
+    others, dqueries = jax.lax.scan(of_query_tile, others, tiles)
+    return others._replace(queries=dqueries)
+
+
+class _Rows(NamedTuple):
+    """What the backward pass needs of each query; cotangents are divided by the normaliser."""
+
+    largest: Array  # [t] +inf for a row without keys, whose weights are then 0
+    doutput: Array  # [t, Dv]
+    doffset: Array  # [t] dZ - dO . O - dH (H - log normalizer)
+    dentropy: Array | None  # [t]
+
+
+def _rows_of(residuals: _Residuals, cotangents: Any) -> _Rows:
+    doutput, dstatistics = cotangents
+    entropy = residuals.entropy
+    # A row without keys sends nothing, whatever comes.
+    empty = residuals.normalizer == 0
+    normalizer = jnp.where(empty, 1, residuals.normalizer)
+    doffset = -jnp.sum(doutput * residuals.output, axis=-1)
+    dentropy = None
+    if entropy is not None:
+        dentropy = jnp.where(empty, 0, dstatistics.entropy)
+        constant = entropy - jnp.log(normalizer)
+        doffset = doffset + jnp.where(empty, 0, dstatistics.logsumexp) - dentropy * constant
+        dentropy = dentropy / normalizer
+    return _Rows(
+        largest=jnp.where(empty, jnp.inf, residuals.largest),
+        doutput=doutput / normalizer[..., None],
+        doffset=doffset / normalizer,
+        dentropy=dentropy,
+    )
+
+
+def _softmax_vjp(
+    logits: Array, values: Array, rows: _Rows, keep: Array | None, dropout_rate: float
+) -> tuple[Array, Array]:
+    """(dlogits [t, s], dvalues [s, Dv]) of one tile."""
+    shifted = logits - rows.largest[:, None]
+    exponentials = jnp.exp(shifted)
+    dweights = jnp.matmul(rows.doutput, values.T, precision="highest")
+    kept = exponentials
+    if keep is not None:
+        kept = dropout.drop(exponentials, keep, dropout_rate)
+        dweights = dropout.drop(dweights, keep, dropout_rate)
+    dvalues = tall_product(rows.doutput, kept)
+    dweights = dweights + rows.doffset[:, None]
+    if rows.dentropy is not None:
+        # Where the weight is 0, so is the term: 0 * -inf would be NaN.
+        shifted = jnp.where(exponentials > 0, shifted, 0)
+        dweights = dweights - rows.dentropy[:, None] * shifted
+    return exponentials * dweights, dvalues
+
+
+def _tile_logits(plan, arrays, constants, i, j, queries, keys, masked) -> Array:
+    """Logits [t, s] of one tile, -inf where masked."""
+    logits = tiling.pair_logits(plan, arrays.params, queries, keys).astype(arrays.values.dtype)
+    if arrays.bias is not None:
+        logits = logits + tiling.bias_tile(arrays.bias, i, j)
+    if masked:
+        logits = jnp.where(tiling.allowed_pairs(plan, constants.mask, i, j), logits, -jnp.inf)
+    return logits
+
+
+def _add_tile(tiles: Any, index: Array, tile: Any) -> Any:
+    return jax.tree.map(lambda leaf, addend: _add_to_tile(leaf, (index,), addend), tiles, tile)
+
+
+def _add_to_tile(tiles: Array, index: tuple, addend: Array) -> Array:
+    """`tiles.at[index].add(addend)`, as a slice: a scatter would be checked for its bounds."""
+    start = (*index, *[0] * addend.ndim)
+    old = jax.lax.dynamic_slice(tiles, start, (*[1] * len(index), *addend.shape))
+    return jax.lax.dynamic_update_slice(tiles, old + addend.reshape(old.shape), start)
+
+
+def _add_bias_tile(dbias: Array | None, i: Array, j: Array, dlogits: Array) -> Array | None:
+    """Adds a tile's gradient where the bias had its tile, summed where it was broadcast."""
+    if dbias is None:
+        return None
+    for axis in (0, 1):
+        if dbias.shape[2 + axis] == 1:
+            dlogits = jnp.sum(dlogits, axis=axis, keepdims=True)
+    row = 0 if dbias.shape[0] == 1 else i
+    column = 0 if dbias.shape[1] == 1 else j
+    return _add_to_tile(dbias, (row, column), dlogits)
+
+
+# --- derivatives of second and higher order: those of the plainly differentiated tiles ---
+
+
+@_forward.defjvp
+def _forward_jvp(plan, primals, tangents):
+    arrays, constants = primals
+
+    def forward(arrays):
+        output, statistics = checkpointed.attend_tiles(plan, arrays, constants)
+        return output, statistics
+
+    results = _forward(plan, arrays, constants)
+    _, (doutput, dstatistics) = jax.jvp(forward, (arrays,), tangents[:1])
+    return results, (doutput, dstatistics, jax.tree.map(jnp.zeros_like, results[2]))
+
+
+@_backward.defjvp
+def _backward_jvp(plan, primals, tangents):
+    residuals, cotangents = primals
+    dresiduals, dcotangents = tangents
+
+    def gradient(arrays, cotangents):
+        def forward(arrays):
+            return checkpointed.attend_tiles(plan, arrays, residuals.constants)
+
+        _, pull_back = jax.vjp(forward, arrays)
+        return pull_back(cotangents)[0]
+
+    _, dgradient = jax.jvp(
+        gradient, (residuals.arrays, cotangents), (dresiduals.arrays, dcotangents)
+    )
+    return _backward(plan, residuals, cotangents), dgradient

@@ -1,0 +1,243 @@
+"""Attention cut into tiles of t queries and s keys: what the tiled implementations share.
+
+`prepare` brings the inputs of one example into tiles: everything that costs O(T + S) happens there,
+under plain differentiation. What is left, `(Plan, Arrays, Constants)`, is all that a loop over
+tiles needs, and no tile ever meets a NaN that a mask hides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax import dropout
+from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.masks import Mask, padding_mask
+from attention_jax.over_batch import all_over_batch
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is known before anything is traced."""
+
+    options: Options
+    tile: BlockSizes  # t and s
+    query_tiles: int
+    key_tiles: int
+
+
+class Arrays(NamedTuple):
+    """What gradients reach, in tiles, in the compute dtype."""
+
+    queries: Any  # [query_tiles, t, Fq] as `project` made them, a pytree if it made one
+    keys: Any  # [key_tiles, s, Fk]
+    values: Array  # [key_tiles, s, Dv]
+    params: Any
+    bias: Array | None  # [query_tiles or 1, key_tiles or 1, t or 1, s or 1]
+
+
+class Visits(NamedTuple):
+    """Which tiles to visit, full ones first: the same for every example of a batch."""
+
+    order: Array  # int [query_tiles, key_tiles] key tiles: full, then partly masked, then empty
+    full: Array  # int [query_tiles] how many of them are full
+    visited: Array  # int [query_tiles] how many are not empty
+
+
+class Constants(NamedTuple):
+    """What no gradient reaches."""
+
+    mask: Mask | None
+    visits: Visits | None  # None with no mask: all tiles are visited, in their order
+    dropout_rng: Array | None
+
+
+def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
+    """Tokens that no allowed pair contains replaced, all padded to whole tiles, and projected."""
+    lengths = inputs.query.shape[0], inputs.key.shape[0]
+    blocks = options.block_sizes
+    tile = BlockSizes(*map(_even_size, lengths, (blocks.query, blocks.key)))
+    tiles = math.ceil(lengths[0] / tile.query), math.ceil(lengths[1] / tile.key)
+    plan = Plan(options, tile, *tiles)
+    whole = tiles[0] * tile.query, tiles[1] * tile.key
+
+    mask = inputs.mask
+    if whole != lengths:
+        real = padding_mask(*map(jnp.asarray, lengths[::-1]))
+        mask = real if mask is None else mask & real
+    visits, used_queries, used_keys = None, None, None
+    if mask is not None:
+        visits = _visits(plan, mask)
+        used_queries, used_keys = _used_tokens(plan, mask, visits)
+
+    dtype = inputs.compute_dtype
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
+    # Padded before they are projected: the score then sees nothing but tokens it might have seen.
+    # Constants that differ and are not 0: a norm or a distance has no finite gradient there.
+    query = _filled(inputs.query.astype(dtype), whole[0], used_queries, 1)
+    key = _filled(inputs.key.astype(dtype), whole[1], used_keys, 2)
+    values = _filled(inputs.value.astype(dtype), whole[1], used_keys, 0)
+    q_features, k_features = options.score.project(params, query, key)
+    arrays = Arrays(
+        queries=jax.tree.map(functools.partial(_tiled, count=tiles[0]), q_features),
+        keys=jax.tree.map(functools.partial(_tiled, count=tiles[1]), k_features),
+        values=_tiled(values, tiles[1]),
+        params=params,
+        bias=None if inputs.bias is None else _bias_tiles(plan, inputs.bias.astype(dtype)),
+    )
+    return plan, arrays, Constants(mask, visits, inputs.dropout_rng)
+
+
+def for_visited_keys(
+    plan: Plan,
+    constants: Constants,
+    query_tile: Array,
+    visit: Callable[[bool, Array, Any], Any],
+    carry: Any,
+) -> Any:
+    """`carry = visit(masked, key_tile, carry)` for every tile of keys that is not empty.
+
+    Two loops rather than a branch in one: a branch would copy what it passes through.
+    """
+    if constants.visits is None:
+        return jax.lax.fori_loop(0, plan.key_tiles, lambda j, carry: visit(False, j, carry), carry)
+    order, full, visited = (array[query_tile] for array in constants.visits)
+    for masked, first, last in ((False, 0, full), (True, full, visited)):
+        step = functools.partial(visit, masked)
+        carry = jax.lax.fori_loop(
+            first, last, lambda n, carry, step=step: step(order[n], carry), carry
+        )
+    return carry
+
+
+def pair_logits(plan: Plan, params: Any, queries: Any, keys: Any) -> Array:
+    """Logits [t, s] of one tile's features."""
+    score = plan.options.score
+    logits = score.pair(params, queries, keys)
+    if logits.shape != (plan.tile.query, plan.tile.key):
+        raise ValueError(
+            f"score {score} must give logits [t, s], here {[plan.tile.query, plan.tile.key]};"
+            f" got {list(logits.shape)}"
+        )
+    return logits
+
+
+def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) -> Array:
+    """Bool [t, s]."""
+    positions = _positions(query_tile, plan.tile.query), _positions(key_tile, plan.tile.key)
+    return jnp.broadcast_to(mask.allowed(*positions), (plan.tile.query, plan.tile.key))
+
+
+def kept_weights(
+    plan: Plan, constants: Constants, query_tile: Array, key_tile: Array
+) -> Array | None:
+    """Bool [t, s], which weights dropout keeps; None if it keeps all."""
+    rate = plan.options.dropout_rate
+    if rate == 0:
+        return None
+    assert constants.dropout_rng is not None  # the front door has checked
+    positions = _positions(query_tile, plan.tile.query), _positions(key_tile, plan.tile.key)
+    return dropout.keep_mask(constants.dropout_rng, rate, *positions)
+
+
+def tile_of(tiles: Any, index: Array) -> Any:
+    """One tile; an axis of one tile stands for all of them."""
+    return jax.tree.map(
+        lambda leaf: jax.lax.dynamic_index_in_dim(
+            leaf, 0 if leaf.shape[0] == 1 else index, keepdims=False
+        ),
+        tiles,
+    )
+
+
+def bias_tile(bias: Array, query_tile: Array, key_tile: Array) -> Array:
+    """[t or 1, s or 1]."""
+    return tile_of(tile_of(bias, query_tile), key_tile)
+
+
+def untiled(tiles: Array, length: int) -> Array:
+    """[count, t, ...] -> [length, ...]: without the padding."""
+    return tiles.reshape(-1, *tiles.shape[2:])[:length]
+
+
+# --- what `prepare` is made of ---
+
+
+def _even_size(length: int, block: int) -> int:
+    """The size of as few tiles as blocks of this size make, all as small as that number allows."""
+    count = max(math.ceil(length / block), 1)
+    size = math.ceil(length / count)
+    # Whole vectors of a CPU or GPU; what it adds is masked.
+    return max(size, 1) if count == 1 else min(8 * math.ceil(size / 8), block)
+
+
+def _positions(tile: Array, size: int) -> Array:
+    return tile * size + jnp.arange(size)
+
+
+def _visits(plan: Plan, mask: Mask) -> Visits:
+    def status(query_tile, key_tile):
+        positions = _positions(query_tile, plan.tile.query), _positions(key_tile, plan.tile.key)
+        return mask.tile_status(*positions)
+
+    over_keys = jax.vmap(status, in_axes=(None, 0))
+    status_of = jax.vmap(over_keys, in_axes=(0, None))
+    empty, full = status_of(jnp.arange(plan.query_tiles), jnp.arange(plan.key_tiles))
+    empty = all_over_batch(empty)
+    full = all_over_batch(full) & ~empty
+    rank = jnp.where(full, 0, jnp.where(empty, 2, 1))
+    order = jnp.argsort(rank, axis=1, stable=True)
+    return Visits(order, jnp.sum(full, axis=1), jnp.sum(~empty, axis=1))
+
+
+def _used_tokens(plan: Plan, mask: Mask, visits: Visits) -> tuple[Array, Array]:
+    """Bool [query_tiles * t] and [key_tiles * s]: which tokens an allowed pair contains."""
+    constants = Constants(mask, visits, None)
+
+    def of_query_tile(used_keys, i):
+        def visit(masked, j, carry):
+            rows, used_keys = carry
+            allowed = allowed_pairs(plan, mask, i, j) if masked else jnp.ones((1, 1), bool)
+            return rows | allowed.any(1), used_keys.at[j].set(used_keys[j] | allowed.any(0))
+
+        carry = (jnp.zeros(plan.tile.query, bool), used_keys)
+        rows, used_keys = for_visited_keys(plan, constants, i, visit, carry)
+        return used_keys, rows
+
+    none = jnp.zeros((plan.key_tiles, plan.tile.key), bool)
+    used_keys, used_queries = jax.lax.scan(of_query_tile, none, jnp.arange(plan.query_tiles))
+    return used_queries.reshape(-1), used_keys.reshape(-1)
+
+
+def _filled(tokens: Array, length: int, used: Array | None, filler: float) -> Array:
+    """Tokens [length, D], with `filler` for those that are not used."""
+    if used is None:
+        return tokens
+    tokens = jnp.pad(tokens, ((0, length - tokens.shape[0]), (0, 0)))
+    return jnp.where(used[:, None], tokens, filler)
+
+
+def _tiled(array: Array, count: int) -> Array:
+    return array.reshape(count, -1, *array.shape[1:])
+
+
+def _bias_tiles(plan: Plan, bias: Array) -> Array:
+    sides = []
+    for length, count, size in zip(
+        bias.shape,
+        (plan.query_tiles, plan.key_tiles),
+        (plan.tile.query, plan.tile.key),
+        strict=True,
+    ):
+        sides.append((1, 1, 0) if length == 1 else (count, size, count * size - length))
+    (query_tiles, t, query_padding), (key_tiles, s, key_padding) = sides
+    bias = jnp.pad(bias, ((0, query_padding), (0, key_padding)))
+    return bias.reshape(query_tiles, t, key_tiles, s).swapaxes(1, 2)
