@@ -1,8 +1,8 @@
 """A laboratory for attention score functions: the public names, on one screen."""
 
-from attention_jax import nn
+from attention_jax import interop, nn
 from attention_jax.attention import attention, attention_weights
-from attention_jax.implementations import BlockSizes
+from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
 from attention_jax.masks import (
     Mask,
     causal_mask,
@@ -17,6 +17,7 @@ from attention_jax.softmax import AttentionStatistics, masked_softmax
 __version__ = "0.1.0"
 
 __all__ = [
+    "IMPLEMENTATIONS",
     "SCORES",
     "Additive",
     "AttentionStatistics",
@@ -30,6 +31,7 @@ __all__ = [
     "attention_weights",
     "causal_mask",
     "get_score",
+    "interop",
     "local_mask",
     "mask_dataclass",
     "masked_softmax",
