@@ -64,7 +64,7 @@ def tiny(monkeypatch, capsys, tmp_path, *arguments):
     monkeypatch.setattr(reversal_training, "_TRIAL_STEPS", 1)
     out = tmp_path / "found.json"
     sizes = ("--repeats", 3, "--steps", 2, "--seeds", 2, "--out", out)
-    status = command(monkeypatch, "--scores", *arguments, *sizes)
+    status = command(monkeypatch, "--benchmarks", "reversal", "--scores", *arguments, *sizes)
     assert status == 0
     return json.loads(out.read_text()), capsys.readouterr().out
 
@@ -124,7 +124,7 @@ def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path, peer):
         (["--out", "nowhere/found.json"], "got nowhere/found.json"),
         (
             ["--benchmarks", "reversals"],
-            "must be of reversal, gru-padding; got 'reversals'",
+            "must be of attention, crossover, reversal, gru-padding; got 'reversals'",
         ),
     ],
 )

@@ -11,11 +11,13 @@ import attention_jax
 
 README = Path(__file__).parent.parent / "README.md"
 CODE = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+(MY_SCORES,) = (code for code in CODE if code.startswith("# my_scores.py"))
+EXAMPLES = [code for code in CODE if code is not MY_SCORES]  # each goes on where the last ended
 
 
-def test_ten_lines_give_a_gradient_for_every_parameter():
+def test_examples_run_one_after_another():
     namespace: dict = {}
-    exec(CODE[0], namespace)
+    exec(EXAMPLES[0], namespace)
     gradient = namespace["gradient"]
     assert {name: leaf.shape for name, leaf in gradient.items()} == {
         "query_kernel": (16, 16),
@@ -23,11 +25,17 @@ def test_ten_lines_give_a_gradient_for_every_parameter():
         "v": (16,),
     }
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in gradient.values())
+    exec(EXAMPLES[1], namespace)
+    assert namespace["output"].shape == (16384, 16)
+    assert 0 < float(namespace["statistics"].entropy[-1]) < np.log(16384)
+    exec(EXAMPLES[2], namespace)
+    assert namespace["output"].shape == (2, 7, 64)
+    assert len(EXAMPLES) == 3
 
 
 def test_users_own_score_attends_by_distance():
     namespace: dict = {}
-    exec(CODE[1], namespace)
+    exec(MY_SCORES, namespace)
     score = namespace["Distance"]()
     rng = np.random.default_rng(0)
     query, key = rng.normal(size=(5, 3)), rng.normal(size=(7, 3))
@@ -43,7 +51,7 @@ def test_users_own_score_attends_by_distance():
 
 def test_users_own_score_starts_with_logits_near_unit_deviation():
     namespace: dict = {}
-    exec(CODE[1], namespace)
+    exec(MY_SCORES, namespace)
     score = namespace["Distance"]()
     query, key = (jax.random.normal(jax.random.key(i), (500, 64)) for i in range(2))
     logits = score(score.init(jax.random.key(2), 64, 64), query, key)

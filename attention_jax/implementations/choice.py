@@ -8,8 +8,11 @@ there, the materialised form is kept until memory speaks against it.
 from __future__ import annotations
 
 import math
+import sys
 
 from attention_jax.implementations.contract import BlockSizes, Inputs
+from attention_jax.mask_algebra import AndMask
+from attention_jax.masks import LocalMask, Mask
 from attention_jax.scores import Additive, Dot, Score
 
 # Kind of score -> the smallest number of pairs, in all examples together, that is tiled.
@@ -42,10 +45,21 @@ def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
     if kind == "other":
         # Its `pair`, or the gradient of it, may hold a tile of vectors: [t, s, D].
         pairs //= inputs.key.shape[-1]
-    size = LARGEST_BLOCK[kind]
+    # A tile much wider than a sliding window is mostly masked.
+    size = min(LARGEST_BLOCK[kind], max(_window(inputs.mask) // 4, 2 * SMALLEST_BLOCK))
+    size = 2 ** (size.bit_length() - 1)
     while size > SMALLEST_BLOCK and size * size > pairs:
         size //= 2
     return BlockSizes(query=size, key=size)
+
+
+def _window(mask: Mask | None) -> int:
+    """How many keys a query sees at most, as far as the kind of mask tells."""
+    if isinstance(mask, LocalMask) and mask.left is not None and mask.right is not None:
+        return mask.left + mask.right + 1
+    if isinstance(mask, AndMask):
+        return min(_window(mask.left), _window(mask.right))
+    return sys.maxsize
 
 
 def kind_of(score: Score) -> str:

@@ -1,1 +1,1 @@
-"""Benchmarks: one file each, with a `run(options) -> Report`; scripts/benchmark.py names them."""
+"""Benchmarks: one file each, with a `check` and a `run`; scripts/benchmark.py names them."""

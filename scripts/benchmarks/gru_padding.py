@@ -22,14 +22,14 @@ _COLUMNS = {
 }
 
 
-def run(options: Options) -> Report:
-    """Trains the peer with each score twice, one seed, with the recipe of our own training.
-
-    Raises:
-        ValueError: PyTorch is not installed.
-    """
+def check(options: Options) -> None:
+    """Raises ValueError if PyTorch is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise ValueError("gru-padding needs PyTorch: .venv/bin/pip install -e '.[bench]'")
+
+
+def run(options: Options) -> list[Report]:
+    """Trains the peer with each score twice, one seed, with the recipe of our own training."""
     from benchmarks import pytorch_gru_reverser
 
     config = ReversalConfig()
@@ -45,10 +45,12 @@ def run(options: Options) -> Report:
             training.steps(config.loop.steps)
             right = {str(n): training.letters_right(n, _STRINGS) for n in _LENGTHS}
             rows.append({"score": score, "model": name, **right})
-    return Report(
+    report = Report(
+        name="gru-padding",
         title="PyTorch GRU on reversal: letters right, teacher-forced, on strings without padding",
         columns=_COLUMNS,
         rows=rows,
         settings={"config": dataclasses.asdict(config), "strings": _STRINGS},
         notes=[f"one seed of {config.loop.steps:,} steps each"],
     )
+    return [report]

@@ -53,23 +53,24 @@ class _Contestant(NamedTuple):
     compile_seconds: float | None = None  # initialisation included
 
 
-def run(options: Options, config: ReversalConfig | None = None) -> Report:
-    """Measures every score.
-
-    Args:
-        options: what to measure; `steps` must be whole compiled calls.
-        config: sizes and recipe, of the peer too where they apply; None for the defaults.
-
-    Raises:
-        ValueError: `steps` is more than one compiled call and not a multiple of it.
-    """
-    config = config or ReversalConfig()
-    call_steps = min(config.loop.log_every, options.steps)
+def check(options: Options) -> None:
+    """Raises ValueError if `steps` is more than one compiled call and not a multiple of it."""
+    call_steps = min(ReversalConfig().loop.log_every, options.steps)
     if options.steps % call_steps:
         raise ValueError(
             f"steps must be less than {call_steps}, the steps of one compiled call, or a multiple"
             f" of it; got {options.steps}"
         )
+
+
+def run(options: Options) -> list[Report]:
+    """Measures every score; sizes and recipe, of the peer too where they apply, are the defaults.
+
+    Args:
+        options: what to measure; `steps` must be whole compiled calls.
+    """
+    config = ReversalConfig()
+    call_steps = min(config.loop.log_every, options.steps)
     loop = dataclasses.replace(config.loop, seeds=options.seeds)
     config = dataclasses.replace(config, loop=loop)
     rows: list[JSON] = []
@@ -84,7 +85,8 @@ def run(options: Options, config: ReversalConfig | None = None) -> Report:
         rows += _race(score, ours, peer, options, config, call_steps)
         if peer is None:
             rows.append({"score": score, "model": f"{PEER}: absent", "absent": absent[score]})
-    return Report(
+    report = Report(
+        name="reversal",
         title=f"Training on reversal: median of {options.repeats} repeats of {options.steps} steps",
         columns=_COLUMNS,
         rows=rows,
@@ -100,6 +102,7 @@ def run(options: Options, config: ReversalConfig | None = None) -> Report:
             *(f"{PEER} is absent: {reason}" for reason in dict.fromkeys(absent.values())),
         ],
     )
+    return [report]
 
 
 def _ours(score: str, name: str, config: ReversalConfig, call_steps: int) -> _Contestant:

@@ -1,0 +1,141 @@
+"""What the benchmark is meant to show, and whether it did: every claim is computed from rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from attention_jax.scores import SCORES
+from benchmarks.attention_speed import OURS
+from benchmarks.measure import JSON
+
+Rows = Sequence[JSON]
+Found = Callable[[Rows], float | None]  # None: not measured
+
+
+class Target(NamedTuple):
+    """A number that rows hold, and its bound."""
+
+    claim: str
+    what: str  # the number is
+    found: Found
+    bound: str  # "at least" or "at most"
+    limit: float
+
+    def row(self, rows: Rows) -> JSON:
+        """The claim, its bound, what was found, and "yes", "no" or "not measured"."""
+        found = self.found(rows)
+        if found is None:
+            met = "not measured"
+        else:
+            enough = found >= self.limit if self.bound == "at least" else found <= self.limit
+            met = "yes" if enough else "no"
+        return {
+            "claim": self.claim,
+            "what": self.what,
+            "target": f"{self.bound} {self.limit:.3g}",
+            "found": found,
+            "met": met,
+        }
+
+
+def targets_met(rows: Rows) -> list[JSON]:
+    """One row for each target, from the rows of all works and programs."""
+    return [target.row(rows) for target in (*_timed(), *_compiled())]
+
+
+# --- numbers that rows hold ---
+
+
+def _peer_over_ours(work: str, peer: str) -> Found:
+    return lambda rows: _entry(rows, "times_ours", work=work, contestant=peer)
+
+
+def _ours_over(work: str, peer: str) -> Found:
+    def found(rows: Rows) -> float | None:
+        times = _peer_over_ours(work, peer)(rows)
+        return times and 1 / times
+
+    return found
+
+
+def _mib(program: str) -> Found:
+    return lambda rows: _entry(rows, "temporary_mib", work=program, length=16384)
+
+
+def _growth(program: str) -> Found:
+    return lambda rows: _entry(rows, "times_shorter", work=program, length=16384)
+
+
+def _compile_seconds(score: str) -> Found:
+    """The longest of all that compile forward and backward of ours, the reference left out."""
+
+    def counts(row: JSON) -> bool:
+        timed = row.get("contestant") == OURS and row["direction"] == "forward + backward"
+        only_compiled = row.get("implementation") != "reference" and row["direction"] == "grad"
+        return row["score"] == score and (timed or only_compiled)
+
+    def found(rows: Rows) -> float | None:
+        seconds = [row["compile_seconds"] for row in rows if counts(row) and "absent" not in row]
+        return max(seconds, default=None)
+
+    return found
+
+
+def _entry(rows: Rows, entry: str, **where: object) -> float | None:
+    """That entry of the one row whose other entries are as said."""
+    for row in rows:
+        if all(row.get(name) == value for name, value in where.items()):
+            return row.get(entry)
+    return None
+
+
+# --- the targets ---
+
+
+def _timed() -> Iterator[Target]:
+    scaled, scaled_grad = "scaled dot forward", "scaled dot forward + backward"
+    additive, additive_grad = "additive forward", "additive forward + backward"
+    for claim, work, peer, least in (
+        (scaled, "scaled", "jax.nn", 4),
+        (scaled, "scaled", "PyTorch SDPA", 1),
+        (scaled_grad, "scaled-grad", "jax.nn", 2.5),
+        (scaled_grad, "scaled-grad", "PyTorch SDPA", 1 / 1.2),
+        (additive, "additive", "naive JAX", 20),
+        (additive, "additive", "Keras", 20),
+        (additive_grad, "additive-grad", "naive JAX", 15),
+        ("a user's own score, forward + backward", "distance", "ours, reference", 1),
+    ):
+        yield Target(
+            claim, f"time of {peer} / ours", _peer_over_ours(work, peer), "at least", least
+        )
+    for claim, work, peer, most in (
+        ("causal forward", "causal", "ours, not causal", 0.6),
+        ("causal forward + backward", "causal-grad", "ours, not causal", 0.6),
+        ("local window of 256, T=S=16384", "local-16k", "ours, half as long", 2.3),
+        ("general forward", "general", "ours, scaled dot", 1.15),
+        ("general forward + backward", "general-grad", "ours, scaled dot", 1.15),
+        *((f"small problem, {name}", f"small-{name}", "ours, reference", 1.05) for name in SCORES),
+    ):
+        yield Target(claim, f"our time / {peer}", _ours_over(work, peer), "at most", most)
+
+
+def _compiled() -> Iterator[Target]:
+    for score in ("scaled", "additive"):
+        program = f"memory-tiled-{score}-grad"
+        claim = f"{score} forward + backward, T=S=16384"
+        yield Target(claim, "temporary MiB", _mib(program), "at most", 128)
+        yield Target(claim, _FROM_A_QUARTER, _growth(program), "at most", 4.5)
+    for derivative, most in (("grad", 64), ("jvp", 64), ("jvp-of-grad", 96), ("grad-of-grad", 256)):
+        program = f"memory-checkpointed-scaled-{derivative}"
+        claim = f"checkpointed, scaled, {derivative}, T=S=16384"
+        yield Target(claim, "temporary MiB", _mib(program), "at most", most)
+        program = f"memory-checkpointed-additive-{derivative}"
+        claim = f"checkpointed, additive, {derivative}, T=S=16384"
+        yield Target(claim, _FROM_A_QUARTER, _growth(program), "at most", 4.5)
+    for score in (*SCORES, "distance"):
+        claim = f"{score} forward + backward, any size"
+        yield Target(claim, "compile seconds", _compile_seconds(score), "at most", 15)
+
+
+_FROM_A_QUARTER = "temporary memory / that of T=S=4096"

@@ -1,0 +1,210 @@
+"""The rows of the attention benchmark: what is computed, and whom ours is measured against."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax import masks
+from attention_jax.scores import SCORES, Additive, Score
+
+Tree = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Distance(Score):
+    """-|q - k|^2, as a user might write it: plain jnp, every pair at once, no gradient."""
+
+    def pair(self, params, q_features, k_features):
+        return -jnp.sum((q_features[:, None, :] - k_features[None, :, :]) ** 2, -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One thing to compute.
+
+    Attributes:
+        name: by which --works picks it.
+        score: a key of `SCORES`, or "distance".
+        length: T; and S, unless `key_length` says otherwise.
+        backward: also the gradients of query, key, value and the score's parameters.
+        batch: B.
+        heads: N.
+        dim: D, of query, key and value.
+        hidden_dim: A, of the additive score.
+        key_length: S, if it is not T.
+        mask: "" for none, "causal", or "local 256" for a window of 256 to either side.
+        dtype: of all arrays.
+        implementation: ours; None for the one that `attention` picks.
+        peers: names in `attention_peers.PEERS`.
+        times_repeats: times as many repeats as asked for, where differences are small.
+    """
+
+    name: str
+    score: str
+    length: int
+    backward: bool = False
+    batch: int = 1
+    heads: int = 1
+    dim: int = 64
+    hidden_dim: int | None = None
+    key_length: int | None = None
+    mask: str = ""
+    dtype: str = "float32"
+    implementation: str | None = None
+    peers: tuple[str, ...] = ()
+    times_repeats: int = 1
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """T and S."""
+        return self.length, self.key_length or self.length
+
+    def described(self) -> dict[str, Any]:
+        """What a table says of it."""
+        target, source = self.lengths
+        lengths = f"T=S={target}" if target == source else f"T{target} S{source}"
+        shape = f"B{self.batch} N{self.heads} {lengths} D{self.dim}"
+        return {
+            "work": self.name,
+            "score": self.score,
+            "direction": "forward + backward" if self.backward else "forward",
+            "shape": shape + (f" A{self.hidden_dim}" if self.hidden_dim else ""),
+            "mask": self.mask or "none",
+            "dtype": self.dtype,
+        }
+
+    def shrunk(self, factor: int) -> Work:
+        """The same with lengths divided by `factor`, but not below 8."""
+        key_length = self.key_length and min(self.key_length, max(8, self.key_length // factor))
+        length = min(self.length, max(8, self.length // factor))
+        return dataclasses.replace(self, length=length, key_length=key_length)
+
+    def score_object(self) -> Score:
+        if self.score == "distance":
+            return Distance()
+        return Additive(self.hidden_dim) if self.score == "additive" else SCORES[self.score]
+
+    @property
+    def window(self) -> int | None:
+        """Of a local mask."""
+        return int(self.mask.removeprefix("local ")) if self.mask.startswith("local ") else None
+
+    def mask_object(self) -> masks.Mask | None:
+        if self.window is not None:
+            return masks.local_mask(self.window, self.window)
+        return masks.causal_mask() if self.mask == "causal" else None
+
+    def arrays(self) -> tuple[Tree, np.ndarray]:
+        """Inputs [B, N, length, D] and params, and a cotangent of the output; the same each time.
+
+        All are float32 and NumPy's: a contestant converts them to what it takes.
+        """
+        rng = np.random.default_rng(0)
+        target, source = self.lengths
+
+        def normal(length: int) -> np.ndarray:
+            return rng.standard_normal((self.batch, self.heads, length, self.dim), dtype=np.float32)
+
+        params = self.score_object().init(jax.random.key(0), self.dim, self.dim)
+        inputs = {
+            "query": normal(target),
+            "key": normal(source),
+            "value": normal(source),
+            "params": jax.tree.map(np.asarray, params),
+        }
+        return inputs, normal(target)
+
+
+_DOT_PEERS = ("naive JAX", "jax.nn", "flax", "PyTorch SDPA")
+_ADDITIVE_PEERS = ("naive JAX", "Keras", "PyTorch naive", "KeOps")
+
+
+def _both_directions(work: Work) -> tuple[Work, Work]:
+    return work, dataclasses.replace(work, name=f"{work.name}-grad", backward=True)
+
+
+def _everywhere() -> list[Work]:
+    scaled = Work("scaled", "scaled", 4096, heads=4, peers=_DOT_PEERS)
+    causal = dataclasses.replace(
+        scaled, name="causal", mask="causal", peers=("ours, not causal", *_DOT_PEERS[1:])
+    )
+    local = Work(
+        "local", "scaled", 8192, backward=True, mask="local 256", peers=("jax.nn", "PyTorch SDPA")
+    )
+    general = dataclasses.replace(
+        scaled, name="general", score="general", peers=("ours, scaled dot", "naive JAX", "jax.nn")
+    )
+    bfloat16 = dataclasses.replace(
+        scaled, name="bfloat16", dtype="bfloat16", peers=("jax.nn", "PyTorch SDPA")
+    )
+    additive = Work("additive", "additive", 1024, dim=128, hidden_dim=128, peers=_ADDITIVE_PEERS)
+    small = Work(  # what the reversal model computes
+        "small", "", 9, backward=True, batch=64, key_length=8, peers=("ours, reference",),
+        times_repeats=10,
+    )  # fmt: skip
+    local_16k = dataclasses.replace(
+        local, name="local-16k", length=16384, peers=("ours, half as long", "jax.nn")
+    )
+    return [
+        *_both_directions(scaled),
+        *_both_directions(causal),
+        local,
+        local_16k,
+        *_both_directions(additive),
+        *_both_directions(general),
+        Work("distance", "distance", 4096, backward=True, peers=("ours, reference", "KeOps")),
+        *(
+            dataclasses.replace(
+                small,
+                name=f"small-{score}",
+                score=score,
+                hidden_dim=64 if score == "additive" else None,
+            )
+            for score in SCORES
+        ),
+        *_both_directions(bfloat16),
+    ]
+
+
+def _on_a_gpu() -> list[Work]:
+    works: list[Work] = []
+    for thousands in (1, 2, 4, 8, 16):
+        length = 1024 * thousands
+        for dtype, peers in (
+            ("float32", ("jax.nn",)),
+            ("bfloat16", ("jax.nn", "cuDNN", "tokamax")),
+        ):
+            for score, score_peers in (("scaled", peers), ("additive", ("naive JAX",))):
+                work = Work(
+                    f"gpu-{score}-{dtype}-{thousands}k",
+                    score,
+                    length,
+                    heads=8,
+                    hidden_dim=64 if score == "additive" else None,
+                    dtype=dtype,
+                    peers=score_peers,
+                )
+                works += _both_directions(work)
+    return works
+
+
+def all_works() -> dict[str, Work]:
+    """Every work of this machine, by its name."""
+    works = _everywhere() + (_on_a_gpu() if jax.default_backend() == "gpu" else [])
+    return {work.name: work for work in works}
+
+
+def picked(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The names that match any of the patterns, such as "additive*"; all if there is no pattern."""
+    return [
+        name
+        for name in names
+        if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    ]
