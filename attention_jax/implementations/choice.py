@@ -15,12 +15,13 @@ from attention_jax.mask_algebra import AndMask
 from attention_jax.masks import LocalMask, Mask
 from attention_jax.scores import Additive, Dot, Score
 
-# Kind of score -> the smallest number of pairs, in all examples together, that is tiled.
-TILED_FROM = {"additive": 2**14, "dot": 2**20, "other": 2**18}
-TILED_FROM_ELSEWHERE = 2**27  # off the CPU: 512 MiB of float32 logits
+# Kind of score -> T S of one example from which tiles are faster, alone and in a batch of 64. (Just
+# below it, tiles are faster alone and slower in the batch.)
+TILED_FROM = {"additive": 2**10, "dot": 2**18, "other": 2**16}
+TILED_FROM_ELSEWHERE = 2**27  # off the CPU, of all examples together: 512 MiB of float32 logits
 
 LARGEST_BLOCK = {"additive": 1024, "dot": 512, "other": 512}
-TILE_PAIRS = {"additive": 2**20, "dot": 2**20, "other": 2**20}  # of all examples together
+TILE_PAIRS = 2**20  # of all examples together: a few MiB for each array of a tile
 SMALLEST_BLOCK = 64
 
 
@@ -33,15 +34,18 @@ def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
         backend: as `jax.default_backend()` says it.
     """
     *batch, target_length, _ = inputs.query.shape
-    pairs = math.prod(batch) * target_length * inputs.key.shape[-2]
-    least = TILED_FROM[kind_of(score)] if backend == "cpu" else TILED_FROM_ELSEWHERE
-    return "tiled" if pairs >= least else "reference"
+    pairs = target_length * inputs.key.shape[-2]
+    if backend == "cpu":
+        large = pairs >= TILED_FROM[kind_of(score)]
+    else:
+        large = math.prod(batch) * pairs >= TILED_FROM_ELSEWHERE
+    return "tiled" if large else "reference"
 
 
 def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
     """Tiles as large as pays, smaller where many examples share the loop."""
     kind = kind_of(score)
-    pairs = TILE_PAIRS[kind] // max(math.prod(inputs.query.shape[:-2]), 1)
+    pairs = TILE_PAIRS // max(math.prod(inputs.query.shape[:-2]), 1)
     if kind == "other":
         # Its `pair`, or the gradient of it, may hold a tile of vectors: [t, s, D].
         pairs //= inputs.key.shape[-1]
