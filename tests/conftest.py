@@ -6,4 +6,4 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-pytest.register_assert_rewrite("conformance")
+pytest.register_assert_rewrite("conformance", "derivative_cases")

@@ -1,7 +1,7 @@
 """scripts/benchmark.py: the table, the JSON, the peer and its absence. Nothing here is timed."""
 
-import importlib
 import importlib.util
+import itertools
 import json
 import runpy
 import sys
@@ -134,14 +134,26 @@ def test_a_mistake_is_one_line_and_status_2(monkeypatch, capsys, arguments, mess
     assert message in line
 
 
-def test_contestants_take_turns():
-    from benchmarks.measure import interleaved_seconds
+def test_contestants_take_turns_and_the_first_call_of_a_turn_does_not_count(monkeypatch):
+    from benchmarks import measure
 
-    calls = []
-    work = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
-    seconds = interleaved_seconds(work, 3)
-    assert calls == ["a", "b"] * 3
-    assert [len(seconds[name]) for name in work] == [3, 3]
+    calls, now = [], [0.0]
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+
+    def work(name, durations):
+        def one_call():
+            calls.append(name)
+            now[0] += next(durations)
+
+        return one_call
+
+    contestants = {
+        "quick": work("quick", itertools.cycle([0.25, 0.125, 0.125])),
+        "slow": work("slow", itertools.repeat(2.0)),
+    }
+    seconds = measure.interleaved_seconds(contestants, 3, {"slow": 2})
+    assert calls == ["quick", "quick", "quick", "slow"] * 2 + ["quick"] * 3
+    assert seconds == {"quick": [0.125] * 3, "slow": [2.0] * 2}
 
 
 # --- the peer is what it is said to be ---

@@ -176,6 +176,81 @@ def test_a_tile_of_positions_is_the_block_of_the_table():
         np.testing.assert_array_equal(np.broadcast_to(tile, block.shape), block, err_msg=name)
 
 
+def _random_masks():
+    """{name: (mask of 40 random examples, whether its status tells all there is to tell)}"""
+    rng = np.random.default_rng(17)
+    count, target, source = 40, 11, 13
+    packed = [np.sort(rng.integers(0, 4, size=(count, n)), axis=1) for n in (target, source)]
+    loose = [rng.integers(0, 3, size=(count, n)) for n in (target, source)]
+    lengths = [rng.integers(-1, n + 3, size=count) for n in (source, target)]
+    causal, local, padding = causal_mask(-2), local_mask(1, 3), padding_mask(*lengths)
+    dense = as_mask(
+        (rng.random((count, target, source)) < 0.5)
+        | np.repeat(rng.random((count, target, 1)) < 0.5, source, axis=2)
+    ) & as_mask(np.repeat(rng.random((count, target // 2 + 1, 1)) < 0.5, 2, axis=1)[:, :target])
+    return target, source, {
+        "causal": (causal, True),
+        "causal far": (causal_mask(20), True),
+        "local": (local, True),
+        "local left": (local_mask(2, None), True),
+        "local right": (local_mask(None, 0), True),
+        "everything": (local_mask(None, None), True),
+        "padding": (padding, True),
+        "padding of keys": (padding_mask(lengths[0]), True),
+        "packed segments": (segment_mask(*packed), False),
+        "loose segments": (segment_mask(*loose), False),
+        "one segment": (segment_mask(packed[0][:, :1], packed[1]), False),
+        "dense": (as_mask(rng.random((count, target, source)) < 0.7), True),
+        "dense row": (as_mask(rng.random((count, 1, source)) < 0.7), True),
+        "not dense": (~as_mask(rng.random((count, target, 1)) < 0.7), True),
+        "and": (causal & padding, False),
+        "or": (local | padding, False),
+        "not": (~(causal | padding), False),
+        "of all": ((~local & dense) | (segment_mask(*packed) & ~padding & causal_mask(5)), False),
+    }  # fmt: skip
+
+
+def test_a_tiles_status_never_lies_and_tells_what_it_can():
+    target, source, masks = _random_masks()
+
+    @functools.partial(jax.jit, static_argnums=(1, 2))
+    def every_tile(mask, t, s):
+        """Of all tiles [t, s] at any place: claimed and true emptiness and fullness."""
+
+        def of_tile(mask, first_query, first_key):
+            positions = first_query + jnp.arange(t), first_key + jnp.arange(s)
+            allowed = jnp.broadcast_to(mask.allowed(*positions), (t, s))
+            return mask.tile_status(*positions), (~allowed.any(), allowed.all())
+
+        for axes in ((None, None, 0), (None, 0, None)):
+            of_tile = jax.vmap(of_tile, axes)
+        firsts = jnp.arange(target - t + 1), jnp.arange(source - s + 1)
+        return jax.vmap(of_tile, (0, None, None), axis_size=40)(mask, *firsts)
+
+    for name, (mask, exact) in masks.items():
+        for tile in ((2, 3), (5, 2)) if exact else ((2, 3),):
+            claims, truths = jax.tree.map(np.asarray, every_tile(mask, *tile))
+            for claimed, true in zip(claims, truths, strict=True):
+                assert claimed.shape == np.broadcast_shapes(claimed.shape, true.shape), name
+                assert not (claimed & ~true).any(), name
+                # Half of what there is, at least, and for most masks all of it.
+                assert (claimed == true).all() if exact else 2 * claimed.sum() >= true.sum(), name
+    assert claims[0].any()
+    assert claims[1].any()
+
+
+def test_of_a_mask_of_ones_own_nothing_is_known_unless_it_says_so():
+    tile = jnp.arange(2), jnp.arange(3)
+    own = Strided(3)
+    assert not any(own.tile_status(*tile))
+    assert not any((~own).tile_status(*tile))
+    # In combination, the other one may know enough.
+    assert (own & causal_mask(-9)).tile_status(*tile).empty
+    assert not (own & causal_mask(9)).tile_status(*tile).full
+    assert (own | causal_mask(9)).tile_status(*tile).full
+    assert not (own | causal_mask(-9)).tile_status(*tile).empty
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

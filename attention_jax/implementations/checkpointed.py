@@ -13,7 +13,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations import online_softmax, tiling
+from attention_jax.implementations import online_softmax, reference, tiling
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.softmax import AttentionStatistics
@@ -24,6 +24,8 @@ Array = jax.Array
 def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     target_length = inputs.query.shape[0]
+    if 0 in (target_length, inputs.key.shape[0]):
+        return reference.attend(options, inputs)  # there is no tile to speak of
     plan, arrays, constants = tiling.prepare(options, inputs)
     output, statistics = attend_tiles(plan, arrays, constants)
     output, statistics = jax.tree.map(
@@ -37,6 +39,9 @@ def attend_tiles(
 ) -> tuple[Array, AttentionStatistics | None]:
     """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are asked for."""
 
+    # Twice, since each reverse pass takes one away: with one, the reverse mode of the reverse mode
+    # saves all keys for every tile of queries. It costs no time.
+    @jax.checkpoint
     @jax.checkpoint
     def of_query_tile(tile):
         i, queries, bias = tile

@@ -75,9 +75,11 @@ def absorb(
     weighted = shrink[:, None] * running.weighted + jnp.matmul(kept, values, precision="highest")
     excess = running.excess
     if excess is not None:
-        # Where the exponential is 0, so is the term: 0 * -inf would be NaN.
+        # Where the exponential is 0, so is the term: 0 * -inf would be NaN. The product overflows
+        # to -inf after a tile whose bias is the lowest float.
         terms = exponentials * jnp.where(exponentials > 0, shifted, 0)
-        excess = shrink * (excess + drop * running.normalizer) + jnp.sum(terms, axis=1)
+        rise = jnp.where(shrink > 0, drop, 0) * running.normalizer
+        excess = shrink * (excess + rise) + jnp.sum(terms, axis=1)
     return Running(largest, normalizer, weighted, excess)
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax import dropout
-from attention_jax.implementations import checkpointed, online_softmax, tiling
+from attention_jax.implementations import checkpointed, online_softmax, reference, tiling
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.reverse_only import reverse_only
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
@@ -30,6 +30,8 @@ Array = jax.Array
 def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     target_length = inputs.query.shape[0]
+    if 0 in (target_length, inputs.key.shape[0]):
+        return reference.attend(options, inputs)  # there is no tile to speak of
     plan, arrays, constants = tiling.prepare(options, inputs)
     arrays = reverse_only(arrays)
     output, statistics = _attend(plan, arrays, constants)
@@ -57,6 +59,13 @@ class _Residuals(NamedTuple):
 
 
 def _attend_fwd(plan, arrays, constants):
+    for leaf in jax.tree.leaves((arrays.queries, arrays.keys)):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise NotImplementedError(
+                f"implementation 'tiled' has gradients for floating-point features only, and"
+                f" score {plan.options.score} projects to {leaf.dtype}: convert them in `project`,"
+                " or use implementation='checkpointed'"
+            )
     output, statistics, (largest, normalizer) = _forward(plan, arrays, constants)
     entropy = None if statistics is None else statistics.entropy
     # Functions of the arrays, whose own second derivative `_backward` knows of.

@@ -1,0 +1,61 @@
+"""A point in float64 and a loss of everything that attention gives, to compare derivatives at."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from conformance import SCORE_CASES, TILE, assert_close, named
+
+import attention_jax as aj
+
+T, S, DV = 5, 7, 2
+RNG = np.random.default_rng(12)
+DROPOUT = {"dropout_rate": 0.3, "dropout_rng": jax.random.key(4)}
+
+
+def normal(*shape):
+    """float64, to be used under `enable_x64`."""
+    return RNG.normal(size=shape)
+
+
+def point_of(score_name, target=T, source=S):
+    case = SCORE_CASES[score_name]
+    params = case.score.init(jax.random.key(1), case.query_dim, 11)
+    return {
+        "query": normal(target, case.query_dim),
+        "key": normal(source, 11),
+        "value": normal(source, DV),
+        "bias": normal(target, source),
+        "params": jax.tree.map(np.float64, params),
+    }
+
+
+def numbers_of(output_and_statistics):
+    """One number that depends on all of it, and on no two entries in the same way."""
+    output, statistics = output_and_statistics
+    finite = jnp.where(jnp.isfinite(statistics.logsumexp), statistics.logsumexp, 0)
+    wide = statistics.entropy.dtype
+    total = jnp.zeros((), wide)
+    for array in (output, finite, statistics.entropy):
+        weights = np.cos(np.arange(array.size)).reshape(array.shape).astype(array.dtype)
+        total = total + (jnp.sin(array) * weights).sum().astype(wide)
+    return total
+
+
+def loss_of(score_name, implementation, **options):
+    def loss(point, mask):
+        return numbers_of(
+            aj.attention(
+                **point, mask=mask, score=SCORE_CASES[score_name].score, return_statistics=True,
+                implementation=implementation, **{"block_sizes": TILE, **options},
+            )
+        )  # fmt: skip
+
+    return loss
+
+
+def agree(got, expected, tolerance=1e-11):
+    got, expected = named(got), named(expected)
+    assert got.keys() == expected.keys()
+    for name, array in got.items():
+        assert_close(name, array, np.asarray(expected[name]).astype(np.float64), tolerance)
+        assert np.any(array), name

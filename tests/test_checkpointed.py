@@ -1,0 +1,123 @@
+"""Tiles under plain differentiation: every derivative is the reference's, in any mode and order."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from conformance import TILE, quick_jit
+from derivative_cases import DROPOUT, agree, loss_of, normal, numbers_of, point_of
+from jax.test_util import check_jvp
+
+import attention_jax as aj
+from attention_jax.implementations import BlockSizes
+
+IMPLEMENTATIONS = ("checkpointed", "reference")
+
+
+def test_forward_mode_and_second_derivatives_are_those_of_the_reference():
+    score = "cosine"
+    point = point_of(score)
+    with jax.enable_x64(True):
+        mask = aj.causal_mask(-1) & aj.padding_mask(jnp.array(6))
+        direction = jax.tree.map(lambda leaf: normal(*leaf.shape), point)
+
+        def derivatives(implementation):
+            loss = loss_of(score, implementation, **DROPOUT)
+
+            def pushed(point, mask):
+                return jax.jvp(lambda p: loss(p, mask), (point,), (direction,))
+
+            def all_of_them(point, mask):
+                (value, slope), gradient = pushed(point, mask), jax.grad(loss)(point, mask)
+                product = jax.jvp(lambda p: jax.grad(loss)(p, mask), (point,), (direction,))[1]
+                again = jax.grad(lambda p: pushed(p, mask)[1])(point)
+                return value, slope, gradient, product, again
+
+            return quick_jit(all_of_them)(point, mask)
+
+        got, expected = map(derivatives, IMPLEMENTATIONS)
+    agree(got, expected)
+    agree(got[3], got[4])  # forward over reverse is reverse over forward
+
+
+def test_third_derivatives_in_three_orders_of_modes():
+    point = point_of("scaled")
+    with jax.enable_x64(True):
+        u, v = (jnp.asarray(normal(*point["query"].shape)) for _ in range(2))
+
+        def loss_in(implementation):
+            def loss(query):
+                arrays = {**point, "query": query}
+                return loss_of("scaled", implementation)(arrays, aj.local_mask(1, 2))
+
+            return loss
+
+        def along(function, direction):
+            return lambda x: jax.jvp(function, (x,), (direction,))[1]
+
+        def against(function, direction):
+            return jax.grad(lambda x: jnp.vdot(function(x), direction))
+
+        loss = loss_in("checkpointed")
+        derivatives = (
+            along(along(jax.grad(loss), u), v),
+            jax.grad(along(along(loss, u), v)),
+            against(against(jax.grad(loss), u), v),
+        )
+        expected = quick_jit(along(along(jax.grad(loss_in("reference")), u), v))(point["query"])
+        for got in quick_jit(lambda query: [f(query) for f in derivatives])(point["query"]):
+            agree(got, expected, 1e-10)
+
+
+def test_forward_mode_against_differences():
+    point = point_of("general")
+    with jax.enable_x64(True):
+
+        def loss(point):
+            return loss_of("general", "checkpointed")(point, aj.causal_mask())
+
+        check_jvp(quick_jit(loss), quick_jit(functools.partial(jax.jvp, loss)), (point,), rtol=1e-6)
+
+
+def test_block_sizes_change_nothing():
+    point = point_of("cosine")
+    with jax.enable_x64(True):
+        mask = aj.local_mask(3, 2)
+
+        @quick_jit
+        def all_of_them(point):
+            return [
+                jax.value_and_grad(
+                    loss_of("cosine", "checkpointed", block_sizes=BlockSizes(*blocks), **DROPOUT)
+                )(point, mask)
+                for blocks in ((64, 64), (1, 1), (3, 2))
+            ]
+
+        expected, *got = all_of_them(point)
+        for other in got:
+            agree(other, expected, 1e-12)
+
+
+def test_forward_mode_of_a_batch_of_different_lengths():
+    with jax.enable_x64(True):
+        shapes = (2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 2), (3, 1, 7)
+        arrays, tangents = ([jnp.asarray(normal(*shape)) for shape in shapes] for _ in range(2))
+        lengths = jnp.array([[6], [0]])
+
+        def derivatives(implementation):
+            def run(query, key, value, bias):
+                return numbers_of(
+                    aj.attention(
+                        query, key, value, bias=bias, mask=aj.padding_mask(lengths), **DROPOUT,
+                        implementation=implementation, block_sizes=TILE, return_statistics=True,
+                    )
+                )  # fmt: skip
+
+            def both(arrays, tangents):
+                bias = jax.jacfwd(lambda bias: run(*arrays[:3], bias))(arrays[3])
+                return jax.jvp(run, arrays, tangents), bias
+
+            return quick_jit(both)(arrays, tangents)
+
+        got, expected = map(derivatives, IMPLEMENTATIONS)
+    agree(got, expected)

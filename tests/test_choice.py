@@ -1,0 +1,123 @@
+"""Which implementation and which tiles: by size and score, and never against the caller's word."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import attention_jax as aj
+from attention_jax import attention as front_door
+from attention_jax.implementations import BlockSizes, Inputs, choice
+
+ADDITIVE, SCALED = aj.Additive(), aj.ScaledDot()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shifted(aj.Dot):
+    """Its pair is Dot's."""
+
+    def project(self, params, query, key):
+        return query + 1, key
+
+
+@dataclasses.dataclass(frozen=True)
+class Cubed(aj.Dot):
+    """Its pair is its own."""
+
+    def pair(self, params, q_features, k_features):
+        return super().pair(params, q_features, k_features) ** 3
+
+
+def inputs_of(*batch, target, source, dim=64):
+    shapes = ((*batch, length, dim) for length in (target, source, source))
+    return Inputs(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), {}, None, None, None)
+
+
+def test_a_kind_is_how_pair_is_computed():
+    kinds = {ADDITIVE: "additive", SCALED: "dot", aj.General(): "dot", aj.Dot(): "dot",
+             Shifted(): "dot", Cubed(): "other", aj.ScaledDot(0.3): "dot"}  # fmt: skip
+    assert {score: choice.kind_of(score) for score in kinds} == kinds
+
+
+@pytest.mark.parametrize("score", [ADDITIVE, SCALED, Cubed()])
+def test_small_is_materialised_and_large_is_tiled(score):
+    # A sentence of a translation, one head; a page, eight heads.
+    small, large = inputs_of(target=31, source=29), inputs_of(2, 8, target=1024, source=1025)
+    assert choice.chosen_implementation(score, small, "cpu") == "reference"
+    assert choice.chosen_implementation(score, large, "cpu") == "tiled"
+    for backend in ("gpu", "tpu"):
+        assert choice.chosen_implementation(score, small, backend) == "reference"
+    endless = inputs_of(8, target=2**15, source=2**15)
+    assert choice.chosen_implementation(score, endless, "tpu") == "tiled"
+    for nothing in (inputs_of(target=0, source=7), inputs_of(0, target=5, source=0)):
+        assert choice.chosen_implementation(score, nothing, "cpu") == "reference"
+        assert choice.chosen_block_sizes(score, nothing)
+
+
+def test_the_threshold_is_met():
+    for score in (ADDITIVE, SCALED, Cubed()):
+        least = choice.TILED_FROM[choice.kind_of(score)]
+        for batch in ((), (2, 8)):
+            at, below = (inputs_of(*batch, target=32, source=least // 32 - n) for n in (0, 1))
+            assert choice.chosen_implementation(score, at, "cpu") == "tiled"
+            assert choice.chosen_implementation(score, below, "cpu") == "reference"
+
+
+def test_the_reversal_model_is_materialised():
+    # Its attention, one decoding step and all of them: batch 128, 17 tokens.
+    for target in (1, 17):
+        inputs = inputs_of(128, 4, target=target, source=17, dim=16)
+        assert choice.chosen_implementation(SCALED, inputs, "cpu") == "reference"
+
+
+@pytest.mark.parametrize("score", [ADDITIVE, SCALED, Cubed()])
+def test_tiles_shrink_as_the_batch_grows(score):
+    sizes = []
+    for batch in (1, 4, 16, 64, 1024, 2**20):
+        blocks = choice.chosen_block_sizes(score, inputs_of(batch, target=4096, source=4096))
+        sizes.append(blocks.key)
+        assert blocks.key == choice.SMALLEST_BLOCK or batch * blocks.key**2 <= choice.TILE_PAIRS
+        tall = score is SCALED and blocks.key == choice.LARGEST_BLOCK["dot"]
+        assert blocks.query == (2 if tall else 1) * blocks.key
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[-1] == choice.SMALLEST_BLOCK
+    # A pair that may hold a tile of vectors has tiles to match.
+    wide = choice.chosen_block_sizes(Cubed(), inputs_of(target=4096, source=4096, dim=1024))
+    narrow = choice.chosen_block_sizes(Cubed(), inputs_of(target=4096, source=4096, dim=16))
+    assert wide.query < narrow.query
+
+
+def test_tiles_shrink_to_a_sliding_window():
+    def size(mask):
+        inputs = inputs_of(target=4096, source=4096)._replace(mask=mask)
+        return choice.chosen_block_sizes(SCALED, inputs).key
+
+    padding = aj.padding_mask(jnp.array(3000))
+    whole = size(None)
+    assert size(aj.local_mask(64, 64)) < size(aj.local_mask(1024, 0)) < whole
+    assert size(padding & (aj.causal_mask() & aj.local_mask(64, 64))) == size(aj.local_mask(64, 64))
+    # What leaves a side open, or is more than a window, is no window.
+    for mask in (aj.local_mask(64, None), aj.local_mask(1, 1) | padding, ~aj.local_mask(1, 1)):
+        assert size(mask) == whole
+
+
+@pytest.mark.parametrize("named", [None, "reference", "tiled", "checkpointed"])
+def test_a_given_name_and_given_tiles_are_never_replaced(named, monkeypatch):
+    """The front door's choice, without computing anything."""
+    module = __import__("sys").modules[front_door.__module__]
+    called = []
+
+    def record(implementation, options, inputs):
+        called.append((implementation, options.block_sizes))
+        return inputs.query, None
+
+    monkeypatch.setattr(module, "_attend", record)
+    small, large = jnp.ones((1, 3, 2)), jnp.ones((3, 1024, 2))
+    for arrays, chosen in ((small, "reference"), (large, "tiled")):
+        for blocks in (None, BlockSizes(3, 5)):
+            aj.attention(arrays, arrays, arrays, implementation=named, block_sizes=blocks)
+            implementation, used = called.pop()
+            assert implementation == (named or chosen)
+            assert used == (blocks or BlockSizes(1024, 512))
+    assert not called
