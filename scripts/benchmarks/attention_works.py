@@ -147,7 +147,7 @@ def _everywhere() -> list[Work]:
     additive = Work("additive", "additive", 1024, dim=128, hidden_dim=128, peers=_ADDITIVE_PEERS)
     small = Work(  # what the reversal model computes
         "small", "", 9, backward=True, batch=64, key_length=8, peers=("ours, reference",),
-        times_repeats=10,
+        times_repeats=3,
     )  # fmt: skip
     local_16k = dataclasses.replace(
         local, name="local-16k", length=16384, peers=("ours, half as long", "jax.nn")

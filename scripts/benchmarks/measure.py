@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -121,14 +122,17 @@ def interleaved_seconds(
     repeats: int,
     at_most: Mapping[str, int] | None = None,
 ) -> dict[str, list[float]]:
-    """Wall times of each contestant in seconds, one a repeat.
+    """Wall times of each contestant in seconds, one a turn.
 
     They take turns (a, b, a, b, ...), so that a machine which slows down for a while slows all.
+    A turn is as many calls as half a second takes, and the median of all but its first counts. For
+    what ran before slows what runs next: memory given back in gigabytes has to be faulted in anew
+    (100 ms of work took 180), caches are cold, threads asleep.
 
     Args:
         contestants: name -> one repeat of the work, warm, which returns when it is done.
-        repeats: how often each is called.
-        at_most: fewer repeats for those named.
+        repeats: how many turns each has.
+        at_most: fewer turns for those named.
     """
     at_most = at_most or {}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -136,10 +140,20 @@ def interleaved_seconds(
         for name, work in contestants.items():
             if repeat >= at_most.get(name, repeats):
                 continue
-            began = time.perf_counter()
-            work()
-            seconds[name].append(time.perf_counter() - began)
+            turn = [_seconds(work)]
+            while sum(turn) < _TURN_SECONDS:
+                turn.append(_seconds(work))
+            seconds[name].append(statistics.median(turn[1:] or turn))
     return seconds
+
+
+_TURN_SECONDS = 0.5
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def say(message: str) -> None:
