@@ -78,8 +78,7 @@ def test_tiles_shrink_as_the_batch_grows(score):
         blocks = choice.chosen_block_sizes(score, inputs_of(batch, target=4096, source=4096))
         sizes.append(blocks.key)
         assert blocks.key == choice.SMALLEST_BLOCK or batch * blocks.key**2 <= choice.TILE_PAIRS
-        tall = score is SCALED and blocks.key == choice.LARGEST_BLOCK["dot"]
-        assert blocks.query == (2 if tall else 1) * blocks.key
+        assert blocks.query == blocks.key
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[-1] == choice.SMALLEST_BLOCK
     # A pair that may hold a tile of vectors has tiles to match.
@@ -119,5 +118,5 @@ def test_a_given_name_and_given_tiles_are_never_replaced(named, monkeypatch):
             aj.attention(arrays, arrays, arrays, implementation=named, block_sizes=blocks)
             implementation, used = called.pop()
             assert implementation == (named or chosen)
-            assert used == (blocks or BlockSizes(1024, 512))
+            assert used == (blocks or BlockSizes(512, 512))
     assert not called

@@ -40,9 +40,29 @@ def test_readme_shows_the_committed_table():
     assert experiment.report(NUMBERS) in (ROOT / "README.md").read_text()
 
 
+BENCHMARKS = json.loads((RESULTS / "benchmark.json").read_text())["benchmarks"]
+
+
+def test_readmes_show_the_committed_tables_of_attention():
+    from benchmarks import readme_tables
+
+    readme = (ROOT / "README.md").read_text()
+    assert readme_tables.speed_table(BENCHMARKS["attention"]["rows"]) in readme
+    assert readme_tables.memory_table(BENCHMARKS["attention-memory"]["rows"]) in readme
+    table = readme_tables.targets_table(BENCHMARKS["attention-targets"]["rows"])
+    assert table in (ROOT / "experiments" / "README.md").read_text()
+
+
+def test_memory_is_linear_and_within_its_targets():
+    rows = BENCHMARKS["attention-targets"]["rows"]
+    memory = [row for row in rows if "temporary" in row["what"]]
+    assert len(memory) == 12
+    assert [row for row in memory if row["met"] != "yes"] == []
+
+
 def test_readme_shows_the_committed_benchmark():
     readme = (ROOT / "README.md").read_text()
-    rows = json.loads((RESULTS / "benchmark.json").read_text())["benchmarks"]["reversal"]["rows"]
+    rows = BENCHMARKS["reversal"]["rows"]
     ours = [row for row in rows if row["model"] == "ours"]
     assert len(ours) == 4
     for row in ours:

@@ -63,8 +63,7 @@ def absorb(
     tile_largest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
     largest = jnp.maximum(running.largest, tile_largest)
     reference = jnp.where(largest == -jnp.inf, 0, largest)  # -inf - (-inf) would be NaN
-    drop = jnp.where(running.largest == -jnp.inf, 0, running.largest - reference)
-    shrink = jnp.exp(drop)
+    shrink = jnp.exp(running.largest - reference)
 
     shifted = logits - reference[:, None]
     exponentials = jnp.exp(shifted)
@@ -75,11 +74,11 @@ def absorb(
     weighted = shrink[:, None] * running.weighted + jnp.matmul(kept, values, precision="highest")
     excess = running.excess
     if excess is not None:
-        # Where the exponential is 0, so is the term: 0 * -inf would be NaN. The product overflows
-        # to -inf after a tile whose bias is the lowest float.
+        # Where the exponential is 0, so is the term: 0 * -inf would be NaN. (Minus infinity comes
+        # before the first key, and by overflow after keys whose bias is the lowest float.)
         terms = exponentials * jnp.where(exponentials > 0, shifted, 0)
-        rise = jnp.where(shrink > 0, drop, 0) * running.normalizer
-        excess = shrink * (excess + rise) + jnp.sum(terms, axis=1)
+        drop = jnp.where(shrink > 0, running.largest - reference, 0)
+        excess = shrink * (excess + drop * running.normalizer) + jnp.sum(terms, axis=1)
     return Running(largest, normalizer, weighted, excess)
 
 
