@@ -48,6 +48,8 @@ def test_small_is_materialised_and_large_is_tiled(score):
     assert choice.chosen_implementation(score, large, "cpu") == "tiled"
     for backend in ("gpu", "tpu"):
         assert choice.chosen_implementation(score, small, backend) == "reference"
+    many = inputs_of(2**20, target=31, source=29)  # short, but its logits would take GiBs
+    assert choice.chosen_implementation(score, many, "cpu") == "tiled"
     endless = inputs_of(8, target=2**15, source=2**15)
     assert choice.chosen_implementation(score, endless, "tpu") == "tiled"
     for nothing in (inputs_of(target=0, source=7), inputs_of(0, target=5, source=0)):

@@ -18,7 +18,7 @@ from attention_jax.scores import Additive, Dot, Score
 # Kind of score -> T S of one example from which tiles are faster, alone and in a batch of 64. (Just
 # below it, tiles are faster alone and slower in the batch.)
 TILED_FROM = {"additive": 2**10, "dot": 2**18, "other": 2**16}
-TILED_FROM_ELSEWHERE = 2**27  # off the CPU, of all examples together: 512 MiB of float32 logits
+TILED_FROM_IN_ALL = 2**27  # pairs of all examples together, for memory: 512 MiB of float32 logits
 
 LARGEST_BLOCK = {"additive": 1024, "dot": 512, "other": 512}
 TILE_PAIRS = 2**20  # of all examples together: a few MiB for each array of a tile
@@ -35,11 +35,9 @@ def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
     """
     *batch, target_length, _ = inputs.query.shape
     pairs = target_length * inputs.key.shape[-2]
-    if backend == "cpu":
-        large = pairs >= TILED_FROM[kind_of(score)]
-    else:
-        large = math.prod(batch) * pairs >= TILED_FROM_ELSEWHERE
-    return "tiled" if large else "reference"
+    large = math.prod(batch) * pairs >= TILED_FROM_IN_ALL
+    faster = backend == "cpu" and pairs >= TILED_FROM[kind_of(score)]
+    return "tiled" if large or faster else "reference"
 
 
 def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:

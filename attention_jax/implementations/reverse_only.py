@@ -4,7 +4,8 @@ JAX's own message for a function with a hand-written gradient names neither the 
 out. Here the tangents run through a linear primitive of our own: reverse mode only ever transposes
 it, forward mode has to evaluate it, and that is an error. Like JAX's, the error comes when the
 tangent is computed or compiled, not when it is traced: only then is it known that it is wanted.
-Under `jax.vmap` (so in `jax.jacfwd`) JAX's own error comes first; the front door replaces it.
+Under `jax.vmap` (so in `jax.jacfwd`) JAX's own error comes first; the front door replaces it, but
+for a function that the caller has jitted, which is differentiated after the door has closed.
 """
 
 from __future__ import annotations
