@@ -43,7 +43,8 @@ def test_readme_shows_the_committed_table():
 BENCHMARKS = json.loads((RESULTS / "benchmark.json").read_text())["benchmarks"]
 
 
-def test_readmes_show_the_committed_tables_of_attention():
+def test_readmes_show_the_committed_tables_of_attention(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from benchmarks import readme_tables
 
     readme = (ROOT / "README.md").read_text()
