@@ -7,6 +7,7 @@ from typing import Literal, overload
 
 import jax
 
+from attention_jax.biases import Bias
 from attention_jax.checks import checked_implementation, checked_inputs, checked_rate, checked_rng
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
@@ -23,14 +24,14 @@ Array = jax.Array
 @overload
 def attention(
     query: Array, key: Array, value: Array, *, score: str | Score = ..., params: Params = ...,
-    mask: Mask | Array | None = ..., bias: Array | None = ..., dropout_rate: float = ...,
+    mask: Mask | Array | None = ..., bias: Bias | Array | None = ..., dropout_rate: float = ...,
     dropout_rng: Array | None = ..., implementation: str | None = ...,
     block_sizes: BlockSizes | None = ..., return_statistics: Literal[False] = ...,
 ) -> Array: ...  # fmt: skip
 @overload
 def attention(
     query: Array, key: Array, value: Array, *, score: str | Score = ..., params: Params = ...,
-    mask: Mask | Array | None = ..., bias: Array | None = ..., dropout_rate: float = ...,
+    mask: Mask | Array | None = ..., bias: Bias | Array | None = ..., dropout_rate: float = ...,
     dropout_rng: Array | None = ..., implementation: str | None = ...,
     block_sizes: BlockSizes | None = ..., return_statistics: Literal[True],
 ) -> tuple[Array, AttentionStatistics]: ...  # fmt: skip
@@ -60,13 +61,13 @@ def attention(
 
     Args:
         query: float [*B, T, Dq]. Heads, if any, are one more batch axis.
-        key: float [*B, S, Dk].
-        value: float [*B, S, Dv].
+        key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared, not copied.
+        value: float [*B, S, Dv]; the same.
         score: a name in `SCORES`, "module:Name", or a `Score`.
         params: the score's parameters, as its `init` makes them; leaves may have leading axes that
             broadcast to *B. May be left out if the score has none.
         mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
-        bias: float broadcastable to [*B, T, S], added to the logits.
+        bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
         dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
         dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
         implementation: how to compute it; the result is the same.
@@ -126,7 +127,7 @@ def attention_weights(
     score: str | Score = "scaled",
     params: Params = None,
     mask: Mask | Array | None = None,
-    bias: Array | None = None,
+    bias: Bias | Array | None = None,
 ) -> Array:
     """The weights that `attention` gives to values, materialised.
 

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.biases import as_bias
 from attention_jax.implementations import IMPLEMENTATIONS, Inputs
-from attention_jax.masks import as_mask, broadcasts
+from attention_jax.masks import as_mask
+from attention_jax.position_functions import broadcasts
 from attention_jax.scores import Params, Score
 
 Array = jax.Array
@@ -34,10 +36,10 @@ def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Input
     *batch_shape, target_length, query_dim = query.shape
     source_length, key_dim = key.shape[-2:]
     for name, array in (("key", key), ("value", value)):
-        if list(array.shape[:-2]) != batch_shape:
+        if not broadcasts(array.shape[:-2], tuple(batch_shape)):
             raise ValueError(
-                f"{name} must have the batch axes {batch_shape} of query {list(query.shape)};"
-                f" got {list(array.shape)}"
+                f"{name} must have batch axes that broadcast to {batch_shape}, those of query"
+                f" {list(query.shape)}; got {list(array.shape)}"
             )
     if value.shape[-2] != source_length:
         raise ValueError(
@@ -55,7 +57,8 @@ def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Input
         mask = as_mask(mask)
         mask.check(batch, target_length, source_length)
     if bias is not None:
-        bias = _checked_bias(bias, (*batch, target_length, source_length))
+        bias = as_bias(bias)
+        bias.check(batch, target_length, source_length)
     return Inputs(query, key, value, params, mask, bias, None)
 
 
@@ -96,12 +99,6 @@ def _checked_params(
         return array
 
     return jax.tree_util.tree_map_with_path(check, params, expected)
-
-
-def _checked_bias(bias: Any, full_shape: tuple[int, ...]) -> Array:
-    array = _float_array("bias", bias)
-    _check_broadcasts("bias", array, full_shape)
-    return array.reshape((1,) * (2 - array.ndim) + array.shape)
 
 
 def checked_implementation(name: Any) -> str | None:

@@ -20,12 +20,14 @@ from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from jax.typing import ArrayLike
 
 from attention_jax.attention import attention, attention_weights
+from attention_jax.biases import Bias, as_bias
 from attention_jax.checks import checked_implementation, checked_inputs, checked_rate, checked_rng
+from attention_jax.heads import group_heads, ungroup_heads
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
-from attention_jax.mask_algebra import pad_rank
-from attention_jax.masks import Mask, as_mask, broadcasts, causal_mask, local_mask, padding_mask
+from attention_jax.masks import Mask, as_mask, causal_mask, local_mask, padding_mask
+from attention_jax.position_functions import PositionFunction, broadcasts, pad_rank
 from attention_jax.scores import Dot, Params, ScaledDot, Score, get_score
 
 Array = jax.Array
@@ -35,7 +37,7 @@ def dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,
     value: ArrayLike,
-    bias: ArrayLike | None = None,
+    bias: Bias | ArrayLike | None = None,
     mask: Mask | ArrayLike | None = None,
     *,
     scale: ArrayLike | None = None,
@@ -63,14 +65,14 @@ def dot_product_attention(
       throughout (there: the softmax is float32). It also runs where JAX's dtype promotion is
       strict (there: float32 only).
     - Masks by causality, window and lengths are never stored as [T, S].
-    - `mask` may be a `Mask`, whose arrays' leading axes broadcast to [B, N].
+    - `mask` may be a `Mask` and `bias` a `Bias`, whose arrays' leading axes broadcast to [B, N].
     - Inputs of fewer than 3 axes, integer biases and windows of negative size are errors.
 
     Args:
         query: float [B, T, N, Dq] or [T, N, Dq].
         key: float [B, S, K, Dk] or [S, K, Dk], N a multiple of K.
         value: float [B, S, K, Dv] or [S, K, Dv].
-        bias: float broadcastable to [B, N, T, S], added to the logits.
+        bias: float broadcastable to [B, N, T, S], or a `Bias`; added to the logits.
         mask: bool broadcastable to [B, N, T, S], or a `Mask`; True = may attend.
         scale: for score "scaled" only, in place of 1 / sqrt(Dk): a float; or a scalar array, and
             gradients reach it.
@@ -291,7 +293,7 @@ def _checked(score: Score, query, key, value, params, bias, *masks) -> Inputs:
     jax.eval_shape(check, *map(with_own_heads, (query, key, value)))
     params = jax.tree.map(jnp.asarray, {} if params is None else params)
     if bias is not None:
-        bias = pad_rank(jnp.asarray(bias), max(2, jnp.ndim(bias)))
+        bias = as_bias(bias)
     return Inputs(query, key, value, params, mask, bias, None)
 
 
@@ -317,7 +319,7 @@ def _check_layout(query: Array, key: Array, value: Array) -> None:
 
 def _check_pairs(name: str, pairs: Any, query: Array, key: Array) -> None:
     """A mask or bias that would fit inputs with the two axes swapped gives away that they are."""
-    if pairs is None or isinstance(pairs, Mask):
+    if pairs is None or isinstance(pairs, PositionFunction):
         return
     (*batch, length, heads, _), (source_length, key_heads) = query.shape, key.shape[-3:-1]
     full, shape = (*batch, heads, length, source_length), jnp.shape(pairs)
@@ -369,28 +371,17 @@ def _weights(score: Score, inputs: Inputs) -> Array:
 def _by_group(score: Score, inputs: Inputs) -> Inputs:
     """Batch axes [*B, K, G] in front; keys and values have size 1 on the last: they are shared."""
     query, key, value = (jnp.swapaxes(array, -2, -3) for array in inputs[:3])
-    heads, key_heads = query.shape[-3], key.shape[-3]
-
-    def grouped(leaf: Array, core_ndim: int) -> Array:
-        """[.., N, *core] as [.., K, G, *core]."""
-        axis = leaf.ndim - core_ndim - 1
-        if axis < 0:  # no head axis: shared by all
-            return leaf
-        split = (1, 1) if leaf.shape[axis] == 1 else (key_heads, heads // key_heads)
-        return leaf.reshape(*leaf.shape[:axis], *split, *leaf.shape[axis + 1 :])
-
+    grouped = functools.partial(group_heads, key_heads=key.shape[-3])
     param_shapes = score.param_shapes(inputs.params, query.shape[-1], key.shape[-1])
     param_ndims = jax.tree.map(lambda leaf: len(leaf.shape), param_shapes)
     params = jax.tree.map(grouped, inputs.params, param_ndims)
     mask, bias = inputs.mask, inputs.bias
     mask = None if mask is None else jax.tree.map(grouped, mask, mask.core_ndims())
-    bias = None if bias is None else grouped(bias, 2)
+    bias = None if bias is None else jax.tree.map(grouped, bias, bias.core_ndims())
     key, value = key[..., None, :, :], value[..., None, :, :]
     return Inputs(grouped(query, 2), key, value, params, mask, bias, inputs.dropout_rng)
 
 
 def _heads_together(results: Any, inputs: Inputs) -> Any:
     """[*B, K, G, ...] as [*B, N, ...]."""
-    *batch, key_heads, group, _, _ = inputs.query.shape
-    rest = len(batch) + 2
-    return jax.tree.map(lambda x: x.reshape(*batch, key_heads * group, *x.shape[rest:]), results)
+    return ungroup_heads(results, inputs.query.ndim - 4)

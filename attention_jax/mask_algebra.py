@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from typing import Any, NamedTuple, dataclass_transform
+import sys
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from attention_jax.position_functions import (
+    PositionFunction,
+    array_field,
+    pad_rank,
+    same_rank,
+    take,
+)
+from attention_jax.position_functions import part_field as submask_field
+from attention_jax.position_functions import position_dataclass as mask_dataclass
 
 Array = jax.Array
-
-_CORE_AXES = "core_axes"
-
-
-def array_field(*core_axes: str) -> Any:
-    """A mask's array leaf `[*B, *core_axes]`; each core axis is "T" or "S" (or of size 1)."""
-    return dataclasses.field(metadata={_CORE_AXES: core_axes})
-
-
-def submask_field() -> Any:
-    """A mask's leaf that is itself a `Mask`."""
-    return dataclasses.field(metadata={_CORE_AXES: None})
-
-
-@dataclass_transform(frozen_default=True)
-def mask_dataclass(cls):
-    """Makes a class of annotated fields a frozen dataclass and a pytree.
-
-    Fields made by `array_field` or `submask_field` are leaves; all others are static options.
-    A mask without arrays is hashable by value and may be a static argument of `jax.jit`.
-    """
-    declared = [
-        *getattr(cls, "__dataclass_fields__", {}).values(),  # inherited
-        *(getattr(cls, name, None) for name in inspect.get_annotations(cls)),
-    ]
-    holds_arrays = any(
-        isinstance(field, dataclasses.Field) and field.metadata.get(_CORE_AXES) is not None
-        for field in declared
-    )
-    # Arrays have no truth value, so a mask that holds one is compared by identity.
-    cls = dataclasses.dataclass(frozen=True, eq=not holds_arrays)(cls)
-    leaves = [field.name for field in dataclasses.fields(cls) if _CORE_AXES in field.metadata]
-    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
-    return jax.tree_util.register_dataclass(cls, data_fields=leaves, meta_fields=static)
 
 
 class TileStatus(NamedTuple):
@@ -54,9 +28,10 @@ class TileStatus(NamedTuple):
     full: Array  # bool []: every pair of the tile is
 
 
-class Mask:
+class Mask(PositionFunction):
     """Base of all masks: a boolean function of (query position, key position)."""
 
+    kind = "mask"
     __array_ufunc__ = None  # so that `numpy_array & mask` comes to `__rand__`
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
@@ -84,6 +59,10 @@ class Mask:
         del query_positions, key_positions
         return TileStatus(empty=jnp.zeros((), bool), full=jnp.zeros((), bool))
 
+    def most_keys(self) -> int:
+        """How many keys a query sees at most, as far as static options tell; it sizes tiles."""
+        return sys.maxsize
+
     def materialize(self, target_length: int, source_length: int) -> Array:
         """The whole table, Bool[..., T, S].
 
@@ -95,47 +74,6 @@ class Mask:
         table = self.allowed(jnp.arange(target_length), jnp.arange(source_length))
         table = pad_rank(table, 2)
         return jnp.broadcast_to(table, (*table.shape[:-2], target_length, source_length))
-
-    def core_ndims(self) -> Mask:
-        """This mask with every array replaced by its number of axes without batch axes."""
-        return dataclasses.replace(  # type: ignore[type-var]
-            self,
-            **{
-                name: value.core_ndims() if core_axes is None else len(core_axes)
-                for name, value, core_axes in self._leaves()
-                if value is not None
-            },
-        )
-
-    def check(
-        self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
-    ) -> None:
-        """Raises ValueError unless every array fits inputs of shape [*B, T, D] and [*B, S, D].
-
-        With `batch_shape=None`, any batch axes will do.
-        """
-        sizes = {"T": target_length, "S": source_length}
-        for name, value, core_axes in self._leaves():
-            if value is None:
-                continue
-            if core_axes is None:
-                value.check(batch_shape, target_length, source_length)
-                continue
-            shape = np.shape(value)
-            own = shape[: max(len(shape) - len(core_axes), 0)]
-            core = [sizes[axis] for axis in core_axes]
-            full = (*(own if batch_shape is None else batch_shape), *core)
-            if len(shape) < len(core) or not broadcasts(shape, full):
-                label = "mask" if isinstance(self, DenseMask) else f"mask {name}"
-                raise ValueError(
-                    f"{label} must broadcast to [{', '.join(map(str, full))}]"
-                    f" ({', '.join(['*B', *core_axes])}); got {list(shape)}"
-                )
-
-    def _leaves(self):
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            if _CORE_AXES in field.metadata:
-                yield field.name, getattr(self, field.name), field.metadata[_CORE_AXES]
 
     def __and__(self, other: Mask | Array) -> Mask:
         return AndMask(self, as_mask(other))
@@ -161,6 +99,9 @@ class DenseMask(Mask):
     """A stored boolean table; axes T and S may have size 1."""
 
     table: Array = array_field("T", "S")
+
+    def label(self, name: str) -> str:
+        return "mask"
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
         rows = take(self.table, query_positions, axis=-2)
@@ -201,6 +142,9 @@ class AndMask(_TwoMasks):
         left, right = self._statuses(query_positions, key_positions)
         return TileStatus(empty=left.empty | right.empty, full=left.full & right.full)
 
+    def most_keys(self) -> int:
+        return min(self.left.most_keys(), self.right.most_keys())
+
 
 @mask_dataclass
 class OrMask(_TwoMasks):
@@ -228,6 +172,33 @@ class NotMask(Mask):
         return TileStatus(empty=status.full, full=status.empty)
 
 
+@mask_dataclass
+class ShiftedMask(Mask):
+    """Query i is query i + shift of another mask: later rows of a longer table.
+
+    What a step of decoding needs, whose one query stands at a position that is known when it runs.
+    """
+
+    mask: Mask = submask_field()
+    shift: Array = array_field()  # one for all examples: int []
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        return self.mask.allowed(query_positions + self.shift, key_positions)
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        return self.mask.tile_status(query_positions + self.shift, key_positions)
+
+    def most_keys(self) -> int:
+        return self.mask.most_keys()
+
+    def check(
+        self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
+    ) -> None:
+        # Rows of a table [T, S] are counted from the beginning of the longer sequence: any T fits.
+        if self.shift.ndim:
+            raise ValueError(f"mask shift must be one integer; got {list(self.shift.shape)}")
+
+
 def as_mask(mask: Mask | Array) -> Mask:
     """A `Mask` as it is; a boolean array broadcastable to [*B, T, S] as a `DenseMask`."""
     if isinstance(mask, Mask):
@@ -239,31 +210,3 @@ def as_mask(mask: Mask | Array) -> Mask:
     if table.dtype != jnp.bool_:
         raise ValueError(f"mask must be boolean, True = may attend; got dtype {table.dtype}")
     return DenseMask(pad_rank(table, 2))
-
-
-def broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    """Whether an array of `shape` broadcasts to `full`, and no larger."""
-    aligned = zip(reversed(shape), reversed(full), strict=False)
-    return len(shape) <= len(full) and all(size in (1, to) for size, to in aligned)
-
-
-def take(array: Array, positions: Array, axis: int) -> Array:
-    """`array` at `positions`; an axis of size 1 stands for every position."""
-    if array.shape[axis] == 1:
-        return array
-    return jnp.take(array, positions, axis=axis, mode="clip")
-
-
-# Ranks are made equal by hand, so that nothing here depends on implicit rank promotion, which
-# careful users turn off.
-
-
-def pad_rank(array: Array, ndim: int) -> Array:
-    """`array` with axes of size 1 in front, `ndim` axes in all."""
-    return array.reshape((1,) * (ndim - array.ndim) + array.shape)
-
-
-def same_rank(left: Array, right: Array) -> tuple[Array, Array]:
-    """Both with as many axes as the one that has more."""
-    ndim = max(left.ndim, right.ndim)
-    return pad_rank(left, ndim), pad_rank(right, ndim)

@@ -19,6 +19,7 @@ It may also say which tiles are empty or full (`tile_status`), which saves their
 from __future__ import annotations
 
 import operator
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +27,11 @@ import jax.numpy as jnp
 from attention_jax.mask_algebra import (
     Mask,
     TileStatus,
-    array_field,
     as_mask,
-    broadcasts,
     mask_dataclass,
-    pad_rank,
-    same_rank,
     submask_field,
-    take,
 )
+from attention_jax.position_functions import array_field, broadcasts, pad_rank, same_rank, take
 
 __all__ = [
     "CausalMask",
@@ -96,6 +93,11 @@ class LocalMask(Mask):
         if self.right is not None:
             empty, full = empty | (nearest > self.right), full & (farthest <= self.right)
         return TileStatus(empty, full)
+
+    def most_keys(self) -> int:
+        if self.left is None or self.right is None:
+            return sys.maxsize
+        return self.left + self.right + 1
 
 
 @mask_dataclass

@@ -35,11 +35,13 @@ class Transposed(aj.Score):
         ({"query": jnp.ones((B, T, 0))}, r"query must have at least one feature; got \[2, 5, 0\]"),
         (
             {"key": jnp.ones((3, S, DK))},
-            r"key must have the batch axes \[2\] of query \[2, 5, 11\]; got \[3, 7, 11\]",
+            r"key must have batch axes that broadcast to \[2\], those of query \[2, 5, 11\];"
+            r" got \[3, 7, 11\]",
         ),
         (
-            {"value": jnp.ones((S, DV))},
-            r"value must have the batch axes \[2\] of query \[2, 5, 11\]; got \[7, 13\]",
+            {"value": jnp.ones((5, S, DV))},
+            r"value must have batch axes that broadcast to \[2\], those of query \[2, 5, 11\];"
+            r" got \[5, 7, 13\]",
         ),
         (
             {"value": jnp.ones((B, T, DV))},
@@ -104,13 +106,13 @@ class Transposed(aj.Score):
             {"mask": ~aj.segment_mask(jnp.zeros((B, T), int), jnp.zeros((B, T), int))},
             r"mask key_segments must broadcast to \[2, 7\] \(\*B, S\); got \[2, 5\]",
         ),
-        ({"bias": jnp.ones((B, S, T))}, r"bias must broadcast to \[2, 5, 7\]; got \[2, 7, 5\]"),
+        ({"bias": jnp.ones((B, S, T))}, r"bias must broadcast to \[2, 5, 7\] .*; got \[2, 7, 5\]"),
         ({"bias": jnp.ones((T, S), bool)}, "bias must be floating-point; got dtype bool"),
         # options
         (
             {"score": "skaled"},
-            "score must be one of additive, dot, general, scaled or 'module:Name';"
-            r" got 'skaled'; did you mean 'scaled'\?",
+            "score must be one of additive, concat, cosine, distance, dot, general, scaled, softcap"
+            r" or 'module:Name'; got 'skaled'; did you mean 'scaled'\?",
         ),
         ({"score": Transposed()}, r"score Transposed\(\) must give logits \[5, 7\]; got \[7, 5\]"),
         (
@@ -160,7 +162,7 @@ def test_block_sizes(name, size):
 
 
 def test_attention_weights_checks_too():
-    with pytest.raises(ValueError, match=r"key must have the batch axes \[2\]"):
-        aj.attention_weights(QUERY, KEY[0])
+    with pytest.raises(ValueError, match=r"key must have batch axes that broadcast to \[2\]"):
+        aj.attention_weights(QUERY, jnp.ones((3, S, DK)))
     with pytest.raises(ValueError, match="score must be one of"):
-        aj.attention_weights(QUERY, KEY, score="cosine")
+        aj.attention_weights(QUERY, KEY, score="kosine")

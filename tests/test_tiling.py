@@ -6,10 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import Cosine, quick_jit
+from conformance import OwnCosine, quick_jit
 
 import attention_jax as aj
-from attention_jax.implementations import BlockSizes, Inputs, Options, tiling
+from attention_jax.biases import as_bias
+from attention_jax.implementations import (
+    BlockSizes,
+    Inputs,
+    Options,
+    bias_tiles,
+    tile_arrays,
+    tiling,
+)
 from attention_jax.masks import Mask, mask_dataclass, submask_field
 
 T, S, DQ, DK, DV = 5, 7, 3, 11, 2
@@ -17,14 +25,20 @@ RNG = np.random.default_rng(9)
 
 
 def inputs_of(target=T, source=S, mask=None, bias=None, score=None):
-    score = Cosine() if score is None else score
+    score = OwnCosine() if score is None else score
     arrays = (RNG.normal(size=shape) for shape in ((target, DQ), (source, DK), (source, DV)))
     params = score.init(jax.random.key(0), DQ, DK)
-    return Inputs(*(jnp.asarray(x, jnp.float32) for x in arrays), params, mask, bias, None)
+    return Inputs(
+        *(jnp.asarray(x, jnp.float32) for x in arrays),
+        params,
+        mask,
+        None if bias is None else as_bias(bias),
+        None,
+    )
 
 
 def prepared(blocks, inputs):
-    return tiling.prepare(Options(Cosine(), BlockSizes(*blocks)), inputs)
+    return tiling.prepare(Options(OwnCosine(), BlockSizes(*blocks)), inputs)
 
 
 def equations(jaxpr):
@@ -59,25 +73,27 @@ def test_arrays_come_in_tiles_and_back(blocks):
     assert plan.tile.query <= blocks[0]
     assert plan.tile.key <= blocks[1]
     assert arrays.values.shape == (plan.key_tiles, plan.tile.key, DV)
-    queries, keys = Cosine().project(inputs.params, inputs.query, inputs.key)
+    queries, keys = OwnCosine().project(inputs.params, inputs.query, inputs.key)
     for tiles, whole in (
         (arrays.queries, queries),
         (arrays.keys, keys),
         (arrays.values, inputs.value),
     ):
-        np.testing.assert_allclose(tiling.untiled(tiles, len(whole)), whole, rtol=1e-6)
+        np.testing.assert_allclose(tile_arrays.untiled(tiles, len(whole)), whole, rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(T, S), (1, S), (T, 1), (1, 1)])
 def test_a_tile_of_the_bias_is_a_block_of_it(shape):
     bias = jnp.asarray(RNG.normal(size=shape), jnp.float32)
     plan, arrays, _ = prepared((2, 3), inputs_of(bias=bias))
-    assert arrays.bias.size <= bias.size * 2
+    assert arrays.biases.tables[0].size <= bias.size * 2
     whole = np.broadcast_to(bias, (T, S))
     for i in range(plan.query_tiles):
         for j in range(plan.key_tiles):
             block = whole[2 * i : 2 * i + 2, 3 * j : 3 * j + 3]
-            tile = np.broadcast_to(tiling.bias_tile(arrays.bias, i, j), (2, 3))
+            tile = np.broadcast_to(
+                bias_tiles.tile_values(arrays.biases, (), plan.grid, i, j), (2, 3)
+            )
             np.testing.assert_array_equal(tile[: len(block), : block.shape[1]], block)
 
 
@@ -91,7 +107,7 @@ def test_no_tile_meets_what_the_mask_hides():
     )
     plan, arrays, constants = prepared((2, 3), inputs)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(arrays))
-    assert not tiling.untiled(arrays.values, 9)[4:].any()
+    assert not tile_arrays.untiled(arrays.values, 9)[4:].any()
     # Nor do tokens of padding up to whole tiles, without any mask.
     plan, arrays, constants = prepared((2, 3), inputs_of())
     np.testing.assert_allclose(np.linalg.norm(arrays.keys, axis=-1), np.ones((3, 3)), rtol=1e-6)

@@ -13,7 +13,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations import online_softmax, reference, tiling
+from attention_jax.implementations import (
+    bias_tiles,
+    online_softmax,
+    reference,
+    tile_arrays,
+    tiling,
+)
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.softmax import AttentionStatistics
@@ -29,7 +35,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     plan, arrays, constants = tiling.prepare(options, inputs)
     output, statistics = attend_tiles(plan, arrays, constants)
     output, statistics = jax.tree.map(
-        lambda tiles: tiling.untiled(tiles, target_length), (output, statistics)
+        lambda tiles: tile_arrays.untiled(tiles, target_length), (output, statistics)
     )
     return output.astype(inputs.query.dtype), statistics
 
@@ -44,7 +50,7 @@ def attend_tiles(
     @jax.checkpoint
     @jax.checkpoint
     def of_query_tile(tile):
-        i, queries, bias = tile
+        i, queries, tables = tile
         order = jnp.arange(plan.key_tiles)
         visited = jnp.asarray(plan.key_tiles)
         if constants.visits is not None:
@@ -52,11 +58,14 @@ def attend_tiles(
 
         @jax.checkpoint
         def visit(running, key_tile):
-            n, j, keys, values, bias = key_tile
+            n, j, keys, values, tables = key_tile
 
             def compute(running):
                 logits = tiling.pair_logits(plan, arrays.params, queries, keys)
                 logits = logits.astype(values.dtype)
+                # This tile of each table, which stands for all tiles of it.
+                biases = arrays.biases._replace(tables=tuple(table[None, None] for table in tables))
+                bias = bias_tiles.tile_values(biases, constants.bias_integers, plan.grid, i, j)
                 if bias is not None:
                     logits = logits + bias
                 if constants.mask is not None:
@@ -77,14 +86,15 @@ def attend_tiles(
         # Handed over tile by tile, so that the gradient comes tile by tile: through an index it
         # would be a table of all keys, added up in every step.
         keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
-        if bias is not None:
-            count = (plan.key_tiles, *bias.shape[1:])
-            bias = jnp.broadcast_to(bias, count)[order]
-        key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, bias)
+        tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
+        key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
         running, _ = jax.lax.scan(visit, start, key_tiles)
         return online_softmax.finish(running)
 
-    bias = arrays.bias
-    if bias is not None:
-        bias = jnp.broadcast_to(bias, (plan.query_tiles, *bias.shape[1:]))
-    return jax.lax.map(of_query_tile, (jnp.arange(plan.query_tiles), arrays.queries, bias))
+    tables = [_repeated(table, plan.query_tiles) for table in arrays.biases.tables]
+    return jax.lax.map(of_query_tile, (jnp.arange(plan.query_tiles), arrays.queries, tables))
+
+
+def _repeated(tiles: Array, count: int) -> Array:
+    """An axis of one tile as one of many."""
+    return jnp.broadcast_to(tiles, (count, *tiles.shape[1:]))

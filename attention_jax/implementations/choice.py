@@ -11,12 +11,10 @@ import math
 import sys
 
 from attention_jax.implementations.contract import BlockSizes, Inputs
-from attention_jax.mask_algebra import AndMask
-from attention_jax.masks import LocalMask, Mask
-from attention_jax.scores import Additive, Dot, Score
+from attention_jax.scores import Score
 
-# Kind of score -> T S of one example from which tiles are faster, alone and in a batch of 64. (Just
-# below it, tiles are faster alone and slower in the batch.)
+# A score's `pair_cost` -> T S of one example from which tiles are faster, alone and in a batch of
+# 64. (Just below it, tiles are faster alone and slower in the batch.)
 TILED_FROM = {"additive": 2**10, "dot": 2**18, "other": 2**16}
 TILED_FROM_IN_ALL = 2**27  # pairs of all examples together, for memory: 512 MiB of float32 logits
 
@@ -36,37 +34,21 @@ def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
     *batch, target_length, _ = inputs.query.shape
     pairs = target_length * inputs.key.shape[-2]
     large = math.prod(batch) * pairs >= TILED_FROM_IN_ALL
-    faster = backend == "cpu" and pairs >= TILED_FROM[kind_of(score)]
+    faster = backend == "cpu" and pairs >= TILED_FROM[score.pair_cost]
     return "tiled" if large or faster else "reference"
 
 
 def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
     """Tiles as large as pays, smaller where many examples share the loop."""
-    kind = kind_of(score)
+    cost = score.pair_cost
     pairs = TILE_PAIRS // max(math.prod(inputs.query.shape[:-2]), 1)
-    if kind == "other":
+    if cost == "other":
         # Its `pair`, or the gradient of it, may hold a tile of vectors: [t, s, D].
         pairs //= inputs.key.shape[-1]
     # A tile much wider than a sliding window is mostly masked.
-    size = min(LARGEST_BLOCK[kind], max(_window(inputs.mask) // 4, 2 * SMALLEST_BLOCK))
+    window = sys.maxsize if inputs.mask is None else inputs.mask.most_keys()
+    size = min(LARGEST_BLOCK[cost], max(window // 4, 2 * SMALLEST_BLOCK))
     size = 2 ** (size.bit_length() - 1)
     while size > SMALLEST_BLOCK and size * size > pairs:
         size //= 2
     return BlockSizes(query=size, key=size)
-
-
-def _window(mask: Mask | None) -> int:
-    """How many keys a query sees at most, as far as the kind of mask tells."""
-    if isinstance(mask, LocalMask) and mask.left is not None and mask.right is not None:
-        return mask.left + mask.right + 1
-    if isinstance(mask, AndMask):
-        return min(_window(mask.left), _window(mask.right))
-    return sys.maxsize
-
-
-def kind_of(score: Score) -> str:
-    """ "additive", "dot", or "other": what the time depends on is how `pair` is computed."""
-    for kind, known in (("additive", Additive), ("dot", Dot)):
-        if isinstance(score, known) and type(score).pair is known.pair:
-            return kind
-    return "other"

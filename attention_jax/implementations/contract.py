@@ -9,16 +9,18 @@ arguments and batching is `jax.vmap` over the second.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from attention_jax.biases import Bias
 from attention_jax.masks import Mask
 from attention_jax.scores import Params, Score
 from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
+Tree = TypeVar("Tree")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,15 @@ class Options:
     return_statistics: bool = False
 
 
+def cast_floats(tree: Tree, dtype: jnp.dtype) -> Tree:
+    """The same pytree, its floating-point leaves in another dtype."""
+
+    def cast(leaf: Array) -> Array:
+        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(cast, tree)
+
+
 class Inputs(NamedTuple):
     """The arrays of one example."""
 
@@ -60,7 +71,7 @@ class Inputs(NamedTuple):
     value: Array  # [S, Dv]
     params: Params  # of the score
     mask: Mask | None
-    bias: Array | None  # [T or 1, S or 1]
+    bias: Bias | None
     dropout_rng: Array | None  # [] a typed PRNG key
 
     @property

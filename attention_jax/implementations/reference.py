@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax import dropout
-from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.contract import Inputs, Options, cast_floats
 from attention_jax.softmax import AttentionStatistics, masked_softmax, row_statistics
 
 Array = jax.Array
@@ -54,7 +54,7 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
             f"score {options.score} must give logits {list(shape)}; got {list(logits.shape)}"
         )
     if inputs.bias is not None:
-        logits = logits + jnp.broadcast_to(inputs.bias.astype(dtype), shape)
+        logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape)
     return logits, mask
 
 

@@ -17,7 +17,14 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax import dropout
-from attention_jax.implementations import checkpointed, online_softmax, reference, tiling
+from attention_jax.implementations import (
+    bias_tiles,
+    checkpointed,
+    online_softmax,
+    reference,
+    tile_arrays,
+    tiling,
+)
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.reverse_only import reverse_only
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
@@ -36,7 +43,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     arrays = reverse_only(arrays)
     output, statistics = _attend(plan, arrays, constants)
     output, statistics = jax.tree.map(
-        lambda tiles: tiling.untiled(tiles, target_length), (output, statistics)
+        lambda tiles: tile_arrays.untiled(tiles, target_length), (output, statistics)
     )
     return output.astype(inputs.query.dtype), statistics
 
@@ -88,7 +95,7 @@ def _forward(plan: Plan, arrays: Arrays, constants: Constants):
         i, queries = tile
 
         def visit(masked, j, running):
-            keys, values = tiling.tile_of((arrays.keys, arrays.values), j)
+            keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
             logits = _tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
             keep = tiling.kept_weights(plan, constants, i, j)
             return online_softmax.absorb(running, logits, values, keep, plan.options.dropout_rate)
@@ -123,17 +130,19 @@ def _backward(plan: Plan, residuals: _Residuals, cotangents: Any) -> Arrays:
 
         def visit(masked, j, carry):
             dqueries, others = carry
-            keys, values = tiling.tile_of((arrays.keys, arrays.values), j)
+            keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
             logits = _tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
             keep = tiling.kept_weights(plan, constants, i, j)
             dlogits, dvalues = _softmax_vjp(logits, values, rows, keep, plan.options.dropout_rate)
             dparams, dq, dk = plan.options.score.pair_vjp(arrays.params, queries, keys, dlogits)
             dqueries = jax.tree.map(jnp.add, dqueries, dq)
             others = others._replace(
-                keys=_add_tile(others.keys, j, dk),
-                values=_add_tile(others.values, j, dvalues),
+                keys=tile_arrays.add_tile(others.keys, j, dk),
+                values=tile_arrays.add_tile(others.values, j, dvalues),
                 params=jax.tree.map(jnp.add, others.params, dparams),
-                bias=_add_bias_tile(others.bias, i, j, dlogits),
+                biases=bias_tiles.add_gradient(
+                    others.biases, arrays.biases, constants.bias_integers, plan.grid, i, j, dlogits
+                ),
             )
             return dqueries, others
 
@@ -200,34 +209,12 @@ def _softmax_vjp(
 def _tile_logits(plan, arrays, constants, i, j, queries, keys, masked) -> Array:
     """Logits [t, s] of one tile, -inf where masked."""
     logits = tiling.pair_logits(plan, arrays.params, queries, keys).astype(arrays.values.dtype)
-    if arrays.bias is not None:
-        logits = logits + tiling.bias_tile(arrays.bias, i, j)
+    bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, plan.grid, i, j)
+    if bias is not None:
+        logits = logits + bias
     if masked:
         logits = jnp.where(tiling.allowed_pairs(plan, constants.mask, i, j), logits, -jnp.inf)
     return logits
-
-
-def _add_tile(tiles: Any, index: Array, tile: Any) -> Any:
-    return jax.tree.map(lambda leaf, addend: _add_to_tile(leaf, (index,), addend), tiles, tile)
-
-
-def _add_to_tile(tiles: Array, index: tuple, addend: Array) -> Array:
-    """`tiles.at[index].add(addend)`, as a slice: a scatter would be checked for its bounds."""
-    start = (*index, *[0] * addend.ndim)
-    old = jax.lax.dynamic_slice(tiles, start, (*[1] * len(index), *addend.shape))
-    return jax.lax.dynamic_update_slice(tiles, old + addend.reshape(old.shape), start)
-
-
-def _add_bias_tile(dbias: Array | None, i: Array, j: Array, dlogits: Array) -> Array | None:
-    """Adds a tile's gradient where the bias had its tile, summed where it was broadcast."""
-    if dbias is None:
-        return None
-    for axis in (0, 1):
-        if dbias.shape[2 + axis] == 1:
-            dlogits = jnp.sum(dlogits, axis=axis, keepdims=True)
-    row = 0 if dbias.shape[0] == 1 else i
-    column = 0 if dbias.shape[1] == 1 else j
-    return _add_to_tile(dbias, (row, column), dlogits)
 
 
 # --- derivatives of second and higher order: those of the plainly differentiated tiles ---

@@ -17,7 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax import dropout
+from attention_jax.biases import Bias
+from attention_jax.implementations import bias_tiles
+from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.tile_arrays import positions, tiled
 from attention_jax.masks import Mask, padding_mask
 from attention_jax.over_batch import all_over_batch
 
@@ -33,6 +37,10 @@ class Plan:
     query_tiles: int
     key_tiles: int
 
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.tile, (self.query_tiles, self.key_tiles))
+
 
 class Arrays(NamedTuple):
     """What gradients reach, in tiles, in the compute dtype."""
@@ -41,7 +49,7 @@ class Arrays(NamedTuple):
     keys: Any  # [key_tiles, s, Fk]
     values: Array  # [key_tiles, s, Dv]
     params: Any
-    bias: Array | None  # [query_tiles or 1, key_tiles or 1, t or 1, s or 1]
+    biases: BiasTiles
 
 
 class Visits(NamedTuple):
@@ -58,6 +66,7 @@ class Constants(NamedTuple):
     mask: Mask | None
     visits: Visits | None  # None with no mask: all tiles are visited, in their order
     dropout_rng: Array | None
+    bias_integers: tuple[Bias, ...]  # of each function of position among the biases
 
 
 def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
@@ -86,14 +95,15 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
     key = _filled(inputs.key.astype(dtype), whole[1], used_keys, 2)
     values = _filled(inputs.value.astype(dtype), whole[1], used_keys, 0)
     q_features, k_features = options.score.project(params, query, key)
+    biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
     arrays = Arrays(
-        queries=jax.tree.map(functools.partial(_tiled, count=tiles[0]), q_features),
-        keys=jax.tree.map(functools.partial(_tiled, count=tiles[1]), k_features),
-        values=_tiled(values, tiles[1]),
+        queries=jax.tree.map(functools.partial(tiled, count=tiles[0]), q_features),
+        keys=jax.tree.map(functools.partial(tiled, count=tiles[1]), k_features),
+        values=tiled(values, tiles[1]),
         params=params,
-        bias=None if inputs.bias is None else _bias_tiles(plan, inputs.bias.astype(dtype)),
+        biases=biases,
     )
-    return plan, arrays, Constants(mask, visits, inputs.dropout_rng)
+    return plan, arrays, Constants(mask, visits, inputs.dropout_rng, integers)
 
 
 def for_visited_keys(
@@ -132,8 +142,8 @@ def pair_logits(plan: Plan, params: Any, queries: Any, keys: Any) -> Array:
 
 def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) -> Array:
     """Bool [t, s]."""
-    positions = _positions(query_tile, plan.tile.query), _positions(key_tile, plan.tile.key)
-    return jnp.broadcast_to(mask.allowed(*positions), (plan.tile.query, plan.tile.key))
+    where = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
+    return jnp.broadcast_to(mask.allowed(*where), (plan.tile.query, plan.tile.key))
 
 
 def kept_weights(
@@ -144,28 +154,8 @@ def kept_weights(
     if rate == 0:
         return None
     assert constants.dropout_rng is not None  # the front door has checked
-    positions = _positions(query_tile, plan.tile.query), _positions(key_tile, plan.tile.key)
-    return dropout.keep_mask(constants.dropout_rng, rate, *positions)
-
-
-def tile_of(tiles: Any, index: Array) -> Any:
-    """One tile; an axis of one tile stands for all of them."""
-    return jax.tree.map(
-        lambda leaf: jax.lax.dynamic_index_in_dim(
-            leaf, 0 if leaf.shape[0] == 1 else index, keepdims=False
-        ),
-        tiles,
-    )
-
-
-def bias_tile(bias: Array, query_tile: Array, key_tile: Array) -> Array:
-    """[t or 1, s or 1]."""
-    return tile_of(tile_of(bias, query_tile), key_tile)
-
-
-def untiled(tiles: Array, length: int) -> Array:
-    """[count, t, ...] -> [length, ...]: without the padding."""
-    return tiles.reshape(-1, *tiles.shape[2:])[:length]
+    where = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
+    return dropout.keep_mask(constants.dropout_rng, rate, *where)
 
 
 # --- what `prepare` is made of ---
@@ -179,14 +169,10 @@ def _even_size(length: int, block: int) -> int:
     return max(size, 1) if count == 1 else min(8 * math.ceil(size / 8), block)
 
 
-def _positions(tile: Array, size: int) -> Array:
-    return tile * size + jnp.arange(size)
-
-
 def _visits(plan: Plan, mask: Mask) -> Visits:
     def status(query_tile, key_tile):
-        positions = _positions(query_tile, plan.tile.query), _positions(key_tile, plan.tile.key)
-        return mask.tile_status(*positions)
+        where = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
+        return mask.tile_status(*where)
 
     over_keys = jax.vmap(status, in_axes=(None, 0))
     status_of = jax.vmap(over_keys, in_axes=(0, None))
@@ -200,7 +186,7 @@ def _visits(plan: Plan, mask: Mask) -> Visits:
 
 def _used_tokens(plan: Plan, mask: Mask, visits: Visits) -> tuple[Array, Array]:
     """Bool [query_tiles * t] and [key_tiles * s]: which tokens an allowed pair contains."""
-    constants = Constants(mask, visits, None)
+    constants = Constants(mask, visits, None, ())
 
     def of_query_tile(used_keys, i):
         def visit(masked, j, carry):
@@ -223,21 +209,3 @@ def _filled(tokens: Array, length: int, used: Array | None, filler: float) -> Ar
         return tokens
     tokens = jnp.pad(tokens, ((0, length - tokens.shape[0]), (0, 0)))
     return jnp.where(used[:, None], tokens, filler)
-
-
-def _tiled(array: Array, count: int) -> Array:
-    return array.reshape(count, -1, *array.shape[1:])
-
-
-def _bias_tiles(plan: Plan, bias: Array) -> Array:
-    sides = []
-    for length, count, size in zip(
-        bias.shape,
-        (plan.query_tiles, plan.key_tiles),
-        (plan.tile.query, plan.tile.key),
-        strict=True,
-    ):
-        sides.append((1, 1, 0) if length == 1 else (count, size, count * size - length))
-    (query_tiles, t, query_padding), (key_tiles, s, key_padding) = sides
-    bias = jnp.pad(bias, ((0, query_padding), (0, key_padding)))
-    return bias.reshape(query_tiles, t, key_tiles, s).swapaxes(1, 2)

@@ -1,0 +1,53 @@
+"""Heads as batch axes: N query heads in K groups, each group reading one head of keys.
+
+The core knows no head axis. Queries come as [*B, K, G, T, D] and keys as [*B, K, 1, S, D], N = K G:
+attention broadcasts the axis of size 1, so that keys and values are never repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.masks import Mask, as_mask
+
+Array = jax.Array
+
+
+def group_heads(leaf: Array, core_ndim: int, key_heads: int) -> Array:
+    """[.., N, *core] as [.., K, G, *core]; without a head axis, as it is."""
+    axis = leaf.ndim - core_ndim - 1
+    if axis < 0:
+        return leaf
+    heads = leaf.shape[axis]
+    split = (1, 1) if heads == 1 else (key_heads, heads // key_heads)
+    return leaf.reshape(*leaf.shape[:axis], *split, *leaf.shape[axis + 1 :])
+
+
+def ungroup_heads(results: Any, batch_ndim: int) -> Any:
+    """[*B, K, G, ...] as [*B, N, ...], of every array."""
+
+    def ungroup(leaf: Array) -> Array:
+        batch, rest = leaf.shape[:batch_ndim], leaf.shape[batch_ndim + 2 :]
+        return leaf.reshape(*batch, -1, *rest)
+
+    return jax.tree.map(ungroup, results)
+
+
+def mask_for_heads(mask: Mask | Array, batch_ndim: int) -> Mask:
+    """A mask of inputs [*B, T, D] as one of inputs [*B, N, T, D].
+
+    An array with an axis more than [*B, T, S] has its head axis already; so has an array of a
+    `Mask` with an axis more than *B.
+    """
+    mask = as_mask(mask)
+
+    def with_head_axis(leaf: Array, core_ndim: int) -> Array:
+        own = jnp.ndim(leaf) - core_ndim
+        if own == 0 or own > batch_ndim:
+            return leaf
+        return jnp.expand_dims(leaf, own)
+
+    return jax.tree.map(with_head_axis, mask, mask.core_ndims())
