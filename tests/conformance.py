@@ -5,8 +5,8 @@ and differentiates by the complex step, d f / dx = Im f(x + ih) / h, which is ex
 never reads what is masked, so it does not matter what stands there.
 
 An implementation joins by its name in `attention_jax.implementations.IMPLEMENTATIONS`; a score by
-an entry in `SCORE_CASES`, with its formula for one pair; a mask by an entry in `MASK_CASES`, with
-its rule for one pair.
+an entry in `SCORE_CASES` (score_cases.py), with its formula for one pair; a mask by an entry in
+`MASK_CASES`, with its rule for one pair.
 """
 
 from __future__ import annotations
@@ -19,70 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from score_cases import DK, DQ, SCORE_CASES, OwnCosine, _general  # noqa: F401  taken from here
 
 import attention_jax as aj
 from attention_jax.implementations import IMPLEMENTATIONS
 
-B, T, S, DQ, DK, DV, A = 2, 5, 7, 3, 11, 13, 17
+B, T, S, DV = 2, 5, 7, 13
 TILE = aj.BlockSizes(query=2, key=3)  # three tiles each way, the last ones padded
-
-
-# --- the scores, and the formula of each for one pair ---
-
-
-@dataclasses.dataclass(frozen=True)
-class Cosine(aj.Score):
-    """A score of a user's own, with nested parameters and no gradient at a vector of zeros."""
-
-    def init(self, rng, query_dim, key_dim):
-        kernel = jax.random.normal(rng, (query_dim, key_dim))
-        return {"projection": {"kernel": kernel}, "temperature": jnp.ones(())}
-
-    def project(self, params, query, key):
-        query = jnp.matmul(query, params["projection"]["kernel"], precision="highest")
-        return tuple(x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key))
-
-    def pair(self, params, q_features, k_features):
-        return params["temperature"] * jnp.matmul(q_features, k_features.T, precision="highest")
-
-
-def _additive(params, q, k):
-    of_query = (q[..., :, None] * params["query_kernel"]).sum(-2)
-    of_key = (k[..., :, None] * params["key_kernel"]).sum(-2)
-    return (params["v"] * np.tanh(of_query + of_key)).sum(-1)
-
-
-def _dot(params, q, k):
-    return (q * k).sum(-1)
-
-
-def _general(params, q, k):
-    return (q[..., :, None] * params["kernel"] * k[..., None, :]).sum((-2, -1))
-
-
-def _scaled(params, q, k):
-    return (q * k).sum(-1) / k.shape[-1] ** 0.5
-
-
-def _cosine(params, q, k):
-    q = (q[..., :, None] * params["projection"]["kernel"]).sum(-2)
-    return params["temperature"] * (q * k).sum(-1) / np.sqrt((q * q).sum(-1) * (k * k).sum(-1))
-
-
-@dataclasses.dataclass(frozen=True)
-class ScoreCase:
-    score: aj.Score
-    pair: Callable  # (params, q [..., Dq], k [..., Dk]) -> logit [...], in NumPy
-    query_dim: int = DQ
-
-
-SCORE_CASES = {
-    "additive": ScoreCase(aj.Additive(hidden_dim=A), _additive),
-    "dot": ScoreCase(aj.Dot(), _dot, query_dim=DK),
-    "general": ScoreCase(aj.General(), _general),
-    "scaled": ScoreCase(aj.ScaledDot(), _scaled, query_dim=DK),
-    "cosine": ScoreCase(Cosine(), _cosine),
-}
 
 
 # --- the masks, and the rule of each for one pair ---
@@ -374,3 +317,12 @@ def assert_close(name: str, got: Any, expected: Any, tolerance: float) -> None:
 ALL_IMPLEMENTATIONS = list(IMPLEMENTATIONS)
 ALL_SCORES = list(SCORE_CASES)
 ALL_MASKS = list(MASK_CASES)
+# A mask meets no more of a score than its logits, and each pair compiles for seconds: scores that
+# are made of others meet two masks, the others every one.
+FEW_MASKS = ["none", "combination"]
+MADE_OF_OTHERS = ["concat", "cosine", "distance", "softcap"]
+GRID = [
+    (score, mask)
+    for score in ALL_SCORES
+    for mask in (FEW_MASKS if score in MADE_OF_OTHERS else ALL_MASKS)
+]

@@ -15,7 +15,7 @@ IMPLEMENTATIONS = ("checkpointed", "reference")
 
 
 def test_forward_mode_and_second_derivatives_are_those_of_the_reference():
-    score = "cosine"
+    score = "own"
     point = point_of(score)
     with jax.enable_x64(True):
         mask = aj.causal_mask(-1) & aj.padding_mask(jnp.array(6))
@@ -80,7 +80,7 @@ def test_forward_mode_against_differences():
 
 
 def test_block_sizes_change_nothing():
-    point = point_of("cosine")
+    point = point_of("own")
     with jax.enable_x64(True):
         mask = aj.local_mask(3, 2)
 
@@ -88,7 +88,7 @@ def test_block_sizes_change_nothing():
         def all_of_them(point):
             return [
                 jax.value_and_grad(
-                    loss_of("cosine", "checkpointed", block_sizes=BlockSizes(*blocks), **DROPOUT)
+                    loss_of("own", "checkpointed", block_sizes=BlockSizes(*blocks), **DROPOUT)
                 )(point, mask)
                 for blocks in ((64, 64), (1, 1), (3, 2))
             ]

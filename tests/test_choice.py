@@ -9,6 +9,7 @@ import pytest
 import attention_jax as aj
 from attention_jax import attention as front_door
 from attention_jax.implementations import BlockSizes, Inputs, choice
+from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, ProjectedScore, SoftCap
 
 ADDITIVE, SCALED = aj.Additive(), aj.ScaledDot()
 
@@ -29,15 +30,44 @@ class Cubed(aj.Dot):
         return super().pair(params, q_features, k_features) ** 3
 
 
+@dataclasses.dataclass(frozen=True)
+class CubedAsDot(Cubed):
+    """Its pair is its own, and as cheap."""
+
+    pair_cost = "dot"
+
+    def pair(self, params, q_features, k_features):
+        return super().pair(params, q_features, k_features)
+
+
+@dataclasses.dataclass(frozen=True)
+class CubedAfterAll(SoftCap):
+    """What was delegated is not, once its pair is its own."""
+
+    def pair(self, params, q_features, k_features):
+        return super().pair(params, q_features, k_features) ** 3
+
+
 def inputs_of(*batch, target, source, dim=64):
     shapes = ((*batch, length, dim) for length in (target, source, source))
     return Inputs(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), {}, None, None, None)
 
 
-def test_a_kind_is_how_pair_is_computed():
+def test_a_cost_is_how_pair_is_computed():
     kinds = {ADDITIVE: "additive", SCALED: "dot", aj.General(): "dot", aj.Dot(): "dot",
-             Shifted(): "dot", Cubed(): "other", aj.ScaledDot(0.3): "dot"}  # fmt: skip
-    assert {score: choice.kind_of(score) for score in kinds} == kinds
+             Shifted(): "dot", Cubed(): "other", aj.ScaledDot(0.3): "dot", aj.Score(): "other",
+             Concat(): "additive", Cosine(): "dot", NegativeSquaredDistance(): "dot",
+             SoftCap(): "dot", SoftCap(ADDITIVE): "additive", SoftCap(Cubed()): "other",
+             SoftCap(SoftCap(Shifted())): "dot", CubedAfterAll(): "other", CubedAsDot(): "dot",
+             ProjectedScore(ADDITIVE, 3, 11): "additive"}  # fmt: skip
+    assert {score: score.pair_cost for score in kinds} == kinds
+
+
+def test_a_cost_that_nobody_knows_is_refused():
+    with pytest.raises(ValueError, match="pair_cost of Quick must be one of additive, dot, other;"):
+
+        class Quick(aj.Score):
+            pair_cost = "quick"
 
 
 @pytest.mark.parametrize("score", [ADDITIVE, SCALED, Cubed()])
@@ -59,7 +89,7 @@ def test_small_is_materialised_and_large_is_tiled(score):
 
 def test_the_threshold_is_met():
     for score in (ADDITIVE, SCALED, Cubed()):
-        least = choice.TILED_FROM[choice.kind_of(score)]
+        least = choice.TILED_FROM[score.pair_cost]
         for batch in ((), (2, 8)):
             at, below = (inputs_of(*batch, target=32, source=least // 32 - n) for n in (0, 1))
             assert choice.chosen_implementation(score, at, "cpu") == "tiled"

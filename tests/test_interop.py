@@ -139,7 +139,7 @@ def numpy_attention(pair, params, query, key, value, bias, mask):
 
 @pytest.mark.parametrize(
     ("name", "implementation"),
-    [("general", None), ("cosine", None), *(("additive", name) for name in ALL_IMPLEMENTATIONS)],
+    [("general", None), ("own", None), *(("additive", name) for name in ALL_IMPLEMENTATIONS)],
 )
 def test_every_head_has_its_own_parameters(name, implementation):
     score, params = SCORE_CASES[name].score, per_head_params(name)

@@ -1,4 +1,4 @@
-"""The four scores: hand computations, identities between them, initialisation, and names."""
+"""Every score: formulas, derivatives, initialisation, names; and four of them by hand."""
 
 import dataclasses
 import functools
@@ -10,12 +10,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import ALL_SCORES, DK, DQ, SCORE_CASES, Cosine, S, T
+from conformance import ALL_SCORES, DK, DQ, SCORE_CASES, OwnCosine, S, T, quick_jit
 from jax.test_util import check_grads
 
-from attention_jax import SCORES, Additive, Dot, General, ScaledDot, Score, attention, get_score
+from attention_jax import attention
+from attention_jax.scores import (
+    SCORES,
+    Additive,
+    Concat,
+    Cosine,
+    Dot,
+    General,
+    NegativeSquaredDistance,
+    ScaledDot,
+    Score,
+    SoftCap,
+    get_score,
+)
 
 RNG = jax.random.key(3)
+NAMES = "additive, concat, cosine, distance, dot, general, scaled, softcap"
 DECODER_STATE = jnp.array([[1.0, -0.5, 0.3, 0.8]])  # s of chapter 38
 ENCODER_STATE = jnp.array([[0.6, 0.2, -0.4, 1.0]])  # h of chapter 38
 
@@ -134,7 +148,7 @@ def test_pair_vjp_against_finite_differences(name):
     np.testing.assert_allclose(sum((g * d).sum() for g, d in pairs), numeric, rtol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["additive", "general"])
+@pytest.mark.parametrize("name", ["additive", "cosine", "general"])  # the others: test_reference.py
 def test_gradients_of_two_orders(name):
     case = SCORE_CASES[name]
     with jax.enable_x64(True):
@@ -156,15 +170,25 @@ def test_half_precision_accumulates_in_float32():
 
 
 @pytest.mark.parametrize(
-    ("score", "count"), [("additive", 8256), ("general", 4096), ("dot", 0), ("scaled", 0)]
-)
+    ("score", "count"),
+    [("additive", 8256), ("concat", 8256), ("cosine", 1), ("distance", 0), ("dot", 0),
+     ("general", 4096), ("scaled", 0), ("softcap", 0)],
+)  # fmt: skip
 def test_parameter_counts_at_64(score, count):
     params = get_score(score).init(RNG, 64, 64)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
 
 
-@pytest.mark.parametrize(("query_dim", "key_dim"), [(3, 11), (37, 17)])
-@pytest.mark.parametrize("score", [General(), Additive(), Additive(hidden_dim=29)])
+@pytest.mark.parametrize(
+    ("score", "query_dim", "key_dim"),
+    [
+        *((score, 3, 11) for score in (General(), Additive(), Additive(hidden_dim=29), Concat())),
+        *((score, 37, 17) for score in (General(), Additive())),
+        *((score, 37, 37) for score in (ScaledDot(), Cosine(), NegativeSquaredDistance())),
+        (SoftCap(), 37, 37),
+        (SoftCap(General()), 3, 11),
+    ],
+)
 def test_initial_logits_have_standard_deviation_1(score, query_dim, key_dim):
     def logits(rng):
         params_rng, query_rng, key_rng = jax.random.split(rng, 3)
@@ -172,17 +196,20 @@ def test_initial_logits_have_standard_deviation_1(score, query_dim, key_dim):
         key = jax.random.normal(key_rng, (4, key_dim))
         return score(score.init(params_rng, query_dim, key_dim), query, key)
 
-    sample = jax.jit(jax.vmap(logits))(jax.random.split(RNG, 400))
+    sample = quick_jit(jax.vmap(logits))(jax.random.split(RNG, 400))
     assert 0.9 < sample.std() < 1.1
-    assert abs(sample.mean()) < 0.1
+    # A distance has a mean, which the softmax does not see: E|q - k|^2 = 2 Dk.
+    distance = isinstance(score, NegativeSquaredDistance)
+    mean = -2 * key_dim / math.sqrt(8 * key_dim) if distance else 0
+    assert abs(sample.mean() - mean) < 0.1
 
 
 def test_tanh_variance():
     z, weights = np.polynomial.hermite_e.hermegauss(101)
-    from attention_jax import scores
+    from attention_jax.scores import additive
 
     expected = (weights * np.tanh(z) ** 2).sum() / math.sqrt(2 * math.pi)
-    np.testing.assert_allclose(scores._TANH_VARIANCE, expected, atol=1e-6)
+    np.testing.assert_allclose(additive._TANH_VARIANCE, expected, atol=1e-6)
 
 
 def test_hidden_dim_of_given_parameters():
@@ -222,12 +249,15 @@ def test_scores_are_equal_and_hashed_by_value():
 
 
 def test_get_score():
-    assert list(SCORES) == ["additive", "dot", "general", "scaled"]
+    assert ", ".join(SCORES) == NAMES
+    assert set(SCORES) <= set(SCORE_CASES)  # the conformance suite runs them all
+    for name, score in SCORES.items():
+        assert type(SCORE_CASES[name].score) is type(score)
     for name, score in SCORES.items():
         assert get_score(name) is score
     assert get_score(ScaledDot(2.0)) == ScaledDot(2.0)
     assert get_score(General) == General()
-    assert get_score("conformance:Cosine") == Cosine()
+    assert get_score("conformance:OwnCosine") == OwnCosine()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +291,8 @@ def test_an_instance_in_a_module_and_a_cached_property(monkeypatch):
     ("score", "message"),
     [
         ("aditive", "got 'aditive'; did you mean 'additive'?"),
-        ("zzz", "score must be one of additive, dot, general, scaled or 'module:Name'; got 'zzz'$"),
+        ("zzz", f"score must be one of {NAMES} or 'module:Name'; got 'zzz'$"),
+        ("consine", "got 'consine'; did you mean 'cosine'?"),
         ("nowhere_at_all:Name", "cannot import module 'nowhere_at_all'"),
         (".relative:Name", "score '.relative:Name': cannot import module '.relative'"),
         (":Name", "score ':Name': cannot import module ''"),
@@ -273,6 +304,8 @@ def test_an_instance_in_a_module_and_a_cached_property(monkeypatch):
         (NeedsPower([2]), "score must be hashable: make NeedsPower a frozen dataclass"),
         (ScaledDot(2.0).__class__.__call__, "score must be a name or a Score"),
         (Handmade(2.0), "score must be a frozen dataclass; Handmade.scale is not a field"),
+        (SoftCap(Handmade(2.0)), "Handmade.scale is not a field"),
+        (SoftCap(NeedsPower([2])), "score must be hashable: make NeedsPower a frozen dataclass"),
     ],
 )
 def test_get_score_errors(score, message):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import TILE, Cosine, assert_close, named, quick_jit
+from conformance import TILE, OwnCosine, assert_close, named, quick_jit
 from derivative_cases import DROPOUT, DV, S, T, agree, loss_of, normal, numbers_of, point_of
 from jax.test_util import check_vjp
 
@@ -19,7 +19,7 @@ B, N = 2, 3
 # --- second derivatives ---
 
 
-@pytest.mark.parametrize("score", ["additive", "cosine"])
+@pytest.mark.parametrize("score", ["additive", "own"])
 def test_second_derivatives_are_those_of_the_reference(score):
     point = point_of(score)
     with jax.enable_x64(True):
@@ -90,7 +90,7 @@ def test_the_gradients_gradient_against_differences():
     ],
 )
 def test_block_sizes_change_nothing(target, source, blocks):
-    point = point_of("cosine", target, source)
+    point = point_of("own", target, source)
     with jax.enable_x64(True):
         mask = aj.local_mask(3, 2)
 
@@ -99,7 +99,7 @@ def test_block_sizes_change_nothing(target, source, blocks):
             options = [("reference", None), *(("tiled", BlockSizes(*sizes)) for sizes in blocks)]
             return [
                 jax.value_and_grad(
-                    loss_of("cosine", implementation, block_sizes=sizes, **DROPOUT)
+                    loss_of("own", implementation, block_sizes=sizes, **DROPOUT)
                 )(point, mask)
                 for implementation, sizes in options
             ]  # fmt: skip
@@ -267,7 +267,7 @@ def test_the_lowest_float_as_a_bias_is_as_good_as_a_mask(implementation):
 
 
 @dataclasses.dataclass(frozen=True)
-class Distance(Cosine):
+class Distance(OwnCosine):
     """Features that are pytrees, of several ranks."""
 
     positions: type = jnp.float32
@@ -314,7 +314,7 @@ def test_what_a_score_may_not_do():
     arrays = [np.float32(normal(*shape)) for shape in ((T, 3), (S, 11), (S, DV))]
 
     @dataclasses.dataclass(frozen=True)
-    class Transposed(Cosine):
+    class Transposed(OwnCosine):
         def pair(self, params, q_features, k_features):
             return super().pair(params, q_features, k_features).T
 

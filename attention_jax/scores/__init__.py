@@ -1,0 +1,35 @@
+"""Score functions: a query and a key become one number, the logit. This folder is the mathematics.
+
+A score splits in two: `project` runs once per token, `pair` once per (query, key) pair. Both are
+written for one example; batches come from `jax.vmap`. Parameters are an explicit pytree, so that
+gradients reach them and a new value recompiles nothing; the `Score` itself is a frozen dataclass,
+hashable by value, so that it can be a static argument.
+"""
+
+from attention_jax.scores.additive import Additive, Concat
+from attention_jax.scores.contract import PairCost, Params, Score
+from attention_jax.scores.cosine import Cosine
+from attention_jax.scores.distance import NegativeSquaredDistance
+from attention_jax.scores.dot import Dot, General, ScaledDot
+from attention_jax.scores.products import tall_product
+from attention_jax.scores.projected import ProjectedScore
+from attention_jax.scores.registry import SCORES, get_score
+from attention_jax.scores.soft_cap import SoftCap
+
+__all__ = [
+    "SCORES",
+    "Additive",
+    "Concat",
+    "Cosine",
+    "Dot",
+    "General",
+    "NegativeSquaredDistance",
+    "PairCost",
+    "Params",
+    "ProjectedScore",
+    "ScaledDot",
+    "Score",
+    "SoftCap",
+    "get_score",
+    "tall_product",
+]

@@ -1,0 +1,116 @@
+"""A network of one hidden layer that looks at query and key: additive attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax import pairwise_tanh
+from attention_jax.scores.contract import PairCost, Params, Score, init_shapes
+from attention_jax.scores.products import matmul
+
+Array = jax.Array
+
+_TANH_VARIANCE = 0.394294  # E[tanh(z)^2] for z ~ N(0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Additive(Score):
+    """e(q, k) = v . tanh(Wq q + Wk k): a network of one hidden layer looks at the pair
+
+    The same function as v . tanh(W [q; k]) with W = [Wq Wk]; split, both products are paid once
+    per token and only the tanh and its sum, A of each, once per pair.
+
+    Params: {"query_kernel": Wq, [Dq, A]; "key_kernel": Wk, [Dk, A]; "v": [A]}.
+
+    Attributes:
+        hidden_dim: A, at least 1; None for Dk (or what given parameters have).
+
+    Source: Bahdanau, Cho and Bengio 2014, appendix A.1.2 (their W_a, U_a, v_a are Wq, Wk, v).
+
+    >>> params = {"query_kernel": jnp.eye(2), "key_kernel": jnp.eye(2), "v": jnp.array([1.0, -1.0])}
+    >>> Additive()(params, jnp.array([[0.5, 0.0]]), jnp.array([[0.5, 1.0]])).round(4)
+    Array([[0.]], dtype=float32)
+    """
+
+    pair_cost: ClassVar[PairCost] = "additive"
+    hidden_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.hidden_dim, numbers.Integral) and self.hidden_dim >= 1
+        if self.hidden_dim is not None and not whole:
+            raise ValueError(
+                f"hidden_dim must be an integer of at least 1, or None for Dk; got"
+                f" {self.hidden_dim!r}"
+            )
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        hidden_dim = key_dim if self.hidden_dim is None else self.hidden_dim
+        query_rng, key_rng, v_rng = jax.random.split(rng, 3)
+        # The two kernels give the tanh an input of variance 1, half of it from either side.
+        return {
+            "query_kernel": jax.random.normal(query_rng, (query_dim, hidden_dim))
+            * (2 * query_dim) ** -0.5,
+            "key_kernel": jax.random.normal(key_rng, (key_dim, hidden_dim)) * (2 * key_dim) ** -0.5,
+            "v": jax.random.normal(v_rng, (hidden_dim,)) * (hidden_dim * _TANH_VARIANCE) ** -0.5,
+        }
+
+    def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
+        score = self
+        v_shape = np.shape(params.get("v", ())) if isinstance(params, dict) else ()
+        if self.hidden_dim is None and v_shape and v_shape[-1] > 0:
+            score = dataclasses.replace(self, hidden_dim=v_shape[-1])
+        return init_shapes(score, query_dim, key_dim)
+
+    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
+        q_features = matmul(query, params["query_kernel"]).astype(query.dtype)
+        return q_features, matmul(key, params["key_kernel"]).astype(key.dtype)
+
+    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
+        return pairwise_tanh.weighted_tanh(params["v"], q_features, k_features)
+
+    def pair_vjp(
+        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
+    ) -> tuple[Params, Array, Array]:
+        dv, dq_features, dk_features = pairwise_tanh.weighted_tanh_vjp(
+            params["v"], q_features, k_features, dlogits
+        )
+        # The kernels did their work in `project`.
+        dparams = jax.tree.map(jnp.zeros_like, params)
+        return {**dparams, "v": dv}, dq_features, dk_features
+
+
+@dataclasses.dataclass(frozen=True)
+class Concat(Additive):
+    """e(q, k) = v . tanh(W [q; k]): `Additive` with its two kernels in one
+
+    Computed as `Additive` is, so that it costs the same, and equal to it where W = [Wq Wk]. What
+    differs is what an optimiser sees: one matrix, with one norm, instead of two.
+
+    Params: {"kernel": W, [Dq + Dk, A]; "v": [A]}, W's first Dq rows for the query.
+
+    Attributes:
+        hidden_dim: A, at least 1; None for Dk (or what given parameters have).
+
+    Source: Luong, Pham and Manning 2015, section 3.1, "concat" (their h_t is q, their h_s is k,
+    their W_a and v_a are W and v).
+
+    >>> params = {"kernel": jnp.array([[1.0], [0.5], [2.0]]), "v": jnp.array([3.0])}
+    >>> Concat()(params, jnp.array([[0.3, 0.4]]), jnp.array([[-0.25]]))
+    Array([[0.]], dtype=float32)
+    """
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        split = super().init(rng, query_dim, key_dim)
+        kernel = jnp.concatenate([split["query_kernel"], split["key_kernel"]])
+        return {"kernel": kernel, "v": split["v"]}
+
+    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
+        kernels = jnp.split(params["kernel"], [query.shape[-1]])
+        split = dict(zip(("query_kernel", "key_kernel"), kernels, strict=True))
+        return super().project(split, query, key)

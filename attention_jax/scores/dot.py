@@ -1,0 +1,99 @@
+"""Dot products of queries and keys: plain, scaled, and after a projection."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.scores.contract import PairCost, Params, Score
+from attention_jax.scores.products import einsum, matmul, tall_product
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Dot(Score):
+    """e(q, k) = q . k
+
+    Source: Luong, Pham and Manning 2015, section 3.1, "dot" (their h_t is q, their h_s is k).
+
+    >>> Dot()({}, jnp.array([[1.0, -0.5, 0.3, 0.8]]), jnp.array([[0.6, 0.2, -0.4, 1.0]])).round(4)
+    Array([[1.18]], dtype=float32)
+    """
+
+    needs_equal_dims: ClassVar[bool] = True
+    pair_cost: ClassVar[PairCost] = "dot"
+
+    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
+        return einsum("td,sd->ts", q_features, k_features)
+
+    def pair_vjp(
+        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
+    ) -> tuple[Params, Array, Array]:
+        dq_features = einsum("ts,sd->td", dlogits, k_features)
+        dk_features = tall_product(q_features, dlogits)
+        dparams = jax.tree.map(jnp.zeros_like, params)  # General's kernel did its work in `project`
+        return dparams, dq_features.astype(q_features.dtype), dk_features.astype(k_features.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledDot(Dot):
+    """e(q, k) = scale (q . k), by default with scale = 1 / sqrt(Dk)
+
+    For independent components of mean 0 and variance 1, q . k has variance Dk and e has 1.
+
+    Attributes:
+        scale: the factor, any finite float; None for 1 / sqrt(Dk).
+
+    Source: Vaswani et al. 2017, equation 1.
+
+    >>> q, k = jnp.array([[1.0, -0.5, 0.3, 0.8]]), jnp.array([[0.6, 0.2, -0.4, 1.0]])
+    >>> ScaledDot()({}, q, k).round(4)
+    Array([[0.59]], dtype=float32)
+    """
+
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        check_scale(self.scale)
+
+    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
+        scale = 1 / math.sqrt(key.shape[-1]) if self.scale is None else float(self.scale)
+        return query * scale, key
+
+
+@dataclasses.dataclass(frozen=True)
+class General(Dot):
+    """e(q, k) = q . (W k): a dot product after one of the two has been projected
+
+    The projection is paid once per query, T Dq Dk multiplications, and not once per pair.
+
+    Params: {"kernel": W, [Dq, Dk]}, normal with variance 1 / (Dq Dk).
+
+    Source: Luong, Pham and Manning 2015, section 3.1, "general" (their W_a is W).
+
+    >>> params = {"kernel": jnp.array([[0.0, 1.0], [2.0, 0.0]])}
+    >>> General()(params, jnp.array([[1.0, 10.0]]), jnp.array([[3.0, 4.0]]))
+    Array([[64.]], dtype=float32)
+    """
+
+    needs_equal_dims: ClassVar[bool] = False
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        # Var(sum_ij q_i W_ij k_j) = Dq Dk Var(W).
+        return {
+            "kernel": jax.random.normal(rng, (query_dim, key_dim)) * (query_dim * key_dim) ** -0.5
+        }
+
+    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
+        return matmul(query, params["kernel"]).astype(query.dtype), key
+
+
+def check_scale(scale: Any) -> None:
+    if scale is not None and not (isinstance(scale, numbers.Real) and math.isfinite(scale)):
+        raise ValueError(f"scale must be a finite float or None; got {scale!r}")

@@ -1,0 +1,76 @@
+"""Logits kept within bounds, whatever the score that made them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.scores.contract import PairCost, Params, Score
+from attention_jax.scores.dot import ScaledDot
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftCap(Score):
+    """e(q, k) = cap tanh(score(q, k) / cap): another score's logits, between -cap and cap
+
+    Logits much smaller than cap are left as they are, and larger ones lose their gradient.
+
+    Params: those of `score`.
+
+    Attributes:
+        score: the `Score` that makes the logits.
+        cap: their bound, a finite float above 0.
+
+    Source: Gemma Team 2024 ("Gemma 2"), section 2, logit soft-capping (their soft_cap is cap, 50
+    for attention).
+
+    >>> query, key = jnp.array([[1.0]]), jnp.array([[1.0], [100.0]])
+    >>> SoftCap(ScaledDot(1.0), cap=2.0)({}, query, key).round(4)
+    Array([[0.9242, 2.    ]], dtype=float32)
+    """
+
+    score: Score = ScaledDot()
+    cap: float = 50.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.score, Score):
+            raise ValueError(f"score must be a Score; got {self.score!r}")
+        if not (isinstance(self.cap, numbers.Real) and 0 < self.cap < math.inf):
+            raise ValueError(f"cap must be a finite float above 0; got {self.cap!r}")
+
+    @property
+    def needs_equal_dims(self) -> bool:  # type: ignore[override]
+        return self.score.needs_equal_dims
+
+    @property
+    def pair_cost(self) -> PairCost:  # type: ignore[override]
+        return self.score.pair_cost
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        return self.score.init(rng, query_dim, key_dim)
+
+    def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
+        return self.score.param_shapes(params, query_dim, key_dim)
+
+    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
+        return self.score.project(params, query, key)
+
+    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
+        return float(self.cap) * self._tanh(params, q_features, k_features)
+
+    # de/dlogit = 1 - tanh^2.
+    def pair_vjp(
+        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
+    ) -> tuple[Params, Array, Array]:
+        tanh = self._tanh(params, q_features, k_features)
+        dlogits = dlogits.astype(tanh.dtype) * (1 - tanh * tanh)
+        return self.score.pair_vjp(params, q_features, k_features, dlogits)
+
+    def _tanh(self, params: Params, q_features: Array, k_features: Array) -> Array:
+        return jnp.tanh(self.score.pair(params, q_features, k_features) / float(self.cap))

@@ -1,0 +1,99 @@
+"""The scores that the suite in conformance.py runs, and the formula of each for one pair.
+
+In NumPy, for the complex step: every array may have perturbations in front, and may be complex.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import attention_jax as aj
+from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
+
+DQ, DK, A = 3, 11, 17
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnCosine(aj.Score):
+    """A score of a user's own, with nested parameters and no gradient at a vector of zeros."""
+
+    def init(self, rng, query_dim, key_dim):
+        kernel = jax.random.normal(rng, (query_dim, key_dim))
+        return {"projection": {"kernel": kernel}, "temperature": jnp.ones(())}
+
+    def project(self, params, query, key):
+        query = jnp.matmul(query, params["projection"]["kernel"], precision="highest")
+        return tuple(x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key))
+
+    def pair(self, params, q_features, k_features):
+        return params["temperature"] * jnp.matmul(q_features, k_features.T, precision="highest")
+
+
+def _additive(params, q, k):
+    of_query = (q[..., :, None] * params["query_kernel"]).sum(-2)
+    of_key = (k[..., :, None] * params["key_kernel"]).sum(-2)
+    return (params["v"] * np.tanh(of_query + of_key)).sum(-1)
+
+
+def _concat(params, q, k):
+    of_query = (q[..., :, None] * params["kernel"][..., : q.shape[-1], :]).sum(-2)
+    of_key = (k[..., :, None] * params["kernel"][..., q.shape[-1] :, :]).sum(-2)
+    return (params["v"] * np.tanh(of_query + of_key)).sum(-1)
+
+
+def _cosine(params, q, k):
+    cosine = (q * k).sum(-1) / np.sqrt((q * q).sum(-1) * (k * k).sum(-1))
+    return np.exp(params["log_scale"]) * cosine
+
+
+def _distance(params, q, k):
+    return -((q - k) ** 2).sum(-1) / (8 * k.shape[-1]) ** 0.5
+
+
+def _dot(params, q, k):
+    return (q * k).sum(-1)
+
+
+def _general(params, q, k):
+    return (q[..., :, None] * params["kernel"] * k[..., None, :]).sum((-2, -1))
+
+
+def _scaled(params, q, k):
+    return (q * k).sum(-1) / k.shape[-1] ** 0.5
+
+
+def _soft_capped(params, q, k):
+    return CAP * np.tanh(_general(params, q, k) / CAP)
+
+
+def _own_cosine(params, q, k):
+    q = (q[..., :, None] * params["projection"]["kernel"]).sum(-2)
+    return params["temperature"] * (q * k).sum(-1) / np.sqrt((q * q).sum(-1) * (k * k).sum(-1))
+
+
+CAP = 1.5  # no larger than the logits
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreCase:
+    score: aj.Score
+    pair: Callable  # (params, q [..., Dq], k [..., Dk]) -> logit [...], in NumPy
+    query_dim: int = DQ
+
+
+SCORE_CASES = {
+    "additive": ScoreCase(aj.Additive(hidden_dim=A), _additive),
+    "concat": ScoreCase(Concat(hidden_dim=A), _concat),
+    "cosine": ScoreCase(Cosine(), _cosine, query_dim=DK),
+    "distance": ScoreCase(NegativeSquaredDistance(), _distance, query_dim=DK),
+    "dot": ScoreCase(aj.Dot(), _dot, query_dim=DK),
+    "general": ScoreCase(aj.General(), _general),
+    "scaled": ScoreCase(aj.ScaledDot(), _scaled, query_dim=DK),
+    "softcap": ScoreCase(SoftCap(aj.General(), cap=CAP), _soft_capped),
+    "own": ScoreCase(OwnCosine(), _own_cosine),
+}
