@@ -1,0 +1,187 @@
+"""Attention rollout: how much of each input token has come into each position, layer after layer.
+
+Weights of one layer say where a position looks, but from the second layer on what it finds there
+is a mixture already. Rollout follows the mixtures back to the input tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.softmax import accumulator_dtype
+
+Array = jax.Array
+
+_HEAD_REDUCTIONS = ("mean", "max")
+
+
+def attention_rollout(
+    weights: Array | Sequence[Array],
+    *,
+    residual: float = 0.5,
+    head_reduction: str = "mean",
+    return_layers: bool = False,
+) -> Array:
+    """How much of each input token the self attentions have brought to each position.
+
+        A_l = normalized((1 - residual) heads(weights_l) + residual I)
+        rollout_l = A_l rollout_{l-1},    rollout_0 = I
+
+    where `normalized` divides each row by its sum. Rows sum to 1: shares of the input tokens. A
+    position that attends to nothing (a row of zeros) keeps what it has, through its residual; with
+    `residual=0` nothing is left of it, a row of zeros.
+
+    Args:
+        weights: float [L, *B, N, T, T], the first layer first, or a sequence of L arrays
+            [*B, N, T, T]; N heads, rows sum to 1 over the last axis (or are 0).
+        residual: the share of a position that its residual connection brings along, 0 <= residual
+            < 1; 0 for a model that has none.
+        head_reduction: "mean" over the heads (the paper's), or "max", the largest of the heads,
+            each row then divided by its sum.
+        return_layers: return the rollout after each layer, not after the last alone.
+
+    Returns:
+        rollout [*B, T, T], or [L, *B, T, T], in float32 (float64 if the weights are): row i says
+        how much of each input token is in position i.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or value.
+
+    >>> first, second = jnp.array([[[1.0, 0.0], [1.0, 0.0]]]), jnp.array([[[0.0, 1.0], [0.0, 1.0]]])
+    >>> attention_rollout([first, second])  # half of position 1 was token 0 after the first layer
+    Array([[0.75, 0.25],
+           [0.5 , 0.5 ]], dtype=float32)
+
+    Source: Abnar and Zuidema 2020, section 3, "Attention rollout", equation 1: their W_att is
+    heads(weights), their A = 0.5 W_att + 0.5 I, their A-tilde is rollout.
+    """
+    stacked = _stacked(weights)
+    if stacked.ndim < 4 or stacked.shape[-1] != stacked.shape[-2]:
+        raise ValueError(
+            "weights must be [L, *B, N, T, T], or a sequence of [*B, N, T, T]; got"
+            f" {list(stacked.shape)}"
+        )
+    if stacked.shape[0] == 0 or stacked.shape[-3] == 0:
+        raise ValueError(
+            f"weights must have at least one layer and one head; got {list(stacked.shape)}"
+        )
+    layers = _rollouts(stacked, _checked_residual(residual), _checked_reduction(head_reduction))
+    return layers if return_layers else layers[-1]
+
+
+def cross_rollout(
+    cross_weights: Array, encoder_rollout: Array, *, head_reduction: str = "mean"
+) -> Array:
+    """How much of each source token a cross attention brings to each target position.
+
+        rollout = heads(cross_weights) encoder_rollout
+
+    Rows sum to 1; that of a position that attends to nothing is 0.
+
+    Args:
+        cross_weights: float [*B, N, T, S], of one decoder layer; N heads.
+        encoder_rollout: float [*B, S, S], the `attention_rollout` of the encoder.
+        head_reduction: "mean" over the heads, or "max", each row then divided by its sum.
+
+    Returns:
+        rollout [*B, T, S] in float32, or float64 if any input is.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or value.
+
+    >>> cross_weights = jnp.array([[[0.0, 1.0]]])  # one target, which looks at memory 1 ...
+    >>> cross_rollout(cross_weights, jnp.array([[1.0, 0.0], [0.25, 0.75]]))  # ... 1/4 of token 0
+    Array([[0.25, 0.75]], dtype=float32)
+
+    Source: Abnar and Zuidema 2020, section 3, treat an encoder; here its A-tilde meets a decoder.
+    """
+    cross_weights = _float_array("cross_weights", cross_weights)
+    encoder_rollout = _float_array("encoder_rollout", encoder_rollout)
+    if cross_weights.ndim < 3 or cross_weights.shape[-3] == 0:
+        raise ValueError(
+            "cross_weights must be [*B, N, T, S] with at least one head; got"
+            f" {list(cross_weights.shape)}"
+        )
+    *batch_shape, _, _, source_length = cross_weights.shape
+    expected = [*batch_shape, source_length, source_length]
+    if list(encoder_rollout.shape) != expected:
+        raise ValueError(
+            f"encoder_rollout must be {expected} to match cross_weights"
+            f" {list(cross_weights.shape)}; got {list(encoder_rollout.shape)}"
+        )
+    dtype = accumulator_dtype(cross_weights, encoder_rollout)
+    heads = _heads(cross_weights.astype(dtype), _checked_reduction(head_reduction))
+    return jnp.matmul(heads, encoder_rollout.astype(dtype), precision="highest")
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _rollouts(weights: Array, residual: float, head_reduction: str) -> Array:
+    """[L, *B, N, T, T] -> [L, *B, T, T]"""
+    heads = _heads(weights.astype(accumulator_dtype(weights)), head_reduction)
+    eye = jnp.broadcast_to(jnp.eye(heads.shape[-1], dtype=heads.dtype), heads.shape)
+    mixtures = _normalized((1 - residual) * heads + residual * eye)
+
+    def step(rollout: Array, mixture: Array) -> tuple[Array, Array]:
+        rollout = jnp.matmul(mixture, rollout, precision="highest")
+        return rollout, rollout
+
+    return jax.lax.scan(step, eye[0], mixtures)[1]
+
+
+def _heads(weights: Array, reduction: str) -> Array:
+    """[*B, N, T, S] -> [*B, T, S]"""
+    if reduction == "mean":
+        return jnp.mean(weights, axis=-3)
+    # Heads that look elsewhere have maxima that sum to more than 1, and would drown the residual.
+    return _normalized(jnp.max(weights, axis=-3))
+
+
+def _normalized(rows: Array) -> Array:
+    sums = jnp.sum(rows, axis=-1, keepdims=True)
+    return rows / jnp.where(sums == 0, 1, sums)  # 0 / 1, where nothing may be attended to
+
+
+def _stacked(weights: Any) -> Array:
+    if not isinstance(weights, list | tuple):
+        return _float_array("weights", weights)
+    layers = [_float_array(f"weights[{index}]", layer) for index, layer in enumerate(weights)]
+    for index, layer in enumerate(layers):
+        if (layer.shape, layer.dtype) != (layers[0].shape, layers[0].dtype):
+            raise ValueError(
+                f"weights[{index}] must be {layers[0].dtype} {list(layers[0].shape)}, as weights[0]"
+                f" is; got {layer.dtype} {list(layer.shape)}"
+            )
+    if not layers:
+        raise ValueError("weights must have at least one layer; got none")
+    return jnp.stack(layers)
+
+
+def _checked_residual(residual: Any) -> float:
+    try:
+        number = float(residual)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0 <= number < 1:
+        raise ValueError(f"residual must be a Python number in [0, 1); got {residual!r}")
+    return number
+
+
+def _checked_reduction(name: Any) -> str:
+    if name not in _HEAD_REDUCTIONS:
+        raise ValueError(f"head_reduction must be one of mean, max; got {name!r}")
+    return str(name)
+
+
+def _float_array(name: str, value: Any) -> Array:
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array; got {type(value).__name__}") from error
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(f"{name} must be floating-point; got dtype {array.dtype}")
+    return array

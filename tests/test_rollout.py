@@ -1,0 +1,213 @@
+"""Attention rollout against loops over positions in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from attention_jax.analysis import attention_rollout, cross_rollout
+
+L, B, N, T, S = 3, 2, 5, 7, 11
+
+
+def rows(*shape, seed=0):
+    """Rows that sum to 1."""
+    weights = np.random.default_rng(seed).exponential(size=shape)
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def by_hand(weights, residual=0.5, of_heads=np.mean):
+    """[L, N, T, T] -> each layer's rollout [L, T, T], an entry at a time."""
+    rollout, layers = np.eye(weights.shape[-1]), []
+    for layer in weights.astype(np.float64):
+        size = len(rollout)
+        mixture = np.zeros((size, size))
+        for i in range(size):
+            row = np.array([of_heads(layer[:, i, j]) for j in range(size)])
+            if of_heads is np.max and row.sum():
+                row /= row.sum()
+            row *= 1 - residual
+            row[i] += residual
+            mixture[i] = row / row.sum() if row.sum() else 0
+        rollout = np.array(
+            [[sum(mixture[i] * rollout[:, j]) for j in range(size)] for i in range(size)]
+        )
+        layers.append(rollout)
+    return np.array(layers)
+
+
+def test_two_layers_on_paper():
+    # Layer 1, A = [[1, 0], [1/2, 1/2]] with its residual; layer 2, two heads of mean [[1/2, 1/2],
+    # [0, 1]], A = [[3/4, 1/4], [0, 1]]. Product: [[3/4 + 1/8, 1/8], [1/2, 1/2]].
+    first = np.array([[[1, 0], [1, 0]], [[1, 0], [1, 0]]], np.float32)
+    second = np.array([[[1, 0], [0, 1]], [[0, 1], [0, 1]]], np.float32)
+    layers = attention_rollout([first, second], return_layers=True)
+    np.testing.assert_allclose(layers[0], [[1, 0], [0.5, 0.5]])
+    np.testing.assert_allclose(layers[1], [[0.875, 0.125], [0.5, 0.5]])
+    np.testing.assert_array_equal(attention_rollout((first, second)), layers[1])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "max"])
+@pytest.mark.parametrize("residual", [0, 0.5, 0.7])
+def test_the_loop(reduction, residual):
+    weights = rows(L, B, N, T, T)
+    options = {"residual": residual, "head_reduction": reduction}
+    layers = attention_rollout(weights, return_layers=True, **options)
+    assert layers.shape == (L, B, T, T)
+    for b in range(B):
+        expected = by_hand(weights[:, b], residual, getattr(np, reduction))
+        np.testing.assert_allclose(layers[:, b], expected, atol=1e-6)
+    np.testing.assert_allclose(np.sum(layers, -1), np.ones((L, B, T)), atol=1e-6)
+    np.testing.assert_array_equal(attention_rollout(weights, **options), layers[-1])
+    listed = attention_rollout(list(weights), **options)
+    np.testing.assert_array_equal(listed, layers[-1])
+
+
+def test_heads_that_all_look_everywhere_leave_the_residuals():
+    # A = I/2 + U/2 with U uniform and U U = U: A^L = I/2^L + (1 - 1/2^L) U.
+    rollout = attention_rollout(jnp.full((L, N, T, T), 1 / T))
+    expected = np.eye(T) / 2**L + (1 - 1 / 2**L) / T
+    np.testing.assert_allclose(rollout, expected, atol=1e-6)
+
+
+def test_permutations_compose():
+    rng = np.random.default_rng(1)
+    permutations = [rng.permutation(T) for _ in range(L)]
+    weights = [np.eye(T, dtype=np.float32)[np.newaxis, p] for p in permutations]  # i looks at p[i]
+    rollout = attention_rollout(weights, residual=0)
+    found = np.arange(T)
+    for p in reversed(permutations):  # the last layer looks first
+        found = p[found]
+    np.testing.assert_array_equal(rollout, np.eye(T)[found])
+
+
+def test_rows_without_keys_keep_their_residual():
+    weights = rows(L, N, T, T)
+    weights[:, :, 3] = 0
+    for reduction in ("mean", "max"):
+        rollout = attention_rollout(weights, head_reduction=reduction)
+        np.testing.assert_allclose(rollout[3], np.eye(T)[3], atol=1e-6)
+        np.testing.assert_allclose(np.sum(rollout, -1), np.ones(T), atol=1e-6)
+        # Nothing is left of it without a residual, and nobody gets anything from it.
+        assert not np.any(attention_rollout(weights, residual=0, head_reduction=reduction)[3])
+    # Padding that nobody attends to, and that attends to nothing, brings nothing to others.
+    weights = rows(L, N, T, T)
+    weights[..., 4:, :] = 0
+    weights[..., 4:] = 0
+    weights[..., :4, :4] = rows(L, N, 4, 4)
+    rollout = attention_rollout(weights)
+    np.testing.assert_allclose(rollout[:4, :4], attention_rollout(weights[..., :4, :4]), atol=1e-6)
+    np.testing.assert_array_equal(rollout[:4, 4:], np.zeros((4, T - 4)))
+
+
+def test_rows_that_some_heads_mask_are_divided_by_their_sum():
+    weights = rows(L, N, T, T)
+    weights[1, :2, 3] = 0
+    rollout = attention_rollout(weights)
+    np.testing.assert_allclose(rollout, by_hand(weights)[-1], atol=1e-6)
+    np.testing.assert_allclose(np.sum(rollout, -1), np.ones(T), atol=1e-6)
+
+
+def test_causal_stays_causal():
+    weights = np.tril(rows(L, N, T, T))
+    weights /= weights.sum(-1, keepdims=True)
+    rollout = attention_rollout(weights)
+    np.testing.assert_array_equal(np.triu(rollout, 1), np.zeros((T, T)))
+    assert np.all(np.diag(rollout) >= 0.5**L)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "max"])
+def test_cross_rollout(reduction):
+    encoder = attention_rollout(rows(L, B, N, S, S))
+    weights = rows(B, N, T, S, seed=2)
+    weights[1, :, 2] = 0
+    rollout = cross_rollout(weights, encoder, head_reduction=reduction)
+    for b, i, j in np.ndindex(B, T, S):
+        heads = getattr(np, reduction)(weights[b, :, i], axis=0)
+        if reduction == "max" and heads.sum():
+            heads = heads / heads.sum()
+        expected = sum(heads[m] * encoder[b, m, j] for m in range(S))
+        np.testing.assert_allclose(rollout[b, i, j], expected, atol=1e-6)
+    sums = np.ones((B, T))
+    sums[1, 2] = 0
+    np.testing.assert_allclose(np.sum(rollout, -1), sums, atol=1e-6)
+
+
+def test_jit_vmap_and_dtypes():
+    weights = rows(L, B, N, T, T)
+    together = attention_rollout(weights)
+    jitted = jax.jit(attention_rollout, static_argnames="residual")(weights, residual=0.5)
+    np.testing.assert_allclose(jitted, together, atol=1e-6)
+    mapped = jax.vmap(attention_rollout, in_axes=1)(weights)
+    np.testing.assert_allclose(mapped, together, atol=1e-6)
+    cross = rows(B, N, 2, T)
+    np.testing.assert_allclose(
+        jax.vmap(cross_rollout)(cross, together), cross_rollout(cross, together), atol=1e-6
+    )
+    narrow = attention_rollout(jnp.asarray(weights, jnp.bfloat16))
+    assert narrow.dtype == jnp.float32
+    np.testing.assert_allclose(narrow, together, atol=1e-2)
+    np.testing.assert_allclose(np.sum(narrow, -1), np.ones((B, T)), atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "max"])
+def test_gradients(reduction):
+    with jax.enable_x64(True):
+        weights = rows(L, 2, 3, 3).astype(np.float64)
+        weights[:, :, 1] = 0
+        cross = rows(2, 5, 3).astype(np.float64)
+
+        def both(weights, cross):
+            # The row without keys is masked here too: next to it a maximum of zeros has a kink.
+            weights = jnp.where(np.arange(3)[:, None] == 1, 0, weights)
+            rollout = attention_rollout(weights, head_reduction=reduction)
+            return cross_rollout(cross, rollout, head_reduction=reduction)
+
+        assert both(weights, cross).dtype == jnp.float64
+        check_grads(jax.jit(both), (weights, cross), order=2, modes=["rev"], atol=1e-6, rtol=1e-6)
+        assert np.all(np.isfinite(jax.grad(lambda weights: both(weights, cross)[0, 0])(weights)))
+
+
+GOOD = np.full((L, N, T, T), 1 / T, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "message"),
+    [
+        (GOOD[..., :5], {}, r"weights must be \[L, \*B, N, T, T\].*got \[3, 5, 7, 5\]"),
+        (GOOD[0], {}, r"weights must be \[L, \*B, N, T, T\].*got \[5, 7, 7\]"),
+        ([GOOD[0, 0]], {}, r"weights must be \[L, \*B, N, T, T\].*got \[1, 7, 7\]"),
+        (GOOD[:, :0], {}, "at least one layer and one head"),
+        (GOOD[:0], {}, "at least one layer and one head"),
+        ([], {}, "weights must have at least one layer; got none"),
+        ([GOOD[0], GOOD[0, :3]], {}, r"weights\[1\] must be float32 \[5, 7, 7\], as weights\[0\]"),
+        ([GOOD[0], GOOD[0].astype(np.float16)], {}, r"weights\[1\] must be float32.*got float16"),
+        (GOOD.astype(int), {}, "weights must be floating-point; got dtype int"),
+        ("abc", {}, "weights must be an array; got str"),
+        (GOOD, {"residual": 1}, r"residual must be a Python number in \[0, 1\); got 1"),
+        (GOOD, {"residual": -0.1}, "residual must be"),
+        (GOOD, {"residual": float("nan")}, "residual must be"),
+        (GOOD, {"residual": None}, "residual must be a Python number .* got None"),
+        (GOOD, {"head_reduction": "sum"}, "head_reduction must be one of mean, max; got 'sum'"),
+    ],
+)
+def test_bad_weights(weights, options, message):
+    with pytest.raises(ValueError, match=message):
+        attention_rollout(weights, **options)
+
+
+@pytest.mark.parametrize(
+    ("cross", "encoder", "options", "message"),
+    [
+        (GOOD[0], GOOD[0], {}, r"encoder_rollout must be \[7, 7\] to match.*got \[5, 7, 7\]"),
+        (GOOD[0, :, :, :5], GOOD[0, 0], {}, r"encoder_rollout must be \[5, 5\] to match"),
+        (GOOD[0, 0], GOOD[0, 0], {}, r"cross_weights must be \[\*B, N, T, S\]"),
+        (GOOD[0, :0], GOOD[0, 0], {}, "at least one head"),
+        (GOOD[0], GOOD[0, 0].astype(int), {}, "encoder_rollout must be floating-point"),
+        (GOOD[0], GOOD[0, 0], {"head_reduction": 3}, "head_reduction must be one of mean, max"),
+    ],
+)
+def test_bad_cross_weights(cross, encoder, options, message):
+    with pytest.raises(ValueError, match=message):
+        cross_rollout(cross, encoder, **options)
