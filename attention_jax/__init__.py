@@ -1,8 +1,27 @@
 """A laboratory for attention score functions: the public names, on one screen."""
 
-from attention_jax import interop, nn
+from attention_jax import analysis, interop, nn
 from attention_jax.attention import attention, attention_weights
+from attention_jax.biases import (
+    Bias,
+    alibi_bias,
+    alibi_slopes,
+    bias_dataclass,
+    relative_bias,
+    t5_bias,
+)
+from attention_jax.coverage import CoverageResult, coverage_attention, coverage_loss
+from attention_jax.decoding import beam_search, greedy_search
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
+from attention_jax.local import (
+    gaussian_bias,
+    local_attention,
+    local_attention_weights,
+    monotonic_centers,
+    predicted_centers,
+    reversed_centers,
+    window_mask,
+)
 from attention_jax.masks import (
     Mask,
     causal_mask,
@@ -11,7 +30,27 @@ from attention_jax.masks import (
     padding_mask,
     segment_mask,
 )
-from attention_jax.scores import SCORES, Additive, Dot, General, ScaledDot, Score, get_score
+from attention_jax.memory import Memory
+from attention_jax.monotonic import (
+    hard_monotonic_positions,
+    hard_monotonic_weights,
+    monotonic_attention,
+    monotonic_weights,
+)
+from attention_jax.scores import (
+    SCORES,
+    Additive,
+    Concat,
+    Cosine,
+    Dot,
+    General,
+    NegativeSquaredDistance,
+    ProjectedScore,
+    ScaledDot,
+    Score,
+    SoftCap,
+    get_score,
+)
 from attention_jax.softmax import AttentionStatistics, masked_softmax
 
 __version__ = "0.1.0"
@@ -21,21 +60,50 @@ __all__ = [
     "SCORES",
     "Additive",
     "AttentionStatistics",
+    "Bias",
     "BlockSizes",
+    "Concat",
+    "Cosine",
+    "CoverageResult",
     "Dot",
     "General",
     "Mask",
+    "Memory",
+    "NegativeSquaredDistance",
+    "ProjectedScore",
     "ScaledDot",
     "Score",
+    "SoftCap",
+    "alibi_bias",
+    "alibi_slopes",
+    "analysis",
     "attention",
     "attention_weights",
+    "beam_search",
+    "bias_dataclass",
     "causal_mask",
+    "coverage_attention",
+    "coverage_loss",
+    "gaussian_bias",
     "get_score",
+    "greedy_search",
+    "hard_monotonic_positions",
+    "hard_monotonic_weights",
     "interop",
+    "local_attention",
+    "local_attention_weights",
     "local_mask",
     "mask_dataclass",
     "masked_softmax",
+    "monotonic_attention",
+    "monotonic_centers",
+    "monotonic_weights",
     "nn",
     "padding_mask",
+    "predicted_centers",
+    "relative_bias",
+    "reversed_centers",
     "segment_mask",
+    "t5_bias",
+    "window_mask",
 ]

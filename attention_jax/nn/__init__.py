@@ -7,27 +7,42 @@ from attention_jax.nn.attention import (
     GeneralAttention,
     ScaledDotAttention,
 )
-from attention_jax.nn.positions import sinusoidal_positions
+from attention_jax.nn.coverage import CoverageAttention
+from attention_jax.nn.cross_attention import CrossAttention, CrossAttentionConfig
+from attention_jax.nn.local import LocalMAttention, LocalPAttention
+from attention_jax.nn.monotonic import MonotonicAttention
+from attention_jax.nn.multi_head import KeyValueCache, MultiHeadAttention
+from attention_jax.nn.positions import rotary, sinusoidal_codes, sinusoidal_positions
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq, Seq2SeqConfig
 from attention_jax.nn.transformer import (
+    BlockConfig,
     DecoderBlock,
     EncoderBlock,
     FeedForward,
-    SelfAttention,
 )
 
 __all__ = [
     "AdditiveAttention",
     "Attention",
+    "BlockConfig",
+    "CoverageAttention",
+    "CrossAttention",
+    "CrossAttentionConfig",
     "Decoded",
     "DecoderBlock",
     "DotAttention",
     "EncoderBlock",
     "FeedForward",
     "GeneralAttention",
+    "KeyValueCache",
+    "LocalMAttention",
+    "LocalPAttention",
+    "MonotonicAttention",
+    "MultiHeadAttention",
     "ScaledDotAttention",
-    "SelfAttention",
     "Seq2Seq",
     "Seq2SeqConfig",
+    "rotary",
+    "sinusoidal_codes",
     "sinusoidal_positions",
 ]

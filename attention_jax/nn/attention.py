@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.attention import attention, attention_weights
+from attention_jax.biases import Bias
 from attention_jax.checks import checked_implementation, checked_rate
 from attention_jax.masks import Mask
+from attention_jax.memory import Memory, remember, resolve
+from attention_jax.nn.parameters import score_params, values_of
 from attention_jax.scores import Additive, Dot, General, ScaledDot, Score, get_score
 
 Array = jax.Array
@@ -54,19 +58,19 @@ class Attention(nnx.Module):
                 f"key_dim must be {query_dim} to match score {self.score} with query_dim"
                 f" {query_dim}; got {key_dim}"
             )
-        params = self.score.init(rngs.params(), query_dim, key_dim)
-        self.params = nnx.data(jax.tree.map(nnx.Param, params))
+        self.query_dim, self.key_dim = query_dim, key_dim
+        self.params = score_params(self.score.init(rngs.params(), query_dim, key_dim))
         self.dropout_rate = checked_rate(dropout_rate)
         self.implementation = checked_implementation(implementation)
 
     def __call__(
         self,
         query: Array,
-        key: Array,
+        key: Array | Memory,
         value: Array | None = None,
         *,
         mask: Mask | Array | None = None,
-        bias: Array | None = None,
+        bias: Bias | Array | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -74,10 +78,10 @@ class Attention(nnx.Module):
 
         Args:
             query: float [*B, T, Dq].
-            key: float [*B, S, Dk].
+            key: float [*B, S, Dk]; or a `Memory` that `remember` made.
             value: float [*B, S, Dv]; None for `key` (the use of Bahdanau 2014 and Luong 2015).
             mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
-            bias: float broadcastable to [*B, T, S], added to the logits.
+            bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
             dropout_rng: one PRNG key; None for no dropout.
             return_weights: also return the weights [*B, T, S], before dropout.
 
@@ -87,26 +91,31 @@ class Attention(nnx.Module):
         Raises:
             ValueError: an argument has the wrong shape or dtype.
         """
-        params = jax.tree.map(
-            lambda param: param[...], self.params, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)
-        )
+        params, dtype = values_of(self.params), jnp.result_type(query)
+        score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
+        arguments: Any = {"score": score, "params": params, "mask": mask, "bias": bias}
         output = attention(
             query,
             key,
-            key if value is None else value,
-            score=self.score,
-            params=params,
-            mask=mask,
-            bias=bias,
+            value,
+            **arguments,
             dropout_rate=0.0 if dropout_rng is None else self.dropout_rate,
             dropout_rng=dropout_rng,
             implementation=self.implementation,
-        )
+        ).astype(dtype)
         if not return_weights:
             return output
-        return output, attention_weights(
-            query, key, score=self.score, params=params, mask=mask, bias=bias
-        )
+        return output, attention_weights(query, key, **arguments).astype(dtype)
+
+    def remember(self, key: Array, value: Array | None = None) -> Memory:
+        """Projects what will be attended to again and again, once: give it as `key`.
+
+        Args:
+            key: float [*B, S, Dk].
+            value: float [*B, S, Dv]; None for `key`.
+        """
+        params = values_of(self.params)
+        return remember(self.score, params, key, value, query_dim=self.query_dim)
 
 
 class AdditiveAttention(Attention):

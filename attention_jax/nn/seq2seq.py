@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.masks import causal_mask, padding_mask
-from attention_jax.nn.positions import sinusoidal_positions
-from attention_jax.nn.transformer import DecoderBlock, EncoderBlock
+from attention_jax.decoding import BeamResult, beam_search, greedy_search
+from attention_jax.masks import Mask, padding_mask
+from attention_jax.nn.cross_attention import Alignment, AttentionKind, CrossAttentionConfig
+from attention_jax.nn.positions import sinusoidal_codes
+from attention_jax.nn.transformer import (
+    Activation,
+    BlockConfig,
+    DecoderBlock,
+    DecoderState,
+    EncoderBlock,
+    Norm,
+)
 from attention_jax.scores import get_score
 
 Array = jax.Array
@@ -25,33 +35,82 @@ class Seq2SeqConfig:
         score: the score under study, with which the decoder attends to the encoder: a name in
             `SCORES`, or "module:Name" for one of your own.
         self_attention_score: the score of the self attentions; None for the score under study.
-        dim: size of embeddings and of every layer, even.
+        attention: how the decoder looks at the encoder: "global", the whole of it; "local-m" or
+            "local-p", through a window; "coverage", remembering what it has attended to;
+            "monotonic", never going back.
+        radius: of the local kinds, positions on either side of the window's center.
+        alignment: of "local-m": "reversed", the last letter first, or "monotonic".
+        heads: of the self attentions; more than 1 also makes "global" attention multi-head, between
+            projections.
+        key_heads: heads of keys and values in the self attentions (grouped-query), a divisor of
+            `heads`; None for `heads`.
+        dim: size of embeddings and of every layer, even, a multiple of `heads`.
         hidden_dim: hidden size of the feed-forward layers.
+        activation: of the feed-forward layers.
+        norm: layer normalisation before each layer ("pre") or after its residual ("post").
+        normalize_qk: layer normalisation of queries and keys in the self attentions.
         encoder_layers: number of encoder blocks.
         decoder_layers: number of decoder blocks.
+        dropout_rate: of embeddings, attention weights and layers, in training.
+        checkpoint_blocks: compute each block again for its gradient rather than save what is in it.
         mask_padding: False lets every attention see padding, the flaw of a published comparison.
 
     Raises:
-        ValueError: there is no such score, a size is below 1, or `dim` is odd.
+        ValueError: there is no such score or kind, a size is below 1, or sizes do not divide.
     """
 
     score: str = "scaled"
     self_attention_score: str | None = "scaled"
+    attention: AttentionKind = "global"
+    radius: int = 2
+    alignment: Alignment = "reversed"
+    heads: int = 1
+    key_heads: int | None = None
     dim: int = 64
     hidden_dim: int = 64
+    activation: Activation = "relu"
+    norm: Norm = "pre"
+    normalize_qk: bool = False
     encoder_layers: int = 1
     decoder_layers: int = 1
+    dropout_rate: float = 0.0
+    checkpoint_blocks: bool = False
     mask_padding: bool = True
 
     def __post_init__(self) -> None:
         get_score(self.score)
         if self.self_attention_score is not None:
             get_score(self.self_attention_score)
-        for name in ("dim", "hidden_dim", "encoder_layers", "decoder_layers"):
+        for name in ("encoder_layers", "decoder_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.dim % 2:
             raise ValueError(f"dim must be even; got {self.dim}")
+        self.block, self.cross  # noqa: B018 -- they check the rest
+
+    @property
+    def block(self) -> BlockConfig:
+        """What encoder and decoder blocks are told."""
+        return BlockConfig(
+            dim=self.dim,
+            hidden_dim=self.hidden_dim,
+            heads=self.heads,
+            key_heads=self.key_heads,
+            activation=self.activation,
+            norm=self.norm,
+            dropout_rate=self.dropout_rate,
+            normalize_qk=self.normalize_qk,
+        )
+
+    @property
+    def cross(self) -> CrossAttentionConfig:
+        """How decoder blocks look at the memory."""
+        return CrossAttentionConfig(
+            attention=self.attention,
+            heads=self.heads,
+            radius=self.radius,
+            alignment=self.alignment,
+        )
 
 
 class Decoded(NamedTuple):
@@ -59,6 +118,14 @@ class Decoded(NamedTuple):
 
     tokens: Array  # int32 [B, max_length], PAD after EOS
     weights: Array  # [L, B, max_length, S], cross attention of each decoder layer
+
+
+class DecodingState(NamedTuple):
+    """What the next token depends on; but for `step`, every array has the batch axis in front."""
+
+    blocks: tuple[DecoderState, ...]
+    source_lengths: Array  # int [B]
+    step: Array  # int32 [], how many tokens have been read
 
 
 class Seq2Seq(nnx.Module):
@@ -75,22 +142,22 @@ class Seq2Seq(nnx.Module):
     """
 
     def __init__(self, config: Seq2SeqConfig, vocabulary_size: int, *, rngs: nnx.Rngs):
-        dim, hidden_dim = config.dim, config.hidden_dim
+        dim = config.dim
         self_score = config.self_attention_score or config.score
         self.config = config
         self.source_embedding = nnx.Embed(vocabulary_size, dim, rngs=rngs)
         self.encoder = nnx.List(
-            EncoderBlock(self_score, dim, hidden_dim, rngs=rngs)
-            for _ in range(config.encoder_layers)
+            EncoderBlock(self_score, config.block, rngs=rngs) for _ in range(config.encoder_layers)
         )
         self.memory_norm = nnx.LayerNorm(dim, rngs=rngs)
         self.target_embedding = nnx.Embed(vocabulary_size, dim, rngs=rngs)
         self.decoder = nnx.List(
-            DecoderBlock(self_score, config.score, dim, hidden_dim, rngs=rngs)
+            DecoderBlock(self_score, config.score, config.block, cross=config.cross, rngs=rngs)
             for _ in range(config.decoder_layers)
         )
         self.output_norm = nnx.LayerNorm(dim, rngs=rngs)
         self.logits = nnx.Linear(dim, vocabulary_size, rngs=rngs)
+        self.dropout = nnx.Dropout(config.dropout_rate)
 
     def __call__(
         self,
@@ -98,6 +165,7 @@ class Seq2Seq(nnx.Module):
         source_lengths: Array,
         target_inputs: Array,
         *,
+        dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
         """Teacher forcing: the logits of all target positions at once.
@@ -106,35 +174,97 @@ class Seq2Seq(nnx.Module):
             source: int [B, S].
             source_lengths: int [B]; what stands from there on is padding.
             target_inputs: int [B, T], the right answer shifted by one: SOS, then all but its end.
+            dropout_rng: one PRNG key, for training; None for no dropout and no noise.
             return_weights: also return the cross-attention weights.
 
         Returns:
-            logits [B, T, V]; or (logits, weights [L, B, T, S]), one row a decoder layer.
+            logits [B, T, V]; or (logits, weights [L, B, T, S]), one row a decoder layer, averaged
+            over heads.
         """
-        memory = self.encode(source, source_lengths)
-        logits, weights = self.decode(memory, source_lengths, target_inputs)
+        encoder_rng, decoder_rng = (
+            (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
+        )
+        memory = self.encode(source, source_lengths, dropout_rng=encoder_rng)
+        logits, weights = self.decode(
+            memory, source_lengths, target_inputs, dropout_rng=decoder_rng
+        )
         return (logits, weights) if return_weights else logits
 
-    def encode(self, source: Array, source_lengths: Array) -> Array:
-        """The memory [B, S, dim] that the decoder attends to."""
-        mask = padding_mask(source_lengths) if self.config.mask_padding else None
-        x = _embed(self.source_embedding, source)
-        for block in self.encoder:
-            x = block(x, mask)
-        return self.memory_norm(x)
+    def encode(
+        self,
+        source: Array,
+        source_lengths: Array,
+        *,
+        dropout_rng: Array | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """The memory [B, S, dim] that the decoder attends to.
+
+        With `return_weights`: (memory, weights [L, B, N, S, S] of the encoder's self attentions).
+        """
+        rng, *block_rngs = _split(dropout_rng, 1 + len(self.encoder))
+        mask = self._source_mask(source_lengths)
+        x = self._embed(self.source_embedding, source, rng=rng)
+        weights = []
+        for block, rng in zip(self.encoder, block_rngs, strict=True):
+            apply = functools.partial(block, mask=mask, return_weights=True)
+            x, block_weights = self._checkpointed(apply)(x, dropout_rng=rng)
+            weights.append(block_weights)
+        memory = self.memory_norm(x)
+        return (memory, jnp.stack(weights)) if return_weights else memory
 
     def decode(
-        self, memory: Array, source_lengths: Array, target_inputs: Array
+        self,
+        memory: Array,
+        source_lengths: Array,
+        target_inputs: Array,
+        *,
+        dropout_rng: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Logits [B, T, V] and cross-attention weights [L, B, T, S]."""
-        # Padding of the target stands to its right, where no real position looks: causal is enough.
-        mask = padding_mask(source_lengths) if self.config.mask_padding else None
-        x = _embed(self.target_embedding, target_inputs)
+        """Logits [B, T, V] and cross-attention weights [L, B, T, S], averaged over heads."""
+        # Padding of the target stands to its right, where no real position looks.
+        rng, *block_rngs = _split(dropout_rng, 1 + len(self.decoder))
+        mask = self._source_mask(source_lengths)
+        lengths = self._visible_lengths(source_lengths, memory.shape[-2])
+        x = self._embed(self.target_embedding, target_inputs, rng=rng)
         weights = []
-        for block in self.decoder:
-            x, block_weights = block(x, memory, causal_mask(), mask)
+        for block, rng in zip(self.decoder, block_rngs, strict=True):
+            apply = functools.partial(block, source_lengths=lengths, memory_mask=mask)
+            x, block_weights = self._checkpointed(apply)(x, memory, dropout_rng=rng)
             weights.append(block_weights)
         return self.logits(self.output_norm(x)), jnp.stack(weights)
+
+    # --- one token after another ---
+
+    def start_decoding(
+        self, source: Array, source_lengths: Array, *, max_length: int
+    ) -> DecodingState:
+        """Reads the source, and makes room for `max_length` tokens.
+
+        Args:
+            source: int [B, S].
+            source_lengths: int [B].
+            max_length: how many tokens will be read at most, at least 1.
+        """
+        memory = self.encode(source, source_lengths)
+        blocks = tuple(block.start(memory, max_length) for block in self.decoder)
+        return DecodingState(blocks, source_lengths, jnp.zeros((), jnp.int32))
+
+    def decode_step(self, state: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
+        """Reads one more token: int [B] -> (logits [B, V] of the next, state).
+
+        The logits are those of `decode` with all tokens so far.
+        """
+        x = self._embed(self.target_embedding, tokens[:, None], first=state.step)
+        mask = self._source_mask(state.source_lengths)
+        memory_length = state.blocks[0].memory.values.shape[-2]
+        lengths = self._visible_lengths(state.source_lengths, memory_length)
+        blocks = []
+        for block, block_state in zip(self.decoder, state.blocks, strict=True):
+            x, block_state = block.extend(x, block_state, source_lengths=lengths, memory_mask=mask)
+            blocks.append(block_state)
+        logits = self.logits(self.output_norm(x))[:, 0, :]
+        return logits, DecodingState(tuple(blocks), state.source_lengths, state.step + 1)
 
     def greedy_decode(
         self, source: Array, source_lengths: Array, *, max_length: int, sos: int, eos: int, pad: int
@@ -149,28 +279,73 @@ class Seq2Seq(nnx.Module):
             eos: the token that ends a row.
             pad: what follows it.
         """
-        memory = self.encode(source, source_lengths)
-        batch_size = source.shape[0]
-        inputs = jnp.full((batch_size, max_length + 1), pad, source.dtype).at[:, 0].set(sos)
-        done = jnp.zeros((batch_size,), bool)
+        state = self.start_decoding(source, source_lengths, max_length=max_length)
+        tokens = greedy_search(
+            self.decode_step, state,
+            batch_size=source.shape[0], max_length=max_length, sos=sos, eos=eos, pad=pad,
+        ).astype(source.dtype)  # fmt: skip
+        weights = self.weights_of(source, source_lengths, tokens, sos=sos)
+        return Decoded(tokens, weights)
 
-        def unfinished(state):
-            step, _, done = state
-            return (step < max_length) & ~jnp.all(done)
+    def beam_decode(
+        self,
+        source: Array,
+        source_lengths: Array,
+        *,
+        beams: int,
+        max_length: int,
+        sos: int,
+        eos: int,
+        pad: int,
+        length_penalty: float = 0.0,
+    ) -> BeamResult:
+        """The likeliest answers that a beam search finds, best first; see `decoding.beam_search`.
 
-        def extend(state):
-            step, inputs, done = state
-            logits, _ = self.decode(memory, source_lengths, inputs[:, :-1])
-            best = jnp.argmax(logits[:, step], axis=-1).astype(inputs.dtype)
-            best = jnp.where(done, jnp.asarray(pad, inputs.dtype), best)
-            return step + 1, inputs.at[:, step + 1].set(best), done | (best == eos)
+        Args:
+            source, source_lengths, max_length, sos, eos, pad: as in `greedy_decode`.
+            beams: how many beginnings are kept for each row; 1 is greedy decoding.
+            length_penalty: how much longer answers are favoured; 0 not at all.
+        """
+        state = self.start_decoding(source, source_lengths, max_length=max_length)
+        row_axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)
+        return beam_search(
+            self.decode_step, state,
+            batch_size=source.shape[0], beams=beams, max_length=max_length, sos=sos, eos=eos,
+            pad=pad, length_penalty=length_penalty, row_axes=row_axes,
+        )  # fmt: skip
 
-        _, inputs, _ = jax.lax.while_loop(unfinished, extend, (0, inputs, done))
-        _, weights = self.decode(memory, source_lengths, inputs[:, :-1])
-        return Decoded(tokens=inputs[:, 1:], weights=weights)
+    def weights_of(self, source: Array, source_lengths: Array, tokens: Array, *, sos: int) -> Array:
+        """Cross-attention weights [L, B, T, S] with which an answer, int [B, T], is given."""
+        inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=sos)
+        return self.decode(self.encode(source, source_lengths), source_lengths, inputs)[1]
+
+    # --- what they share ---
+
+    def _embed(
+        self,
+        embedding: nnx.Embed,
+        tokens: Array,
+        *,
+        first: Array | int = 0,
+        rng: Array | None = None,
+    ) -> Array:
+        # Embeddings start with variance 1 / dim; scaled to 1, they weigh as much as positions.
+        x = embedding(tokens) * embedding.features**0.5
+        codes = sinusoidal_codes(first + jnp.arange(tokens.shape[-1]), embedding.features)
+        return self.dropout(x + codes[None, :, :], deterministic=rng is None, rngs=rng)
+
+    def _source_mask(self, source_lengths: Array) -> Mask | None:
+        return padding_mask(source_lengths) if self.config.mask_padding else None
+
+    def _visible_lengths(self, source_lengths: Array, memory_length: int) -> Array:
+        """The S that windows are placed in: a model that sees padding counts it, too."""
+        if self.config.mask_padding:
+            return source_lengths
+        return jnp.full_like(source_lengths, memory_length)
+
+    def _checkpointed(self, block: Any) -> Any:
+        return jax.checkpoint(block) if self.config.checkpoint_blocks else block
 
 
-def _embed(embedding: nnx.Embed, tokens: Array) -> Array:
-    # Embeddings start with variance 1 / dim; scaled to 1, they weigh as much as positions.
-    x = embedding(tokens) * embedding.features**0.5
-    return x + sinusoidal_positions(tokens.shape[-1], embedding.features)[None, :, :]
+def _split(rng: Array | None, count: int) -> list[Array | None]:
+    return [None] * count if rng is None else list(jax.random.split(rng, count))

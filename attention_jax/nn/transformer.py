@@ -1,121 +1,298 @@
-"""Encoder and decoder blocks of attention: pre-norm, residual, one head, any score."""
+"""Encoder and decoder blocks: attention with any score, feed-forward layers, residuals around."""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 from flax import nnx
 
-from attention_jax.masks import Mask
-from attention_jax.nn.attention import Attention
+from attention_jax.biases import Bias
+from attention_jax.checks import checked_rate
+from attention_jax.masks import Mask, causal_mask
+from attention_jax.memory import Memory
+from attention_jax.nn.cross_attention import Carry, CrossAttention, CrossAttentionConfig
+from attention_jax.nn.multi_head import KeyValueCache, MultiHeadAttention
 from attention_jax.scores import Score
 
 Array = jax.Array
+Activation = Literal["relu", "gelu", "swiglu"]
+Norm = Literal["pre", "post"]
 
 
-class SelfAttention(nnx.Module):
-    """x attends to itself through learned projections: W_o attention(W_q x, W_k x, W_v x).
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+    """Settings that encoder and decoder blocks share.
 
-    Args:
-        score: a name in `SCORES`, "module:Name", or a `Score`.
-        dim: size of x and of everything between.
-        rngs: where the initial parameters come from.
+    Attributes:
+        dim: size of the tokens.
+        hidden_dim: hidden size of the feed-forward layer.
+        heads: heads of the self attention.
+        key_heads: heads of its keys and values (grouped-query); None for `heads`.
+        activation: of the feed-forward layer, see `FeedForward`.
+        norm: "pre", x + f(norm x); or "post", norm(x + f(x)).
+        dropout_rate: of attention weights and of what a layer adds, when a `dropout_rng` is given.
+        normalize_qk: layer normalisation of the self attention's queries and keys.
+        rotary_wavelength: rotary positions in the self attention; None for none.
 
-    Source: Vaswani et al. 2017, section 3.2.2, with one head.
+    Raises:
+        ValueError: a size is below 1, or a name is unknown.
     """
 
-    def __init__(self, score: str | Score, dim: int, *, rngs: nnx.Rngs):
-        self.query = nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
-        self.key = nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
-        self.value = nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
-        self.attention = Attention(score, dim, dim, rngs=rngs)
-        self.output = nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
+    dim: int
+    hidden_dim: int
+    heads: int = 1
+    key_heads: int | None = None
+    activation: Activation = "relu"
+    norm: Norm = "pre"
+    dropout_rate: float = 0.0
+    normalize_qk: bool = False
+    rotary_wavelength: float | None = None
 
-    def __call__(self, x: Array, mask: Mask | None) -> Array:
-        """x [*B, T, dim] -> the same shape."""
-        return self.output(self.attention(self.query(x), self.key(x), self.value(x), mask=mask))
+    def __post_init__(self) -> None:
+        for name in ("dim", "hidden_dim", "heads", "key_heads"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be at least 1; got {size}")
+        if self.dim % self.heads:
+            raise ValueError(f"dim must be a multiple of {self.heads} heads; got {self.dim}")
+        if self.key_heads is not None and self.heads % self.key_heads:
+            raise ValueError(f"key_heads must divide {self.heads} heads; got {self.key_heads}")
+        for name, kinds in (("activation", Activation), ("norm", Norm)):
+            if getattr(self, name) not in get_args(kinds):
+                raise ValueError(
+                    f"{name} must be one of {', '.join(get_args(kinds))};"
+                    f" got {getattr(self, name)!r}"
+                )
+        checked_rate(self.dropout_rate)
+
+    def self_attention(self, score: str | Score, rngs: nnx.Rngs) -> MultiHeadAttention:
+        return MultiHeadAttention(
+            score,
+            self.dim,
+            num_heads=self.heads,
+            num_key_heads=self.key_heads,
+            normalize_qk=self.normalize_qk,
+            rotary_wavelength=self.rotary_wavelength,
+            dropout_rate=self.dropout_rate,
+            rngs=rngs,
+        )
 
 
 class FeedForward(nnx.Module):
-    """FFN(x) = relu(x W_1 + b_1) W_2 + b_2, the same for every position.
+    """A network of one hidden layer, the same for every position.
+
+        relu, gelu:  FFN(x) = f(x W_1 + b_1) W_2 + b_2
+        swiglu:      FFN(x) = (swish(x W_1) * (x W_3)) W_2,  swish(z) = z sigmoid(z)
 
     Args:
         dim: size of x.
         hidden_dim: size of the hidden layer.
+        activation: "relu", "gelu" or "swiglu"; the last has a kernel more, and no biases.
         rngs: where the initial parameters come from.
 
-    Source: Vaswani et al. 2017, equation 2.
+    Source: Vaswani et al. 2017, equation 2; Hendrycks and Gimpel 2016 (gelu, exact); Shazeer 2020,
+    equation 6 (swiglu; their W, V are W_1, W_3).
     """
 
-    def __init__(self, dim: int, hidden_dim: int, *, rngs: nnx.Rngs):
-        self.hidden = nnx.Linear(dim, hidden_dim, rngs=rngs)
-        self.output = nnx.Linear(hidden_dim, dim, rngs=rngs)
+    def __init__(
+        self, dim: int, hidden_dim: int, *, activation: Activation = "relu", rngs: nnx.Rngs
+    ):
+        gated = activation == "swiglu"
+        self.activation = activation
+        self.hidden = nnx.Linear(dim, hidden_dim, use_bias=not gated, rngs=rngs)
+        self.gate = nnx.Linear(dim, hidden_dim, use_bias=False, rngs=rngs) if gated else None
+        self.output = nnx.Linear(hidden_dim, dim, use_bias=not gated, rngs=rngs)
 
     def __call__(self, x: Array) -> Array:
         """x [..., dim] -> [..., dim]."""
-        return self.output(nnx.relu(self.hidden(x)))
+        hidden = self.hidden(x)
+        if self.gate is not None:
+            return self.output(nnx.silu(hidden) * self.gate(x))
+        if self.activation == "gelu":
+            return self.output(nnx.gelu(hidden, approximate=False))
+        return self.output(nnx.relu(hidden))
+
+
+class _Residual(nnx.Module):
+    """x + dropout(f(norm x)), or norm(x + dropout(f(x)))."""
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        self.norm = nnx.LayerNorm(config.dim, rngs=rngs)
+        self.pre = config.norm == "pre"
+        self.dropout = nnx.Dropout(config.dropout_rate)
+
+    def __call__(self, x: Array, layer: Callable[[Array], Any], rng: Array | None) -> Any:
+        """`layer` gives its output, or (output, what else it found): so does this."""
+        found = layer(self.norm(x) if self.pre else x)
+        added, rest = found if isinstance(found, tuple) else (found, None)
+        x = x + self.dropout(added, deterministic=rng is None, rngs=rng)
+        x = x if self.pre else self.norm(x)
+        return x if rest is None else (x, rest)
 
 
 class EncoderBlock(nnx.Module):
-    """x + self_attention(norm x), then x + FFN(norm x).
+    """Self attention, then a feed-forward layer, each with a residual.
 
     Args:
         score: the score of the self attention.
-        dim: size of x.
-        hidden_dim: hidden size of the feed-forward layer.
+        config: sizes and kinds.
         rngs: where the initial parameters come from.
+
+    Source: Vaswani et al. 2017, section 3.1 (`norm="post"`); Xiong et al. 2020 for "pre".
     """
 
-    def __init__(self, score: str | Score, dim: int, hidden_dim: int, *, rngs: nnx.Rngs):
-        self.self_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.self_attention = SelfAttention(score, dim, rngs=rngs)
-        self.feed_forward_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.feed_forward = FeedForward(dim, hidden_dim, rngs=rngs)
+    def __init__(self, score: str | Score, config: BlockConfig, *, rngs: nnx.Rngs):
+        self.self_residual = _Residual(config, rngs=rngs)
+        self.self_attention = config.self_attention(score, rngs)
+        self.feed_forward_residual = _Residual(config, rngs=rngs)
+        self.feed_forward = _feed_forward(config, rngs)
 
-    def __call__(self, x: Array, mask: Mask | None) -> Array:
-        """x [*B, S, dim] -> the same shape."""
-        x = x + self.self_attention(self.self_norm(x), mask)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+    def __call__(
+        self,
+        x: Array,
+        *,
+        mask: Mask | Array | None = None,
+        bias: Bias | Array | None = None,
+        dropout_rng: Array | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """x [*B, S, dim] -> the same shape; or (it, weights [*B, N, S, S])."""
+        attention_rng, *residual_rngs = _split(dropout_rng, 3)
+
+        def attend(x: Array) -> Any:
+            return self.self_attention(
+                x, mask=mask, bias=bias, dropout_rng=attention_rng, return_weights=return_weights
+            )
+
+        found = self.self_residual(x, attend, residual_rngs[0])
+        x, weights = found if return_weights else (found, None)
+        x = self.feed_forward_residual(x, self.feed_forward, residual_rngs[1])
+        return (x, weights) if return_weights else x
+
+
+class DecoderState(NamedTuple):
+    """What a decoder block knows of the tokens so far, and of the memory."""
+
+    memory: Memory  # made once
+    cache: KeyValueCache  # of the self attention
+    carry: Carry  # of the cross attention
+
+
+_GLOBAL = CrossAttentionConfig()
 
 
 class DecoderBlock(nnx.Module):
-    """x + self_attention(norm x), then x + cross_attention(norm x, memory), then x + FFN(norm x).
-
-    The cross attention is that of Bahdanau 2014 and Luong 2015: the score sees the decoder's state
-    and the memory as they are, without projections that could do part of its work, and the memory
-    is key and value at once.
+    """Causal self attention, then attention to the memory, then a feed-forward layer.
 
     Args:
         self_score: the score of the self attention.
         cross_score: the score between decoder and memory.
-        dim: size of x and of the memory.
-        hidden_dim: hidden size of the feed-forward layer.
+        config: sizes and kinds.
+        cross: how it looks at the memory.
+        memory_dim: size of the memory's tokens; None for `config.dim`.
         rngs: where the initial parameters come from.
+
+    Source: Vaswani et al. 2017, section 3.1 (`norm="post"`); Xiong et al. 2020 for "pre".
     """
 
     def __init__(
         self,
         self_score: str | Score,
         cross_score: str | Score,
-        dim: int,
-        hidden_dim: int,
+        config: BlockConfig,
         *,
+        cross: CrossAttentionConfig = _GLOBAL,
+        memory_dim: int | None = None,
         rngs: nnx.Rngs,
     ):
-        self.self_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.self_attention = SelfAttention(self_score, dim, rngs=rngs)
-        self.cross_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.cross_attention = Attention(cross_score, dim, dim, rngs=rngs)
-        self.cross_output = nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
-        self.feed_forward_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.feed_forward = FeedForward(dim, hidden_dim, rngs=rngs)
+        self.self_residual = _Residual(config, rngs=rngs)
+        self.self_attention = config.self_attention(self_score, rngs)
+        self.cross_residual = _Residual(config, rngs=rngs)
+        memory_dim = config.dim if memory_dim is None else memory_dim
+        self.cross_attention = CrossAttention(
+            cross_score, config.dim, memory_dim, cross, dropout_rate=config.dropout_rate, rngs=rngs
+        )
+        self.feed_forward_residual = _Residual(config, rngs=rngs)
+        self.feed_forward = _feed_forward(config, rngs)
 
     def __call__(
-        self, x: Array, memory: Array, self_mask: Mask, memory_mask: Mask | None
+        self,
+        x: Array,
+        memory: Array,
+        *,
+        source_lengths: Array | None = None,
+        memory_mask: Mask | Array | None = None,
+        dropout_rng: Array | None = None,
     ) -> tuple[Array, Array]:
-        """x [*B, T, dim], memory [*B, S, dim] -> (like x, cross-attention weights [*B, T, S])."""
-        x = x + self.self_attention(self.self_norm(x), self_mask)
-        context, weights = self.cross_attention(
-            self.cross_norm(x), memory, mask=memory_mask, return_weights=True
+        """All tokens at once, each seeing itself and those before.
+
+        Args:
+            x: float [*B, T, dim].
+            memory: float [*B, S, memory_dim].
+            source_lengths: int [*B], how many memory tokens are real; None for all.
+            memory_mask: which of them may be attended to.
+            dropout_rng: one PRNG key; None for no dropout.
+
+        Returns:
+            (like x, cross-attention weights [*B, T, S], averaged over heads).
+        """
+        self_rng, cross_rng, *residual_rngs = _split(dropout_rng, 5)
+
+        def attend(x: Array) -> Array:
+            return self.self_attention(x, mask=causal_mask(), dropout_rng=self_rng)
+
+        def look(x: Array) -> tuple[Array, Array]:
+            output, weights, _ = self.cross_attention(
+                x, memory, source_lengths=source_lengths, mask=memory_mask, dropout_rng=cross_rng
+            )
+            return output, weights
+
+        x = self.self_residual(x, attend, residual_rngs[0])
+        x, weights = self.cross_residual(x, look, residual_rngs[1])
+        return self.feed_forward_residual(x, self.feed_forward, residual_rngs[2]), weights
+
+    def start(self, memory: Array, max_length: int) -> DecoderState:
+        """The state before the first of at most `max_length` tokens; memory [*B, S, memory_dim]."""
+        *batch, source_length, _ = memory.shape
+        return DecoderState(
+            self.cross_attention.remember(memory),
+            self.self_attention.empty_cache(tuple(batch), max_length, memory.dtype),
+            self.cross_attention.first_carry(tuple(batch), source_length),
         )
-        x = x + self.cross_output(context)
-        return x + self.feed_forward(self.feed_forward_norm(x)), weights
+
+    def extend(
+        self,
+        x: Array,
+        state: DecoderState,
+        *,
+        source_lengths: Array | None = None,
+        memory_mask: Mask | Array | None = None,
+    ) -> tuple[Array, DecoderState]:
+        """The next tokens, x [*B, t, dim], after those of `state`: as in one call with all."""
+        memory, cache, carry = state
+
+        def attend(x: Array) -> tuple[Array, KeyValueCache]:
+            return self.self_attention.extend(x, cache)
+
+        def look(x: Array) -> tuple[Array, Carry]:
+            output, _, new = self.cross_attention(
+                x, memory, source_lengths=source_lengths, mask=memory_mask, first=cache.length,
+                carry=carry,
+            )  # fmt: skip
+            return output, (new,)
+
+        x, extended = self.self_residual(x, attend, None)
+        x, (carry,) = self.cross_residual(x, look, None)
+        x = self.feed_forward_residual(x, self.feed_forward, None)
+        return x, DecoderState(memory, extended, carry)
+
+
+def _feed_forward(config: BlockConfig, rngs: nnx.Rngs) -> FeedForward:
+    return FeedForward(config.dim, config.hidden_dim, activation=config.activation, rngs=rngs)
+
+
+def _split(rng: Array | None, count: int) -> list[Array | None]:
+    return [None] * count if rng is None else list(jax.random.split(rng, count))

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from attention_jax.coverage import coverage_loss
 from attention_jax.data.reversal import Batch, random_batch
 from attention_jax.data.vocabulary import Vocabulary
 from attention_jax.nn.seq2seq import Seq2Seq, Seq2SeqConfig
 from attention_jax.training.checkpoints import Checkpoints
 from attention_jax.training.interruption import Interruption
 from attention_jax.training.loop import LoopConfig, Task, initial_state, train
-from attention_jax.training.losses import cross_entropy
+from attention_jax.training.losses import cross_entropy, masked_mean
 from attention_jax.training.metrics import token_accuracy
 from attention_jax.training.progress import Progress
 from attention_jax.training.run_folder import MetricsFile, RunFolder, require_tensorboard
@@ -39,6 +40,8 @@ class ReversalConfig:
         max_length: longest training string.
         learning_rate: Adam's rate at the start; it falls to 0 along a cosine.
         clip_norm: the gradient's norm is clipped to this.
+        coverage_weight: how much the coverage loss counts beside the cross entropy, where the model
+            attends with coverage; at least 0.
     """
 
     model: Seq2SeqConfig = Seq2SeqConfig()
@@ -48,6 +51,7 @@ class ReversalConfig:
     max_length: int = 8
     learning_rate: float = 3e-3
     clip_norm: float = 1.0
+    coverage_weight: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("score", "self_attention_score"):
@@ -66,6 +70,8 @@ class ReversalConfig:
         for name in ("learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be greater than 0; got {getattr(self, name)}")
+        if not self.coverage_weight >= 0:
+            raise ValueError(f"coverage_weight must be at least 0; got {self.coverage_weight}")
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> ReversalConfig:
@@ -97,12 +103,21 @@ def reversal_task(config: ReversalConfig) -> Task:
             max_length=config.max_length,
         )
 
-    def loss(params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
+    def loss(params: Params, batch: Batch, rng: Array) -> tuple[Array, dict[str, Array]]:
         model = bind(config.model, params)
-        logits = model(batch.source, batch.source_lengths, batch.target_inputs)
+        logits, weights = model(
+            batch.source, batch.source_lengths, batch.target_inputs,
+            dropout_rng=rng, return_weights=True,
+        )  # fmt: skip
         predictions = jnp.argmax(logits, axis=-1)
         accuracy = token_accuracy(predictions, batch.targets, batch.target_lengths)
-        return cross_entropy(logits, batch.targets, batch.target_lengths), {"accuracy": accuracy}
+        entropy = cross_entropy(logits, batch.targets, batch.target_lengths)
+        if config.model.attention != "coverage":
+            return entropy, {"accuracy": accuracy}
+        seen_twice = jnp.mean(coverage_loss(weights), axis=0)  # over layers: [B, T]
+        seen_twice = masked_mean(seen_twice, batch.target_lengths)
+        total = entropy + config.coverage_weight * seen_twice
+        return total, {"accuracy": accuracy, "coverage_loss": seen_twice}
 
     return Task(init, batch, loss)
 

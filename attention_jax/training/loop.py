@@ -35,7 +35,7 @@ class Task(NamedTuple):
 
     init: Callable[[Array], Params]  # rng -> params
     batch: Callable[[Array], Any]  # rng -> batch
-    loss: Callable[[Params, Any], tuple[Array, Metrics]]  # params, batch -> loss, other metrics
+    loss: Callable[[Params, Any, Array], tuple[Array, Metrics]]  # params, batch, rng -> loss, more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +89,11 @@ def initial_state(
 
 
 def train_step(
-    task: Task, optimizer: optax.GradientTransformation, state: TrainState, batch: Any
+    task: Task, optimizer: optax.GradientTransformation, state: TrainState, batch: Any, rng: Array
 ) -> tuple[TrainState, Metrics]:
     """One step of one seed, pure."""
     gradient = jax.value_and_grad(task.loss, has_aux=True)
-    (loss, metrics), dparams = gradient(state.params, batch)
+    (loss, metrics), dparams = gradient(state.params, batch, rng)
     # optax counts on JAX's ordinary promotion, which careful users turn off.
     with jax.numpy_dtype_promotion("standard"):
         updates, opt_state = optimizer.update(dparams, state.opt_state, state.params)
@@ -107,12 +107,14 @@ def train_steps(
 ) -> tuple[TrainState, Metrics]:
     """`count` steps of one seed in one scan; metrics are means over them.
 
-    The batch of a step depends on (seed, step) alone, so a run can stop and go on anywhere.
+    What a step draws, its batch and its dropout, depends on (seed, step) alone: a run can stop and
+    go on anywhere.
     """
 
     def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
         batch = task.batch(jax.random.fold_in(_rng(state.seed, "batch"), state.step))
-        return train_step(task, optimizer, state, batch)
+        loss_rng = jax.random.fold_in(_rng(state.seed, "loss"), state.step)
+        return train_step(task, optimizer, state, batch, loss_rng)
 
     state, metrics = jax.lax.scan(step, state, length=count)
     return state, jax.tree.map(jnp.mean, metrics)
@@ -168,5 +170,5 @@ def train(
     return state
 
 
-def _rng(seed: Array, purpose: Literal["init", "batch"]) -> Array:
-    return jax.random.fold_in(jax.random.key(seed), ("init", "batch").index(purpose))
+def _rng(seed: Array, purpose: Literal["init", "batch", "loss"]) -> Array:
+    return jax.random.fold_in(jax.random.key(seed), ("init", "batch", "loss").index(purpose))

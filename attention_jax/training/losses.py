@@ -14,6 +14,17 @@ def real_tokens(lengths: Array, size: int) -> Array:
     return jnp.arange(size)[None, :] < lengths[:, None]
 
 
+def masked_mean(values: Array, lengths: Array) -> Array:
+    """The mean of values [B, size] over the first `lengths` [B] of each row; 0 if there are none.
+
+    >>> masked_mean(jnp.array([[1.0, 9.0], [3.0, 5.0]]), jnp.array([1, 2]))
+    Array(3., dtype=float32)
+    """
+    real = real_tokens(lengths, values.shape[1])
+    count = jnp.maximum(jnp.sum(real), 1).astype(values.dtype)
+    return jnp.sum(jnp.where(real, values, 0)) / count
+
+
 def cross_entropy(logits: Array, targets: Array, target_lengths: Array) -> Array:
     """Mean negative log-likelihood, in nats, of the real target tokens; padding counts nowhere.
 
@@ -29,6 +40,4 @@ def cross_entropy(logits: Array, targets: Array, target_lengths: Array) -> Array
     Array(1.3863, dtype=float32)
     """
     nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    real = real_tokens(target_lengths, targets.shape[1])
-    count = jnp.maximum(jnp.sum(real), 1).astype(nats.dtype)
-    return jnp.sum(jnp.where(real, nats, 0)) / count
+    return masked_mean(nats, target_lengths)

@@ -1,0 +1,92 @@
+"""Attention with coverage as a Flax NNX module: it holds the parameters, and no mathematics."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attention_jax.biases import Bias
+from attention_jax.coverage import CoverageResult, coverage_attention, coverage_kernel_size
+from attention_jax.masks import Mask
+from attention_jax.memory import Memory, resolve
+from attention_jax.nn.attention import Attention
+from attention_jax.nn.parameters import values_of
+from attention_jax.scores import Score
+
+Array = jax.Array
+
+
+class CoverageAttention(Attention):
+    """`attention_jax.coverage.coverage_attention` with parameters of its own.
+
+    `coverage_kernel` starts at 0: a fresh layer is `Attention` with the same score and `rngs`. It
+    learns from the first step on, for its gradient is not 0 there.
+
+    Args:
+        score: a name in `SCORES`, "module:Name", or a `Score` whose `project` gives keys [S, Fk].
+        query_dim: Dq.
+        key_dim: Dk.
+        rngs: where the initial parameters come from.
+
+    Raises:
+        ValueError: there is no such score, it cannot pair Dq with Dk, or its features of keys are
+            not one array [S, Fk].
+
+    >>> attend = CoverageAttention("additive", 4, 6, rngs=nnx.Rngs(0))
+    >>> result = attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6)))
+    >>> result.output.shape, result.weights.shape, result.coverage.shape, result.loss.shape
+    ((2, 5, 6), (2, 5, 7), (2, 7), (2, 5))
+    >>> result = attend(jnp.ones((2, 1, 4)), jnp.ones((2, 7, 6)), coverage=result.coverage)
+
+    Source: See, Liu and Manning 2017, equations 10-13 (their w_c is `coverage_kernel`).
+    """
+
+    def __init__(self, score: str | Score, query_dim: int, key_dim: int, *, rngs: nnx.Rngs):
+        super().__init__(score, query_dim, key_dim, rngs=rngs)
+        size = coverage_kernel_size(self.score, query_dim, key_dim)
+        self.coverage_kernel = nnx.Param(jnp.zeros(size))
+
+    def __call__(  # type: ignore[override]  # no dropout, and more comes back
+        self,
+        query: Array,
+        key: Array | Memory,
+        value: Array | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        bias: Bias | Array | None = None,
+        coverage: Array | None = None,
+    ) -> CoverageResult:
+        """Attends, one query after another.
+
+        Args:
+            query: float [*B, T, Dq], in the order in which they attend.
+            key: float [*B, S, Dk]; or a `Memory` that `remember` made.
+            value: float [*B, S, Dv]; None for `key`, as in the paper.
+            mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+            bias: a `Bias`, or float broadcastable to [*B, T, S], added to the logits.
+            coverage: float [*B, S], the `coverage` of an earlier call to go on from; None for 0.
+
+        Returns:
+            `CoverageResult(output, weights, coverage, loss)`, always all four: whoever decodes
+            needs the coverage, and whoever trains the loss.
+
+        Raises:
+            ValueError: an argument has the wrong shape or dtype.
+        """
+        params, dtype = values_of(self.params), jnp.result_type(query)
+        score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
+        result = coverage_attention(
+            query,
+            key,
+            value,
+            score=score,
+            params=params,
+            coverage_kernel=self.coverage_kernel[...],
+            mask=mask,
+            bias=bias,
+            coverage=coverage,
+        )
+        return result._replace(
+            output=result.output.astype(dtype), weights=result.weights.astype(dtype)
+        )

@@ -1,0 +1,229 @@
+"""Local attention as Flax NNX modules: they hold parameters and settings, and no mathematics."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attention_jax.biases import Bias
+from attention_jax.local import (
+    local_attention,
+    local_attention_weights,
+    monotonic_centers,
+    predicted_centers,
+    reversed_centers,
+)
+from attention_jax.masks import Mask
+from attention_jax.memory import Memory, resolve
+from attention_jax.nn.attention import Attention
+from attention_jax.nn.parameters import values_of
+from attention_jax.scores import Score
+
+Array = jax.Array
+Alignment = Literal["monotonic", "reversed"]
+
+
+class _LocalAttention(Attention):
+    """What both share: attention through windows around centers."""
+
+    def __init__(
+        self,
+        score: str | Score,
+        query_dim: int,
+        key_dim: int,
+        *,
+        radius: int,
+        sigma: float | None,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ):
+        super().__init__(score, query_dim, key_dim, rngs=rngs, **options)
+        self.radius, self.sigma = radius, sigma
+
+    def _attend(
+        self,
+        query: Array,
+        key: Array | Memory,
+        value: Array | None,
+        centers: Array,
+        *,
+        mask: Mask | Array | None,
+        bias: Bias | Array | None,
+        dropout_rng: Array | None,
+        return_weights: bool,
+    ) -> Any:
+        params, dtype = values_of(self.params), jnp.result_type(query)
+        score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
+        arguments: Any = {
+            "centers": centers, "radius": self.radius, "sigma": self.sigma,
+            "score": score, "params": params, "mask": mask, "bias": bias,
+        }  # fmt: skip
+        output = local_attention(
+            query,
+            key,
+            value,
+            **arguments,
+            dropout_rate=0.0 if dropout_rng is None else self.dropout_rate,
+            dropout_rng=dropout_rng,
+            implementation=self.implementation,
+        ).astype(dtype)
+        if not return_weights:
+            return output
+        return output, local_attention_weights(query, key, **arguments).astype(dtype)
+
+
+class LocalMAttention(_LocalAttention):
+    """Local-m: attention through a window around a known alignment.
+
+    Args:
+        score: a name in `SCORES`, "module:Name", or a `Score`.
+        query_dim: Dq.
+        key_dim: Dk.
+        radius: D; a query sees the keys at most D from its center.
+        alignment: "monotonic", p_i = i; or "reversed", p_i = S - 1 - i.
+        rngs: where the initial parameters come from.
+        options: `dropout_rate`, `implementation` as in `Attention`.
+
+    Raises:
+        ValueError: there is no such score or alignment.
+
+    >>> attend = LocalMAttention("dot", 4, 4, radius=1, rngs=nnx.Rngs(0))
+    >>> _, weights = attend(jnp.ones((1, 4)), jnp.ones((5, 4)), return_weights=True)
+    >>> weights.tolist()
+    [[0.5, 0.5, 0.0, 0.0, 0.0]]
+
+    Source: Luong, Pham and Manning 2015, section 3.2, "monotonic alignment (local-m)".
+    """
+
+    def __init__(
+        self,
+        score: str | Score,
+        query_dim: int,
+        key_dim: int,
+        *,
+        radius: int,
+        alignment: Alignment = "monotonic",
+        rngs: nnx.Rngs,
+        **options: Any,
+    ):
+        super().__init__(score, query_dim, key_dim, radius=radius, sigma=None, rngs=rngs, **options)
+        if alignment not in ("monotonic", "reversed"):
+            raise ValueError(f"alignment must be 'monotonic' or 'reversed'; got {alignment!r}")
+        self.alignment = alignment
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array | Memory,
+        value: Array | None = None,
+        *,
+        source_lengths: Array | None = None,
+        first: Array | int = 0,
+        centers: Array | None = None,
+        mask: Mask | Array | None = None,
+        bias: Bias | Array | None = None,
+        dropout_rng: Array | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attends.
+
+        Args:
+            query, key, value, mask, bias, dropout_rng, return_weights: as in `Attention`.
+            source_lengths: int [*B], how many keys are real, for "reversed"; None for all. (Padding
+                is for `mask` to leave out.)
+            first: position of the first query, for a part of a longer sequence.
+            centers: [*B, T], an alignment of your own in place of the module's.
+        """
+        if centers is None:
+            centers = monotonic_centers(query.shape[-2]) + first
+            if self.alignment == "reversed":
+                centers = reversed_centers(query.shape[-2], _lengths(key, source_lengths)) - first
+        return self._attend(
+            query, key, value, centers,
+            mask=mask, bias=bias, dropout_rng=dropout_rng, return_weights=return_weights,
+        )  # fmt: skip
+
+
+class LocalPAttention(_LocalAttention):
+    """Local-p: attention through a window around an alignment that each query predicts.
+
+    Its parameters beyond the score's: W [Dq, A] (`position_kernel`) and v [A] (`position_v`), which
+    learn through a Gaussian around the predicted position.
+
+    Args:
+        score: a name in `SCORES`, "module:Name", or a `Score`.
+        query_dim: Dq.
+        key_dim: Dk.
+        radius: D; a query sees the keys at most D from its center.
+        hidden_dim: A; None for `query_dim`.
+        sigma: standard deviation of the Gaussian; None for the paper's D / 2.
+        rngs: where the initial parameters come from.
+        options: `dropout_rate`, `implementation` as in `Attention`.
+
+    Raises:
+        ValueError: there is no such score, or no sigma can be had from radius 0.
+
+    >>> attend = LocalPAttention("general", 4, 6, radius=2, rngs=nnx.Rngs(0))
+    >>> attend(jnp.ones((3, 5, 4)), jnp.ones((3, 7, 6))).shape
+    (3, 5, 6)
+
+    Source: Luong, Pham and Manning 2015, section 3.2, "predictive alignment (local-p)".
+    """
+
+    def __init__(
+        self,
+        score: str | Score,
+        query_dim: int,
+        key_dim: int,
+        *,
+        radius: int,
+        hidden_dim: int | None = None,
+        sigma: float | None = None,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ):
+        sigma = radius / 2 if sigma is None else sigma
+        if not sigma > 0:
+            raise ValueError(f"sigma must be greater than 0; got {sigma} with radius {radius}")
+        super().__init__(
+            score, query_dim, key_dim, radius=radius, sigma=sigma, rngs=rngs, **options
+        )
+        hidden_dim = query_dim if hidden_dim is None else hidden_dim
+        kernel = jax.random.normal(rngs.params(), (query_dim, hidden_dim)) * query_dim**-0.5
+        # Small, so that every window begins in the middle, where the sigmoid is steepest.
+        v = jax.random.normal(rngs.params(), (hidden_dim,)) * 0.1 * hidden_dim**-0.5
+        self.position_kernel, self.position_v = nnx.Param(kernel), nnx.Param(v)
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array | Memory,
+        value: Array | None = None,
+        *,
+        source_lengths: Array | None = None,
+        mask: Mask | Array | None = None,
+        bias: Bias | Array | None = None,
+        dropout_rng: Array | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attends.
+
+        Args:
+            query, key, value, mask, bias, dropout_rng, return_weights: as in `Attention`.
+            source_lengths: int [*B], how many keys are real, the S of the formula; None for all.
+        """
+        params = {"kernel": self.position_kernel[...], "v": self.position_v[...]}
+        centers = predicted_centers(query, params, _lengths(key, source_lengths))
+        return self._attend(
+            query, key, value, centers,
+            mask=mask, bias=bias, dropout_rng=dropout_rng, return_weights=return_weights,
+        )  # fmt: skip
+
+
+def _lengths(key: Array | Memory, source_lengths: Array | None) -> Array:
+    if source_lengths is not None:
+        return source_lengths
+    return jnp.asarray((key.keys if isinstance(key, Memory) else key).shape[-2])

@@ -1,0 +1,110 @@
+"""Monotonic attention as a Flax NNX module: it holds parameters, the mathematics is elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attention_jax.biases import Bias
+from attention_jax.masks import Mask
+from attention_jax.memory import Memory, resolve
+from attention_jax.monotonic import monotonic_attention
+from attention_jax.nn.attention import Attention
+from attention_jax.nn.parameters import values_of
+from attention_jax.scores import Score
+
+Array = jax.Array
+
+
+class MonotonicAttention(Attention):
+    """Monotonic attention with any score, and a learned offset: `monotonic.monotonic_attention`.
+
+        p_ij = sigmoid(score(query_i, key_j) + offset)
+
+    Args:
+        score: a name in `SCORES`, "module:Name", or a `Score`.
+        query_dim: Dq.
+        key_dim: Dk.
+        initial_offset: where the offset begins. 0 walks one key a query before anything is learned;
+            -log(S / T) walks S / T of them, and so spreads T queries over S keys.
+        noise_scale: standard deviation of the noise on the logits when a `noise_rng` is given.
+        rngs: where the score's initial parameters come from.
+
+    Raises:
+        ValueError: there is no such score, or it cannot pair Dq with Dk.
+
+    >>> attend = MonotonicAttention("additive", 4, 6, rngs=nnx.Rngs(0))
+    >>> attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6))).shape
+    (2, 5, 6)
+
+    Source: Raffel et al. 2017, section 2.4 (their r is the offset).
+    """
+
+    def __init__(
+        self,
+        score: str | Score,
+        query_dim: int,
+        key_dim: int,
+        *,
+        initial_offset: float = 0.0,
+        noise_scale: float = 1.0,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(score, query_dim, key_dim, rngs=rngs)
+        self.offset = nnx.Param(jnp.asarray(initial_offset, jnp.float32))
+        self.noise_scale = noise_scale
+
+    def __call__(  # type: ignore[override]  # noise in place of dropout
+        self,
+        query: Array,
+        key: Array | Memory,
+        value: Array | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        bias: Bias | Array | None = None,
+        noise_rng: Array | None = None,
+        hard: bool = False,
+        initial: Array | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attends.
+
+        Args:
+            query: float [*B, T, Dq].
+            key: float [*B, S, Dk]; or a `Memory` that `remember` made.
+            value: float [*B, S, Dv]; None for `key`.
+            mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+            bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
+            noise_rng: one PRNG key, for training; None for no noise.
+            hard: take the hard form, for decoding.
+            initial: float broadcastable to [*B, S], the weights of the query before the first; None
+                for all the weight on the first key.
+            return_weights: also return the weights [*B, T, S].
+
+        Returns:
+            output [*B, T, Dv]; or (output, weights).
+
+        Raises:
+            ValueError: an argument has the wrong shape or dtype.
+        """
+        params, dtype = values_of(self.params), jnp.result_type(query)
+        score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
+        output, weights = monotonic_attention(
+            query,
+            key,
+            value,
+            score=score,
+            params=params,
+            offset=self.offset[...],
+            mask=mask,
+            bias=bias,
+            noise_rng=noise_rng,
+            noise_scale=self.noise_scale,
+            hard=hard,
+            initial=initial,
+        )
+        output, weights = output.astype(dtype), weights.astype(dtype)
+        return (output, weights) if return_weights else output

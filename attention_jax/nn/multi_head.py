@@ -1,0 +1,318 @@
+"""Multi-head attention with any score: a module of projections, and a cache to decode with."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attention_jax.attention import attention, attention_weights
+from attention_jax.biases import Bias, ShiftedBias, as_bias
+from attention_jax.checks import checked_implementation, checked_rate
+from attention_jax.heads import group_heads, mask_for_heads, ungroup_heads
+from attention_jax.mask_algebra import ShiftedMask
+from attention_jax.masks import Mask, causal_mask
+from attention_jax.memory import Memory, remember, resolve
+from attention_jax.nn.parameters import score_params, values_of
+from attention_jax.nn.positions import rotary
+from attention_jax.scores import Score, get_score
+
+Array = jax.Array
+
+
+class KeyValueCache(NamedTuple):
+    """The keys and values of the tokens so far, and room for more."""
+
+    memory: Memory  # [*B, K, G or 1, max_length, ...], projected as the score wants them
+    length: Array  # int32 [], how many tokens it holds
+
+
+class MultiHeadAttention(nnx.Module):
+    """N heads of attention between learned projections.
+
+        head_n = attention(W_q,n x, W_k,g y, W_v,g y),  g = n // (N / K)
+        output = sum_n W_o,n head_n
+
+    Every head has score parameters of its own. With score "scaled" it is
+    `flax.nnx.MultiHeadAttention`, whose kernels have the shapes of these.
+
+    Args:
+        score: a name in `SCORES`, "module:Name", or a `Score`.
+        query_dim: size of x.
+        num_heads: N.
+        key_dim: size of y; None for `query_dim`.
+        num_key_heads: K, a divisor of N, heads of keys and values (grouped-query attention;
+            multi-query for 1); None for N.
+        qkv_dim: size of all heads together, a multiple of N; None for `query_dim`.
+        output_dim: size of the output; None for `query_dim`.
+        use_bias: whether the projections add a vector.
+        normalize_qk: layer normalisation, with a learned scale, of each head's queries and keys.
+        rotary_wavelength: rotates queries and keys by their positions, with this `max_wavelength`
+            (see `rotary`); None: positions do not enter.
+        dropout_rate: probability that a weight is dropped when a `dropout_rng` is given.
+        implementation: as in `attention_jax.attention`.
+        rngs: where the initial parameters come from.
+
+    Raises:
+        ValueError: there is no such score, or sizes do not divide.
+
+    >>> attend = MultiHeadAttention("additive", 12, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
+    >>> attend(jnp.ones((2, 5, 12)), mask=causal_mask()).shape
+    (2, 5, 12)
+
+    Source: Vaswani et al. 2017, section 3.2.2 (their h is N); Ainslie et al. 2023 for K < N;
+    Dehghani et al. 2023, section 2.1, for `normalize_qk`.
+    """
+
+    def __init__(
+        self,
+        score: str | Score,
+        query_dim: int,
+        *,
+        num_heads: int,
+        key_dim: int | None = None,
+        num_key_heads: int | None = None,
+        qkv_dim: int | None = None,
+        output_dim: int | None = None,
+        use_bias: bool = False,
+        normalize_qk: bool = False,
+        rotary_wavelength: float | None = None,
+        dropout_rate: float = 0.0,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.score = get_score(score)
+        key_dim = query_dim if key_dim is None else key_dim
+        qkv_dim = query_dim if qkv_dim is None else qkv_dim
+        output_dim = query_dim if output_dim is None else output_dim
+        num_key_heads = num_heads if num_key_heads is None else num_key_heads
+        for name, size in (
+            ("query_dim", query_dim), ("key_dim", key_dim), ("qkv_dim", qkv_dim),
+            ("output_dim", output_dim), ("num_heads", num_heads), ("num_key_heads", num_key_heads),
+        ):  # fmt: skip
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1; got {size}")
+        if qkv_dim % num_heads:
+            raise ValueError(f"qkv_dim must be a multiple of {num_heads} heads; got {qkv_dim}")
+        if num_heads % num_key_heads:
+            raise ValueError(
+                f"num_key_heads must divide the {num_heads} query heads; got {num_key_heads}"
+            )
+        head_dim = qkv_dim // num_heads
+        if rotary_wavelength is not None and head_dim % 2:
+            raise ValueError(
+                f"qkv_dim must make heads of even size to rotate; got {qkv_dim} for {num_heads}"
+            )
+        self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
+
+        def projection(dim: int, heads: int) -> nnx.LinearGeneral:
+            return nnx.LinearGeneral(dim, (heads, head_dim), use_bias=use_bias, rngs=rngs)
+
+        self.query = projection(query_dim, num_heads)
+        self.key = projection(key_dim, num_key_heads)
+        self.value = projection(key_dim, num_key_heads)
+        self.output = nnx.LinearGeneral(
+            (num_heads, head_dim), output_dim, axis=(-2, -1), use_bias=use_bias, rngs=rngs
+        )
+        self.query_norm, self.key_norm = (
+            nnx.LayerNorm(head_dim, use_bias=False, rngs=rngs) if normalize_qk else None
+            for _ in range(2)
+        )
+        rng_of_head = jax.random.split(rngs.params(), num_heads)
+        params = jax.vmap(lambda rng: self.score.init(rng, head_dim, head_dim))(rng_of_head)
+        self.params = score_params(params)
+        self.rotary_wavelength = rotary_wavelength
+        self.dropout_rate = checked_rate(dropout_rate)
+        self.implementation = checked_implementation(implementation)
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array | Memory | None = None,
+        value: Array | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        bias: Bias | Array | None = None,
+        dropout_rng: Array | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attends.
+
+        Args:
+            query: float [*B, T, query_dim].
+            key: float [*B, S, key_dim]; a `Memory` that `remember` made; None for `query` (self
+                attention).
+            value: float [*B, S, key_dim]; None for `key`.
+            mask: a `Mask` whose arrays' leading axes broadcast to *B, the same for all heads; or
+                bool broadcastable to [*B, T, S], or [*B, N, T, S] with all its axes.
+            bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]),
+                or float broadcastable to [*B, N, T, S]; added to the logits.
+            dropout_rng: one PRNG key; None for no dropout.
+            return_weights: also return the weights [*B, N, T, S], before dropout.
+
+        Returns:
+            output [*B, T, output_dim]; or (output, weights).
+
+        Raises:
+            ValueError: an argument has the wrong shape or dtype.
+        """
+        _check_tokens("query", query, self.query)
+        queries, params = self._queries(query, jnp.arange(query.shape[-2])), self._params()
+        dtype, key = queries.dtype, query if key is None else key
+        keys, values = (
+            (key, None)
+            if isinstance(key, Memory)
+            else self._keys_and_values(key, key if value is None else value)
+        )
+        score, queries, keys, values = resolve(
+            self.score, params, queries, keys, values, self.head_dim
+        )
+        arguments: Any = {"score": score, "params": params, **self._pairs(mask, bias, query.ndim)}
+        rate = 0.0 if dropout_rng is None else self.dropout_rate
+        heads = attention(
+            queries, keys, values, **arguments, dropout_rate=rate, dropout_rng=dropout_rng,
+            implementation=self.implementation,
+        )  # fmt: skip
+        output = self._merged(heads.astype(dtype), query.ndim)
+        if not return_weights:
+            return output
+        weights = attention_weights(queries, keys, **arguments).astype(dtype)
+        return output, ungroup_heads(weights, query.ndim - 2)
+
+    def remember(self, key: Array, value: Array | None = None) -> Memory:
+        """Projects what will be attended to again and again, once: give it as `key`.
+
+        Args:
+            key: float [*B, S, key_dim].
+            value: float [*B, S, key_dim]; None for `key`.
+        """
+        keys, values = self._keys_and_values(key, key if value is None else value)
+        return remember(self.score, self._params(), keys, values, query_dim=self.head_dim)
+
+    def empty_cache(
+        self, batch_shape: tuple[int, ...], max_length: int, dtype: Any = jnp.float32
+    ) -> KeyValueCache:
+        """Room for the keys and values of `max_length` tokens of `dtype`.
+
+        Raises:
+            ValueError: there is no room for one.
+        """
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1; got {max_length}")
+        tokens = jnp.zeros((*batch_shape, max_length, self.key.in_features[0]), dtype)
+        shapes = jax.eval_shape(self.remember, tokens)
+        memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return KeyValueCache(memory, jnp.zeros((), jnp.int32))
+
+    def extend(
+        self,
+        x: Array,
+        cache: KeyValueCache,
+        *,
+        mask: Mask | Array | None = None,
+        bias: Bias | Array | None = None,
+    ) -> tuple[Array, KeyValueCache]:
+        """Self attention of the next tokens to themselves and all before: one step of decoding.
+
+        Token by token, or several at a time, the outputs are those of one call with all tokens and
+        `mask & causal_mask()`.
+
+        Args:
+            x: float [*B, t, query_dim], the tokens at positions `cache.length` and on.
+            cache: from `empty_cache` or the step before.
+            mask: as in a call with all tokens, in which positions count from the first; tables are
+                [max_length, max_length].
+            bias: the same.
+
+        Returns:
+            (output [*B, t, output_dim], the cache with these tokens). Beyond `max_length` the
+            output is NaN: there is no room to be right.
+
+        Raises:
+            ValueError: an argument has the wrong shape or dtype.
+        """
+        _check_tokens("x", x, self.query)
+        count, first = x.shape[-2], cache.length
+        params = self._params()
+        positions = first + jnp.arange(count)
+        queries = self._queries(x, positions)
+        keys, values = self._keys_and_values(x, x, first)
+        new = remember(self.score, params, keys, values, query_dim=self.head_dim)
+        memory = jax.tree.map(
+            lambda old, new: jax.lax.dynamic_update_slice_in_dim(
+                old, new.astype(old.dtype), first, axis=-2
+            ),
+            cache.memory,
+            new,
+        )
+        # What has no token yet stands after every query, and is masked with the future.
+        mask = ShiftedMask(causal_mask() if mask is None else causal_mask() & mask, first)
+        if bias is not None:
+            bias = ShiftedBias(as_bias(bias), first)
+        dtype = queries.dtype
+        score, queries, keys, values = resolve(
+            self.score, params, queries, memory, None, self.head_dim
+        )
+        heads = attention(
+            queries, keys, values, score=score, params=params,
+            implementation=self.implementation, **self._pairs(mask, bias, x.ndim),
+        )  # fmt: skip
+        fits = first + count <= memory.values.shape[-2]
+        output = jnp.where(fits, self._merged(heads.astype(dtype), x.ndim), jnp.nan)
+        return output, KeyValueCache(memory, first + count)
+
+    # --- projections: [*B, length, dim] to heads [*B, K, G, length, head_dim], and back ---
+
+    def _queries(self, x: Array, positions: Array) -> Array:
+        heads = self._placed(self.query(x), self.query_norm, positions)
+        return group_heads(heads, 2, self.num_key_heads)
+
+    def _keys_and_values(
+        self, key: Array, value: Array, first: Array | int = 0
+    ) -> tuple[Array, Array]:
+        _check_tokens("key", key, self.key)
+        _check_tokens("value", value, self.value)
+        positions = first + jnp.arange(key.shape[-2])
+        keys = self._placed(self.key(key), self.key_norm, positions)
+        values = jnp.swapaxes(self.value(value), -2, -3)
+        return keys[..., None, :, :], values[..., None, :, :]
+
+    def _placed(self, heads: Array, norm: nnx.LayerNorm | None, positions: Array) -> Array:
+        """[*B, length, heads, head_dim] -> [*B, heads, length, head_dim], normalised, rotated."""
+        if norm is not None:
+            heads = norm(heads)
+        heads = jnp.swapaxes(heads, -2, -3)
+        if self.rotary_wavelength is not None:
+            heads = rotary(heads, positions, max_wavelength=self.rotary_wavelength)
+        return heads
+
+    def _merged(self, heads: Array, ndim: int) -> Array:
+        return self.output(jnp.swapaxes(ungroup_heads(heads, ndim - 2), -2, -3))
+
+    # --- what goes with the pairs, by groups of heads ---
+
+    def _params(self) -> Any:
+        def grouped(leaf: Array) -> Array:
+            return group_heads(leaf, leaf.ndim - 1, self.num_key_heads)
+
+        return jax.tree.map(grouped, values_of(self.params))
+
+    def _pairs(self, mask: Any, bias: Any, ndim: int) -> dict[str, Any]:
+        def grouped(leaf: Array, core_ndim: int) -> Array:
+            return group_heads(leaf, core_ndim, self.num_key_heads)
+
+        if mask is not None:
+            mask = mask_for_heads(mask, ndim - 2)
+            mask = jax.tree.map(grouped, mask, mask.core_ndims())
+        if bias is not None:
+            bias = as_bias(bias)
+            bias = jax.tree.map(grouped, bias, bias.core_ndims())
+        return {"mask": mask, "bias": bias}
+
+
+def _check_tokens(name: str, tokens: Array, projection: nnx.LinearGeneral) -> None:
+    (dim,) = projection.in_features
+    if jnp.ndim(tokens) < 2 or jnp.shape(tokens)[-1] != dim:
+        raise ValueError(f"{name} must be [*B, length, {dim}]; got {list(jnp.shape(tokens))}")
