@@ -63,14 +63,26 @@ def draw_weights(
 
 def weight_heatmaps(
     panels: Mapping[str, tuple[np.ndarray, Sequence[str], Sequence[str]]],
+    *,
+    columns: int | None = None,
 ) -> Figure:
-    """One heat map a title: (weights [T, S], labels of rows, labels of columns)."""
-    figure, axes = new_figure(3.1 * len(panels) + 0.6, 3.5, columns=len(panels))
-    for ax, (title, (weights, query_labels, key_labels)) in zip(axes, panels.items(), strict=True):
+    """One heat map a title: (weights [T, S], labels of rows, labels of columns).
+
+    Args:
+        panels: what to draw.
+        columns: how many side by side; None for all.
+    """
+    columns = min(columns or len(panels), len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = new_figure(3.1 * columns + 0.6, 3.5 * rows, rows=rows, columns=columns)
+    for unused in axes[len(panels) :]:
+        unused.remove()
+    for ax, (title, (weights, query_labels, key_labels)) in zip(axes, panels.items(), strict=False):
         image = draw_weights(ax, weights, query_labels, key_labels)
         ax.set_title(title)
-    axes[0].set_ylabel("letter written (query)")
-    figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
+    for ax in axes[: len(panels) : columns]:
+        ax.set_ylabel("letter written (query)")
+    figure.colorbar(image, ax=axes[: len(panels)], label="attention weight", shrink=0.8)
     return figure
 
 

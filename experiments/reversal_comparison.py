@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -29,11 +27,18 @@ from attention_jax import plotting
 from attention_jax.command_line import run_command
 from attention_jax.nn.seq2seq import Seq2SeqConfig
 from attention_jax.scores import SCORES
-from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, Trained, train_run
-from attention_jax.tasks.reversal_evaluation import Evaluation, evaluate, reverse
+from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, Trained
+from attention_jax.tasks.reversal_arms import (
+    JSON,
+    accuracies,
+    heat_map,
+    mean_over_lengths,
+    trained_arm,
+)
+from attention_jax.tasks.reversal_evaluation import evaluate, reverse
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run_folder import environment, read_lines, write_json
+from attention_jax.training.run_folder import environment, write_json
 
 # What the chapter prints: teacher-forced token accuracy (it says "exact match"), one seed.
 PUBLISHED = {
@@ -45,8 +50,6 @@ PUBLISHED = {
 
 TRAINED_LENGTHS = range(ReversalConfig.min_length, ReversalConfig.max_length + 1)
 EXTRAPOLATION_LENGTH = 10
-
-JSON = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +110,9 @@ def run(config: Config) -> JSON:
     }
     for score in config.scores:
         trained, measured = _train(config, score, mask_padding=True)
-        accuracy = _accuracies(evaluate(trained, lengths=lengths, strings=config.strings))
+        accuracy = accuracies(evaluate(trained, lengths=lengths, strings=config.strings))
         answer = reverse(trained, [config.word])[0]
-        measured |= {"accuracy": accuracy, "row_labels": answer.row_labels}
-        measured["weights"] = np.asarray(answer.weights).round(4).tolist()
-        numbers["masked"][score] = measured
+        numbers["masked"][score] = measured | {"accuracy": accuracy} | heat_map(answer)
     for score in config.scores if config.unmasked else ():
         trained, measured = _train(config, score, mask_padding=False)
         # Strings without padding, as the chapter tests: padding that is masked is none at all.
@@ -120,7 +121,7 @@ def run(config: Config) -> JSON:
             trained._replace(config=masked_config), lengths=lengths, strings=config.strings
         )
         padded = evaluate(trained, lengths=TRAINED_LENGTHS, strings=config.strings)
-        measured |= {"accuracy": _accuracies(bare), "accuracy_padded": _accuracies(padded)}
+        measured |= {"accuracy": accuracies(bare), "accuracy_padded": accuracies(padded)}
         numbers["unmasked"][score] = measured
     write_json(config.results / "reversal_comparison.json", numbers)
     return numbers
@@ -129,35 +130,7 @@ def run(config: Config) -> JSON:
 def _train(config: Config, score: str, *, mask_padding: bool) -> tuple[Trained, JSON]:
     arm = "masked" if mask_padding else "unmasked"
     workdir = config.workdir / arm / score.replace(":", "-")
-    trained = train_run(config.training(score, mask_padding=mask_padding), workdir, resume=True)
-    if trained.interrupted:
-        print("stopped by a signal; the same command goes on from here", file=sys.stderr)
-        sys.exit(trained.interrupted)
-    lines = read_lines(workdir / "metrics.jsonl")
-    sessions = read_lines(workdir / "timing.jsonl")  # more than one if it was stopped and resumed
-    return trained, {
-        "steps": [line["step"] for line in lines],
-        "loss": [line["loss"] for line in lines],
-        "seconds": _seconds(sessions, config.steps),
-        "steps_per_second": sessions[-1]["steps_per_second"] if sessions else None,
-    }
-
-
-def _seconds(sessions: list[JSON], steps: int) -> float | None:
-    """The time of all sessions; None if one that was killed has left no line."""
-    done = sum(session["to_step"] - session["from_step"] for session in sessions)
-    return sum(session["seconds"] for session in sessions) if done == steps else None
-
-
-def _accuracies(evaluations: dict[int, Evaluation]) -> JSON:
-    """{metric: {length: one number a seed}}"""
-    return {
-        metric: {
-            str(length): [round(float(share), 6) for share in getattr(evaluation, metric)]
-            for length, evaluation in evaluations.items()
-        }
-        for metric in Evaluation._fields
-    }
+    return trained_arm(config.training(score, mask_padding=mask_padding), workdir)
 
 
 def plot(numbers: JSON, results: Path) -> list[Path]:
@@ -212,8 +185,9 @@ def report(numbers: JSON) -> str:
         "| --- | --- | --- | --- |",
     ]
     for score, measured in numbers["masked"].items():
-        exact = measured["accuracy"]["free_running_exact"]
-        by_seed = 100 * np.mean([exact[str(n)] for n in TRAINED_LENGTHS], axis=0)
+        by_seed = 100 * mean_over_lengths(
+            measured["accuracy"], "free_running_exact", TRAINED_LENGTHS
+        )
         mean, deviation = mean_and_deviation(by_seed)
         longer = measured["accuracy"]["free_running_tokens"][str(EXTRAPOLATION_LENGTH)]
         far_mean, far_deviation = mean_and_deviation(100 * np.array(longer))

@@ -11,7 +11,7 @@ import rich.table
 
 from attention_jax.command_line import run_command
 from attention_jax.tasks.reversal import load_run
-from attention_jax.tasks.reversal_evaluation import Evaluation, evaluate
+from attention_jax.tasks.reversal_evaluation import Evaluation, check_beams, evaluate
 from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run_folder import check_output, write_json
 
@@ -29,6 +29,7 @@ class Arguments:
         lengths: which lengths.
         strings: test strings of each length.
         seed: of the test strings.
+        beams: how many beginnings of an answer are kept while it is searched for; 1 is greedy.
         out: also write every seed's numbers to this JSON file.
     """
 
@@ -36,10 +37,12 @@ class Arguments:
     lengths: tuple[int, ...] = (3, 4, 5, 6, 7, 8, 10)
     strings: int = 1000
     seed: int = 0
+    beams: int = 1
     out: Path | None = None
 
     def __post_init__(self) -> None:
         check_output(self.out)
+        check_beams(self.beams)
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be from 0 to 2**32 - 1; got {self.seed}")
 
@@ -54,11 +57,15 @@ _HEADINGS = {
 def main(arguments: Arguments) -> None:
     trained = load_run(arguments.workdir)
     results = evaluate(
-        trained, lengths=arguments.lengths, strings=arguments.strings, seed=arguments.seed
+        trained,
+        lengths=arguments.lengths,
+        strings=arguments.strings,
+        seed=arguments.seed,
+        beams=arguments.beams,
     )
     loop = trained.config.loop
     table = rich.table.Table(
-        title=f"{trained.config.model.score}, step {trained.step}, {loop.seeds} seeds,"
+        title=f"{trained.config.model.label}, step {trained.step}, {loop.seeds} seeds,"
         f" {arguments.strings} strings a length: mean ± sd (worst seed), %"
     )
     table.add_column("length", justify="right", no_wrap=True)

@@ -11,7 +11,7 @@ import tyro
 from attention_jax import plotting
 from attention_jax.command_line import run_command
 from attention_jax.tasks.reversal import load_run
-from attention_jax.tasks.reversal_evaluation import reverse
+from attention_jax.tasks.reversal_evaluation import check_beams, reverse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,15 +22,18 @@ class Arguments:
         words: lower-case words.
         workdir: a run folder made by scripts/train.py.
         seed_index: which of the run's seeds answers, from 0.
+        beams: how many beginnings of an answer are kept while it is searched for; 1 is greedy.
         figure: where the heat map goes; None for `workdir`/figures/reverse.png.
     """
 
     words: tyro.conf.Positional[tuple[str, ...]]
     workdir: Path
     seed_index: int = 0
+    beams: int = 1
     figure: Path | None = None
 
     def __post_init__(self) -> None:
+        check_beams(self.beams)
         if self.figure is not None:
             plotting.check_png(self.figure)
 
@@ -39,7 +42,10 @@ def main(arguments: Arguments) -> None:
     trained = load_run(arguments.workdir)
     config = trained.config
     panels = {}
-    for answer in reverse(trained, arguments.words, seed_index=arguments.seed_index):
+    answers = reverse(
+        trained, arguments.words, seed_index=arguments.seed_index, beams=arguments.beams
+    )
+    for answer in answers:
         right = answer.answer == answer.word[::-1]
         note = "" if right else f"   (right would be {answer.word[::-1]})"
         if not right and not config.min_length <= len(answer.word) <= config.max_length:

@@ -89,6 +89,13 @@ class Seq2SeqConfig:
         self.block, self.cross  # noqa: B018 -- they check the rest
 
     @property
+    def label(self) -> str:
+        """The score, and how it is used where that is not the default: "additive, coverage"."""
+        kind = [] if self.attention == "global" else [self.attention]
+        heads = [] if self.heads == 1 else [f"{self.heads} heads"]
+        return ", ".join([self.score, *kind, *heads])
+
+    @property
     def block(self) -> BlockConfig:
         """What encoder and decoder blocks are told."""
         return BlockConfig(

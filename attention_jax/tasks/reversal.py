@@ -171,7 +171,7 @@ def train_run(
         state = checkpoints.restore(jax.eval_shape(start)) or start()
         step = int(state.step[0])
         progress = Progress(
-            config.model.score, start=step, total=config.loop.steps, seeds=config.loop.seeds
+            config.model.label, start=step, total=config.loop.steps, seeds=config.loop.seeds
         )
         events = folder.path / "tensorboard" if tensorboard else None
         with MetricsFile(folder.metrics, after_step=step, tensorboard=events) as metrics, progress:

@@ -30,15 +30,17 @@ class Evaluation(NamedTuple):
     free_running_exact: Array  # the whole string
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _evaluate(config: Seq2SeqConfig, params: Params, letters: Array, lengths: Array) -> Evaluation:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _evaluate(
+    config: Seq2SeqConfig, beams: int, params: Params, letters: Array, lengths: Array
+) -> Evaluation:
     batch = reversal_batch(letters, lengths)
 
     def one_seed(params: Params) -> Evaluation:
         model = bind(config, params)
         logits = model(batch.source, batch.source_lengths, batch.target_inputs)
         forced = jnp.argmax(logits, axis=-1)
-        free = greedy_decode(model, batch).tokens
+        free = decode(model, batch, beams=beams).tokens
         return Evaluation(
             token_accuracy(forced, batch.targets, lengths),
             token_accuracy(free, batch.targets, lengths),
@@ -55,6 +57,7 @@ def evaluate(
     strings: int = 1000,
     seed: int = 0,
     pad_to: int | None = None,
+    beams: int = 1,
 ) -> dict[int, Evaluation]:
     """Accuracies by length, on fresh random strings that every seed and score shares.
 
@@ -65,10 +68,12 @@ def evaluate(
         seed: of the strings.
         pad_to: sources are padded to this length. A model that masks padding does not notice;
             None pads to the longest of `lengths`.
+        beams: how many beginnings of an answer are kept while it is searched for; 1 is greedy.
 
     Raises:
         ValueError: there are no strings or no lengths, or one that does not fit.
     """
+    check_beams(beams)
     if strings < 1:
         raise ValueError(f"strings must be at least 1; got {strings}")
     if not lengths or min(lengths) < 1:
@@ -84,21 +89,25 @@ def evaluate(
         )
         letters = jnp.pad(batch.source, ((0, 0), (0, width - length)))
         results[length] = _evaluate(
-            trained.config.model, trained.params, letters, batch.source_lengths
+            trained.config.model, beams, trained.params, letters, batch.source_lengths
         )
     return results
 
 
-def greedy_decode(model: Seq2Seq, batch: Batch) -> Decoded:
-    """The model's own answer, as long as the longest right one may be."""
-    return model.greedy_decode(
-        batch.source,
-        batch.source_lengths,
-        max_length=batch.targets.shape[1],
-        sos=SOS,
-        eos=EOS,
-        pad=PAD,
-    )
+def decode(model: Seq2Seq, batch: Batch, *, beams: int = 1) -> Decoded:
+    """The model's own answer, as long as the longest right one may be: greedy, or a beam's best."""
+    source = (batch.source, batch.source_lengths)
+    ends: Any = {"max_length": batch.targets.shape[1], "sos": SOS, "eos": EOS, "pad": PAD}
+    if beams == 1:
+        return model.greedy_decode(*source, **ends)
+    best = model.beam_decode(*source, beams=beams, **ends).tokens[:, 0].astype(batch.source.dtype)
+    return Decoded(best, model.weights_of(*source, best, sos=SOS))
+
+
+def check_beams(beams: int) -> None:
+    """Raises ValueError unless there is at least one."""
+    if beams < 1:
+        raise ValueError(f"beams must be at least 1; got {beams}")
 
 
 class Reversed(NamedTuple):
@@ -114,8 +123,10 @@ class Reversed(NamedTuple):
         return [*self.answer, VOCABULARY.label(EOS)][: self.weights.shape[0]]
 
 
-def reverse(trained: Trained, words: Sequence[str], *, seed_index: int = 0) -> list[Reversed]:
-    """Reverses words with one of the trained seeds.
+def reverse(
+    trained: Trained, words: Sequence[str], *, seed_index: int = 0, beams: int = 1
+) -> list[Reversed]:
+    """Reverses words with one of the trained seeds, greedily or by a beam search.
 
     Raises:
         ValueError: there are no words or no such seed; a word is empty or has a letter outside the
@@ -127,14 +138,15 @@ def reverse(trained: Trained, words: Sequence[str], *, seed_index: int = 0) -> l
         raise ValueError(
             f"seed_index must be from 0 to {trained.config.loop.seeds - 1}; got {seed_index}"
         )
+    check_beams(beams)
     ids = [VOCABULARY.encode(word) for word in words]
     width = max(map(len, ids))
     letters = jnp.array([row + [PAD] * (width - len(row)) for row in ids], jnp.int32)
     batch = reversal_batch(letters, jnp.array([len(row) for row in ids], jnp.int32))
     params = jax.tree.map(lambda leaf: leaf[seed_index], trained.params)
-    decoded = jax.jit(lambda params: greedy_decode(bind(trained.config.model, params), batch))(
-        params
-    )
+    decoded = jax.jit(
+        lambda params: decode(bind(trained.config.model, params), batch, beams=beams)
+    )(params)
     answers = []
     for row, word in enumerate(words):
         tokens = decoded.tokens[row].tolist()
