@@ -65,12 +65,14 @@ def weight_heatmaps(
     panels: Mapping[str, tuple[np.ndarray, Sequence[str], Sequence[str]]],
     *,
     columns: int | None = None,
+    ylabel: str = "letter written (query)",
 ) -> Figure:
     """One heat map a title: (weights [T, S], labels of rows, labels of columns).
 
     Args:
         panels: what to draw.
         columns: how many side by side; None for all.
+        ylabel: what rows are.
     """
     columns = min(columns or len(panels), len(panels))
     rows = -(-len(panels) // columns)
@@ -81,7 +83,7 @@ def weight_heatmaps(
         image = draw_weights(ax, weights, query_labels, key_labels)
         ax.set_title(title)
     for ax in axes[: len(panels) : columns]:
-        ax.set_ylabel("letter written (query)")
+        ax.set_ylabel(ylabel)
     figure.colorbar(image, ax=axes[: len(panels)], label="attention weight", shrink=0.8)
     return figure
 

@@ -110,6 +110,18 @@ def check_beams(beams: int) -> None:
         raise ValueError(f"beams must be at least 1; got {beams}")
 
 
+def batch_of_words(words: Sequence[str]) -> Batch:
+    """Words, padded to the longest, and their reversals.
+
+    Raises:
+        ValueError: a word has a letter outside the vocabulary.
+    """
+    ids = [VOCABULARY.encode(word) for word in words]
+    width = max(map(len, ids))
+    letters = jnp.array([row + [PAD] * (width - len(row)) for row in ids], jnp.int32)
+    return reversal_batch(letters, jnp.array([len(row) for row in ids], jnp.int32))
+
+
 class Reversed(NamedTuple):
     """A word, the model's answer, and the weights with which it was found."""
 
@@ -139,10 +151,7 @@ def reverse(
             f"seed_index must be from 0 to {trained.config.loop.seeds - 1}; got {seed_index}"
         )
     check_beams(beams)
-    ids = [VOCABULARY.encode(word) for word in words]
-    width = max(map(len, ids))
-    letters = jnp.array([row + [PAD] * (width - len(row)) for row in ids], jnp.int32)
-    batch = reversal_batch(letters, jnp.array([len(row) for row in ids], jnp.int32))
+    batch = batch_of_words(words)
     params = jax.tree.map(lambda leaf: leaf[seed_index], trained.params)
     decoded = jax.jit(
         lambda params: decode(bind(trained.config.model, params), batch, beams=beams)

@@ -1,0 +1,205 @@
+"""Which letters has the encoder mixed into each position, and which heads did it?
+
+Source:   Abnar and Zuidema 2020, section 3 (attention rollout); topic 7: heads that align and heads
+          that spread.
+Command:  .venv/bin/python experiments/rollout.py
+Time:     3 minutes on 2 CPU cores.
+Expected: rows of every rollout sum to 1 (to 1e-5). The cross attention looks at position S - 1 - i
+          when it writes letter i; its rollout through the encoder puts less on that letter, by what
+          the encoder has mixed into the position from others.
+
+A reversal model with three encoder layers of four heads. A head's sharpness is its mean largest
+weight, its spread the mean entropy of its rows divided by that of uniform rows, log S.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax import plotting
+from attention_jax.analysis import attention_rollout, cross_rollout
+from attention_jax.command_line import run_command
+from attention_jax.data.reversal import Batch, random_batch
+from attention_jax.nn.seq2seq import Seq2SeqConfig
+from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, bind
+from attention_jax.tasks.reversal_arms import JSON, trained_arm
+from attention_jax.tasks.reversal_evaluation import batch_of_words
+from attention_jax.training.loop import LoopConfig
+from attention_jax.training.run_folder import environment, write_json
+
+Array = jax.Array
+
+ALIGNS, SPREADS = 0.5, 0.9  # a head aligns from this sharpness on, and spreads from this spread on
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings; the training itself has its own in `ReversalConfig`.
+
+    Attributes:
+        seeds: trainings.
+        steps: optimiser steps of each.
+        encoder_layers: encoder blocks.
+        heads: heads of every attention.
+        strings: random strings that numbers are means over.
+        word: drawn, of the first seed; all strings have its length.
+        workdir: where the run is kept; what is finished there is not trained again.
+        results: where numbers and figures go.
+    """
+
+    seeds: int = 3
+    steps: int = 2500
+    encoder_layers: int = 3
+    heads: int = 4
+    strings: int = 512
+    word: str = "reversal"
+    workdir: Path = Path("runs/rollout")
+    results: Path = Path("experiments/results")
+
+    def __post_init__(self) -> None:
+        if self.strings < 1:
+            raise ValueError(f"strings must be at least 1; got {self.strings}")
+        if len(VOCABULARY.encode(self.word)) < 2:
+            raise ValueError(f"word must have at least two letters; got {self.word!r}")
+        for name in ("workdir", "results"):
+            path = getattr(self, name)
+            if path.exists() and not path.is_dir():
+                raise ValueError(f"{name} must be a folder; {path} is a file")
+        self.training()
+
+    def training(self) -> ReversalConfig:
+        """The run's settings."""
+        return ReversalConfig(
+            model=Seq2SeqConfig(heads=self.heads, encoder_layers=self.encoder_layers),
+            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
+        )
+
+
+def run(config: Config) -> JSON:
+    """Trains and looks; the numbers are also written to `results`."""
+    trained, _ = trained_arm(config.training(), config.workdir)
+    look = functools.partial(_look, config.training().model)
+    length = len(config.word)
+    batch = random_batch(
+        jax.random.key(0),
+        vocabulary=VOCABULARY,
+        batch_size=config.strings,
+        min_length=length,
+        max_length=length,
+    )
+    seen = jax.jit(jax.vmap(look, in_axes=(0, None)))(trained.params, batch)
+    first_seed = jax.tree.map(lambda leaf: leaf[0], trained.params)
+    drawn = jax.jit(look)(first_seed, batch_of_words([config.word]))
+    numbers: JSON = {
+        "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
+        "environment": environment(),
+        **_numbers(seen, length),
+        "word": {name: np.asarray(array).round(4).tolist() for name, array in drawn.items()},
+    }
+    write_json(config.results / "rollout.json", numbers)
+    return numbers
+
+
+def _look(model_config: Seq2SeqConfig, params: Any, batch: Batch) -> dict[str, Array]:
+    """Weights and rollouts of one seed while the right answers are given."""
+    model = bind(model_config, params)
+    memory, weights = model.encode(batch.source, batch.source_lengths, return_weights=True)
+    _, cross = model.decode(memory, batch.source_lengths, batch.target_inputs)
+    rollouts = attention_rollout(weights, return_layers=True)
+    letters = batch.source.shape[1]  # the last target, EOS, is aligned with nothing
+    cross = cross[-1, :, :letters]
+    return {
+        "encoder": jnp.moveaxis(weights, 1, 0),  # [B, L, N, S, S]
+        "rollouts": jnp.moveaxis(rollouts, 1, 0),  # [B, L, S, S]
+        "cross": cross,  # [B, S, S]
+        "cross_rollout": cross_rollout(cross[:, None], rollouts[-1]),
+    }
+
+
+def _numbers(seen: dict[str, Array], length: int) -> JSON:
+    """Means over strings, one number a seed: [seeds, ...]."""
+    weights = np.asarray(seen["encoder"], np.float64)
+    entropy = -np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1)
+    own = np.diagonal(np.asarray(seen["rollouts"]), axis1=-2, axis2=-1)
+    reversed_rows = np.arange(length)[::-1]
+
+    def on_the_letter(array: Array) -> list[float]:
+        aligned = np.asarray(array)[:, :, np.arange(length), reversed_rows]
+        return aligned.mean((1, 2)).round(4).tolist()
+
+    rows = (np.asarray(seen[name]).sum(-1) for name in ("rollouts", "cross_rollout"))
+    return {
+        "sharpness": weights.max(-1).mean((1, 4)).round(4).tolist(),  # [seeds, L, N]
+        "spread": (entropy.mean((1, 4)) / np.log(length)).round(4).tolist(),
+        # The share that a position keeps of its own letter.
+        "own_letter": own.mean((1, 3)).round(4).tolist(),  # [seeds, L]
+        "cross_on_the_letter": on_the_letter(seen["cross"]),
+        "cross_rollout_on_the_letter": on_the_letter(seen["cross_rollout"]),
+        "largest_row_sum_error": float(max(np.abs(row - 1).max() for row in rows)),
+    }
+
+
+def plot(numbers: JSON, results: Path) -> list[Path]:
+    """The figures, from the numbers alone; returns their paths."""
+    letters = list(numbers["config"]["word"])
+    encoder = np.array(numbers["word"]["encoder"])[0]
+    heads = {
+        f"layer {layer + 1}, head {head + 1}": (encoder[layer, head], letters, letters)
+        for layer in range(encoder.shape[0])
+        for head in range(encoder.shape[1])
+    }
+    rollouts = np.array(numbers["word"]["rollouts"])[0]
+    mixed = {
+        f"rollout after layer {layer + 1}": (rollout, letters, letters)
+        for layer, rollout in enumerate(rollouts)
+    }
+    for name, title in (("cross", "cross attention"), ("cross_rollout", "its rollout")):
+        mixed[title] = (np.array(numbers["word"][name])[0], letters[::-1], letters)
+    label = "position or letter written (query)"
+    figures = {
+        "rollout_heads": plotting.weight_heatmaps(heads, columns=encoder.shape[1], ylabel=label),
+        "rollout": plotting.weight_heatmaps(mixed, ylabel=label),
+    }
+    return [plotting.save(figure, results / f"{name}.png") for name, figure in figures.items()]
+
+
+def report(numbers: JSON) -> str:
+    """What was found, in lines."""
+    sharpness, spread = np.array(numbers["sharpness"]), np.array(numbers["spread"])
+    count = sharpness.shape[1] * sharpness.shape[2]
+    lines = []
+    for seed in range(len(sharpness)):
+        aligning = int((sharpness[seed] >= ALIGNS).sum())
+        spreading = int((spread[seed] >= SPREADS).sum())
+        kept = " / ".join(f"{100 * share:.0f}" for share in numbers["own_letter"][seed])
+        lines.append(
+            f"seed {seed}: of {count} encoder heads {aligning} align and {spreading} spread; own"
+            f" letter after each layer {kept} %; cross attention on the letter to write"
+            f" {100 * numbers['cross_on_the_letter'][seed]:.0f} %, its rollout"
+            f" {100 * numbers['cross_rollout_on_the_letter'][seed]:.0f} %"
+        )
+    return "\n".join(
+        [*lines, f"largest error of a row sum: {numbers['largest_row_sum_error']:.1e}"]
+    )
+
+
+def main(config: Config) -> None:
+    """Runs, writes, draws, and says where everything is."""
+    config.results.mkdir(parents=True, exist_ok=True)
+    numbers = run(config)
+    print(report(numbers))
+    for path in plot(numbers, config.results):
+        print(path)
+    print(config.results / "rollout.json")
+
+
+if __name__ == "__main__":
+    run_command(Config, main)
