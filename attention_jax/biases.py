@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention_jax.float_array import float_array
 from attention_jax.position_functions import (
     PositionFunction,
     array_field,
@@ -361,12 +362,7 @@ def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> int:
 
 
 def _floats(name: str, value: Any, ndim: int) -> Array:
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be an array; got {type(value).__name__}") from None
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(f"{name} must be floating-point; got dtype {array.dtype}")
+    array = float_array(name, value)
     if array.ndim < ndim:
         raise ValueError(f"{name} must have at least {ndim} axis; got {list(array.shape)}")
     return array

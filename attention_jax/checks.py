@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.biases import as_bias
+from attention_jax.float_array import float_array
 from attention_jax.implementations import IMPLEMENTATIONS, Inputs
 from attention_jax.masks import as_mask
 from attention_jax.position_functions import broadcasts
@@ -20,9 +21,9 @@ Array = jax.Array
 
 def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Inputs:
     """All as JAX arrays of fitting shapes and dtypes, or a ValueError that says what is wrong."""
-    query = _float_array("query", query)
-    key = _float_array("key", key)
-    value = _float_array("value", value)
+    query = float_array("query", query)
+    key = float_array("key", key)
+    value = float_array("value", value)
     for name, array, shape in (
         ("query", query, "[*B, T, Dq]"),
         ("key", key, "[*B, S, Dk]"),
@@ -57,19 +58,9 @@ def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Input
         mask = as_mask(mask)
         mask.check(batch, target_length, source_length)
     if bias is not None:
-        bias = as_bias(bias)
+        bias = jax.tree.map(jnp.asarray, as_bias(bias))  # a user's own may hold Python numbers
         bias.check(batch, target_length, source_length)
     return Inputs(query, key, value, params, mask, bias, None)
-
-
-def _float_array(name: str, value: Any) -> Array:
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be an array; got {type(value).__name__}") from error
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(f"{name} must be floating-point; got dtype {array.dtype}")
-    return array
 
 
 def _checked_params(
@@ -87,7 +78,7 @@ def _checked_params(
 
     def check(path, leaf, expected_leaf):
         name = f"params{jax.tree_util.keystr(path)}"
-        array = _float_array(name, leaf)
+        array = float_array(name, leaf)
         core = list(expected_leaf.shape)
         ndim = array.ndim - len(core)
         if list(array.shape[ndim:]) != core or ndim < 0:
@@ -121,7 +112,7 @@ def checked_rate(rate: Any) -> float:
     return number
 
 
-def checked_rng(rng: Any) -> Array:
+def checked_rng(rng: Any, *, name: str = "dropout_rng") -> Array:
     """A typed PRNG key; raw uint32 keys, as `jax.random.PRNGKey` makes them, are wrapped."""
     if not (isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)):
         try:
@@ -131,10 +122,10 @@ def checked_rng(rng: Any) -> Array:
             rng = jax.random.wrap_key_data(array)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"dropout_rng must be one PRNG key, as jax.random.key makes; got {rng!r}"
+                f"{name} must be one PRNG key, as jax.random.key makes; got {rng!r}"
             ) from error
     if rng.shape != ():
-        raise ValueError(f"dropout_rng must be one PRNG key; got {list(rng.shape)} of them")
+        raise ValueError(f"{name} must be one PRNG key; got {list(rng.shape)} of them")
     return rng
 
 

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 
 from attention_jax.biases import Bias
 from attention_jax.checks import checked_inputs
+from attention_jax.float_array import float_array
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.contract import cast_floats
-from attention_jax.implementations.reference import _without_padding
+from attention_jax.implementations.reference import without_padding
 from attention_jax.masks import Mask
 from attention_jax.position_functions import broadcasts
 from attention_jax.scores import Params, Score, get_score
@@ -135,7 +136,7 @@ def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:
 
     Source: See, Liu and Manning 2017, equation 12 (their a^t, c^t are weights_t and the sum).
     """
-    weights = _float_array("weights", weights)
+    weights = float_array("weights", weights)
     if weights.ndim < 2:
         raise ValueError(f"weights must be [*B, T, S]; got {list(weights.shape)}")
     *batch_shape, _, source_length = weights.shape
@@ -211,9 +212,9 @@ def _one_example(
     shape = (inputs.query.shape[0], inputs.key.shape[0])
     mask = None if inputs.mask is None else inputs.mask.materialize(*shape)
     # As in implementations/reference.py, whose comments say why: never 0, nor the same twice.
-    query = _without_padding(inputs.query.astype(dtype), mask, of="queries", filler=1)
-    key = _without_padding(inputs.key.astype(dtype), mask, of="keys", filler=2)
-    value = _without_padding(inputs.value.astype(dtype), mask, of="keys", filler=0)
+    query = without_padding(inputs.query.astype(dtype), mask, of="queries", filler=1)
+    key = without_padding(inputs.key.astype(dtype), mask, of="keys", filler=2)
+    value = without_padding(inputs.value.astype(dtype), mask, of="keys", filler=0)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
     q_features, k_features = score.project(params, query, key)
     kernel = kernel.astype(k_features.dtype)
@@ -246,19 +247,9 @@ def _one_example(
 
 
 def _checked_vector(name: str, value: Any, size: int, batch_shape: tuple[int, ...]) -> Array:
-    array = _float_array(name, value)
+    array = float_array(name, value)
     # `broadcasts` alone would let a last axis of size 1 pass.
     if array.shape[-1:] != (size,) or not broadcasts(array.shape[:-1], batch_shape):
         axes = f", with batch axes that broadcast to {list(batch_shape)}" if batch_shape else ""
         raise ValueError(f"{name} must be {[size]}{axes}; got {list(array.shape)}")
-    return array
-
-
-def _float_array(name: str, value: Any) -> Array:
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be an array; got {type(value).__name__}") from error
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(f"{name} must be floating-point; got dtype {array.dtype}")
     return array

@@ -61,6 +61,8 @@ class GaussianBias(Bias):
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
         centers = take(self.centers, query_positions, axis=-1)[..., :, None]
+        # No window is around NaN; so that none reaches sigma from there.
+        centers = jnp.where(jnp.isnan(centers), 0, centers)
         keys, centers = same_rank(key_positions.astype(centers.dtype)[None, :], centers)
         distances, sigma = same_rank(keys - centers, self.sigma[..., None, None])
         return -((distances / sigma) ** 2) / 2
@@ -82,7 +84,7 @@ def window_mask(centers: Array, radius: int) -> Mask:
     >>> window_mask(jnp.array([3, 0]), 1).materialize(2, 5).astype(int).tolist()
     [[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]]
     """
-    return WindowMask(_checked_radius(radius), _checked_centers(centers))
+    return WindowMask(checked_radius(radius), _checked_centers(centers))
 
 
 def gaussian_bias(centers: Array, sigma: float | Array) -> Bias:
@@ -104,7 +106,7 @@ def gaussian_bias(centers: Array, sigma: float | Array) -> Bias:
     """
     centers = _checked_centers(centers)
     if not jnp.issubdtype(centers.dtype, jnp.floating):
-        centers = centers.astype(jnp.float32)
+        centers = centers.astype(float)  # the widest there is, for a sigma in float64
     return GaussianBias(centers, _checked_sigma(sigma).astype(centers.dtype))
 
 
@@ -145,7 +147,8 @@ def predicted_centers(query: Array, params: Params, source_lengths: Array) -> Ar
         source_lengths: int, axes that broadcast to *B; S of each example.
 
     Returns:
-        float [*B, T] in [0, S], in at least float32.
+        float [*B, T] in [0, S], in at least float32; NaN, around which no window is, for a query
+        that is not finite (padding, say), which sends no gradient.
 
     Raises:
         ValueError: the parameters do not fit the query.
@@ -164,8 +167,11 @@ def predicted_centers(query: Array, params: Params, source_lengths: Array) -> Ar
         )
     dtype = accumulator_dtype(query, kernel, v)
     query, kernel, v = (array.astype(dtype) for array in (query, kernel, v))
+    finite = jnp.all(jnp.isfinite(query), axis=-1)
+    query = jnp.where(finite[..., None], query, 0)
     hidden = jnp.tanh(jnp.matmul(query, kernel, precision="highest"))
     fraction = jax.nn.sigmoid(jnp.matmul(hidden, v, precision="highest"))
+    fraction = jnp.where(finite, fraction, jnp.nan)
     lengths, fraction = same_rank(jnp.asarray(source_lengths)[..., None], fraction)
     return lengths.astype(dtype) * fraction
 
@@ -269,6 +275,13 @@ def local_attention_weights(
     return weights * damping.astype(weights.dtype)
 
 
+def checked_radius(radius: Any) -> int:
+    """A window's radius; ValueError for what is none."""
+    if isinstance(radius, bool) or not isinstance(radius, int | np.integer) or radius < 0:
+        raise ValueError(f"radius must be a Python integer of at least 0; got {radius!r}")
+    return int(radius)
+
+
 def _window_and_gaussian(
     centers: Array, radius: int, sigma: float | Array | None, mask: Mask | Array | None
 ) -> tuple[Mask, Bias | None]:
@@ -278,17 +291,15 @@ def _window_and_gaussian(
 
 
 def _checked_centers(centers: Any) -> Array:
-    array = jnp.asarray(centers)
-    real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
-    if not real or array.ndim < 1:
+    """In a dtype that tells all key positions apart: bfloat16 or int8 would not."""
+    try:
+        array = jnp.asarray(centers)
+    except (TypeError, ValueError):
+        raise ValueError(f"centers must be an array; got {type(centers).__name__}") from None
+    floating = jnp.issubdtype(array.dtype, jnp.floating)
+    if not (floating or jnp.issubdtype(array.dtype, jnp.integer)) or array.ndim < 1:
         raise ValueError(f"centers must be numbers [*B, T]; got {array.dtype} {list(array.shape)}")
-    return array
-
-
-def _checked_radius(radius: Any) -> int:
-    if isinstance(radius, bool) or not isinstance(radius, int | np.integer) or radius < 0:
-        raise ValueError(f"radius must be a Python integer of at least 0; got {radius!r}")
-    return int(radius)
+    return array.astype(accumulator_dtype(array) if floating else int)
 
 
 def _checked_sigma(sigma: Any) -> Array:

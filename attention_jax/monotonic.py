@@ -221,10 +221,8 @@ def monotonic_attention(
     score = get_score(score)
     inputs = checked_inputs(score, query, key, value, params, mask, bias)
     if noise_rng is not None:
-        try:
-            inputs = inputs._replace(dropout_rng=checked_rng(noise_rng))  # split over the batch
-        except ValueError as error:
-            raise ValueError(str(error).replace("dropout_rng", "noise_rng")) from None
+        rng = checked_rng(noise_rng, name="noise_rng")
+        inputs = inputs._replace(dropout_rng=rng)  # split over the batch
     batch_shape, source_length = inputs.query.shape[:-2], inputs.key.shape[-2]
     offset = _checked_scalar("offset", offset, batch_shape)
     noise_scale = _checked_scalar("noise_scale", noise_scale, batch_shape)

@@ -26,7 +26,6 @@ import numpy as np
 from attention_jax import plotting
 from attention_jax.command_line import run_command
 from attention_jax.nn.seq2seq import Seq2SeqConfig
-from attention_jax.scores import SCORES
 from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, Trained
 from attention_jax.tasks.reversal_arms import (
     JSON,
@@ -69,7 +68,7 @@ class Config:
 
     seeds: int = 5
     steps: int = 2500
-    scores: tuple[str, ...] = tuple(SCORES)
+    scores: tuple[str, ...] = tuple(PUBLISHED)
     unmasked: bool = True
     strings: int = 1000
     word: str = "reversal"

@@ -163,10 +163,11 @@ def plot(numbers: JSON, results: Path) -> list[Path]:
     }
     for name, title in (("cross", "cross attention"), ("cross_rollout", "its rollout")):
         mixed[title] = (np.array(numbers["word"][name])[0], letters[::-1], letters)
-    label = "position or letter written (query)"
     figures = {
-        "rollout_heads": plotting.weight_heatmaps(heads, columns=encoder.shape[1], ylabel=label),
-        "rollout": plotting.weight_heatmaps(mixed, ylabel=label),
+        "rollout_heads": plotting.weight_heatmaps(
+            heads, columns=encoder.shape[1], ylabel="position (query)"
+        ),
+        "rollout": plotting.weight_heatmaps(mixed, ylabel="position or letter written (query)"),
     }
     return [plotting.save(figure, results / f"{name}.png") for name, figure in figures.items()]
 

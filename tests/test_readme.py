@@ -28,9 +28,14 @@ def test_examples_run_one_after_another():
     exec(EXAMPLES[1], namespace)
     assert namespace["output"].shape == (16384, 16)
     assert 0 < float(namespace["statistics"].entropy[-1]) < np.log(16384)
-    exec(EXAMPLES[2], namespace)
+    exec(EXAMPLES[2], namespace)  # compares the cached decoding with the full pass by itself
+    assert namespace["full"].shape == (2, 5, 16)
+    assert namespace["windowed"].shape == (2, 5, 16)
+    exec(EXAMPLES[3], namespace)
+    assert abs(float(namespace["drate"])) > 1e-3
+    exec(EXAMPLES[4], namespace)
     assert namespace["output"].shape == (2, 7, 64)
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 5
 
 
 def test_users_own_score_attends_by_distance():

@@ -31,13 +31,46 @@ def test_without_the_mask_only_padded_strings_come_out_right(score):
     assert np.mean(padded) > 0.99
 
 
-def test_readme_shows_the_committed_table():
-    path = ROOT / "experiments" / "reversal_comparison.py"
-    spec = importlib.util.spec_from_file_location("reversal_comparison_of_results", path)
+def experiment_of(name):
+    path = ROOT / "experiments" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_of_results", path)
     experiment = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = experiment
     spec.loader.exec_module(experiment)
-    assert experiment.report(NUMBERS) in (ROOT / "README.md").read_text()
+    return experiment
+
+
+def test_readme_shows_the_committed_table():
+    report = experiment_of("reversal_comparison").report(NUMBERS)
+    assert report in (ROOT / "README.md").read_text()
+
+
+def test_every_kind_of_attention_reverses_but_those_that_cannot():
+    family = experiment_of("attention_family")
+    numbers = json.loads((RESULTS / "attention_family.json").read_text())
+    assert list(numbers["arms"]) == list(family.ARMS)
+    for arm, measured in numbers["arms"].items():
+        for accuracy in (measured["accuracy"], measured["accuracy_beam"]):
+            exact = np.mean([accuracy["free_running_exact"][n] for n in "345678"], axis=0)
+            assert len(exact) >= 3
+            if arm in family.MUST_FAIL:
+                assert exact.max() < 0.5, arm
+            elif arm == "no encoder":  # one block, no projections: it mostly does
+                assert exact.min() >= 0.9
+            else:
+                assert exact.min() >= 0.99, arm
+    assert family.report(numbers) in (ROOT / "README.md").read_text()
+
+
+def test_rollouts_are_shares():
+    numbers = json.loads((RESULTS / "rollout.json").read_text())
+    assert numbers["largest_row_sum_error"] < 1e-5
+    raw, mixed = (
+        np.array(numbers[name]) for name in ("cross_on_the_letter", "cross_rollout_on_the_letter")
+    )
+    assert len(raw) >= 3
+    assert np.all(raw > 0.8)
+    assert np.all(mixed < raw)
 
 
 BENCHMARKS = json.loads((RESULTS / "benchmark.json").read_text())["benchmarks"]

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention_jax.float_array import float_array
 from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
@@ -100,8 +101,8 @@ def cross_rollout(
 
     Source: Abnar and Zuidema 2020, section 3, treat an encoder; here its A-tilde meets a decoder.
     """
-    cross_weights = _float_array("cross_weights", cross_weights)
-    encoder_rollout = _float_array("encoder_rollout", encoder_rollout)
+    cross_weights = float_array("cross_weights", cross_weights)
+    encoder_rollout = float_array("encoder_rollout", encoder_rollout)
     if cross_weights.ndim < 3 or cross_weights.shape[-3] == 0:
         raise ValueError(
             "cross_weights must be [*B, N, T, S] with at least one head; got"
@@ -148,8 +149,8 @@ def _normalized(rows: Array) -> Array:
 
 def _stacked(weights: Any) -> Array:
     if not isinstance(weights, list | tuple):
-        return _float_array("weights", weights)
-    layers = [_float_array(f"weights[{index}]", layer) for index, layer in enumerate(weights)]
+        return float_array("weights", weights)
+    layers = [float_array(f"weights[{index}]", layer) for index, layer in enumerate(weights)]
     for index, layer in enumerate(layers):
         if (layer.shape, layer.dtype) != (layers[0].shape, layers[0].dtype):
             raise ValueError(
@@ -175,13 +176,3 @@ def _checked_reduction(name: Any) -> str:
     if name not in _HEAD_REDUCTIONS:
         raise ValueError(f"head_reduction must be one of mean, max; got {name!r}")
     return str(name)
-
-
-def _float_array(name: str, value: Any) -> Array:
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be an array; got {type(value).__name__}") from error
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(f"{name} must be floating-point; got dtype {array.dtype}")
-    return array

@@ -32,7 +32,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
         positions = (jnp.arange(length) for length in logits.shape)
         keep = dropout.keep_mask(inputs.dropout_rng, options.dropout_rate, *positions)
         weights = dropout.drop(weights, keep, options.dropout_rate)
-    value = _without_padding(inputs.value.astype(weights.dtype), mask, of="keys", filler=0)
+    value = without_padding(inputs.value.astype(weights.dtype), mask, of="keys", filler=0)
     output = jnp.matmul(weights, value, precision="highest")
     statistics = row_statistics(logits, mask) if options.return_statistics else None
     return output.astype(inputs.query.dtype), statistics
@@ -45,8 +45,8 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
     mask = None if inputs.mask is None else inputs.mask.materialize(*shape)
     # Not 0, and not the same twice: a user's score may hold a norm or a distance, whose gradient at
     # 0 is not finite, and a masked pair would bring it to the parameters (0 * inf is NaN).
-    query = _without_padding(inputs.query.astype(dtype), mask, of="queries", filler=1)
-    key = _without_padding(inputs.key.astype(dtype), mask, of="keys", filler=2)
+    query = without_padding(inputs.query.astype(dtype), mask, of="queries", filler=1)
+    key = without_padding(inputs.key.astype(dtype), mask, of="keys", filler=2)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
     logits = options.score(params, query, key).astype(dtype)
     if logits.shape != shape:
@@ -58,7 +58,7 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
     return logits, mask
 
 
-def _without_padding(tokens: Array, mask: Array | None, *, of: str, filler: float) -> Array:
+def without_padding(tokens: Array, mask: Array | None, *, of: str, filler: float) -> Array:
     """Tokens [length, D] with `filler` for those that no allowed pair contains.
 
     A weight of 0 is not enough to keep a NaN out (0 * NaN is NaN), neither forward nor backward.

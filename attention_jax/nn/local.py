@@ -10,6 +10,7 @@ from flax import nnx
 
 from attention_jax.biases import Bias
 from attention_jax.local import (
+    checked_radius,
     local_attention,
     local_attention_weights,
     monotonic_centers,
@@ -41,7 +42,7 @@ class _LocalAttention(Attention):
         **options: Any,
     ):
         super().__init__(score, query_dim, key_dim, rngs=rngs, **options)
-        self.radius, self.sigma = radius, sigma
+        self.radius, self.sigma = checked_radius(radius), sigma
 
     def _attend(
         self,
@@ -88,7 +89,7 @@ class LocalMAttention(_LocalAttention):
         options: `dropout_rate`, `implementation` as in `Attention`.
 
     Raises:
-        ValueError: there is no such score or alignment.
+        ValueError: there is no such score or alignment, or the radius is none.
 
     >>> attend = LocalMAttention("dot", 4, 4, radius=1, rngs=nnx.Rngs(0))
     >>> _, weights = attend(jnp.ones((1, 4)), jnp.ones((5, 4)), return_weights=True)
@@ -164,7 +165,7 @@ class LocalPAttention(_LocalAttention):
         options: `dropout_rate`, `implementation` as in `Attention`.
 
     Raises:
-        ValueError: there is no such score, or no sigma can be had from radius 0.
+        ValueError: there is no such score, a size is none, or no sigma can be had from radius 0.
 
     >>> attend = LocalPAttention("general", 4, 6, radius=2, rngs=nnx.Rngs(0))
     >>> attend(jnp.ones((3, 5, 4)), jnp.ones((3, 7, 6))).shape
@@ -192,6 +193,8 @@ class LocalPAttention(_LocalAttention):
             score, query_dim, key_dim, radius=radius, sigma=sigma, rngs=rngs, **options
         )
         hidden_dim = query_dim if hidden_dim is None else hidden_dim
+        if hidden_dim < 1:
+            raise ValueError(f"hidden_dim must be at least 1; got {hidden_dim}")
         kernel = jax.random.normal(rngs.params(), (query_dim, hidden_dim)) * query_dim**-0.5
         # Small, so that every window begins in the middle, where the sigmoid is steepest.
         v = jax.random.normal(rngs.params(), (hidden_dim,)) * 0.1 * hidden_dim**-0.5

@@ -169,7 +169,9 @@ class MultiHeadAttention(nnx.Module):
         score, queries, keys, values = resolve(
             self.score, params, queries, keys, values, self.head_dim
         )
-        arguments: Any = {"score": score, "params": params, **self._pairs(mask, bias, query.ndim)}
+        lengths = (queries.shape[-2], keys.shape[-2])
+        pairs = self._pairs(mask, bias, query.shape[:-2], *lengths)
+        arguments: Any = {"score": score, "params": params, **pairs}
         rate = 0.0 if dropout_rng is None else self.dropout_rate
         heads = attention(
             queries, keys, values, **arguments, dropout_rate=rate, dropout_rng=dropout_rng,
@@ -248,18 +250,21 @@ class MultiHeadAttention(nnx.Module):
             new,
         )
         # What has no token yet stands after every query, and is masked with the future.
-        mask = ShiftedMask(causal_mask() if mask is None else causal_mask() & mask, first)
+        mask = causal_mask() if mask is None else causal_mask() & mask
+        room = memory.values.shape[-2]
+        pairs = self._pairs(mask, bias, x.shape[:-2], room, room)
+        mask, bias = ShiftedMask(pairs["mask"], first), pairs["bias"]
         if bias is not None:
-            bias = ShiftedBias(as_bias(bias), first)
+            bias = ShiftedBias(bias, first)
         dtype = queries.dtype
         score, queries, keys, values = resolve(
             self.score, params, queries, memory, None, self.head_dim
         )
         heads = attention(
-            queries, keys, values, score=score, params=params,
-            implementation=self.implementation, **self._pairs(mask, bias, x.ndim),
+            queries, keys, values, score=score, params=params, mask=mask, bias=bias,
+            implementation=self.implementation,
         )  # fmt: skip
-        fits = first + count <= memory.values.shape[-2]
+        fits = first + count <= room
         output = jnp.where(fits, self._merged(heads.astype(dtype), x.ndim), jnp.nan)
         return output, KeyValueCache(memory, first + count)
 
@@ -299,17 +304,22 @@ class MultiHeadAttention(nnx.Module):
 
         return jax.tree.map(grouped, values_of(self.params))
 
-    def _pairs(self, mask: Any, bias: Any, ndim: int) -> dict[str, Any]:
-        def grouped(leaf: Array, core_ndim: int) -> Array:
-            return group_heads(leaf, core_ndim, self.num_key_heads)
+    def _pairs(
+        self, mask: Any, bias: Any, batch: tuple[int, ...], target: int, source: int
+    ) -> dict[str, Any]:
+        def grouped(pairs: Any) -> Any:
+            # Here, where heads are one axis yet: another number of them might fit the groups.
+            pairs.check((*batch, self.num_heads), target, source)
+            return jax.tree.map(
+                lambda leaf, core_ndim: group_heads(leaf, core_ndim, self.num_key_heads),
+                pairs,
+                pairs.core_ndims(),
+            )
 
-        if mask is not None:
-            mask = mask_for_heads(mask, ndim - 2)
-            mask = jax.tree.map(grouped, mask, mask.core_ndims())
-        if bias is not None:
-            bias = as_bias(bias)
-            bias = jax.tree.map(grouped, bias, bias.core_ndims())
-        return {"mask": mask, "bias": bias}
+        return {
+            "mask": None if mask is None else grouped(mask_for_heads(mask, len(batch))),
+            "bias": None if bias is None else grouped(as_bias(bias)),
+        }
 
 
 def _check_tokens(name: str, tokens: Array, projection: nnx.LinearGeneral) -> None:

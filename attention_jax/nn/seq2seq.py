@@ -49,7 +49,8 @@ class Seq2SeqConfig:
         activation: of the feed-forward layers.
         norm: layer normalisation before each layer ("pre") or after its residual ("post").
         normalize_qk: layer normalisation of queries and keys in the self attentions.
-        encoder_layers: number of encoder blocks.
+        encoder_layers: number of encoder blocks; 0 for a memory of embedded letters, none of which
+            knows of another.
         decoder_layers: number of decoder blocks.
         dropout_rate: of embeddings, attention weights and layers, in training.
         checkpoint_blocks: compute each block again for its gradient rather than save what is in it.
@@ -81,9 +82,9 @@ class Seq2SeqConfig:
         get_score(self.score)
         if self.self_attention_score is not None:
             get_score(self.self_attention_score)
-        for name in ("encoder_layers", "decoder_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name, least in (("encoder_layers", 0), ("decoder_layers", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
         if self.dim % 2:
             raise ValueError(f"dim must be even; got {self.dim}")
         self.block, self.cross  # noqa: B018 -- they check the rest
@@ -218,7 +219,11 @@ class Seq2Seq(nnx.Module):
             x, block_weights = self._checkpointed(apply)(x, dropout_rng=rng)
             weights.append(block_weights)
         memory = self.memory_norm(x)
-        return (memory, jnp.stack(weights)) if return_weights else memory
+        if not return_weights:
+            return memory
+        batch_size, length = source.shape
+        none = jnp.zeros((0, batch_size, self.config.heads, length, length))
+        return memory, jnp.stack(weights) if weights else none
 
     def decode(
         self,
