@@ -10,7 +10,7 @@ import jax
 import rich.console
 import rich.table
 import tyro
-from benchmarks import attention, crossover, gru_padding, reversal_training
+from benchmarks import attention, crossover, decoding, gru_padding, local, reversal_training
 from benchmarks.measure import JSON, Benchmark, Options, Report
 
 from attention_jax.command_line import run_command
@@ -18,6 +18,8 @@ from attention_jax.training.run_folder import check_output, environment, write_j
 
 BENCHMARKS: dict[str, Benchmark] = {
     "attention": Benchmark(attention.check, attention.run),
+    "local": Benchmark(local.check, local.run),
+    "decoding": Benchmark(decoding.check, decoding.run),
     "crossover": Benchmark(crossover.check, crossover.run),
     "reversal": Benchmark(reversal_training.check, reversal_training.run),
     "gru-padding": Benchmark(gru_padding.check, gru_padding.run),
@@ -33,6 +35,10 @@ class Arguments:
     attention: milliseconds and temporary memory of attention with every score, of ours and of each
     peer that is installed (the extra [bench] has them; one that is not is listed as absent); what
     every derivative takes; the targets, and whether they are met. About 15 minutes.
+    local: attention through windows against attention to all keys, which should take at least five
+    times as long; a minute.
+    decoding: the reversal model says its answers token by token with a cache, and without, which
+    should take at least three times as long; a minute.
     crossover: from what size tiles are faster than the whole table of logits; a few minutes.
     reversal: training throughput of our model, all seeds at once, and of a GRU in PyTorch (needs
     the extra [bench]; listed as absent without it).
@@ -43,7 +49,7 @@ class Arguments:
         out: also write everything, every repeat included, to this JSON file.
     """
 
-    benchmarks: tuple[str, ...] = ("attention", "reversal")
+    benchmarks: tuple[str, ...] = ("attention", "local", "decoding", "reversal")
     measurement: Annotated[Options, tyro.conf.OmitArgPrefixes] = Options()
     out: Path | None = None
 

@@ -124,7 +124,7 @@ def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path, peer):
         (["--out", "nowhere/found.json"], "got nowhere/found.json"),
         (
             ["--benchmarks", "reversals"],
-            "must be of attention, crossover, reversal, gru-padding; got 'reversals'",
+            "attention, local, decoding, crossover, reversal, gru-padding; got 'reversals'",
         ),
     ],
 )
@@ -132,6 +132,21 @@ def test_a_mistake_is_one_line_and_status_2(monkeypatch, capsys, arguments, mess
     assert command(monkeypatch, *arguments) == 2
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "must be" in line)
     assert message in line
+
+
+def test_by_default_scores_are_the_four_of_the_literature(monkeypatch):
+    from benchmarks.measure import Options
+
+    path = SCRIPTS.parent / "experiments" / "reversal_comparison.py"
+    spec = importlib.util.spec_from_file_location("reversal_comparison_of_defaults", path)
+    experiment = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, experiment)
+    spec.loader.exec_module(experiment)
+    assert list(Options().scores) == list(experiment.Config().scores) == SCORES
+    # The quickstart leaves the scores to the experiment.
+    quickstart = (SCRIPTS / "quickstart").read_text()
+    assert "experiments/reversal_comparison.py" in quickstart
+    assert "--scores" not in quickstart
 
 
 def test_contestants_take_turns_and_the_first_call_of_a_turn_does_not_count(monkeypatch):

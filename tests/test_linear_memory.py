@@ -7,6 +7,7 @@ from conformance import SCORE_CASES, quick_jit
 
 import attention_jax as aj
 from attention_jax.implementations import BlockSizes
+from attention_jax.local import local_attention, predicted_centers
 
 LENGTH, DIM, HIDDEN = 1024, 4, 4
 BLOCKS = BlockSizes(64, 64)
@@ -18,7 +19,7 @@ SCORES = {
 
 
 def growth(score, implementation, derivative):
-    """How many times the bytes of temporaries grow from LENGTH to 4 LENGTH, and the former."""
+    """Of attention with a mask, dropout and statistics; see `growth_of`."""
 
     def loss(arrays, params, key_length):
         output, statistics = aj.attention(
@@ -27,6 +28,12 @@ def growth(score, implementation, derivative):
             dropout_rng=jax.random.key(0), implementation=implementation,
         )  # fmt: skip
         return (output**2).sum() + statistics.entropy.sum()
+
+    return growth_of(loss, score, derivative)
+
+
+def growth_of(loss, score, derivative):
+    """How many times the bytes of temporaries grow from LENGTH to 4 LENGTH, and the former."""
 
     def reserved(length):
         arrays = tuple(jax.ShapeDtypeStruct((length, DIM), jnp.float32) for _ in range(3))
@@ -82,3 +89,32 @@ def test_memory_is_linear_in_the_length(implementation, score, derivative):
     times, once = growth(SCORES[score], implementation, derivative)
     assert times < 4.5
     assert once < 4 * LENGTH**2  # one table of float32
+
+
+def with_a_bias(arrays, params, key_length):
+    """Both functions of position, and their arrays among those that get a gradient."""
+    slope, table = arrays[0][0, 0], arrays[0][:5, 0]
+    bias = aj.alibi_bias(slope) + aj.relative_bias(table)
+    output = aj.attention(
+        *arrays, params=params, bias=bias, mask=aj.padding_mask(key_length),
+        implementation="tiled", block_sizes=BLOCKS,
+    )  # fmt: skip
+    return (output**2).sum()
+
+
+def through_windows(arrays, params, key_length):
+    """With a Gaussian around predicted centers, whose parameters get a gradient, too."""
+    query = arrays[0]
+    predict = {"kernel": query[:DIM], "v": query[0]}
+    output = local_attention(
+        *arrays, params=params, centers=predicted_centers(query, predict, key_length), radius=64,
+        sigma=32.0, mask=aj.padding_mask(key_length), implementation="tiled", block_sizes=BLOCKS,
+    )  # fmt: skip
+    return (output**2).sum()
+
+
+@pytest.mark.parametrize("loss", [with_a_bias, through_windows])
+def test_functions_of_position_are_linear_too(loss):
+    times, once = growth_of(loss, SCORES["scaled"], gradient)
+    assert times < 4.5
+    assert once < 4 * LENGTH**2

@@ -1,6 +1,7 @@
 """Masks: every table against its rule pair by pair; algebra, pytrees, and errors."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from attention_jax import (
     padding_mask,
     segment_mask,
 )
+from attention_jax.mask_algebra import ShiftedMask
 from attention_jax.masks import array_field, as_mask
 
 
@@ -206,6 +208,7 @@ def _random_masks():
         "and": (causal & padding, False),
         "or": (local | padding, False),
         "not": (~(causal | padding), False),
+        "shifted": (ShiftedMask(local, jnp.full(count, 2)), True),
         "of all": ((~local & dense) | (segment_mask(*packed) & ~padding & causal_mask(5)), False),
     }  # fmt: skip
 
@@ -237,6 +240,38 @@ def test_a_tiles_status_never_lies_and_tells_what_it_can():
                 assert (claimed == true).all() if exact else 2 * claimed.sum() >= true.sum(), name
     assert claims[0].any()
     assert claims[1].any()
+
+
+@pytest.mark.parametrize("name", ALL_MASKS[1:])
+def test_a_shifted_mask_is_the_later_rows(name):
+    mask, expected = as_mask(MASK_CASES[name].build()), allowed_table(name)
+    for shift in range(T):
+        later = jax.jit(lambda shift, rows=T - shift: ShiftedMask(mask, shift).materialize(rows, S))
+        table = np.broadcast_to(later(jnp.array(shift)), (B, T - shift, S))
+        np.testing.assert_array_equal(table, expected[:, shift:])
+    with pytest.raises(ValueError, match=r"mask shift must be one integer; got \[2\]"):
+        ShiftedMask(mask, jnp.arange(2)).materialize(1, S)
+
+
+def test_how_many_keys_a_query_sees_at_most():
+    window, table = local_mask(2, 1), jnp.ones((T, S), bool)
+    for mask, most in (
+        (window, 4),
+        (local_mask(0, 0), 1),
+        (local_mask(None, 1), sys.maxsize),
+        (local_mask(1, None), sys.maxsize),
+        (causal_mask(), sys.maxsize),
+        (padding_mask(jnp.array(3)), sys.maxsize),
+        (as_mask(table), sys.maxsize),
+        (Strided(3), sys.maxsize),
+        (table & window, 4),
+        (window & local_mask(0, 5) & causal_mask(), 4),
+        (window | local_mask(0, 0), sys.maxsize),
+        (~window, sys.maxsize),
+        (ShiftedMask(window, jnp.array(3)), 4),
+    ):
+        assert mask.most_keys() == most
+        assert int(mask.materialize(T, S).sum(-1).max()) <= most
 
 
 def test_of_a_mask_of_ones_own_nothing_is_known_unless_it_says_so():

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations import IMPLEMENTATIONS
-from attention_jax.scores import SCORES
 from benchmarks.attention_peers import forward_backward, our_attention
 from benchmarks.attention_works import Tree, Work
-from benchmarks.measure import JSON, compile_cold, say
+from benchmarks.measure import FOUR_SCORES, JSON, compile_cold, say
 
 _LENGTHS = (4096, 16384)
 
@@ -83,7 +82,7 @@ def all_programs() -> dict[str, Program]:
     programs = [
         Program(implementation, score, 128 if score == "additive" else None)
         for implementation in ("reference", "tiled")
-        for score in SCORES
+        for score in FOUR_SCORES
     ] + [
         Program("checkpointed", score, 64 if score == "additive" else None, derivative)
         for score in ("scaled", "additive")

@@ -55,7 +55,7 @@ def ours(work: Work) -> Contestant:
     """`attention_jax.attention`; LookupError, as from every peer, says why it is absent."""
     if work.implementation not in (None, *IMPLEMENTATIONS):
         raise LookupError(f"there is no implementation {work.implementation!r}")
-    return _jax_contestant(work, our_attention(work), implementation=_implementation(work))
+    return jax_contestant(work, our_attention(work), implementation=_implementation(work))
 
 
 def _implementation(work: Work) -> str:
@@ -77,10 +77,17 @@ def our_attention(work: Work) -> Callable[[Tree], Array]:
     return attend
 
 
-def _jax_contestant(
-    work: Work, attend: Callable[[Tree], Array], layout: str = "BNTD", **about: Any
+def jax_contestant(
+    work: Work,
+    attend: Callable[[Tree], Array],
+    layout: str = "BNTD",
+    *,
+    inputs: Tree | None = None,
+    **about: Any,
 ) -> Contestant:
-    inputs, cotangent = work.arrays()
+    """A function of inputs, those of the work or others, compiled."""
+    usual, cotangent = work.arrays()
+    inputs = usual if inputs is None else inputs
     if layout == "BTND":
         inputs |= {name: inputs[name].swapaxes(1, 2) for name in ("query", "key", "value")}
         cotangent = cotangent.swapaxes(1, 2)
@@ -129,7 +136,7 @@ def naive(work: Work) -> Contestant:
             logits = jnp.where(mask, logits, -jnp.inf)
         return jax.nn.softmax(logits) @ inputs["value"]
 
-    return _jax_contestant(work, attend)
+    return jax_contestant(work, attend)
 
 
 def _naive_additive(query: Array, key: Array, params: Tree) -> Array:
@@ -168,7 +175,7 @@ def _jax_nn(work: Work, implementation: Literal["cudnn"] | None = None) -> Conte
             implementation=implementation,
         )  # fmt: skip
 
-    return _jax_contestant(work, attend, layout="BTND")
+    return jax_contestant(work, attend, layout="BTND")
 
 
 def projected(work: Work, inputs: Any) -> tuple[Any, float]:
@@ -191,7 +198,7 @@ def _flax(work: Work) -> Contestant:
             inputs["query"], inputs["key"], inputs["value"], mask=_table(work)
         )
 
-    return _jax_contestant(work, attend, layout="BTND")
+    return jax_contestant(work, attend, layout="BTND")
 
 
 def _keras(work: Work) -> Contestant:
@@ -215,7 +222,7 @@ def _keras(work: Work) -> Contestant:
         output, _ = layer.stateless_call([params["v"]], [], merged)
         return output.reshape(inputs["query"].shape)
 
-    return _jax_contestant(work, attend, version=keras.__version__)
+    return jax_contestant(work, attend, version=keras.__version__)
 
 
 def _tokamax(work: Work) -> Contestant:
@@ -231,7 +238,7 @@ def _tokamax(work: Work) -> Contestant:
 
     if work.window is not None:
         raise LookupError("this benchmark gives it no window")
-    return _jax_contestant(work, attend, layout="BTND")
+    return jax_contestant(work, attend, layout="BTND")
 
 
 def import_peer(module: str) -> Any:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.attention_peers import Contestant, projected
-from benchmarks.attention_works import Tree, Work
+from benchmarks.attention_works import OWN, Tree, Work
 from benchmarks.measure import JSON
 
 _TRIALS = 3  # of each number of threads
@@ -89,7 +89,7 @@ _KEOPS_LOGITS: dict[str, Callable[[Any, Any, Any], Any]] = {
     # It has no tanh, and this one needs no guard: 1 / (e^2x + 1) is right where e^2x overflows.
     "additive": lambda q, k, v: v | (1 - 2 / ((2 * (q + k)).exp() + 1)),
     "scaled": lambda q, k, v: (q | k) / math.sqrt(q.ndim),
-    "distance": lambda q, k, v: -((q - k) ** 2).sum(-1),
+    OWN: lambda q, k, v: -((q - k) ** 2).sum(-1),
 }
 
 

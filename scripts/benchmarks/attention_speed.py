@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from benchmarks.attention_peers import PEERS, Contestant, ours
 from benchmarks.attention_works import Work
@@ -21,13 +21,23 @@ def rows_of(works: Iterable[Work], repeats: int) -> list[JSON]:
     as ours it took; "temporary_mib" and "compile_seconds" of what XLA compiled; or "absent", with
     the reason.
     """
-    return [row for work in works for row in _race(work, repeats)]
+    return [
+        row
+        for work in works
+        for row in race(work, {OURS: ours, **{name: PEERS[name] for name in work.peers}}, repeats)
+    ]
 
 
-def _race(work: Work, repeats: int) -> list[JSON]:
+def race(
+    work: Work,
+    prepared_by: Mapping[str, Callable[[Work], Contestant]],
+    repeats: int,
+    benchmark: str = "attention",
+) -> list[JSON]:
+    """A row for each contestant, in the order given."""
     contestants: dict[str, Contestant] = {}
     absent = {}
-    for name, prepare in {OURS: ours, **{peer: PEERS[peer] for peer in work.peers}}.items():
+    for name, prepare in prepared_by.items():
         try:
             contestants[name] = prepare(work)
         except LookupError as error:
@@ -42,9 +52,9 @@ def _race(work: Work, repeats: int) -> list[JSON]:
         name: 1000 * statistics.median(seconds[name]) / calls[name] for name in contestants
     }
     told = ", ".join(f"{name} {value:,.1f}" for name, value in milliseconds.items())
-    say(f"attention, {work.name}: milliseconds of {told}")
+    say(f"{benchmark}, {work.name}: milliseconds of {told}")
     rows: list[JSON] = []
-    for name in (OURS, *work.peers):
+    for name in prepared_by:
         row = work.described() | {"contestant": name}
         if name in absent:
             rows.append(row | {"absent": absent[name]})

@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from attention_jax.scores import SCORES
 from benchmarks.attention_speed import OURS
-from benchmarks.measure import JSON
-
-Rows = Sequence[JSON]
-Found = Callable[[Rows], float | None]  # None: not measured
-
-
-class Target(NamedTuple):
-    """A number that rows hold, and its bound."""
-
-    claim: str
-    what: str  # the number is
-    found: Found
-    bound: str  # "at least" or "at most"
-    limit: float
-
-    def row(self, rows: Rows) -> JSON:
-        """The claim, its bound, what was found, and "yes", "no" or "not measured"."""
-        found = self.found(rows)
-        if found is None:
-            met = "not measured"
-        else:
-            enough = found >= self.limit if self.bound == "at least" else found <= self.limit
-            met = "yes" if enough else "no"
-        return {
-            "claim": self.claim,
-            "what": self.what,
-            "target": f"{self.bound} {self.limit:.3g}",
-            "found": found,
-            "met": met,
-        }
+from benchmarks.attention_works import OWN
+from benchmarks.measure import FOUR_SCORES, JSON
+from benchmarks.targets import Found, Rows, Target
 
 
 def targets_met(rows: Rows) -> list[JSON]:
@@ -104,7 +75,7 @@ def _timed() -> Iterator[Target]:
         (additive, "additive", "naive JAX", 20),
         (additive, "additive", "Keras", 20),
         (additive_grad, "additive-grad", "naive JAX", 15),
-        ("a user's own score, forward + backward", "distance", "ours, reference", 1),
+        ("a user's own score, forward + backward", "own-distance", "ours, reference", 1),
     ):
         yield Target(
             claim, f"time of {peer} / ours", _peer_over_ours(work, peer), "at least", least
@@ -115,7 +86,10 @@ def _timed() -> Iterator[Target]:
         ("local window of 256, T=S=16384", "local-16k", "ours, half as long", 2.3),
         ("general forward", "general", "ours, scaled dot", 1.15),
         ("general forward + backward", "general-grad", "ours, scaled dot", 1.15),
-        *((f"small problem, {name}", f"small-{name}", "ours, reference", 1.05) for name in SCORES),
+        *(
+            (f"small problem, {name}", f"small-{name}", "ours, reference", 1.05)
+            for name in FOUR_SCORES
+        ),
     ):
         yield Target(claim, f"our time / {peer}", _ours_over(work, peer), "at most", most)
 
@@ -133,7 +107,7 @@ def _compiled() -> Iterator[Target]:
         program = f"memory-checkpointed-additive-{derivative}"
         claim = f"checkpointed, additive, {derivative}, T=S=16384"
         yield Target(claim, _FROM_A_QUARTER, _growth(program), "at most", 4.5)
-    for score in (*SCORES, "distance"):
+    for score in (*FOUR_SCORES, OWN):
         claim = f"{score} forward + backward, any size"
         yield Target(claim, "compile seconds", _compile_seconds(score), "at most", 15)
 

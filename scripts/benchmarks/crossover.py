@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from benchmarks import attention_speed
-from benchmarks.attention_works import Work
+from benchmarks.attention_works import OWN, Work
 from benchmarks.measure import Options, Report
 
 _BATCHES = (1, 64)
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _MOST_PAIRS = 2**22
-_SCORES = ("additive", "scaled", "distance")  # one of each kind that `choice.py` knows
+_SCORES = ("additive", "scaled", OWN)  # one of each kind that `choice.py` knows
 
 _COLUMNS = {
     "score": ("score", ""),
@@ -28,7 +28,7 @@ def run(options: Options) -> list[Report]:
     """Forward and backward of "tiled" and "reference", taking turns at every size."""
     works = [
         Work(
-            f"crossover-{score}-{batch}x{length}",
+            f"crossover-{score.replace(' ', '-')}-{batch}x{length}",
             score,
             length,
             backward=True,

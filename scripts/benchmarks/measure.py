@@ -15,6 +15,7 @@ import jax
 from attention_jax.scores import SCORES, get_score
 
 JSON = dict[str, Any]
+FOUR_SCORES = ("additive", "dot", "general", "scaled")  # those of the literature, by default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +26,14 @@ class Options:
         scores: of the training benchmarks: names, or "module:Name" for one of your own.
         works: of the attention benchmark: names or patterns such as "additive*"; all if none.
         implementation: ours in its timed works; None for what `attention` picks.
-        shrink: divides the lengths of the attention benchmark, for a trial of seconds.
+        shrink: divides the lengths of the attention, local and decoding benchmarks, for a trial
+            of seconds.
         repeats: timed repeats; the median counts.
         steps: optimiser steps (of every seed) in one repeat of a training benchmark.
         seeds: runs of ours trained at once.
     """
 
-    scores: tuple[str, ...] = tuple(SCORES)
+    scores: tuple[str, ...] = FOUR_SCORES
     works: tuple[str, ...] = ()
     implementation: str | None = None
     shrink: int = 1

@@ -8,13 +8,15 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 Rows = Sequence[dict[str, Any]]
 
-_SCORES = {"scaled": "scaled dot", "distance": "a user's own (negative squared distance)"}
+_OWN = "a user's own (negative squared distance)"
+# Before the library had a score called "distance", this is what results called the user's own.
+_SCORES = {"scaled": "scaled dot", "own distance": _OWN, "distance": _OWN}
 
 
 def speed_table(rows: Rows) -> str:
@@ -65,9 +67,51 @@ def targets_table(rows: Rows) -> str:
     return _table(("claim", "number", "target", "measured", "met"), lines)
 
 
+def local_table(rows: Rows) -> str:
+    """Windows against all keys."""
+    lines = [
+        (
+            f"{row['attention']}, {_score(row)}",
+            f"{row['direction']}, {row['shape']}, radius {row['radius']}",
+            f"{_three_digits(row['milliseconds'])} ms",
+            f"{_three_digits(row['global_milliseconds'])} ms",
+            _ratio(row["times_ours"]),
+            _target(row),
+        )
+        for row in rows
+    ]
+    return _table(("attention", "work", "local", "global", "global / local", "target"), lines)
+
+
+def decoding_table(rows: Rows) -> str:
+    """Decoding with a cache against decoding without."""
+    lines = [
+        (
+            _score(row) + (f", {row['heads']} heads" if row["heads"] > 1 else ""),
+            row["shape"],
+            f"{_three_digits(row['milliseconds'])} ms",
+            f"{_three_digits(row['naive_milliseconds'])} ms",
+            f"{row['tokens_per_second']:,.0f}",
+            _ratio(row["times_ours"]),
+            _target(row),
+        )
+        for row in rows
+    ]
+    heads = ("score", "work", "cached", "all anew", "tokens/s", "all anew / cached", "target")
+    return _table(heads, lines)
+
+
+def _target(row: dict[str, Any]) -> str:
+    return f"{row['target']}: {row['met']}" if "target" in row else "-"
+
+
 def _score(row: dict[str, Any]) -> str:
     name: str = row["score"]
     return _SCORES.get(name, name)
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _ratio(times: float) -> str:
@@ -79,11 +123,22 @@ def _table(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *lines))
 
 
+TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {  # report -> (README's marker, table)
+    "attention": ("attention speed", speed_table),
+    "attention-memory": ("attention memory", memory_table),
+    "attention-targets": ("targets", targets_table),
+    "local": ("local", local_table),
+    "decoding": ("decoding", decoding_table),
+}
+
+
+def main(path: str) -> None:
+    benchmarks = json.loads(Path(path).read_text())["benchmarks"]
+    for name, (marker, table) in TABLES.items():
+        if name in benchmarks:
+            rows = benchmarks[name]["rows"]
+            print(f"<!-- {marker} -->", table(rows), f"<!-- end of {marker} -->\n", sep="\n")
+
+
 if __name__ == "__main__":
-    benchmarks = json.loads(Path(sys.argv[1]).read_text())["benchmarks"]
-    for name, table in (
-        ("attention", speed_table),
-        ("attention-memory", memory_table),
-        ("attention-targets", targets_table),
-    ):
-        print(table(benchmarks[name]["rows"]), end="\n\n")
+    main(sys.argv[1])

@@ -1,0 +1,177 @@
+"""Greedy decoding token by token, with a cache, or the whole answer anew for every token.
+
+The reversal model with random parameters and an end of sequence that it never says, so that every
+answer is as long as may be. `Seq2Seq.greedy_decode` keeps what it has computed of earlier tokens
+and of the source; its contestant, written here, keeps only the encoder's output, and runs the
+decoder on all positions in every step. Both end with one more pass, for the weights they return.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attention_jax.data.vocabulary import EOS, PAD, SOS
+from attention_jax.nn.seq2seq import Decoded, Seq2Seq, Seq2SeqConfig
+from attention_jax.tasks.reversal import VOCABULARY
+from benchmarks.measure import JSON, Options, Report, compile_cold, interleaved_seconds, say
+from benchmarks.targets import with_target
+
+Array = jax.Array
+Decode = Callable[[Seq2Seq, Array, Array, int], Decoded]
+
+_BATCH = 64
+_LENGTH = 64  # of the source, and of the answer
+_NEVER = -1e9  # what a letter's logit is to be, for it not to be said
+
+_CACHED, _NAIVE = "cached", "naive"
+_COLUMNS = {
+    "score": ("score", ""),
+    "heads": ("heads", "d"),
+    "shape": ("shape", ""),
+    "cached, ms": ("milliseconds", ",.2f"),
+    "naive, ms": ("naive_milliseconds", ",.2f"),
+    "naive / cached": ("times_ours", ",.2f"),
+    "cached, tokens/s": ("tokens_per_second", ",.0f"),
+    "naive, tokens/s": ("naive_tokens_per_second", ",.0f"),
+    "target": ("target", ""),
+    "met": ("met", ""),
+}
+
+# The model's settings, and how many times as long the naive way should take at least.
+_MODELS: list[tuple[JSON, float | None]] = [
+    ({"score": "scaled"}, 3),
+    ({"score": "additive"}, 3),
+    ({"score": "scaled", "heads": 4}, None),
+]
+
+
+def check(options: Options) -> None:
+    """Every choice of options will do."""
+
+
+def run(options: Options) -> list[Report]:
+    """Both ways of decoding with every model, taking turns."""
+    length = max(2, _LENGTH // options.shrink)
+    rows = [
+        with_target(_race(Seq2SeqConfig(**settings), length, options.repeats), "times_ours", least)
+        for settings, least in _MODELS
+    ]
+    report = Report(
+        name="decoding",
+        title=f"Greedy decoding of the reversal model: median of {options.repeats} repeats",
+        columns=_COLUMNS,
+        rows=rows,
+        settings={
+            "repeats": options.repeats,
+            "shrink": options.shrink,
+            "batch_size": _BATCH,
+            "source_length": length,
+            "max_length": length,
+        },
+        notes=[
+            "naive / cached: how many times as long it takes to read all tokens anew in each step",
+            *["lengths were divided, so this says nothing"] * (options.shrink > 1),
+        ],
+        section=(),
+    )
+    return [report]
+
+
+def _race(config: Seq2SeqConfig, length: int, repeats: int) -> JSON:
+    source = jax.random.randint(jax.random.key(1), (_BATCH, length), EOS + 1, VOCABULARY.size)
+    arguments = (_never_ending(config), source, jnp.full((_BATCH,), length))
+    compiled = {
+        name: compile_cold(functools.partial(_decoded, config, decode, length), *arguments)
+        for name, decode in {_CACHED: _cached, _NAIVE: _naive}.items()
+    }
+    answers = {name: jax.device_get(program.call(*arguments)) for name, program in compiled.items()}
+    seconds = interleaved_seconds(
+        {
+            name: functools.partial(_call, program.call, *arguments)
+            for name, program in compiled.items()
+        },
+        repeats,
+    )
+    milliseconds = {name: 1000 * statistics.median(seconds[name]) for name in compiled}
+    told = ", ".join(f"{name} {value:,.1f}" for name, value in milliseconds.items())
+    say(f"decoding, {config.score}, heads={config.heads}: milliseconds of {told}")
+    tokens = _BATCH * length
+    return {
+        "score": config.score,
+        "heads": config.heads,
+        "config": dataclasses.asdict(config),
+        "shape": f"B{_BATCH} T=S={length} D{config.dim}",
+        "device": jax.default_backend(),
+        "tokens": tokens,
+        "milliseconds": milliseconds[_CACHED],
+        "naive_milliseconds": milliseconds[_NAIVE],
+        "times_ours": milliseconds[_NAIVE] / milliseconds[_CACHED],
+        "tokens_per_second": 1000 * tokens / milliseconds[_CACHED],
+        "naive_tokens_per_second": 1000 * tokens / milliseconds[_NAIVE],
+        "repeat_seconds": seconds[_CACHED],
+        "naive_repeat_seconds": seconds[_NAIVE],
+        "compile_seconds": compiled[_CACHED].compile_seconds,
+        "naive_compile_seconds": compiled[_NAIVE].compile_seconds,
+        # Rounding may tell two letters apart that are all but equally likely.
+        "same_tokens": float((answers[_CACHED].tokens == answers[_NAIVE].tokens).mean()),
+    }
+
+
+def _model(config: Seq2SeqConfig) -> Seq2Seq:
+    return Seq2Seq(config, VOCABULARY.size, rngs=nnx.Rngs(0))
+
+
+def _never_ending(config: Seq2SeqConfig) -> Any:
+    """Random parameters, but for the bias of EOS."""
+    params = nnx.to_pure_dict(nnx.state(_model(config)))
+    params["logits"]["bias"] = params["logits"]["bias"].at[EOS].set(_NEVER)
+    return params
+
+
+def _decoded(
+    config: Seq2SeqConfig, decode: Decode, length: int, params: Any, source: Array, lengths: Array
+) -> Decoded:
+    graph = nnx.graphdef(nnx.eval_shape(lambda: _model(config)))
+    return decode(nnx.merge(graph, params), source, lengths, length)
+
+
+def _call(program: Callable[..., Any], *arguments: Any) -> None:
+    jax.block_until_ready(program(*arguments))
+
+
+# --- the two ways ---
+
+
+def _cached(model: Seq2Seq, source: Array, source_lengths: Array, max_length: int) -> Decoded:
+    return model.greedy_decode(
+        source, source_lengths, max_length=max_length, sos=SOS, eos=EOS, pad=PAD
+    )
+
+
+def _naive(model: Seq2Seq, source: Array, source_lengths: Array, max_length: int) -> Decoded:
+    """As one writes it without a cache: shapes must not change, so all positions are decoded."""
+    memory = model.encode(source, source_lengths)
+    inputs = jnp.full((len(source), max_length + 1), PAD, source.dtype).at[:, 0].set(SOS)
+
+    def unfinished(carried: Any) -> Array:
+        step, _, ended = carried
+        return (step < max_length) & ~jnp.all(ended)
+
+    def extend(carried: Any) -> Any:
+        step, inputs, ended = carried
+        logits, _ = model.decode(memory, source_lengths, inputs[:, :-1])
+        best = jnp.argmax(logits[:, step], axis=-1).astype(inputs.dtype)
+        best = jnp.where(ended, jnp.asarray(PAD, inputs.dtype), best)
+        return step + 1, inputs.at[:, step + 1].set(best), ended | (best == EOS)
+
+    carried = (jnp.int32(0), inputs, jnp.zeros(len(source), bool))
+    _, inputs, _ = jax.lax.while_loop(unfinished, extend, carried)
+    return Decoded(inputs[:, 1:], model.decode(memory, source_lengths, inputs[:, :-1])[1])
