@@ -87,6 +87,8 @@ def resolve(
 ) -> tuple[Score, Array, Array, Array]:
     """(score, query, key, value) as `attention` takes them, where `key` may be a `Memory`."""
     if isinstance(key, Memory):
+        if value is not None:
+            raise ValueError("value must be None where key is a Memory, which holds the values")
         score, query = recall(score, params, query, key, key_dim=key_dim)
         return score, query, key.keys, key.values
     return score, query, key, key if value is None else value

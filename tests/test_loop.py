@@ -41,13 +41,15 @@ def batch(rng):
     return x, x @ jnp.array([1.0, -2.0, 0.5])
 
 
-def loss(params, batch):
+def loss(params, batch, rng):
+    del rng
     x, y = batch
     error = x @ params["w"] - y
     return jnp.mean(error**2), {"worst": jnp.max(jnp.abs(error))}
 
 
 TASK = Task(init, batch, loss)
+RNG = jax.random.key(8)
 
 
 class Hook:
@@ -107,7 +109,7 @@ def test_a_step_is_the_formula():
         dw = 2 * x.T @ error / B
         momentum = dw + 0.9 * momentum
         w = w - 0.05 * momentum
-        state, metrics = train_step(TASK, OPTIMIZER, state, batch(jax.random.key(0)))
+        state, metrics = train_step(TASK, OPTIMIZER, state, batch(jax.random.key(0)), RNG)
         assert list(metrics) == ["loss", "worst", "gradient_norm"]
         np.testing.assert_allclose(metrics["loss"], np.mean(error**2), rtol=1e-5)
         np.testing.assert_allclose(metrics["worst"], np.max(np.abs(error)), rtol=1e-5)
@@ -120,8 +122,8 @@ def test_a_step_is_the_formula():
 def test_a_step_is_pure():
     state = one_seed(initial_state(TASK, OPTIMIZER, LoopConfig(seeds=1)))
     before = jax.tree.map(np.array, state)
-    once = train_step(TASK, OPTIMIZER, state, batch(jax.random.key(0)))
-    again = train_step(TASK, OPTIMIZER, state, batch(jax.random.key(0)))
+    once = train_step(TASK, OPTIMIZER, state, batch(jax.random.key(0)), RNG)
+    again = train_step(TASK, OPTIMIZER, state, batch(jax.random.key(0)), RNG)
     assert_same_bits(once, again)
     assert_same_bits(before, jax.tree.map(np.asarray, state))
     assert np.any(np.asarray(once[0].params["w"]) != before.params["w"])
@@ -171,6 +173,55 @@ def test_batches_differ_between_steps_and_seeds_and_repeat_with_the_seed():
     assert set(seen(1, 3)) & set(both) == set(both[3:])  # seed 1 alone is in both
 
 
+def test_the_losss_rng_depends_on_seed_and_step_alone():
+    def drawn(first_seed, steps, start=0):
+        """What batch and loss drew from in every step of two seeds, resumed at `start`."""
+        seen = {"batch": [], "loss": []}
+
+        def note(kind, rng):
+            data = jax.random.key_data(rng)
+            jax.debug.callback(lambda bits: seen[kind].append(np.asarray(bits).tobytes()), data)
+
+        def noted_batch(rng):
+            note("batch", rng)
+            return batch(rng)
+
+        def noted_loss(params, batch, rng):
+            note("loss", rng)
+            return loss(params, batch, rng)
+
+        task = Task(init, noted_batch, noted_loss)
+        stacked = initial_state(task, OPTIMIZER, LoopConfig(seeds=2, first_seed=first_seed))
+        for index in range(2):
+            state = one_seed(stacked, index)
+            for count in [start, steps - start] if start else [steps]:
+                state, _ = train_steps(task, OPTIMIZER, count, state)
+        jax.effects_barrier()
+        return seen
+
+    both = drawn(0, 3)
+    assert len(both["loss"]) == 6
+    assert len({*both["loss"], *both["batch"]}) == 12  # no two draws share what they draw from
+    assert drawn(0, 3, start=2) == both
+    later = drawn(1, 3)
+    assert set(later["loss"]) & set(both["loss"]) == set(both["loss"][3:])  # seed 1 is in both
+    assert not set(later["loss"]) & set(both["batch"])
+
+
+def test_the_loss_gets_its_rng():
+    def noisy(params, batch, rng):
+        error, metrics = loss(params, batch, rng)
+        return error, {**metrics, "drawn": jax.random.uniform(rng)}
+
+    state = one_seed(initial_state(TASK, OPTIMIZER, LoopConfig(seeds=1)))
+    noise = [
+        float(train_step(Task(init, batch, noisy), OPTIMIZER, state, batch(RNG), rng)[1]["drawn"])
+        for rng in jax.random.split(RNG)
+    ]
+    assert noise == [float(jax.random.uniform(rng)) for rng in jax.random.split(RNG)]
+    assert noise[0] != noise[1]
+
+
 def test_seeds_together_are_each_seed_alone():
     config = LoopConfig(seeds=3, first_seed=5)
     stacked = initial_state(TASK, OPTIMIZER, config)
@@ -212,7 +263,7 @@ def test_a_run_logs_every_chunk_and_learns(tmp_path, steps, log_every, ends):
     expected = one_seed(initial_state(TASK, OPTIMIZER, config), 1)
     for _ in range(steps):
         rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(1), 1), expected.step)
-        expected, _ = train_step(TASK, OPTIMIZER, expected, batch(rng))
+        expected, _ = train_step(TASK, OPTIMIZER, expected, batch(rng), RNG)
     np.testing.assert_allclose(state.params["w"][1], expected.params["w"], rtol=1e-4, atol=1e-6)
 
 
@@ -221,10 +272,10 @@ def test_no_chunk_recompiles(tmp_path, init):
     def traces(steps):
         count = 0
 
-        def counted(params, batch):
+        def counted(params, batch, rng):
             nonlocal count
             count += 1
-            return loss(params, batch)
+            return loss(params, batch, rng)
 
         config = LoopConfig(seeds=2, steps=steps, log_every=2, checkpoint_every=4)
         run(tmp_path / str(steps), config, task=Task(init, batch, counted))

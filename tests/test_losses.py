@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.training.losses import cross_entropy, real_tokens
+from attention_jax.training.losses import cross_entropy, masked_mean, real_tokens
 
 B, T, V = 3, 5, 7
 LENGTHS = np.array([5, 0, 2])
@@ -66,3 +66,15 @@ def test_no_real_token():
     loss, dlogits = jax.value_and_grad(cross_entropy)(logits, targets, np.zeros(B, int))
     assert loss == 0
     np.testing.assert_array_equal(dlogits, np.zeros_like(logits))
+
+
+def test_masked_mean_is_over_real_positions_and_padding_may_be_nan():
+    values = np.random.default_rng(1).normal(size=(B, T)).astype(np.float32)
+    expected = np.mean([values[row, i] for row in range(B) for i in range(LENGTHS[row])])
+    spoiled = np.where(np.arange(T)[None, :] < LENGTHS[:, None], values, np.float32(np.nan))
+    mean, gradient = jax.value_and_grad(masked_mean)(jnp.array(spoiled), jnp.array(LENGTHS))
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
+    real = np.arange(T)[None, :] < LENGTHS[:, None]
+    np.testing.assert_allclose(gradient, real / LENGTHS.sum(), rtol=1e-6)
+    assert masked_mean(jnp.array(spoiled), jnp.zeros(B, int)) == 0
+    assert masked_mean(jnp.ones((B, T), jnp.bfloat16), jnp.array(LENGTHS)).dtype == jnp.bfloat16

@@ -1,6 +1,7 @@
 """A training run in a folder, from its configuration to its resumption."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -32,11 +33,13 @@ def standard_promotion():
         yield
 
 
-def config(*, steps=12, log_every=2, checkpoint_every=4, seeds=2, score="scaled", **settings):
+def config(
+    *, steps=12, log_every=2, checkpoint_every=4, seeds=2, score="scaled", model=None, **settings
+):
     loop = LoopConfig(
         seeds=seeds, steps=steps, log_every=log_every, checkpoint_every=checkpoint_every
     )
-    model = Seq2SeqConfig(score=score, dim=8, hidden_dim=7)
+    model = Seq2SeqConfig(score=score, dim=8, hidden_dim=7, **(model or {}))
     defaults = {"batch_size": 5, "min_length": 1, "max_length": 3}
     return ReversalConfig(model=model, loop=loop, **{**defaults, **settings})
 
@@ -52,13 +55,37 @@ def assert_same_bits(left, right):
 
 def test_settings_survive_json():
     made = ReversalConfig(
-        model=Seq2SeqConfig(score="additive", self_attention_score=None, mask_padding=False),
+        model=Seq2SeqConfig(
+            score="additive", self_attention_score=None, mask_padding=False,
+            attention="coverage", radius=3, alignment="monotonic", heads=4, key_heads=2,
+            activation="gelu", norm="post", normalize_qk=True, encoder_layers=2, dropout_rate=0.1,
+            checkpoint_blocks=True,
+        ),
         loop=LoopConfig(seeds=3),
         learning_rate=0.1,
-    )
+        coverage_weight=0.5,
+    )  # fmt: skip
     content = json.loads(json.dumps(dataclasses.asdict(made)))
     assert ReversalConfig.from_json(content) == made
     assert ReversalConfig.from_json(content) != ReversalConfig()
+
+
+def test_config_json_of_older_runs_still_loads():
+    """As the first release wrote it, when there was one kind of attention with one head."""
+    content = json.loads(
+        """{"model": {"score": "general", "self_attention_score": "scaled", "dim": 32,
+                      "hidden_dim": 64, "encoder_layers": 1, "decoder_layers": 1,
+                      "mask_padding": true},
+            "loop": {"seeds": 2, "first_seed": 3, "steps": 100, "log_every": 25,
+                     "checkpoint_every": 50},
+            "batch_size": 16, "min_length": 3, "max_length": 8, "learning_rate": 0.003,
+            "clip_norm": 1.0}"""
+    )
+    loaded = ReversalConfig.from_json(content)
+    assert loaded.model == Seq2SeqConfig(score="general", dim=32, hidden_dim=64)
+    assert (loaded.loop.first_seed, loaded.batch_size) == (3, 16)
+    now = loaded.model
+    assert (now.attention, now.heads, now.norm, now.dropout_rate) == ("global", 1, "pre", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +97,8 @@ def test_settings_survive_json():
         ({"learning_rate": 0.0}, r"learning_rate must be greater than 0; got 0.0"),
         ({"learning_rate": float("nan")}, r"learning_rate must be greater than 0; got nan"),
         ({"clip_norm": -1.0}, r"clip_norm must be greater than 0; got -1.0"),
+        ({"coverage_weight": -0.5}, r"coverage_weight must be at least 0; got -0.5"),
+        ({"coverage_weight": float("nan")}, r"coverage_weight must be at least 0; got nan"),
         (
             {"model": Seq2SeqConfig(score=Additive(5))},
             r"model.score must be a name, for config.json to hold it; got Additive",
@@ -107,7 +136,7 @@ def test_the_loss_is_the_models_cross_entropy_of_real_tokens():
     params = jax.jit(task.init)(jax.random.key(0))
     batch = task.batch(jax.random.key(1))
     assert batch.source.shape == (5, 3)
-    loss, metrics = jax.jit(task.loss)(params, batch)
+    loss, metrics = jax.jit(task.loss)(params, batch, jax.random.key(2))
     model = bind(config().model, params)
     logits = jax.jit(model)(batch.source, batch.source_lengths, batch.target_inputs)
     nats, right = [], []
@@ -121,6 +150,43 @@ def test_the_loss_is_the_models_cross_entropy_of_real_tokens():
     np.testing.assert_allclose(loss, np.mean(nats), rtol=1e-5)
     assert list(metrics) == ["accuracy"]
     np.testing.assert_allclose(metrics["accuracy"], np.mean(right), rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.0, 3.0])
+def test_the_coverage_loss_counts_with_its_weight(weight):
+    kind = {"attention": "coverage", "decoder_layers": 2}
+    settings = config(score="additive", model=kind, coverage_weight=weight)
+    task = reversal_task(settings)
+    params = jax.jit(task.init)(jax.random.key(0))
+    batch = task.batch(jax.random.key(1))
+    loss, metrics = jax.jit(task.loss)(params, batch, jax.random.key(2))
+    model = bind(settings.model, params)
+    logits, weights = jax.jit(functools.partial(model, return_weights=True))(
+        batch.source, batch.source_lengths, batch.target_inputs
+    )
+    nats, again = [], []
+    for row in range(5):
+        for position in range(int(batch.target_lengths[row])):
+            at = np.asarray(logits[row, position], np.float64)
+            nats.append(np.log(np.sum(np.exp(at))) - at[int(batch.targets[row, position])])
+            for layer in np.asarray(weights[:, row], np.float64):  # [T, S]
+                before = layer[:position].sum(0)
+                again.append(np.minimum(layer[position], before).sum())
+    assert np.mean(again) > 0.1
+    np.testing.assert_allclose(metrics["coverage_loss"], np.mean(again), rtol=1e-5)
+    np.testing.assert_allclose(loss, np.mean(nats) + weight * np.mean(again), rtol=1e-5)
+    assert list(metrics) == ["accuracy", "coverage_loss"]
+
+
+def test_the_rng_is_for_dropout():
+    losses = {}
+    for rate in (0.0, 0.3):
+        task = reversal_task(config(model={"dropout_rate": rate}))
+        params, batch = jax.jit(task.init)(jax.random.key(0)), task.batch(jax.random.key(1))
+        loss = jax.jit(task.loss)
+        losses[rate] = [float(loss(params, batch, jax.random.key(seed))[0]) for seed in (0, 1, 0)]
+    assert len(set(losses[0.0])) == 1
+    assert losses[0.3][0] == losses[0.3][2] != losses[0.3][1]
 
 
 def test_the_optimizer_clips_and_decays_to_zero():
@@ -145,7 +211,7 @@ def test_bound_models_are_of_their_own_configuration():
     for score in ("additive", "general"):
         settings = config(score=score)
         params = jax.jit(reversal_task(settings).init)(jax.random.key(0))
-        scores[score] = str(bind(settings.model, params).decoder[0].cross_attention.score)
+        scores[score] = str(bind(settings.model, params).decoder[0].cross_attention.attention.score)
     assert scores == {"additive": "Additive(hidden_dim=None)", "general": "General()"}
 
 

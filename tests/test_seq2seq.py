@@ -1,4 +1,4 @@
-"""The model against numpy by hand; what it must not see; greedy decoding against a naive loop."""
+"""The model against float64 NumPy; what it must not see; dropout; blocks computed twice."""
 
 import dataclasses
 import functools
@@ -8,22 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_transformer import (
-    SCORES,
-    numpy_decoder_block,
-    numpy_encoder_block,
-    numpy_norm,
-    scrambled,
-)
+from numpy_model import decoder_block, encoder_block, linear, normed, scrambled
 
 from attention_jax import Score
+from attention_jax.analysis import attention_rollout
 from attention_jax.nn import Seq2Seq, Seq2SeqConfig
 
 B, T, S, V = 3, 5, 7, 11
 PAD, SOS, EOS = 0, 1, 2
 LENGTHS = [4, 7, 1]
+SCORES = ("additive", "dot", "general", "scaled")
 OWN = "test_seq2seq:Distance"
 every_score = pytest.mark.parametrize("score", [*SCORES, OWN])
+some_scores = pytest.mark.parametrize("score", ["additive", "scaled", OWN])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Distance(Score):
 
 
 def make(score="scaled", **settings):
-    config = Seq2SeqConfig(score=score, dim=8, hidden_dim=13, **settings)
+    config = Seq2SeqConfig(score=score, **{"dim": 8, "hidden_dim": 13, **settings})
     return scrambled(Seq2Seq(config, V, rngs=nnx.Rngs(0)))
 
 
@@ -51,41 +48,43 @@ def targets(seed=5):
     return np.random.default_rng(seed).integers(3, V, size=(B, T)).astype(np.int32)
 
 
-def numpy_embed(table, tokens):
+def numpy_embed(params, tokens):
+    table = params["embedding"]
     dim = table.shape[1]
     angles = np.arange(len(tokens))[:, None] / 10_000 ** (2 * np.arange(dim // 2) / dim)
     return table[tokens] * np.sqrt(dim) + np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
-def numpy_model(config, params, source, length, target_inputs):
-    """Logits [T, V] and weights [L, T, S] of one example, in float64."""
+def numpy_seq2seq(config, params, source, length, target_inputs):
+    """Logits [T, V], weights [L, T, S] and the encoder's [L, N, S, S] of one example."""
     allowed = np.arange(len(source))[None, :] < (length if config.mask_padding else len(source))
-    causal = np.tril(np.ones((len(target_inputs), len(target_inputs)), bool))
     self_score = config.self_attention_score or config.score
-    x = numpy_embed(params["source_embedding"]["embedding"], source)
+    x, weights, encoder_weights = numpy_embed(params["source_embedding"], source), [], []
     for layer in range(config.encoder_layers):
-        x = numpy_encoder_block(self_score, params["encoder"][layer], x, allowed)
-    memory = numpy_norm(params["memory_norm"], x)
-    x = numpy_embed(params["target_embedding"]["embedding"], target_inputs)
-    weights = []
+        block = params["encoder"][layer]
+        x, found = encoder_block(self_score, config.block, block, x, allowed)
+        encoder_weights.append(found)
+    memory = normed(params["memory_norm"], x)
+    x = numpy_embed(params["target_embedding"], target_inputs)
     for layer in range(config.decoder_layers):
         block = params["decoder"][layer]
-        x, layer_weights = numpy_decoder_block(
-            self_score, config.score, block, x, memory, causal, allowed
-        )
-        weights.append(layer_weights)
-    logits = numpy_norm(params["output_norm"], x) @ params["logits"]["kernel"]
-    return logits + params["logits"]["bias"], np.stack(weights)
+        x, found = decoder_block(self_score, config.score, config.block, block, x, memory, allowed)
+        weights.append(found)
+    logits = linear(params["logits"], normed(params["output_norm"], x))
+    return logits, np.stack(weights), encoder_weights
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        *({"score": score} for score in SCORES),
-        *({"score": score, "self_attention_score": None} for score in ("additive", "general")),
+        {"score": "additive"},
+        {"score": "general", "self_attention_score": None},
         {"score": "dot", "self_attention_score": "additive"},
         {"score": "additive", "encoder_layers": 2, "decoder_layers": 3},
-        {"mask_padding": False},
+        {"encoder_layers": 0, "mask_padding": False},
+        {"score": "additive", "heads": 4, "key_heads": 2, "norm": "post", "encoder_layers": 2},
+        {"heads": 2, "activation": "swiglu", "normalize_qk": True, "dim": 12, "hidden_dim": 7},
+        {"score": "cosine", "activation": "gelu", "norm": "post"},
     ],
     ids=str,
 )
@@ -99,7 +98,7 @@ def test_is_the_formula(settings):
     assert weights.shape == (model.config.decoder_layers, B, T, S)
     np.testing.assert_allclose(np.sum(weights, axis=-1), np.ones(weights.shape[:-1]), atol=1e-6)
     for row in range(B):
-        expected = numpy_model(model.config, params, source[row], LENGTHS[row], inputs[row])
+        expected = numpy_seq2seq(model.config, params, source[row], LENGTHS[row], inputs[row])
         np.testing.assert_allclose(logits[row], expected[0], atol=3e-5)
         np.testing.assert_allclose(weights[:, row], expected[1], atol=1e-5)
 
@@ -116,9 +115,9 @@ def test_logits_alone_without_return_weights():
 def test_a_users_own_score_is_the_one_that_attends():
     # At rate 0 all logits are equal, and the weights spread evenly over the real source.
     model, params = make(OWN)
-    assert params["decoder"][0]["cross_attention"]["params"]["rate"].shape == ()
+    assert params["decoder"][0]["cross_attention"]["attention"]["params"]["rate"].shape == ()
     lengths = jnp.array(LENGTHS)
-    model.decoder[0].cross_attention.params["rate"][...] = jnp.float32(0.0)
+    model.decoder[0].cross_attention.attention.params["rate"][...] = jnp.float32(0.0)
     forward = jax.jit(functools.partial(model, return_weights=True))
     _, weights = forward(sources(), lengths, targets())
     for row, length in enumerate(LENGTHS):
@@ -129,12 +128,13 @@ def test_a_users_own_score_is_the_one_that_attends():
 def test_where_the_score_under_study_stands():
     def score_params(**settings):
         params = make("additive", **settings)[1]
+        block, encoder = params["decoder"][0], params["encoder"][0]
         return tuple(
-            bool(block.get("params"))
-            for block in (
-                params["decoder"][0].get("cross_attention", {}),
-                params["decoder"][0]["self_attention"].get("attention", {}),
-                params["encoder"][0]["self_attention"].get("attention", {}),
+            bool(part.get("params"))
+            for part in (
+                block["cross_attention"]["attention"],
+                block["self_attention"],
+                encoder["self_attention"],
             )
         )
 
@@ -161,7 +161,7 @@ def test_no_recurrence(score):
     assert not names & {"scan", "while"}
 
 
-@every_score
+@some_scores
 def test_a_target_position_sees_nothing_later(score):
     model, _ = make(score, self_attention_score=None)
     graph, state = nnx.split(model)
@@ -178,7 +178,7 @@ def test_a_target_position_sees_nothing_later(score):
     np.testing.assert_array_equal(touched, np.tril(np.ones((T, T), bool)))
 
 
-@every_score
+@some_scores
 def test_padding_is_invisible(score):
     model, _ = make(score, self_attention_score=None)
     graph, state = nnx.split(model)
@@ -215,59 +215,84 @@ def test_without_mask_padding_padding_is_seen():
     np.testing.assert_array_equal(changed[1], 0)
 
 
-# --- greedy decoding ---
+def test_encoder_weights_are_the_formula_and_roll_out():
+    model, params = make(heads=4, key_heads=2, encoder_layers=2)
+    source, lengths = sources(), jnp.array(LENGTHS)
+    memory, weights = jax.jit(functools.partial(model.encode, return_weights=True))(source, lengths)
+    np.testing.assert_allclose(memory, jax.jit(model.encode)(source, lengths), atol=1e-5)
+    assert weights.shape == (2, B, 4, S, S)
+    for row, length in enumerate(LENGTHS):
+        expected = numpy_seq2seq(model.config, params, source[row], length, targets()[row])[2]
+        np.testing.assert_allclose(weights[:, row], expected, atol=1e-5)
+    np.testing.assert_allclose(np.sum(weights, axis=-1), np.ones((2, B, 4, S)), atol=1e-6)
+    rollout = np.asarray(attention_rollout(weights))
+    assert rollout.shape == (B, S, S)
+    np.testing.assert_allclose(rollout.sum(-1), np.ones((B, S)), atol=1e-5)
+    first, second = np.asarray(weights, np.float64).mean(2) / 2 + np.eye(S) / 2
+    np.testing.assert_allclose(rollout, second @ first, atol=1e-5)
+    assert np.all(rollout[0, :4, 4:] == 0)  # nothing of the padding
 
 
-def naive_decode(forward, source, length, max_length):
-    """One row, one token at a time, in Python; (tokens, weights [L, max_length, S])."""
-    tokens = []
-    for step in range(max_length):
-        # What stands after the prefix must not matter: not PAD, to make sure.
-        inputs = np.array([[SOS, *tokens] + [9] * (max_length - 1 - step)], np.int32)
-        logits, weights = forward(source[None], jnp.array([length]), inputs)
-        tokens.append(int(np.argmax(logits[0, step])))
-        if tokens[-1] == EOS:
-            break
-    return tokens, np.asarray(weights)[:, 0, : len(tokens)]
+# --- dropout, and blocks computed twice ---
 
 
-# The first model never says EOS and repeats itself little; the second says EOS in some rows.
-@pytest.mark.parametrize(("seed", "lengths"), [(1, {T}), (7, {2, T})])
-def test_greedy_decode_is_the_naive_loop_for_unequal_lengths(seed, lengths):
-    config = Seq2SeqConfig(score="additive", dim=8, hidden_dim=13, decoder_layers=2)
-    model, _ = scrambled(Seq2Seq(config, V, rngs=nnx.Rngs(0)), seed=seed, noise=1.0)
-    decode = functools.partial(model.greedy_decode, max_length=T, sos=SOS, eos=EOS, pad=PAD)
-    decoded = jax.jit(decode)(sources(), jnp.array(LENGTHS))
-    assert decoded.tokens.shape == (B, T)
-    assert decoded.tokens.dtype == jnp.int32
-    assert decoded.weights.shape == (2, B, T, S)
-    np.testing.assert_allclose(np.sum(decoded.weights, -1), np.ones((2, B, T)), atol=1e-6)
-    forward = jax.jit(functools.partial(model, return_weights=True))
-    found = set()
-    for row in range(B):
-        tokens, weights = naive_decode(forward, sources()[row], LENGTHS[row], T)
-        np.testing.assert_array_equal(decoded.tokens[row], tokens + [PAD] * (T - len(tokens)))
-        np.testing.assert_allclose(decoded.weights[:, row, : len(tokens)], weights, atol=1e-5)
-        found.add(len(tokens))
-    assert found == lengths
+def test_dropout_is_for_training():
+    model, _ = make("additive", dropout_rate=0.2)
+    plain, _ = make("additive")
+    arguments = (sources(), jnp.array(LENGTHS), targets())
+    forward = jax.jit(lambda rng: model(*arguments, dropout_rng=rng))
+    first, second = (np.asarray(forward(jax.random.key(seed))) for seed in (0, 1))
+    np.testing.assert_array_equal(first, forward(jax.random.key(0)))
+    without = np.asarray(jax.jit(plain)(*arguments))
+    np.testing.assert_allclose(forward(None), without, atol=1e-5)
+    for left, right in ((first, second), (first, without), (second, without)):
+        assert np.all(np.max(np.abs(left - right), axis=(1, 2)) > 1e-3)
 
 
-def test_greedy_decode_when_all_stop_at_once():
-    model, _ = make()
-    model.logits.bias[...] = model.logits.bias[...].at[EOS].add(100.0)
-    decoded = model.greedy_decode(
-        sources(), jnp.array(LENGTHS), max_length=T, sos=SOS, eos=EOS, pad=PAD
-    )
-    np.testing.assert_array_equal(decoded.tokens, [[EOS, PAD, PAD, PAD, PAD]] * B)
+def test_dropout_reaches_embeddings_and_both_halves():
+    model, _ = make(dropout_rate=0.5)
+    source, lengths, rng = sources(), jnp.array(LENGTHS), jax.random.key(0)
+
+    @jax.jit
+    def run(rng):
+        memory = model.encode(source, lengths, dropout_rng=rng)
+        return memory, model.decode(jnp.ones((B, S, 8)), lengths, targets(), dropout_rng=rng)[0]
+
+    for dropped, whole in zip(run(rng), run(None), strict=True):
+        assert np.any(np.abs(np.asarray(dropped - whole)) > 1e-2)
+    # Without blocks, what is dropped of the embeddings is 0.
+    model, _ = make(dropout_rate=0.5, encoder_layers=0)
+    model.memory_norm = lambda x: x
+    embedded = np.asarray(model.encode(source, lengths))
+    dropped = np.asarray(model.encode(source, lengths, dropout_rng=rng))
+    kept = dropped != 0
+    assert 0.3 < kept.mean() < 0.7
+    np.testing.assert_allclose(dropped[kept], 2 * embedded[kept], atol=1e-5)
 
 
-def test_greedy_decode_stops_at_max_length():
-    model, _ = make()
-    model.logits.bias[...] = model.logits.bias[...].at[7].add(100.0)
-    decoded = model.greedy_decode(
-        sources(), jnp.array(LENGTHS), max_length=3, sos=SOS, eos=EOS, pad=PAD
-    )
-    np.testing.assert_array_equal(decoded.tokens, [[7, 7, 7]] * B)
+def test_checkpointed_blocks_keep_less_and_change_nothing():
+    def both(checkpoint_blocks):
+        model, _ = make(encoder_layers=2, decoder_layers=2, checkpoint_blocks=checkpoint_blocks)
+        graph, state = nnx.split(model)
+
+        def loss(params):
+            rng = jax.random.key(0)
+            logits = nnx.merge(graph, params)(
+                sources(), np.array(LENGTHS), targets(), dropout_rng=rng
+            )
+            return jnp.sum(logits * jnp.linspace(-1.0, 1.0, V)[None, None, :])
+
+        params = nnx.to_pure_dict(state)
+        # What the gradient keeps of the forward pass. (Compiled memory would not do: XLA on CPU
+        # finds what is computed twice, and computes it once.)
+        kept = jax.eval_shape(lambda params: jax.vjp(loss, params)[1], params)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+        return jax.jit(jax.value_and_grad(loss))(params), size
+
+    (saved, most), (checkpointed, least) = both(False), both(True)
+    assert least < 0.5 * most
+    for one, other in zip(*map(jax.tree.leaves, (checkpointed, saved)), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5 * max(1, np.max(np.abs(other))))
 
 
 @pytest.mark.parametrize(
@@ -278,8 +303,15 @@ def test_greedy_decode_stops_at_max_length():
         ({"dim": 7}, "dim must be even; got 7"),
         ({"dim": 0}, "dim must be at least 1; got 0"),
         ({"hidden_dim": 0}, "hidden_dim must be at least 1; got 0"),
-        ({"encoder_layers": 0}, "encoder_layers must be at least 1; got 0"),
+        ({"encoder_layers": -1}, "encoder_layers must be at least 0; got -1"),
         ({"decoder_layers": -1}, "decoder_layers must be at least 1; got -1"),
+        ({"heads": 3}, "dim must be a multiple of 3 heads; got 64"),
+        ({"heads": 4, "key_heads": 3}, "key_heads must divide 4 heads; got 3"),
+        ({"attention": "locally"}, "attention must be one of global, local-m, .*; got 'locally'"),
+        ({"alignment": "none"}, "alignment must be one of monotonic, reversed; got 'none'"),
+        ({"radius": 0}, "radius must be at least 1; got 0"),
+        ({"activation": "tanh"}, "activation must be one of relu, gelu, swiglu; got 'tanh'"),
+        ({"dropout_rate": -0.1}, "dropout_rate must be a Python number in"),
     ],
 )
 def test_bad_settings(settings, message):

@@ -1,161 +1,185 @@
-"""Encoder and decoder blocks against numpy by hand and against Flax's own attention."""
+"""Encoder and decoder blocks against float64 NumPy; dropout against its expectation."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpy_model import decoder_block, encoder_block, feed_forward, normal, scrambled
 
-from attention_jax import causal_mask, padding_mask
-from attention_jax.nn import DecoderBlock, EncoderBlock, FeedForward, SelfAttention
+from attention_jax import padding_mask
+from attention_jax.nn import BlockConfig, CrossAttentionConfig, DecoderBlock, EncoderBlock
+from attention_jax.nn.transformer import FeedForward
 
-B, T, S, DIM, HIDDEN = 2, 5, 7, 6, 11
-SCORES = ("additive", "dot", "general", "scaled")
-every_score = pytest.mark.parametrize("score", SCORES)
-
-
-# --- the blocks in float64 numpy, from a pure dict of parameters ---
-
-
-def numpy_weights(score, params, query, key, allowed):
-    """[T, S] of one example; `allowed` is bool [T, S]."""
-    if score == "additive":
-        hidden = (query @ params["query_kernel"])[:, None] + (key @ params["key_kernel"])[None]
-        logits = np.tanh(hidden) @ params["v"]
-    elif score == "general":
-        logits = query @ params["kernel"] @ key.T
-    else:
-        logits = query @ key.T / (np.sqrt(key.shape[-1]) if score == "scaled" else 1)
-    exps = np.where(allowed, np.exp(logits - logits.max()), 0)
-    return exps / exps.sum(-1, keepdims=True)
+B, T, S, DIM, HIDDEN, MEMORY_DIM = 2, 5, 7, 12, 11, 13
+LENGTHS = [4, 7]
+SETTINGS = {
+    "plain": {},
+    "post": {"norm": "post", "heads": 4, "key_heads": 2, "activation": "gelu"},
+    "modern": {
+        "heads": 2, "key_heads": 1, "activation": "swiglu", "normalize_qk": True,
+        "rotary_wavelength": 50.0,
+    },
+}  # fmt: skip
 
 
-def numpy_norm(params, x):
-    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-    return x * params["scale"] + params["bias"]
+def block_config(name, **settings):
+    return BlockConfig(dim=DIM, hidden_dim=HIDDEN, **SETTINGS[name], **settings)
 
 
-def numpy_self_attention(score, params, x, allowed):
-    query, key, value = (x @ params[name]["kernel"] for name in ("query", "key", "value"))
-    score_params = params.get("attention", {}).get("params", {})
-    weights = numpy_weights(score, score_params, query, key, allowed)
-    return weights @ value @ params["output"]["kernel"]
-
-
-def numpy_feed_forward(params, x):
-    hidden = np.maximum(x @ params["hidden"]["kernel"] + params["hidden"]["bias"], 0)
-    return hidden @ params["output"]["kernel"] + params["output"]["bias"]
-
-
-def numpy_encoder_block(score, params, x, allowed):
-    normed = numpy_norm(params["self_norm"], x)
-    x = x + numpy_self_attention(score, params["self_attention"], normed, allowed)
-    return x + numpy_feed_forward(
-        params["feed_forward"], numpy_norm(params["feed_forward_norm"], x)
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+def test_feed_forward(activation):
+    module, params = scrambled(
+        FeedForward(DIM, HIDDEN, activation=activation, rngs=nnx.Rngs(0)), noise=0.5
     )
-
-
-def numpy_decoder_block(self_score, score, params, x, memory, self_allowed, allowed):
-    normed = numpy_norm(params["self_norm"], x)
-    x = x + numpy_self_attention(self_score, params["self_attention"], normed, self_allowed)
-    score_params = params.get("cross_attention", {}).get("params", {})
-    query = numpy_norm(params["cross_norm"], x)
-    weights = numpy_weights(score, score_params, query, memory, allowed)
-    x = x + weights @ memory @ params["cross_output"]["kernel"]
-    x = x + numpy_feed_forward(params["feed_forward"], numpy_norm(params["feed_forward_norm"], x))
-    return x, weights
-
-
-def scrambled(module, seed=1, noise=0.2):
-    """The module with no parameter at 0 or 1, and its parameters in float64."""
-    graph, state = nnx.split(module)
-    rng = np.random.default_rng(seed)
-    params = jax.tree.map(
-        lambda leaf: leaf + (noise * rng.normal(size=leaf.shape)).astype(np.float32),
-        nnx.to_pure_dict(state),
-    )
-    return nnx.merge(graph, params), jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-
-
-def normal(*shape, seed=2):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-# --- the tests ---
-
-
-@every_score
-def test_self_attention(score):
-    module, params = scrambled(SelfAttention(score, DIM, rngs=nnx.Rngs(0)))
     x = normal(B, T, DIM)
-    causal = np.tril(np.ones((T, T), bool))
-    output = jax.jit(lambda x: module(x, causal_mask()))(x)
-    expected = [numpy_self_attention(score, params, row, causal) for row in x.astype(np.float64)]
-    np.testing.assert_allclose(output, expected, atol=1e-5)
-    unmasked = jax.jit(lambda x: module(x, None))(x)
-    expected = [numpy_self_attention(score, params, row, True) for row in x.astype(np.float64)]
-    np.testing.assert_allclose(unmasked, expected, atol=1e-5)
-
-
-def test_scaled_self_attention_is_flax_multi_head_attention_with_one_head():
-    module, _ = scrambled(SelfAttention("scaled", DIM, rngs=nnx.Rngs(0)))
-    peer = nnx.MultiHeadAttention(
-        num_heads=1, in_features=DIM, use_bias=False, decode=False, rngs=nnx.Rngs(9)
-    )
-    for ours, theirs in (
-        (module.query, peer.query),
-        (module.key, peer.key),
-        (module.value, peer.value),
-        (module.output, peer.out),
-    ):
-        theirs.kernel[...] = ours.kernel[...].reshape(theirs.kernel.shape)
-    x = normal(B, T, DIM)
-    mask = jnp.tril(jnp.ones((B, 1, T, T), bool))
-    np.testing.assert_allclose(module(x, causal_mask()), peer(x, mask=mask), atol=1e-5)
-
-
-def test_feed_forward():
-    module, params = scrambled(FeedForward(DIM, HIDDEN, rngs=nnx.Rngs(0)))
-    x = normal(B, T, DIM)
-    np.testing.assert_allclose(module(x), numpy_feed_forward(params, x), atol=1e-5)
-
-
-@every_score
-def test_encoder_block(score):
-    module, params = scrambled(EncoderBlock(score, DIM, HIDDEN, rngs=nnx.Rngs(0)))
-    x, lengths = normal(B, S, DIM), [4, 7]
-    output = jax.jit(lambda x: module(x, padding_mask(jnp.array(lengths))))(x)
-    for row, length in enumerate(lengths):
-        allowed = np.arange(S)[None, :] < length
-        expected = numpy_encoder_block(score, params, x[row].astype(np.float64), allowed)
-        np.testing.assert_allclose(output[row, :length], expected[:length], atol=1e-5)
+    expected = feed_forward(params, x.astype(np.float64), activation)
+    np.testing.assert_allclose(module(x), expected, atol=1e-5)
+    gated = activation == "swiglu"
+    assert ("gate" in params, "bias" in params["hidden"]) == (gated, not gated)
 
 
 @pytest.mark.parametrize(
-    ("self_score", "score"), [*zip(SCORES, SCORES, strict=True), ("dot", "general")]
+    ("name", "score"),
+    [("plain", "additive"), ("plain", "dot"), ("post", "general"), ("modern", "scaled")],
 )
-def test_decoder_block(self_score, score):
-    module, params = scrambled(DecoderBlock(self_score, score, DIM, HIDDEN, rngs=nnx.Rngs(0)))
-    x, memory, lengths = normal(B, T, DIM), normal(B, S, DIM, seed=3), [4, 7]
-    mask = padding_mask(jnp.array(lengths))
-    output, weights = jax.jit(lambda x, m: module(x, m, causal_mask(), mask))(x, memory)
-    for row, length in enumerate(lengths):
-        expected = numpy_decoder_block(
-            self_score,
-            score,
-            params,
-            x[row].astype(np.float64),
-            memory[row].astype(np.float64),
-            np.tril(np.ones((T, T), bool)),
-            np.arange(S)[None, :] < length,
+def test_encoder_block(name, score):
+    config = block_config(name)
+    module, params = scrambled(EncoderBlock(score, config, rngs=nnx.Rngs(0)))
+    x, mask = normal(B, S, DIM), padding_mask(jnp.array(LENGTHS))
+    output, weights = jax.jit(lambda x: module(x, mask=mask, return_weights=True))(x)
+    assert weights.shape == (B, config.heads, S, S)
+    for row, length in enumerate(LENGTHS):
+        allowed = np.arange(S)[None, :] < length
+        expected = encoder_block(score, config, params, x[row].astype(np.float64), allowed)
+        np.testing.assert_allclose(output[row, :length], expected[0][:length], atol=2e-5)
+        np.testing.assert_allclose(weights[row, :, :length], expected[1][:, :length], atol=1e-5)
+
+
+def test_encoder_block_with_a_bias_and_without_weights():
+    module, _ = scrambled(EncoderBlock("scaled", block_config("post"), rngs=nnx.Rngs(0)))
+    x, real = normal(S, DIM), np.arange(S) < 4
+    bias = np.where(real, 0, -1e9).astype(np.float32)  # as good as a mask
+    masked = module(x, mask=jnp.array(real), return_weights=True)[0]
+    np.testing.assert_allclose(module(x, bias=bias), masked, atol=1e-5)
+    assert np.any(np.abs(np.asarray(module(x)) - np.asarray(masked)) > 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "self_score", "score", "cross"),
+    [
+        ("plain", "dot", "general", {}),
+        ("plain", "additive", "additive", {"heads": 3}),
+        ("post", "scaled", "additive", {}),
+        ("post", "scaled", "scaled", {"heads": 4}),
+        ("modern", "general", "dot", {"heads": 6}),
+    ],
+    ids=str,
+)
+def test_decoder_block(name, self_score, score, cross):
+    config, cross = block_config(name), CrossAttentionConfig(**cross)
+    module, params = scrambled(
+        DecoderBlock(
+            self_score, score, config, cross=cross, memory_dim=MEMORY_DIM, rngs=nnx.Rngs(0)
         )
-        np.testing.assert_allclose(output[row], expected[0], atol=1e-5)
+    )
+    x, memory = normal(B, T, DIM), normal(B, S, MEMORY_DIM, seed=3)
+    lengths = jnp.array(LENGTHS)
+    output, weights = jax.jit(
+        lambda x, m: module(x, m, source_lengths=lengths, memory_mask=padding_mask(lengths))
+    )(x, memory)
+    for row, length in enumerate(LENGTHS):
+        wide = (x[row].astype(np.float64), memory[row].astype(np.float64))
+        allowed = np.arange(S)[None, :] < length
+        expected = decoder_block(self_score, score, config, params, *wide, allowed)
+        np.testing.assert_allclose(output[row], expected[0], atol=2e-5)
         np.testing.assert_allclose(weights[row], expected[1], atol=1e-5)
 
 
+def test_memory_has_the_blocks_size_unless_told():
+    block = DecoderBlock("scaled", "dot", block_config("plain"), rngs=nnx.Rngs(0))
+    output, weights = block(normal(T, DIM), normal(S, DIM, seed=3))
+    assert (output.shape, weights.shape) == ((T, DIM), (T, S))
+    with pytest.raises(ValueError, match="key_dim must be 12 to match score"):
+        DecoderBlock("scaled", "dot", block_config("plain"), memory_dim=13, rngs=nnx.Rngs(0))
+
+
 def test_the_cross_attention_alone_has_the_score_under_study():
-    block = DecoderBlock("scaled", "additive", DIM, HIDDEN, rngs=nnx.Rngs(0))
+    block = DecoderBlock("scaled", "additive", block_config("plain"), rngs=nnx.Rngs(0))
     params = nnx.to_pure_dict(nnx.state(block))
     names = {"query_kernel", "key_kernel", "v"}
-    assert set(params["cross_attention"]["params"]) == names
-    assert not params["self_attention"].get("attention", {}).get("params")
+    assert set(params["cross_attention"]["attention"]["params"]) == names
+    assert not params["self_attention"].get("params")
+
+
+# --- dropout ---
+
+
+def without(block, *layers):
+    """The block with the output of these layers at 0: what is left is linear in what it drops."""
+    for layer in layers:
+        for leaf in ("kernel", "bias"):
+            param = getattr(getattr(block, layer).output, leaf, None)
+            if param is not None:
+                param[...] = jnp.zeros_like(param[...])
+    return block
+
+
+def block_and_call(left):
+    """A block of which only the layer `left` adds anything, as a function of a PRNG key."""
+    config, x = block_config("plain", dropout_rate=0.3), normal(T, DIM)
+    if left == "cross_attention":
+        block = DecoderBlock("scaled", "additive", config, rngs=nnx.Rngs(0))
+        block = without(block, "self_attention", "feed_forward")
+        memory = normal(S, DIM, seed=3)
+        return x, lambda rng: block(x, memory, dropout_rng=rng)[0]
+    block = EncoderBlock("scaled", config, rngs=nnx.Rngs(0))
+    others = {"self_attention", "feed_forward"} - {left}
+    block = without(block, *others)
+    return x, lambda rng: block(x, dropout_rng=rng)
+
+
+@pytest.mark.parametrize("left", ["self_attention", "cross_attention", "feed_forward"])
+def test_dropout_drops_and_keeps_the_expectation(left):
+    x, call = block_and_call(left)
+    plain = np.asarray(call(None))
+    rngs = jax.random.split(jax.random.key(0), 3000)
+    outputs = np.asarray(jax.jit(jax.vmap(call))(rngs))
+    error = np.abs(outputs.mean(0) - plain)
+    assert np.all(error <= 6 * outputs.std(0) / np.sqrt(len(rngs)) + 1e-6)
+    dropped = outputs == x
+    assert abs(dropped.mean() - 0.3) < 0.01
+    if left == "feed_forward":  # no weights to drop: what is kept is all scaled alike
+        expected = np.broadcast_to(x + (plain - x) / 0.7, outputs.shape)
+        np.testing.assert_allclose(outputs[~dropped], expected[~dropped], atol=1e-5)
+    else:  # weights are dropped, too: what is kept differs
+        assert np.all(np.where(dropped, 0, outputs).std(0) > 0)
+        kept = np.where(dropped[:, 0, 0], np.nan, outputs[:, 0, 0])
+        assert len(np.unique(kept[~np.isnan(kept)].round(4))) > 5
+    np.testing.assert_array_equal(jax.jit(call)(rngs[0]), jax.jit(call)(rngs[0]))
+
+
+def test_a_rng_alone_drops_nothing():
+    block = EncoderBlock("scaled", block_config("plain"), rngs=nnx.Rngs(0))
+    x = normal(T, DIM)
+    np.testing.assert_array_equal(block(x), block(x, dropout_rng=jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dim": 0}, "dim must be at least 1; got 0"),
+        ({"hidden_dim": 0}, "hidden_dim must be at least 1; got 0"),
+        ({"heads": 0}, "heads must be at least 1; got 0"),
+        ({"key_heads": -1}, "key_heads must be at least 1; got -1"),
+        ({"heads": 5}, "dim must be a multiple of 5 heads; got 12"),
+        ({"heads": 4, "key_heads": 3}, "key_heads must divide 4 heads; got 3"),
+        ({"activation": "tanh"}, "activation must be one of relu, gelu, swiglu; got 'tanh'"),
+        ({"norm": "both"}, "norm must be one of pre, post; got 'both'"),
+        ({"dropout_rate": 1.0}, r"dropout_rate must be a Python number in \[0, 1\); got 1.0"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=message) as error:
+        BlockConfig(**{"dim": 12, "hidden_dim": 11, **settings})
+    assert "\n" not in str(error.value)

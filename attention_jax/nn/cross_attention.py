@@ -21,6 +21,7 @@ from attention_jax.nn.local import Alignment, LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.scores import Score
+from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
 Carry = Any
@@ -116,18 +117,26 @@ class CrossAttention(nnx.Module):
         Returns:
             (output [*B, T, dim], weights [*B, T, S], averaged over heads, carry).
         """
-        found, weights, carry = self.kind.attend(
+        found, weights, new = self.kind.attend(
             self.attention, query, memory, source_lengths, mask, first, carry, dropout_rng
         )
-        return found if self.output is None else self.output(found), weights, carry
+        if carry is not None:  # loops want the dtype they began with, whatever parameters have
+            new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, carry)
+        return found if self.output is None else self.output(found), weights, new
 
     def remember(self, memory: Array) -> Memory:
         """What does not depend on the queries, made once: give it as `memory`."""
         return self.attention.remember(memory)
 
-    def first_carry(self, batch_shape: tuple[int, ...], source_length: int) -> Carry:
-        """The carry before the first query, as an array; None if this kind carries nothing."""
-        return self.kind.first_carry(batch_shape, source_length)
+    def first_carry(
+        self, batch_shape: tuple[int, ...], source_length: int, dtype: Any = jnp.float32
+    ) -> Carry:
+        """The carry before the first query, as an array; None if this kind carries nothing.
+
+        Every later carry has its dtype: float64 for tokens of that `dtype`, else float32.
+        """
+        wide = accumulator_dtype(jnp.zeros((), dtype))
+        return self.kind.first_carry((*batch_shape, source_length), wide)
 
 
 # --- the kinds: how each is made, and what of the common arguments it needs ---
@@ -147,7 +156,7 @@ class _Global:
         return output, weights, carry
 
     @staticmethod
-    def first_carry(batch_shape: tuple[int, ...], source_length: int) -> Carry:
+    def first_carry(shape: tuple[int, ...], dtype: Any) -> Carry:
         return None
 
 
@@ -214,8 +223,8 @@ class _Coverage(_Global):
         return result.output, result.weights, result.coverage
 
     @staticmethod
-    def first_carry(batch_shape: tuple[int, ...], source_length: int) -> Carry:
-        return jnp.zeros((*batch_shape, source_length))
+    def first_carry(shape: tuple[int, ...], dtype: Any) -> Carry:
+        return jnp.zeros(shape, dtype)
 
 
 class _Monotonic(_Global):
@@ -231,11 +240,11 @@ class _Monotonic(_Global):
         output, weights = attention(
             query, memory, mask=mask, initial=carry, noise_rng=rng, return_weights=True
         )
-        return output, weights, weights[..., -1, :]
+        return output, weights, weights[..., -1, :].astype(accumulator_dtype(weights))
 
     @staticmethod
-    def first_carry(batch_shape: tuple[int, ...], source_length: int) -> Carry:
-        return jnp.zeros((*batch_shape, source_length)).at[..., 0].set(1.0)
+    def first_carry(shape: tuple[int, ...], dtype: Any) -> Carry:
+        return jnp.zeros(shape, dtype).at[..., 0].set(1.0)
 
 
 _KINDS: dict[str, type[_Global]] = {

@@ -253,15 +253,16 @@ class MultiHeadAttention(nnx.Module):
         mask = causal_mask() if mask is None else causal_mask() & mask
         room = memory.values.shape[-2]
         pairs = self._pairs(mask, bias, x.shape[:-2], room, room)
-        mask, bias = ShiftedMask(pairs["mask"], first), pairs["bias"]
-        if bias is not None:
-            bias = ShiftedBias(bias, first)
+        shifted: dict[str, Any] = {
+            "mask": ShiftedMask(pairs["mask"], first),
+            "bias": None if pairs["bias"] is None else ShiftedBias(pairs["bias"], first),
+        }
         dtype = queries.dtype
         score, queries, keys, values = resolve(
             self.score, params, queries, memory, None, self.head_dim
         )
         heads = attention(
-            queries, keys, values, score=score, params=params, mask=mask, bias=bias,
+            queries, keys, values, score=score, params=params, **shifted,
             implementation=self.implementation,
         )  # fmt: skip
         fits = first + count <= room

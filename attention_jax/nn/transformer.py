@@ -260,7 +260,7 @@ class DecoderBlock(nnx.Module):
         return DecoderState(
             self.cross_attention.remember(memory),
             self.self_attention.empty_cache(tuple(batch), max_length, memory.dtype),
-            self.cross_attention.first_carry(tuple(batch), source_length),
+            self.cross_attention.first_carry(tuple(batch), source_length, memory.dtype),
         )
 
     def extend(
