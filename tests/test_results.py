@@ -83,6 +83,8 @@ def test_readmes_show_the_committed_tables_of_attention(monkeypatch):
     readme = (ROOT / "README.md").read_text()
     assert readme_tables.speed_table(BENCHMARKS["attention"]["rows"]) in readme
     assert readme_tables.memory_table(BENCHMARKS["attention-memory"]["rows"]) in readme
+    assert readme_tables.local_table(BENCHMARKS["local"]["rows"]) in readme
+    assert readme_tables.decoding_table(BENCHMARKS["decoding"]["rows"]) in readme
     table = readme_tables.targets_table(BENCHMARKS["attention-targets"]["rows"])
     assert table in (ROOT / "experiments" / "README.md").read_text()
 
@@ -92,6 +94,13 @@ def test_memory_is_linear_and_within_its_targets():
     memory = [row for row in rows if "temporary" in row["what"]]
     assert len(memory) == 12
     assert [row for row in memory if row["met"] != "yes"] == []
+
+
+def test_windows_and_caches_pay_as_they_should():
+    rows = [*BENCHMARKS["local"]["rows"], *BENCHMARKS["decoding"]["rows"]]
+    with_target = [row for row in rows if "target" in row]
+    assert len(with_target) >= 3
+    assert [row for row in with_target if row["met"] != "yes"] == []
 
 
 def test_readme_shows_the_committed_benchmark():

@@ -54,6 +54,7 @@ class Seq2SeqConfig:
         decoder_layers: number of decoder blocks.
         dropout_rate: of embeddings, attention weights and layers, in training.
         checkpoint_blocks: compute each block again for its gradient rather than save what is in it.
+            (On a CPU XLA merges the two computations, and nothing is gained.)
         mask_padding: False lets every attention see padding, the flaw of a published comparison.
 
     Raises:

@@ -14,9 +14,10 @@ from typing import Any
 
 Rows = Sequence[dict[str, Any]]
 
-_OWN = "a user's own (negative squared distance)"
-# Before the library had a score called "distance", this is what results called the user's own.
-_SCORES = {"scaled": "scaled dot", "own distance": _OWN, "distance": _OWN}
+_SCORES = {
+    "scaled": "scaled dot",
+    "own distance": "a user's own (negative squared distance)",
+}
 
 
 def speed_table(rows: Rows) -> str:
