@@ -10,7 +10,12 @@ from attention_jax.biases import (
     relative_bias,
     t5_bias,
 )
-from attention_jax.coverage import CoverageResult, coverage_attention, coverage_loss
+from attention_jax.coverage import (
+    CoverageResult,
+    coverage_attention,
+    coverage_kernel_size,
+    coverage_loss,
+)
 from attention_jax.decoding import beam_search, greedy_search
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
 from attention_jax.local import (
@@ -37,6 +42,7 @@ from attention_jax.monotonic import (
     monotonic_attention,
     monotonic_weights,
 )
+from attention_jax.position_functions import array_field
 from attention_jax.scores import (
     SCORES,
     Additive,
@@ -77,12 +83,14 @@ __all__ = [
     "alibi_bias",
     "alibi_slopes",
     "analysis",
+    "array_field",
     "attention",
     "attention_weights",
     "beam_search",
     "bias_dataclass",
     "causal_mask",
     "coverage_attention",
+    "coverage_kernel_size",
     "coverage_loss",
     "gaussian_bias",
     "get_score",

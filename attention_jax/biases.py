@@ -9,7 +9,7 @@ float array [*B, T, S] goes, with every score. One of your own is a class with o
         rate: Array = array_field()
         def values(self, query_positions, key_positions):
             distance = abs(query_positions[:, None] - key_positions[None, :])
-            return -self.rate[..., None, None] * jnp.log1p(distance.astype(self.rate.dtype))
+            return -self.rate[..., None, None] * jnp.log1p(distance.astype(float))
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from attention_jax.float_array import float_array
 from attention_jax.position_functions import (
     PositionFunction,
     array_field,
+    check_decorated,
     pad_rank,
     part_field,
     same_rank,
@@ -339,6 +340,7 @@ def relative_position_bucket(
 def as_bias(bias: Bias | Array) -> Bias:
     """A `Bias` as it is; a float array broadcastable to [*B, T, S] as a `DenseBias`."""
     if isinstance(bias, Bias):
+        check_decorated(bias)
         return bias
     table = _floats("bias", bias, 0)
     return DenseBias(pad_rank(table, max(2, table.ndim)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +90,12 @@ def _checked_params(
         return array
 
     return jax.tree_util.tree_map_with_path(check, params, expected)
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Raises ValueError unless `value` is one of a `typing.Literal`'s."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; got {value!r}")
 
 
 def checked_implementation(name: Any) -> str | None:

@@ -42,7 +42,8 @@ def greedy_search(
         y_t = argmax_v logits(y_1 .. y_{t-1})_v
 
     Args:
-        step: as this file's first lines say, for n = `batch_size` rows.
+        step: `step(state, tokens) -> (logits, state)`, tokens int32 [n] that the rows said last,
+            logits float [n, V] of what they may say next, for n = `batch_size` rows.
         state: what its first call takes.
         batch_size: B.
         max_length: longest output, EOS included.
@@ -109,7 +110,7 @@ def beam_search(
     One beam gives the tokens of `greedy_search`, whatever the penalty.
 
     Args:
-        step: as this file's first lines say, for n = B * beams rows, the beams of a row adjacent.
+        step: as in `greedy_search`, for n = B * beams rows, the beams of a row adjacent.
         state: what its first call would take for n = B rows; it is repeated for the beams here.
         batch_size: B.
         beams: hypotheses kept for each row, at least 1; may be more than V.

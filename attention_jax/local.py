@@ -20,8 +20,9 @@ import numpy as np
 
 from attention_jax.attention import attention, attention_weights
 from attention_jax.biases import Bias, as_bias, bias_dataclass
+from attention_jax.implementations import BlockSizes
 from attention_jax.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
-from attention_jax.position_functions import array_field, same_rank, take
+from attention_jax.position_functions import array_field, broadcasts, same_rank, take
 from attention_jax.scores import Params, Score
 from attention_jax.softmax import accumulator_dtype
 
@@ -134,7 +135,10 @@ def reversed_centers(target_length: int, source_lengths: Array) -> Array:
     >>> reversed_centers(3, jnp.array([3, 2])).tolist()
     [[2, 1, 0], [1, 0, -1]]
     """
-    lengths, steps = same_rank(jnp.asarray(source_lengths)[..., None], jnp.arange(target_length))
+    if not isinstance(target_length, int | np.integer):
+        raise ValueError(f"target_length must be a Python integer; got {target_length!r}")
+    lengths = checked_lengths(source_lengths, None)
+    lengths, steps = same_rank(lengths[..., None], jnp.arange(target_length))
     return lengths - 1 - steps
 
 
@@ -159,6 +163,9 @@ def predicted_centers(query: Array, params: Params, source_lengths: Array) -> Ar
 
     Source: Luong et al. 2015, equation 9 (their W_p, v_p are W, v).
     """
+    if not isinstance(params, dict) or set(params) != {"kernel", "v"}:
+        raise ValueError(f"params must be {{'kernel': [Dq, A], 'v': [A]}}; got {params!r}")
+    source_lengths = checked_lengths(source_lengths, query.shape[:-2])
     kernel, v = params["kernel"], params["v"]
     if kernel.shape != (query.shape[-1], *v.shape) or v.ndim != 1:
         raise ValueError(
@@ -172,7 +179,7 @@ def predicted_centers(query: Array, params: Params, source_lengths: Array) -> Ar
     hidden = jnp.tanh(jnp.matmul(query, kernel, precision="highest"))
     fraction = jax.nn.sigmoid(jnp.matmul(hidden, v, precision="highest"))
     fraction = jnp.where(finite, fraction, jnp.nan)
-    lengths, fraction = same_rank(jnp.asarray(source_lengths)[..., None], fraction)
+    lengths, fraction = same_rank(source_lengths[..., None], fraction)
     return lengths.astype(dtype) * fraction
 
 
@@ -188,7 +195,10 @@ def local_attention(
     params: Params = None,
     mask: Mask | Array | None = None,
     bias: Bias | Array | None = None,
-    **options: Any,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    implementation: str | None = None,
+    block_sizes: BlockSizes | None = None,
 ) -> Array:
     """Attention through windows, with any score.
 
@@ -201,13 +211,13 @@ def local_attention(
     the time with a Gaussian, which is a second pass for the normaliser).
 
     Args:
-        query, key, value, score, params, mask, bias: as in `attention`.
+        query, key, value, score, params, mask, bias, dropout_rate, dropout_rng, implementation,
+            block_sizes: as in `attention`.
         centers: float or int [*B, T], p; see `monotonic_centers`, `reversed_centers`,
             `predicted_centers`. They need not be in range: a window beside all keys has output 0.
         radius: D, at least 0.
         sigma: standard deviation of the Gaussian, in key positions; the paper's is D / 2. None: no
             Gaussian (local-m).
-        options: `dropout_rate`, `dropout_rng`, `implementation`, `block_sizes` as in `attention`.
 
     Returns:
         output [*B, T, Dv] in the query's dtype.
@@ -222,14 +232,18 @@ def local_attention(
     Source: Luong, Pham and Manning 2015, section 3.2, equations 7, 9 and 10.
     """
     mask, gaussian = _window_and_gaussian(centers, radius, sigma, mask)
-    arguments: Any = {"score": score, "params": params, "mask": mask, **options}
+    arguments: Any = {
+        "score": score, "params": params, "mask": mask, "implementation": implementation,
+        "block_sizes": block_sizes,
+    }  # fmt: skip
+    dropout: Any = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
     if gaussian is None:
-        return attention(query, key, value, bias=bias, **arguments)
+        return attention(query, key, value, bias=bias, **arguments, **dropout)
     both = gaussian if bias is None else as_bias(bias) + gaussian
-    output, damped = attention(query, key, value, bias=both, **arguments, return_statistics=True)
+    output, damped = attention(
+        query, key, value, bias=both, **arguments, **dropout, return_statistics=True
+    )
     # softmax(l) g = softmax(l + log g) sum(exp(l) g) / sum(exp(l)): the normalisers' ratio remains.
-    for name in ("dropout_rate", "dropout_rng"):
-        arguments.pop(name, None)
     nothing = jnp.zeros((*jnp.shape(key)[:-1], 1), output.dtype)
     _, plain = attention(query, key, nothing, bias=bias, **arguments, return_statistics=True)
     empty = plain.logsumexp == -jnp.inf  # where the difference would be NaN
@@ -275,6 +289,18 @@ def local_attention_weights(
     return weights * damping.astype(weights.dtype)
 
 
+def checked_lengths(lengths: Any, batch_shape: tuple[int, ...] | None) -> Array:
+    """Lengths of sources, int; ValueError unless they broadcast to the batch axes, if known."""
+    array = jnp.asarray(lengths)
+    fits = batch_shape is None or broadcasts(array.shape, batch_shape)
+    if not jnp.issubdtype(array.dtype, jnp.integer) or not fits:
+        shape = "" if batch_shape is None else f" that broadcast to {list(batch_shape)}"
+        raise ValueError(
+            f"source_lengths must be integers{shape}; got {array.dtype} {list(array.shape)}"
+        )
+    return array
+
+
 def checked_radius(radius: Any) -> int:
     """A window's radius; ValueError for what is none."""
     if isinstance(radius, bool) or not isinstance(radius, int | np.integer) or radius < 0:
@@ -303,9 +329,9 @@ def _checked_centers(centers: Any) -> Array:
 
 
 def _checked_sigma(sigma: Any) -> Array:
-    array = jnp.asarray(sigma, None if isinstance(sigma, jax.Array | np.ndarray) else float)
-    if isinstance(sigma, float | int) and not sigma > 0:
+    if not isinstance(sigma, jax.core.Tracer) and not np.all(np.asarray(sigma) > 0):
         raise ValueError(f"sigma must be greater than 0, or None for no Gaussian; got {sigma!r}")
+    array = jnp.asarray(sigma, None if isinstance(sigma, jax.Array | np.ndarray) else float)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise ValueError(f"sigma must be floating-point; got dtype {array.dtype}")
     return array

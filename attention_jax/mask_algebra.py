@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from attention_jax.position_functions import (
     PositionFunction,
     array_field,
+    check_decorated,
     pad_rank,
     same_rank,
     take,
@@ -202,6 +203,7 @@ class ShiftedMask(Mask):
 def as_mask(mask: Mask | Array) -> Mask:
     """A `Mask` as it is; a boolean array broadcastable to [*B, T, S] as a `DenseMask`."""
     if isinstance(mask, Mask):
+        check_decorated(mask)
         return mask
     try:
         table = jnp.asarray(mask)

@@ -59,10 +59,28 @@ def position_dataclass(cls):
     return jax.tree_util.register_dataclass(cls, data_fields=leaves, meta_fields=static)
 
 
+def check_decorated(function: PositionFunction) -> None:
+    """Raises ValueError if `position_dataclass` has not made the function's class a pytree."""
+    if jax.tree_util.all_leaves([function]):
+        raise ValueError(
+            f"{type(function).__name__} must be decorated with @{function.kind}_dataclass"
+        )
+
+
 class PositionFunction:
     """What masks and biases share: how their arrays relate to the batch axes."""
 
     kind: ClassVar[str]  # what error messages call it
+
+    def __post_init__(self) -> None:
+        # Compared by value in static options, arrays would be: gradients would not reach them.
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if _CORE_AXES not in field.metadata and isinstance(value, jax.Array | np.ndarray):
+                raise ValueError(
+                    f"{type(self).__name__}.{field.name} must be declared `{field.name}: Array ="
+                    " array_field()` to hold an array; without that it is a static option"
+                )
 
     def core_ndims(self: Function) -> Function:
         """This function with every array replaced by its number of axes without batch axes."""

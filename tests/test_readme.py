@@ -32,10 +32,15 @@ def test_examples_run_one_after_another():
     assert namespace["full"].shape == (2, 5, 16)
     assert namespace["windowed"].shape == (2, 5, 16)
     exec(EXAMPLES[3], namespace)
-    assert abs(float(namespace["drate"])) > 1e-3
+    seen = namespace["seen"]
+    assert [array.shape for array in seen] == [(2, 5, 16), (2, 5, 7), (2, 7), (2, 5)]
+    assert namespace["found"].tokens[0, 0].tolist() == [1, 2, 2, 2]
+    np.testing.assert_allclose(namespace["rollout"].sum(-1), np.ones((2, 7)), atol=1e-6)
     exec(EXAMPLES[4], namespace)
+    assert abs(float(namespace["drate"])) > 1e-3
+    exec(EXAMPLES[5], namespace)
     assert namespace["output"].shape == (2, 7, 64)
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6
 
 
 def test_users_own_score_attends_by_distance():

@@ -39,7 +39,8 @@ def attention_rollout(
 
     Args:
         weights: float [L, *B, N, T, T], the first layer first, or a sequence of L arrays
-            [*B, N, T, T]; N heads, rows sum to 1 over the last axis (or are 0).
+            [*B, N, T, T]; N heads, rows sum to 1 over the last axis (or are 0). The head axis must
+            be there: weights averaged over heads are `weights[..., None, :, :]`.
         residual: the share of a position that its residual connection brings along, 0 <= residual
             < 1; 0 for a model that has none.
         head_reduction: "mean" over the heads (the paper's), or "max", the largest of the heads,
@@ -85,7 +86,8 @@ def cross_rollout(
     Rows sum to 1; that of a position that attends to nothing is 0.
 
     Args:
-        cross_weights: float [*B, N, T, S], of one decoder layer; N heads.
+        cross_weights: float [*B, N, T, S], of one decoder layer; N heads. Weights averaged over
+            heads, as `nn.Seq2Seq` returns them, are `weights[:, None]`.
         encoder_rollout: float [*B, S, S], the `attention_rollout` of the encoder.
         head_reduction: "mean" over the heads, or "max", each row then divided by its sum.
 

@@ -52,12 +52,12 @@ def prepare(bias: Bias | None, dtype: jnp.dtype, grid: Grid) -> tuple[BiasTiles,
 
 
 def tile_values(
-    biases: BiasTiles, constants: tuple[Bias, ...], grid: Grid, i: Array, j: Array
+    biases: BiasTiles, integers: tuple[Bias, ...], grid: Grid, i: Array, j: Array
 ) -> Array | None:
     """The sum of all, [t or 1, s or 1]; None if there are none."""
     values = [tile_arrays.tile_of(tile_arrays.tile_of(table, i), j) for table in biases.tables]
     values += [
-        function_values(*pair, grid, i, j) for pair in zip(biases.functions, constants, strict=True)
+        function_values(*pair, grid, i, j) for pair in zip(biases.functions, integers, strict=True)
     ]
     return sum(values[1:], start=values[0]) if values else None
 
@@ -78,7 +78,7 @@ def function_values(function: Bias, integers: Bias, grid: Grid, i: Array, j: Arr
 def add_gradient(
     dbiases: BiasTiles,
     biases: BiasTiles,
-    constants: tuple[Bias, ...],
+    integers: tuple[Bias, ...],
     grid: Grid,
     i: Array,
     j: Array,
@@ -87,11 +87,11 @@ def add_gradient(
     """`dbiases` with what a tile's `dlogits` [t, s] send to each."""
     tables = tuple(_add_to_table(dtable, i, j, dlogits) for dtable in dbiases.tables)
     functions = []
-    for dfunction, function, integers in zip(
-        dbiases.functions, biases.functions, constants, strict=True
+    for dfunction, function, others in zip(
+        dbiases.functions, biases.functions, integers, strict=True
     ):
         values, pull_back = jax.vjp(
-            lambda function, integers=integers: function_values(function, integers, grid, i, j),
+            lambda function, others=others: function_values(function, others, grid, i, j),
             function,
         )
         (tile_gradient,) = pull_back(dlogits.astype(values.dtype))

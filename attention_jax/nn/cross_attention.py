@@ -7,12 +7,13 @@ passes from query to query is a carry, what does not depend on queries is made o
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from attention_jax.checks import check_choice
 from attention_jax.masks import Mask
 from attention_jax.memory import Memory
 from attention_jax.nn.attention import Attention
@@ -38,7 +39,8 @@ class CrossAttentionConfig:
             "monotonic" never goes back.
         heads: of "global": 1 has no projections, as Bahdanau 2014 and Luong 2015; more are
             multi-head attention, between projections.
-        radius: of the local kinds, keys on either side of the window's center, at least 1.
+        radius: of the local kinds, keys on either side of the window's center, at least 0; at least
+            1 for "local-p".
         alignment: of "local-m": "monotonic", p_i = i, or "reversed", p_i = S - 1 - i.
 
     Raises:
@@ -51,15 +53,14 @@ class CrossAttentionConfig:
     alignment: Alignment = "reversed"
 
     def __post_init__(self) -> None:
-        for name, kinds in (("attention", AttentionKind), ("alignment", Alignment)):
-            if getattr(self, name) not in get_args(kinds):
-                raise ValueError(
-                    f"{name} must be one of {', '.join(get_args(kinds))};"
-                    f" got {getattr(self, name)!r}"
-                )
-        for name in ("heads", "radius"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        check_choice("attention", self.attention, AttentionKind)
+        check_choice("alignment", self.alignment, Alignment)
+        # The Gaussian of local-p has half the radius for its deviation.
+        for name, least in (("heads", 1), ("radius", int(self.attention == "local-p"))):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if self.heads > 1 and self.attention != "global":
+            raise ValueError(f"heads must be 1 with attention {self.attention!r}; got {self.heads}")
 
 
 class CrossAttention(nnx.Module):
@@ -73,6 +74,9 @@ class CrossAttention(nnx.Module):
         dropout_rate: probability that a weight is dropped, where the kind has weights to drop
             ("global" and the local kinds), when a `dropout_rng` is given.
         rngs: where the initial parameters come from.
+
+    Raises:
+        ValueError: there is no such score, or it cannot pair the two sizes.
     """
 
     def __init__(

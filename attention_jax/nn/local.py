@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.biases import Bias
+from attention_jax.checks import check_choice
 from attention_jax.local import (
+    checked_lengths,
     checked_radius,
     local_attention,
     local_attention_weights,
@@ -111,8 +113,7 @@ class LocalMAttention(_LocalAttention):
         **options: Any,
     ):
         super().__init__(score, query_dim, key_dim, radius=radius, sigma=None, rngs=rngs, **options)
-        if alignment not in ("monotonic", "reversed"):
-            raise ValueError(f"alignment must be 'monotonic' or 'reversed'; got {alignment!r}")
+        check_choice("alignment", alignment, Alignment)
         self.alignment = alignment
 
     def __call__(
@@ -141,7 +142,8 @@ class LocalMAttention(_LocalAttention):
         if centers is None:
             centers = monotonic_centers(query.shape[-2]) + first
             if self.alignment == "reversed":
-                centers = reversed_centers(query.shape[-2], _lengths(key, source_lengths)) - first
+                lengths = checked_lengths(_lengths(key, source_lengths), query.shape[:-2])
+                centers = reversed_centers(query.shape[-2], lengths) - first
         return self._attend(
             query, key, value, centers,
             mask=mask, bias=bias, dropout_rng=dropout_rng, return_weights=return_weights,
@@ -186,9 +188,10 @@ class LocalPAttention(_LocalAttention):
         rngs: nnx.Rngs,
         **options: Any,
     ):
-        sigma = radius / 2 if sigma is None else sigma
-        if not sigma > 0:
-            raise ValueError(f"sigma must be greater than 0; got {sigma} with radius {radius}")
+        if sigma is None:
+            if checked_radius(radius) == 0:
+                raise ValueError("radius must be at least 1, or sigma given; got radius 0")
+            sigma = radius / 2
         super().__init__(
             score, query_dim, key_dim, radius=radius, sigma=sigma, rngs=rngs, **options
         )

@@ -16,7 +16,8 @@ from attention_jax.mask_algebra import ShiftedMask
 from attention_jax.masks import Mask, causal_mask
 from attention_jax.memory import Memory, remember, resolve
 from attention_jax.nn.parameters import score_params, values_of
-from attention_jax.nn.positions import rotary
+from attention_jax.nn.positions import check_wavelength, rotary
+from attention_jax.position_functions import broadcasts
 from attention_jax.scores import Score, get_score
 
 Array = jax.Array
@@ -36,7 +37,8 @@ class MultiHeadAttention(nnx.Module):
         output = sum_n W_o,n head_n
 
     Every head has score parameters of its own. With score "scaled" it is
-    `flax.nnx.MultiHeadAttention`, whose kernels have the shapes of these.
+    `flax.nnx.MultiHeadAttention`, whose kernels have the shapes of these. What stands in padding
+    reaches no output; NaN there would reach the projections' gradients, which are sums over tokens.
 
     Args:
         score: a name in `SCORES`, "module:Name", or a `Score`.
@@ -101,10 +103,12 @@ class MultiHeadAttention(nnx.Module):
                 f"num_key_heads must divide the {num_heads} query heads; got {num_key_heads}"
             )
         head_dim = qkv_dim // num_heads
-        if rotary_wavelength is not None and head_dim % 2:
-            raise ValueError(
-                f"qkv_dim must make heads of even size to rotate; got {qkv_dim} for {num_heads}"
-            )
+        if rotary_wavelength is not None:
+            check_wavelength("rotary_wavelength", rotary_wavelength)
+            if head_dim % 2:
+                raise ValueError(
+                    f"qkv_dim must make heads of even size to rotate; got {qkv_dim} for {num_heads}"
+                )
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
 
         def projection(dim: int, heads: int) -> nnx.LinearGeneral:
@@ -148,7 +152,8 @@ class MultiHeadAttention(nnx.Module):
             mask: a `Mask` whose arrays' leading axes broadcast to *B, the same for all heads; or
                 bool broadcastable to [*B, T, S], or [*B, N, T, S] with all its axes.
             bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]),
-                or float broadcastable to [*B, N, T, S]; added to the logits.
+                or float broadcastable to [*B, N, T, S]; added to the logits. One for each example
+                and the same for all heads is [*B, 1, T, S].
             dropout_rng: one PRNG key; None for no dropout.
             return_weights: also return the weights [*B, N, T, S], before dropout.
 
@@ -162,13 +167,18 @@ class MultiHeadAttention(nnx.Module):
         queries, params = self._queries(query, jnp.arange(query.shape[-2])), self._params()
         dtype, key = queries.dtype, query if key is None else key
         keys, values = (
-            (key, None)
+            (key, value)
             if isinstance(key, Memory)
             else self._keys_and_values(key, key if value is None else value)
         )
         score, queries, keys, values = resolve(
             self.score, params, queries, keys, values, self.head_dim
         )
+        if not broadcasts(keys.shape[:-4], query.shape[:-2]):
+            raise ValueError(
+                f"key must have batch axes that broadcast to {list(query.shape[:-2])}, those of"
+                f" query {list(query.shape)}; got {list(keys.shape[:-4])}"
+            )
         lengths = (queries.shape[-2], keys.shape[-2])
         pairs = self._pairs(mask, bias, query.shape[:-2], *lengths)
         arguments: Any = {"score": score, "params": params, **pairs}
@@ -189,6 +199,9 @@ class MultiHeadAttention(nnx.Module):
         Args:
             key: float [*B, S, key_dim].
             value: float [*B, S, key_dim]; None for `key`.
+
+        Raises:
+            ValueError: an argument has the wrong shape.
         """
         keys, values = self._keys_and_values(key, key if value is None else value)
         return remember(self.score, self._params(), keys, values, query_dim=self.head_dim)
@@ -201,6 +214,8 @@ class MultiHeadAttention(nnx.Module):
         Raises:
             ValueError: there is no room for one.
         """
+        if not isinstance(batch_shape, tuple):
+            raise ValueError(f"batch_shape must be a tuple, *B; got {batch_shape!r}")
         if max_length < 1:
             raise ValueError(f"max_length must be at least 1; got {max_length}")
         tokens = jnp.zeros((*batch_shape, max_length, self.key.in_features[0]), dtype)
@@ -236,6 +251,7 @@ class MultiHeadAttention(nnx.Module):
             ValueError: an argument has the wrong shape or dtype.
         """
         _check_tokens("x", x, self.query)
+        self._check_cache(x, cache)
         count, first = x.shape[-2], cache.length
         params = self._params()
         positions = first + jnp.arange(count)
@@ -269,6 +285,20 @@ class MultiHeadAttention(nnx.Module):
         output = jnp.where(fits, self._merged(heads.astype(dtype), x.ndim), jnp.nan)
         return output, KeyValueCache(memory, first + count)
 
+    def _check_cache(self, x: Array, cache: KeyValueCache) -> None:
+        *_, room, head_dim = cache.memory.values.shape
+        expected = (*x.shape[:-2], self.num_key_heads, 1, room, self.head_dim)
+        if cache.memory.values.shape != expected:
+            raise ValueError(
+                f"cache must be this module's empty_cache({x.shape[:-2]}, ...) for x"
+                f" {list(x.shape)}; got one of {self.num_key_heads} heads of {head_dim} with values"
+                f" {list(cache.memory.values.shape)}"
+            )
+        if x.shape[-2] > room:
+            raise ValueError(
+                f"x must have at most {room} tokens, the cache's max_length; got {x.shape[-2]}"
+            )
+
     # --- projections: [*B, length, dim] to heads [*B, K, G, length, head_dim], and back ---
 
     def _queries(self, x: Array, positions: Array) -> Array:
@@ -280,6 +310,11 @@ class MultiHeadAttention(nnx.Module):
     ) -> tuple[Array, Array]:
         _check_tokens("key", key, self.key)
         _check_tokens("value", value, self.value)
+        if value.shape[-2] != key.shape[-2]:
+            raise ValueError(
+                f"value must be [*B, {key.shape[-2]}, ...] to match key {list(key.shape)};"
+                f" got {list(value.shape)}"
+            )
         positions = first + jnp.arange(key.shape[-2])
         keys = self._placed(self.key(key), self.key_norm, positions)
         values = jnp.swapaxes(self.value(value), -2, -3)
@@ -308,9 +343,18 @@ class MultiHeadAttention(nnx.Module):
     def _pairs(
         self, mask: Any, bias: Any, batch: tuple[int, ...], target: int, source: int
     ) -> dict[str, Any]:
+        full = (*batch, self.num_heads, target, source)
+        if not (mask is None or isinstance(mask, Mask)):
+            shared = (*batch, target, source)
+            if not any(broadcasts(jnp.shape(mask), shape) for shape in (shared, full)):
+                raise ValueError(
+                    f"mask must broadcast to {list(shared)} (*B, T, S), or be {list(full)}"
+                    f" (*B, N, T, S); got {list(jnp.shape(mask))}"
+                )
+
         def grouped(pairs: Any) -> Any:
             # Here, where heads are one axis yet: another number of them might fit the groups.
-            pairs.check((*batch, self.num_heads), target, source)
+            pairs.check(full[:-2], target, source)
             return jax.tree.map(
                 lambda leaf, core_ndim: group_heads(leaf, core_ndim, self.num_key_heads),
                 pairs,
@@ -319,7 +363,7 @@ class MultiHeadAttention(nnx.Module):
 
         return {
             "mask": None if mask is None else grouped(mask_for_heads(mask, len(batch))),
-            "bias": None if bias is None else grouped(as_bias(bias)),
+            "bias": None if bias is None else grouped(jax.tree.map(jnp.asarray, as_bias(bias))),
         }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -49,6 +51,13 @@ def sinusoidal_codes(positions: Array, dim: int, *, max_wavelength: float = 10_0
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
+def check_wavelength(name: str, value: float) -> None:
+    """Raises ValueError unless it is a finite number above 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 < value < math.inf):
+        raise ValueError(f"{name} must be a finite number above 0; got {value!r}")
+
+
 def rotary(x: Array, positions: Array, *, max_wavelength: float = 10_000.0) -> Array:
     """Rotates pairs of features by angles that grow with the position.
 
@@ -65,7 +74,7 @@ def rotary(x: Array, positions: Array, *, max_wavelength: float = 10_000.0) -> A
         [..., T, D] in the dtype of `x`; angles are taken in at least float32.
 
     Raises:
-        ValueError: D is odd, or `positions` does not have T entries.
+        ValueError: D is odd, `positions` does not have T entries, or the wavelength is not above 0.
 
     >>> rotary(jnp.array([[1.0, 0.0], [1.0, 0.0]]), jnp.array([0, 1])).round(4)
     Array([[1.    , 0.    ],
@@ -74,6 +83,7 @@ def rotary(x: Array, positions: Array, *, max_wavelength: float = 10_000.0) -> A
     Source: Su et al. 2021, equations 15 and 34 (which pair neighbours, x_{2n} and x_{2n+1}; a
     permutation of features).
     """
+    check_wavelength("max_wavelength", max_wavelength)
     length, dim = x.shape[-2:]
     if dim % 2:
         raise ValueError(f"x must have an even number of features to rotate in pairs; got {dim}")

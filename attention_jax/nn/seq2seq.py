@@ -21,6 +21,7 @@ from attention_jax.nn.transformer import (
     DecoderState,
     EncoderBlock,
     Norm,
+    split_rng,
 )
 from attention_jax.scores import get_score
 
@@ -41,7 +42,7 @@ class Seq2SeqConfig:
         radius: of the local kinds, positions on either side of the window's center.
         alignment: of "local-m": "reversed", the last letter first, or "monotonic".
         heads: of the self attentions; more than 1 also makes "global" attention multi-head, between
-            projections.
+            projections. The other kinds have one head.
         key_heads: heads of keys and values in the self attentions (grouped-query), a divisor of
             `heads`; None for `heads`.
         dim: size of embeddings and of every layer, even, a multiple of `heads`.
@@ -94,7 +95,8 @@ class Seq2SeqConfig:
     def label(self) -> str:
         """The score, and how it is used where that is not the default: "additive, coverage"."""
         kind = [] if self.attention == "global" else [self.attention]
-        heads = [] if self.heads == 1 else [f"{self.heads} heads"]
+        where = "" if self.attention == "global" else " in self attention"
+        heads = [] if self.heads == 1 else [f"{self.heads} heads{where}"]
         return ", ".join([self.score, *kind, *heads])
 
     @property
@@ -116,7 +118,7 @@ class Seq2SeqConfig:
         """How decoder blocks look at the memory."""
         return CrossAttentionConfig(
             attention=self.attention,
-            heads=self.heads,
+            heads=self.heads if self.attention == "global" else 1,
             radius=self.radius,
             alignment=self.alignment,
         )
@@ -130,7 +132,7 @@ class Decoded(NamedTuple):
 
 
 class DecodingState(NamedTuple):
-    """What the next token depends on; but for `step`, every array has the batch axis in front."""
+    """What the next token depends on; but for counters, every array has the batch axis in front."""
 
     blocks: tuple[DecoderState, ...]
     source_lengths: Array  # int [B]
@@ -211,7 +213,7 @@ class Seq2Seq(nnx.Module):
 
         With `return_weights`: (memory, weights [L, B, N, S, S] of the encoder's self attentions).
         """
-        rng, *block_rngs = _split(dropout_rng, 1 + len(self.encoder))
+        rng, *block_rngs = split_rng(dropout_rng, 1 + len(self.encoder))
         mask = self._source_mask(source_lengths)
         x = self._embed(self.source_embedding, source, rng=rng)
         weights = []
@@ -236,7 +238,7 @@ class Seq2Seq(nnx.Module):
     ) -> tuple[Array, Array]:
         """Logits [B, T, V] and cross-attention weights [L, B, T, S], averaged over heads."""
         # Padding of the target stands to its right, where no real position looks.
-        rng, *block_rngs = _split(dropout_rng, 1 + len(self.decoder))
+        rng, *block_rngs = split_rng(dropout_rng, 1 + len(self.decoder))
         mask = self._source_mask(source_lengths)
         lengths = self._visible_lengths(source_lengths, memory.shape[-2])
         x = self._embed(self.target_embedding, target_inputs, rng=rng)
@@ -358,7 +360,3 @@ class Seq2Seq(nnx.Module):
 
     def _checkpointed(self, block: Any) -> Any:
         return jax.checkpoint(block) if self.config.checkpoint_blocks else block
-
-
-def _split(rng: Array | None, count: int) -> list[Array | None]:
-    return [None] * count if rng is None else list(jax.random.split(rng, count))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 from flax import nnx
 
 from attention_jax.biases import Bias
-from attention_jax.checks import checked_rate
+from attention_jax.checks import check_choice, checked_rate
 from attention_jax.masks import Mask, causal_mask
 from attention_jax.memory import Memory
 from attention_jax.nn.cross_attention import Carry, CrossAttention, CrossAttentionConfig
 from attention_jax.nn.multi_head import KeyValueCache, MultiHeadAttention
+from attention_jax.nn.positions import check_wavelength
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -60,13 +61,11 @@ class BlockConfig:
             raise ValueError(f"dim must be a multiple of {self.heads} heads; got {self.dim}")
         if self.key_heads is not None and self.heads % self.key_heads:
             raise ValueError(f"key_heads must divide {self.heads} heads; got {self.key_heads}")
-        for name, kinds in (("activation", Activation), ("norm", Norm)):
-            if getattr(self, name) not in get_args(kinds):
-                raise ValueError(
-                    f"{name} must be one of {', '.join(get_args(kinds))};"
-                    f" got {getattr(self, name)!r}"
-                )
+        check_choice("activation", self.activation, Activation)
+        check_choice("norm", self.norm, Norm)
         checked_rate(self.dropout_rate)
+        if self.rotary_wavelength is not None:
+            check_wavelength("rotary_wavelength", self.rotary_wavelength)
 
     def self_attention(self, score: str | Score, rngs: nnx.Rngs) -> MultiHeadAttention:
         return MultiHeadAttention(
@@ -93,6 +92,9 @@ class FeedForward(nnx.Module):
         activation: "relu", "gelu" or "swiglu"; the last has a kernel more, and no biases.
         rngs: where the initial parameters come from.
 
+    Raises:
+        ValueError: there is no such activation.
+
     Source: Vaswani et al. 2017, equation 2; Hendrycks and Gimpel 2016 (gelu, exact); Shazeer 2020,
     equation 6 (swiglu; their W, V are W_1, W_3).
     """
@@ -100,6 +102,7 @@ class FeedForward(nnx.Module):
     def __init__(
         self, dim: int, hidden_dim: int, *, activation: Activation = "relu", rngs: nnx.Rngs
     ):
+        check_choice("activation", activation, Activation)
         gated = activation == "swiglu"
         self.activation = activation
         self.hidden = nnx.Linear(dim, hidden_dim, use_bias=not gated, rngs=rngs)
@@ -160,7 +163,7 @@ class EncoderBlock(nnx.Module):
         return_weights: bool = False,
     ) -> Any:
         """x [*B, S, dim] -> the same shape; or (it, weights [*B, N, S, S])."""
-        attention_rng, *residual_rngs = _split(dropout_rng, 3)
+        attention_rng, *residual_rngs = split_rng(dropout_rng, 3)
 
         def attend(x: Array) -> Any:
             return self.self_attention(
@@ -239,7 +242,7 @@ class DecoderBlock(nnx.Module):
         Returns:
             (like x, cross-attention weights [*B, T, S], averaged over heads).
         """
-        self_rng, cross_rng, *residual_rngs = _split(dropout_rng, 5)
+        self_rng, cross_rng, *residual_rngs = split_rng(dropout_rng, 5)
 
         def attend(x: Array) -> Array:
             return self.self_attention(x, mask=causal_mask(), dropout_rng=self_rng)
@@ -294,5 +297,6 @@ def _feed_forward(config: BlockConfig, rngs: nnx.Rngs) -> FeedForward:
     return FeedForward(config.dim, config.hidden_dim, activation=config.activation, rngs=rngs)
 
 
-def _split(rng: Array | None, count: int) -> list[Array | None]:
+def split_rng(rng: Array | None, count: int) -> list[Array | None]:
+    """As many keys, or as many times None."""
     return [None] * count if rng is None else list(jax.random.split(rng, count))

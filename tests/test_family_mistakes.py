@@ -1,0 +1,115 @@
+"""What users get wrong with heads, windows and biases: one line that says what was expected."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import attention_jax as aj
+from attention_jax.nn import CrossAttentionConfig, FeedForward, LocalPAttention, MultiHeadAttention
+
+B, T, D, N = 2, 5, 4, 2
+X = jnp.ones((B, T, D))
+
+
+def heads(**settings):
+    return MultiHeadAttention("dot", D, num_heads=N, rngs=nnx.Rngs(0), **settings)
+
+
+def local_p(**settings):
+    return LocalPAttention("dot", D, D, rngs=nnx.Rngs(0), **settings)
+
+
+@aj.bias_dataclass
+class Undeclared(aj.Bias):
+    rate: jax.Array  # not declared as an array
+
+    def values(self, query_positions, key_positions):
+        return self.rate * jnp.ones((query_positions.size, key_positions.size))
+
+
+class Undecorated(aj.Bias):
+    pass
+
+
+@aj.mask_dataclass
+class UndeclaredMask(aj.Mask):
+    lengths: jax.Array
+
+
+@aj.bias_dataclass
+class Constant(aj.Bias):
+    rate: jax.Array = aj.array_field()
+
+    def values(self, query_positions, key_positions):
+        steps = key_positions[None, :] - query_positions[:, None]
+        return jnp.asarray(self.rate) * steps.astype(float)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: heads()(X, mask=jnp.ones((3, T, T), bool)), r"mask must broadcast to \[2, 5, 5\]"),
+        (lambda: heads()(X, jnp.ones((3, T, D))), r"key must have batch axes that broadcast to \["),
+        (lambda: heads()(X, X, X[:, :3]), r"value must be \[\*B, 5, ...\] to match key"),
+        (lambda: heads()(X, heads().remember(X), X), "value must be None where key is a Memory"),
+        (lambda: heads(rotary_wavelength=0.0), "rotary_wavelength must be a finite number above 0"),
+        (lambda: aj.nn.rotary(X, jnp.arange(T), max_wavelength=jnp.nan), "max_wavelength must be"),
+        (lambda: heads().empty_cache(B, 3), "batch_shape must be a tuple"),
+        (lambda: heads().extend(X, heads().empty_cache((3,), 8)), "cache must be this module's"),
+        (lambda: heads().extend(X, heads().empty_cache((B,), 3)), "x must have at most 3 tokens"),
+        (lambda: FeedForward(D, D, activation="geluu", rngs=nnx.Rngs(0)), "activation must be one"),
+        (lambda: local_p(radius=-2), "radius must be a Python integer of at least 0; got -2"),
+        (lambda: local_p(radius=0), "radius must be at least 1, or sigma given; got radius 0"),
+        (
+            lambda: local_p(radius=1)(X, X, source_lengths=jnp.array([1, 2, 3])),
+            r"source_lengths must be integers that broadcast to \[2\]; got int32 \[3\]",
+        ),
+        (lambda: aj.gaussian_bias(jnp.ones(T), jnp.array([1.0, -1.0])), "sigma must be greater"),
+        (lambda: aj.predicted_centers(X, None, jnp.array(3)), "params must be {'kernel'"),
+        (lambda: aj.reversed_centers(jnp.array([3]), 5), "target_length must be a Python integer"),
+        (lambda: CrossAttentionConfig("coverage", heads=4), "heads must be 1 with attention 'cov"),
+        (lambda: CrossAttentionConfig("local-p", radius=0), "radius must be at least 1; got 0"),
+        (
+            lambda: Undeclared(jnp.ones(())),
+            r"Undeclared.rate must be declared `rate: Array =",
+        ),
+        (lambda: UndeclaredMask(jnp.ones(3)), "UndeclaredMask.lengths must be declared"),
+        (
+            lambda: aj.attention(X, X, X, bias=Undecorated()),
+            "Undecorated must be decorated with @bias_dataclass",
+        ),
+    ],
+)
+def test_one_line(call, message):
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_an_undeclared_array_is_refused_under_grad_too():
+    # Compared by value in a static option, the tracer would hit the cache of 1.0: gradient 0.
+    def loss(rate):
+        return jnp.sin(aj.attention(X, X, X, bias=Undeclared(rate))).sum()
+
+    loss(1.0)
+    with pytest.raises(ValueError, match="must be declared"):
+        jax.grad(loss)(1.0)
+
+
+def test_a_window_of_radius_zero_is_one_key():
+    config = CrossAttentionConfig("local-m", radius=0)
+    cross = aj.nn.CrossAttention("dot", D, D, config, rngs=nnx.Rngs(0))
+    _, weights, _ = cross(X, X)
+    assert weights[0].tolist() == jnp.eye(T)[::-1].tolist()
+
+
+def test_python_numbers_in_a_bias_of_ones_own():
+    expected = aj.attention(X, X, X, bias=Constant(jnp.array(0.5)))
+    assert jnp.array_equal(aj.attention(X, X, X, bias=Constant(0.5)), expected)
+    attend = heads()
+    full = attend(X, bias=Constant(jnp.array(0.5)))
+    assert jnp.array_equal(attend(X, bias=Constant(0.5)), full)
+    output, _ = attend.extend(X, attend.empty_cache((B,), 8), bias=Constant(0.5))
+    causal = attend(X, bias=Constant(0.5), mask=aj.causal_mask())
+    assert jnp.allclose(output, causal, atol=1e-6)
