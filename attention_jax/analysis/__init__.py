@@ -1,5 +1,68 @@
 """What one can say about attention that has been computed."""
 
+from attention_jax.analysis.curvature import (
+    Estimate,
+    SpectrumEdges,
+    dense_hessian,
+    hessian_diagonal,
+    hessian_spectrum_edges,
+    hessian_trace,
+    hessian_vector_product,
+)
+from attention_jax.analysis.gradient_flow import GradientFlow, gradient_flow
+from attention_jax.analysis.gradient_norms import gradient_norms, gradient_signal_to_noise
+from attention_jax.analysis.gradients import AttentionGradients, attention_gradients
 from attention_jax.analysis.rollout import attention_rollout, cross_rollout
+from attention_jax.analysis.scale_sweep import ScaleSweep, logit_scale_sweep
+from attention_jax.analysis.softmax_gradients import (
+    gradient_through_top_keys,
+    softmax_jacobian,
+    softmax_jacobian_norm,
+    softmax_vjp,
+)
+from attention_jax.analysis.statistics import (
+    AttentionSummary,
+    alignment_error,
+    attention_summary,
+    effective_keys,
+    expected_distance,
+    jensen_shannon,
+    logit_variance,
+    normalized_entropy,
+    saturation,
+    weight_entropy,
+)
 
-__all__ = ["attention_rollout", "cross_rollout"]
+__all__ = [
+    "AttentionGradients",
+    "AttentionSummary",
+    "Estimate",
+    "GradientFlow",
+    "ScaleSweep",
+    "SpectrumEdges",
+    "alignment_error",
+    "attention_gradients",
+    "attention_rollout",
+    "attention_summary",
+    "cross_rollout",
+    "dense_hessian",
+    "effective_keys",
+    "expected_distance",
+    "gradient_flow",
+    "gradient_norms",
+    "gradient_signal_to_noise",
+    "gradient_through_top_keys",
+    "hessian_diagonal",
+    "hessian_spectrum_edges",
+    "hessian_trace",
+    "hessian_vector_product",
+    "jensen_shannon",
+    "logit_scale_sweep",
+    "logit_variance",
+    "normalized_entropy",
+    "saturation",
+    "softmax_jacobian",
+    "softmax_jacobian_norm",
+    "softmax_vjp",
+    "weight_entropy",
+]

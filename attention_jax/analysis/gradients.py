@@ -1,0 +1,171 @@
+"""The gradient of attention by hand: what the output's gradient becomes at every station.
+
+With L the logits, A = softmax(L) and O = A V, a cotangent dO of the output goes back as
+
+    dV    = A^T dO
+    dA    = dO V^T
+    dL_ij = A_ij (dA_ij - sum_k A_ik dA_ik)        the softmax's Jacobian, a row at a time
+    dQ, dK, dparams = what the score makes of dL;  with L = scale Q K^T,
+                      dQ = scale dL K and dK = scale dL^T Q
+    dbias = dL, summed where the bias was broadcast
+
+`jax.vjp` of `attention` gives the ends of it, in tiles where [T, S] is too large; here are the
+stations between, materialised, to look at.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.analysis.softmax_gradients import softmax_vjp
+from attention_jax.biases import Bias
+from attention_jax.checks import checked_inputs
+from attention_jax.float_array import float_array
+from attention_jax.implementations import BlockSizes, Inputs, Options
+from attention_jax.implementations.batching import vmap_over_batch
+from attention_jax.implementations.contract import cast_floats
+from attention_jax.implementations.reference import logits_and_mask, without_padding
+from attention_jax.masks import Mask
+from attention_jax.scores import Params, Score, get_score
+from attention_jax.softmax import masked_softmax
+
+Array = jax.Array
+
+
+class AttentionGradients(NamedTuple):
+    """Gradients in the order in which they come about, in the compute dtype.
+
+    Each is that of one example: all have the batch axes *B in front, also where an input was shared
+    over some of them. A sum over those gives what `jax.vjp` gives.
+    """
+
+    dvalue: Array  # [*B, S, Dv]
+    dweights: Array  # [*B, T, S]  0 where masked
+    dlogits: Array  # [*B, T, S]  0 where masked
+    dquery: Array  # [*B, T, Dq]
+    dkey: Array  # [*B, S, Dk]
+    dparams: Params  # leaves [*B, *its own shape]
+    dbias: Any  # [*B, T or 1, S or 1] of an array; of a `Bias`, one with gradients for its floats
+
+
+def attention_gradients(
+    query: Array,
+    key: Array,
+    value: Array,
+    doutput: Array,
+    *,
+    score: str | Score = "scaled",
+    params: Params = None,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+) -> AttentionGradients:
+    """How the gradient of attention's output flows back to all that attention was made of.
+
+        dvalue = weights^T doutput,    dweights = doutput value^T,
+        dlogits_ij = weights_ij (dweights_ij - sum_k weights_ik dweights_ik),
+
+    and the rest from `dlogits` through the score and the bias. It holds several arrays [T, S] of
+    every example; `gradient_flow` says of long sequences how much passes where.
+
+    A query that may attend to nothing sends gradient 0, whatever its `doutput` is. A key or query
+    that no allowed pair contains (padding) may hold anything, NaN included, and gets gradient 0.
+
+    Args:
+        query: float [*B, T, Dq]. Heads, if any, are one more batch axis.
+        key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared.
+        value: float [*B, S, Dv]; the same.
+        doutput: float [*B, T, Dv], the gradient of a loss in the output of `attention`.
+        score: a name in `SCORES`, "module:Name", or a `Score`.
+        params: the score's parameters, as its `init` makes them; leaves may have leading axes that
+            broadcast to *B. May be left out if the score has none.
+        mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+        bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
+
+    Returns:
+        `AttentionGradients` in float32, or float64 if any of query, key, value, params and bias is.
+        `dbias` is None without a bias, and of a `Bias` holds None in place of integers.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or structure.
+
+    >>> query, key, value = jnp.ones((1, 1)), jnp.zeros((2, 1)), jnp.array([[1.0], [3.0]])
+    >>> gradients = attention_gradients(query, key, value, jnp.ones((1, 1)))
+    >>> gradients.dvalue.tolist(), gradients.dweights.tolist(), gradients.dlogits.tolist()
+    ([[0.5], [0.5]], [[1.0, 3.0]], [[-0.5, 0.5]])
+
+    Source: Dao et al. 2022, appendix B.2, for scaled dot: their dV, dP, dS, dQ, dK are dvalue,
+    dweights, dlogits, dquery, dkey.
+    """
+    score = get_score(score)
+    inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    gradients = _gradients(score, inputs, checked_doutput(inputs, doutput))
+    if bias is not None and not isinstance(bias, Bias):
+        return gradients._replace(dbias=gradients.dbias.table)
+    return gradients
+
+
+def checked_doutput(inputs: Inputs, doutput: Any) -> Array:
+    """A float array of the output's shape, or a ValueError."""
+    array = float_array("doutput", doutput)
+    expected = (*inputs.query.shape[:-1], inputs.value.shape[-1])
+    if array.shape != expected:
+        raise ValueError(
+            f"doutput must be {list(expected)}, as the output of attention is;"
+            f" got {list(array.shape)}"
+        )
+    return array
+
+
+def gradient_of_weights(inputs: Inputs, mask: Array | None, doutput: Array) -> Array:
+    """dweights [T, S] of one example in the compute dtype, 0 where masked."""
+    dtype = inputs.compute_dtype
+    value = without_padding(inputs.value.astype(dtype), mask, of="keys", filler=0)
+    doutput = without_padding(doutput.astype(dtype), mask, of="queries", filler=0)
+    dweights = jnp.matmul(doutput, value.T, precision="highest")
+    return dweights if mask is None else jnp.where(mask, dweights, 0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _gradients(score: Score, inputs: Inputs, doutput: Array) -> AttentionGradients:
+    return vmap_over_batch(
+        score, functools.partial(_one_example, Options(score, BlockSizes())), inputs, (doutput, 2)
+    )
+
+
+def _one_example(options: Options, inputs: Inputs, doutput: Array) -> AttentionGradients:
+    dtype = inputs.compute_dtype
+    floats = (inputs.query, inputs.key, inputs.params, _floats_of(inputs.bias))
+
+    def logits_of(query: Array, key: Array, params: Params, bias: Any) -> Any:
+        bias = _with_integers(bias, inputs.bias)
+        moved = inputs._replace(query=query, key=key, params=params, bias=bias)
+        return logits_and_mask(options, moved)
+
+    # Cast before, so that no gradient is rounded to a narrower dtype.
+    logits, pull_back, mask = jax.vjp(logits_of, *cast_floats(floats, dtype), has_aux=True)
+    weights = masked_softmax(logits, mask)
+    dweights = gradient_of_weights(inputs, mask, doutput)
+    dlogits = softmax_vjp(weights, dweights)
+    doutput = without_padding(doutput.astype(dtype), mask, of="queries", filler=0)
+    dvalue = jnp.matmul(weights.T, doutput, precision="highest")
+    return AttentionGradients(dvalue, dweights, dlogits, *pull_back(dlogits))
+
+
+def _floats_of(bias: Bias | None) -> Any:
+    """A bias without its integers, which have no gradient."""
+    return jax.tree.map(
+        lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None, bias
+    )
+
+
+def _with_integers(floats: Any, bias: Bias | None) -> Any:
+    return jax.tree.map(
+        lambda real, other: other if real is None else real,
+        floats,
+        bias,
+        is_leaf=lambda leaf: leaf is None,
+    )

@@ -1,0 +1,112 @@
+"""What the scale of the logits does to attention: how peaked it is, and what gradient is left."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.analysis.gradients import checked_doutput, gradient_of_weights
+from attention_jax.analysis.softmax_gradients import softmax_jacobian_norm, softmax_vjp
+from attention_jax.checks import checked_inputs
+from attention_jax.float_array import float_array
+from attention_jax.implementations import BlockSizes, Inputs, Options
+from attention_jax.implementations.batching import vmap_over_batch
+from attention_jax.implementations.reference import logits_and_mask
+from attention_jax.masks import Mask
+from attention_jax.scores import Params, Score, get_score
+from attention_jax.softmax import masked_softmax, row_statistics
+
+Array = jax.Array
+
+
+class ScaleSweep(NamedTuple):
+    """Means over the rows that have a key, of all examples, one for each scale."""
+
+    scales: Array  # [n]
+    gradient_norm: Array  # [n]  mean_i |dlogits_i|, of the logits after they have been scaled
+    entropy: Array  # [n]  mean_i of the weights' entropy, in nats
+    jacobian_norm: Array  # [n]  mean_i |d weights_i / d logits_i|_F
+
+
+def logit_scale_sweep(
+    query: Array,
+    key: Array,
+    value: Array,
+    doutput: Array,
+    scales: Array,
+    *,
+    score: str | Score = "scaled",
+    params: Params = None,
+    mask: Mask | Array | None = None,
+) -> ScaleSweep:
+    """The gradient, entropy and softmax Jacobian of attention whose logits are scaled, by scale.
+
+        weights(c) = softmax(c logits),    dlogits(c) = the gradient of c logits for this doutput
+
+    with one product for all scales, and one compilation. A gradient of the logits before they were
+    scaled is c times as large. All scales are held at once, several arrays [n, T, S] an example.
+
+    With `value` the identity [S, S] and `doutput` 1 at each row's largest logit, the gradient is
+    that of the largest weight.
+
+    Args:
+        query, key, value, doutput, score, params, mask: as in `attention_gradients`.
+        scales: float [n], finite.
+
+    Returns:
+        `ScaleSweep` in float32, or float64 if any of query, key, value and params is. All is 0
+        where no row has a key.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or structure.
+
+    >>> query, key, value = jnp.ones((1, 1)), jnp.array([[0.0], [1.0]]), jnp.eye(2)
+    >>> sweep = logit_scale_sweep(query, key, value, jnp.array([[0.0, 1.0]]), jnp.array([0.0, 9.0]))
+    >>> sweep.entropy.round(3).tolist(), sweep.jacobian_norm.round(3).tolist()
+    ([0.6930000185966492, 0.0010000000474974513], [0.5, 0.0])
+
+    Source: "Attention Variants", §38.4, the gradient of the largest weight over the score's scale.
+    """
+    score = get_score(score)
+    inputs = checked_inputs(score, query, key, value, params, mask, None)
+    doutput = checked_doutput(inputs, doutput)
+    scales = float_array("scales", scales)
+    if scales.ndim != 1:
+        raise ValueError(f"scales must be [n]; got {list(scales.shape)}")
+    return _sweep(score, inputs, doutput, scales)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sweep(score: Score, inputs: Inputs, doutput: Array, scales: Array) -> ScaleSweep:
+    one_example = functools.partial(_one_example, Options(score, BlockSizes()))
+    sums, rows = vmap_over_batch(score, one_example, inputs, (doutput, 2), (scales, 1))
+    batch = tuple(range(inputs.query.ndim - 2))
+    count = jnp.maximum(jnp.sum(rows), 1)
+    means = [jnp.sum(of_example, axis=batch) / count for of_example in sums]
+    return ScaleSweep(scales.astype(means[0].dtype), *means)
+
+
+def _one_example(
+    options: Options, inputs: Inputs, doutput: Array, scales: Array
+) -> tuple[tuple[Array, Array, Array], Array]:
+    """Sums over rows, three of [n], and the number of rows that have a key."""
+    logits, mask = logits_and_mask(options, inputs)
+    dweights = gradient_of_weights(inputs, mask, doutput)
+
+    def at_scale(scale: Array) -> tuple[Any, ...]:
+        scaled = logits * scale
+        weights = masked_softmax(scaled, mask)
+        dlogits = softmax_vjp(weights, dweights)
+        per_row = (
+            jnp.sqrt(jnp.sum(dlogits * dlogits, axis=-1)),
+            row_statistics(scaled, mask).entropy,
+            softmax_jacobian_norm(weights),
+        )
+        return tuple(jnp.sum(numbers) for numbers in per_row)  # of rows without a key they are 0
+
+    target_length, source_length = logits.shape
+    has_key = jnp.full(target_length, source_length > 0) if mask is None else mask.any(axis=1)
+    return jax.vmap(at_scale)(scales.astype(logits.dtype)), jnp.sum(has_key, dtype=logits.dtype)

@@ -1,0 +1,184 @@
+"""The gradient of the softmax, row by row: its Jacobian, how large it is, what comes through it.
+
+A row of weights a = softmax(l) has the Jacobian
+
+    J = da / dl = diag(a) - a a^T,    J_jk = a_j (delta_jk - a_k),
+
+symmetric and singular (J 1 = 0: logits that all rise by the same change nothing), so that a
+cotangent da of the weights becomes
+
+    dl = J da,    dl_j = a_j (da_j - sum_k a_k da_k).
+
+J is largest, |J|_F = 1/2, where two keys share a row, and 0 where one has it all: what saturation
+is. Of a row of zeros, a query that may attend to nothing, all of these are 0.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.float_array import float_array
+from attention_jax.softmax import accumulator_dtype
+
+Array = jax.Array
+
+
+def softmax_jacobian(weights: Array) -> Array:
+    """How each weight of a row changes with each logit of it, materialised.
+
+        J_jk = d weights_j / d logits_k = weights_j (delta_jk - weights_k)
+
+    Args:
+        weights: float [..., S], rows that sum to 1, or are 0.
+
+    Returns:
+        J [..., S, S] in float32, or float64 if the weights are.
+
+    Raises:
+        ValueError: weights are not floating-point, or have no axis.
+
+    >>> softmax_jacobian(jnp.array([0.75, 0.25]))
+    Array([[ 0.1875, -0.1875],
+           [-0.1875,  0.1875]], dtype=float32)
+
+    Source: Dao et al. 2022, appendix B.2 (their P_i: is a row of weights).
+    """
+    weights = _rows("weights", weights)
+    outer = weights[..., :, None] * weights[..., None, :]
+    diagonal = weights * (1 - weights)
+    eye = jnp.broadcast_to(jnp.eye(weights.shape[-1], dtype=bool), outer.shape)
+    return jnp.where(eye, diagonal[..., None, :], -outer)
+
+
+def softmax_jacobian_norm(weights: Array) -> Array:
+    """The Frobenius norm of each row's Jacobian, in O(S) and without the Jacobian.
+
+        |J|_F^2 = sum_j a_j^2 - 2 sum_j a_j^3 + (sum_j a_j^2)^2
+
+    Between 0 and 1/2. Its relative error is that of a few roundings however close to one-hot a row
+    is, where the sums above would cancel.
+
+    Args:
+        weights: float [..., S], rows that sum to 1, or are 0.
+
+    Returns:
+        [...] in float32, or float64 if the weights are.
+
+    Raises:
+        ValueError: weights are not floating-point, or have no axis.
+
+    >>> softmax_jacobian_norm(jnp.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [1.0, 1e-20, 0.0]]))
+    Array([5.e-01, 0.e+00, 2.e-20], dtype=float32)
+
+    Source: the norm of the Jacobian in Dao et al. 2022, appendix B.2.
+    """
+    weights = _rows("weights", weights)
+    if weights.shape[-1] == 0:
+        return jnp.zeros(weights.shape[:-1], weights.dtype)
+    # sum_j a_j^2 ((1 - a_j)^2 + sum_{k != j} a_k^2), nothing of which is negative. Of the largest
+    # weight a_m both terms in brackets come from the rest r of the row: were they 1 - a_m and
+    # P - a_m^2, they would be rounding errors at saturation. With a_j = r b_j for the others,
+    #     |J|_F^2 = r^2 (a_m^2 (1 + sum_j b_j^2) + sum_j b_j^2 ((1 - a_j)^2 + P - a_j^2)),
+    # where nothing underflows.
+    largest = jax.nn.one_hot(jnp.argmax(weights, axis=-1), weights.shape[-1], dtype=bool)
+    others = jnp.where(largest, 0, weights)
+    rest = jnp.sum(others, axis=-1, keepdims=True)
+    shares = others / jnp.where(rest == 0, 1, rest)
+    squares = weights * weights
+    total = jnp.sum(squares, axis=-1, keepdims=True)
+    of_largest = jnp.max(squares, axis=-1) * (1 + jnp.sum(shares * shares, axis=-1))
+    of_others = jnp.sum(shares * shares * ((1 - weights) ** 2 + total - squares), axis=-1)
+    rest = rest[..., 0]
+    return rest * jnp.sqrt(jnp.where(rest == 0, 1, of_largest + of_others))
+
+
+def softmax_vjp(weights: Array, dweights: Array) -> Array:
+    """The gradient of the logits, from that of the weights.
+
+        dlogits_j = weights_j (dweights_j - sum_k weights_k dweights_k)
+
+    Args:
+        weights: float [..., S], rows that sum to 1, or are 0.
+        dweights: float of the same shape; may be anything, NaN included, where the weight is 0.
+
+    Returns:
+        dlogits [..., S] in float32, or float64 if any input is; each row sums to 0.
+
+    Raises:
+        ValueError: an argument is not floating-point, or the shapes differ.
+
+    >>> softmax_vjp(jnp.array([0.5, 0.5, 0.0]), jnp.array([-1.0, -3.0, jnp.nan])).tolist()
+    [0.5, -0.5, 0.0]
+
+    Source: Dao et al. 2022, appendix B.2 (their dP, dS, D_i are dweights, dlogits and the sum).
+    """
+    weights, dweights = _two_rows("dweights", weights, dweights)
+    dweights = jnp.where(weights > 0, dweights, 0)
+    mean = jnp.sum(weights * dweights, axis=-1, keepdims=True)
+    return weights * (dweights - mean)
+
+
+def gradient_through_top_keys(weights: Array, dlogits: Array, k: int) -> Array:
+    """The share of each row's gradient that passes through its k largest weights.
+
+        sum_{j in top} |dlogits_j| / sum_j |dlogits_j|
+
+    Since a row of `dlogits` sums to 0, half of the denominator is what the gradient moves from
+    some keys to others. A key may get all of the weight and next to none of the gradient.
+
+    Args:
+        weights: float [..., S].
+        dlogits: float [..., S], as `softmax_vjp` and `attention_gradients` make it.
+        k: how many keys, 1 <= k <= S. Of equal weights the first count as larger.
+
+    Returns:
+        [...] in float32, or float64 if any input is; between 0 and 1, and 0 for a row without any
+        gradient.
+
+    Raises:
+        ValueError: an argument is not floating-point, the shapes differ, or k does not fit.
+
+    >>> weights = jnp.array([0.5, 0.25, 0.25])
+    >>> gradient_through_top_keys(weights, softmax_vjp(weights, jnp.array([1.0, 0.0, 0.0])), k=1)
+    Array(0.5, dtype=float32)
+
+    Source: the definition is ours.
+    """
+    weights, dlogits = _two_rows("dlogits", weights, dlogits)
+    k = _checked_count(k, weights.shape[-1])
+    _, keys = jax.lax.top_k(weights, k)
+    sizes = jnp.abs(dlogits)
+    total = jnp.sum(sizes, axis=-1)
+    through = jnp.sum(jnp.take_along_axis(sizes, keys, axis=-1), axis=-1)
+    return through / jnp.where(total == 0, 1, total)
+
+
+def _rows(name: str, value: Any) -> Array:
+    array = float_array(name, value)
+    if array.ndim < 1:
+        raise ValueError(f"{name} must be [..., S]; got a scalar")
+    return array.astype(accumulator_dtype(array))
+
+
+def _two_rows(name: str, weights: Any, other: Any) -> tuple[Array, Array]:
+    weights, other = _rows("weights", weights), _rows(name, other)
+    if weights.shape != other.shape:
+        raise ValueError(
+            f"{name} must be {list(weights.shape)} to match weights; got {list(other.shape)}"
+        )
+    dtype = accumulator_dtype(weights, other)
+    return weights.astype(dtype), other.astype(dtype)
+
+
+def _checked_count(k: Any, source_length: int) -> int:
+    try:
+        count = operator.index(k)
+    except TypeError:
+        count = 0
+    if not 1 <= count <= source_length:
+        raise ValueError(f"k must be a Python integer from 1 to S = {source_length}; got {k!r}")
+    return count

@@ -1,0 +1,400 @@
+"""Hessians of known spectrum, and those of losses through attention against NumPy's eigenvalues."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import TILE, quick_jit
+from derivative_cases import numbers_of
+from jax.flatten_util import ravel_pytree
+
+import attention_jax as aj
+from attention_jax.analysis import (
+    dense_hessian,
+    hessian_diagonal,
+    hessian_spectrum_edges,
+    hessian_trace,
+    hessian_vector_product,
+)
+
+RNG = jax.random.key(3)
+
+
+def symmetric(eigenvalues, seed=0):
+    """A matrix of that spectrum, in a random basis."""
+    size = len(eigenvalues)
+    basis = np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
+    return (basis * np.asarray(eigenvalues)) @ basis.T
+
+
+def quadratic(matrix):
+    """params -> x^T matrix x / 2 + sum(x), of all numbers x of any tree."""
+
+    def loss(params):
+        x = ravel_pytree(params)[0]
+        return x @ (jnp.asarray(matrix, x.dtype) @ x) / 2 + jnp.sum(x)
+
+    return loss
+
+
+def tree_of(vector):
+    """A tree of several shapes, a scalar among them, that ravels to the vector (at least 8)."""
+    return {"a": jnp.reshape(vector[:6], (2, 3)), "b": (vector[6], vector[7:])}
+
+
+def normal(*shape, seed=1):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def in_numpy(tree):
+    return jax.tree.map(np.asarray, tree)
+
+
+# --- quadratic forms: the Hessian is the matrix ---
+
+
+@pytest.mark.parametrize("outer", ["forward", "reverse"])
+def test_a_quadratic_form_has_its_matrix(outer):
+    eigenvalues = np.sort(normal(23))
+    matrix = symmetric(eigenvalues)
+    with jax.enable_x64(True):
+        params, vector, other = (tree_of(jnp.asarray(normal(23, seed=s))) for s in (1, 2, 3))
+        loss = quadratic(matrix)
+
+        @quick_jit
+        def all_of_it(params, vector, other):
+            product = functools.partial(hessian_vector_product, loss, params, outer=outer)
+            find = functools.partial(hessian_spectrum_edges, loss, params, RNG, outer=outer)
+            dense = dense_hessian(loss, params, outer=outer)
+            # As many iterations as parameters, and more: the whole spectrum.
+            found = [find(iterations=23), find(iterations=50)]
+            return [product(vector), product(other)], dense, found
+
+        products, dense, found = in_numpy(all_of_it(params, vector, other))
+        assert jax.tree.map(jnp.shape, products[0]) == jax.tree.map(jnp.shape, params)
+        flat, flat_other, image, image_of_other = (
+            np.asarray(ravel_pytree(tree)[0]) for tree in (vector, other, *products)
+        )
+    np.testing.assert_allclose(image, matrix @ flat, atol=1e-13)
+    np.testing.assert_allclose(flat_other @ image, flat @ image_of_other, rtol=1e-12)
+    np.testing.assert_allclose(dense, matrix, atol=1e-13)
+    for edges in found:
+        np.testing.assert_allclose(edges.ritz_values, eigenvalues, atol=1e-12)
+        np.testing.assert_allclose(edges.residuals, np.zeros(23), atol=1e-12)
+        assert (edges.smallest, edges.largest) == tuple(edges.ritz_values[[0, -1]])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-10), (np.float32, 1e-5)])
+def test_edges_that_stand_apart_are_found_early_and_residuals_bound_the_rest(dtype, tolerance):
+    bulk = np.random.default_rng(5).uniform(-1, 1, size=197)
+    eigenvalues = np.sort(np.concatenate([[-4, 9, 10], bulk]))
+    with jax.enable_x64(dtype == np.float64):
+        loss = quadratic(symmetric(eigenvalues))
+
+        @quick_jit
+        def of_several_lengths(params):
+            return [hessian_spectrum_edges(loss, params, RNG, iterations=m) for m in (4, 20, 80)]
+
+        found = in_numpy(of_several_lengths(jnp.asarray(normal(200), dtype)))
+    rough, edges, long = found
+    assert edges.largest.dtype == edges.ritz_values.dtype == dtype
+    np.testing.assert_allclose([edges.smallest, edges.largest], [-4, 10], rtol=tolerance)
+    for one in found:  # inside the spectrum, and no better than the residuals say
+        assert np.all(np.diff(one.ritz_values) > 0)
+        distances = np.abs(one.ritz_values[:, None] - eigenvalues).min(1)
+        assert np.all(distances <= one.residuals + 10 * tolerance)
+        assert np.all(np.abs(one.ritz_values - 3) <= 7 + 10 * tolerance)
+    assert np.max(rough.residuals) > 0.1
+    # Once an edge has converged, rounding brings no second copy of it.
+    assert np.sum(long.ritz_values > 8) == 2
+    assert np.sum(long.ritz_values < -2) == 1
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-5)])
+def test_invariant_subspaces(dtype, tolerance):
+    spectra = [[2] * 5 + [-1] * 4 + [0] * 3, [0] * 12, [1] * 12, [0] * 11 + [-3]]
+    with jax.enable_x64(dtype == np.float64):
+        params = jnp.asarray(normal(12), dtype)
+
+        @quick_jit
+        def of_several_lengths(matrix):
+            find = functools.partial(hessian_spectrum_edges, quadratic(matrix), params, RNG)
+            return [find(iterations=m) for m in (12, 5, 3)]
+
+        found = [in_numpy(of_several_lengths(symmetric(spectrum))) for spectrum in spectra]
+    for eigenvalues, of_lengths in zip(spectra, found, strict=True):
+        for edges in of_lengths:
+            ends = [edges.smallest, edges.largest]
+            np.testing.assert_allclose(ends, [min(eigenvalues), max(eigenvalues)], atol=tolerance)
+            np.testing.assert_allclose(edges.residuals[[0, -1]], [0, 0], atol=tolerance)
+        # As many iterations as parameters: each eigenvalue as often as it occurs.
+        np.testing.assert_allclose(of_lengths[0].ritz_values, np.sort(eigenvalues), atol=tolerance)
+
+
+def test_one_parameter_one_iteration_and_a_loss_that_does_not_depend():
+    matrix = symmetric(np.arange(8.0))
+
+    @quick_jit
+    def all_of_it(x):
+        def of_x(estimate, **options):
+            return estimate(lambda x: x**3, x, RNG, **options)
+
+        estimates = [of_x(function, samples=7) for function in (hessian_trace, hessian_diagonal)]
+        once = hessian_spectrum_edges(quadratic(matrix), jnp.ones(8), RNG, iterations=1)
+        linear = hessian_spectrum_edges(lambda x: jnp.sum(x["x"]), {"x": jnp.ones(3)}, RNG)
+        product = functools.partial(hessian_vector_product, lambda _: 1.0, x, x)
+        constant = product(), product(outer="reverse")
+        return of_x(hessian_spectrum_edges), estimates, once, (linear.ritz_values, constant)
+
+    edges, estimates, once, zeros = in_numpy(all_of_it(2.0))
+    assert edges.ritz_values.shape == edges.residuals.shape == (1,)
+    np.testing.assert_allclose([edges.smallest, edges.largest, *edges.ritz_values], [12] * 3)
+    np.testing.assert_array_equal(edges.residuals, [0])
+    assert [tuple(estimate) for estimate in estimates] == [(12, 0)] * 2
+    # v_1's own Rayleigh quotient, and what is left of its image.
+    assert 0 < once.smallest == once.largest < 7
+    assert 0 < once.residuals[0] < 7
+    assert not any(np.any(array) for array in jax.tree.leaves(zeros))
+
+
+def test_what_is_not_a_number_is_said():
+    edges = hessian_spectrum_edges(lambda x: jnp.sum(jnp.sqrt(x)), jnp.array([1.0, -1.0]), RNG)
+    assert np.isnan(edges.largest)
+    assert np.isnan(edges.smallest)
+
+
+# --- random signs ---
+
+
+def test_estimates_lie_within_their_errors_and_the_errors_are_those_of_theory():
+    matrix = symmetric(np.linspace(-1, 5, 20))
+    squares = matrix**2 - np.diag(np.diag(matrix) ** 2)
+    samples = 2000
+    with jax.enable_x64(True):
+        point = jnp.asarray(normal(20))
+        loss = quadratic(matrix)
+        trace = in_numpy(hessian_trace(loss, point, RNG, samples=samples))
+        diagonal = hessian_diagonal(loss, tree_of(point), RNG, samples=samples)
+        mean, error = (np.asarray(ravel_pytree(tree)[0]) for tree in diagonal)
+    assert abs(trace.mean - np.trace(matrix)) <= 4 * trace.standard_error
+    expected = np.sqrt(2 * squares.sum() / samples)
+    np.testing.assert_allclose(trace.standard_error, expected, rtol=0.1)
+    assert diagonal.mean["a"].shape == diagonal.standard_error["a"].shape == (2, 3)
+    assert np.all(np.abs(mean - np.diag(matrix)) <= 4 * error)
+    np.testing.assert_allclose(error, np.sqrt(squares.sum(1) / samples), rtol=0.1)
+    # The same signs: the diagonal's sum is the trace.
+    np.testing.assert_allclose(mean.sum(), trace.mean, rtol=1e-12)
+
+
+def test_the_samples_are_those_of_two_by_hand():
+    """z^T H z = trace +- 2 h: every sample is one of two numbers."""
+    loss = quadratic(np.array([[1.0, 4.0], [4.0, 2.0]]))
+    sample = jax.vmap(lambda rng: hessian_trace(loss, jnp.ones(2), rng, samples=1))
+    ones = sample(jax.random.split(RNG, 16))
+    assert set(ones.mean.tolist()) == {-5.0, 11.0}
+    assert np.all(np.isinf(ones.standard_error))
+    # Nine samples of which k are 11: mean and error as NumPy has them.
+    trace = hessian_trace(loss, jnp.ones(2), RNG, samples=9)
+    k = round((float(trace.mean) + 5) / 16 * 9)
+    drawn = np.array([11.0] * k + [-5.0] * (9 - k))
+    assert 0 < k < 9
+    np.testing.assert_allclose(trace.mean, drawn.mean(), rtol=1e-6)
+    np.testing.assert_allclose(trace.standard_error, drawn.std(ddof=1) / 3, rtol=1e-6)
+
+
+def test_diagonal_hessians_are_exact_and_narrow_parameters_give_wide_numbers():
+    params = {"x": jnp.arange(1, 4, dtype=jnp.bfloat16), "y": jnp.ones((2, 1), jnp.float16)}
+
+    def loss(params):
+        wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+        return jnp.sum(wide["x"] ** 3) + 2 * jnp.sum(wide["y"] ** 2)
+
+    trace = hessian_trace(loss, params, RNG, samples=3)
+    diagonal = hessian_diagonal(loss, params, RNG, samples=1)
+    assert trace.mean.dtype == diagonal.mean["x"].dtype == jnp.float32
+    assert tuple(trace) == (6 * (1 + 2 + 3) + 2 * 4, 0)
+    np.testing.assert_array_equal(diagonal.mean["x"], [6, 12, 18])
+    np.testing.assert_array_equal(diagonal.mean["y"], [[4], [4]])
+    product = hessian_vector_product(loss, params, {"x": np.ones(3), "y": np.ones((2, 1))})
+    assert (product["x"].dtype, product["y"].dtype) == (jnp.bfloat16, jnp.float16)
+    np.testing.assert_array_equal(product["x"].astype(jnp.float32), [6, 12, 18])
+
+
+# --- losses through attention ---
+
+T, S, DV = 5, 7, 2
+SCORES = {"additive": aj.Additive(hidden_dim=2), "general": aj.General()}
+
+
+def attention_loss(name, implementation):
+    """The score's parameters in float64, and a loss in them. To be used under `enable_x64`."""
+    score = SCORES[name]
+    query, key, value = (normal(*shape) for shape in ((T, 2), (S, 3), (S, DV)))
+    params = jax.tree.map(np.float64, score.init(jax.random.key(1), 2, 3))
+
+    def loss(params):
+        return numbers_of(
+            aj.attention(
+                query, key, value, score=score, params=params, mask=aj.causal_mask(1),
+                implementation=implementation, block_sizes=TILE, return_statistics=True,
+            )
+        )  # fmt: skip
+
+    return params, loss
+
+
+@functools.cache
+def by_jax(name):
+    """`jax.hessian` through "reference" [P, P]."""
+    params, loss = attention_loss(name, "reference")
+    flat, restore = ravel_pytree(params)
+    return np.asarray(quick_jit(jax.hessian(lambda flat: loss(restore(flat))))(flat))
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled", "checkpointed"])
+@pytest.mark.parametrize("name", list(SCORES))
+def test_the_spectrum_of_a_loss_through_attention(name, implementation):
+    with jax.enable_x64(True):
+        params, loss = attention_loss(name, implementation)
+        expected = by_jax(name)
+        size = len(expected)
+        u, v = normal(2, size)
+
+        @quick_jit
+        def all_of_it(params):
+            restore = ravel_pytree(params)[1]
+            image = hessian_vector_product(loss, params, restore(v), outer="reverse")
+            return (
+                dense_hessian(loss, params),
+                hessian_spectrum_edges(loss, params, RNG, iterations=size),
+                ravel_pytree(image)[0],
+            )
+
+        dense, edges, image = in_numpy(all_of_it(params))
+    scale = np.abs(expected).max()
+    assert scale > 0.1
+    np.testing.assert_allclose(dense, expected, atol=1e-11 * scale)
+    eigenvalues = np.linalg.eigvalsh(expected)
+    np.testing.assert_allclose(edges.ritz_values, eigenvalues, atol=1e-11 * scale)
+    np.testing.assert_allclose(image, expected @ v, atol=1e-11 * scale)
+    np.testing.assert_allclose(u @ image, v @ (dense @ u), atol=1e-10 * scale)
+
+
+def test_a_product_against_differences_of_the_gradient():
+    with jax.enable_x64(True):
+        params, loss = attention_loss("additive", "reference")
+        vector = jax.tree.map(lambda leaf: normal(*leaf.shape), params)
+        gradient = quick_jit(jax.grad(loss))
+        step = 1e-5
+        above = gradient(jax.tree.map(lambda leaf, along: leaf + step * along, params, vector))
+        below = gradient(jax.tree.map(lambda leaf, along: leaf - step * along, params, vector))
+        difference = jax.tree.map(lambda a, b: (a - b) / (2 * step), above, below)
+        got = quick_jit(functools.partial(hessian_vector_product, loss))(params, vector)
+    for name, leaf in got.items():
+        np.testing.assert_allclose(leaf, difference[name], atol=1e-8)
+
+
+# --- transformations ---
+
+
+def test_jit_and_vmap_over_seeds():
+    matrix = symmetric(np.linspace(-2, 3, 9))
+
+    def loss(params):
+        x = ravel_pytree(params)[0]
+        return quadratic(matrix)(x) + jnp.sum(x**4)
+
+    def everything(params, rng):
+        return (
+            hessian_spectrum_edges(loss, params, rng, iterations=6),
+            hessian_trace(loss, params, rng, samples=5),
+            hessian_diagonal(loss, params, rng, samples=5),
+            dense_hessian(loss, params),
+            hessian_vector_product(loss, params, params),
+        )
+
+    with jax.enable_x64(True):
+        stacked = jax.vmap(tree_of)(jnp.asarray(normal(3, 9)))
+        rngs = jax.random.split(RNG, 3)
+        together = quick_jit(jax.vmap(everything))(stacked, rngs)
+        of_one = quick_jit(everything)
+        for seed in range(3):
+            alone = of_one(jax.tree.map(lambda leaf, i=seed: leaf[i], stacked), rngs[seed])
+            for one, of_all in zip(*map(jax.tree.leaves, (alone, together)), strict=True):
+                np.testing.assert_allclose(of_all[seed], one, atol=1e-11)
+    assert not np.allclose(together[3][0], together[3][1])
+
+
+# --- what users get wrong ---
+
+
+def cube(x):
+    return jnp.sum(x**3)
+
+
+BAD_PARAMS = [
+    ({"x": jnp.ones(2), "n": jnp.arange(3)}, r"params\['n'\] must be floating-point; got dtype"),
+    ({"x": "abc"}, r"params\['x'\] must be an array; got str"),
+    ({}, r"params must hold at least one number; got \{\}"),
+    ({"x": jnp.ones((0, 3))}, "params must hold at least one number"),
+]
+BAD_LOSSES = [
+    (lambda x: x, r"loss\(params\) must be one float \[\]; got \[3\]"),
+    (lambda x: jnp.int32(1), r"loss\(params\) must be floating-point; got dtype int32"),
+    (lambda x: {"loss": jnp.sum(x)}, r"loss\(params\) must be an array; got dict"),
+]
+RANDOM = [hessian_spectrum_edges, hessian_trace, hessian_diagonal]
+
+
+@pytest.mark.parametrize("of_params", [dense_hessian, hessian_vector_product, *RANDOM])
+def test_bad_losses_and_parameters(of_params):
+    def function(loss, params, **options):
+        more = {dense_hessian: [], hessian_vector_product: [params]}.get(of_params, [RNG])
+        return of_params(loss, params, *more, **options)
+
+    with pytest.raises(ValueError, match="outer must be one of forward, reverse; got 'both'"):
+        function(cube, jnp.ones(3), outer="both")
+    for params, message in BAD_PARAMS:
+        with pytest.raises(ValueError, match=message):
+            function(lambda _: 0.0, params)
+    for loss, message in BAD_LOSSES:
+        for outer in ("forward", "reverse"):
+            with pytest.raises(ValueError, match=message):
+                function(loss, jnp.ones(3), outer=outer)
+
+
+@pytest.mark.parametrize("function", RANDOM)
+def test_bad_counts_and_rngs(function):
+    count = "iterations" if function is hessian_spectrum_edges else "samples"
+    for bad in (0, -1, 2.0, True, "3", None):
+        with pytest.raises(ValueError, match=f"{count} must be a Python integer of at least 1"):
+            function(cube, jnp.ones(3), RNG, **{count: bad})
+    for rng in (3, jax.random.split(RNG, 2)):
+        with pytest.raises(ValueError, match="rng must be one PRNG key"):
+            function(cube, jnp.ones(3), rng)
+
+
+@pytest.mark.parametrize(
+    ("vector", "message"),
+    [
+        ({"x": np.ones(3)}, r"vector must have the structure of params.*got PyTreeDef"),
+        ({"x": np.ones(2), "y": 1.0}, r"vector\['x'\] must be \[3\], as params\['x'\] is; got \[2"),
+        ({"x": np.ones(3), "y": np.ones(1)}, r"vector\['y'\] must be \[\], as params\['y'\] is"),
+        ({"x": np.arange(3), "y": 1.0}, r"vector\['x'\] must be floating-point; got dtype int"),
+    ],
+)
+def test_bad_vectors(vector, message):
+    with pytest.raises(ValueError, match=message):
+        hessian_vector_product(lambda _: 0.0, {"x": jnp.ones(3), "y": 1.0}, vector)
+
+
+def test_a_dense_hessian_of_too_many_parameters():
+    message = r"at most max_parameters=2048 numbers .*; got 2049 \(hessian_spectrum_edges"
+    with pytest.raises(ValueError, match=message):
+        dense_hessian(cube, jnp.ones(2049))
+    with pytest.raises(ValueError, match="at most max_parameters=2 numbers"):
+        dense_hessian(cube, jnp.ones(3), max_parameters=2)
+    with pytest.raises(ValueError, match="max_parameters must be a Python integer"):
+        dense_hessian(cube, jnp.ones(3), max_parameters=0)

@@ -1,0 +1,139 @@
+"""Norms and noise of gradients by group, against flattened NumPy arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from attention_jax.analysis import gradient_norms, gradient_signal_to_noise
+
+N = 5
+
+
+def tree(*lead, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return rng.normal(size=(*lead, *shape)).astype(np.float32)
+
+    return {
+        "encoder": {"kernel": normal(3, 7), "layers": [normal(2), normal()]},
+        "score": {"v": normal(11)},
+    }
+
+
+def flat(*leaves):
+    """[lead..., all entries] in float64."""
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in leaves])
+
+
+def groups_of(gradients, depth):
+    """What the groups are, by hand."""
+    encoder, score = gradients["encoder"], gradients["score"]
+    layers = encoder["layers"]
+    leaves = {
+        "encoder/kernel": [encoder["kernel"]],
+        "encoder/layers/0": [layers[0]],
+        "encoder/layers/1": [layers[1]],
+        "score/v": [score["v"]],
+    }
+    return {
+        0: {"": [encoder["kernel"], *layers, score["v"]]},
+        1: {"encoder": [encoder["kernel"], *layers], "score": [score["v"]]},
+        2: {"encoder/kernel": [encoder["kernel"]], "encoder/layers": layers,
+            "score/v": [score["v"]]},
+        3: leaves,
+        None: leaves,
+    }[depth]  # fmt: skip
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, None])
+def test_norms_of_groups(depth):
+    gradients = tree()
+    got = gradient_norms(gradients, depth=depth)
+    expected = groups_of(gradients, depth)
+    assert list(got) == list(expected)
+    for name, leaves in expected.items():
+        np.testing.assert_allclose(got[name], np.linalg.norm(flat(*leaves)), rtol=1e-6)
+
+
+def test_all_at_once_is_optax_norm():
+    gradients = tree()
+    np.testing.assert_allclose(
+        gradient_norms(gradients, depth=0)[""], optax.tree.norm(gradients), rtol=1e-6
+    )
+    assert gradient_norms({}) == {}
+    assert list(gradient_norms(jnp.ones(4))) == [""]
+
+
+def test_narrow_floats_are_summed_in_float32():
+    # In float16 the sum of squares, 4e8, would be infinite; in bfloat16 1 + 2^-9 is 1.
+    large = gradient_norms({"a": jnp.full(4, 1e4, jnp.float16)})["a"]
+    assert large.dtype == jnp.float32
+    np.testing.assert_allclose(large, 2e4, rtol=1e-3)
+    many = gradient_norms({"a": jnp.ones(2**12, jnp.bfloat16), "b": jnp.ones(3)}, depth=0)[""]
+    np.testing.assert_allclose(many, np.sqrt(2**12 + 3), rtol=1e-6)
+    with jax.enable_x64(True):
+        mixed = {"a": np.ones(2), "b": np.ones(2, np.float32)}
+        assert gradient_norms(mixed, depth=0)[""].dtype == jnp.float64
+
+
+@pytest.mark.parametrize("depth", [0, 1, None])
+def test_signal_to_noise_of_groups(depth):
+    gradients = tree(N)
+    got = gradient_signal_to_noise(gradients, depth=depth)
+    # Unbiased estimates from single batches and from their mean, as McCandlish et al. have them.
+    for name, leaves in groups_of(gradients, depth).items():
+        batches = np.array([flat(*(leaf[b] for leaf in leaves)) for b in range(N)])
+        of_one = np.mean([batch @ batch for batch in batches])
+        of_all = batches.mean(0) @ batches.mean(0)
+        signal = (N * of_all - of_one) / (N - 1)
+        noise = (of_one - of_all) / (1 - 1 / N)
+        np.testing.assert_allclose(got[name], signal / noise, rtol=1e-4)
+
+
+def test_signal_to_noise_by_hand():
+    # Means 2 and 1; variances ((1 + 1) + 0) / 1 = 2: (4 + 1 - 2/2) / 2.
+    ratio = gradient_signal_to_noise(jnp.array([[1.0, 1.0], [3.0, 1.0]]))[""]
+    np.testing.assert_allclose(ratio, 2.0)
+    same = gradient_signal_to_noise({"a": jnp.ones((3, 2)), "b": jnp.zeros((3, 2))})
+    assert (float(same["a"]), float(same["b"])) == (np.inf, 0.0)
+
+
+def test_signal_to_noise_is_unbiased():
+    # Of 400 estimates from 8 batches each: 0 for noise alone, |G|^2 / tr(Sigma) = 1/4 with a mean
+    # of 1/2 in every entry.
+    noise = np.random.default_rng(8).normal(size=(400, 8, 64)).astype(np.float32)
+    for mean, expected in ((0.0, 0.0), (0.5, 0.25)):
+        ratios = jax.vmap(gradient_signal_to_noise)(noise + np.float32(mean))[""]
+        assert abs(float(ratios.mean()) - expected) < 0.01
+
+
+def test_jit_and_vmap():
+    gradients = tree(3, N)
+    for function in (gradient_norms, gradient_signal_to_noise):
+        mapped = jax.jit(jax.vmap(function))(gradients)
+        for b in range(3):
+            single = function(jax.tree.map(lambda leaf, b=b: leaf[b], gradients))
+            for name, number in single.items():
+                np.testing.assert_allclose(mapped[name][b], number, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gradient_norms({"a": {"b": np.ones(2, int)}}), "gradients a/b must be floating"),
+        (lambda: gradient_norms(tree(), depth=-1), "depth must be None .* got -1"),
+        (lambda: gradient_norms(tree(), depth=1.5), "depth must be None .* got 1.5"),
+        (lambda: gradient_signal_to_noise({"a": jnp.ones((1, 2))}), r"at least 2 .*got \[1\]"),
+        (lambda: gradient_signal_to_noise({"a": jnp.ones(())}), r"at least 2 .*got \[\]"),
+        (
+            lambda: gradient_signal_to_noise({"a": jnp.ones((3, 2)), "b": jnp.ones(2)}),
+            r"the same for all leaves; got \[2\], \[3\]",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,205 @@
+"""The softmax's Jacobian, its norm and vector products, against NumPy, JAX and by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads, check_vjp
+
+from attention_jax.analysis import (
+    gradient_through_top_keys,
+    softmax_jacobian,
+    softmax_jacobian_norm,
+    softmax_vjp,
+)
+
+B, T, S = 2, 5, 7
+
+
+def rows(*shape, seed=0, scale=1.0):
+    """Weights in float64."""
+    exponentials = np.exp(np.random.default_rng(seed).normal(size=shape) * scale)
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def jacobian_by_loops(row):
+    size = len(row)
+    return np.array(
+        [[row[j] * ((j == k) - row[k]) for k in range(size)] for j in range(size)]
+    ).reshape(size, size)
+
+
+# --- the Jacobian ---
+
+
+def test_three_keys_on_paper():
+    # a = (1/2, 1/4, 1/4): a_j (1 - a_j) = 1/4, 3/16, 3/16 and -a_j a_k = -1/8, -1/8, -1/16.
+    weights = jnp.array([0.5, 0.25, 0.25])
+    expected = np.array([[4, -2, -2], [-2, 3, -1], [-2, -1, 3]]) / 16
+    np.testing.assert_array_equal(softmax_jacobian(weights), expected)
+    # (16 + 9 + 9 + 2 (4 + 4 + 1)) / 256 = 52 / 256
+    np.testing.assert_allclose(softmax_jacobian_norm(weights), np.sqrt(52) / 16, rtol=1e-6)
+    # mean = 1/2 + 2/4 - 4/4 = 0, so dlogits = a_j dweights_j.
+    dweights = jnp.array([1.0, 2.0, -4.0])
+    np.testing.assert_array_equal(softmax_vjp(weights, dweights), [0.5, 0.5, -1.0])
+
+
+def test_jacobian_against_loops_and_jax():
+    weights = rows(B, T, S)
+    weights[1, 2] = 0  # a query without keys
+    got = softmax_jacobian(weights.astype(np.float32))
+    assert got.shape == (B, T, S, S)
+    for index in np.ndindex(B, T):
+        np.testing.assert_allclose(got[index], jacobian_by_loops(weights[index]), atol=1e-7)
+    with jax.enable_x64(True):
+        logits = np.random.default_rng(1).normal(size=S)
+        expected = jax.jacrev(jax.nn.softmax)(logits)
+        np.testing.assert_allclose(softmax_jacobian(jax.nn.softmax(logits)), expected, atol=1e-15)
+    np.testing.assert_allclose(np.sum(got, -1), np.zeros((B, T, S)), atol=1e-7)
+    np.testing.assert_array_equal(got, np.swapaxes(got, -1, -2))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 5.0, 100.0])
+def test_norm_against_the_matrix_and_the_closed_form(scale):
+    with jax.enable_x64(True):
+        weights = rows(B, T, S, scale=scale)
+        got = softmax_jacobian_norm(weights)
+        expected = [
+            [np.linalg.norm(jacobian_by_loops(row)) for row in example] for example in weights
+        ]
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-15)
+        squares, cubes = (weights**2).sum(-1), (weights**3).sum(-1)
+        np.testing.assert_allclose(got**2, squares - 2 * cubes + squares**2, atol=1e-14)
+        assert np.all(got <= 0.5)
+
+
+def test_norm_of_saturated_rows_keeps_its_digits():
+    # Of (1 - e, e) it is 2 e (1 - e); of e shared by n equal keys, e sqrt(1 + 1/n + 1/n + 1/n^2)
+    # to first order: rows J_mm = e, J_mj = -e/n (twice n of them), J_jj = e/n.
+    small = np.array([1e-3, 1e-6, 1e-9, 1e-15, 1e-30], np.float32)
+    two = np.stack([1 - small, small], axis=-1)
+    wide = small.astype(np.float64)
+    np.testing.assert_allclose(softmax_jacobian_norm(two), 2 * wide * (1 - wide), rtol=1e-6)
+    four = np.stack([small / 3, small / 3, 1 - small, small / 3], axis=-1)
+    expected = wide * np.sqrt(1 + 2 / 3 + 1 / 3)
+    np.testing.assert_allclose(softmax_jacobian_norm(four)[1:], expected[1:], rtol=3e-6)
+    one_hot = np.eye(S, dtype=np.float32)
+    np.testing.assert_array_equal(softmax_jacobian_norm(one_hot), np.zeros(S))
+    np.testing.assert_array_equal(softmax_jacobian(one_hot), np.zeros((S, S, S)))
+
+
+def test_uniform_rows_and_rows_without_keys():
+    # J = (I - 1 1^T / S) / S, whose norm is sqrt(S - 1) / S.
+    uniform = np.full(S, 1 / S, np.float32)
+    np.testing.assert_allclose(softmax_jacobian_norm(uniform), np.sqrt(S - 1) / S, rtol=1e-6)
+    zeros = np.zeros((T, S), np.float32)
+    for got in (softmax_jacobian(zeros), softmax_jacobian_norm(zeros), softmax_vjp(zeros, zeros)):
+        assert not np.any(got)
+    for function in (softmax_jacobian_norm, softmax_jacobian):
+        assert np.all(np.isfinite(jax.jit(jax.jacrev(function))(zeros)))
+    assert softmax_jacobian(np.zeros((T, 0), np.float32)).shape == (T, 0, 0)
+    assert softmax_jacobian_norm(np.zeros((T, 0), np.float32)).shape == (T,)
+
+
+# --- vector products ---
+
+
+def test_vjp_is_the_jacobian_times_a_vector():
+    with jax.enable_x64(True):
+        weights, dweights = rows(B, T, S), np.random.default_rng(2).normal(size=(B, T, S))
+        got = softmax_vjp(weights, dweights)
+        for index in np.ndindex(B, T):
+            expected = jacobian_by_loops(weights[index]) @ dweights[index]
+            np.testing.assert_allclose(got[index], expected, atol=1e-15)
+        np.testing.assert_allclose(np.sum(got, -1), np.zeros((B, T)), atol=1e-15)
+
+
+def test_finite_differences():
+    with jax.enable_x64(True):
+        logits = np.random.default_rng(3).normal(size=(T, S))
+
+        def pulled_back(logits):
+            weights = jax.nn.softmax(logits)
+            return weights, lambda dweights: (softmax_vjp(weights, dweights),)
+
+        check_vjp(jax.jit(jax.nn.softmax), pulled_back, (logits,), atol=1e-7, rtol=1e-7)
+        weights, dweights = rows(T, S), np.random.default_rng(4).normal(size=(T, S))
+        close = {"atol": 1e-6, "rtol": 1e-6}
+        check_grads(jax.jit(softmax_vjp), (weights, dweights), order=2, modes=["rev"], **close)
+        for function in (softmax_jacobian, softmax_jacobian_norm):
+            check_grads(jax.jit(function), (weights,), order=2, modes=["rev"], **close)
+
+
+def test_a_cotangent_of_a_masked_weight_may_be_anything():
+    weights = jnp.array([[0.5, 0.0, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    dweights = jnp.array([[1.0, jnp.nan, 3.0, jnp.inf], [jnp.nan] * 4])
+    np.testing.assert_array_equal(
+        softmax_vjp(weights, dweights), [[-0.5, 0.0, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0]]
+    )
+
+
+# --- the share of the largest weights ---
+
+
+def test_top_keys_by_hand():
+    weights = jnp.array([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]])
+    dlogits = jnp.array([[-1.0, 0.5, 0.5], [0.0, 0.0, 0.0]])
+    for k, share in ((1, 0.25), (2, 0.5), (3, 1.0)):
+        np.testing.assert_allclose(gradient_through_top_keys(weights, dlogits, k), [share, 0])
+
+
+def test_top_keys_against_sorting():
+    weights, dlogits = rows(B, T, S, seed=5), np.random.default_rng(6).normal(size=(B, T, S))
+    narrow = [array.astype(np.float32) for array in (weights, dlogits)]
+    for k in range(1, S + 1):
+        got = gradient_through_top_keys(*narrow, k)
+        for index in np.ndindex(B, T):
+            top = np.argsort(-weights[index])[:k]
+            expected = np.abs(dlogits[index])[top].sum() / np.abs(dlogits[index]).sum()
+            np.testing.assert_allclose(got[index], expected, rtol=1e-6)
+
+
+# --- transformations, dtypes, errors ---
+
+
+def test_jit_vmap_and_dtypes():
+    weights = rows(B, T, S).astype(np.float32)
+    other = np.random.default_rng(7).normal(size=(B, T, S)).astype(np.float32)
+    functions = [
+        softmax_jacobian,
+        softmax_jacobian_norm,
+        lambda weights: softmax_vjp(weights, other[0, 0]),
+        lambda weights: gradient_through_top_keys(weights, other[0, 0], 2),
+    ]
+    for function in functions:
+        mapped = jax.jit(jax.vmap(jax.vmap(function)))(weights)
+        for index in np.ndindex(B, T):
+            np.testing.assert_allclose(mapped[index], function(weights[index]), atol=1e-7)
+        narrow = function(jnp.asarray(weights[0, 0], jnp.bfloat16))
+        assert narrow.dtype == jnp.float32
+        np.testing.assert_allclose(narrow, function(weights[0, 0]), atol=2e-2)
+    with jax.enable_x64(True):
+        assert softmax_vjp(weights, other.astype(np.float64)).dtype == jnp.float64
+        assert softmax_jacobian_norm(weights.astype(np.float64)).dtype == jnp.float64
+
+
+GOOD = np.full((T, S), 1 / S, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: softmax_jacobian(np.ones((T, S), int)), "weights must be floating-point"),
+        (lambda: softmax_jacobian(np.float32(1)), r"weights must be \[\.\.\., S\]; got a scalar"),
+        (lambda: softmax_jacobian_norm("abc"), "weights must be an array; got str"),
+        (lambda: softmax_vjp(GOOD, GOOD[0]), r"dweights must be \[5, 7\] to match.*got \[7\]"),
+        (lambda: softmax_vjp(GOOD, GOOD > 0), "dweights must be floating-point"),
+        (lambda: gradient_through_top_keys(GOOD, GOOD.T, 1), r"dlogits must be \[5, 7\].*\[7, 5\]"),
+        (lambda: gradient_through_top_keys(GOOD, GOOD, 0), "k must be .* from 1 to S = 7; got 0"),
+        (lambda: gradient_through_top_keys(GOOD, GOOD, 8), "k must be .* got 8"),
+        (lambda: gradient_through_top_keys(GOOD, GOOD, 1.0), "k must be .* got 1.0"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

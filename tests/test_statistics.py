@@ -1,0 +1,339 @@
+"""Statistics of attention against loops over queries and keys in float64 NumPy."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from statistics_cases import (
+    ALIGNMENT,
+    COUNTED,
+    FUNCTIONS,
+    MASK,
+    WEIGHTS,
+    B,
+    S,
+    T,
+    by_row,
+    distance_by_hand,
+    divergence_by_hand,
+    entropy_by_hand,
+    error_by_hand,
+    mean_by_hand,
+    normalized_by_hand,
+    rows,
+    variance_by_hand,
+)
+
+from attention_jax import attention, attention_weights, causal_mask, padding_mask, reversed_centers
+from attention_jax.analysis import (
+    alignment_error,
+    attention_summary,
+    effective_keys,
+    expected_distance,
+    jensen_shannon,
+    logit_variance,
+    normalized_entropy,
+    saturation,
+    weight_entropy,
+)
+
+
+def test_rows_on_paper():
+    uniform, one, none = np.full(S, 1 / S), np.eye(S)[3], np.zeros(S)
+    two = np.array([0.5, 0, 0, 0.5, 0, 0, 0])
+    weights = np.array([uniform, one, none, two, [0.5, 0.25, 0.25, 0, 0, 0, 0]], np.float32)
+    entropy = np.array([math.log(S), 0, 0, math.log(2), 1.5 * math.log(2)])
+    np.testing.assert_allclose(weight_entropy(weights), entropy, atol=3e-7)
+    np.testing.assert_allclose(normalized_entropy(weights), entropy / math.log(S), atol=3e-7)
+    np.testing.assert_allclose(effective_keys(weights), [S, 1, 0, 2, 2**1.5], atol=3e-6)
+    np.testing.assert_allclose(saturation(weights), 1 / 4)  # one of four that have keys
+    np.testing.assert_allclose(saturation(weights, bound=0.49), 3 / 4)
+    np.testing.assert_allclose(saturation(weights, bound=0.5), 1 / 4)  # more than, not as much
+    alignment = np.array([0, 3, 3, 0, -1])  # 1/7, all, no keys, half, does not count
+    np.testing.assert_allclose(alignment_error(weights, alignment), (6 / 7 + 0 + 1 / 2) / 3)
+    np.testing.assert_allclose(expected_distance(weights, alignment), (3 + 0 + 1.5) / 3)
+
+
+def test_entropies():
+    np.testing.assert_allclose(weight_entropy(WEIGHTS), by_row(entropy_by_hand, WEIGHTS), atol=1e-6)
+    keys = np.where(WEIGHTS.any(-1), np.exp(by_row(entropy_by_hand, WEIGHTS)), 0)
+    np.testing.assert_allclose(effective_keys(WEIGHTS), keys, atol=5e-6)
+    expected = by_row(normalized_by_hand, WEIGHTS, np.ones_like(MASK))
+    np.testing.assert_allclose(normalized_entropy(WEIGHTS), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask", [MASK, MASK[0], MASK[:, 1:2], MASK[0, 1]], ids=np.shape)
+def test_normalized_entropy_masked(mask):
+    full = np.broadcast_to(mask, (B, T, S))
+    weights = np.where(full, WEIGHTS, 0)
+    weights = weights / np.maximum(weights.sum(-1, keepdims=True), 1e-30)
+    expected = by_row(normalized_by_hand, weights, full)
+    np.testing.assert_allclose(normalized_entropy(weights, mask), expected, atol=1e-6)
+    # What stands at masked places does not enter.
+    anything = np.where(full, weights, np.nan)
+    np.testing.assert_allclose(normalized_entropy(anything, mask), expected, atol=1e-6)
+
+
+def test_rows_of_every_length_are_uniform():
+    mask = causal_mask() & padding_mask(jnp.array([S, 3]))
+    allowed = np.broadcast_to(mask.materialize(T, S), (B, T, S))
+    uniform = allowed / allowed.sum(-1, keepdims=True)
+    expected = np.broadcast_to(np.arange(T) > 0, (B, T))  # the first query has one key
+    for same in (mask, allowed):
+        normalized = normalized_entropy(uniform.astype(np.float32), same)
+        np.testing.assert_allclose(normalized, expected, atol=1e-6)
+
+
+def test_entropy_is_that_of_attention():
+    rng = np.random.default_rng(2)
+    query = rng.normal(size=(B, T, 3)).astype(np.float32)
+    key = rng.normal(size=(B, S, 3)).astype(np.float32)
+    mask = causal_mask(-1)  # the first query may attend to nothing
+    statistics = attention(query, key, key, score="dot", mask=mask, return_statistics=True)[1]
+    weights = attention_weights(query, key, score="dot", mask=mask)
+    np.testing.assert_allclose(weight_entropy(weights), statistics.entropy, atol=1e-6)
+    assert not np.any(weight_entropy(weights)[:, 0])
+
+
+@pytest.mark.parametrize("counted", [None, COUNTED, COUNTED[0]])
+def test_means_over_queries(counted):
+    weights = rows(B, T, S, sharpness=5.0)
+    weights[1, 3] = 0
+    full = np.ones((B, T), bool) if counted is None else np.broadcast_to(counted, (B, T))
+
+    def saturated(b, i):
+        return float(max(weights[b, i]) > 0.8)
+
+    expected = mean_by_hand(saturated, weights, full)
+    assert np.all((expected > 0) & (expected < 1))
+    error = error_by_hand(weights, ALIGNMENT, full)
+    distance = distance_by_hand(weights, ALIGNMENT, full)
+    for held in (weights, np.where(full[..., None], weights, np.nan)):
+        found = saturation(held, bound=0.8, rows=counted)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        found = alignment_error(held, ALIGNMENT, rows=counted)
+        np.testing.assert_allclose(found, error, atol=1e-6)
+        found = expected_distance(held, ALIGNMENT, rows=counted)
+        np.testing.assert_allclose(found, distance, atol=1e-5)
+
+
+def test_no_query_counts():
+    nothing, none = np.zeros((T, S), np.float32), np.zeros(T, bool)
+    for weights, options in [(nothing, {}), (WEIGHTS[0], {"rows": none})]:
+        assert saturation(weights, **options) == 0
+        for function in (alignment_error, expected_distance):
+            assert function(weights, ALIGNMENT[0], **options) == 0
+            gradient = jax.grad(function)(jnp.asarray(weights), ALIGNMENT[0], **options)
+            assert not np.any(gradient)
+    for function in (alignment_error, expected_distance):
+        assert function(WEIGHTS[0], np.full(T, S)) == 0
+        assert function(WEIGHTS[0], np.full(T, -1)) == 0
+
+
+def test_a_reversal():
+    lengths = jnp.array([5, 3])
+    alignment = reversed_centers(T, lengths)
+    perfect = np.zeros((B, T, S), np.float32)
+    for b, length in enumerate([5, 3]):
+        for i in range(length):
+            perfect[b, i, length - 1 - i] = 1
+    perfect[1, 3:, 0] = 1  # past the end; does not count
+    np.testing.assert_array_equal(alignment_error(perfect, alignment), [0, 0])
+    np.testing.assert_array_equal(expected_distance(perfect, alignment), [0, 0])
+    beside = np.roll(perfect, 1, axis=-1)
+    np.testing.assert_array_equal(alignment_error(beside, alignment), [1, 1])
+    np.testing.assert_array_equal(expected_distance(beside, alignment), [1, 1])
+    heads = np.stack([perfect, beside], 1)  # [B, N, T, S]: one more batch axis
+    by_head = expected_distance(heads, alignment[:, None])
+    np.testing.assert_array_equal(by_head, [[0, 1], [0, 1]])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32])
+def test_integers_of_every_width(dtype):
+    size = 200  # more than int8 holds
+    weights = rows(T, size)
+    last = np.iinfo(dtype).max if dtype == np.uint32 else 0
+    alignment = np.array([0, 3, 100, last, 127], dtype)
+    expected = error_by_hand(weights[None], alignment[None].astype(np.int64), np.ones((1, T)))[0]
+    np.testing.assert_allclose(alignment_error(weights, alignment), expected, atol=1e-6)
+
+
+def test_logit_variance():
+    logits = np.random.default_rng(3).normal(size=(B, T, S)).astype(np.float32) * 3 + 40
+    whole = [variance_by_hand(x, np.ones_like(x, bool)) for x in logits]
+    np.testing.assert_allclose(logit_variance(logits), whole, rtol=1e-5)
+    expected = [variance_by_hand(x, may) for x, may in zip(logits, MASK, strict=True)]
+    by_query = by_row(variance_by_hand, logits, MASK)
+    for filler in (0, np.nan, np.inf):
+        held = np.where(MASK, logits, filler).astype(np.float32)
+        np.testing.assert_allclose(logit_variance(held, MASK), expected, rtol=1e-5)
+        per_row = logit_variance(held, MASK, per_row=True)
+        np.testing.assert_allclose(per_row, by_query, rtol=1e-5, atol=1e-6)
+    assert by_query[1, 4] == 0  # no key
+    # Minus infinity is a mask.
+    masked = np.where(MASK, logits, -np.inf).astype(np.float32)
+    np.testing.assert_allclose(logit_variance(masked), expected, rtol=1e-5)
+    np.testing.assert_allclose(logit_variance(logits, np.zeros_like(MASK)), [0, 0])
+    # The softmax does not see what is added to a row, and neither does the variance of that row.
+    shifted = logits + np.arange(T, dtype=np.float32)[:, None]
+    np.testing.assert_allclose(
+        logit_variance(shifted, per_row=True), logit_variance(logits, per_row=True), rtol=1e-4
+    )
+    # A dot product of unit-variance features: about Dk.
+    rng = np.random.default_rng(4)
+    query, key = rng.normal(size=(2, 512, 16)).astype(np.float32)
+    np.testing.assert_allclose(logit_variance(query @ key.T), 16, rtol=0.1)
+
+
+def test_jensen_shannon():
+    a, b = rows(B, T, S, seed=5), rows(B, T, S, seed=6)
+    a[0, 0, 2], b[0, 1, 3] = 0, 0
+    a[0, 2, 4] = b[0, 2, 4] = 0
+    a[1, 0], b[1, 0] = np.eye(S)[2], np.eye(S)[5]  # nothing in common
+    a[1, 1] = b[1, 1] = 0
+    a[1, 2] = 0  # in one alone
+    found = jensen_shannon(a, b)
+    np.testing.assert_allclose(found, by_row(divergence_by_hand, a, b), rtol=2e-6, atol=1e-9)
+    np.testing.assert_allclose(found[1, :3], [math.log(2), 0, math.log(2) / 2], atol=1e-7)
+    np.testing.assert_array_equal(found, jensen_shannon(b, a))
+    np.testing.assert_array_equal(jensen_shannon(a, a), np.zeros((B, T)))
+    assert np.all((found >= 0) & (found <= math.log(2) + 1e-6))
+
+
+def test_jensen_shannon_of_neighbours_is_accurate():
+    # Entropies would cancel: about 1e-10 out of 1.
+    a = rows(T, S, seed=7)
+    b = (a * (1 + 3e-5 * np.random.default_rng(8).normal(size=(T, S)))).astype(np.float32)
+    # m ((1 + d) log(1 + d) + (1 - d) log(1 - d)) / 2 = m d^2 / 2 + O(d^4), and m d = (a - b) / 2
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    expected = ((wide_a - wide_b) ** 2 / (4 * (wide_a + wide_b))).sum(-1)
+    assert np.all(expected < 1e-9)
+    np.testing.assert_allclose(jensen_shannon(a, b), expected, rtol=1e-5)
+
+
+def test_summary():
+    summary = attention_summary(WEIGHTS, mask=MASK, rows=COUNTED, alignment=ALIGNMENT, bound=0.5)
+    weights = np.where(MASK & COUNTED[..., None], WEIGHTS, 0)
+    full = np.ones((B, T), bool)
+    expected = {
+        "entropy": lambda b, i: entropy_by_hand(weights[b, i]),
+        "normalized_entropy": lambda b, i: normalized_by_hand(weights[b, i], MASK[b, i]),
+        "effective_keys": lambda b, i: math.exp(entropy_by_hand(weights[b, i])),
+        "largest_weight": lambda b, i: float(max(weights[b, i])),
+        "saturation": lambda b, i: float(max(weights[b, i]) > 0.5),
+    }
+    for name, of_query in expected.items():
+        np.testing.assert_allclose(
+            getattr(summary, name), mean_by_hand(of_query, weights, full), atol=1e-6, err_msg=name
+        )
+    error = error_by_hand(weights, ALIGNMENT, full)
+    np.testing.assert_allclose(summary.alignment_error, error, atol=1e-6)
+    distance = distance_by_hand(weights, ALIGNMENT, full)
+    np.testing.assert_allclose(summary.expected_distance, distance, atol=1e-5)
+    plain = attention_summary(WEIGHTS)
+    assert plain.alignment_error is None
+    assert plain.expected_distance is None
+    np.testing.assert_allclose(plain.saturation, saturation(WEIGHTS))
+
+
+# --- transformations and dtypes ---
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_jit_vmap_and_dtypes(name):
+    function, arguments = FUNCTIONS[name], (WEIGHTS, MASK, COUNTED, ALIGNMENT)
+    together = function(*arguments)
+
+    def agree(one, other, tolerance=1e-6):
+        assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(one))
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance), one, other)
+
+    agree(jax.jit(function)(*arguments), together)
+    agree(jax.vmap(function)(*arguments), together)
+    each = [function(*(argument[b] for argument in arguments)) for b in range(B)]
+    agree(jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), together)
+    narrow = jnp.asarray(WEIGHTS, jnp.bfloat16)
+    agree(function(narrow, *arguments[1:]), function(narrow.astype(jnp.float32), *arguments[1:]))
+    agree(function(narrow, *arguments[1:]), together, 0.05)
+    with jax.enable_x64(True):
+        wide = function(jnp.asarray(WEIGHTS, jnp.float64), *arguments[1:])
+        assert all(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(wide))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=5e-6), wide, together)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("shape", [(B, 0, S), (B, T, 0), (0, T, S)])
+def test_nothing_at_all(name, shape):
+    weights, mask = jnp.zeros(shape), jnp.ones(shape, bool)
+    rows, alignment = jnp.ones(shape[:-1], bool), jnp.zeros(shape[:-1], int)
+    for leaf in jax.tree.leaves(FUNCTIONS[name](weights, mask, rows, alignment)):
+        assert leaf.shape in (shape[:1], shape[:2])
+        assert not np.any(leaf)
+
+
+@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {"attention_summary"}))
+def test_nan_is_not_hidden(name):
+    weights = rows(B, T, S)
+    weights[0, 2, 3] = np.nan
+    everywhere = np.ones((B, T, S), bool)
+    found = FUNCTIONS[name](weights, everywhere, everywhere[..., 0], np.full((B, T), 3))
+    assert np.any(np.isnan(found[0]))
+    assert not np.any(np.isnan(found[1]))
+
+
+# --- what is wrong ---
+
+GOOD = np.full((B, T, S), 1 / S, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda: weight_entropy(GOOD[0, 0]), r"weights must be \[\*B, T, S\]; got \[7\]"),
+        (lambda: weight_entropy(GOOD.astype(int)), "weights must be floating-point; got dtype int"),
+        (lambda: weight_entropy("abc"), "weights must be an array; got str"),
+        (lambda: effective_keys(GOOD[0, 0]), r"weights must be \[\*B, T, S\]; got \[7\]"),
+        (lambda: normalized_entropy(GOOD, GOOD), "mask must be boolean.*got dtype float32"),
+        (lambda: normalized_entropy(GOOD, MASK[..., :3]), r"mask must broadcast.*got \[2, 5, 3\]"),
+        (lambda: normalized_entropy(GOOD[0], MASK), r"mask must broadcast.*got \[2, 5, 7\]"),
+        (lambda: normalized_entropy(GOOD, padding_mask(jnp.ones(3, int))), "must broadcast"),
+        (lambda: logit_variance(GOOD[0, 0]), r"logits must be \[\*B, T, S\]; got \[7\]"),
+        (lambda: logit_variance(MASK), "logits must be floating-point; got dtype bool"),
+        (lambda: logit_variance(GOOD, MASK[:, :2]), "mask must broadcast"),
+        (lambda: saturation(GOOD, bound=1), r"bound must be a Python number in \[0, 1\); got 1"),
+        (lambda: saturation(GOOD, bound=-0.1), "bound must be a Python number"),
+        (lambda: saturation(GOOD, bound=float("nan")), "bound must be .* got nan"),
+        (lambda: saturation(GOOD, bound=None), "bound must be .* got None"),
+        (lambda: saturation(GOOD, rows=GOOD[..., 0]), "rows must be boolean.*got dtype float32"),
+        (lambda: saturation(GOOD, rows="abc"), "rows must be an array; got str"),
+        (
+            lambda: saturation(GOOD, rows=COUNTED[:, :1]),
+            r"rows must be \[5\], with batch axes that broadcast to \[2\]; got \[2, 1\]",
+        ),
+        (lambda: saturation(GOOD[0], rows=COUNTED), r"rows must be \[5\]; got \[2, 5\]"),
+        (lambda: saturation(GOOD, rows=True), r"rows must be \[5\], .*; got \[\]"),
+        (
+            lambda: alignment_error(GOOD, ALIGNMENT.astype(np.float32)),
+            "alignment must be integers; got dtype float32",
+        ),
+        (lambda: alignment_error(GOOD, ALIGNMENT[:, :3]), r"alignment must be \[5\].*got \[2, 3\]"),
+        (lambda: alignment_error(GOOD, ALIGNMENT, rows=COUNTED[:, 1:]), r"rows must be \[5\]"),
+        (lambda: expected_distance(GOOD, COUNTED), "alignment must be integers; got dtype bool"),
+        (lambda: expected_distance(GOOD, ALIGNMENT[:, :3]), r"alignment must be \[5\]"),
+        (
+            lambda: jensen_shannon(GOOD, GOOD[0]),
+            r"weights_b must be \[2, 5, 7\], as weights_a is; got \[5, 7\]",
+        ),
+        (lambda: jensen_shannon(GOOD, MASK), "weights_b must be floating-point"),
+        (lambda: jensen_shannon(GOOD[0, 0], GOOD), r"weights_a must be \[\*B, T, S\]"),
+        (lambda: attention_summary(GOOD, mask=MASK[:, :2]), "mask must broadcast"),
+        (lambda: attention_summary(GOOD, rows=ALIGNMENT), "rows must be boolean"),
+        (lambda: attention_summary(GOOD, alignment=GOOD[..., 0]), "alignment must be integers"),
+        (lambda: attention_summary(GOOD, bound=2), "bound must be"),
+    ],
+)
+def test_bad_input(function, message):
+    with pytest.raises(ValueError, match=message):
+        function()
