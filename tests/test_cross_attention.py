@@ -199,7 +199,7 @@ def test_first_places_the_window():
          "attention must be one of global, local-m, local-p, coverage, monotonic; got 'locally'"),
         ({"alignment": "none"}, "alignment must be one of monotonic, reversed; got 'none'"),
         ({"heads": 0}, "heads must be at least 1; got 0"),
-        ({"radius": 0}, "radius must be at least 1; got 0"),
+        ({"radius": -1}, "radius must be at least 0; got -1"),
     ],
 )  # fmt: skip
 def test_bad_settings(settings, message):

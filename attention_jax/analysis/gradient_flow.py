@@ -24,7 +24,6 @@ from attention_jax.implementations import (
     BlockSizes,
     Inputs,
     Options,
-    bias_tiles,
     online_softmax,
     tile_arrays,
     tiling,
@@ -137,7 +136,7 @@ def _of_query_tile(
 
     def tile(masked: bool, j: Array) -> tuple[Array, Array]:
         keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-        return _tile_logits(plan, arrays, constants, i, j, queries, keys, masked), values
+        return tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked), values
 
     def absorb(masked: bool, j: Array, running: online_softmax.Running) -> online_softmax.Running:
         return online_softmax.absorb(running, *tile(masked, j), None, 0.0)
@@ -166,24 +165,3 @@ def _of_query_tile(
 
     carry = (jnp.zeros_like(mean), by_key)
     return tiling.for_visited_keys(plan, constants, i, add_squares, carry)
-
-
-def _tile_logits(
-    plan: Plan,
-    arrays: Arrays,
-    constants: Constants,
-    i: Array,
-    j: Array,
-    queries: Any,
-    keys: Any,
-    masked: bool,
-) -> Array:
-    """Logits [t, s] of one tile, -inf where masked."""
-    logits = tiling.pair_logits(plan, arrays.params, queries, keys).astype(arrays.values.dtype)
-    bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, plan.grid, i, j)
-    if bias is not None:
-        logits = logits + bias
-    if masked:
-        assert constants.mask is not None  # no tile is masked without one
-        logits = jnp.where(tiling.allowed_pairs(plan, constants.mask, i, j), logits, -jnp.inf)
-    return logits

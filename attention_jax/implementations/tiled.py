@@ -96,7 +96,7 @@ def _forward(plan: Plan, arrays: Arrays, constants: Constants):
 
         def visit(masked, j, running):
             keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-            logits = _tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
+            logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
             keep = tiling.kept_weights(plan, constants, i, j)
             return online_softmax.absorb(running, logits, values, keep, plan.options.dropout_rate)
 
@@ -131,7 +131,7 @@ def _backward(plan: Plan, residuals: _Residuals, cotangents: Any) -> Arrays:
         def visit(masked, j, carry):
             dqueries, others = carry
             keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-            logits = _tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
+            logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
             keep = tiling.kept_weights(plan, constants, i, j)
             dlogits, dvalues = _softmax_vjp(logits, values, rows, keep, plan.options.dropout_rate)
             dparams, dq, dk = plan.options.score.pair_vjp(arrays.params, queries, keys, dlogits)
@@ -204,17 +204,6 @@ def _softmax_vjp(
         shifted = jnp.where(exponentials > 0, shifted, 0)
         dweights = dweights - rows.dentropy[:, None] * shifted
     return exponentials * dweights, dvalues
-
-
-def _tile_logits(plan, arrays, constants, i, j, queries, keys, masked) -> Array:
-    """Logits [t, s] of one tile, -inf where masked."""
-    logits = tiling.pair_logits(plan, arrays.params, queries, keys).astype(arrays.values.dtype)
-    bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, plan.grid, i, j)
-    if bias is not None:
-        logits = logits + bias
-    if masked:
-        logits = jnp.where(tiling.allowed_pairs(plan, constants.mask, i, j), logits, -jnp.inf)
-    return logits
 
 
 # --- derivatives of second and higher order: those of the plainly differentiated tiles ---

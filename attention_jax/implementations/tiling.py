@@ -140,6 +140,27 @@ def pair_logits(plan: Plan, params: Any, queries: Any, keys: Any) -> Array:
     return logits
 
 
+def tile_logits(
+    plan: Plan,
+    arrays: Arrays,
+    constants: Constants,
+    i: Array,
+    j: Array,
+    queries: Any,
+    keys: Any,
+    masked: bool,
+) -> Array:
+    """Logits [t, s] of one tile, -inf where masked."""
+    logits = pair_logits(plan, arrays.params, queries, keys).astype(arrays.values.dtype)
+    bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, plan.grid, i, j)
+    if bias is not None:
+        logits = logits + bias
+    if masked:
+        assert constants.mask is not None  # no tile is masked without one
+        logits = jnp.where(allowed_pairs(plan, constants.mask, i, j), logits, -jnp.inf)
+    return logits
+
+
 def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) -> Array:
     """Bool [t, s]."""
     where = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)

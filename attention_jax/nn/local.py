@@ -192,6 +192,8 @@ class LocalPAttention(_LocalAttention):
             if checked_radius(radius) == 0:
                 raise ValueError("radius must be at least 1, or sigma given; got radius 0")
             sigma = radius / 2
+        if not sigma > 0:
+            raise ValueError(f"sigma must be greater than 0; got {sigma}")
         super().__init__(
             score, query_dim, key_dim, radius=radius, sigma=sigma, rngs=rngs, **options
         )
