@@ -14,6 +14,8 @@ from attention_jax.training.loop import LoopConfig
 family = load("experiments/attention_family.py")
 rollout = load("experiments/rollout.py")
 
+NAME = "no encoder, local-m, diagonal"
+
 
 def small(module, tmp_path, **settings):
     folders = {"workdir": tmp_path / "runs", "results": tmp_path / "results"}
@@ -22,21 +24,23 @@ def small(module, tmp_path, **settings):
 
 
 def test_family_trains_evaluates_and_draws_an_arm(tmp_path, capsys):
-    config = small(family, tmp_path, arms=("local-m, diagonal",), seeds=2, beams=2)
+    config = small(family, tmp_path, arms=(NAME,), seeds=2, beams=2)
     family.main(config)
     numbers = json.loads((config.results / "attention_family.json").read_text())
-    arm = numbers["arms"]["local-m, diagonal"]
+    arm = numbers["arms"][NAME]
     assert list(arm["accuracy"]["free_running_exact"]) == ["3", "4", "5", "6", "7", "8", "10"]
     assert list(arm["accuracy_beam"]["free_running_exact"]) == ["3", "4", "5", "6", "7", "8"]
-    assert arm["settings"] == {"attention": "local-m", "alignment": "monotonic"}
+    assert arm["settings"] == {
+        "encoder-layers": 0, "attention": "local-m", "alignment": "monotonic",
+    }  # fmt: skip
     # Each letter written looks at most 2 positions from its own.
     for row, weights in enumerate(arm["weights"]):
         np.testing.assert_allclose(sum(weights), 1, atol=1e-3)
         assert all(abs(key - row) <= 2 for key in np.flatnonzero(weights))
     assert (config.results / "attention_family.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
-    assert "local-m, diagonal (must fail)" in printed
-    assert "--attention local-m --alignment monotonic" in printed
+    assert f"{NAME} (must fail)" in printed
+    assert "--encoder-layers 0 --attention local-m --alignment monotonic" in printed
 
 
 def test_every_arm_is_a_model_that_can_be_made():

@@ -179,7 +179,7 @@ def test_sigma_is_half_the_radius_unless_it_is_given():
         (lambda: local_m("dot", dropout_rate=1.5), "dropout_rate"),
         (lambda: local_m("dot", radius=-1), "radius must be a Python integer of at least 0"),
         (lambda: local_p("dot", radius=-1, sigma=1.0), "radius must be a Python integer"),
-        (lambda: local_p("dot", radius=0), "radius must be at least 1, or sigma given; got radius 0"),
+        (lambda: local_p("dot", radius=0), "radius must be at least 1, or sigma given; got radius"),
         (lambda: local_p("dot", sigma=-1.0), "sigma must be greater than 0; got -1.0"),
         (lambda: local_p("dot", hidden_dim=0), "hidden_dim must be at least 1; got 0"),
         (lambda: LocalMAttention("dot", 3, 4, radius=1, rngs=nnx.Rngs(0)), "key_dim must be 3"),

@@ -309,7 +309,7 @@ def test_checkpointed_blocks_keep_less_and_change_nothing():
         ({"heads": 4, "key_heads": 3}, "key_heads must divide 4 heads; got 3"),
         ({"attention": "locally"}, "attention must be one of global, local-m, .*; got 'locally'"),
         ({"alignment": "none"}, "alignment must be one of monotonic, reversed; got 'none'"),
-        ({"radius": 0}, "radius must be at least 1; got 0"),
+        ({"radius": -1}, "radius must be at least 0; got -1"),
         ({"activation": "tanh"}, "activation must be one of relu, gelu, swiglu; got 'tanh'"),
         ({"dropout_rate": -0.1}, "dropout_rate must be a Python number in"),
     ],
