@@ -40,7 +40,7 @@ from attention_jax.tasks.reversal_arms import (
 from attention_jax.tasks.reversal_evaluation import evaluate, reverse
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run_folder import environment, write_json
+from attention_jax.training.run_folder import check_folder, environment, write_json
 
 # What each arm is called -> what differs from the default model, whose score is scaled dot.
 ARMS: dict[str, dict[str, Any]] = {
@@ -117,9 +117,7 @@ class Config:
         if not VOCABULARY.encode(self.word):
             raise ValueError("word must have at least one letter; got none")
         for name in ("workdir", "results"):
-            path = getattr(self, name)
-            if path.exists() and not path.is_dir():
-                raise ValueError(f"{name} must be a folder; {path} is a file")
+            check_folder(name, getattr(self, name))
 
     def training(self, arm: str) -> ReversalConfig:
         """One run's settings."""

@@ -37,7 +37,7 @@ from attention_jax.tasks.reversal_arms import (
 from attention_jax.tasks.reversal_evaluation import evaluate, reverse
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run_folder import environment, write_json
+from attention_jax.training.run_folder import check_folder, environment, write_json
 
 # What the chapter prints: teacher-forced token accuracy (it says "exact match"), one seed.
 PUBLISHED = {
@@ -85,9 +85,7 @@ class Config:
         for score in self.scores:
             self.training(score, mask_padding=True)
         for name in ("workdir", "results"):
-            path = getattr(self, name)
-            if path.exists() and not path.is_dir():
-                raise ValueError(f"{name} must be a folder; {path} is a file")
+            check_folder(name, getattr(self, name))
 
     def training(self, score: str, *, mask_padding: bool) -> ReversalConfig:
         """One run's settings."""

@@ -33,7 +33,7 @@ from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, bind
 from attention_jax.tasks.reversal_arms import JSON, trained_arm
 from attention_jax.tasks.reversal_evaluation import batch_of_words
 from attention_jax.training.loop import LoopConfig
-from attention_jax.training.run_folder import environment, write_json
+from attention_jax.training.run_folder import check_folder, environment, write_json
 
 Array = jax.Array
 
@@ -70,9 +70,7 @@ class Config:
         if len(VOCABULARY.encode(self.word)) < 2:
             raise ValueError(f"word must have at least two letters; got {self.word!r}")
         for name in ("workdir", "results"):
-            path = getattr(self, name)
-            if path.exists() and not path.is_dir():
-                raise ValueError(f"{name} must be a folder; {path} is a file")
+            check_folder(name, getattr(self, name))
         self.training()
 
     def training(self) -> ReversalConfig:

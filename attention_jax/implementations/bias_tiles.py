@@ -33,9 +33,6 @@ class BiasTiles(NamedTuple):
     functions: tuple[Bias, ...]  # each without its integers
 
 
-NO_BIAS = BiasTiles((), ())
-
-
 def prepare(bias: Bias | None, dtype: jnp.dtype, grid: Grid) -> tuple[BiasTiles, tuple[Bias, ...]]:
     """The bias in tiles, in the compute dtype; and of each function, its integers."""
     summands = [] if bias is None else _summands(cast_floats(bias, dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -91,10 +92,28 @@ class Attention(nnx.Module):
         Raises:
             ValueError: an argument has the wrong shape or dtype.
         """
+        return self._attend(
+            query, key, value, attend=attention, weigh=attention_weights,
+            mask=mask, bias=bias, dropout_rng=dropout_rng, return_weights=return_weights,
+        )  # fmt: skip
+
+    def _attend(
+        self,
+        query: Array,
+        key: Array | Memory,
+        value: Array | None,
+        *,
+        attend: Callable[..., Array],
+        weigh: Callable[..., Array],
+        dropout_rng: Array | None,
+        return_weights: bool,
+        **arguments: Any,
+    ) -> Any:
+        """`attend` with this module's score and settings; and the weights that `weigh` gives."""
         params, dtype = values_of(self.params), jnp.result_type(query)
         score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
-        arguments: Any = {"score": score, "params": params, "mask": mask, "bias": bias}
-        output = attention(
+        arguments |= {"score": score, "params": params}
+        output = attend(
             query,
             key,
             value,
@@ -105,7 +124,7 @@ class Attention(nnx.Module):
         ).astype(dtype)
         if not return_weights:
             return output
-        return output, attention_weights(query, key, **arguments).astype(dtype)
+        return output, weigh(query, key, **arguments).astype(dtype)
 
     def remember(self, key: Array, value: Array | None = None) -> Memory:
         """Projects what will be attended to again and again, once: give it as `key`.

@@ -20,9 +20,8 @@ from attention_jax.local import (
     reversed_centers,
 )
 from attention_jax.masks import Mask
-from attention_jax.memory import Memory, resolve
+from attention_jax.memory import Memory
 from attention_jax.nn.attention import Attention
-from attention_jax.nn.parameters import values_of
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -46,36 +45,12 @@ class _LocalAttention(Attention):
         super().__init__(score, query_dim, key_dim, rngs=rngs, **options)
         self.radius, self.sigma = checked_radius(radius), sigma
 
-    def _attend(
-        self,
-        query: Array,
-        key: Array | Memory,
-        value: Array | None,
-        centers: Array,
-        *,
-        mask: Mask | Array | None,
-        bias: Bias | Array | None,
-        dropout_rng: Array | None,
-        return_weights: bool,
+    def _through_windows(
+        self, query: Array, key: Array | Memory, value: Array | None, centers: Array, **call: Any
     ) -> Any:
-        params, dtype = values_of(self.params), jnp.result_type(query)
-        score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
-        arguments: Any = {
-            "centers": centers, "radius": self.radius, "sigma": self.sigma,
-            "score": score, "params": params, "mask": mask, "bias": bias,
-        }  # fmt: skip
-        output = local_attention(
-            query,
-            key,
-            value,
-            **arguments,
-            dropout_rate=0.0 if dropout_rng is None else self.dropout_rate,
-            dropout_rng=dropout_rng,
-            implementation=self.implementation,
-        ).astype(dtype)
-        if not return_weights:
-            return output
-        return output, local_attention_weights(query, key, **arguments).astype(dtype)
+        window: Any = {"centers": centers, "radius": self.radius, "sigma": self.sigma}
+        functions: Any = {"attend": local_attention, "weigh": local_attention_weights}
+        return self._attend(query, key, value, **functions, **window, **call)
 
 
 class LocalMAttention(_LocalAttention):
@@ -144,7 +119,7 @@ class LocalMAttention(_LocalAttention):
             if self.alignment == "reversed":
                 lengths = checked_lengths(_lengths(key, source_lengths), query.shape[:-2])
                 centers = reversed_centers(query.shape[-2], lengths) - first
-        return self._attend(
+        return self._through_windows(
             query, key, value, centers,
             mask=mask, bias=bias, dropout_rng=dropout_rng, return_weights=return_weights,
         )  # fmt: skip
@@ -225,7 +200,7 @@ class LocalPAttention(_LocalAttention):
         """
         params = {"kernel": self.position_kernel[...], "v": self.position_v[...]}
         centers = predicted_centers(query, params, _lengths(key, source_lengths))
-        return self._attend(
+        return self._through_windows(
             query, key, value, centers,
             mask=mask, bias=bias, dropout_rng=dropout_rng, return_weights=return_weights,
         )  # fmt: skip

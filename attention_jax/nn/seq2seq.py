@@ -192,9 +192,7 @@ class Seq2Seq(nnx.Module):
             logits [B, T, V]; or (logits, weights [L, B, T, S]), one row a decoder layer, averaged
             over heads.
         """
-        encoder_rng, decoder_rng = (
-            (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
-        )
+        encoder_rng, decoder_rng = split_rng(dropout_rng, 2)
         memory = self.encode(source, source_lengths, dropout_rng=encoder_rng)
         logits, weights = self.decode(
             memory, source_lengths, target_inputs, dropout_rng=decoder_rng
@@ -261,9 +259,7 @@ class Seq2Seq(nnx.Module):
             source_lengths: int [B].
             max_length: how many tokens will be read at most, at least 1.
         """
-        memory = self.encode(source, source_lengths)
-        blocks = tuple(block.start(memory, max_length) for block in self.decoder)
-        return DecodingState(blocks, source_lengths, jnp.zeros((), jnp.int32))
+        return self._start(self.encode(source, source_lengths), source_lengths, max_length)
 
     def decode_step(self, state: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
         """Reads one more token: int [B] -> (logits [B, V] of the next, state).
@@ -294,12 +290,12 @@ class Seq2Seq(nnx.Module):
             eos: the token that ends a row.
             pad: what follows it.
         """
-        state = self.start_decoding(source, source_lengths, max_length=max_length)
+        memory = self.encode(source, source_lengths)
         tokens = greedy_search(
-            self.decode_step, state,
+            self.decode_step, self._start(memory, source_lengths, max_length),
             batch_size=source.shape[0], max_length=max_length, sos=sos, eos=eos, pad=pad,
         ).astype(source.dtype)  # fmt: skip
-        weights = self.weights_of(source, source_lengths, tokens, sos=sos)
+        _, weights = self.decode(memory, source_lengths, _shifted(tokens, sos))
         return Decoded(tokens, weights)
 
     def beam_decode(
@@ -331,10 +327,14 @@ class Seq2Seq(nnx.Module):
 
     def weights_of(self, source: Array, source_lengths: Array, tokens: Array, *, sos: int) -> Array:
         """Cross-attention weights [L, B, T, S] with which an answer, int [B, T], is given."""
-        inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=sos)
-        return self.decode(self.encode(source, source_lengths), source_lengths, inputs)[1]
+        memory = self.encode(source, source_lengths)
+        return self.decode(memory, source_lengths, _shifted(tokens, sos))[1]
 
     # --- what they share ---
+
+    def _start(self, memory: Array, source_lengths: Array, max_length: int) -> DecodingState:
+        blocks = tuple(block.start(memory, max_length) for block in self.decoder)
+        return DecodingState(blocks, source_lengths, jnp.zeros((), jnp.int32))
 
     def _embed(
         self,
@@ -360,3 +360,8 @@ class Seq2Seq(nnx.Module):
 
     def _checkpointed(self, block: Any) -> Any:
         return jax.checkpoint(block) if self.config.checkpoint_blocks else block
+
+
+def _shifted(tokens: Array, sos: int) -> Array:
+    """What the decoder reads to say `tokens` [B, T]: SOS, then all but the last."""
+    return jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=sos)

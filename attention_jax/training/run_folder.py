@@ -82,8 +82,7 @@ class RunFolder:
         return config
 
     def _check(self, config: JSON, *, resume: bool) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"workdir must be a folder; {self.path} is a file")
+        check_folder("workdir", self.path)
         if (self.path / "config.json").exists():
             if not resume:
                 raise ValueError(
@@ -188,6 +187,12 @@ def environment() -> JSON:
         "devices": jax.device_count(),
         "git_commit": _git_commit(),
     }
+
+
+def check_folder(name: str, path: Path) -> None:
+    """Raises ValueError unless `path` is a folder, or may become one."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{name} must be a folder; {path} is a file")
 
 
 def check_output(path: Path | None) -> None:
