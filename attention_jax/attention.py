@@ -6,8 +6,16 @@ import functools
 from typing import Literal, overload
 
 import jax
+import jax.numpy as jnp
 
 from attention_jax.biases import Bias
+from attention_jax.capture_point import (
+    CapturedAttention,
+    Capturing,
+    capture_point,
+    capturing,
+    seen_from_outside,
+)
 from attention_jax.checks import checked_implementation, checked_inputs, checked_rate, checked_rng
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
@@ -114,9 +122,12 @@ def attention(
     if implementation is None:
         implementation = chosen_implementation(score, inputs, jax.default_backend())
     block_sizes = block_sizes or chosen_block_sizes(score, inputs)
-    options = Options(score, block_sizes, dropout_rate, return_statistics)
+    options = Options(
+        score, block_sizes, dropout_rate, return_statistics or capturing() is not None
+    )
     with forward_mode_explained():
         output, statistics = _attend(implementation, options, inputs)
+    output = capture_point(output, functools.partial(_seen, score, inputs, output, statistics))
     return (output, statistics) if return_statistics else output
 
 
@@ -148,7 +159,7 @@ def attention_weights(
     """
     score = get_score(score)
     inputs = checked_inputs(score, query, key, key, params, mask, bias)
-    return _weights(Options(score, BlockSizes()), inputs)
+    return _weights(score, inputs)
 
 
 # --- the compiled functions behind the two doors ---
@@ -161,8 +172,26 @@ def _attend(implementation: str, options: Options, inputs: Inputs):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _weights(options: Options, inputs: Inputs) -> Array:
-    def weights(inputs: Inputs) -> Array:
-        return masked_softmax(*logits_and_mask(options, inputs)).astype(inputs.query.dtype)
+def _weights(score: Score, inputs: Inputs) -> Array:
+    return _logits_and_weights(score, inputs)[1].astype(inputs.query.dtype)
 
-    return vmap_over_batch(options.score, weights, inputs)
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits_and_weights(score: Score, inputs: Inputs) -> tuple[Array, Array]:
+    """[*B, T, S] each in the compute dtype; logits are -inf where masked."""
+
+    def of_one_example(inputs: Inputs) -> tuple[Array, Array]:
+        logits, mask = logits_and_mask(Options(score, BlockSizes()), inputs)
+        visible = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
+        return visible, masked_softmax(logits, mask)
+
+    return vmap_over_batch(score, of_one_example, inputs)
+
+
+def _seen(
+    score: Score, inputs: Inputs, output: Array, statistics: AttentionStatistics, what: Capturing
+) -> CapturedAttention:
+    """What `analysis.capture` gets to see of a call."""
+    logits, weights = _logits_and_weights(score, inputs) if what.matrices else (None, None)
+    seen = seen_from_outside(inputs, output, weights, what)
+    return seen._replace(logits=logits, statistics=statistics)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.biases import Bias
+from attention_jax.capture_point import capture_point, seen_from_outside
 from attention_jax.checks import checked_inputs
 from attention_jax.float_array import float_array
 from attention_jax.implementations import Inputs
@@ -110,7 +111,9 @@ def coverage_attention(
     if coverage is None:
         coverage = jnp.zeros(source_length, inputs.compute_dtype)
     coverage = _checked_vector("coverage", coverage, source_length, tuple(batch_shape))
-    return _attend(score, inputs, coverage_kernel, coverage)
+    result = _attend(score, inputs, coverage_kernel, coverage)
+    seen = functools.partial(seen_from_outside, inputs, result.output, result.weights)
+    return result._replace(output=capture_point(result.output, seen))
 
 
 def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:

@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 
 from attention_jax.attention import attention, attention_weights
 from attention_jax.biases import Bias, as_bias
+from attention_jax.capture_point import heads_as_one_axis
 from attention_jax.checks import checked_implementation, checked_inputs, checked_rate, checked_rng
 from attention_jax.heads import group_heads, ungroup_heads
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
@@ -336,36 +337,33 @@ def _attend(
 ) -> Any:  # fmt: skip
     """Of each head: output [*B, N, T, Dv]; or (output, statistics)."""
     inputs = _by_group(score, inputs)
-    shared_rng = inputs.dropout_rng
-    if broadcast_dropout:  # or else the key is split, and every head has its own
-        inputs = inputs._replace(dropout_rng=None)
+    arguments: Any = {
+        "score": score,
+        "dropout_rate": dropout_rate,
+        # Chosen for all heads together, where `attention` may see one.
+        "implementation": implementation
+        or chosen_implementation(score, inputs, jax.default_backend()),
+        "block_sizes": block_sizes or chosen_block_sizes(score, inputs),
+        "return_statistics": return_statistics,
+    }
+    if not (broadcast_dropout and dropout_rate > 0):
+        with heads_as_one_axis(inputs.query.ndim - 4):
+            return _heads_together(attention(**inputs._asdict(), **arguments), inputs)
 
     def of_head(head: Inputs) -> Any:
-        if broadcast_dropout:
-            head = head._replace(dropout_rng=shared_rng)
-        return attention(  # type: ignore[call-overload]
-            **head._asdict(),
-            score=score,
-            dropout_rate=dropout_rate,
-            # Chosen for all heads together, of which `attention` here sees one.
-            implementation=implementation
-            or chosen_implementation(score, inputs, jax.default_backend()),
-            block_sizes=block_sizes or chosen_block_sizes(score, inputs),
-            return_statistics=return_statistics,
-        )
+        return attention(**head._replace(dropout_rng=inputs.dropout_rng)._asdict(), **arguments)
 
-    return _heads_together(vmap_over_batch(score, of_head, inputs), inputs)
+    # `attention` would split the key, so that every head had its own.
+    heads = vmap_over_batch(score, of_head, inputs._replace(dropout_rng=None))
+    return _heads_together(heads, inputs)
 
 
 def _weights(score: Score, inputs: Inputs) -> Array:
     """Weights [*B, N, T, S]."""
-
-    def of_head(head: Inputs) -> Array:
-        query, key, _, params, mask, bias, _ = head
-        return attention_weights(query, key, score=score, params=params, mask=mask, bias=bias)
-
     inputs = _by_group(score, inputs)
-    return _heads_together(vmap_over_batch(score, of_head, inputs), inputs)
+    query, key, _, params, mask, bias, _ = inputs
+    weights = attention_weights(query, key, score=score, params=params, mask=mask, bias=bias)
+    return _heads_together(weights, inputs)
 
 
 def _by_group(score: Score, inputs: Inputs) -> Inputs:

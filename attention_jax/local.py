@@ -20,6 +20,7 @@ import numpy as np
 
 from attention_jax.attention import attention, attention_weights
 from attention_jax.biases import Bias, as_bias, bias_dataclass
+from attention_jax.capture_point import no_capture_points
 from attention_jax.implementations import BlockSizes
 from attention_jax.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
 from attention_jax.position_functions import array_field, broadcasts, same_rank, take
@@ -245,7 +246,8 @@ def local_attention(
     )
     # softmax(l) g = softmax(l + log g) sum(exp(l) g) / sum(exp(l)): the normalisers' ratio remains.
     nothing = jnp.zeros((*jnp.shape(key)[:-1], 1), output.dtype)
-    _, plain = attention(query, key, nothing, bias=bias, **arguments, return_statistics=True)
+    with no_capture_points():
+        _, plain = attention(query, key, nothing, bias=bias, **arguments, return_statistics=True)
     empty = plain.logsumexp == -jnp.inf  # where the difference would be NaN
     difference = jnp.where(empty, 0, damped.logsumexp) - jnp.where(empty, 0, plain.logsumexp)
     return output * jnp.exp(difference).astype(output.dtype)[..., None]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.biases import Bias
+from attention_jax.capture_point import capture_point, seen_from_outside
 from attention_jax.checks import checked_inputs, checked_rng
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
@@ -229,7 +230,10 @@ def monotonic_attention(
     initial = _checked_initial(initial, batch_shape, source_length)
     if not isinstance(hard, bool):
         raise ValueError(f"hard must be True or False; got {hard!r}")
-    return _attend(Options(score, BlockSizes()), hard, inputs, offset, noise_scale, initial)
+    options = Options(score, BlockSizes())
+    output, weights = _attend(options, hard, inputs, offset, noise_scale, initial)
+    seen = functools.partial(seen_from_outside, inputs, output, weights)
+    return capture_point(output, seen), weights
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -13,6 +13,25 @@ from attention_jax.command_line import run_command
 from attention_jax.tasks.reversal import ReversalConfig, train_run
 
 
+def _every(arguments: list[str]) -> int:
+    """Nothing, or ["every=STEPS"]."""
+    if not arguments:
+        return 100
+    name, _, steps = arguments[0].rpartition("=")
+    if len(arguments) > 1 or name not in ("", "every") or not steps.isdecimal():
+        raise ValueError(f"expected nothing or every=STEPS; got {' '.join(arguments)}")
+    return int(steps)
+
+
+_LOG_GRADIENTS = tyro.constructors.PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[every=STEPS]",
+    instance_from_str=_every,
+    is_instance=lambda instance: isinstance(instance, int | None),
+    str_from_instance=lambda instance: [] if instance is None else [f"every={instance}"],
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """Train the reversal model with one score function and several seeds at once.
@@ -25,12 +44,15 @@ class Arguments:
         workdir: the run folder; made if missing.
         resume: go on with the run in `workdir` (or begin it).
         tensorboard: also write TensorBoard events to `workdir`/tensorboard.
+        log_gradients: also write gradient norms and attention statistics, of the batch to come, to
+            `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every.
     """
 
     workdir: Path
     config: Annotated[ReversalConfig, tyro.conf.OmitArgPrefixes] = ReversalConfig()
     resume: bool = False
     tensorboard: bool = False
+    log_gradients: Annotated[int | None, _LOG_GRADIENTS] = None
 
 
 def main(arguments: Arguments) -> int:
@@ -39,6 +61,7 @@ def main(arguments: Arguments) -> int:
         arguments.workdir,
         resume=arguments.resume,
         tensorboard=arguments.tensorboard,
+        log_gradients=arguments.log_gradients,
     )
     rate = "" if trained.steps_per_second is None else f", {trained.steps_per_second:.0f} steps/s"
     print(

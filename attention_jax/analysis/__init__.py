@@ -1,5 +1,12 @@
 """What one can say about attention that has been computed."""
 
+from attention_jax.analysis.capture import (
+    Captured,
+    CapturedGradients,
+    OutputGradient,
+    capture,
+    capture_gradients,
+)
 from attention_jax.analysis.curvature import (
     Estimate,
     SpectrumEdges,
@@ -12,6 +19,7 @@ from attention_jax.analysis.curvature import (
 from attention_jax.analysis.gradient_flow import GradientFlow, gradient_flow
 from attention_jax.analysis.gradient_norms import gradient_norms, gradient_signal_to_noise
 from attention_jax.analysis.gradients import AttentionGradients, attention_gradients
+from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.analysis.rollout import attention_rollout, cross_rollout
 from attention_jax.analysis.scale_sweep import ScaleSweep, logit_scale_sweep
 from attention_jax.analysis.softmax_gradients import (
@@ -32,18 +40,25 @@ from attention_jax.analysis.statistics import (
     saturation,
     weight_entropy,
 )
+from attention_jax.capture_point import CapturedAttention
 
 __all__ = [
     "AttentionGradients",
     "AttentionSummary",
+    "Captured",
+    "CapturedAttention",
+    "CapturedGradients",
     "Estimate",
     "GradientFlow",
+    "OutputGradient",
     "ScaleSweep",
     "SpectrumEdges",
     "alignment_error",
     "attention_gradients",
     "attention_rollout",
     "attention_summary",
+    "capture",
+    "capture_gradients",
     "cross_rollout",
     "dense_hessian",
     "effective_keys",
@@ -57,6 +72,7 @@ __all__ = [
     "hessian_trace",
     "hessian_vector_product",
     "jensen_shannon",
+    "learning_statistics",
     "logit_scale_sweep",
     "logit_variance",
     "normalized_entropy",

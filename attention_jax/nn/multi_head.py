@@ -10,6 +10,7 @@ from flax import nnx
 
 from attention_jax.attention import attention, attention_weights
 from attention_jax.biases import Bias, ShiftedBias, as_bias
+from attention_jax.capture_point import heads_as_one_axis
 from attention_jax.checks import checked_implementation, checked_rate
 from attention_jax.heads import group_heads, mask_for_heads, ungroup_heads
 from attention_jax.mask_algebra import ShiftedMask
@@ -183,10 +184,11 @@ class MultiHeadAttention(nnx.Module):
         pairs = self._pairs(mask, bias, query.shape[:-2], *lengths)
         arguments: Any = {"score": score, "params": params, **pairs}
         rate = 0.0 if dropout_rng is None else self.dropout_rate
-        heads = attention(
-            queries, keys, values, **arguments, dropout_rate=rate, dropout_rng=dropout_rng,
-            implementation=self.implementation,
-        )  # fmt: skip
+        with heads_as_one_axis(query.ndim - 2):
+            heads = attention(
+                queries, keys, values, **arguments, dropout_rate=rate, dropout_rng=dropout_rng,
+                implementation=self.implementation,
+            )  # fmt: skip
         output = self._merged(heads.astype(dtype), query.ndim)
         if not return_weights:
             return output
@@ -277,10 +279,11 @@ class MultiHeadAttention(nnx.Module):
         score, queries, keys, values = resolve(
             self.score, params, queries, memory, None, self.head_dim
         )
-        heads = attention(
-            queries, keys, values, score=score, params=params, **shifted,
-            implementation=self.implementation,
-        )  # fmt: skip
+        with heads_as_one_axis(x.ndim - 2):
+            heads = attention(
+                queries, keys, values, score=score, params=params, **shifted,
+                implementation=self.implementation,
+            )  # fmt: skip
         fits = first + count <= room
         output = jnp.where(fits, self._merged(heads.astype(dtype), x.ndim), jnp.nan)
         return output, KeyValueCache(memory, first + count)

@@ -215,9 +215,10 @@ class Seq2Seq(nnx.Module):
         mask = self._source_mask(source_lengths)
         x = self._embed(self.source_embedding, source, rng=rng)
         weights = []
-        for block, rng in zip(self.encoder, block_rngs, strict=True):
+        for index, (block, rng) in enumerate(zip(self.encoder, block_rngs, strict=True)):
             apply = functools.partial(block, mask=mask, return_weights=True)
-            x, block_weights = self._checkpointed(apply)(x, dropout_rng=rng)
+            with jax.named_scope(f"encoder_{index}"):
+                x, block_weights = self._checkpointed(apply)(x, dropout_rng=rng)
             weights.append(block_weights)
         memory = self.memory_norm(x)
         if not return_weights:
@@ -241,9 +242,10 @@ class Seq2Seq(nnx.Module):
         lengths = self._visible_lengths(source_lengths, memory.shape[-2])
         x = self._embed(self.target_embedding, target_inputs, rng=rng)
         weights = []
-        for block, rng in zip(self.decoder, block_rngs, strict=True):
+        for index, (block, rng) in enumerate(zip(self.decoder, block_rngs, strict=True)):
             apply = functools.partial(block, source_lengths=lengths, memory_mask=mask)
-            x, block_weights = self._checkpointed(apply)(x, memory, dropout_rng=rng)
+            with jax.named_scope(f"decoder_{index}"):
+                x, block_weights = self._checkpointed(apply)(x, memory, dropout_rng=rng)
             weights.append(block_weights)
         return self.logits(self.output_norm(x)), jnp.stack(weights)
 
@@ -271,8 +273,11 @@ class Seq2Seq(nnx.Module):
         memory_length = state.blocks[0].memory.values.shape[-2]
         lengths = self._visible_lengths(state.source_lengths, memory_length)
         blocks = []
-        for block, block_state in zip(self.decoder, state.blocks, strict=True):
-            x, block_state = block.extend(x, block_state, source_lengths=lengths, memory_mask=mask)
+        for index, (block, block_state) in enumerate(zip(self.decoder, state.blocks, strict=True)):
+            with jax.named_scope(f"decoder_{index}"):
+                x, block_state = block.extend(
+                    x, block_state, source_lengths=lengths, memory_mask=mask
+                )
             blocks.append(block_state)
         logits = self.logits(self.output_norm(x))[:, 0, :]
         return logits, DecodingState(tuple(blocks), state.source_lengths, state.step + 1)

@@ -165,6 +165,7 @@ class EncoderBlock(nnx.Module):
         """x [*B, S, dim] -> the same shape; or (it, weights [*B, N, S, S])."""
         attention_rng, *residual_rngs = split_rng(dropout_rng, 3)
 
+        @jax.named_scope("self_attention")
         def attend(x: Array) -> Any:
             return self.self_attention(
                 x, mask=mask, bias=bias, dropout_rng=attention_rng, return_weights=return_weights
@@ -244,9 +245,11 @@ class DecoderBlock(nnx.Module):
         """
         self_rng, cross_rng, *residual_rngs = split_rng(dropout_rng, 5)
 
+        @jax.named_scope("self_attention")
         def attend(x: Array) -> Array:
             return self.self_attention(x, mask=causal_mask(), dropout_rng=self_rng)
 
+        @jax.named_scope("cross_attention")
         def look(x: Array) -> tuple[Array, Array]:
             output, weights, _ = self.cross_attention(
                 x, memory, source_lengths=source_lengths, mask=memory_mask, dropout_rng=cross_rng
@@ -277,9 +280,11 @@ class DecoderBlock(nnx.Module):
         """The next tokens, x [*B, t, dim], after those of `state`: as in one call with all."""
         memory, cache, carry = state
 
+        @jax.named_scope("self_attention")
         def attend(x: Array) -> tuple[Array, KeyValueCache]:
             return self.self_attention.extend(x, cache)
 
+        @jax.named_scope("cross_attention")
         def look(x: Array) -> tuple[Array, Carry]:
             output, _, new = self.cross_attention(
                 x, memory, source_lengths=source_lengths, mask=memory_mask, first=cache.length,

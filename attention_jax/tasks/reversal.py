@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from pathlib import Path
@@ -12,13 +13,21 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.coverage import coverage_loss
 from attention_jax.data.reversal import Batch, random_batch
 from attention_jax.data.vocabulary import Vocabulary
 from attention_jax.nn.seq2seq import Seq2Seq, Seq2SeqConfig
 from attention_jax.training.checkpoints import Checkpoints
 from attention_jax.training.interruption import Interruption
-from attention_jax.training.loop import LoopConfig, Task, initial_state, train
+from attention_jax.training.loop import (
+    GradientLog,
+    LoopConfig,
+    Task,
+    check_gradient_log_every,
+    initial_state,
+    train,
+)
 from attention_jax.training.losses import cross_entropy, masked_mean
 from attention_jax.training.metrics import token_accuracy
 from attention_jax.training.progress import Progress
@@ -154,15 +163,29 @@ class Trained(NamedTuple):
 
 
 def train_run(
-    config: ReversalConfig, workdir: Path, *, resume: bool = False, tensorboard: bool = False
+    config: ReversalConfig,
+    workdir: Path,
+    *,
+    resume: bool = False,
+    tensorboard: bool = False,
+    log_gradients: int | None = None,
 ) -> Trained:
     """Trains in a folder, from its newest checkpoint if it has one and `resume` is set.
 
+    Args:
+        config: all settings.
+        workdir: the folder.
+        resume: go on with the run that is there.
+        tensorboard: also write TensorBoard events.
+        log_gradients: every so many steps, `analysis.learning_statistics` to gradients.jsonl.
+
     Raises:
-        ValueError: the folder is not fit for it; nothing has been changed.
+        ValueError: the folder is not fit for it, or a setting; nothing has been changed.
     """
     if tensorboard:
         require_tensorboard()
+    if log_gradients is not None:
+        check_gradient_log_every(log_gradients, config.loop)
     folder = RunFolder(workdir)
     folder.create(dataclasses.asdict(config), resume=resume)
     task, optimizer_ = reversal_task(config), optimizer(config)
@@ -173,8 +196,17 @@ def train_run(
         progress = Progress(
             config.model.label, start=step, total=config.loop.steps, seeds=config.loop.seeds
         )
-        events = folder.path / "tensorboard" if tensorboard else None
-        with MetricsFile(folder.metrics, after_step=step, tensorboard=events) as metrics, progress:
+        with contextlib.ExitStack() as files:
+            events = folder.path / "tensorboard" if tensorboard else None
+            metrics = MetricsFile(folder.metrics, after_step=step, tensorboard=events)
+            files.enter_context(metrics)
+            gradient_log = None
+            if log_gradients is not None:
+                # Nothing is known before the first step but what this run will write.
+                file = MetricsFile(folder.gradients, after_step=step if step else -1)
+                files.enter_context(file)
+                gradient_log = GradientLog(log_gradients, learning_statistics, file)
+            files.enter_context(progress)
             state = train(
                 task,
                 optimizer_,
@@ -184,6 +216,7 @@ def train_run(
                 metrics_file=metrics,
                 progress=progress,
                 interruption=interruption,
+                gradient_log=gradient_log,
             )
     reached = int(state.step[0])
     trained = Trained(

@@ -73,6 +73,22 @@ class LoopConfig:
             )
 
 
+class GradientLog(NamedTuple):
+    """Statistics that are taken now and then, beside the training that they do not change."""
+
+    every: int  # steps, a multiple of `log_every`
+    statistics: Callable[..., Metrics]  # loss, params, batch, rng -> {name: float []}, pure
+    file: MetricsFile
+
+
+def check_gradient_log_every(every: int, config: LoopConfig) -> None:
+    """Raises ValueError unless statistics can be taken as often as that."""
+    if every < 1 or every % config.log_every:
+        raise ValueError(
+            f"log_gradients every must be a multiple of log_every {config.log_every}; got {every}"
+        )
+
+
 def initial_state(
     task: Task, optimizer: optax.GradientTransformation, config: LoopConfig
 ) -> TrainState:
@@ -112,9 +128,7 @@ def train_steps(
     """
 
     def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
-        batch = task.batch(jax.random.fold_in(_rng(state.seed, "batch"), state.step))
-        loss_rng = jax.random.fold_in(_rng(state.seed, "loss"), state.step)
-        return train_step(task, optimizer, state, batch, loss_rng)
+        return train_step(task, optimizer, state, *_drawn(task, state))
 
     state, metrics = jax.lax.scan(step, state, length=count)
     return state, jax.tree.map(jnp.mean, metrics)
@@ -130,6 +144,7 @@ def train(
     metrics_file: MetricsFile,
     progress: Progress,
     interruption: Interruption,
+    gradient_log: GradientLog | None = None,
 ) -> TrainState:
     """Runs until `config.steps`, or until the interruption asks to stop, and saves at the end.
 
@@ -142,6 +157,8 @@ def train(
         metrics_file: where each call's mean metrics go, a list with one entry a seed.
         progress: what the user sees.
         interruption: whether to stop at the next boundary.
+        gradient_log: what to look at every so many steps, the first and the last included; it sees
+            the batch that the next step would learn from.
 
     Returns:
         the state reached; it has been saved.
@@ -152,15 +169,27 @@ def train(
         one_seed = functools.partial(train_steps, task, optimizer, count)
         return jax.vmap(one_seed)(state)
 
+    @jax.jit
+    def look(state: TrainState) -> Metrics:
+        assert gradient_log is not None
+        return jax.vmap(functools.partial(_statistics, task, gradient_log.statistics))(state)
+
+    def log_gradients(step: int, state: TrainState) -> None:
+        if gradient_log is not None and (step % gradient_log.every == 0 or step == config.steps):
+            gradient_log.file.write(step, _by_seed(look(state)))
+
     step = int(state.step[0])
+    if step == 0:
+        log_gradients(step, state)
     while step < config.steps and not interruption.requested:
         # Chunks end at multiples of log_every wherever a run begins, so that a resumed run makes
         # the same calls as one that was never stopped, and ends bit-identical to it.
         count = min(config.log_every - step % config.log_every, config.steps - step)
         state, metrics = advance(count, state)
         step += count
-        line = {name: [float(x) for x in values] for name, values in metrics.items()}
+        line = _by_seed(metrics)
         metrics_file.write(step, line)
+        log_gradients(step, state)
         progress.update(step, line)
         if step % config.checkpoint_every == 0:
             checkpoints.save(step, state)
@@ -168,6 +197,20 @@ def train(
         checkpoints.save(step, state)
     checkpoints.wait()
     return state
+
+
+def _drawn(task: Task, state: TrainState) -> tuple[Any, Array]:
+    """The next step's batch, and its key for the loss."""
+    batch = task.batch(jax.random.fold_in(_rng(state.seed, "batch"), state.step))
+    return batch, jax.random.fold_in(_rng(state.seed, "loss"), state.step)
+
+
+def _statistics(task: Task, statistics: Callable[..., Metrics], state: TrainState) -> Metrics:
+    return statistics(task.loss, state.params, *_drawn(task, state))
+
+
+def _by_seed(metrics: Metrics) -> dict[str, list[float]]:
+    return {name: [float(x) for x in values] for name, values in metrics.items()}
 
 
 def _rng(seed: Array, purpose: Literal["init", "batch", "loss"]) -> Array:

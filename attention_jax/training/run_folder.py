@@ -1,4 +1,4 @@
-"""A run's folder: config.json, env.json, metrics.jsonl, timing.jsonl, checkpoints/."""
+"""A run's folder: config.json, env.json, metrics.jsonl, timing.jsonl, checkpoints/, and more."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON object a line."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def gradients(self) -> Path:
+        """One JSON object a line, where training logs gradients."""
+        return self.path / "gradients.jsonl"
 
     def create(self, config: JSON, *, resume: bool) -> None:
         """Makes the folder and writes what the run is; or checks that it is the run to go on with.

@@ -1,0 +1,221 @@
+"""Every attention in a model, seen in one call: weights, logits, statistics, and their gradients.
+
+The model is traced once with a point at each attention (`attention_jax.capture_point`), and the
+program evaluated so that what is seen there comes out as values that it returns. So nothing has to
+be stored in the model and nothing can leak, whatever `jit`, `vmap`, `scan` or `checkpoint` is in
+it or around the capture.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.extend.core import ClosedJaxpr
+
+from attention_jax.analysis.interpretation import Found, evaluate
+from attention_jax.analysis.softmax_gradients import softmax_vjp
+from attention_jax.capture_point import CapturedAttention, capture_points
+
+Array = jax.Array
+
+
+class Captured(NamedTuple):
+    """What a function gave, and every attention in it by name.
+
+    The names are in the order of computation, which a `jit` around the capture changes to that of
+    the alphabet, as of every dict.
+    """
+
+    output: Any
+    attentions: dict[str, CapturedAttention]
+
+
+class OutputGradient(NamedTuple):
+    """How a loss's gradient comes back to one attention's weights; axes as in its capture."""
+
+    doutput: Array  # [*B, T, Dv]
+    dweights: Array | None  # [*B, T, S], 0 where masked; None if there is no softmax
+    dlogits: Array | None  # [*B, T, S], 0 where masked; None if there is no softmax
+
+
+class CapturedGradients(NamedTuple):
+    """A loss, its gradient, and every attention in it with what of the gradient reaches it."""
+
+    loss: Array
+    auxiliary: Any
+    dparams: Any
+    attentions: dict[str, CapturedAttention]
+    gradients: dict[str, OutputGradient]
+
+
+def capture(
+    function: Callable[..., Any], /, *args: Any, matrices: bool = True, **kwargs: Any
+) -> Captured:
+    """Calls a function or Flax module, and gives with its output all attention in it.
+
+    Seen is all that goes through `attention_jax.attention`, in whatever module: this library's,
+    yours, `flax.nnx.MultiHeadAttention` through `interop.flax_attention_fn`; local attention,
+    coverage and monotonic attention too. A name is the `jax.named_scope` that the attention stands
+    in, such as "decoder_0/cross", or "attention" where there is none; from the second of a name
+    on, "#2", "#3" follow.
+
+    Arrays have the batch axes of the call, heads being one axis in front of the positions. In front
+    of them stands the axis of a `vmap` or `scan` in the function that the call is inside of. Local
+    attention with a Gaussian is seen before the Gaussian takes weight away: its rows sum to 1.
+    Coverage and monotonic attention have no softmax over all keys, and so no logits here.
+
+    It may be inside a `jit`, `vmap` or `grad`, and what it gives is differentiable. Outside a `jit`
+    it traces at every call: to call it often, jit what calls it.
+
+    Args:
+        function: what to call, pure; of a `flax.nnx.Module` a copy is called, whose changes (of
+            a random stream, say) are lost.
+        args: its arguments.
+        matrices: whether to make logits, weights and masks, which take memory T S a head. Without,
+            statistics remain, in the memory of whatever implementation computes them.
+        kwargs: its keyword arguments.
+
+    Returns:
+        `Captured`.
+
+    Raises:
+        NotImplementedError: attention is inside a `while_loop`, a `cond` or the like.
+
+    >>> from attention_jax import nn
+    >>> attend = nn.Attention("additive", 4, 4, rngs=nnx.Rngs(0))
+    >>> output, attentions = capture(attend, jnp.ones((2, 3, 4)), jnp.ones((2, 5, 4)))
+    >>> attentions["attention"].weights.shape
+    (2, 3, 5)
+    """
+    call = _as_function(function)
+    program, structure = _traced(lambda: call(*args, **kwargs), matrices)
+    outputs, found = evaluate(program, [])
+    return Captured(jax.tree.unflatten(structure, outputs), _named(found))
+
+
+def capture_gradients(
+    loss: Callable[..., Any], params: Any, /, *args: Any, matrices: bool = True, **kwargs: Any
+) -> CapturedGradients:
+    """A loss and its gradient, and how the gradient comes to the weights of each attention in it.
+
+        doutput = d loss / d output,  dweights = doutput value^T,
+        dlogits_ij = weights_ij (dweights_ij - sum_k weights_ik dweights_ik)
+
+    of every call of attention, as `attention_gradients` has it of one. With dropout, dweights and
+    dlogits are those of the weights as if none had been dropped. With a Gaussian (local-p), dlogits
+    lacks what comes through the weight that the Gaussian takes away.
+
+    Args:
+        loss: params, *args -> float [], or (float [], auxiliary arrays).
+        params: a pytree of float arrays.
+        args: further arguments.
+        matrices: as in `capture`; without, only `doutput` is given.
+        kwargs: keyword arguments.
+
+    Returns:
+        `CapturedGradients`; `auxiliary` is None if the loss gives none.
+
+    Raises:
+        NotImplementedError: as in `capture`.
+        ValueError: the loss is not one float.
+
+    >>> from attention_jax import attention
+    >>> def loss(query):
+    ...     return attention(query, jnp.eye(2), jnp.eye(2), score="dot")[0, 0]
+    >>> found = capture_gradients(loss, jnp.zeros((1, 2)))
+    >>> found.gradients["attention"].dlogits.tolist(), found.dparams.tolist()
+    ([[0.25, -0.25]], [[0.25, -0.25]])
+
+    Source: Dao et al. 2022, appendix B.2, for the formulas.
+    """
+    program, structure = _traced(lambda params: loss(params, *args, **kwargs), matrices, params)
+
+    names: list[str] = []
+
+    def evaluated(params: Any, added: list[Array] | None) -> Any:
+        outputs, found = evaluate(program, jax.tree.leaves(params), added)
+        named = _named(found)
+        names[:] = named
+        given = jax.tree.unflatten(structure, outputs)
+        value, auxiliary = given if isinstance(given, tuple) else (given, None)
+        # A list, since JAX would sort a dict.
+        return _checked_loss(value), (auxiliary, list(named.values()))
+
+    # Zeros added to each output: their gradients are the outputs'.
+    _, (_, shapes) = jax.eval_shape(lambda params: evaluated(params, None), params)
+    zeros = [jnp.zeros(seen.output.shape, seen.output.dtype) for seen in shapes]
+    gradient = jax.value_and_grad(evaluated, argnums=(0, 1), has_aux=True)
+    (value, (auxiliary, seen)), (dparams, doutputs) = gradient(params, zeros)
+    gradients = map(_output_gradient, seen, doutputs)
+    return CapturedGradients(
+        value,
+        auxiliary,
+        dparams,
+        attentions=dict(zip(names, seen, strict=True)),
+        gradients=dict(zip(names, gradients, strict=True)),
+    )
+
+
+def _output_gradient(seen: CapturedAttention, doutput: Array) -> OutputGradient:
+    if seen.logits is None or seen.weights is None or seen.mask is None:
+        return OutputGradient(doutput, None, None)
+    dtype = seen.weights.dtype
+    # What may hold NaN, padding, has weight 0, which would not keep it out.
+    value = jnp.where(jnp.any(seen.mask, axis=-2)[..., None], seen.value, 0).astype(dtype)
+    dweights = jnp.matmul(doutput.astype(dtype), jnp.swapaxes(value, -1, -2), precision="highest")
+    dweights = jnp.where(seen.mask, dweights, 0)
+    return OutputGradient(doutput, dweights, softmax_vjp(seen.weights, dweights))
+
+
+# --- tracing, and naming what was found ---
+
+
+def _as_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A module, or a method of one, as a function that changes nothing outside of it."""
+    module = getattr(function, "__self__", function)
+    if not isinstance(module, nnx.Module):
+        return function
+    definition, state = nnx.split(module)
+    name = "__call__" if module is function else function.__name__
+    return lambda *args, **kwargs: getattr(nnx.merge(definition, state), name)(*args, **kwargs)
+
+
+def _traced(
+    function: Callable[..., Any], matrices: bool, *args: Any
+) -> tuple[ClosedJaxpr, jax.tree_util.PyTreeDef]:
+    """The program with its points, and the structure of what it gives."""
+    with capture_points(matrices):
+        program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    return program, jax.tree.structure(shapes)
+
+
+def _named(found: Found) -> dict[str, CapturedAttention]:
+    named: dict[str, CapturedAttention] = {}
+    counts: collections.Counter[str] = collections.Counter()
+    for scope, seen in found:
+        name = _without_transformations(scope) or "attention"
+        counts[name] += 1
+        named[name if counts[name] == 1 else f"{name}#{counts[name]}"] = seen
+    return named
+
+
+def _without_transformations(scope: str) -> str:
+    """ "vmap(decoder_0)/cross" as "decoder_0/cross"."""
+    while (plain := re.sub(r"\w+\(([^()]*)\)", r"\1", scope)) != scope:
+        scope = plain
+    return "/".join(filter(None, scope.split("/")))
+
+
+def _checked_loss(value: Any) -> Array:
+    if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        raise ValueError(
+            "loss must give one float, or (one float, auxiliary arrays); got"
+            f" {jnp.result_type(value)} {list(jnp.shape(value))}"
+        )
+    return value
