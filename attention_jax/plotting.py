@@ -54,11 +54,27 @@ def draw_weights(
         key_labels: what each column is, S of them.
     """
     image = axes.imshow(np.asarray(weights), cmap="viridis", vmin=0, vmax=1, aspect="equal")
+    _label_pairs(axes, query_labels, key_labels)
+    return image
+
+
+def draw_gradients(
+    axes: Axes, gradients: np.ndarray, query_labels: Sequence[str], key_labels: Sequence[str]
+):
+    """Gradients [T, S] as a heat map, white where they are 0; arguments as in `draw_weights`."""
+    largest = float(np.max(np.abs(gradients), initial=0)) or 1.0
+    image = axes.imshow(
+        np.asarray(gradients), cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="equal"
+    )
+    _label_pairs(axes, query_labels, key_labels)
+    return image
+
+
+def _label_pairs(axes: Axes, query_labels: Sequence[str], key_labels: Sequence[str]) -> None:
     axes.set_xticks(range(len(key_labels)), key_labels)
     axes.set_yticks(range(len(query_labels)), query_labels)
     axes.tick_params(length=0)
     axes.set_xlabel("source letter (key)")
-    return image
 
 
 def weight_heatmaps(

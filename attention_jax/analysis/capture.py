@@ -66,7 +66,8 @@ def capture(
     on, "#2", "#3" follow.
 
     Arrays have the batch axes of the call, heads being one axis in front of the positions. In front
-    of them stands the axis of a `vmap` or `scan` in the function that the call is inside of. Local
+    of them stand the axes of each `scan`, and then of each `vmap`, that the call is inside of in
+    the function, those of the outer before those of the inner. Local
     attention with a Gaussian is seen before the Gaussian takes weight away: its rows sum to 1.
     Coverage and monotonic attention have no softmax over all keys, and so no logits here.
 
@@ -109,7 +110,9 @@ def capture_gradients(
 
     of every call of attention, as `attention_gradients` has it of one. With dropout, dweights and
     dlogits are those of the weights as if none had been dropped. With a Gaussian (local-p), dlogits
-    lacks what comes through the weight that the Gaussian takes away.
+    lacks what comes through the weight that the Gaussian takes away. Inside a function with a
+    gradient rule of its own, `jax.custom_vjp`, parameters get what the rule says, and the attention
+    what the function as it is computed would send it.
 
     Args:
         loss: params, *args -> float [], or (float [], auxiliary arrays).
@@ -183,7 +186,12 @@ def _as_function(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     definition, state = nnx.split(module)
     name = "__call__" if module is function else function.__name__
-    return lambda *args, **kwargs: getattr(nnx.merge(definition, state), name)(*args, **kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # A copy made while tracing, or Flax would not let random streams go on in it.
+        return getattr(nnx.merge(definition, state, copy=True), name)(*args, **kwargs)
+
+    return call
 
 
 def _traced(

@@ -2,7 +2,8 @@
 
 A point may stand inside a `jit`, `checkpoint` or `scan` of the program. The first two are evaluated
 in line; a `scan` is made anew, its body evaluated in this way, so that what the points in it hold
-comes out stacked. Whatever has no points is evaluated as JAX does it.
+comes out stacked. A function with a gradient rule of its own keeps the rule. Whatever has no points
+is evaluated as JAX does it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from attention_jax.capture_point import CapturedAttention, capture_p
@@ -18,10 +20,8 @@ from attention_jax.capture_point import CapturedAttention, capture_p
 Array = jax.Array
 Found = list[tuple[str, CapturedAttention]]  # with the name scopes it stands in
 
-_IN_LINE = (
-    "jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call",
-    "custom_vjp_call", "custom_vjp_call_jaxpr",
-)  # fmt: skip
+_IN_LINE = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2")
+_WITH_OWN_RULE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
 def evaluate(
@@ -57,8 +57,12 @@ def _programs_of(equation: JaxprEqn) -> list[ClosedJaxpr]:
     leaves = jax.tree.leaves(
         list(equation.params.values()), is_leaf=lambda x: isinstance(x, Jaxpr | ClosedJaxpr)
     )
-    closed = (ClosedJaxpr(leaf, ()) if isinstance(leaf, Jaxpr) else leaf for leaf in leaves)
-    return [leaf for leaf in closed if isinstance(leaf, ClosedJaxpr)]
+    # In newer versions of JAX the two are one class, whose constants must not be lost.
+    return [
+        leaf if isinstance(leaf, ClosedJaxpr) else ClosedJaxpr(leaf, ())
+        for leaf in leaves
+        if isinstance(leaf, Jaxpr | ClosedJaxpr)
+    ]
 
 
 def _evaluate(
@@ -96,17 +100,61 @@ def _evaluate_equation(
             output = output + summand.reshape(output.shape)
         return [output], [(scope, jax.tree.unflatten(equation.params["structure"], held))]
     if _points_of(equation) == 0:
-        outputs = primitive.bind(*values, **primitive.get_bind_params(equation.params))
-        return list(outputs) if primitive.multiple_results else [outputs], []
+        return _as_jax_does(equation, values), []
     if primitive.name == "scan":
         return _scan(equation, values, added, scope)
     if primitive.name in _IN_LINE:
         (program,) = _programs_of(equation)
         return _evaluate(program.jaxpr, program.consts, values, added, scope)
+    if primitive.name in _WITH_OWN_RULE:
+        return _with_own_rule(equation, values, added, scope)
     raise NotImplementedError(
         f"attention inside a {primitive.name} cannot be captured: only a jit, vmap, checkpoint or"
         " scan can give out what is in it. Capture what the loop or branch calls"
     )
+
+
+def _as_jax_does(equation: JaxprEqn, values: list[Any]) -> list[Array]:
+    primitive = equation.primitive
+    outputs = primitive.bind(*values, **primitive.get_bind_params(equation.params))
+    return list(outputs) if primitive.multiple_results else [outputs]
+
+
+def _with_own_rule(
+    equation: JaxprEqn, values: list[Any], added: Iterator[Array | None], scope: str
+) -> tuple[list[Array], Found]:
+    """Outputs differentiate as the rule says; what is in the call stands beside them.
+
+    The rule knows nothing of what is added in there. What that does to the outputs comes from the
+    call as it is computed, and its value, 0, is not needed: only its gradient.
+    """
+    (program,) = _programs_of(equation)
+    outputs = _as_jax_does(equation, values)
+    summands = [next(added) for _ in range(points_in(program.jaxpr))]
+    nothing: Iterator[None] = iter([None] * len(summands))
+    _, found = _evaluate(program.jaxpr, program.consts, values, nothing, scope)
+    if any(summand is not None for summand in summands):
+        fixed = [jax.lax.stop_gradient(value) for value in values]
+        moved, _ = _evaluate(program.jaxpr, program.consts, fixed, iter(summands), scope)
+        outputs = [
+            _with_gradient_of(output, other)
+            if jnp.issubdtype(output.dtype, jnp.inexact)
+            else output
+            for output, other in zip(outputs, moved, strict=True)
+        ]
+    return outputs, found
+
+
+@jax.custom_jvp
+def _with_gradient_of(output: Array, other: Array) -> Array:
+    """The first as it is; the gradients of both."""
+    del other
+    return output
+
+
+@_with_gradient_of.defjvp
+def _with_gradient_of_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    return _with_gradient_of(*primals), tangents[0] + tangents[1]
 
 
 def _scan(

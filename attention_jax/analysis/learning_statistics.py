@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from attention_jax.analysis.capture import OutputGradient, capture_gradients
 from attention_jax.analysis.gradient_norms import gradient_norms
-from attention_jax.analysis.pairs_and_rows import mean_over_rows
+from attention_jax.analysis.pairs_and_rows import has_keys, mean_over_rows
 from attention_jax.analysis.softmax_gradients import softmax_jacobian_norm
 from attention_jax.analysis.statistics import attention_summary, logit_variance
 from attention_jax.capture_point import CapturedAttention
@@ -32,8 +32,8 @@ def learning_statistics(
         <attention>/jacobian_norm   mean over queries of |d weights / d logits|_F
         <attention>/dlogits_norm    mean over queries of |d loss / d logits|
 
-    Only queries count whose output the loss depends on: padding does not. An attention without
-    softmax has the first three. Names are as in `capture` and `gradient_norms`.
+    Only queries count whose output the loss depends on, and that may attend to something: padding
+    does not. An attention without softmax has the first three. Names are as in `capture` and `gradient_norms`.
 
     Args:
         loss: params, *args -> float [], or (float [], auxiliary arrays), as in `capture_gradients`.
@@ -67,8 +67,8 @@ def learning_statistics(
 
 def _of_attention(seen: CapturedAttention, gradient: OutputGradient) -> dict[str, Array]:
     """Means over all queries of all examples together."""
-    rows = jnp.any(gradient.doutput != 0, axis=-1).reshape(-1)
     weights, mask = _as_rows(seen.weights), _as_rows(seen.mask)
+    rows = jnp.any(gradient.doutput != 0, axis=-1).reshape(-1) & has_keys(weights)
     summary = attention_summary(weights, mask=mask, rows=rows)
     statistics = {
         "entropy": summary.entropy,

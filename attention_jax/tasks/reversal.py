@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from attention_jax.training.loop import (
     GradientLog,
     LoopConfig,
     Task,
+    TrainState,
     check_gradient_log_every,
     initial_state,
     train,
@@ -239,15 +241,39 @@ def load_run(workdir: Path) -> Trained:
     Raises:
         ValueError: the folder holds no run, or no checkpoint yet.
     """
+    config, states = load_states(workdir)
+    step = max(states)
+    return Trained(config, states[step]().params, step)
+
+
+def load_states(
+    workdir: Path,
+) -> tuple[ReversalConfig, dict[int, Callable[[], TrainState]]]:
+    """A run's settings, and by step how to get each state of it that is to be had.
+
+    That of step 0 is made again from the seeds; the others are the checkpoints that are kept.
+
+    Raises:
+        ValueError: the folder holds no run, or no checkpoint yet; of a state, it is damaged.
+    """
     folder = RunFolder(workdir)
-    config = ReversalConfig.from_json(folder.read_config())
-    if not folder.checkpoints.is_dir():
+    content = folder.read_config()
+    try:
+        config = ReversalConfig.from_json(content)
+    except ValueError as error:
+        raise ValueError(f"workdir {workdir}: {error}") from error
+    start = functools.partial(initial_state, reversal_task(config), optimizer(config), config.loop)
+
+    def restore(step: int) -> TrainState:
+        with Checkpoints(folder.checkpoints) as checkpoints:
+            state = checkpoints.restore(jax.eval_shape(start), step=step)
+        assert state is not None  # there is such a step
+        return state
+
+    kept: list[int] = []
+    if folder.checkpoints.is_dir():
+        with Checkpoints(folder.checkpoints) as checkpoints:
+            kept = checkpoints.steps()
+    if not kept:
         raise ValueError(f"workdir {workdir} has no checkpoint yet; train it first")
-    like = jax.eval_shape(
-        lambda: initial_state(reversal_task(config), optimizer(config), config.loop)
-    )
-    with Checkpoints(folder.checkpoints) as checkpoints:
-        state = checkpoints.restore(like)
-    if state is None:
-        raise ValueError(f"workdir {workdir} has no checkpoint yet; train it first")
-    return Trained(config, state.params, int(state.step[0]))
+    return config, {0: start, **{step: functools.partial(restore, step) for step in kept}}

@@ -45,17 +45,22 @@ class Checkpoints:
         """The newest step saved, or None."""
         return self._manager.latest_step()
 
-    def restore(self, like: State) -> State | None:
+    def steps(self) -> list[int]:
+        """The steps that are kept, the newest last."""
+        return sorted(self._manager.all_steps())
+
+    def restore(self, like: State, *, step: int | None = None) -> State | None:
         """The newest state, or None if there is none.
 
         Args:
             like: a pytree of arrays or `jax.ShapeDtypeStruct` of the same structure. Leaves that do
                 not say where they live are put on the first device.
+            step: one of `steps`, for its state in place of the newest.
 
         Raises:
-            ValueError: the newest state is damaged or of another structure.
+            ValueError: the state is damaged or of another structure.
         """
-        step = self.latest_step()
+        step = self.latest_step() if step is None else step
         if step is None:
             return None
         # Orbax would ask for the very devices that saved; a run may be read on another machine.

@@ -134,6 +134,17 @@ def train_steps(
     return state, jax.tree.map(jnp.mean, metrics)
 
 
+def gradient_statistics(
+    task: Task, statistics: Callable[..., Metrics], state: TrainState
+) -> Metrics:
+    """What a `GradientLog` writes of a stacked state: of each seed's next batch, [seeds] each."""
+
+    def one_seed(state: TrainState) -> Metrics:
+        return statistics(task.loss, state.params, *_drawn(task, state))
+
+    return jax.vmap(one_seed)(state)
+
+
 def train(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -172,7 +183,7 @@ def train(
     @jax.jit
     def look(state: TrainState) -> Metrics:
         assert gradient_log is not None
-        return jax.vmap(functools.partial(_statistics, task, gradient_log.statistics))(state)
+        return gradient_statistics(task, gradient_log.statistics, state)
 
     def log_gradients(step: int, state: TrainState) -> None:
         if gradient_log is not None and (step % gradient_log.every == 0 or step == config.steps):
@@ -203,10 +214,6 @@ def _drawn(task: Task, state: TrainState) -> tuple[Any, Array]:
     """The next step's batch, and its key for the loss."""
     batch = task.batch(jax.random.fold_in(_rng(state.seed, "batch"), state.step))
     return batch, jax.random.fold_in(_rng(state.seed, "loss"), state.step)
-
-
-def _statistics(task: Task, statistics: Callable[..., Metrics], state: TrainState) -> Metrics:
-    return statistics(task.loss, state.params, *_drawn(task, state))
 
 
 def _by_seed(metrics: Metrics) -> dict[str, list[float]]:

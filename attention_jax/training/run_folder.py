@@ -211,7 +211,12 @@ def check_output(path: Path | None) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Writes the whole file or nothing."""
-    _replace(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes the whole file or nothing."""
+    _replace(path, text)
 
 
 def _flat(config: JSON) -> JSON:

@@ -1,0 +1,84 @@
+"""A self-contained HTML page of headings, paragraphs, tables and figures: one file, no script."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
+       max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; }
+figure { margin: 1.5rem 0; } figure img { max-width: 100%; height: auto; }
+figcaption { color: #444; font-size: 0.95rem; }
+.table { overflow-x: auto; } table { border-collapse: collapse; margin: 1rem 0; }
+th, td { border: 1px solid #ccc; padding: 0.25rem 0.6rem; text-align: left; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+code { background: #f2f2f2; padding: 0.1rem 0.25rem; }
+.met { color: #00563f; } .missed { color: #a02c00; font-weight: bold; }
+"""
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """The whole document; `parts` are what the functions below make."""
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{html.escape(title)}</h1>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def heading(text: str) -> str:
+    """A heading below the title."""
+    return f"<h2>{html.escape(text)}</h2>"
+
+
+def paragraph(text: str) -> str:
+    """Plain text."""
+    return f"<p>{html.escape(text)}</p>"
+
+
+def command(text: str) -> str:
+    """A line to be typed."""
+    return f"<p><code>{html.escape(text)}</code></p>"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are text; those that read as numbers stand to the right."""
+    head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in columns)
+    body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return (
+        f'<div class="table"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table></div>"
+    )
+
+
+def figure(drawn: Figure, caption: str) -> str:
+    """A figure in the page itself; the caption is also what a screen reader says of it."""
+    buffer = io.BytesIO()
+    drawn.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
+    return image(buffer.getvalue(), caption)
+
+
+def image(png: bytes, caption: str) -> str:
+    """The same of a PNG file's bytes."""
+    data, text = base64.b64encode(png).decode(), html.escape(caption)
+    return (
+        f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{text}</figcaption></figure>"
+    )
+
+
+def _cell(text: str) -> str:
+    number = text.replace("−", "-").split(" ± ")[0].rstrip("%").strip()
+    try:
+        float(number)
+    except ValueError:
+        return f"<td>{html.escape(text)}</td>"
+    return f'<td class="number">{html.escape(text)}</td>'

@@ -1,0 +1,69 @@
+"""Reports how gradients went in one run, or in several side by side; see --help."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import rich.console
+import tyro
+
+from attention_jax.command_line import run_command
+from attention_jax.gradient_report import report
+from attention_jax.tasks.reversal import load_run
+from attention_jax.tasks.reversal_gradients import GradientAnalysis, analyze_run
+from attention_jax.training.run_folder import check_output, write_json, write_text
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Where did gradients vanish, which pairs carried them, how curved is the loss?
+
+    Writes an HTML page that needs no other file, and a JSON file beside it with all its numbers.
+    What is drawn against the step is read from gradients.jsonl, if the run was trained with
+    --log-gradients, and else computed at step 0 and at the checkpoints that are kept.
+
+    Attributes:
+        workdir: a run folder made by scripts/train.py.
+        compare: further run folders, drawn beside it.
+        out: the page; None for gradients.html in `workdir`.
+    """
+
+    workdir: Path
+    compare: tuple[Path, ...] = ()
+    analysis: Annotated[GradientAnalysis, tyro.conf.OmitArgPrefixes] = GradientAnalysis()
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out.suffix != ".html":
+            raise ValueError(f"out must be a file that ends in .html; got {self.out}")
+        check_output(self.out)
+
+    @property
+    def page(self) -> Path:
+        """Where the page goes."""
+        return self.workdir / "gradients.html" if self.out is None else self.out
+
+
+def main(arguments: Arguments) -> None:
+    workdirs = (arguments.workdir, *arguments.compare)
+    for workdir in workdirs:  # a mistake in the last is told before the first takes its time
+        load_run(workdir)
+    check_output(arguments.page)
+    console = rich.console.Console(stderr=True)
+    with console.status("") as status:
+        runs = [
+            analyze_run(workdir, arguments.analysis, progress=status.update) for workdir in workdirs
+        ]
+    command = shlex.join(["python", "scripts/analyze_gradients.py", *sys.argv[1:]])
+    numbers = arguments.page.with_suffix(".json")
+    write_json(numbers, {"command": command, "runs": runs})
+    write_text(arguments.page, report(runs, command=command))
+    print(f"{arguments.page}\n{numbers}")
+
+
+if __name__ == "__main__":
+    run_command(Arguments, main)
