@@ -10,7 +10,15 @@ import jax
 import rich.console
 import rich.table
 import tyro
-from benchmarks import attention, crossover, decoding, gru_padding, local, reversal_training
+from benchmarks import (
+    attention,
+    crossover,
+    decoding,
+    gradient_log,
+    gru_padding,
+    local,
+    reversal_training,
+)
 from benchmarks.measure import JSON, Benchmark, Options, Report
 
 from attention_jax.command_line import run_command
@@ -20,6 +28,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "attention": Benchmark(attention.check, attention.run),
     "local": Benchmark(local.check, local.run),
     "decoding": Benchmark(decoding.check, decoding.run),
+    "gradient-log": Benchmark(gradient_log.check, gradient_log.run),
     "crossover": Benchmark(crossover.check, crossover.run),
     "reversal": Benchmark(reversal_training.check, reversal_training.run),
     "gru-padding": Benchmark(gru_padding.check, gru_padding.run),
@@ -39,6 +48,8 @@ class Arguments:
     times as long; a minute.
     decoding: the reversal model says its answers token by token with a cache, and without, which
     should take at least three times as long; a minute.
+    gradient-log: training that logs gradients as often as it does by default, against training that
+    does not: a tenth more at most; a minute.
     crossover: from what size tiles are faster than the whole table of logits; a few minutes.
     reversal: training throughput of our model, all seeds at once, and of a GRU in PyTorch (needs
     the extra [bench]; listed as absent without it).
@@ -49,7 +60,7 @@ class Arguments:
         out: also write everything, every repeat included, to this JSON file.
     """
 
-    benchmarks: tuple[str, ...] = ("attention", "local", "decoding", "reversal")
+    benchmarks: tuple[str, ...] = ("attention", "local", "decoding", "gradient-log", "reversal")
     measurement: Annotated[Options, tyro.conf.OmitArgPrefixes] = Options()
     out: Path | None = None
 

@@ -113,8 +113,9 @@ def _by_step(
         if step not in lines:
             lines[step] = {name: np.asarray(x).tolist() for name, x in look(state()).items()}
     steps = sorted(lines)
-    names = list(lines[steps[0]])
-    table = {name: [_rounded(lines[step][name]) for step in steps] for name in names}
+    missing = [None] * config.loop.seeds
+    names = sorted({name for line in lines.values() for name in line})
+    table = {name: [_rounded(lines[step].get(name, missing)) for step in steps] for name in names}
     return {"steps": steps, **table}
 
 
@@ -178,7 +179,7 @@ def _scale_sweep(config: ReversalConfig, strings: int, params: Any) -> dict[str,
     )
     variance = logit_variance(logits, mask, per_row=True)
     return {
-        "logit_sd": jnp.sqrt(jnp.sum(variance) / jnp.sum(jnp.any(mask, axis=-1))),
+        "logit_sd": jnp.sqrt(jnp.mean(variance, where=jnp.any(mask, axis=-1))),
         "jacobian_norm": sweep.jacobian_norm,
         "entropy": sweep.entropy,
     }
@@ -225,7 +226,7 @@ def _rounded(numbers: Any) -> Any:
         return None
     if isinstance(numbers, dict):
         return {name: _rounded(value) for name, value in numbers.items()}
-    array = np.asarray(numbers, np.float64)
+    array = np.asarray(numbers, np.float64)  # of None, NaN
     if array.ndim:
         return [_rounded(row) for row in array]
     return float(f"{array:.6g}") if np.isfinite(array) else None
