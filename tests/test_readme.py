@@ -40,7 +40,15 @@ def test_examples_run_one_after_another():
     assert abs(float(namespace["drate"])) > 1e-3
     exec(EXAMPLES[5], namespace)
     assert namespace["output"].shape == (2, 7, 64)
-    assert len(EXAMPLES) == 6
+    exec(EXAMPLES[6], namespace)
+    blocks = ("encoder_0/self", "decoder_0/self", "decoder_0/cross")
+    names = [f"{block}_attention" for block in blocks]
+    assert list(namespace["seen"].attentions) == names
+    assert namespace["seen"].attentions[names[2]].weights.shape == (2, 4, 8, 7)
+    assert namespace["found"].gradients[names[0]].dlogits.shape == (2, 4, 7, 7)
+    assert 0 < float(namespace["statistics"][f"{names[2]}/jacobian_norm"]) <= 0.5
+    assert float(namespace["edges"](namespace["weights_and_biases"]).largest) > 0
+    assert len(EXAMPLES) == 7
 
 
 def test_users_own_score_attends_by_distance():

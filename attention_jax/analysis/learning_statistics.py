@@ -33,7 +33,8 @@ def learning_statistics(
         <attention>/dlogits_norm    mean over queries of |d loss / d logits|
 
     Only queries count whose output the loss depends on, and that may attend to something: padding
-    does not. An attention without softmax has the first three. Names are as in `capture` and `gradient_norms`.
+    does not. An attention without softmax has the first three. Names are as in `capture` and
+    `gradient_norms`.
 
     Args:
         loss: params, *args -> float [], or (float [], auxiliary arrays), as in `capture_gradients`.

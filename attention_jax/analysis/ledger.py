@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -148,12 +148,21 @@ def operation_count(function: Callable[..., Any], *arguments: Any) -> Operations
     return Operations(*(float(counted.get(name, 0)) for name in Operations._fields))
 
 
-def program_memory(function: Callable[..., Any], *arguments: Any) -> ProgramMemory:
+def program_memory(
+    function: Callable[..., Any],
+    *arguments: Any,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> ProgramMemory:
     """What `function` would hold if it ran; it is compiled for JAX's default device, and not run.
+
+    What a kernel of a library allocates by itself when it runs is not in it. XLA:CPU hands some
+    programs whole to YNNPACK, and then tells of no temporary memory at all, unless it is compiled
+    with {"xla_cpu_experimental_ynn_fusion_type": ""}.
 
     Args:
         function: takes and returns pytrees of arrays.
         arguments: as it takes them, or `jax.ShapeDtypeStruct` in place of arrays.
+        compiler_options: as `jax.stages.Lowered.compile` takes them.
 
     Raises:
         NotImplementedError: this device's compiler does not tell.
@@ -162,7 +171,8 @@ def program_memory(function: Callable[..., Any], *arguments: Any) -> ProgramMemo
     >>> outer.arguments, outer.results
     (1024, 262144)
     """
-    memory = jax.jit(function).lower(*arguments).compile().memory_analysis()
+    options = None if compiler_options is None else dict(compiler_options)
+    memory = jax.jit(function).lower(*arguments).compile(options).memory_analysis()
     if memory is None:
         raise NotImplementedError(f"{jax.default_backend()} does not tell what a program holds")
     return ProgramMemory(
@@ -210,10 +220,11 @@ def attention_memory(
             implementation=implementation, block_sizes=block_sizes,
         )  # fmt: skip
 
-    inputs = (token, token, token, init_shapes(score, dim, dim))
+    program: Callable[..., Any] = attend
+    inputs = [token, token, token, init_shapes(score, dim, dim)]
     if backward:
-        return program_memory(functools.partial(forward_and_backward, attend), token, *inputs)
-    return program_memory(attend, *inputs)
+        program, inputs = functools.partial(forward_and_backward, attend), [token, *inputs]
+    return program_memory(program, *inputs)
 
 
 def forward_and_backward(function: Callable[..., Array], doutput: Array, *inputs: Any) -> Any:

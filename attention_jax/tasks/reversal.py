@@ -205,7 +205,10 @@ def train_run(
             gradient_log = None
             if log_gradients is not None:
                 # Nothing is known before the first step but what this run will write.
-                file = MetricsFile(folder.gradients, after_step=step if step else -1)
+                beside = None if events is None else events / "gradients"
+                file = MetricsFile(
+                    folder.gradients, after_step=step if step else -1, tensorboard=beside
+                )
                 files.enter_context(file)
                 gradient_log = GradientLog(log_gradients, learning_statistics, file)
             files.enter_context(progress)
