@@ -1,0 +1,249 @@
+"""Derivatives as users compose them, of every score and implementation, against plain JAX.
+
+The other side is a softmax written out here, with each score's formula as its paper has it. Both
+are put through the same compositions of `grad`, `vmap`, `jvp`, `scan`, `checkpoint` and the like.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import ALL_IMPLEMENTATIONS, assert_close, named, quick_jit
+
+import attention_jax as aj
+
+N, T, S, D, DV = 2, 3, 5, 2, 1  # N examples
+TILE = aj.BlockSizes(query=2, key=3)
+NO_FORWARD_MODE = "implementation 'tiled' has no forward mode .*: use implementation='checkpointed'"
+
+
+# --- the scores, plainly ---
+
+
+def outer(combine, query, key):
+    return combine(query[:, None, :], key[None, :, :])
+
+
+def additive(params, query, key):
+    hidden = outer(jnp.add, query @ params["query_kernel"], key @ params["key_kernel"])
+    return jnp.tanh(hidden) @ params["v"]
+
+
+def concat(params, query, key):
+    both = [jnp.broadcast_to(x, (T, S, D)) for x in (query[:, None, :], key[None, :, :])]
+    return jnp.tanh(jnp.concatenate(both, axis=-1) @ params["kernel"]) @ params["v"]
+
+
+def cosine(params, query, key):
+    sizes = outer(jnp.multiply, *(jnp.sum(x**2, -1, keepdims=True) for x in (query, key)))
+    return jnp.exp(params["log_scale"]) * (query @ key.T) / jnp.sqrt(sizes[..., 0])
+
+
+def distance(params, query, key):
+    return -jnp.sum(outer(jnp.subtract, query, key) ** 2, axis=-1) / (8 * D) ** 0.5
+
+
+LOGITS = {
+    "additive": additive,
+    "concat": concat,
+    "cosine": cosine,
+    "distance": distance,
+    "dot": lambda params, query, key: query @ key.T,
+    "general": lambda params, query, key: query @ params["kernel"] @ key.T,
+    "scaled": lambda params, query, key: query @ key.T / D**0.5,
+    "softcap": lambda params, query, key: 50 * jnp.tanh(query @ key.T / D**0.5 / 50),
+}
+
+
+def plain_attention(score_name, point):
+    logits = LOGITS[score_name](point["params"], point["query"], point["key"])
+    exponentials = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+    return exponentials / exponentials.sum(-1, keepdims=True) @ point["value"]
+
+
+def library_attention(score_name, implementation, point):
+    return aj.attention(**point, score=score_name, implementation=implementation, block_sizes=TILE)
+
+
+# --- the compositions: (attend, points of N examples, directions like them) -> arrays ---
+
+
+def loss(attend, point):
+    """One number, in which no two entries count alike."""
+    output = attend(point)
+    return jnp.sum(jnp.sin(output) * jnp.cos(jnp.arange(output.size)).reshape(output.shape))
+
+
+def first(points):
+    return jax.tree.map(lambda leaf: leaf[0], points)
+
+
+def dot(left, right):
+    return sum(jnp.sum(x * y) for x, y in zip(*map(jax.tree.leaves, (left, right)), strict=True))
+
+
+def hessian(attend, points, directions):
+    """Of parameters and queries together, as a pytree of blocks."""
+    point = first(points)
+
+    def of(some):
+        return loss(attend, {**point, **some})
+
+    return jax.hessian(of)({name: point[name] for name in ("params", "query")})
+
+
+def jacobian(transformation):
+    def compose(attend, points, directions):
+        point = first(points)
+        return transformation(
+            lambda params, query: attend({**point, "params": params, "query": query}), (0, 1)
+        )(point["params"], point["query"])
+
+    return compose  # fmt: skip
+
+
+def gradients_of_examples(attend, points, directions):
+    """Parameters shared, each example's gradient of them apart."""
+    shared = first(points)["params"]
+    rest = {name: points[name] for name in ("query", "key", "value")}
+    return jax.vmap(
+        jax.value_and_grad(lambda params, rest: loss(attend, {**rest, "params": params})),
+        (None, 0),
+    )(shared, rest)  # fmt: skip
+
+
+def pulled_back(attend, points, directions):
+    """One linear function of cotangents for all of them."""
+    _, pull_back = jax.vjp(attend, first(points))
+    return jax.vmap(pull_back)(jnp.stack([points["value"][:, :T], directions["value"][:, :T]])[0])
+
+
+def hessian_vector_products(attend, points, directions):
+    gradient = jax.grad(functools.partial(loss, attend))
+    point, direction = first(points), first(directions)
+    forward_over_reverse = jax.jvp(gradient, (point,), (direction,))[1]
+    linear = jax.linearize(gradient, point)[1]
+    reverse_over_reverse = jax.grad(lambda point: dot(gradient(point), direction))(point)
+    return {
+        "jvp of grad": forward_over_reverse,
+        "linearize of grad": linear(direction),
+        "grad of grad": reverse_over_reverse,
+        "vmap of jvp of grad": jax.vmap(lambda *x: jax.jvp(gradient, x[:1], x[1:])[1])(
+            points, directions
+        ),
+    }
+
+
+def through_scan(attend, points, directions):
+    """Steps that each attend with what the one before made, the last two axes being alike."""
+
+    def of(points):
+        def step(query, point):
+            output = attend({**point, "query": query + point["query"]})
+            return jnp.tanh(output + query), jnp.sum(output)
+
+        query, sums = jax.lax.scan(step, points["query"][0], points)
+        return jnp.sum(query) + jnp.sum(sums**2)
+
+    return jax.grad(of)(points)
+
+
+def through_checkpoint(attend, points, directions):
+    kept = jax.checkpoint(attend, policy=jax.checkpoint_policies.nothing_saveable)
+    return jax.grad(lambda point: loss(kept, point) ** 2)(first(points))
+
+
+def with_auxiliary(attend, points, directions):
+    def of(point):
+        output = attend(point)
+        return jnp.sum(output**3), {"output": output}
+
+    return jax.value_and_grad(of, has_aux=True)(first(points))
+
+
+def forward(attend, points, directions):
+    point, direction = first(points), first(directions)
+    return {
+        "jvp": jax.jvp(attend, (point,), (direction,)),
+        "linearize": jax.linearize(attend, point)[1](direction),
+        "vmap of jvp": jax.vmap(lambda *x: jax.jvp(attend, x[:1], x[1:]))(points, directions),
+    }
+
+
+COMPOSITIONS = {
+    "grad": lambda attend, points, _: jax.grad(functools.partial(loss, attend))(first(points)),
+    "value_and_grad with auxiliary": with_auxiliary,
+    "vmap of value_and_grad": gradients_of_examples,
+    "vmap of vjp": pulled_back,
+    "jacrev": jacobian(jax.jacrev),
+    "hessian": hessian,
+    "Hessian-vector products": hessian_vector_products,
+    "grad of scan": through_scan,
+    "grad of checkpoint": through_checkpoint,
+}
+FORWARD_COMPOSITIONS = {"jacfwd": jacobian(jax.jacfwd), "forward": forward}
+
+
+def points_of(score_name):
+    """Points of N examples, and directions to go in from there."""
+    rng = np.random.default_rng(len(score_name))
+    shapes = {"query": (N, T, D), "key": (N, S, D), "value": (N, S, DV)}
+    params = aj.SCORES[score_name].init(jax.random.key(2), D, D)
+
+    def drawn():
+        arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+        arrays["params"] = jax.tree.map(lambda leaf: rng.normal(size=(N, *leaf.shape)), params)
+        return arrays
+
+    return drawn(), drawn()
+
+
+def all_of(compositions, attend):
+    def run(points, directions):
+        return {name: of(attend, points, directions) for name, of in compositions.items()}
+
+    return quick_jit(run)
+
+
+@functools.cache
+def expected_of(score_name):
+    attend = functools.partial(plain_attention, score_name)
+    return all_of(COMPOSITIONS | FORWARD_COMPOSITIONS, attend)(*points_of(score_name))
+
+
+# A tile loop compiles for half a minute: all but these are slow. The scores of these two have the
+# rules for the gradient of a pair that all but "softcap" share.
+QUICK = {("additive", "tiled"), ("general", "tiled"), ("general", "checkpointed")}
+GRID = [
+    pytest.param(score_name, implementation, marks=[] if quick else pytest.mark.slow)
+    for score_name in aj.SCORES
+    for implementation in ALL_IMPLEMENTATIONS
+    for quick in [implementation == "reference" or (score_name, implementation) in QUICK]
+]
+
+
+@pytest.mark.parametrize(("score_name", "implementation"), GRID)
+def test_compositions(score_name, implementation):
+    with jax.enable_x64(True):
+        compositions = COMPOSITIONS
+        if implementation != "tiled":
+            compositions = COMPOSITIONS | FORWARD_COMPOSITIONS
+        attend = functools.partial(library_attention, score_name, implementation)
+        got = all_of(compositions, attend)(*points_of(score_name))
+        expected = expected_of(score_name)
+        for composition, arrays in got.items():
+            arrays, others = named(arrays), named(expected[composition])
+            assert arrays.keys() == others.keys(), composition
+            for name, array in arrays.items():
+                assert_close(f"{composition} {name}", array, others[name], 1e-11)
+
+
+@pytest.mark.parametrize("composition", FORWARD_COMPOSITIONS)
+def test_tiled_names_what_has_forward_mode(composition):
+    attend = functools.partial(library_attention, "scaled", "tiled")
+    points, directions = jax.tree.map(lambda leaf: leaf.astype(np.float32), points_of("scaled"))
+    with pytest.raises(NotImplementedError, match=NO_FORWARD_MODE) as raised:
+        FORWARD_COMPOSITIONS[composition](attend, points, directions)
+    assert isinstance(raised.value, TypeError)
