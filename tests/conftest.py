@@ -12,11 +12,52 @@ pytest.register_assert_rewrite("conformance", "derivative_cases")
 # in any case, compiling takes minutes.
 GRIDS = {"test_attention.py", "test_biases.py", "test_gradients.py", "test_local.py"}
 
+# Measured: each of these compiles for 8 s or more, and a quicker case or test of the same remains.
+LONG = {
+    "test_attention.py": ("test_without_jit[reference-own]", "test_without_jit[tiled-own]"),
+    "test_attention_benchmark.py": ("test_memory_of_every_derivative_is_compiled",),
+    "test_checkpointed.py": ("test_third_derivatives_in_three_orders_of_modes",),
+    "test_command_lines.py": ("test_comparison_writes_numbers_and_figures",),
+    "test_curvature.py": ("test_the_spectrum_of_a_loss_through_attention[general-checkpointed]",),
+    "test_dropout.py": (
+        "test_gradient_with_the_rng_held[reference]",
+        "test_gradient_with_the_rng_held[checkpointed]",
+        "test_same_rng_same_result_and_examples_differ[reference]",
+    ),
+    "test_linear_memory.py": (
+        "test_memory_is_linear_in_the_length[checkpointed-scaled-gradient_of_gradient]",
+    ),
+    "test_local.py": ("test_second_derivatives", "test_narrow_inputs_and_empty_ones[reference]"),
+    "test_local_and_decoding_benchmarks.py": ("test_rows_of_decoding",),
+    "test_multi_head_cache.py": ("test_chunks_are_the_formula",),
+    "test_reference.py": tuple(
+        f"test_two_orders_in_both_modes[{case}]"
+        for case in (
+            "additive-causal", "concat-causal", "cosine-causal", "softcap-causal", "own-causal",
+            "general-causal", "general-causal1", "general-local", "general-none",
+        )
+    ),
+    "test_reversal_evaluation.py": ("test_evaluate_is_the_naive_evaluation[None]",),
+    "test_scale_sweep.py": ("test_against_a_call_a_scale",),
+    "test_seq2seq_decoding.py": (
+        "test_steps_are_teacher_forcing[{'attention': 'global', 'encoder_layers': 2, "
+        "'decoder_layers': 2, 'norm': 'post'}]",
+        "test_beams[{'heads': 4, 'key_heads': 2, 'decoder_layers': 2}]",
+    ),
+    "test_statistics_gradients.py": ("test_gradients[attention_summary]",),
+    "test_tiled.py": ("test_second_derivatives_are_those_of_the_reference[additive]",),
+    "test_transformer.py": tuple(
+        f"test_dropout_drops_and_keeps_the_expectation[{layer}]"
+        for layer in ("cross_attention", "feed_forward")
+    ),
+}  # fmt: skip
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.name in GRIDS and "checkpointed" in item.name:
+        file, name = item.path.name, item.name
+        if (file in GRIDS and "checkpointed" in name) or name in LONG.get(file, ()):
             item.add_marker(pytest.mark.slow)
 
 

@@ -53,7 +53,7 @@ def test_stopped_by_sigterm_and_resumed(tmp_path):
     while process.poll() is None and not read_lines(run / "metrics.jsonl"):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 143, err
     assert "--resume goes on from here" in err
     assert "Traceback" not in out + err
@@ -65,7 +65,7 @@ def test_stopped_by_sigterm_and_resumed(tmp_path):
     assert json.loads((run / "config.json").read_text())["model"]["score"] == "my_scores:Mine"
 
     process = start(tmp_path, *arguments, "--resume")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert err == ""
     assert "\nrun: step 6000 of 6000" in out
