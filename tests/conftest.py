@@ -61,6 +61,25 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
+# What these look at lies above the numerics, which the other files test as users' machines compile
+# them: here LLVM may save itself the trouble, a quarter of the time.
+ABOVE_NUMERICS = (
+    "test_benchmark", "test_capture", "test_command_lines", "test_compositions",
+    "test_cross_attention", "test_curvature", "test_experiments", "test_gradient_",
+    "test_interop", "test_learning_statistics", "test_local_and_decoding_benchmarks", "test_loop",
+    "test_memory", "test_multi_head", "test_nn_", "test_reversal_", "test_seq2seq",
+    "test_statistics_gradients", "test_transformer",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly(request):
+    above = request.path.name.startswith(ABOVE_NUMERICS)
+    jax.config.update("jax_disable_most_optimizations", above)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled_programs():
     """Thousands of them in one process fill gigabytes, and end in a crash of the compiler."""

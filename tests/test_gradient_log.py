@@ -35,15 +35,6 @@ from attention_jax.training.loop import (
 )
 from attention_jax.training.run_folder import MetricsFile, read_lines
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly_compiled():
-    """Nothing here depends on how fast it runs."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train.py"
 
 

@@ -20,6 +20,17 @@ from attention_jax.analysis.gradient_flow import GradientFlow, gradient_flow
 from attention_jax.analysis.gradient_norms import gradient_norms, gradient_signal_to_noise
 from attention_jax.analysis.gradients import AttentionGradients, attention_gradients
 from attention_jax.analysis.learning_statistics import learning_statistics
+from attention_jax.analysis.ledger import (
+    Operations,
+    ProgramMemory,
+    ScoreCost,
+    attention_memory,
+    growth_exponent,
+    operation_count,
+    parameter_count,
+    program_memory,
+    score_cost,
+)
 from attention_jax.analysis.rollout import attention_rollout, cross_rollout
 from attention_jax.analysis.scale_sweep import ScaleSweep, logit_scale_sweep
 from attention_jax.analysis.softmax_gradients import (
@@ -50,11 +61,15 @@ __all__ = [
     "CapturedGradients",
     "Estimate",
     "GradientFlow",
+    "Operations",
     "OutputGradient",
+    "ProgramMemory",
     "ScaleSweep",
+    "ScoreCost",
     "SpectrumEdges",
     "alignment_error",
     "attention_gradients",
+    "attention_memory",
     "attention_rollout",
     "attention_summary",
     "capture",
@@ -67,6 +82,7 @@ __all__ = [
     "gradient_norms",
     "gradient_signal_to_noise",
     "gradient_through_top_keys",
+    "growth_exponent",
     "hessian_diagonal",
     "hessian_spectrum_edges",
     "hessian_trace",
@@ -76,7 +92,11 @@ __all__ = [
     "logit_scale_sweep",
     "logit_variance",
     "normalized_entropy",
+    "operation_count",
+    "parameter_count",
+    "program_memory",
     "saturation",
+    "score_cost",
     "softmax_jacobian",
     "softmax_jacobian_norm",
     "softmax_vjp",

@@ -167,7 +167,8 @@ def program_memory(
     Raises:
         NotImplementedError: this device's compiler does not tell.
 
-    >>> outer = program_memory(lambda x: x[:, None] * x, jax.ShapeDtypeStruct((256,), jnp.float32))
+    >>> row = jax.ShapeDtypeStruct((256,), jnp.float32)
+    >>> outer = program_memory(lambda x: x[:, None] * x[None], row)
     >>> outer.arguments, outer.results
     (1024, 262144)
     """

@@ -1,0 +1,355 @@
+"""What do masks let through, which tiles do they spare, and what goes wrong when they are misread?
+
+Source:   day 11 ("Scaled Dot-Product Attention"), §11.7-11.8: a causal mask, 1 = attend; the
+          notebook's attention, True = masked, and its `nan_to_num`; topic 7: masked logits get
+          weight 0 and send gradient 0 to their values, and "-1e9 at forbidden entries".
+Command:  .venv/bin/python experiments/attention_masks.py
+Time:     1 minute on 2 CPU cores.
+Expected: rows sum to 1; weights of masked pairs and the gradients of their values are exactly 0; a
+          query whose keys are all masked has output 0 and gradient 0.
+
+Masks here are functions of positions, True = may attend, which combine with &, | and ~. They are
+drawn as tables by `materialize`, and tile by tile at full length: a tile that `tile_status` calls
+empty is skipped, one that it calls full is not masked, the rest is masked pair by pair. What a mask
+says of a tile may be less than what its table shows; both are counted.
+
+A mask read the other way round is a legal mask: no error, no NaN, the wrong pairs. A causal one
+then sees only the future, its last query nothing. Five ways to mask a query that has no key left,
+and what it sends back through its weights:
+
+    zeros                    this library: output 0, gradients 0
+    -inf                     softmax of -inf everywhere is 0 / 0: output NaN, values' gradients NaN
+    -inf, nan_to_num         the notebook's: output 0, gradients 0, since what puts -inf in place of
+                             a logit (`where`, `masked_fill`) sends no gradient to it
+    -inf added, nan_to_num   the same with the mask as a term: the gradient that the softmax makes
+                             of its own NaN weights now passes on; NaN behind an output of 0
+    -1e9                     the largest logit is subtracted: uniform attention to what is masked
+
+Topic 7 adds that masked logits "still receive gradients that keep them negative". They do not: the
+gradient of a logit is a_j (da_j - sum_k a_k da_k), 0 where a_j is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from attention_masks_figures import STATUSES, plot
+from experiment import JSON, Expectation, conduct, near
+
+from attention_jax import (
+    Mask,
+    attention,
+    attention_weights,
+    causal_mask,
+    local_mask,
+    masked_softmax,
+    padding_mask,
+    segment_mask,
+)
+from attention_jax.analysis import attention_gradients
+from attention_jax.command_line import run_command
+from attention_jax.training.run_folder import check_folder
+
+Array = jax.Array
+
+CAPTIONS = {
+    "attention_masks": (
+        "Nine masks over 24 queries and 24 keys as tables, allowed pairs dark, cut into tiles of "
+        "four by four: causal, a window to the left, padding, three segments, and combinations."
+    ),
+    "attention_masks_tiles": (
+        "Share of the tiles that are empty, full and partly masked for nine masks at 4096 "
+        "positions. A causal mask empties nearly half of the tiles, a window 85 in a hundred."
+    ),
+    "attention_masks_misread": (
+        "Attention weights of six tokens. Upper row: a causal mask and a padding mask read "
+        "rightly, and read the other way round, when queries look only at the future, or only at "
+        "padding. Lower row: a query without keys under five ways to mask; NaN is drawn in pink."
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings.
+
+    Attributes:
+        length: T = S of the counts; a multiple of `tile`.
+        tile: rows and columns of a tile there.
+        drawn_length: T = S of the drawn tables; a multiple of `drawn_tile`, at least 16.
+        drawn_tile: of a tile there.
+        samples: random queries, keys and values on which weights and gradients are checked.
+        seed: of these.
+        results: where numbers and figures go.
+    """
+
+    length: int = 4096
+    tile: int = 128
+    drawn_length: int = 24
+    drawn_tile: int = 4
+    samples: int = 256
+    seed: int = 0
+    results: Path = Path("experiments/results")
+
+    def __post_init__(self) -> None:
+        for length, tile in (("length", "tile"), ("drawn_length", "drawn_tile")):
+            size, block = getattr(self, length), getattr(self, tile)
+            if size < 16 or block < 1 or size % block:
+                raise ValueError(
+                    f"{length} must be at least 16 and a multiple of {tile}; got {size} and {block}"
+                )
+        if self.samples < 1:
+            raise ValueError(f"samples must be at least 1; got {self.samples}")
+        check_folder("results", self.results)
+
+
+QUICK = Config(length=64, tile=16, samples=8)
+
+
+def masks(length: int) -> dict[str, Mask]:
+    """The masks by name, all in proportion to the length."""
+    causal, window = causal_mask(), local_mask(length // 8, 0)
+    padding = padding_mask(jnp.array(length * 2 // 3))
+    # Three packed sequences.
+    ends = jnp.array([length // 4, length * 7 // 12])
+    segments = jnp.searchsorted(ends, jnp.arange(length), side="right")
+    packed = segment_mask(segments, segments)
+    first_keys = padding_mask(jnp.array(length // 12))
+    return {
+        "causal": causal,
+        "local, to the left": window,
+        "padding": padding,
+        "segments": packed,
+        "causal & padding": causal & padding,
+        "causal & segments": causal & packed,
+        "window & padding": local_mask(length // 8, length // 8) & padding,
+        "window | first keys, causal": (window | first_keys) & causal,
+        "~causal": ~causal,
+    }
+
+
+def run(config: Config) -> JSON:
+    """Draws, counts, checks."""
+    return {
+        "tables": {
+            name: np.asarray(mask.materialize(config.drawn_length, config.drawn_length))
+            .astype(int)
+            .tolist()
+            for name, mask in masks(config.drawn_length).items()
+        },
+        "tiles": {
+            name: tile_counts(mask, config.length, config.tile)
+            for name, mask in masks(config.length).items()
+        },
+        "checks": _checks(config),
+        "misread": _misread(config),
+        "no_keys": no_keys(),
+    }
+
+
+# --- tiles ---
+
+
+def tile_counts(mask: Mask, length: int, tile: int) -> dict[str, dict[str, int]]:
+    """How many tiles are empty, full and partial: as the mask says, and as its table shows."""
+    starts = jnp.arange(0, length, tile)
+    positions = starts[:, None] + jnp.arange(tile)[None]
+    of_row = jax.vmap(mask.tile_status, in_axes=(None, 0))
+    said = jax.vmap(of_row, in_axes=(0, None))(positions, positions)
+    count = length // tile
+    tables = np.asarray(mask.materialize(length, length)).reshape(count, tile, count, tile)
+    some, every = (np.asarray(reduced) for reduced in (tables.any((1, 3)), tables.all((1, 3))))
+    return {
+        "said": _counts(np.asarray(said.empty), np.asarray(said.full)),
+        "shown": _counts(~some, every),
+    }
+
+
+def _counts(empty: np.ndarray, full: np.ndarray) -> dict[str, int]:
+    counts = int(empty.sum()), int((full & ~empty).sum()), int((~empty & ~full).sum())
+    return dict(zip(STATUSES, counts, strict=True))
+
+
+# --- weights and gradients ---
+
+
+def _checks(config: Config) -> JSON:
+    """The largest offence of each mask, over samples; all but the rows' sums are exact."""
+    length, dim = config.drawn_length, 8
+    rng = jax.random.key(config.seed)
+    query, key, value, doutput = jax.random.normal(rng, (4, config.samples, length, dim))
+    found = {}
+    for name, mask in masks(length).items():
+        table = mask.materialize(length, length)
+        weights = attention_weights(query, key, mask=mask)
+        has_key = table.any(1)
+        dlogits, in_values = _derivatives(query, key, value, doutput, table)
+        found[name] = {
+            "weight_where_masked": _largest(jnp.where(table[None], 0, weights)),
+            "dlogits_where_masked": _largest(jnp.where(table[None], 0, dlogits)),
+            "value_derivative_where_masked": _largest(jnp.where(table, 0, in_values)),
+            "value_derivative_error": _largest(in_values - weights[0]),
+            "row_sum_error": _largest(weights.sum(-1) - has_key[None].astype(weights.dtype)),
+            "queries_without_keys": int((~has_key).sum()),
+        }
+    return found
+
+
+@jax.jit  # of a mask's table: one compilation serves all masks
+def _derivatives(
+    query: Array, key: Array, value: Array, doutput: Array, table: Array
+) -> tuple[Array, Array]:
+    """dlogits [B, T, S], and of the first sample the size of d output_i / d value_j, [T, S]."""
+    dlogits = attention_gradients(query, key, value, doutput, mask=table).dlogits
+    attend = functools.partial(attention, query[0], key[0], mask=table)
+    return dlogits, jnp.abs(jax.jacrev(attend)(value[0])).max((1, 3))  # of [T, Dv, S, Dv]
+
+
+def _largest(array: Array) -> float:
+    return float(jnp.abs(array).max())
+
+
+# --- masks misread ---
+
+
+def _misread(config: Config) -> JSON:
+    """A mask of True = masked given to whom True = may attend."""
+    tokens, dim = 6, 8
+    query, key = jax.random.normal(jax.random.key(config.seed + 1), (2, tokens, dim))
+    found = {}
+    for name, mask in (
+        ("causal", causal_mask()),
+        ("padding", padding_mask(jnp.array(tokens - 2))),
+    ):
+        table = mask.materialize(tokens, tokens)
+        misread = attention_weights(query, key, mask=~mask)
+        found[name] = {
+            "read": _table(attention_weights(query, key, mask=mask)),
+            "misread": _table(misread),
+            "misread_weight_on_masked_keys": [
+                round(float(share), 6) for share in jnp.where(table, 0, misread).sum(-1)
+            ],
+        }
+    return found
+
+
+def no_keys() -> JSON:
+    """Weights where the second query has no key, and the gradients that it sends."""
+    logits = jnp.array([[0.5, -0.25, 1.0], [0.25, 1.0, -0.5]])
+    mask = jnp.array([[True, True, False], [False, False, False]])
+    value, doutput = jnp.eye(3), jnp.array([[0.0, 0.0, 0.0], [1.0, 2.0, 4.0]])
+    found = {}
+    for name, weigh in WAYS.items():
+
+        def attend(logits: Array, value: Array, weigh: Way = weigh) -> tuple[Array, Array]:
+            weights = weigh(logits, mask)
+            return weights @ value, weights
+
+        _, pull_back, weights = jax.vjp(attend, logits, value, has_aux=True)
+        gradients = dict(zip(("logits", "values"), pull_back(doutput), strict=True))
+        found[name] = {
+            "table": _table(weights),
+            **{
+                what: {
+                    "nan": int(jnp.isnan(array).sum()),
+                    "largest": round(float(jnp.abs(jnp.nan_to_num(array, nan=0.0)).max()), 4),
+                }
+                for what, array in ({"weights": weights[1:]} | gradients).items()
+            },
+        }
+    return found
+
+
+Way = Callable[[Array, Array], Array]
+
+
+def _infinity(logits: Array, mask: Array) -> Array:
+    return jax.nn.softmax(jnp.where(mask, logits, -jnp.inf), axis=-1)
+
+
+def _infinity_added(logits: Array, mask: Array) -> Array:
+    return jax.nn.softmax(logits + jnp.where(mask, 0.0, -jnp.inf), axis=-1)
+
+
+WAYS: dict[str, Way] = {
+    "zeros (ours)": lambda logits, mask: masked_softmax(logits, mask),
+    "-inf": _infinity,
+    "-inf, nan_to_num": lambda logits, mask: jnp.nan_to_num(_infinity(logits, mask), nan=0.0),
+    "-inf added, nan_to_num": lambda logits, mask: jnp.nan_to_num(
+        _infinity_added(logits, mask), nan=0.0
+    ),
+    "-1e9": lambda logits, mask: jax.nn.softmax(jnp.where(mask, logits, -1e9), axis=-1),
+}
+# way -> (NaN, largest other number) of the weights, the logits' and the values' gradients.
+WITHOUT_KEYS = {
+    "zeros (ours)": ((0, 0), (0, 0), (0, 0)),
+    "-inf": ((3, 0), (0, 0), (9, 0)),
+    "-inf, nan_to_num": ((0, 0), (0, 0), (0, 0)),
+    "-inf added, nan_to_num": ((0, 0), (3, 0), (0, 0)),
+    "-1e9": ((0, 1 / 3), (0, 0), (0, 4 / 3)),
+}
+
+
+def _table(array: Array) -> list[list[float | None]]:
+    """Rounded; None for NaN, which JSON does not have."""
+    return [
+        [None if np.isnan(number) else round(float(number), 4) for number in row]
+        for row in np.asarray(array)
+    ]
+
+
+def expectations(numbers: JSON) -> list[Expectation]:
+    """Exact zeros, sums, and tiles told rightly."""
+    found = []
+    exact = "exact"
+    for name, check in numbers["checks"].items():
+        for what, claim in (
+            ("weight_where_masked", "largest weight of a masked pair"),
+            ("dlogits_where_masked", "largest gradient of a masked logit"),
+            ("value_derivative_where_masked", "largest derivative of an output in a masked value"),
+        ):
+            source = "not 0" if what == "dlogits_where_masked" else "exactly 0"
+            found.append(near(f"{name}: {claim}", source, check[what], 0, 0, exact))
+        for what, claim in (
+            ("row_sum_error", "error of the rows' sums (1, or 0 without a key)"),
+            ("value_derivative_error", "derivative of an output in a value less the weight"),
+        ):
+            found.append(Expectation(f"{name}: {claim}", "", check[what], 0, 2e-5, "float32 sums"))
+    for name, counts in numbers["tiles"].items():
+        for status in ("empty", "full"):
+            said, shown = (counts[side][status] for side in ("said", "shown"))
+            found.append(
+                Expectation(
+                    f"{name}: {status} tiles, said / shown {shown}", "", said, 0, shown,
+                    "a mask may say less than its table shows, never more",
+                )
+            )  # fmt: skip
+    for name, of_mask in numbers["misread"].items():
+        rows = [row for row in of_mask["misread_weight_on_masked_keys"] if row]
+        found.append(
+            near(f"{name} misread: weight on masked keys", "", min(rows), 1, 1e-5, "float32 sums")
+        )
+    for name, expected in WITHOUT_KEYS.items():
+        way = numbers["no_keys"][name]
+        for what, (nans, largest) in zip(("weights", "logits", "values"), expected, strict=True):
+            claim = f"no key, {name}: {what if what == 'weights' else f'gradient of {what}'}"
+            found.append(near(f"{claim}, NaN", "", way[what]["nan"], nans, 0, exact))
+            found.append(
+                near(f"{claim}, largest", "", way[what]["largest"], largest, 1e-4, "rounded")
+            )
+    return found
+
+
+if __name__ == "__main__":
+    run_command(
+        Config,
+        functools.partial(
+            conduct, "attention_masks", run=run, plot=plot, expectations=expectations
+        ),
+    )

@@ -1,0 +1,337 @@
+"""What does each score cost: parameters, operations, and memory, as stated and as measured?
+
+Source:   chapter 38 ("Attention Variants"), §38.6, "A complexity ledger for the four variants" and
+          the cell that counts parameters; the notebook's complexity analysis, O(n² d) time and
+          O(n²) memory.
+Command:  .venv/bin/python experiments/complexity_ledger.py
+Time:     2 minutes on 2 CPU cores, 6 beside other work; it compiles, and runs nothing.
+Expected: attention parameters at d = 64: additive 8256, general 4096, dot and scaled 0. Operations
+          per query T (2d² + d), d² + T d, T d and T d + T, a multiplication and its addition
+          counted as one. Memory grows as T² where [T, S] is materialised, and as T in tiles.
+
+Parameters are counted from the shapes that `init` makes, operations by XLA from the traced program
+(an addition and a multiplication are two), memory by XLA from the compiled one: the temporary
+memory of one example of one head, T = S, forward, and forward with all gradients. "naive" is the
+formula as one writes it down, "reference" and "tiled" are implementations of this library, tiled
+with one tile size at all lengths. Tiles cost a constant; so what is fitted, beside the memory, is
+its increment from each length to the next, which has the exponent of what grows.
+
+The chapter's T (2d² + d) for additive is its own way to compute it: it concatenates each query with
+each key and multiplies all of it by W. With W = [W_q W_k], W [q; k] = W_q q + W_k k, and each
+product is paid once a token: what is left to a pair is d additions, d tanh and a product with v.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from complexity_ledger_figures import plot
+from experiment import JSON, Expectation, conduct, near
+
+from attention_jax import SCORES, BlockSizes, attention, get_score
+from attention_jax.analysis import ledger
+from attention_jax.command_line import run_command
+from attention_jax.training.run_folder import check_folder
+
+Array = jax.Array
+Tree = dict[str, Array]
+
+FORMS = ("naive", "reference", "tiled")
+PUBLISHED_PARAMETERS = {"additive": 8256, "general": 4096, "dot": 0, "scaled": 0}  # at d = 64
+
+CAPTIONS = {
+    "complexity_ledger": (
+        "Temporary memory of attention with all gradients against sequence length, for additive "
+        "and scaled dot, and for eight scores at length 4096. The naive formula and the reference "
+        "grow as the square of the length, the tiled implementation, far below, as its first "
+        "power. At 4096 tiles take 1 to 7 MiB, the naive formula hundreds to tens of thousands."
+    ),
+    "complexity_ledger_flops": (
+        "Operations for one query against the number of keys. Additive attention as the chapter "
+        "computes it is about a hundred times dot product attention; with its two projections paid "
+        "once a token it is less than twice as much and a tanh per feature. General, dot and "
+        "scaled dot nearly coincide at many keys."
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings.
+
+    Attributes:
+        scores: whose costs; names, or "module:Name" for operations and parameters of your own.
+        dim: d, size of queries, keys, values and hidden features.
+        lengths: T = S, rising; at least three.
+        block: rows and columns of a tile.
+        results: where numbers and figures go.
+    """
+
+    scores: tuple[str, ...] = tuple(SCORES)
+    dim: int = 64
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
+    block: int = 128
+    results: Path = Path("experiments/results")
+
+    def __post_init__(self) -> None:
+        for name in self.scores:
+            if name not in SCORES:
+                raise ValueError(f"scores must be of {', '.join(SCORES)}; got {name!r}")
+        missing = [name for name in PUBLISHED_PARAMETERS if name not in self.scores]
+        if missing:
+            raise ValueError(f"scores must hold the chapter's four; {', '.join(missing)} missing")
+        if len(self.lengths) < 3 or list(self.lengths) != sorted(set(self.lengths)):
+            raise ValueError(f"lengths must be at least three, rising; got {self.lengths}")
+        for name, size in (("dim", self.dim), ("block", self.block), ("lengths", self.lengths[0])):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1; got {size}")
+        check_folder("results", self.results)
+
+
+QUICK = Config(scores=tuple(PUBLISHED_PARAMETERS), dim=16, lengths=(64, 128, 256), block=32)
+
+
+# --- the naive forms: the formula, materialised ---
+
+
+def _dot(params: Tree, query: Array, key: Array) -> Array:
+    return query @ key.T
+
+
+def _scaled(params: Tree, query: Array, key: Array) -> Array:
+    return query @ key.T / jnp.sqrt(float(key.shape[-1]))
+
+
+def _additive(params: Tree, query: Array, key: Array) -> Array:
+    sums = (query @ params["query_kernel"])[:, None] + (key @ params["key_kernel"])[None]
+    return jnp.tanh(sums) @ params["v"]
+
+
+def _concat(params: Tree, query: Array, key: Array) -> Array:
+    shape = (len(query), len(key))
+    sides = query[:, None], key[None]
+    pairs = jnp.concatenate([jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in sides], axis=-1)
+    return jnp.tanh(pairs @ params["kernel"]) @ params["v"]
+
+
+def _cosine(params: Tree, query: Array, key: Array) -> Array:
+    norms = (jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key))
+    return jnp.exp(params["log_scale"]) * (query @ key.T) / jnp.matmul(next(norms), next(norms).T)
+
+
+def _distance(params: Tree, query: Array, key: Array) -> Array:
+    differences = query[:, None] - key[None]
+    return -jnp.sum(differences**2, axis=-1) / jnp.sqrt(8.0 * key.shape[-1])
+
+
+NAIVE: dict[str, Callable[[Tree, Array, Array], Array]] = {
+    "additive": _additive,
+    "concat": _concat,
+    "cosine": _cosine,
+    "distance": _distance,
+    "dot": _dot,
+    "general": lambda params, query, key: (query @ params["kernel"]) @ key.T,
+    "scaled": _scaled,
+    "softcap": lambda params, query, key: 50 * jnp.tanh(_scaled(params, query, key) / 50),
+}
+
+
+def naive_attention(score: str) -> Callable[..., Array]:
+    """(query, key, value, params) -> output, of one example."""
+
+    def attend(query: Array, key: Array, value: Array, params: Tree) -> Array:
+        return jax.nn.softmax(NAIVE[score](params, query, key), axis=-1) @ value
+
+    return attend
+
+
+# --- the ledger ---
+
+
+def run(config: Config) -> JSON:
+    """Counts and compiles."""
+    scores: JSON = {}
+    for name in config.scores:
+        cost = ledger.score_cost(name, config.dim, config.dim)
+        scores[name] = {
+            "parameters": cost.parameters,
+            "parameters_at_64": ledger.parameter_count(name, 64, 64),
+            **{side: list(getattr(cost, side)) for side in ("query", "key", "pair")},
+            # T queries share the projected keys, T = S.
+            "flops_per_query": [cost.flops_per_query(n, n) for n in config.lengths],
+            "memory": {form: _memory(name, form, config) for form in FORMS},
+        }
+    return {
+        "scores": scores,
+        "stated_flops_per_query": {
+            name: [2 * stated(config.dim, n) for n in config.lengths]
+            for name, stated in STATED.items()
+        },
+        "concatenated_flops_per_query": [
+            _flops_of_concatenation(config.dim, n) for n in config.lengths
+        ],
+        "exponents": _exponents(config),
+    }
+
+
+# At some sizes XLA:CPU hands a naive attention whole to one kernel of YNNPACK, and does not count
+# what that allocates when it runs: 0 bytes for dot at T = S = 4096. Not so with this.
+_COUNT_ALL = {"xla_cpu_experimental_ynn_fusion_type": ""}
+
+# The chapter's ledger, (d, T) -> multiply-adds for one query.
+STATED: dict[str, Callable[[int, int], int]] = {
+    "additive": lambda d, n: n * (2 * d * d + d),
+    "dot": lambda d, n: n * d,
+    "general": lambda d, n: d * d + n * d,
+    "scaled": lambda d, n: n * d + n,
+}
+
+
+def _memory(score: str, form: str, config: Config) -> dict[str, Any]:
+    """Bytes at each length, forward and forward + backward, and how they grow."""
+    found: dict[str, Any] = {}
+    for direction in ("forward", "backward"):
+        bytes_held = [
+            _temporary(score, form, length, direction == "backward", config)
+            for length in config.lengths
+        ]
+        found[direction] = {
+            "bytes": bytes_held,
+            "exponent": round(ledger.growth_exponent(config.lengths, bytes_held), 4),
+            "exponent_of_increments": round(growth_of_increments(config.lengths, bytes_held), 4),
+        }
+    return found
+
+
+def growth_of_increments(lengths: Sequence[int], bytes_held: Sequence[int]) -> float:
+    """The exponent of what grows, whatever constant is added to it; 0 if nothing does."""
+    increments = np.diff(bytes_held)
+    if not increments.any():
+        return 0.0
+    if (increments > 0).all():
+        return ledger.growth_exponent(lengths[1:], increments.tolist())
+    return ledger.growth_exponent(lengths, bytes_held)
+
+
+def _temporary(score: str, form: str, length: int, backward: bool, config: Config) -> int:
+    if form != "naive":
+        return ledger.attention_memory(
+            score,
+            length,
+            config.dim,
+            implementation=form,
+            block_sizes=BlockSizes(config.block, config.block),
+            backward=backward,
+        ).temporary
+    token = jax.ShapeDtypeStruct((length, config.dim), jnp.float32)
+    program: Callable[..., Any] = naive_attention(score)
+    inputs = [token, token, token, get_score(score).param_shapes({}, config.dim, config.dim)]
+    if backward:
+        program = functools.partial(ledger.forward_and_backward, program)
+        inputs = [token, *inputs]
+    options = _COUNT_ALL if jax.default_backend() == "cpu" else None
+    return ledger.program_memory(program, *inputs, compiler_options=options).temporary
+
+
+def _flops_of_concatenation(dim: int, length: int) -> float:
+    """Of one query's logits as the chapter computes them, W [q; k] anew for each key."""
+    query, key = (jax.ShapeDtypeStruct((n, dim), jnp.float32) for n in (1, length))
+    params = SCORES["concat"].param_shapes({}, dim, dim)
+    return ledger.operation_count(_concat, params, query, key).flops
+
+
+def _exponents(config: Config) -> JSON:
+    """How the operations of scaled dot attention, softmax and values included, grow in n and d."""
+
+    def flops(length: int, dim: int) -> float:
+        token = jax.ShapeDtypeStruct((length, dim), jnp.float32)
+        attend = functools.partial(attention, score="scaled", implementation="reference")
+        return ledger.operation_count(attend, token, token, token).flops
+
+    dims = [config.dim * 2**n for n in range(5)]
+    longest = config.lengths[-1]
+    by_length = [flops(n, config.dim) for n in config.lengths]
+    by_dim = [flops(longest, dim) for dim in dims]
+    return {
+        "flops_by_length": by_length,
+        "length": round(ledger.growth_exponent(config.lengths, by_length), 4),
+        "dims": dims,
+        "flops_by_dim": by_dim,
+        "dim": round(ledger.growth_exponent(dims, by_dim), 4),
+    }
+
+
+def expectations(numbers: JSON) -> list[Expectation]:
+    """The chapter's ledger and the notebook's orders."""
+    scores, found = numbers["scores"], []
+    exact = "a count: exact"
+    for name, published in PUBLISHED_PARAMETERS.items():
+        found.append(
+            near(
+                f"parameters of {name} at d = 64", str(published),
+                scores[name]["parameters_at_64"], published, 0, exact,
+            )
+        )  # fmt: skip
+    stated, longest = numbers["stated_flops_per_query"], numbers["config"]["lengths"][-1]
+    dim = numbers["config"]["dim"]
+    found.append(
+        near(
+            f"operations of additive as the chapter computes it / stated, T = {longest}",
+            "T (2d² + d)", numbers["concatenated_flops_per_query"][-1] / stated["additive"][-1],
+            1, 0, exact,
+        )
+    )  # fmt: skip
+    for name, source, surplus in (
+        ("dot", "T d", 0), ("general", "d² + T d", 0),
+        # We scale the query, d products; the chapter the T logits, a multiply-add each.
+        ("scaled", "T d + T", dim - 2 * longest),
+    ):  # fmt: skip
+        found.append(
+            near(
+                f"operations of {name} for one query, T = {longest}", source,
+                scores[name]["flops_per_query"][-1], stated[name][-1] + surplus, 0, exact,
+            )
+        )  # fmt: skip
+    # Per query 2d² each for its own and for one key's projection, 3d a pair.
+    found.append(
+        near(
+            f"operations of additive, projections shared, for one query, T = {longest}", "",
+            scores["additive"]["flops_per_query"][-1], 4 * dim**2 + 3 * dim * longest, 0, exact,
+        )
+    )  # fmt: skip
+    of_softmax = "the softmax and scaling add terms of order T² and T d to T² d"
+    for name, expected, within in (("length", 2, 0.02), ("dim", 1, 0.1)):
+        found.append(
+            near(
+                f"exponent of scaled dot attention's operations in the {name}", "O(n² d)",
+                numbers["exponents"][name], expected, within, of_softmax,
+            )
+        )  # fmt: skip
+    for name, of_score in scores.items():
+        for form, low, high in zip(FORMS, (1.9, 1.9, 0), (2.1, 2.1, 1.1), strict=True):
+            for direction in ("forward", "backward"):
+                found.append(
+                    Expectation(
+                        f"exponent of memory, {name}, {form}, {direction}",
+                        "O(n²)" if low else "",
+                        of_score["memory"][form][direction]["exponent_of_increments"],
+                        low, high, "a program also holds arrays of T d, and pads",
+                    )
+                )  # fmt: skip
+    return found
+
+
+if __name__ == "__main__":
+    run_command(
+        Config,
+        functools.partial(
+            conduct, "complexity_ledger", run=run, plot=plot, expectations=expectations
+        ),
+    )

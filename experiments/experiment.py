@@ -1,0 +1,101 @@
+"""What experiments share: numbers are held to what was expected of them, and written with figures.
+
+An experiment is a module with
+
+    Config                      a frozen dataclass: all settings and their defaults, `results` last
+    QUICK                       settings with which it takes a minute or two, for a look
+    CAPTIONS                    {figure's file stem: what is to be seen in it, in words}
+    run(config) -> numbers      JSON; computes, and writes nothing
+    plot(numbers) -> figures    {file stem: figure}, from the numbers alone
+    expectations(numbers)       what the source says and what came out, as `Expectation`s
+
+and `conduct` runs it from a command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from attention_jax import plotting
+from attention_jax.training.run_folder import environment, write_json
+
+JSON = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Expectation:
+    """One number that was expected, and came out or did not.
+
+    Attributes:
+        claim: what is said, in a sentence.
+        source: what the source has, as it prints it; "" where it has nothing.
+        measured: our number.
+        low: smallest number that bears the claim out.
+        high: largest.
+        tolerance: where these bounds come from.
+    """
+
+    claim: str
+    source: str
+    measured: float
+    low: float
+    high: float
+    tolerance: str
+
+    @property
+    def met(self) -> bool:
+        return self.low <= self.measured <= self.high  # never if it is NaN
+
+    def __str__(self) -> str:
+        mark = "ok  " if self.met else "MISS"
+        return f"{mark} {self.claim}: {self.measured:.6g} ({_bounds(self.low, self.high)})"
+
+
+def near(
+    claim: str, source: str, measured: float, expected: float, within: float, tolerance: str
+) -> Expectation:
+    """A number that should be `expected`, give or take `within`."""
+    low, high = expected - within, expected + within
+    return Expectation(claim, source, float(measured), low, high, tolerance)
+
+
+def conduct(
+    name: str,
+    config: Any,
+    run: Callable[[Any], JSON],
+    plot: Callable[[JSON], Mapping[str, Figure]],
+    expectations: Callable[[JSON], Sequence[Expectation]],
+) -> int:
+    """Runs, writes NAME.json and the figures to `config.results`, and says what was found.
+
+    Returns:
+        0, or 1 if an expectation is not met.
+    """
+    config.results.mkdir(parents=True, exist_ok=True)
+    numbers = {
+        "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
+        "environment": environment(),
+        **run(config),
+    }
+    write_json(config.results / f"{name}.json", numbers)
+    print(config.results / f"{name}.json")
+    for stem, figure in plot(numbers).items():
+        print(plotting.save(figure, config.results / f"{stem}.png"))
+    found = expectations(numbers)
+    for expectation in found:
+        print(expectation)
+    return 0 if all(expectation.met for expectation in found) else 1
+
+
+def _bounds(low: float, high: float) -> str:
+    if math.isinf(high):
+        return f"at least {low:.6g}"
+    if math.isinf(low):
+        return f"at most {high:.6g}"
+    return f"from {low:.6g} to {high:.6g}"

@@ -1,0 +1,359 @@
+"""Which queries and keys make attention uniform, which one-hot, and what gradient is left?
+
+Source:   topic 7: identical keys and orthogonal queries flatten attention, orthogonal keys with a
+          peaked similarity make it nearly one-hot; watch the gradient when the softmax saturates.
+Command:  .venv/bin/python experiments/geometry.py
+Time:     25 seconds on 2 CPU cores.
+Expected: identical keys: 1 / S for every score, exactly, and no gradient to the query. A query
+          orthogonal to all keys: 1 / S for dot, scaled and general; not for additive. Orthogonal
+          keys of growing length, the query along one: from uniform to one-hot as the formula below
+          says, for all but additive. A saturated softmax sends back finite gradients.
+
+Tokens have D features and, at key scale 1, length sqrt(D), as those of unit variance do. With S
+orthogonal keys, c times as long, and the query along the first, the first logit is larger than the
+others by g = c D (dot) or c sqrt(D) (scaled; general with a rotation W / sqrt(D)), and
+
+    weight of the first = 1 / (1 + (S - 1) e^-g).
+
+The norm of the softmax's Jacobian, which is what it passes back of a gradient, then falls as e^-g.
+Additive attention cannot be saturated so: |e| <= sum_a |v_a| whatever the keys are, and with ever
+longer keys its weights stop at those of v . sign(Wk k). Its softmax goes on to pass gradients, but
+nothing comes through the tanh, which is saturated instead. General and additive have fresh
+parameters in the figure; the bands are over draws of these and of the keys.
+
+Saturated attention still learns where two keys tie: between two long keys, at 45 degrees, the
+Jacobian has its largest norm, 1 / 2.
+
+A saturated gradient is 0 in the reference implementation. In tiles it is a rounding error of what
+an unsaturated softmax would send, since the two terms of dO . V - dO . O are summed apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from experiment import JSON, Expectation, conduct, near
+from geometry_figures import plot
+
+from attention_jax import IMPLEMENTATIONS, SCORES, attention, attention_weights
+from attention_jax.analysis import softmax_jacobian_norm
+from attention_jax.command_line import run_command
+from attention_jax.training.run_folder import check_folder
+
+Array = jax.Array
+
+NAMES = ("dot", "scaled", "general", "additive")
+DOT_LIKE = ("dot", "scaled", "general")
+SATURATING_SCALE = 1e4
+
+CAPTIONS = {
+    "geometry_scale": (
+        "Largest weight and norm of the softmax's Jacobian against the length of orthogonal keys:"
+        " dot, then scaled, then general go from uniform to one-hot and lose their gradient;"
+        " additive attention levels off far from one-hot, and its softmax keeps passing gradients."
+    ),
+    "geometry_angle": (
+        "Weights of two orthogonal keys while the query turns from one to the other, for four key"
+        " scales: a slow change for short keys, a switch at 45 degrees for long ones, where alone"
+        " gradient is left."
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings.
+
+    Attributes:
+        dim: D.
+        source_length: S, at most D - 1: that many orthogonal keys, and a direction left over.
+        scales: key scales c of the sweep, how many, from 0.01 to 1000.
+        angle_scales: key scales at which the query turns.
+        angles: how many angles from 0 to 90 degrees, an odd number so that 45 is one.
+        draws: keys, queries and parameters drawn.
+        results: where numbers and figures go.
+    """
+
+    dim: int = 32
+    source_length: int = 16
+    scales: int = 61
+    angle_scales: tuple[float, ...] = (0.1, 0.5, 2.0, 10.0)
+    angles: int = 91
+    draws: int = 200
+    results: Path = Path("experiments/results")
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.source_length < self.dim:
+            raise ValueError(
+                f"source_length must be from 2 to dim - 1 = {self.dim - 1}; got"
+                f" {self.source_length}"
+            )
+        for name in ("scales", "draws"):
+            if getattr(self, name) < 2:
+                raise ValueError(f"{name} must be at least 2; got {getattr(self, name)}")
+        if self.draws < self.source_length:
+            raise ValueError(
+                f"draws must be at least source_length, {self.source_length}; got {self.draws}"
+            )
+        if self.angles < 3 or self.angles % 2 == 0:
+            raise ValueError(f"angles must be odd and at least 3; got {self.angles}")
+        if not self.angle_scales or min(self.angle_scales) < 0:
+            raise ValueError(
+                f"angle_scales must be one or more of at least 0; got {self.angle_scales}"
+            )
+        check_folder("results", self.results)
+
+
+QUICK = Config(dim=13, source_length=7, scales=11, angles=5, draws=10)
+
+
+class Draws(NamedTuple):
+    """What is random, n of each."""
+
+    tokens: Array  # [n, 2, D] a query and a key
+    bases: Array  # [n, D, D] orthogonal rows of length sqrt(D)
+    cotangents: Array  # [n, 1, S] gradients of weights
+    params: dict[str, Any]  # of each score, leaves [n, ...]
+
+
+def run(config: Config) -> JSON:
+    """The extremes, the two sweeps, and gradients at saturation."""
+    draws = draw(config)
+    scales = jnp.concatenate([jnp.zeros(1), jnp.logspace(-2, 3, config.scales)])
+    return {
+        "identical_keys": {name: identical_keys(draws, name) for name in SCORES},
+        "orthogonal_query": {name: _orthogonal_query(config, draws, name) for name in NAMES},
+        "scales": {name: _scale_sweep(config, draws, name, scales) for name in NAMES},
+        "additive_limit": _additive_limit(config, draws),
+        "angles": _angle_sweep(config, draws.bases[0]),
+        "saturated": {
+            name: {
+                implementation: _saturated(config, draws, name, implementation)
+                for implementation in IMPLEMENTATIONS
+            }
+            for name in NAMES
+        },
+    }
+
+
+def draw(config: Config) -> Draws:
+    """Everything random."""
+    token_rng, basis_rng, cotangent_rng, param_rng = jax.random.split(jax.random.key(0), 4)
+    count, dim = config.draws, config.dim
+    orthonormal, _ = jnp.linalg.qr(jax.random.normal(basis_rng, (count, dim, dim)))
+    param_rngs = jax.random.split(param_rng, count)
+    return Draws(
+        tokens=jax.random.normal(token_rng, (count, 2, dim)),
+        bases=orthonormal.mT * math.sqrt(dim),
+        cotangents=jax.random.normal(cotangent_rng, (count, 1, config.source_length)),
+        params={
+            name: jax.vmap(lambda rng, score=score: score.init(rng, dim, dim))(param_rngs)
+            for name, score in SCORES.items()
+        },
+    )
+
+
+def identical_keys(draws: Draws, name: str) -> JSON:
+    """How far weights are from 1 / S, and the gradient of a random function of them."""
+    source_length = draws.cotangents.shape[-1]
+    query, key = draws.tokens[:, :1], jnp.repeat(draws.tokens[:, 1:], source_length, axis=1)
+    weights, pull_back = jax.vjp(
+        lambda query: attention_weights(query, key, score=name, params=draws.params[name]), query
+    )
+    (dquery,) = pull_back(draws.cotangents)
+    return {
+        "from_uniform": float(jnp.abs(weights - 1 / source_length).max()),
+        "largest_dquery": float(jnp.abs(dquery).max()),
+    }
+
+
+def _orthogonal_query(config: Config, draws: Draws, name: str) -> float:
+    """How far weights are from 1 / S on average, the query (projected by W) orthogonal to keys."""
+    length, params = config.source_length, draws.params[name]
+    query, key = draws.bases[:, length : length + 1], draws.bases[:, :length]
+    if name == "general":
+        query = jnp.linalg.solve(params["kernel"].mT, query.mT).mT  # so that query @ W is this
+    weights = attention_weights(query, key, score=name, params=params)
+    return float(jnp.abs(weights - 1 / length).max(axis=-1).mean())
+
+
+def _scale_sweep(config: Config, draws: Draws, name: str, scales: Array) -> JSON:
+    """Largest weight and Jacobian norm over the scale of orthogonal keys."""
+    key = scales[:, None, None, None] * draws.bases[None, :, : config.source_length]
+    query = jnp.broadcast_to(draws.bases[:, :1], (len(scales), config.draws, 1, config.dim))
+    weights = attention_weights(query, key, score=name, params=draws.params[name])[:, :, 0]
+    summary: JSON = {"scales": np.asarray(scales, np.float64).tolist()}
+    of_each = {
+        "largest_weight": weights.max(axis=-1),
+        "jacobian_norm": softmax_jacobian_norm(weights),
+    }
+    for what, array in of_each.items():
+        values = np.asarray(array, np.float64)
+        low, median, high = np.quantile(values, (0.025, 0.5, 0.975), axis=1)
+        mean = values.mean(axis=1)
+        curves = {"mean": mean, "low": low, "median": median, "high": high}
+        summary[what] = {curve: _digits(numbers) for curve, numbers in curves.items()}
+    return summary
+
+
+def _additive_limit(config: Config, draws: Draws) -> float:
+    """The mean largest weight of additive attention for infinitely long keys."""
+    params = draws.params["additive"]
+    signs = jnp.sign(draws.bases[:, : config.source_length] @ params["key_kernel"])
+    return float(jax.nn.softmax((signs @ params["v"][..., None])[..., 0]).max(axis=-1).mean())
+
+
+def _angle_sweep(config: Config, basis: Array) -> JSON:
+    """Scaled dot product of a query that turns from the first key to the second."""
+    key = basis[: config.source_length]
+    angles = jnp.linspace(0, jnp.pi / 2, config.angles)
+    query = jnp.cos(angles)[:, None] * key[:1] + jnp.sin(angles)[:, None] * key[1:2]
+    at_scales = {}
+    for scale in config.angle_scales:
+        weights = attention_weights(query, scale * key)
+        at_scales[str(scale)] = {
+            "first": _digits(weights[:, 0]),
+            "second": _digits(weights[:, 1]),
+            "jacobian_norm": _digits(softmax_jacobian_norm(weights)),
+        }
+    return {"degrees": np.linspace(0, 90, config.angles).tolist(), "scales": at_scales}
+
+
+def _saturated(config: Config, draws: Draws, name: str, implementation: str) -> JSON:
+    """Gradients of attention to keys 10,000 times as long as usual, each query along one."""
+    basis = draws.bases[0, : config.source_length]
+    params = jax.tree.map(lambda leaf: leaf[0], draws.params[name])
+    if name == "general":
+        params = {"kernel": jnp.eye(config.dim) / math.sqrt(config.dim)}
+    arrays = {
+        "query": basis,
+        "key": SATURATING_SCALE * basis,
+        "value": draws.tokens[: config.source_length, 0, :3],
+        "params": params,
+    }
+
+    def loss(arrays: dict[str, Any]) -> tuple[Array, Array]:
+        output = attention(**arrays, score=name, implementation=implementation)
+        return jnp.sum(output**2), output
+
+    gradients, output = jax.grad(loss, has_aux=True)(arrays)
+    unsaturated = jnp.abs(2 * output @ arrays["value"].T).max() * jnp.abs(arrays["key"]).max()
+    leaves = [output, *jax.tree.leaves(gradients)]
+    return {
+        "not_finite": int(sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in leaves)),
+        "output_from_one_hot": float(jnp.abs(output - arrays["value"]).max()),
+        "largest_dquery": float(jnp.abs(gradients["query"]).max()),
+        "share_of_unsaturated": float(jnp.abs(gradients["query"]).max() / unsaturated),
+    }
+
+
+def gap(name: str, scale: Any, dim: int) -> Any:
+    """How much larger the first logit is than the others: g of the docstring."""
+    return scale * (dim if name == "dot" else math.sqrt(dim))
+
+
+def weights_by_formula(gaps: Any, source_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first weight and the Jacobian's norm where all other logits are smaller by `gaps`.
+
+    With a the first weight and b each of the others, |J|^2 is a^2 (1 - a)^2 on the diagonal for the
+    first, b^2 (1 - b)^2 for the others, and a^2 b^2 or b^4 for each pair. 1 - a = (S - 1) b, or it
+    would cancel.
+    """
+    others = source_length - 1
+    ratio = np.exp(-np.asarray(gaps, np.float64))
+    first = 1 / (1 + others * ratio)
+    b = ratio * first
+    square = (first * others * b) ** 2 + others * (b * (1 - b)) ** 2
+    square += 2 * others * (first * b) ** 2 + others * (others - 1) * b**4
+    return first, np.sqrt(square)
+
+
+def _digits(array: Any) -> Any:
+    return [float(f"{number:.6g}") for number in np.asarray(array, np.float64)]
+
+
+def expectations(numbers: JSON) -> list[Expectation]:
+    """Limits and formulas, to rounding."""
+    config = numbers["config"]
+    dim, length = config["dim"], config["source_length"]
+    rounding = "float32 rounding"
+    found = []
+    for name, measured in numbers["identical_keys"].items():
+        claim = f"identical keys, {name}: largest difference from 1 / S"
+        found.append(near(claim, "0", measured["from_uniform"], 0, 1e-7, rounding))
+        claim = f"identical keys, {name}: largest gradient of the query"
+        found.append(near(claim, "", measured["largest_dquery"], 0, 1e-5, rounding))
+    for name, measured in numbers["orthogonal_query"].items():
+        claim = f"orthogonal query, {name}: largest difference from 1 / S, mean over draws"
+        if name == "additive":
+            tolerance = "its logits differ: deviation about 0.7 within a row"
+            found.append(Expectation(claim, "0", measured, 0.5 / length, math.inf, tolerance))
+        else:
+            found.append(near(claim, "0", measured, 0, 1e-4, rounding))
+    for name, sweep in numbers["scales"].items():
+        found.extend(_sweep_expectations(name, sweep, dim, length, numbers["additive_limit"]))
+    middle = len(numbers["angles"]["degrees"]) // 2
+    longest = max(numbers["angles"]["scales"], key=float)
+    norm = numbers["angles"]["scales"][longest]["jacobian_norm"][middle]
+    claim = f"Jacobian's norm at 45 degrees and key scale {longest}"
+    found.append(near(claim, "", norm, 0.5, 1e-4, "the other keys' weights"))
+    for name, by_implementation in numbers["saturated"].items():
+        for implementation, measured in by_implementation.items():
+            what = f"saturated backward, {name}, {implementation}"
+            claim = f"{what}: numbers that are not finite"
+            found.append(near(claim, "0", measured["not_finite"], 0, 0, "exact"))
+            if name == "additive":
+                claim = f"{what}: largest gradient of the query, behind a saturated tanh"
+                tolerance = "1 - tanh^2 is 0 but for the rare small Wk k"
+                found.append(near(claim, "", measured["largest_dquery"], 0, 1e-3, tolerance))
+            if name in DOT_LIKE:
+                claim = f"{what}: output less the one key's value"
+                found.append(near(claim, "0", measured["output_from_one_hot"], 0, 0, "exact"))
+                claim = f"{what}: gradient of the query / that of an unsaturated softmax"
+                share = measured["share_of_unsaturated"]
+                within = 0 if implementation == "reference" else 1e-6
+                found.append(near(claim, "0", share, 0, within, "exact; in tiles, rounding"))
+    return found
+
+
+def _sweep_expectations(
+    name: str, sweep: JSON, dim: int, length: int, additive_limit: float
+) -> list[Expectation]:
+    largest = np.array(sweep["largest_weight"]["mean"])
+    norm = np.array(sweep["jacobian_norm"]["mean"])
+    claim = f"{name}: largest weight less 1 / S at key scale 0"
+    found = [near(claim, "0", largest[0] - 1 / length, 0, 1e-6, "6 digits kept")]
+    if name in ("dot", "scaled"):
+        first, norm_by_formula = weights_by_formula(
+            gap(name, np.array(sweep["scales"]), dim), length
+        )
+        error = np.abs(largest - first).max()
+        claim = f"{name}: largest difference of a weight from its formula"
+        found.append(near(claim, "", error, 0, 1e-5, "float32 rounding of logits up to 10"))
+        seen = norm_by_formula > 1e-30  # float32 ends at 1e-38
+        error = np.abs(norm[seen] / norm_by_formula[seen] - 1).max()
+        claim = f"{name}: largest relative difference of the Jacobian's norm from its formula"
+        found.append(near(claim, "", error, 0, 1e-4, "float32 rounding of logits up to 70"))
+    if name == "additive":
+        claim = "additive: largest weight at the largest scale less that of infinite keys, mean"
+        found.append(near(claim, "", largest[-1] - additive_limit, 0, 0.01, "tanh near 0"))
+    else:
+        least = 0.99 if name == "general" else 1.0
+        claim = f"{name}: largest weight at the largest scale, mean"
+        tolerance = "near ties of random logits" if name == "general" else "exact"
+        found.append(Expectation(claim, "1", largest[-1], least, 1 + 1e-6, tolerance))
+    return found
+
+
+if __name__ == "__main__":
+    conduct_this = functools.partial(
+        conduct, "geometry", run=run, plot=plot, expectations=expectations
+    )
+    run_command(Config, conduct_this)

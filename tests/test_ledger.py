@@ -1,0 +1,150 @@
+"""What attention costs, against counts by hand and known programs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax import SCORES, Additive, BlockSizes, Score
+from attention_jax.analysis.ledger import (
+    Operations,
+    ScoreCost,
+    attention_memory,
+    growth_exponent,
+    operation_count,
+    parameter_count,
+    program_memory,
+    score_cost,
+)
+
+DQ, DK, A = 3, 11, 5
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        (Additive(hidden_dim=A), DQ * A + DK * A + A),
+        ("additive", DQ * DK + DK * DK + DK),
+        ("concat", (DQ + DK) * DK + DK),
+        ("general", DQ * DK),
+    ],
+)
+def test_parameters_of_unequal_sides(score, expected):
+    assert parameter_count(score, DQ, DK) == expected
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_parameters_are_those_that_init_makes(name):
+    params = SCORES[name].init(jax.random.key(0), 7, 7)
+    assert parameter_count(name, 7, 7) == sum(np.size(leaf) for leaf in jax.tree.leaves(params))
+
+
+# By hand: a product of [1, m] and [m, n] is 2 m n; (query, key, pair), flops and transcendentals.
+COSTS = {
+    "dot": (7, 7, (0, 0), (0, 0), (14, 0)),
+    "scaled": (7, 7, (7, 0), (0, 0), (14, 0)),
+    "general": (DQ, DK, (2 * DQ * DK, 0), (0, 0), (2 * DK, 0)),
+    # A additions and A tanh, and a product with v.
+    "additive": (DQ, DK, (2 * DQ * DK, 0), (2 * DK * DK, 0), (3 * DK, DK)),
+    # Divided and multiplied by the cap, and a tanh.
+    "softcap": (7, 7, (7, 0), (0, 0), (14 + 2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_operations_counted_by_hand(name):
+    query_dim, key_dim, *expected = COSTS[name]
+    cost = score_cost(name, query_dim, key_dim)
+    assert [tuple(side) for side in (cost.query, cost.key, cost.pair)] == expected
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengthy(Score):
+    """Has a cost that no token pays: it is left out of the cost of a pair."""
+
+    def init(self, rng, query_dim, key_dim):
+        return {"table": jnp.ones((13, 13))}
+
+    def pair(self, params, q_features, k_features):
+        return (q_features @ k_features.T) * jnp.sum(params["table"] @ params["table"])
+
+
+def test_a_users_own_score():
+    cost = score_cost(Lengthy(), 7, 7)
+    assert cost.parameters == 169
+    assert cost.pair == Operations(14 + 1, 0)
+
+
+def test_flops_per_query_share_the_keys():
+    cost = ScoreCost(0, Operations(2, 0), Operations(30, 0), Operations(5, 1))
+    assert cost.flops_per_query(7) == 2 + 7 * (30 + 5)
+    assert cost.flops_per_query(7, target_length=3) == 2 + 7 * (10 + 5)
+
+
+def test_operations_of_a_product():
+    left, right = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 3), (3, 5)))
+    assert operation_count(jnp.matmul, left, right) == Operations(2 * 2 * 3 * 5, 0)
+
+
+def test_memory_of_a_program():
+    """Two products with a [512, 512] matrix between them, which has to be somewhere."""
+    tall = jax.ShapeDtypeStruct((512, 3), jnp.float32)
+
+    def through_the_square(x):
+        return jnp.sin(x @ x.T) @ x
+
+    options = (
+        {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else None
+    )
+    memory = program_memory(through_the_square, tall, compiler_options=options)
+    assert memory.arguments == memory.results == 4 * 512 * 3
+    assert 4 * 512**2 <= memory.temporary < 4 * 4 * 512**2
+
+
+def test_memory_of_attention_in_tiles_and_materialised():
+    table = 4 * 512**2
+
+    def held(implementation, backward):
+        return attention_memory(
+            "general", 512, 7, implementation=implementation, backward=backward,
+            block_sizes=BlockSizes(64, 64),
+        )  # fmt: skip
+
+    forward, both = held("reference", False), held("reference", True)
+    assert forward.temporary >= table
+    assert both.temporary >= 2 * table  # weights, and their gradient
+    tiled = held("tiled", True)
+    assert tiled.temporary < table / 2
+    # Query, key, value, kernel [7, 7] and the cotangent; the output and four gradients.
+    token, kernel = 4 * 512 * 7, 4 * 7 * 7
+    assert both.arguments == tiled.arguments == 4 * token + kernel
+    assert forward.arguments == 3 * token + kernel
+    assert 4 * token + kernel <= tiled.results < 4 * token + kernel + 256  # and a tuple of pointers
+
+
+def test_growth_exponent_of_a_noisy_power():
+    lengths = np.array([2.0, 3, 5, 7, 11])
+    noise = np.random.default_rng(0).normal(size=5) * 0.01
+    sizes = 13 * lengths**1.5 * np.exp(noise)
+    expected = np.polyfit(np.log(lengths), np.log(sizes), 1)[0]
+    assert growth_exponent(lengths.tolist(), sizes.tolist()) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: parameter_count("dot", 3, 11), "key_dim must be 3 to match score Dot.*; got 11"),
+        (lambda: parameter_count("dot", 0, 3), "query_dim must be an integer of at least 1; got 0"),
+        (lambda: score_cost("general", 3, 2.5), "key_dim must be an integer of at least 1"),
+        (lambda: attention_memory("dot", -1, 3), "length must be an integer of at least 1; got -1"),
+        (lambda: score_cost("dott", 3, 3), "did you mean 'dot'"),
+        (lambda: growth_exponent([1, 2], [1]), "as many"),
+        (lambda: growth_exponent([2, 2], [1, 3]), "two different lengths"),
+        (lambda: growth_exponent([1, 2], [0, 3]), "above 0"),
+    ],
+)
+def test_mistakes(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
