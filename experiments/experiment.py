@@ -18,6 +18,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -52,9 +53,17 @@ class Expectation:
     def met(self) -> bool:
         return self.low <= self.measured <= self.high  # never if it is NaN
 
+    @property
+    def bounds(self) -> str:
+        if math.isinf(self.high):
+            return f"at least {self.low:.6g}"
+        if math.isinf(self.low):
+            return f"at most {self.high:.6g}"
+        return f"{self.low:.6g} to {self.high:.6g}"
+
     def __str__(self) -> str:
         mark = "ok  " if self.met else "MISS"
-        return f"{mark} {self.claim}: {self.measured:.6g} ({_bounds(self.low, self.high)})"
+        return f"{mark} {self.claim}: {self.measured:.6g} ({self.bounds})"
 
 
 def near(
@@ -65,17 +74,24 @@ def near(
     return Expectation(claim, source, float(measured), low, high, tolerance)
 
 
+def numbers_path(results: Path, name: str) -> Path:
+    """Where an experiment's numbers are."""
+    return results / f"{name}.json"
+
+
 def conduct(
     name: str,
     config: Any,
     run: Callable[[Any], JSON],
     plot: Callable[[JSON], Mapping[str, Figure]],
     expectations: Callable[[JSON], Sequence[Expectation]],
+    *,
+    report: Callable[[JSON], str] | None = None,
 ) -> int:
     """Runs, writes NAME.json and the figures to `config.results`, and says what was found.
 
     Returns:
-        0, or 1 if an expectation is not met.
+        0, or 1 if an expectation is not met that the settings are made for: the default ones.
     """
     config.results.mkdir(parents=True, exist_ok=True)
     numbers = {
@@ -83,19 +99,24 @@ def conduct(
         "environment": environment(),
         **run(config),
     }
-    write_json(config.results / f"{name}.json", numbers)
-    print(config.results / f"{name}.json")
+    path = numbers_path(config.results, name)
+    write_json(path, numbers)
+    print(path)
     for stem, figure in plot(numbers).items():
         print(plotting.save(figure, config.results / f"{stem}.png"))
+    if report is not None:
+        print(report(numbers))
     found = expectations(numbers)
     for expectation in found:
         print(expectation)
-    return 0 if all(expectation.met for expectation in found) else 1
+    if all(expectation.met for expectation in found):
+        return 0
+    if _numbers_of(config) == _numbers_of(type(config)()):
+        return 1
+    print("settings are not the default ones, which the expectations are made for")
+    return 0
 
 
-def _bounds(low: float, high: float) -> str:
-    if math.isinf(high):
-        return f"at least {low:.6g}"
-    if math.isinf(low):
-        return f"at most {high:.6g}"
-    return f"from {low:.6g} to {high:.6g}"
+def _numbers_of(config: Any) -> JSON:
+    """The settings but for folders."""
+    return {k: v for k, v in dataclasses.asdict(config).items() if not isinstance(v, Path)}

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from experiment import Expectation, conduct
+from matplotlib.figure import Figure
 
 from attention_jax import plotting
 from attention_jax.analysis import attention_rollout, cross_rollout
@@ -33,7 +34,7 @@ from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, bind
 from attention_jax.tasks.reversal_arms import JSON, trained_arm
 from attention_jax.tasks.reversal_evaluation import batch_of_words
 from attention_jax.training.loop import LoopConfig
-from attention_jax.training.run_folder import check_folder, environment, write_json
+from attention_jax.training.run_folder import check_folder
 
 Array = jax.Array
 
@@ -81,8 +82,11 @@ class Config:
         )
 
 
+QUICK = Config(seeds=1, steps=100, encoder_layers=2, strings=32)
+
+
 def run(config: Config) -> JSON:
-    """Trains and looks; the numbers are also written to `results`."""
+    """Trains and looks."""
     trained, _ = trained_arm(config.training(), config.workdir)
     look = functools.partial(_look, config.training().model)
     length = len(config.word)
@@ -96,14 +100,10 @@ def run(config: Config) -> JSON:
     seen = jax.jit(jax.vmap(look, in_axes=(0, None)))(trained.params, batch)
     first_seed = jax.tree.map(lambda leaf: leaf[0], trained.params)
     drawn = jax.jit(look)(first_seed, batch_of_words([config.word]))
-    numbers: JSON = {
-        "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
-        "environment": environment(),
+    return {
         **_numbers(seen, length),
         "word": {name: np.asarray(array).round(4).tolist() for name, array in drawn.items()},
     }
-    write_json(config.results / "rollout.json", numbers)
-    return numbers
 
 
 def _look(model_config: Seq2SeqConfig, params: Any, batch: Batch) -> dict[str, Array]:
@@ -145,8 +145,16 @@ def _numbers(seen: dict[str, Array], length: int) -> JSON:
     }
 
 
-def plot(numbers: JSON, results: Path) -> list[Path]:
-    """The figures, from the numbers alone; returns their paths."""
+CAPTIONS = {
+    "rollout_heads": "Weights of every encoder head while it reads a word: some align, others"
+    " spread over all letters.",
+    "rollout": "Attention rollout after each encoder layer, the cross attention, and its rollout"
+    " through the encoder.",
+}
+
+
+def plot(numbers: JSON) -> dict[str, Figure]:
+    """The figures, from the numbers alone."""
     letters = list(numbers["config"]["word"])
     encoder = np.array(numbers["word"]["encoder"])[0]
     heads = {
@@ -161,13 +169,24 @@ def plot(numbers: JSON, results: Path) -> list[Path]:
     }
     for name, title in (("cross", "cross attention"), ("cross_rollout", "its rollout")):
         mixed[title] = (np.array(numbers["word"][name])[0], letters[::-1], letters)
-    figures = {
+    return {
         "rollout_heads": plotting.weight_heatmaps(
             heads, columns=encoder.shape[1], ylabel="position (query)"
         ),
         "rollout": plotting.weight_heatmaps(mixed, ylabel="position or letter written (query)"),
     }
-    return [plotting.save(figure, results / f"{name}.png") for name, figure in figures.items()]
+
+
+def expectations(numbers: JSON) -> list[Expectation]:
+    """That rows of every rollout sum to 1, and that rollout puts less on the letter to write."""
+    rounding = "sums of some dozen float32"
+    error = numbers["largest_row_sum_error"]
+    found = [Expectation("largest error of a row's sum", "0", error, 0, 1e-5, rounding)]
+    pairs = zip(numbers["cross_on_the_letter"], numbers["cross_rollout_on_the_letter"], strict=True)
+    for seed, (cross, rollout) in enumerate(pairs):
+        claim = f"seed {seed}: cross attention on the letter less its rollout's share"
+        found.append(Expectation(claim, "", cross - rollout, 0.1, 1, "a clear margin, no more"))
+    return found
 
 
 def report(numbers: JSON) -> str:
@@ -190,14 +209,9 @@ def report(numbers: JSON) -> str:
     )
 
 
-def main(config: Config) -> None:
+def main(config: Config) -> int:
     """Runs, writes, draws, and says where everything is."""
-    config.results.mkdir(parents=True, exist_ok=True)
-    numbers = run(config)
-    print(report(numbers))
-    for path in plot(numbers, config.results):
-        print(path)
-    print(config.results / "rollout.json")
+    return conduct("rollout", config, run, plot, expectations, report=report)
 
 
 if __name__ == "__main__":

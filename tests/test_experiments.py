@@ -75,8 +75,8 @@ def test_rollout_numbers_are_means_of_what_was_seen(tmp_path, monkeypatch):
         config.training(), batch_size=2, loop=LoopConfig(seeds=1, steps=2)
     )
     monkeypatch.setattr(rollout.Config, "training", lambda self: training)
-    config.results.mkdir()
-    numbers = rollout.run(config)
+    rollout.main(config)
+    numbers = json.loads((config.results / "rollout.json").read_text())
     assert numbers["largest_row_sum_error"] < 1e-5
     assert np.shape(numbers["sharpness"]) == np.shape(numbers["spread"]) == (1, 2, 2)
     assert np.shape(numbers["own_letter"]) == (1, 2)
@@ -86,8 +86,8 @@ def test_rollout_numbers_are_means_of_what_was_seen(tmp_path, monkeypatch):
     first, second = (0.5 * layer.mean(0) + 0.5 * np.eye(3) for layer in word["encoder"])
     np.testing.assert_allclose(word["rollouts"][1], second @ first, atol=2e-4)
     np.testing.assert_allclose(word["cross_rollout"], word["cross"] @ second @ first, atol=2e-4)
-    paths = rollout.plot(numbers, config.results)
-    assert [path.name for path in paths] == ["rollout_heads.png", "rollout.png"]
+    assert list(rollout.plot(numbers)) == list(rollout.CAPTIONS) == ["rollout_heads", "rollout"]
+    assert [expectation.met for expectation in rollout.expectations(numbers)][:1] == [True]
     assert "of 4 encoder heads" in rollout.report(numbers)
 
 
