@@ -38,7 +38,17 @@ _STATISTICS = {
 
 def report(runs: Sequence[JSON], *, command: str) -> str:
     """The page, from what `tasks.reversal_gradients.analyze_run` says of each run."""
-    return html_page.page("Gradients of attention", list(_parts(runs, command)))
+    named = [{**run, "label": label} for run, label in zip(runs, _labels(runs), strict=True)]
+    return html_page.page("Gradients of attention", list(_parts(named, command)))
+
+
+def _labels(runs: Sequence[JSON]) -> list[str]:
+    """What each run is called: its folder too, where two would be called the same."""
+    labels = [run["label"] for run in runs]
+    return [
+        label if labels.count(label) == 1 else f"{label} ({run['workdir']})"
+        for run, label in zip(runs, labels, strict=True)
+    ]
 
 
 def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
@@ -49,7 +59,8 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
     )
     yield html_page.paragraph(
         "Lines are means over seeds, bands one standard deviation. Statistics are of the batch that"
-        " the next step learns from; only rows count on which the loss depends."
+        " the next step would learn from; only rows count on which the loss depends, with two keys"
+        " or more to choose from."
     )
     yield html_page.heading("How much gradient comes where")
     yield html_page.figure(
@@ -66,14 +77,19 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
     yield html_page.heading("Weights, and the gradient of their logits")
     for run in runs:
         for word in run["words"][str(run["step"])]:
-            yield html_page.figure(
-                word_heatmaps(run, word),
-                f"{run['label']}: cross-attention weights of {word!r} and the loss's gradient in"
-                " their logits, before training and after, seed 0. Red: the loss wants this logit"
-                " lower; blue: higher.",
-            )
+            yield html_page.figure(word_heatmaps(run, word), _word_caption(run, word))
     yield from _scale_parts(runs)
     yield from _curvature_parts(runs)
+
+
+def _word_caption(run: JSON, word: str) -> str:
+    caption = f"{run['label']}: cross-attention weights of {word!r}"
+    if run["words"][str(run["step"])][word]["dlogits"] is not None:
+        caption += " and the loss's gradient in their logits"
+    caption += ", before training and after, of the first seed; means over heads, if there are any."
+    if run["words"][str(run["step"])][word]["dlogits"] is not None:
+        caption += " Red: the loss wants this logit lower; blue: higher."
+    return caption
 
 
 def norms_by_step(runs: Sequence[JSON]) -> Figure:
@@ -96,7 +112,7 @@ def statistics_by_step(runs: Sequence[JSON]) -> Figure:
         dict.fromkeys(
             name.rpartition("/")[0]
             for run in runs
-            for name in sorted(run["by_step"], reverse=True)  # encoder before decoder
+            for name in sorted(run["by_step"], key=_in_order)
             if name.endswith("/entropy")
         )
     )
@@ -147,6 +163,9 @@ def _scale_parts(runs: Sequence[JSON]) -> Iterator[str]:
     if not swept:
         yield html_page.paragraph("None of these attentions has a softmax over its logits.")
         return
+    left_out = [run["label"] for run in runs if run not in swept]
+    if left_out:
+        yield html_page.paragraph(f"Without a softmax over their logits: {', '.join(left_out)}.")
     yield html_page.figure(
         scale_curves(swept),
         "The norm of the softmax's Jacobian, through which all gradient to the score passes, and"
@@ -225,6 +244,12 @@ def spectrum_edges(runs: Sequence[JSON]) -> Figure:
     return figure
 
 
+def _in_order(name: str) -> tuple[bool, list[str], bool]:
+    """Encoder before decoder, layer by layer, self before cross attention."""
+    numbers = [number.zfill(4) for number in re.findall(r"\d+", name)]
+    return (not name.startswith("encoder"), numbers, "cross_attention" in name)
+
+
 def _series(run: JSON, name: str) -> np.ndarray:
     """[steps, seeds], NaN where a number was not finite."""
     return np.array(run["by_step"][name], float)
@@ -246,8 +271,13 @@ def _finished(
         for ax in axes[::columns]:
             ax.set_ylabel(ylabel)
     if len(runs) > 1:
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(runs), 6))
+        lines: dict[str, Any] = {}  # a run may be missing from a panel
+        for ax in axes:
+            handles, labels = ax.get_legend_handles_labels()
+            lines = {**dict(zip(labels, handles, strict=True)), **lines}
+        shown = [run["label"] for run in runs if run["label"] in lines]
+        handles = [lines[label] for label in shown]
+        figure.legend(handles, shown, loc="outside upper center", ncols=min(len(shown), 4))
     return figure
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ import tyro
 
 from attention_jax.command_line import run_command
 from attention_jax.gradient_report import report
-from attention_jax.tasks.reversal import load_run
+from attention_jax.tasks.reversal import load_states
 from attention_jax.tasks.reversal_gradients import GradientAnalysis, analyze_run
 from attention_jax.training.run_folder import check_output, write_json, write_text
 
@@ -51,15 +52,17 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     workdirs = (arguments.workdir, *arguments.compare)
     for workdir in workdirs:  # a mistake in the last is told before the first takes its time
-        load_run(workdir)
+        load_states(workdir)
     check_output(arguments.page)
     console = rich.console.Console(stderr=True)
-    with console.status("") as status:
-        runs = [
-            analyze_run(workdir, arguments.analysis, progress=status.update) for workdir in workdirs
-        ]
+    start = time.perf_counter()
+
+    def progress(line: str) -> None:
+        console.print(f"{time.perf_counter() - start:4.0f} s  {line} ...", highlight=False)
+
+    runs = [analyze_run(workdir, arguments.analysis, progress=progress) for workdir in workdirs]
     command = shlex.join(["python", "scripts/analyze_gradients.py", *sys.argv[1:]])
-    numbers = arguments.page.with_suffix(".json")
+    numbers = arguments.page.with_suffix(".numbers.json")  # never a config.json that lies there
     write_json(numbers, {"command": command, "runs": runs})
     write_text(arguments.page, report(runs, command=command))
     print(f"{arguments.page}\n{numbers}")

@@ -45,7 +45,8 @@ class Arguments:
         resume: go on with the run in `workdir` (or begin it).
         tensorboard: also write TensorBoard events to `workdir`/tensorboard.
         log_gradients: also write gradient norms and attention statistics, of the batch to come, to
-            `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every.
+            `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
+            if left out.
     """
 
     workdir: Path

@@ -372,3 +372,23 @@ def test_captured_values_differentiate_and_map():
         close(mapped[0], expected[0])
         close(mapped[1], expected[1])
         close(gradient, expected[1])
+
+
+def test_a_capture_inside_a_capture_sees_and_is_seen():
+    query, key = jnp.ones((3, 2)), jnp.arange(10.0).reshape(5, 2)
+
+    def regularised(query):
+        inner = capture(lambda query: aj.attention(query, key, key), query)
+        entropy = inner.attentions["attention"].statistics.entropy
+        return inner.output, jnp.mean(entropy)
+
+    (output, entropy), attentions = capture(regularised, query)
+    np.testing.assert_allclose(attentions["attention"].weights, aj.attention_weights(query, key))
+    np.testing.assert_allclose(output, aj.attention(query, key, key), rtol=1e-6)
+    np.testing.assert_allclose(attentions["attention"].statistics.entropy.mean(), entropy)
+
+
+@pytest.mark.parametrize(("what", "came"), [(3, "3"), (nnx.Linear, "the class Linear")])
+def test_what_cannot_be_called_is_named(what, came):
+    with pytest.raises(ValueError, match=f"function must be a function, .*; got {came}"):
+        capture(what, 2)

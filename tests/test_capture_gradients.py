@@ -241,3 +241,23 @@ def test_a_loss_without_attention():
     found = capture_gradients(lambda x: jnp.sum(x**2), jnp.arange(3.0))
     assert (found.attentions, found.gradients) == ({}, {})
     close(found.dparams, jnp.array([0.0, 2.0, 4.0]))
+
+
+@pytest.mark.parametrize(
+    ("given", "came"),
+    [
+        (lambda loss: (loss, 1, 2), "a tuple"),
+        (lambda loss: [loss], "a list"),
+        (lambda loss: {"loss": loss}, "a dict"),
+        (lambda loss: None, "a NoneType"),
+    ],
+)
+def test_what_is_no_loss_is_named(given, came):
+    with pytest.raises(ValueError, match=f"loss must give one float, .*; got {came}"):
+        capture_gradients(lambda x: given(jnp.sum(x)), jnp.ones(3))
+
+
+def test_parameters_that_have_no_gradient_are_named():
+    params = {"kernel": jnp.ones(2), "count": jnp.ones((), int)}
+    with pytest.raises(ValueError, match="params count must be floating-point"):
+        capture_gradients(lambda params: jnp.sum(params["kernel"]), params)

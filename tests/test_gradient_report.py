@@ -104,6 +104,25 @@ def test_the_page_has_every_figure_with_words_for_it(run):
     assert "analyze --it" in page.text
 
 
+def test_runs_that_would_be_called_the_same_are_told_apart(run):
+    other = copy.deepcopy(run)
+    other["workdir"] = "runs/other"
+    # It has no encoder, so that the first panel knows nothing of it.
+    other["by_step"] = {k: v for k, v in other["by_step"].items() if "encoder_0" not in k}
+    text = Reader(gradient_report.report([run, other], command="")).text
+    assert f"general ({run['workdir']})" in text
+    assert "general (runs/other)" in text
+    named = [{**run, "label": "first"}, {**other, "label": "second"}]
+    (legend,) = gradient_report.statistics_by_step(named).legends
+    assert [entry.get_text() for entry in legend.get_texts()] == ["first", "second"]
+
+
+def test_attentions_stand_in_the_order_of_computation():
+    names = ["decoder_1/self_attention", "decoder_0/cross_attention", "encoder_10/self_attention",
+             "encoder_2/self_attention", "decoder_0/self_attention"]  # fmt: skip
+    assert sorted(names, key=gradient_report._in_order) == [names[i] for i in (3, 2, 4, 1, 0)]
+
+
 def test_attention_without_softmax_is_reported_without_its_gradients(run):
     other = copy.deepcopy(run)
     for step in ("0", "6"):
@@ -126,8 +145,8 @@ def test_the_script_writes_page_and_numbers(run, workdir, tmp_path, monkeypatch,
 
     monkeypatch.setattr(script, "analyze_run", analyzed)
     assert call(script, *arguments, "--out", out, monkeypatch=monkeypatch) == 0
-    assert capsys.readouterr().out.split() == [str(out), str(out.with_suffix(".json"))]
-    numbers = json.loads(out.with_suffix(".json").read_text())
+    assert capsys.readouterr().out.split() == [str(out), str(out.with_suffix(".numbers.json"))]
+    numbers = json.loads(out.with_suffix(".numbers.json").read_text())
     assert [one["label"] for one in numbers["runs"]] == ["general"]
     assert out.read_text().startswith("<!doctype html>")
 
@@ -140,6 +159,7 @@ def test_the_script_writes_page_and_numbers(run, workdir, tmp_path, monkeypatch,
         (["--workdir", "{foreign}"], "foreign: config.json is not that of a reversal run"),
         (["--workdir", "{run}", "--words", "aB"], "letters"),
         (["--workdir", "{run}", "--words", ""], "at least one letter"),
+        (["--workdir", "{run}", "--words"], "words must be at least one"),
         (["--workdir", "{run}", "--out", "page.pdf"], "ends in .html"),
         (["--workdir", "{run}", "--samples", "1"], "samples must be at least 2"),
     ],

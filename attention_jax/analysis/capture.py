@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr
 from attention_jax.analysis.interpretation import Found, evaluate
 from attention_jax.analysis.softmax_gradients import softmax_vjp
 from attention_jax.capture_point import CapturedAttention, capture_points
+from attention_jax.float_array import float_array
 
 Array = jax.Array
 
@@ -62,8 +63,8 @@ def capture(
     Seen is all that goes through `attention_jax.attention`, in whatever module: this library's,
     yours, `flax.nnx.MultiHeadAttention` through `interop.flax_attention_fn`; local attention,
     coverage and monotonic attention too. A name is the `jax.named_scope` that the attention stands
-    in, such as "decoder_0/cross", or "attention" where there is none; from the second of a name
-    on, "#2", "#3" follow.
+    in, such as "decoder_0/cross_attention", or "attention" where there is none; from the second of
+    a name on, "#2", "#3" follow.
 
     Arrays have the batch axes of the call, heads being one axis in front of the positions. In front
     of them stand the axes of each `scan`, and then of each `vmap`, that the call is inside of in
@@ -86,6 +87,7 @@ def capture(
         `Captured`.
 
     Raises:
+        ValueError: there is nothing to call.
         NotImplementedError: attention is inside a `while_loop`, a `cond` or the like.
 
     >>> from attention_jax import nn
@@ -94,7 +96,7 @@ def capture(
     >>> attentions["attention"].weights.shape
     (2, 3, 5)
     """
-    call = _as_function(function)
+    call = _as_function(_checked_function("function", function))
     program, structure = _traced(lambda: call(*args, **kwargs), matrices)
     outputs, found = evaluate(program, [])
     return Captured(jax.tree.unflatten(structure, outputs), _named(found))
@@ -126,7 +128,7 @@ def capture_gradients(
 
     Raises:
         NotImplementedError: as in `capture`.
-        ValueError: the loss is not one float.
+        ValueError: the loss is not one float, or a parameter not floating-point.
 
     >>> from attention_jax import attention
     >>> def loss(query):
@@ -137,7 +139,10 @@ def capture_gradients(
 
     Source: Dao et al. 2022, appendix B.2, for the formulas.
     """
-    program, structure = _traced(lambda params: loss(params, *args, **kwargs), matrices, params)
+    call = _as_function(_checked_function("loss", loss))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        float_array(f"params {jax.tree_util.keystr(path, simple=True, separator='/')}", leaf)
+    program, structure = _traced(lambda params: call(params, *args, **kwargs), matrices, params)
 
     names: list[str] = []
 
@@ -145,10 +150,9 @@ def capture_gradients(
         outputs, found = evaluate(program, jax.tree.leaves(params), added)
         named = _named(found)
         names[:] = named
-        given = jax.tree.unflatten(structure, outputs)
-        value, auxiliary = given if isinstance(given, tuple) else (given, None)
+        value, auxiliary = _loss_and_auxiliary(jax.tree.unflatten(structure, outputs))
         # A list, since JAX would sort a dict.
-        return _checked_loss(value), (auxiliary, list(named.values()))
+        return value, (auxiliary, list(named.values()))
 
     # Zeros added to each output: their gradients are the outputs'.
     _, (_, shapes) = jax.eval_shape(lambda params: evaluated(params, None), params)
@@ -177,6 +181,13 @@ def _output_gradient(seen: CapturedAttention, doutput: Array) -> OutputGradient:
 
 
 # --- tracing, and naming what was found ---
+
+
+def _checked_function(name: str, function: Any) -> Callable[..., Any]:
+    if not callable(function) or isinstance(function, type):
+        what = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
+        raise ValueError(f"{name} must be a function, or a module that has been made; got {what}")
+    return function
 
 
 def _as_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,16 +225,19 @@ def _named(found: Found) -> dict[str, CapturedAttention]:
 
 
 def _without_transformations(scope: str) -> str:
-    """ "vmap(decoder_0)/cross" as "decoder_0/cross"."""
+    """Without what JAX writes around a scope: `vmap(decoder_0)/x` as `decoder_0/x`."""
     while (plain := re.sub(r"\w+\(([^()]*)\)", r"\1", scope)) != scope:
         scope = plain
     return "/".join(filter(None, scope.split("/")))
 
 
-def _checked_loss(value: Any) -> Array:
-    if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-        raise ValueError(
-            "loss must give one float, or (one float, auxiliary arrays); got"
-            f" {jnp.result_type(value)} {list(jnp.shape(value))}"
-        )
-    return value
+def _loss_and_auxiliary(given: Any) -> tuple[Array, Any]:
+    pair = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    value = pair[0]
+    if not hasattr(value, "dtype"):
+        kind = f"a {type(given).__name__}"
+    elif value.shape == () and jnp.issubdtype(value.dtype, jnp.floating):
+        return pair
+    else:
+        kind = f"{value.dtype} {list(value.shape)}"
+    raise ValueError(f"loss must give one float, or (one float, auxiliary arrays); got {kind}")

@@ -2,8 +2,9 @@
 
 A point may stand inside a `jit`, `checkpoint` or `scan` of the program. The first two are evaluated
 in line; a `scan` is made anew, its body evaluated in this way, so that what the points in it hold
-comes out stacked. A function with a gradient rule of its own keeps the rule. Whatever has no points
-is evaluated as JAX does it.
+comes out stacked. A function with a gradient rule of its own keeps the rule, and is computed twice.
+Whatever has no points is evaluated as JAX does it. A `checkpoint` in line is none: its gradient
+saves what it would have computed again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from attention_jax.capture_point import CapturedAttention, capture_p
+from attention_jax.capture_point import CapturedAttention, capture_p, capturing
 
 Array = jax.Array
 Found = list[tuple[str, CapturedAttention]]  # with the name scopes it stands in
@@ -33,6 +34,9 @@ def evaluate(
         program: what `jax.make_jaxpr` made while `capture_points` was open.
         arguments: its flat arguments.
         added: for each point an array like the output seen there, to add to it.
+
+    Returns:
+        (flat outputs, [(name scopes, what was seen there)]).
 
     Raises:
         NotImplementedError: a point is in a `while`, a `cond` or another call that cannot be made
@@ -98,6 +102,8 @@ def _evaluate_equation(
         summand = next(added)
         if summand is not None:  # it has the heads as one axis
             output = output + summand.reshape(output.shape)
+        if capturing() is not None:  # in a capture around this one it is a point as well
+            output = capture_p.bind(output, *held, structure=equation.params["structure"])
         return [output], [(scope, jax.tree.unflatten(equation.params["structure"], held))]
     if _points_of(equation) == 0:
         return _as_jax_does(equation, values), []
@@ -161,7 +167,8 @@ def _scan(
     equation: JaxprEqn, values: list[Any], added: Iterator[Array | None], scope: str
 ) -> tuple[list[Array], Found]:
     (body,) = _programs_of(equation)
-    # What a step takes and gives of a longer array has an axis less than the array.
+    # What a step takes and gives of a longer array has an axis less than the array. (The numbers of
+    # constants and carries are parameters of the equation whose names differ between versions.)
     sliced = [
         _ndim(outer) > _ndim(inner)
         for outer, inner in zip(equation.invars, body.jaxpr.invars, strict=True)

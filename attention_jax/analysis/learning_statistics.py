@@ -32,9 +32,9 @@ def learning_statistics(
         <attention>/jacobian_norm   mean over queries of |d weights / d logits|_F
         <attention>/dlogits_norm    mean over queries of |d loss / d logits|
 
-    Only queries count whose output the loss depends on, and that may attend to something: padding
-    does not. An attention without softmax has the first three. Names are as in `capture` and
-    `gradient_norms`.
+    Only queries count whose output the loss depends on (padding does not), and that have two keys
+    or more to choose from. An attention without softmax has the first three. Names are as in
+    `capture` and `gradient_norms`.
 
     Args:
         loss: params, *args -> float [], or (float [], auxiliary arrays), as in `capture_gradients`.
@@ -56,7 +56,7 @@ def learning_statistics(
     >>> statistics["gradient_norm/query"].round(4), statistics["attention/largest_weight"]
     (Array(0.25, dtype=float32), Array(0.5, dtype=float32))
     """
-    found = capture_gradients(loss, params, *args, **kwargs)
+    found = capture_gradients(loss, params, *args, matrices=True, **kwargs)
     statistics = {"loss": found.loss}
     for group, norm in gradient_norms(found.dparams, depth=depth).items():
         statistics[f"gradient_norm/{group}"] = norm
@@ -70,6 +70,7 @@ def _of_attention(seen: CapturedAttention, gradient: OutputGradient) -> dict[str
     """Means over all queries of all examples together."""
     weights, mask = _as_rows(seen.weights), _as_rows(seen.mask)
     rows = jnp.any(gradient.doutput != 0, axis=-1).reshape(-1) & has_keys(weights)
+    rows &= jnp.sum(mask, axis=-1) >= 2
     summary = attention_summary(weights, mask=mask, rows=rows)
     statistics = {
         "entropy": summary.entropy,

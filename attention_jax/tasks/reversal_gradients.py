@@ -51,6 +51,8 @@ class GradientAnalysis:
         for name, least in (("strings", 1), ("iterations", 0), ("samples", 2)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if not self.words:
+            raise ValueError("words must be at least one; got none")
         for word in self.words:
             if not VOCABULARY.encode(word):
                 raise ValueError("words must have at least one letter each; got an empty one")
@@ -65,6 +67,13 @@ def analyze_run(
         workdir: a run folder of the reversal task.
         analysis: what to look at.
         progress: told what is being computed.
+
+    Returns:
+        {"label", "workdir", "step", "seeds", "by_step": {"steps", statistic: [steps][seeds]},
+        "words": {step: {word: {"row_labels", "column_labels", "weights", "dlogits"}}},
+        "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
+        {statistic: [seeds]}}}, where step is "0" or the newest; None stands for what is not finite,
+        or not there without a softmax.
 
     Raises:
         ValueError: the folder holds no run, or none that can be read.

@@ -85,7 +85,8 @@ def check_gradient_log_every(every: int, config: LoopConfig) -> None:
     """Raises ValueError unless statistics can be taken as often as that."""
     if every < 1 or every % config.log_every:
         raise ValueError(
-            f"log_gradients every must be a multiple of log_every {config.log_every}; got {every}"
+            f"log_gradients every must be a positive multiple of log_every {config.log_every};"
+            f" got {every}"
         )
 
 
