@@ -37,6 +37,8 @@ EXPERIMENTS = (
     "complexity_ledger",
     "reversal_comparison",
     "attention_family",
+    "local_attention",
+    "coverage_and_repetition",
     "rollout",
     "gradient_analysis",
 )
