@@ -36,6 +36,7 @@ EXPERIMENTS = (
     "qkv_walkthrough",
     "complexity_ledger",
     "reversal_comparison",
+    "scale_and_dimension",
     "attention_family",
     "local_attention",
     "coverage_and_repetition",
