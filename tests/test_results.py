@@ -111,3 +111,13 @@ def test_readme_shows_the_committed_benchmark():
     for row in ours:
         assert f"| {row['score']} | {row['steps_per_second']:.0f} steps/s |" in readme
         assert f"| {row['times_peer']:.1f}× |" in readme
+
+
+def test_readme_says_what_logging_gradients_costs():
+    numbers = json.loads((RESULTS / "gradient_log.json").read_text())
+    rows = numbers["benchmarks"]["gradient-log"]["rows"]
+    text = (ROOT / "README.md").read_text()
+    for row in rows:
+        assert row["share"] <= 0.1
+        assert f"{100 * row['share']:.1f} % " in text
+    assert [row["score"] for row in rows] == ["scaled", "additive"]
