@@ -108,13 +108,18 @@ def checked_implementation(name: Any) -> str | None:
 
 
 def checked_rate(rate: Any) -> float:
-    """The dropout rate as a Python float: it is a static option."""
+    """The dropout rate as a Python float."""
+    return checked_fraction("dropout_rate", rate)
+
+
+def checked_fraction(name: str, value: Any) -> float:
+    """A share below 1 as a Python float: it is a static option."""
     try:
-        number = float(rate)
+        number = float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not 0 <= number < 1:
-        raise ValueError(f"dropout_rate must be a Python number in [0, 1); got {rate!r}")
+        raise ValueError(f"{name} must be a Python number in [0, 1); got {value!r}")
     return number
 
 

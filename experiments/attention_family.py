@@ -32,7 +32,9 @@ from attention_jax.command_line import run_command
 from attention_jax.nn.seq2seq import Seq2SeqConfig
 from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig
 from attention_jax.tasks.reversal_arms import (
+    EXTRAPOLATION_LENGTH,
     JSON,
+    TRAINED_LENGTHS,
     accuracies,
     heat_map,
     mean_over_lengths,
@@ -76,9 +78,6 @@ DRAWN = {  # arm -> title
     "no encoder, local-m, diagonal": "no encoder,\nlocal-m, diagonal",
     "no encoder, monotonic": "no encoder,\nmonotonic",
 }
-
-TRAINED_LENGTHS = range(ReversalConfig.min_length, ReversalConfig.max_length + 1)
-EXTRAPOLATION_LENGTH = 10
 
 
 @dataclasses.dataclass(frozen=True)

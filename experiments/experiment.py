@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from attention_jax import plotting
@@ -77,6 +78,14 @@ def near(
 def numbers_path(results: Path, name: str) -> Path:
     """Where an experiment's numbers are."""
     return results / f"{name}.json"
+
+
+def significant(numbers: Any) -> Any:
+    """As lists of floats of five digits; dicts of them too."""
+    if isinstance(numbers, dict):
+        return {name: significant(value) for name, value in numbers.items()}
+    array = np.asarray(numbers)
+    return [significant(part) for part in array] if array.ndim else float(f"{float(array):.5g}")
 
 
 def conduct(

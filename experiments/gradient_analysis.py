@@ -28,14 +28,13 @@ that get it.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import gradient_questions as questions
 import numpy as np
-from experiment import JSON, conduct
+from experiment import JSON, conduct, significant
 from gradient_answers import expectations, report
 from gradient_figures import CAPTIONS, plot
 from gradient_questions import standard_error
@@ -158,14 +157,14 @@ def run(config: Config) -> JSON:
         "training": {
             "steps": list(range(0, config.trained_steps + 1, config.look_every)),
             **{
-                score: _rounded(_learning(config, score, config.trained_dim, config.look_every))
+                score: significant(_learning(config, score, config.trained_dim, config.look_every))
                 for score in questions.PRODUCTS
             },
         },
         "kernels": _kernels(config),
         "padding": _padding(config),
         "curvature": {
-            score: _rounded(
+            score: significant(
                 questions.curvature(
                     config.training(score, config.curvature_steps),
                     iterations=config.iterations,
@@ -190,15 +189,15 @@ def _random(config: Config) -> JSON:
             rows["excess"] = difference / squares.mean()
             for name, values in rows.items():
                 of_name = scores[score].setdefault(name, {"mean": [], "error": [], "median": []})
-                of_name["mean"].append(_round(values.mean()))
-                of_name["error"].append(_round(standard_error(values)))
-                of_name["median"].append(_round(np.median(values)))
+                of_name["mean"].append(significant(values.mean()))
+                of_name["error"].append(significant(standard_error(values)))
+                of_name["median"].append(significant(np.median(values)))
             largest = np.sort(rows["dlogits_norm"])[::-1]
             share = largest[: math.ceil(config.samples / 10)].sum() / largest.sum()
-            scores[score].setdefault("share_of_top_tenth", []).append(_round(share))
+            scores[score].setdefault("share_of_top_tenth", []).append(significant(share))
     return {
-        "gap_density": _round(questions.gap_density(config.source_length)),
-        "limit_of_entropy": _round(
+        "gap_density": significant(questions.gap_density(config.source_length)),
+        "limit_of_entropy": significant(
             questions.limit_of_entropy(config.source_length, samples=100_000, seed=DRAWN_FROM)
         ),
         "scores": scores,
@@ -223,10 +222,10 @@ def _kernels(config: Config) -> JSON:
     return {
         score: {
             name: {
-                "mean": _rounded(values.mean(axis=-1)),
-                "error": _rounded(standard_error(values)),
-                "median": _rounded(np.median(values, axis=-1)),
-                "largest": _rounded(values.max(axis=-1)),
+                "mean": significant(values.mean(axis=-1)),
+                "error": significant(standard_error(values)),
+                "median": significant(np.median(values, axis=-1)),
+                "largest": significant(values.max(axis=-1)),
             }
             for name, values in of_score.items()
         }
@@ -238,7 +237,7 @@ def _padding(config: Config) -> JSON:
     arms = {f"masked, {config.widths[0]}": (True, config.widths[0])}
     arms |= {f"unmasked, {width}": (False, width) for width in config.widths}
     return {
-        name: _rounded(
+        name: significant(
             questions.padding(
                 config.training("general", config.padding_steps, mask_padding=masked),
                 width=width,
@@ -252,27 +251,12 @@ def _padding(config: Config) -> JSON:
 
 
 def _first(looks: questions.Arrays) -> JSON:
-    return {name: _rounded(values[0]) for name, values in looks.items()}
-
-
-def _rounded(numbers: Any) -> Any:
-    """Arrays as lists of floats of five digits."""
-    if isinstance(numbers, dict):
-        return {name: _rounded(value) for name, value in numbers.items()}
-    array = np.asarray(numbers)
-    return [_rounded(part) for part in array] if array.ndim else _round(array)
-
-
-def _round(number: Any) -> float:
-    return float(f"{float(number):.5g}")
+    return {name: significant(values[0]) for name, values in looks.items()}
 
 
 def main(config: Config) -> int:
-    """Runs and writes, then says what was found."""
-    status = conduct("gradient_analysis", config, run, plot, expectations)
-    numbers = json.loads((config.results / "gradient_analysis.json").read_text())
-    print(report(numbers))
-    return status
+    """Runs and writes, and says what was found."""
+    return conduct("gradient_analysis", config, run, plot, expectations, report=report)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +16,7 @@ from attention_jax import html_page
 def results_page(
     experiments: Mapping[str, ModuleType],
     numbers: Mapping[str, JSON],
+    expected: Mapping[str, Sequence[Expectation]],
     results: Path,
     *,
     quick: bool,
@@ -25,6 +26,7 @@ def results_page(
     Args:
         experiments: modules by name, in the order of the page.
         numbers: what each wrote.
+        expected: what each says of its numbers.
         results: where the figures are.
         quick: whether settings were small, and expectations with them not to be taken at their
             word.
@@ -42,22 +44,30 @@ def results_page(
                 " numbers may miss their bounds."
             )
         )
-    parts.append(_summary(experiments, numbers))
+    parts.append(_summary(experiments, expected))
     for name, experiment in experiments.items():
-        parts += _parts(name, experiment, numbers[name], results)
+        parts += _parts(name, experiment, numbers[name], expected[name], results)
     return html_page.page("Experiments on attention", parts)
 
 
-def _summary(experiments: Mapping[str, ModuleType], numbers: Mapping[str, JSON]) -> str:
+def _summary(
+    experiments: Mapping[str, ModuleType], expected: Mapping[str, Sequence[Expectation]]
+) -> str:
     rows = []
     for name, experiment in experiments.items():
-        found = experiment.expectations(numbers[name])
+        found = expected[name]
         met = sum(expectation.met for expectation in found)
         rows.append((name, question(experiment), f"{met} of {len(found)}"))
     return html_page.table(("experiment", "question", "as expected"), rows)
 
 
-def _parts(name: str, experiment: ModuleType, numbers: JSON, results: Path) -> Iterator[str]:
+def _parts(
+    name: str,
+    experiment: ModuleType,
+    numbers: JSON,
+    expected: Sequence[Expectation],
+    results: Path,
+) -> Iterator[str]:
     yield html_page.heading(name)
     yield html_page.paragraph(question(experiment))
     for label in ("Source", "Command", "Time"):
@@ -70,7 +80,7 @@ def _parts(name: str, experiment: ModuleType, numbers: JSON, results: Path) -> I
         path = results / f"{stem}.png"
         if path.exists():
             yield html_page.image(path.read_bytes(), caption)
-    rows = [_row(expectation) for expectation in experiment.expectations(numbers)]
+    rows = [_row(expectation) for expectation in expected]
     columns = ("claim", "source", "measured", "bounds", "as expected", "where the bounds come from")
     yield html_page.table(columns, rows)
     where = numbers["environment"]

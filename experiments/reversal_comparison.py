@@ -28,7 +28,9 @@ from attention_jax.command_line import run_command
 from attention_jax.nn.seq2seq import Seq2SeqConfig
 from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, Trained
 from attention_jax.tasks.reversal_arms import (
+    EXTRAPOLATION_LENGTH,
     JSON,
+    TRAINED_LENGTHS,
     accuracies,
     heat_map,
     mean_over_lengths,
@@ -46,9 +48,6 @@ PUBLISHED = {
     "general": {3: 0.5156, 5: 0.8240, 7: 0.8829, 10: 0.8947},
     "scaled": {3: 0.3911, 5: 0.1653, 7: 0.3038, 10: 0.12},
 }
-
-TRAINED_LENGTHS = range(ReversalConfig.min_length, ReversalConfig.max_length + 1)
-EXTRAPOLATION_LENGTH = 10
 
 
 @dataclasses.dataclass(frozen=True)

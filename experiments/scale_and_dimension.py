@@ -25,14 +25,13 @@ end is least, so that no arm pays for a rate that suits another.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scale_and_dimension_training as training
-from experiment import JSON, conduct
+from experiment import JSON, conduct, significant
 from scale_and_dimension_answers import expectations, report
 from scale_and_dimension_figures import CAPTIONS, plot
 from scale_and_dimension_training import Size
@@ -213,15 +212,15 @@ def _arm(rates: Sequence[float], found: training.Arrays, rows: slice) -> JSON:
     curves = {name: found["curves"][name][rows] for name in CURVES}
     return {
         "parameters": int(found["parameters"]),
-        "factor": _rounded(found["factor"][rows][0]),
-        "initial_logit_sd": _rounded(curves["logit_sd"][0, :, 0]),
-        "initial_entropy": _rounded(curves["entropy"][0, :, 0]),
+        "factor": significant(found["factor"][rows][0]),
+        "initial_logit_sd": significant(curves["logit_sd"][0, :, 0]),
+        "initial_entropy": significant(curves["entropy"][0, :, 0]),
         "rates": {
             f"{rate:g}": {
-                "loss": _rounded(found["loss"][rows][index]),
-                "exact_match": _rounded(found["exact_match"][rows][index]),
-                "entropy": _rounded(curves["entropy"][index, :, -1]),
-                "curves": {name: _rounded(values[index].T) for name, values in curves.items()},
+                "loss": significant(found["loss"][rows][index]),
+                "exact_match": significant(found["exact_match"][rows][index]),
+                "entropy": significant(curves["entropy"][index, :, -1]),
+                "curves": {name: significant(values[index].T) for name, values in curves.items()},
             }
             for index, rate in enumerate(rates)
         },
@@ -236,20 +235,9 @@ def _without_curves(arm: JSON) -> JSON:
     return {**arm, "rates": rates}
 
 
-def _rounded(numbers: Any) -> Any:
-    """Arrays as lists of floats of five digits."""
-    array = np.asarray(numbers)
-    if array.ndim:
-        return [_rounded(part) for part in array]
-    return float(f"{float(array):.5g}")
-
-
 def main(config: Config) -> int:
-    """Runs and writes, then says what was found."""
-    status = conduct("scale_and_dimension", config, run, plot, expectations)
-    numbers = json.loads((config.results / "scale_and_dimension.json").read_text())
-    print(report(numbers))
-    return status
+    """Runs and writes, and says what was found."""
+    return conduct("scale_and_dimension", config, run, plot, expectations, report=report)
 
 
 if __name__ == "__main__":

@@ -137,15 +137,16 @@ def _write_page(arguments: Arguments) -> tuple[Path, list[str]]:
         if numbers_path(results, name).exists()
     }
     experiments = {name: importlib.import_module(name) for name in found}
+    expected = {name: experiments[name].expectations(numbers) for name, numbers in found.items()}
     missed = [
         f"{name}: {expectation.claim}"
-        for name, numbers in found.items()
-        for expectation in experiments[name].expectations(numbers)
+        for name, expectations in expected.items()
+        for expectation in expectations
         if not expectation.met
     ]
     results.mkdir(parents=True, exist_ok=True)
     path = results / "index.html"
-    write_text(path, results_page(experiments, found, results, quick=arguments.quick))
+    write_text(path, results_page(experiments, found, expected, results, quick=arguments.quick))
     return path, missed
 
 

@@ -159,7 +159,9 @@ def test_committed_numbers_are_as_expected_and_every_figure_has_words(name):
     for label in ("Source", "Command", "Time"):
         assert labelled(experiment, label)
     assert f"experiments/{name}.py" in labelled(experiment, "Command")
-    page = Reader(results_page({name: experiment}, {name: numbers}, RESULTS, quick=False))
+    page = Reader(
+        results_page({name: experiment}, {name: numbers}, {name: found}, RESULTS, quick=False)
+    )
     assert page.open == []
     assert len(page.attributes("img")) == len(experiment.CAPTIONS)
 

@@ -193,7 +193,7 @@ def test_every_number_comes_from_the_run_that_it_is_said_to(monkeypatch):
         return {"loss": losses, "parameters": np.array(7), **rest}
 
     monkeypatch.setattr(training, "trained", trained)
-    monkeypatch.setattr(experiment, "_rounded", lambda numbers: np.asarray(numbers).tolist())
+    monkeypatch.setattr(experiment, "significant", lambda numbers: np.asarray(numbers).tolist())
     config = experiment.Config(
         dims=(4, 8), steps=(3, 5), size_dims=(8,), sizes=(2, 3), score_dim=8, score_size=0.5,
         rates=(0.25, 0.125), seeds=2, look_every=1,

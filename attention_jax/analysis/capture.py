@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.extend.core import ClosedJaxpr
 
+from attention_jax.analysis.gradients import gradient_of_weights
 from attention_jax.analysis.interpretation import Found, evaluate
 from attention_jax.analysis.softmax_gradients import softmax_vjp
 from attention_jax.capture_point import CapturedAttention, capture_points
@@ -172,11 +173,7 @@ def capture_gradients(
 def _output_gradient(seen: CapturedAttention, doutput: Array) -> OutputGradient:
     if seen.logits is None or seen.weights is None or seen.mask is None:
         return OutputGradient(doutput, None, None)
-    dtype = seen.weights.dtype
-    # What may hold NaN, padding, has weight 0, which would not keep it out.
-    value = jnp.where(jnp.any(seen.mask, axis=-2)[..., None], seen.value, 0).astype(dtype)
-    dweights = jnp.matmul(doutput.astype(dtype), jnp.swapaxes(value, -1, -2), precision="highest")
-    dweights = jnp.where(seen.mask, dweights, 0)
+    dweights = gradient_of_weights(seen.value, seen.mask, doutput, seen.weights.dtype)
     return OutputGradient(doutput, dweights, softmax_vjp(seen.weights, dweights))
 
 

@@ -120,12 +120,15 @@ def checked_doutput(inputs: Inputs, doutput: Any) -> Array:
     return array
 
 
-def gradient_of_weights(inputs: Inputs, mask: Array | None, doutput: Array) -> Array:
-    """dweights [T, S] of one example in the compute dtype, 0 where masked."""
-    dtype = inputs.compute_dtype
-    value = without_padding(inputs.value.astype(dtype), mask, of="keys", filler=0)
-    doutput = without_padding(doutput.astype(dtype), mask, of="queries", filler=0)
-    dweights = jnp.matmul(doutput, value.T, precision="highest")
+def gradient_of_weights(
+    value: Array, mask: Array | None, doutput: Array, dtype: jnp.dtype
+) -> Array:
+    """dweights [*B, T, S] in the compute dtype, 0 where masked; all have the batch axes *B."""
+    value, doutput = value.astype(dtype), doutput.astype(dtype)
+    if mask is not None:  # what may hold NaN, padding, has weight 0, which would not keep it out
+        value = jnp.where(jnp.any(mask, axis=-2)[..., None], value, 0)
+        doutput = jnp.where(jnp.any(mask, axis=-1)[..., None], doutput, 0)
+    dweights = jnp.matmul(doutput, jnp.swapaxes(value, -1, -2), precision="highest")
     return dweights if mask is None else jnp.where(mask, dweights, 0)
 
 
@@ -148,7 +151,7 @@ def _one_example(options: Options, inputs: Inputs, doutput: Array) -> AttentionG
     # Cast before, so that no gradient is rounded to a narrower dtype.
     logits, pull_back, mask = jax.vjp(logits_of, *cast_floats(floats, dtype), has_aux=True)
     weights = masked_softmax(logits, mask)
-    dweights = gradient_of_weights(inputs, mask, doutput)
+    dweights = gradient_of_weights(inputs.value, mask, doutput, dtype)
     dlogits = softmax_vjp(weights, dweights)
     doutput = without_padding(doutput.astype(dtype), mask, of="queries", filler=0)
     dvalue = jnp.matmul(weights.T, doutput, precision="highest")

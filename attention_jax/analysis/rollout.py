@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention_jax.checks import checked_fraction
 from attention_jax.float_array import float_array
 from attention_jax.softmax import accumulator_dtype
 
@@ -72,7 +73,9 @@ def attention_rollout(
         raise ValueError(
             f"weights must have at least one layer and one head; got {list(stacked.shape)}"
         )
-    layers = _rollouts(stacked, _checked_residual(residual), _checked_reduction(head_reduction))
+    layers = _rollouts(
+        stacked, checked_fraction("residual", residual), _checked_reduction(head_reduction)
+    )
     return layers if return_layers else layers[-1]
 
 
@@ -162,16 +165,6 @@ def _stacked(weights: Any) -> Array:
     if not layers:
         raise ValueError("weights must have at least one layer; got none")
     return jnp.stack(layers)
-
-
-def _checked_residual(residual: Any) -> float:
-    try:
-        number = float(residual)
-    except (TypeError, ValueError):
-        number = -1.0
-    if not 0 <= number < 1:
-        raise ValueError(f"residual must be a Python number in [0, 1); got {residual!r}")
-    return number
 
 
 def _checked_reduction(name: Any) -> str:

@@ -94,7 +94,7 @@ def _one_example(
 ) -> tuple[tuple[Array, Array, Array], Array]:
     """Sums over rows, three of [n], and the number of rows that have a key."""
     logits, mask = logits_and_mask(options, inputs)
-    dweights = gradient_of_weights(inputs, mask, doutput)
+    dweights = gradient_of_weights(inputs.value, mask, doutput, inputs.compute_dtype)
 
     def at_scale(scale: Array) -> tuple[Any, ...]:
         scaled = logits * scale

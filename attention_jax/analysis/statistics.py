@@ -9,8 +9,7 @@ weights, see `attention(..., return_statistics=True)`.
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from attention_jax.analysis.pairs_and_rows import (
     mean_over_rows,
     only_rows,
 )
+from attention_jax.checks import checked_fraction
 from attention_jax.masks import Mask
 from attention_jax.softmax import accumulator_dtype
 
@@ -146,7 +146,7 @@ def saturation(weights: Array, *, bound: float = 0.99, rows: Array | None = None
 
     Source: Vaswani et al. 2017, section 3.2.1, name the regime; the measure is ours.
     """
-    bound = _checked_bound(bound)
+    bound = checked_fraction("bound", bound)
     weights = checked_pairs("weights", weights)
     return _saturation(only_rows(weights, checked_rows(rows, weights)), bound)
 
@@ -317,7 +317,7 @@ def attention_summary(
     >>> summary.effective_keys.round(4), summary.alignment_error
     (Array(1.5, dtype=float32), Array(0.75, dtype=float32))
     """
-    bound = _checked_bound(bound)
+    bound = checked_fraction("bound", bound)
     weights = checked_pairs("weights", weights)
     allowed, rows = checked_mask(mask, weights), checked_rows(rows, weights)
     alignment = None if alignment is None else checked_alignment(alignment, weights)
@@ -374,13 +374,3 @@ def _distances(weights: Array, alignment: Array) -> Array:
     """|j - a_i|, int [*B, T, S]"""
     keys = jax.lax.broadcasted_iota(alignment.dtype, weights.shape, weights.ndim - 1)
     return jnp.abs(keys - alignment[..., None])
-
-
-def _checked_bound(bound: Any) -> float:
-    try:
-        number = float(bound)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 <= number < 1:
-        raise ValueError(f"bound must be a Python number in [0, 1); got {bound!r}")
-    return number

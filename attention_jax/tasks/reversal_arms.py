@@ -15,6 +15,9 @@ from attention_jax.training.run_folder import read_lines
 
 JSON = dict[str, Any]
 
+TRAINED_LENGTHS = range(ReversalConfig.min_length, ReversalConfig.max_length + 1)
+EXTRAPOLATION_LENGTH = 10
+
 
 def trained_arm(config: ReversalConfig, workdir: Path) -> tuple[Trained, JSON]:
     """Trains in a folder, or loads what is finished there; exits where a signal asked to stop.

@@ -79,18 +79,17 @@ def analyze_run(
         ValueError: the folder holds no run, or none that can be read.
     """
     config, states = load_states(workdir)
-    first, last = states[0](), states[max(states)]()
-    newest = max(states)
-    label = config.model.label
+    loaded = {step: load() for step, load in states.items()}
+    newest, label = max(loaded), config.model.label
     progress(f"{label}: gradients by step")
     numbers: JSON = {
         "label": label,
         "workdir": str(workdir),
         "step": newest,
         "seeds": config.loop.seeds,
-        "by_step": _by_step(workdir, config, states),
+        "by_step": _by_step(workdir, config, loaded),
     }
-    looks = {"0": first, str(newest): last}
+    looks = {str(step): loaded[step] for step in (0, newest)}
     progress(f"{label}: weights and gradients of {', '.join(analysis.words)}")
     look = jax.jit(functools.partial(_of_words, config, analysis.words))
     numbers["words"] = {
@@ -111,16 +110,14 @@ def analyze_run(
     return numbers
 
 
-def _by_step(
-    workdir: Path, config: ReversalConfig, states: dict[int, Callable[[], TrainState]]
-) -> JSON:
+def _by_step(workdir: Path, config: ReversalConfig, states: dict[int, TrainState]) -> JSON:
     """{"steps": [...], statistic: [[one number a seed] a step]}: logged, and of the checkpoints."""
     task = reversal_task(config)
     look = jax.jit(functools.partial(gradient_statistics, task, learning_statistics))
     lines = {line.pop("step"): line for line in read_lines(RunFolder(workdir).gradients)}
     for step, state in states.items():
         if step not in lines:
-            lines[step] = {name: np.asarray(x).tolist() for name, x in look(state()).items()}
+            lines[step] = {name: np.asarray(x).tolist() for name, x in look(state).items()}
     steps = sorted(lines)
     missing = [None] * config.loop.seeds
     names = sorted({name for line in lines.values() for name in line})
