@@ -25,7 +25,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_jax import plotting
-from attention_jax.training.run_folder import environment, write_json
+from attention_jax.training.run_folder import environment, make_folder, write_json
 
 JSON = dict[str, Any]
 
@@ -102,7 +102,7 @@ def conduct(
     Returns:
         0, or 1 if an expectation is not met that the settings are made for: the default ones.
     """
-    config.results.mkdir(parents=True, exist_ok=True)
+    make_folder("results", config.results)
     numbers = {
         "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
         "environment": environment(),

@@ -17,7 +17,7 @@ import rich.console
 import tyro
 
 from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import write_text
+from attention_jax.training.run_folder import make_folder, write_text
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -85,6 +85,7 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> int:
+    make_folder("results", arguments.results)
     console = rich.console.Console(stderr=True)
     names = [name for name in EXPERIMENTS if name in (arguments.names or EXPERIMENTS)]
     failed: list[str] = []
@@ -132,7 +133,7 @@ def _write_page(arguments: Arguments) -> tuple[Path, list[str]]:
     """The page of all that is there, and what on it is not as expected."""
     results = arguments.results
     found = {
-        name: json.loads(numbers_path(results, name).read_text())
+        name: _read(numbers_path(results, name))
         for name in EXPERIMENTS
         if numbers_path(results, name).exists()
     }
@@ -144,10 +145,18 @@ def _write_page(arguments: Arguments) -> tuple[Path, list[str]]:
         for expectation in expectations
         if not expectation.met
     ]
-    results.mkdir(parents=True, exist_ok=True)
     path = results / "index.html"
     write_text(path, results_page(experiments, found, expected, results, quick=arguments.quick))
     return path, missed
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read: {error}; {path.stem} --force makes it anew"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -122,12 +122,39 @@ def test_an_unknown_name_is_a_mistake(house, monkeypatch, capsys):
     assert house == []
 
 
+def test_damaged_numbers_are_named(house, tmp_path, monkeypatch, capsys):
+    assert run("first", monkeypatch=monkeypatch) == 0
+    (tmp_path / "experiments/results/first.json").write_text('{"config"')
+    capsys.readouterr()
+    assert run("first", monkeypatch=monkeypatch) == 2
+    assert "first.json cannot be read" in (err := capsys.readouterr().err)
+    assert "first --force makes it anew" in err
+    assert run("first", "--force", monkeypatch=monkeypatch) == 0
+
+
 def test_settings_of_ones_own_are_not_held_to_the_defaults_numbers(tmp_path, capsys):
     module = stand_in("mine", [], measured=2.0)
     parts = (module.run, module.plot, module.expectations)
     assert conduct("mine", Config(results=tmp_path), *parts) == 1
     assert conduct("mine", Config(size=4, results=tmp_path), *parts) == 0
     assert "not the default" in capsys.readouterr().out
+
+
+def test_results_that_cannot_be_written_are_told_before_anything_runs(
+    house, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "experiments").write_text("a file where the folder should be")
+    assert run(monkeypatch=monkeypatch) == 2
+    assert "results" in (line := capsys.readouterr().err)
+    assert "cannot be made" in line
+    assert house == []
+    parts = (lambda config: house.append(config), None, None)
+    with pytest.raises(ValueError, match=r"results .* cannot be made"):
+        conduct("mine", Config(results=tmp_path / "experiments" / "results"), *parts)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ValueError, match=r"results .* cannot be written"):
+        conduct("mine", Config(results=tmp_path), *parts)
+    assert house == []
 
 
 @pytest.mark.parametrize(

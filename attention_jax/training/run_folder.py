@@ -200,6 +200,16 @@ def check_folder(name: str, path: Path) -> None:
         raise ValueError(f"{name} must be a folder; {path} is a file")
 
 
+def make_folder(name: str, path: Path) -> None:
+    """Makes it, unless it is there; ValueError if nothing can be written to it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{name} {path} cannot be made: {error.strerror or error}") from error
+    if not os.access(path, os.W_OK):
+        raise ValueError(f"{name} {path} cannot be written")
+
+
 def check_output(path: Path | None) -> None:
     """Raises ValueError unless `path` is None or a file that can be written."""
     if path is None:
