@@ -134,7 +134,7 @@ _LEAST = {  # setting -> least value of each of its numbers
 }  # fmt: skip
 
 QUICK = Config(
-    dims=(4, 64), samples=256, model_dims=(8,), trained_dim=16, trained_steps=4, look_every=2,
+    dims=(4, 64), samples=256, model_dims=(16,), trained_dim=16, trained_steps=4, look_every=2,
     trained_batch=4, kernel_scales=(0.5, 1, 30), kernel_dim=16, kernel_samples=16, widths=(8,),
     padding_steps=2, batches=2, curvature_scores=("scaled",), curvature_steps=2, iterations=20,
     trace_samples=2, seeds=2, strings=8,
@@ -145,21 +145,25 @@ DRAWN_FROM = 0  # the seed of all that is drawn but the models
 
 def run(config: Config) -> JSON:
     """The numbers of all four questions."""
+    trained = {
+        score: _learning(config, score, config.trained_dim, config.look_every)
+        for score in questions.PRODUCTS
+    }
+
+    def untrained(score: str, dim: int) -> questions.Arrays:
+        if dim == config.trained_dim:
+            return trained[score]
+        return _learning(config, score, dim, every=None)
+
     return {
         "random": _random(config),
         "models": {
-            str(dim): {
-                score: _first(_learning(config, score, dim, every=None))
-                for score in questions.PRODUCTS
-            }
+            str(dim): {score: _first(untrained(score, dim)) for score in questions.PRODUCTS}
             for dim in config.model_dims
         },
         "training": {
             "steps": list(range(0, config.trained_steps + 1, config.look_every)),
-            **{
-                score: significant(_learning(config, score, config.trained_dim, config.look_every))
-                for score in questions.PRODUCTS
-            },
+            **{score: significant(looks) for score, looks in trained.items()},
         },
         "kernels": _kernels(config),
         "padding": _padding(config),

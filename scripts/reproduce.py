@@ -86,6 +86,8 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     make_folder("results", arguments.results)
+    if arguments.quick:  # most of its time is compiling, and nothing in it runs for long
+        jax.config.update("jax_disable_most_optimizations", True)
     console = rich.console.Console(stderr=True)
     names = [name for name in EXPERIMENTS if name in (arguments.names or EXPERIMENTS)]
     failed: list[str] = []

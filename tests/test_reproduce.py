@@ -6,6 +6,7 @@ import sys
 import types
 from pathlib import Path
 
+import jax
 import pytest
 from experiment import Expectation, conduct, near
 from matplotlib.figure import Figure
@@ -50,6 +51,14 @@ def stand_in(name, calls, measured=1.0, error=None):
         plot=lambda numbers: {name: Figure(figsize=(1, 1))}, expectations=expectations,
     )  # fmt: skip
     return module
+
+
+@pytest.fixture(autouse=True)
+def _compiled_as_before():
+    """--quick has everything that follows in the process compiled without optimisation."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture
