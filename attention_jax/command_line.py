@@ -4,16 +4,39 @@ from __future__ import annotations
 
 import sys
 import traceback
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import tyro
 
+from attention_jax.nn.placement import NAMED_POSITIONS, PositionConfig, PositionKind
+
 Arguments = TypeVar("Arguments")
 
 _LIBRARY = Path(__file__).parent
 _OURS = (_LIBRARY, _LIBRARY.parent / "scripts", _LIBRARY.parent / "experiments")
+
+
+_REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _positions(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[PositionConfig] | None:
+    """--positions NAME [setting=value ...]: one option for what is a dataclass elsewhere."""
+    if info.type is not PositionConfig:
+        return None
+    names = [*typing.get_args(PositionKind), *NAMED_POSITIONS]
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"{{{','.join(names)}}} [SETTING=VALUE ...]",
+        instance_from_str=lambda words: PositionConfig.from_words(words or [""]),
+        is_instance=lambda instance: isinstance(instance, PositionConfig),
+        str_from_instance=PositionConfig.to_words,
+    )
 
 
 def run_command(arguments: type[Arguments], main: Callable[[Arguments], int | None]) -> None:
@@ -24,7 +47,7 @@ def run_command(arguments: type[Arguments], main: Callable[[Arguments], int | No
     """
     sys.path.insert(0, str(Path.cwd()))  # so that --score module:Name finds a module lying here
     try:
-        parsed = tyro.cli(arguments, config=(tyro.conf.OmitArgPrefixes,))
+        parsed = tyro.cli(arguments, config=(tyro.conf.OmitArgPrefixes,), registry=_REGISTRY)
         status = main(parsed)
     except ValueError as error:
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)

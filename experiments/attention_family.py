@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 
 from attention_jax import plotting
 from attention_jax.command_line import run_command
-from attention_jax.nn.seq2seq import Seq2SeqConfig
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig
 from attention_jax.tasks.reversal_arms import (
     EXTRAPOLATION_LENGTH,

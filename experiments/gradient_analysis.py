@@ -40,7 +40,7 @@ from gradient_figures import CAPTIONS, plot
 from gradient_questions import standard_error
 
 from attention_jax.command_line import run_command
-from attention_jax.nn.seq2seq import Seq2SeqConfig
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run_folder import check_folder

@@ -55,7 +55,7 @@ from local_attention_figures import CAPTIONS, plot
 from attention_jax.command_line import run_command
 from attention_jax.data.reversal import random_batch
 from attention_jax.local import local_attention_weights, reversed_centers, window_mask
-from attention_jax.nn.seq2seq import Seq2SeqConfig
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, Trained, bind
 from attention_jax.tasks.reversal_arms import accuracies, heat_map, mean_over_lengths, trained_arm
 from attention_jax.tasks.reversal_evaluation import evaluate, reverse

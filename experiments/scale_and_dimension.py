@@ -37,7 +37,7 @@ from scale_and_dimension_figures import CAPTIONS, plot
 from scale_and_dimension_training import Size
 
 from attention_jax.command_line import run_command
-from attention_jax.nn.seq2seq import Seq2SeqConfig
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run_folder import check_folder

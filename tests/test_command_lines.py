@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attention_jax.command_line import run_command
-from attention_jax.nn.seq2seq import Seq2SeqConfig
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import ReversalConfig, train_run
 from attention_jax.training.loop import LoopConfig
 

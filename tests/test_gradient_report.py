@@ -10,7 +10,7 @@ import pytest
 from attention_jax import gradient_report
 from attention_jax.analysis import capture
 from attention_jax.data.reversal import reversal_batch
-from attention_jax.nn.seq2seq import Seq2SeqConfig
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, bind, load_states, train_run
 from attention_jax.tasks.reversal_gradients import GradientAnalysis, analyze_run
 from attention_jax.training.loop import LoopConfig

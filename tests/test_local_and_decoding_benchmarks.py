@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attention_jax.data.vocabulary import EOS, PAD, SOS
-from attention_jax.nn.seq2seq import Seq2SeqConfig
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 

@@ -310,7 +310,10 @@ def test_dropout_only_with_a_rng():
         ({"output_dim": -1}, "output_dim must be at least 1; got -1"),
         ({"qkv_dim": 20}, "qkv_dim must be a multiple of 6 heads; got 20"),
         ({"num_key_heads": 4}, "num_key_heads must divide the 6 query heads; got 4"),
-        ({"rotary_wavelength": 9.0}, "qkv_dim must make heads of even size to rotate; got 18"),
+        (
+            {"rotary_wavelength": 9.0},
+            "qkv_dim must make heads of a multiple of 2 features to rotate; got 18",
+        ),
         ({"score": "adit"}, "did you mean 'additive'"),
         ({"dropout_rate": 2}, "dropout_rate must be a Python number in"),
         ({"implementation": "fast"}, "implementation must be None or one of"),

@@ -13,7 +13,7 @@ import optax
 import pytest
 from test_command_lines import ROOT, load
 
-from attention_jax.nn.seq2seq import Seq2SeqConfig
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.scores import ScaledDot
 from attention_jax.tasks.reversal import ReversalConfig, optimizer
 from attention_jax.training.loop import LoopConfig

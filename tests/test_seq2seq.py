@@ -300,7 +300,10 @@ def test_checkpointed_blocks_keep_less_and_change_nothing():
     [
         ({"score": "adit"}, "did you mean 'additive'"),
         ({"self_attention_score": "skaled"}, "did you mean 'scaled'"),
-        ({"dim": 7}, "dim must be even; got 7"),
+        (
+            {"dim": 7},
+            "dim must be a multiple of 2, for sinusoidal positions anchored at start; got 7",
+        ),
         ({"dim": 0}, "dim must be at least 1; got 0"),
         ({"hidden_dim": 0}, "hidden_dim must be at least 1; got 0"),
         ({"encoder_layers": -1}, "encoder_layers must be at least 0; got -1"),

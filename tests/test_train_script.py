@@ -102,7 +102,7 @@ def script(monkeypatch, capsys, tmp_path):
         (["--self-attention-score", "skaled"], "did you mean 'scaled'?"),
         (["--bogus", "3"], "--bogus"),
         (["--dim", "wide"], "wide"),
-        (["--dim", "7"], "dim must be even; got 7"),
+        (["--dim", "7"], "dim must be a multiple of 2"),
         (["--steps", "0"], "steps must be at least 1; got 0"),
         (["--checkpoint-every", "30"], "checkpoint_every must be a multiple of log_every 25"),
         (["--min-length", "9"], "max_length must be at least min_length 9; got 8"),

@@ -12,8 +12,18 @@ from attention_jax.nn.cross_attention import CrossAttention, CrossAttentionConfi
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import KeyValueCache, MultiHeadAttention
-from attention_jax.nn.positions import rotary, sinusoidal_codes, sinusoidal_positions
-from attention_jax.nn.seq2seq import Decoded, Seq2Seq, Seq2SeqConfig
+from attention_jax.nn.placement import ANY_LENGTH, Placement, PositionConfig
+from attention_jax.nn.positions import (
+    anchored_places,
+    learned_codes,
+    random_positions,
+    random_window_positions,
+    rotary,
+    sinusoidal_codes,
+    sinusoidal_positions,
+)
+from attention_jax.nn.seq2seq import Decoded, Seq2Seq
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.nn.transformer import (
     BlockConfig,
     DecoderBlock,
@@ -22,6 +32,7 @@ from attention_jax.nn.transformer import (
 )
 
 __all__ = [
+    "ANY_LENGTH",
     "AdditiveAttention",
     "Attention",
     "BlockConfig",
@@ -39,9 +50,15 @@ __all__ = [
     "LocalPAttention",
     "MonotonicAttention",
     "MultiHeadAttention",
+    "Placement",
+    "PositionConfig",
     "ScaledDotAttention",
     "Seq2Seq",
     "Seq2SeqConfig",
+    "anchored_places",
+    "learned_codes",
+    "random_positions",
+    "random_window_positions",
     "rotary",
     "sinusoidal_codes",
     "sinusoidal_positions",

@@ -7,6 +7,7 @@ passes from query to query is a carry, what does not depend on queries is made o
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
@@ -21,7 +22,8 @@ from attention_jax.nn.coverage import CoverageAttention
 from attention_jax.nn.local import Alignment, LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
-from attention_jax.scores import Score
+from attention_jax.nn.placement import Positions, rotated
+from attention_jax.scores import RowScaled, Score, get_score
 from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
@@ -42,15 +44,27 @@ class CrossAttentionConfig:
         radius: of the local kinds, keys on either side of the window's center, at least 0; at least
             1 for "local-p".
         alignment: of "local-m": "monotonic", p_i = i, or "reversed", p_i = S - 1 - i.
+        rotary_wavelength: of "global": rotates queries and keys by their positions; with one head
+            the tokens themselves, as keys but not as values. None for none.
+        position_ends: how many numbers a position is, see `placement.Positions`.
+        sharpen_from: of "global" with one head: a length n_0; the logits of a memory of n > n_0
+            tokens are multiplied by log(1 + n) / log(1 + n_0). A softmax over more keys needs
+            larger logits to be as sharp. None for no factor.
 
     Raises:
-        ValueError: there is no such kind or alignment, or a number is below 1.
+        ValueError: there is no such kind or alignment, a number is below 1, or a setting is none of
+            this kind's.
+
+    Source: Chiang and Cholak 2022 for logits that grow with log n (theirs do so from n = 1 on).
     """
 
     attention: AttentionKind = "global"
     heads: int = 1
     radius: int = 2
     alignment: Alignment = "reversed"
+    rotary_wavelength: float | None = None
+    position_ends: int = 1
+    sharpen_from: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("attention", self.attention, AttentionKind)
@@ -61,6 +75,18 @@ class CrossAttentionConfig:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
         if self.heads > 1 and self.attention != "global":
             raise ValueError(f"heads must be 1 with attention {self.attention!r}; got {self.heads}")
+        if self.rotary_wavelength is not None and self.attention != "global":
+            raise ValueError(
+                f"attention must be global where positions are rotations; got {self.attention!r}"
+            )
+        if self.sharpen_from is not None:
+            if self.attention != "global" or self.heads > 1:
+                raise ValueError(
+                    f"sharpen_from is for attention 'global' with one head; got {self.attention!r}"
+                    f" with {self.heads}"
+                )
+            if self.sharpen_from < 1:
+                raise ValueError(f"sharpen_from must be at least 1; got {self.sharpen_from}")
 
 
 class CrossAttention(nnx.Module):
@@ -89,7 +115,10 @@ class CrossAttention(nnx.Module):
         dropout_rate: float = 0.0,
         rngs: nnx.Rngs,
     ):
+        self.config = config
         self.kind: Any = _KINDS["multi-head" if _is_multi_head(config) else config.attention]
+        if config.sharpen_from is not None:
+            score = RowScaled(get_score(score))
         self.attention: Any = self.kind.make(score, dim, memory_dim, config, dropout_rate, rngs)
         self.output = (
             None if _is_multi_head(config)
@@ -104,6 +133,8 @@ class CrossAttention(nnx.Module):
         source_lengths: Array | None = None,
         mask: Mask | Array | None = None,
         first: Array | int = 0,
+        positions: Positions | None = None,
+        memory_positions: Positions | None = None,
         carry: Carry = None,
         dropout_rng: Array | None = None,
     ) -> tuple[Array, Array, Carry]:
@@ -114,23 +145,64 @@ class CrossAttention(nnx.Module):
             memory: float [*B, S, memory_dim]; or what `remember` made of it.
             source_lengths: int [*B], how many memory tokens are real; None for all.
             mask: which of them each query may attend to; padding is for it to leave out.
-            first: the position of the first query, where earlier ones have attended before.
+            first: how many queries have attended before the first of these.
+            positions: of the queries, where they are rotated; None for `first` and on.
+            memory_positions: of the memory's tokens, where they are; None for 0, 1, 2, ...
             carry: what the call with those left; None for none before.
             dropout_rng: one PRNG key; None for no dropout and no noise.
 
         Returns:
             (output [*B, T, dim], weights [*B, T, S], averaged over heads, carry).
         """
+        if self.config.rotary_wavelength is not None and positions is None:
+            positions = (first + jnp.arange(query.shape[-2]),) * self.config.position_ends
+        if not isinstance(memory, Memory) and self.config.rotary_wavelength is not None:
+            memory = self.remember(memory, positions=memory_positions)
+        queries = self._queries(query, memory, source_lengths, positions)
         found, weights, new = self.kind.attend(
-            self.attention, query, memory, source_lengths, mask, first, carry, dropout_rng
+            self.attention, queries, memory, source_lengths, mask, first, carry, dropout_rng
         )
         if carry is not None:  # loops want the dtype they began with, whatever parameters have
             new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, carry)
         return found if self.output is None else self.output(found), weights, new
 
-    def remember(self, memory: Array) -> Memory:
-        """What does not depend on the queries, made once: give it as `memory`."""
-        return self.attention.remember(memory)
+    def remember(self, memory: Array, *, positions: Positions | None = None) -> Memory:
+        """What does not depend on the queries, made once: give it as `memory`.
+
+        `positions` are those of its tokens, where they are rotated; None for 0, 1, 2, ...
+        """
+        wavelength = self.config.rotary_wavelength
+        if wavelength is None:
+            return self.attention.remember(memory)
+        if positions is None:
+            positions = (jnp.arange(memory.shape[-2]),) * self.config.position_ends
+        if _is_multi_head(self.config):
+            return self.attention.remember(memory, positions=positions)
+        keys = rotated(memory, positions, max_wavelength=wavelength)
+        return self.attention.remember(keys, memory)
+
+    def _queries(
+        self,
+        query: Array,
+        memory: Array | Memory,
+        source_lengths: Array | None,
+        positions: Positions | None,
+    ) -> Array | tuple[Array, Positions]:
+        """As the kind takes them: with their positions, or with a factor for each row."""
+        config = self.config
+        if config.rotary_wavelength is not None:
+            assert positions is not None
+            if _is_multi_head(config):
+                return query, positions
+            query = rotated(query, positions, max_wavelength=config.rotary_wavelength)
+        if config.sharpen_from is not None:
+            length = (memory.values if isinstance(memory, Memory) else memory).shape[-2]
+            lengths = jnp.asarray(length if source_lengths is None else source_lengths)
+            factor = jnp.log1p(lengths.astype(query.dtype)) / math.log1p(config.sharpen_from)
+            factor = jnp.maximum(factor, 1)[..., None, None]
+            factor = jnp.broadcast_to(factor, (*query.shape[:-1], 1))
+            query = jnp.concatenate([query, factor.astype(query.dtype)], axis=-1)
+        return query
 
     def first_carry(
         self, batch_shape: tuple[int, ...], source_length: int, dtype: Any = jnp.float32
@@ -151,7 +223,8 @@ class _Global:
 
     @staticmethod
     def make(score, dim, memory_dim, config, dropout_rate, rngs) -> Any:
-        return Attention(score, dim, memory_dim, dropout_rate=dropout_rate, rngs=rngs)
+        columns = dim + (config.sharpen_from is not None)  # the last is the factor of the row
+        return Attention(score, columns, memory_dim, dropout_rate=dropout_rate, rngs=rngs)
 
     @staticmethod
     def attend(attention, query, memory, lengths, mask, first, carry, rng) -> Any:
@@ -169,13 +242,16 @@ class _MultiHead(_Global):
     def make(score, dim, memory_dim, config, dropout_rate, rngs) -> Any:
         return MultiHeadAttention(
             score, dim, num_heads=config.heads, key_dim=memory_dim, dropout_rate=dropout_rate,
+            rotary_wavelength=config.rotary_wavelength, position_ends=config.position_ends,
             rngs=rngs,
         )  # fmt: skip
 
     @staticmethod
     def attend(attention, query, memory, lengths, mask, first, carry, rng) -> Any:
-        output, weights, carry = _Global.attend(
-            attention, query, memory, lengths, mask, first, carry, rng
+        del lengths, first
+        query, positions = query if isinstance(query, tuple) else (query, None)
+        output, weights = attention(
+            query, memory, mask=mask, positions=positions, dropout_rng=rng, return_weights=True
         )
         return output, jnp.mean(weights, axis=-3), carry
 

@@ -17,7 +17,8 @@ from attention_jax.mask_algebra import ShiftedMask
 from attention_jax.masks import Mask, causal_mask
 from attention_jax.memory import Memory, remember, resolve
 from attention_jax.nn.parameters import score_params, values_of
-from attention_jax.nn.positions import check_wavelength, rotary
+from attention_jax.nn.placement import Positions, rotated
+from attention_jax.nn.positions import check_wavelength
 from attention_jax.position_functions import broadcasts
 from attention_jax.scores import Score, get_score
 
@@ -54,6 +55,8 @@ class MultiHeadAttention(nnx.Module):
         normalize_qk: layer normalisation, with a learned scale, of each head's queries and keys.
         rotary_wavelength: rotates queries and keys by their positions, with this `max_wavelength`
             (see `rotary`); None: positions do not enter.
+        position_ends: how many numbers a position is (see `placement.Positions`): heads must have
+            an even number of features for each.
         dropout_rate: probability that a weight is dropped when a `dropout_rng` is given.
         implementation: as in `attention_jax.attention`.
         rngs: where the initial parameters come from.
@@ -82,6 +85,7 @@ class MultiHeadAttention(nnx.Module):
         use_bias: bool = False,
         normalize_qk: bool = False,
         rotary_wavelength: float | None = None,
+        position_ends: int = 1,
         dropout_rate: float = 0.0,
         implementation: str | None = None,
         rngs: nnx.Rngs,
@@ -106,9 +110,10 @@ class MultiHeadAttention(nnx.Module):
         head_dim = qkv_dim // num_heads
         if rotary_wavelength is not None:
             check_wavelength("rotary_wavelength", rotary_wavelength)
-            if head_dim % 2:
+            if head_dim % (2 * position_ends):
                 raise ValueError(
-                    f"qkv_dim must make heads of even size to rotate; got {qkv_dim} for {num_heads}"
+                    f"qkv_dim must make heads of a multiple of {2 * position_ends} features to"
+                    f" rotate; got {qkv_dim} for {num_heads}"
                 )
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
 
@@ -128,7 +133,7 @@ class MultiHeadAttention(nnx.Module):
         rng_of_head = jax.random.split(rngs.params(), num_heads)
         params = jax.vmap(lambda rng: self.score.init(rng, head_dim, head_dim))(rng_of_head)
         self.params = score_params(params)
-        self.rotary_wavelength = rotary_wavelength
+        self.rotary_wavelength, self.position_ends = rotary_wavelength, position_ends
         self.dropout_rate = checked_rate(dropout_rate)
         self.implementation = checked_implementation(implementation)
 
@@ -140,6 +145,8 @@ class MultiHeadAttention(nnx.Module):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
+        positions: Positions | None = None,
+        key_positions: Positions | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -155,6 +162,10 @@ class MultiHeadAttention(nnx.Module):
             bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]),
                 or float broadcastable to [*B, N, T, S]; added to the logits. One for each example
                 and the same for all heads is [*B, 1, T, S].
+            positions: of the queries, where they are rotated: int [T] or [*B, T] each; None for 0,
+                1, 2, ...
+            key_positions: of the keys, if they are no `Memory`: int [S] or [*B, S] each; None for
+                `positions` in self attention, otherwise for 0, 1, 2, ...
             dropout_rng: one PRNG key; None for no dropout.
             return_weights: also return the weights [*B, N, T, S], before dropout.
 
@@ -165,12 +176,14 @@ class MultiHeadAttention(nnx.Module):
             ValueError: an argument has the wrong shape or dtype.
         """
         _check_tokens("query", query, self.query)
-        queries, params = self._queries(query, jnp.arange(query.shape[-2])), self._params()
-        dtype, key = queries.dtype, query if key is None else key
+        queries, params = self._queries(query, positions), self._params()
+        dtype = queries.dtype
+        if key is None:
+            key, key_positions = query, positions if key_positions is None else key_positions
         keys, values = (
             (key, value)
             if isinstance(key, Memory)
-            else self._keys_and_values(key, key if value is None else value)
+            else self._keys_and_values(key, key if value is None else value, key_positions)
         )
         score, queries, keys, values = resolve(
             self.score, params, queries, keys, values, self.head_dim
@@ -195,17 +208,20 @@ class MultiHeadAttention(nnx.Module):
         weights = attention_weights(queries, keys, **arguments).astype(dtype)
         return output, ungroup_heads(weights, query.ndim - 2)
 
-    def remember(self, key: Array, value: Array | None = None) -> Memory:
+    def remember(
+        self, key: Array, value: Array | None = None, *, positions: Positions | None = None
+    ) -> Memory:
         """Projects what will be attended to again and again, once: give it as `key`.
 
         Args:
             key: float [*B, S, key_dim].
             value: float [*B, S, key_dim]; None for `key`.
+            positions: where keys are rotated, int [S] or [*B, S] each; None for 0, 1, 2, ...
 
         Raises:
             ValueError: an argument has the wrong shape.
         """
-        keys, values = self._keys_and_values(key, key if value is None else value)
+        keys, values = self._keys_and_values(key, key if value is None else value, positions)
         return remember(self.score, self._params(), keys, values, query_dim=self.head_dim)
 
     def empty_cache(
@@ -256,9 +272,9 @@ class MultiHeadAttention(nnx.Module):
         self._check_cache(x, cache)
         count, first = x.shape[-2], cache.length
         params = self._params()
-        positions = first + jnp.arange(count)
+        positions = (first + jnp.arange(count),) * self.position_ends
         queries = self._queries(x, positions)
-        keys, values = self._keys_and_values(x, x, first)
+        keys, values = self._keys_and_values(x, x, positions)
         new = remember(self.score, params, keys, values, query_dim=self.head_dim)
         memory = jax.tree.map(
             lambda old, new: jax.lax.dynamic_update_slice_in_dim(
@@ -304,12 +320,12 @@ class MultiHeadAttention(nnx.Module):
 
     # --- projections: [*B, length, dim] to heads [*B, K, G, length, head_dim], and back ---
 
-    def _queries(self, x: Array, positions: Array) -> Array:
+    def _queries(self, x: Array, positions: Positions | None) -> Array:
         heads = self._placed(self.query(x), self.query_norm, positions)
         return group_heads(heads, 2, self.num_key_heads)
 
     def _keys_and_values(
-        self, key: Array, value: Array, first: Array | int = 0
+        self, key: Array, value: Array, positions: Positions | None
     ) -> tuple[Array, Array]:
         _check_tokens("key", key, self.key)
         _check_tokens("value", value, self.value)
@@ -318,18 +334,21 @@ class MultiHeadAttention(nnx.Module):
                 f"value must be [*B, {key.shape[-2]}, ...] to match key {list(key.shape)};"
                 f" got {list(value.shape)}"
             )
-        positions = first + jnp.arange(key.shape[-2])
         keys = self._placed(self.key(key), self.key_norm, positions)
         values = jnp.swapaxes(self.value(value), -2, -3)
         return keys[..., None, :, :], values[..., None, :, :]
 
-    def _placed(self, heads: Array, norm: nnx.LayerNorm | None, positions: Array) -> Array:
+    def _placed(
+        self, heads: Array, norm: nnx.LayerNorm | None, positions: Positions | None
+    ) -> Array:
         """[*B, length, heads, head_dim] -> [*B, heads, length, head_dim], normalised, rotated."""
         if norm is not None:
             heads = norm(heads)
         heads = jnp.swapaxes(heads, -2, -3)
         if self.rotary_wavelength is not None:
-            heads = rotary(heads, positions, max_wavelength=self.rotary_wavelength)
+            if positions is None:
+                positions = (jnp.arange(heads.shape[-2]),) * self.position_ends
+            heads = rotated(heads, positions, max_wavelength=self.rotary_wavelength)
         return heads
 
     def _merged(self, heads: Array, ndim: int) -> Array:

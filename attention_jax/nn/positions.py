@@ -1,8 +1,14 @@
-"""Where a token stands: as a vector to add to its embedding, or as a rotation of its features."""
+"""Where a token stands: which number it gets, and how the number enters attention.
+
+A number becomes a vector to add to the token's embedding (`sinusoidal_codes`, `learned_codes`), or
+a rotation of its features (`rotary`). Which number it is, is a matter of the end it is counted from
+(`anchored_positions`) and of chance (`random_positions`, `random_window_positions`).
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +17,9 @@ from attention_jax.position_functions import pad_rank
 from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
+Anchor = Literal["start", "end", "both"]
+
+# --- from a number to features ---
 
 
 def sinusoidal_positions(length: int, dim: int, *, max_wavelength: float = 10_000.0) -> Array:
@@ -39,16 +48,30 @@ def sinusoidal_positions(length: int, dim: int, *, max_wavelength: float = 10_00
 
 
 def sinusoidal_codes(positions: Array, dim: int, *, max_wavelength: float = 10_000.0) -> Array:
-    """`sinusoidal_positions` at given positions, int or float [length], known or traced.
+    """`sinusoidal_positions` at given positions, int or float [...], known or traced.
 
     >>> sinusoidal_codes(jnp.array([1]), 2).round(4)
     Array([[0.8415, 0.5403]], dtype=float32)
     """
     if dim % 2:
         raise ValueError(f"dim must be even, a sine and a cosine for each frequency; got {dim}")
-    exponents = jnp.arange(dim // 2, dtype=jnp.float32) / (dim // 2)
-    angles = positions.astype(jnp.float32)[:, None] * (max_wavelength**-exponents)[None, :]
+    angles = _angles(positions, dim, max_wavelength, jnp.float32)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+def learned_codes(table: Array, positions: Array) -> Array:
+    """Rows of a table: float [P, D], int [...] -> [..., D].
+
+    A position at or beyond P has a code of NaN: there is none that was learned for it.
+
+    >>> learned_codes(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 2]))
+    Array([[ 2.],
+           [ 1.],
+           [nan]], dtype=float32)
+
+    Source: Gehring et al. 2017, section 3.1.
+    """
+    return jnp.take(table, positions, axis=0, mode="fill", fill_value=jnp.nan)
 
 
 def check_wavelength(name: str, value: float) -> None:
@@ -67,14 +90,14 @@ def rotary(x: Array, positions: Array, *, max_wavelength: float = 10_000.0) -> A
 
     Args:
         x: float [..., T, D], D even.
-        positions: int [T], i.
+        positions: int [T], i; or with axes in front, [*B, T], that are the first of `x`.
         max_wavelength: the slowest rotation repeats after about 2 pi times this many positions.
 
     Returns:
         [..., T, D] in the dtype of `x`; angles are taken in at least float32.
 
     Raises:
-        ValueError: D is odd, `positions` does not have T entries, or the wavelength is not above 0.
+        ValueError: D is odd, `positions` does not fit `x`, or the wavelength is not above 0.
 
     >>> rotary(jnp.array([[1.0, 0.0], [1.0, 0.0]]), jnp.array([0, 1])).round(4)
     Array([[1.    , 0.    ],
@@ -84,15 +107,119 @@ def rotary(x: Array, positions: Array, *, max_wavelength: float = 10_000.0) -> A
     permutation of features).
     """
     check_wavelength("max_wavelength", max_wavelength)
-    length, dim = x.shape[-2:]
+    *batch, length, dim = x.shape
     if dim % 2:
         raise ValueError(f"x must have an even number of features to rotate in pairs; got {dim}")
-    if positions.shape != (length,):
-        raise ValueError(f"positions must be [{length}]; got {list(positions.shape)}")
+    *lead, last = positions.shape or (0,)
+    if last != length or lead != batch[: len(lead)]:
+        raise ValueError(
+            f"positions must be [{length}], or that behind the first axes of x {list(x.shape)};"
+            f" got {list(positions.shape)}"
+        )
     wide = accumulator_dtype(x)
-    exponents = jnp.arange(dim // 2, dtype=wide) / (dim // 2)
-    angles = positions.astype(wide)[:, None] * (max_wavelength**-exponents)[None, :]
+    angles = _angles(positions, dim, max_wavelength, wide)
+    # [*B, T, D / 2] to the axes of x: those that it lacks stand between.
+    angles = angles.reshape(*lead, *(1,) * (len(batch) - len(lead)), length, dim // 2)
     cosines, sines = (pad_rank(f(angles), x.ndim) for f in (jnp.cos, jnp.sin))
     left, right = jnp.split(x.astype(wide), 2, axis=-1)
     rotated = [left * cosines - right * sines, right * cosines + left * sines]
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def _angles(positions: Array, dim: int, max_wavelength: float, dtype: jnp.dtype) -> Array:
+    exponents = jnp.arange(dim // 2, dtype=dtype) / (dim // 2)
+    frequencies = max_wavelength**-exponents
+    return positions[..., None].astype(dtype) * pad_rank(frequencies, positions.ndim + 1)
+
+
+# --- from a place in the sequence to a number ---
+
+
+def anchored_places(length: int, lengths: Array, anchor: Anchor) -> tuple[Array, ...]:
+    """How far each token stands from the start of its sequence, from the end, or both.
+
+        start: j        end: n - 1 - j
+
+    Args:
+        length: S, tokens of a padded sequence.
+        lengths: int [*B], n, how many of them are real.
+        anchor: "start", "end" or "both".
+
+    Returns:
+        one int array [*B, S], or with "both" two: from the start and from the end. Padding behind
+        the end has 0 there.
+
+    >>> anchored_places(4, jnp.array([3]), "end")
+    (Array([[2, 1, 0, 0]], dtype=int32),)
+
+    Counted from the end, the source of a reversed string has the numbers of its target: letter
+    n - 1 - i is written i-th.
+    """
+    places = jnp.arange(length)
+    from_start = jnp.broadcast_to(places, (*lengths.shape, length))
+    places = pad_rank(places, lengths.ndim + 1)
+    from_end = jnp.maximum(lengths[..., None].astype(places.dtype) - 1 - places, 0)
+    return {"start": (from_start,), "end": (from_end,), "both": (from_start, from_end)}[anchor]
+
+
+def random_positions(rng: Array, count: int, limit: int) -> Array:
+    """An ordered random subset of positions, all subsets equally likely.
+
+    Args:
+        rng: one PRNG key.
+        count: how many.
+        limit: P; positions are from 0 to P - 1.
+
+    Returns:
+        int32 [count], rising.
+
+    Raises:
+        ValueError: there are not so many.
+
+    >>> random_positions(jax.random.key(0), 4, 4)
+    Array([0, 1, 2, 3], dtype=int32)
+
+    Source: Ruoss et al. 2023, section 3 (their N is `count`, their L `limit`).
+    """
+    check_count(count, limit)
+    _, chosen = jax.lax.top_k(jax.random.uniform(rng, (limit,)), count)
+    return jnp.sort(chosen)
+
+
+def random_window_positions(rng: Array, count: int, limit: int) -> Array:
+    """An ordered random subset of a random window: from neighbours to tokens far apart.
+
+    The window's width is log-uniform from `count` to `limit`, and its place uniform; the gaps
+    between positions are then as often near 1 as near any other scale. In a subset of the whole
+    range hardly any two are neighbours, as they will be in a sequence that fills the range.
+
+    Args:
+        rng: one PRNG key.
+        count: how many.
+        limit: P; positions are from 0 to P - 1.
+
+    Returns:
+        int32 [count], rising.
+
+    Raises:
+        ValueError: there are not so many.
+
+    >>> random_window_positions(jax.random.key(0), 4, 4)
+    Array([0, 1, 2, 3], dtype=int32)
+    """
+    check_count(count, limit)
+    width_rng, place_rng, gap_rng = jax.random.split(rng, 3)
+    log_width = jax.random.uniform(
+        width_rng, minval=math.log(count), maxval=math.log(limit + 1), dtype=jnp.float32
+    )
+    spare = jnp.clip(jnp.exp(log_width).astype(jnp.int32), count, limit) - count
+    # `count` numbers from 0 to spare, in order and with repetition; i more for the i-th parts them.
+    gaps = jnp.sort(jax.random.randint(gap_rng, (count,), 0, spare + 1))
+    first = jax.random.randint(place_rng, (), 0, limit - count - spare + 1)
+    return first + gaps + jnp.arange(count)
+
+
+def check_count(count: int, limit: int) -> None:
+    """Raises ValueError unless `limit` positions hold `count` tokens."""
+    if not 1 <= count <= limit:
+        raise ValueError(f"count must be from 1 to {limit}, the positions there are; got {count}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -12,116 +11,11 @@ from flax import nnx
 
 from attention_jax.decoding import BeamResult, beam_search, greedy_search
 from attention_jax.masks import Mask, padding_mask
-from attention_jax.nn.cross_attention import Alignment, AttentionKind, CrossAttentionConfig
-from attention_jax.nn.positions import sinusoidal_codes
-from attention_jax.nn.transformer import (
-    Activation,
-    BlockConfig,
-    DecoderBlock,
-    DecoderState,
-    EncoderBlock,
-    Norm,
-    split_rng,
-)
-from attention_jax.scores import get_score
+from attention_jax.nn.placement import Placement, Positions
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import DecoderBlock, DecoderState, EncoderBlock, split_rng
 
 Array = jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class Seq2SeqConfig:
-    """The model's settings.
-
-    Attributes:
-        score: the score under study, with which the decoder attends to the encoder: a name in
-            `SCORES`, or "module:Name" for one of your own.
-        self_attention_score: the score of the self attentions; None for the score under study.
-        attention: how the decoder looks at the encoder: "global", the whole of it; "local-m" or
-            "local-p", through a window; "coverage", remembering what it has attended to;
-            "monotonic", never going back.
-        radius: of the local kinds, positions on either side of the window's center.
-        alignment: of "local-m": "reversed", the last letter first, or "monotonic".
-        heads: of the self attentions; more than 1 also makes "global" attention multi-head, between
-            projections. The other kinds have one head.
-        key_heads: heads of keys and values in the self attentions (grouped-query), a divisor of
-            `heads`; None for `heads`.
-        dim: size of embeddings and of every layer, even, a multiple of `heads`.
-        hidden_dim: hidden size of the feed-forward layers.
-        activation: of the feed-forward layers.
-        norm: layer normalisation before each layer ("pre") or after its residual ("post").
-        normalize_qk: layer normalisation of queries and keys in the self attentions.
-        encoder_layers: number of encoder blocks; 0 for a memory of embedded letters, none of which
-            knows of another.
-        decoder_layers: number of decoder blocks.
-        dropout_rate: of embeddings, attention weights and layers, in training.
-        checkpoint_blocks: compute each block again for its gradient rather than save what is in it.
-            (On a CPU XLA merges the two computations, and nothing is gained.)
-        mask_padding: False lets every attention see padding, the flaw of a published comparison.
-
-    Raises:
-        ValueError: there is no such score or kind, a size is below 1, or sizes do not divide.
-    """
-
-    score: str = "scaled"
-    self_attention_score: str | None = "scaled"
-    attention: AttentionKind = "global"
-    radius: int = 2
-    alignment: Alignment = "reversed"
-    heads: int = 1
-    key_heads: int | None = None
-    dim: int = 64
-    hidden_dim: int = 64
-    activation: Activation = "relu"
-    norm: Norm = "pre"
-    normalize_qk: bool = False
-    encoder_layers: int = 1
-    decoder_layers: int = 1
-    dropout_rate: float = 0.0
-    checkpoint_blocks: bool = False
-    mask_padding: bool = True
-
-    def __post_init__(self) -> None:
-        get_score(self.score)
-        if self.self_attention_score is not None:
-            get_score(self.self_attention_score)
-        for name, least in (("encoder_layers", 0), ("decoder_layers", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
-        if self.dim % 2:
-            raise ValueError(f"dim must be even; got {self.dim}")
-        self.block, self.cross  # noqa: B018 -- they check the rest
-
-    @property
-    def label(self) -> str:
-        """The score, and how it is used where that is not the default: "additive, coverage"."""
-        kind = [] if self.attention == "global" else [self.attention]
-        where = "" if self.attention == "global" else " in self attention"
-        heads = [] if self.heads == 1 else [f"{self.heads} heads{where}"]
-        return ", ".join([self.score, *kind, *heads])
-
-    @property
-    def block(self) -> BlockConfig:
-        """What encoder and decoder blocks are told."""
-        return BlockConfig(
-            dim=self.dim,
-            hidden_dim=self.hidden_dim,
-            heads=self.heads,
-            key_heads=self.key_heads,
-            activation=self.activation,
-            norm=self.norm,
-            dropout_rate=self.dropout_rate,
-            normalize_qk=self.normalize_qk,
-        )
-
-    @property
-    def cross(self) -> CrossAttentionConfig:
-        """How decoder blocks look at the memory."""
-        return CrossAttentionConfig(
-            attention=self.attention,
-            heads=self.heads if self.attention == "global" else 1,
-            radius=self.radius,
-            alignment=self.alignment,
-        )
 
 
 class Decoded(NamedTuple):
@@ -132,10 +26,11 @@ class Decoded(NamedTuple):
 
 
 class DecodingState(NamedTuple):
-    """What the next token depends on; but for counters, every array has the batch axis in front."""
+    """What the next token depends on; `blocks` and lengths have the batch axis in front."""
 
     blocks: tuple[DecoderState, ...]
     source_lengths: Array  # int [B]
+    places: Array  # int [P], see `Seq2Seq.__call__`
     step: Array  # int32 [], how many tokens have been read
 
 
@@ -169,6 +64,7 @@ class Seq2Seq(nnx.Module):
         self.output_norm = nnx.LayerNorm(dim, rngs=rngs)
         self.logits = nnx.Linear(dim, vocabulary_size, rngs=rngs)
         self.dropout = nnx.Dropout(config.dropout_rate)
+        self.placement = Placement(config.positions, dim, rngs=rngs)
 
     def __call__(
         self,
@@ -176,6 +72,7 @@ class Seq2Seq(nnx.Module):
         source_lengths: Array,
         target_inputs: Array,
         *,
+        places: Array | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -185,7 +82,10 @@ class Seq2Seq(nnx.Module):
             source: int [B, S].
             source_lengths: int [B]; what stands from there on is padding.
             target_inputs: int [B, T], the right answer shifted by one: SOS, then all but its end.
-            dropout_rng: one PRNG key, for training; None for no dropout and no noise.
+            places: int [P], rising, P at least S and T: the positions of tokens that stand 0, 1,
+                2, ... away from where they are counted; None for `Placement.places`.
+            dropout_rng: one PRNG key, for training; None for no dropout, no noise, and positions
+                that are not drawn.
             return_weights: also return the cross-attention weights.
 
         Returns:
@@ -193,9 +93,12 @@ class Seq2Seq(nnx.Module):
             over heads.
         """
         encoder_rng, decoder_rng = split_rng(dropout_rng, 2)
-        memory = self.encode(source, source_lengths, dropout_rng=encoder_rng)
+        if places is None:
+            place_rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, 2)
+            places = self._places(source.shape[-1], target_inputs.shape[-1], place_rng)
+        memory = self.encode(source, source_lengths, places=places, dropout_rng=encoder_rng)
         logits, weights = self.decode(
-            memory, source_lengths, target_inputs, dropout_rng=decoder_rng
+            memory, source_lengths, target_inputs, places=places, dropout_rng=decoder_rng
         )
         return (logits, weights) if return_weights else logits
 
@@ -204,19 +107,22 @@ class Seq2Seq(nnx.Module):
         source: Array,
         source_lengths: Array,
         *,
+        places: Array | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
         """The memory [B, S, dim] that the decoder attends to.
 
         With `return_weights`: (memory, weights [L, B, N, S, S] of the encoder's self attentions).
+        `places` None is for evaluation: positions are not drawn here.
         """
         rng, *block_rngs = split_rng(dropout_rng, 1 + len(self.encoder))
         mask = self._source_mask(source_lengths)
-        x = self._embed(self.source_embedding, source, rng=rng)
+        positions = self._source_positions(places, source.shape[-1], source_lengths)
+        x = self._embed(self.source_embedding, source, positions, rng=rng)
         weights = []
         for index, (block, rng) in enumerate(zip(self.encoder, block_rngs, strict=True)):
-            apply = functools.partial(block, mask=mask, return_weights=True)
+            apply = functools.partial(block, mask=mask, positions=positions, return_weights=True)
             with jax.named_scope(f"encoder_{index}"):
                 x, block_weights = self._checkpointed(apply)(x, dropout_rng=rng)
             weights.append(block_weights)
@@ -233,6 +139,7 @@ class Seq2Seq(nnx.Module):
         source_lengths: Array,
         target_inputs: Array,
         *,
+        places: Array | None = None,
         dropout_rng: Array | None = None,
     ) -> tuple[Array, Array]:
         """Logits [B, T, V] and cross-attention weights [L, B, T, S], averaged over heads."""
@@ -240,10 +147,16 @@ class Seq2Seq(nnx.Module):
         rng, *block_rngs = split_rng(dropout_rng, 1 + len(self.decoder))
         mask = self._source_mask(source_lengths)
         lengths = self._visible_lengths(source_lengths, memory.shape[-2])
-        x = self._embed(self.target_embedding, target_inputs, rng=rng)
+        if places is None:
+            places = self._places(memory.shape[-2], target_inputs.shape[-1])
+        positions = self.placement.target_positions(places, target_inputs.shape[-1])
+        x = self._embed(self.target_embedding, target_inputs, positions, rng=rng)
         weights = []
         for index, (block, rng) in enumerate(zip(self.decoder, block_rngs, strict=True)):
-            apply = functools.partial(block, source_lengths=lengths, memory_mask=mask)
+            apply = functools.partial(
+                block, source_lengths=lengths, memory_mask=mask, positions=positions,
+                memory_positions=self._source_positions(places, memory.shape[-2], source_lengths),
+            )  # fmt: skip
             with jax.named_scope(f"decoder_{index}"):
                 x, block_weights = self._checkpointed(apply)(x, memory, dropout_rng=rng)
             weights.append(block_weights)
@@ -252,7 +165,12 @@ class Seq2Seq(nnx.Module):
     # --- one token after another ---
 
     def start_decoding(
-        self, source: Array, source_lengths: Array, *, max_length: int
+        self,
+        source: Array,
+        source_lengths: Array,
+        *,
+        max_length: int,
+        places: Array | None = None,
     ) -> DecodingState:
         """Reads the source, and makes room for `max_length` tokens.
 
@@ -260,15 +178,19 @@ class Seq2Seq(nnx.Module):
             source: int [B, S].
             source_lengths: int [B].
             max_length: how many tokens will be read at most, at least 1.
+            places: as in a call, P at least S and `max_length`.
         """
-        return self._start(self.encode(source, source_lengths), source_lengths, max_length)
+        places = self._places(source.shape[-1], max_length) if places is None else places
+        memory = self.encode(source, source_lengths, places=places)
+        return self._start(memory, source_lengths, max_length, places)
 
     def decode_step(self, state: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
         """Reads one more token: int [B] -> (logits [B, V] of the next, state).
 
         The logits are those of `decode` with all tokens so far.
         """
-        x = self._embed(self.target_embedding, tokens[:, None], first=state.step)
+        positions = self.placement.target_positions(state.places, 1, state.step)
+        x = self._embed(self.target_embedding, tokens[:, None], positions)
         mask = self._source_mask(state.source_lengths)
         memory_length = state.blocks[0].memory.values.shape[-2]
         lengths = self._visible_lengths(state.source_lengths, memory_length)
@@ -276,14 +198,23 @@ class Seq2Seq(nnx.Module):
         for index, (block, block_state) in enumerate(zip(self.decoder, state.blocks, strict=True)):
             with jax.named_scope(f"decoder_{index}"):
                 x, block_state = block.extend(
-                    x, block_state, source_lengths=lengths, memory_mask=mask
-                )
+                    x, block_state, first=state.step, source_lengths=lengths, memory_mask=mask,
+                    positions=positions,
+                )  # fmt: skip
             blocks.append(block_state)
         logits = self.logits(self.output_norm(x))[:, 0, :]
-        return logits, DecodingState(tuple(blocks), state.source_lengths, state.step + 1)
+        return logits, state._replace(blocks=tuple(blocks), step=state.step + 1)
 
     def greedy_decode(
-        self, source: Array, source_lengths: Array, *, max_length: int, sos: int, eos: int, pad: int
+        self,
+        source: Array,
+        source_lengths: Array,
+        *,
+        max_length: int,
+        sos: int,
+        eos: int,
+        pad: int,
+        places: Array | None = None,
     ) -> Decoded:
         """Feeds back the likeliest token at every step; stops when every row has said EOS.
 
@@ -294,13 +225,15 @@ class Seq2Seq(nnx.Module):
             sos: the token every decoder input begins with.
             eos: the token that ends a row.
             pad: what follows it.
+            places: as in a call, P at least S and `max_length`.
         """
-        memory = self.encode(source, source_lengths)
+        places = self._places(source.shape[-1], max_length) if places is None else places
+        memory = self.encode(source, source_lengths, places=places)
         tokens = greedy_search(
-            self.decode_step, self._start(memory, source_lengths, max_length),
+            self.decode_step, self._start(memory, source_lengths, max_length, places),
             batch_size=source.shape[0], max_length=max_length, sos=sos, eos=eos, pad=pad,
         ).astype(source.dtype)  # fmt: skip
-        _, weights = self.decode(memory, source_lengths, _shifted(tokens, sos))
+        _, weights = self.decode(memory, source_lengths, _shifted(tokens, sos), places=places)
         return Decoded(tokens, weights)
 
     def beam_decode(
@@ -323,7 +256,7 @@ class Seq2Seq(nnx.Module):
             length_penalty: how much longer answers are favoured; 0 not at all.
         """
         state = self.start_decoding(source, source_lengths, max_length=max_length)
-        row_axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)
+        row_axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)._replace(places=None)
         return beam_search(
             self.decode_step, state,
             batch_size=source.shape[0], beams=beams, max_length=max_length, sos=sos, eos=eos,
@@ -337,22 +270,39 @@ class Seq2Seq(nnx.Module):
 
     # --- what they share ---
 
-    def _start(self, memory: Array, source_lengths: Array, max_length: int) -> DecodingState:
-        blocks = tuple(block.start(memory, max_length) for block in self.decoder)
-        return DecodingState(blocks, source_lengths, jnp.zeros((), jnp.int32))
+    def _start(
+        self, memory: Array, source_lengths: Array, max_length: int, places: Array
+    ) -> DecodingState:
+        positions = self._source_positions(places, memory.shape[-2], source_lengths)
+        blocks = tuple(
+            block.start(memory, max_length, memory_positions=positions) for block in self.decoder
+        )
+        return DecodingState(blocks, source_lengths, places, jnp.zeros((), jnp.int32))
 
     def _embed(
         self,
         embedding: nnx.Embed,
         tokens: Array,
+        positions: Positions,
         *,
-        first: Array | int = 0,
         rng: Array | None = None,
     ) -> Array:
         # Embeddings start with variance 1 / dim; scaled to 1, they weigh as much as positions.
         x = embedding(tokens) * embedding.features**0.5
-        codes = sinusoidal_codes(first + jnp.arange(tokens.shape[-1]), embedding.features)
-        return self.dropout(x + codes[None, :, :], deterministic=rng is None, rngs=rng)
+        codes = self.placement.codes(positions)
+        if codes is not None:
+            x = x + codes.reshape(-1, *codes.shape[-2:])  # [1 or B, length, dim]
+        return self.dropout(x, deterministic=rng is None, rngs=rng)
+
+    def _places(self, source_length: int, target_length: int, rng: Array | None = None) -> Array:
+        return self.placement.places(max(source_length, target_length), rng)
+
+    def _source_positions(
+        self, places: Array | None, length: int, source_lengths: Array
+    ) -> Positions:
+        places = self.placement.places(length) if places is None else places
+        lengths = self._visible_lengths(source_lengths, length)
+        return self.placement.source_positions(places, length, lengths)
 
     def _source_mask(self, source_lengths: Array) -> Mask | None:
         return padding_mask(source_lengths) if self.config.mask_padding else None

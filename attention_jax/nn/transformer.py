@@ -15,6 +15,7 @@ from attention_jax.masks import Mask, causal_mask
 from attention_jax.memory import Memory
 from attention_jax.nn.cross_attention import Carry, CrossAttention, CrossAttentionConfig
 from attention_jax.nn.multi_head import KeyValueCache, MultiHeadAttention
+from attention_jax.nn.placement import Positions
 from attention_jax.nn.positions import check_wavelength
 from attention_jax.scores import Score
 
@@ -37,6 +38,8 @@ class BlockConfig:
         dropout_rate: of attention weights and of what a layer adds, when a `dropout_rng` is given.
         normalize_qk: layer normalisation of the self attention's queries and keys.
         rotary_wavelength: rotary positions in the self attention; None for none.
+        position_ends: how many numbers a position is, see `placement.Positions`.
+        decoder_self_attention: False for decoder blocks without.
 
     Raises:
         ValueError: a size is below 1, or a name is unknown.
@@ -51,6 +54,8 @@ class BlockConfig:
     dropout_rate: float = 0.0
     normalize_qk: bool = False
     rotary_wavelength: float | None = None
+    position_ends: int = 1
+    decoder_self_attention: bool = True
 
     def __post_init__(self) -> None:
         for name in ("dim", "hidden_dim", "heads", "key_heads"):
@@ -75,6 +80,7 @@ class BlockConfig:
             num_key_heads=self.key_heads,
             normalize_qk=self.normalize_qk,
             rotary_wavelength=self.rotary_wavelength,
+            position_ends=self.position_ends,
             dropout_rate=self.dropout_rate,
             rngs=rngs,
         )
@@ -159,17 +165,22 @@ class EncoderBlock(nnx.Module):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
+        positions: Positions | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """x [*B, S, dim] -> the same shape; or (it, weights [*B, N, S, S])."""
+        """x [*B, S, dim] -> the same shape; or (it, weights [*B, N, S, S]).
+
+        `positions`, where attention rotates by them, are 0, 1, 2, ... if not given.
+        """
         attention_rng, *residual_rngs = split_rng(dropout_rng, 3)
 
         @jax.named_scope("self_attention")
         def attend(x: Array) -> Any:
             return self.self_attention(
-                x, mask=mask, bias=bias, dropout_rng=attention_rng, return_weights=return_weights
-            )
+                x, mask=mask, bias=bias, positions=positions, dropout_rng=attention_rng,
+                return_weights=return_weights,
+            )  # fmt: skip
 
         found = self.self_residual(x, attend, residual_rngs[0])
         x, weights = found if return_weights else (found, None)
@@ -181,7 +192,7 @@ class DecoderState(NamedTuple):
     """What a decoder block knows of the tokens so far, and of the memory."""
 
     memory: Memory  # made once
-    cache: KeyValueCache  # of the self attention
+    cache: KeyValueCache | None  # of the self attention, if there is one
     carry: Carry  # of the cross attention
 
 
@@ -212,8 +223,9 @@ class DecoderBlock(nnx.Module):
         memory_dim: int | None = None,
         rngs: nnx.Rngs,
     ):
-        self.self_residual = _Residual(config, rngs=rngs)
-        self.self_attention = config.self_attention(self_score, rngs)
+        attends = config.decoder_self_attention
+        self.self_residual: Any = _Residual(config, rngs=rngs) if attends else None
+        self.self_attention: Any = config.self_attention(self_score, rngs) if attends else None
         self.cross_residual = _Residual(config, rngs=rngs)
         memory_dim = config.dim if memory_dim is None else memory_dim
         self.cross_attention = CrossAttention(
@@ -229,6 +241,8 @@ class DecoderBlock(nnx.Module):
         *,
         source_lengths: Array | None = None,
         memory_mask: Mask | Array | None = None,
+        positions: Positions | None = None,
+        memory_positions: Positions | None = None,
         dropout_rng: Array | None = None,
     ) -> tuple[Array, Array]:
         """All tokens at once, each seeing itself and those before.
@@ -238,6 +252,8 @@ class DecoderBlock(nnx.Module):
             memory: float [*B, S, memory_dim].
             source_lengths: int [*B], how many memory tokens are real; None for all.
             memory_mask: which of them may be attended to.
+            positions: of the tokens, where attention rotates by them; None for 0, 1, 2, ...
+            memory_positions: of the memory's.
             dropout_rng: one PRNG key; None for no dropout.
 
         Returns:
@@ -247,25 +263,34 @@ class DecoderBlock(nnx.Module):
 
         @jax.named_scope("self_attention")
         def attend(x: Array) -> Array:
-            return self.self_attention(x, mask=causal_mask(), dropout_rng=self_rng)
+            return self.self_attention(
+                x, mask=causal_mask(), positions=positions, dropout_rng=self_rng
+            )
 
         @jax.named_scope("cross_attention")
         def look(x: Array) -> tuple[Array, Array]:
             output, weights, _ = self.cross_attention(
-                x, memory, source_lengths=source_lengths, mask=memory_mask, dropout_rng=cross_rng
-            )
+                x, memory, source_lengths=source_lengths, mask=memory_mask, positions=positions,
+                memory_positions=memory_positions, dropout_rng=cross_rng,
+            )  # fmt: skip
             return output, weights
 
-        x = self.self_residual(x, attend, residual_rngs[0])
+        if self.self_residual is not None:
+            x = self.self_residual(x, attend, residual_rngs[0])
         x, weights = self.cross_residual(x, look, residual_rngs[1])
         return self.feed_forward_residual(x, self.feed_forward, residual_rngs[2]), weights
 
-    def start(self, memory: Array, max_length: int) -> DecoderState:
+    def start(
+        self, memory: Array, max_length: int, *, memory_positions: Positions | None = None
+    ) -> DecoderState:
         """The state before the first of at most `max_length` tokens; memory [*B, S, memory_dim]."""
         *batch, source_length, _ = memory.shape
+        cache = None
+        if self.self_attention is not None:
+            cache = self.self_attention.empty_cache(tuple(batch), max_length, memory.dtype)
         return DecoderState(
-            self.cross_attention.remember(memory),
-            self.self_attention.empty_cache(tuple(batch), max_length, memory.dtype),
+            self.cross_attention.remember(memory, positions=memory_positions),
+            cache,
             self.cross_attention.first_carry(tuple(batch), source_length, memory.dtype),
         )
 
@@ -274,10 +299,17 @@ class DecoderBlock(nnx.Module):
         x: Array,
         state: DecoderState,
         *,
+        first: Array | int,
         source_lengths: Array | None = None,
         memory_mask: Mask | Array | None = None,
+        positions: Positions | None = None,
     ) -> tuple[Array, DecoderState]:
-        """The next tokens, x [*B, t, dim], after those of `state`: as in one call with all."""
+        """The next tokens, x [*B, t, dim], after those of `state`: as in one call with all.
+
+        `first` is how many those are. `positions` are those of the next tokens where the cross
+        attention rotates by them; the self attention counts for itself, from 0: only differences
+        matter there.
+        """
         memory, cache, carry = state
 
         @jax.named_scope("self_attention")
@@ -287,12 +319,14 @@ class DecoderBlock(nnx.Module):
         @jax.named_scope("cross_attention")
         def look(x: Array) -> tuple[Array, Carry]:
             output, _, new = self.cross_attention(
-                x, memory, source_lengths=source_lengths, mask=memory_mask, first=cache.length,
-                carry=carry,
+                x, memory, source_lengths=source_lengths, mask=memory_mask, first=first,
+                positions=positions, carry=carry,
             )  # fmt: skip
             return output, (new,)
 
-        x, extended = self.self_residual(x, attend, None)
+        extended = cache
+        if self.self_residual is not None:
+            x, extended = self.self_residual(x, attend, None)
         x, (carry,) = self.cross_residual(x, look, None)
         x = self.feed_forward_residual(x, self.feed_forward, None)
         return x, DecoderState(memory, extended, carry)

@@ -14,7 +14,9 @@ from attention_jax.scores.dot import Dot, General, ScaledDot
 from attention_jax.scores.products import tall_product
 from attention_jax.scores.projected import ProjectedScore
 from attention_jax.scores.registry import SCORES, get_score
+from attention_jax.scores.row_scaled import RowScaled
 from attention_jax.scores.soft_cap import SoftCap
+from attention_jax.scores.wrapped import WrappedScore
 
 __all__ = [
     "SCORES",
@@ -27,9 +29,11 @@ __all__ = [
     "PairCost",
     "Params",
     "ProjectedScore",
+    "RowScaled",
     "ScaledDot",
     "Score",
     "SoftCap",
+    "WrappedScore",
     "get_score",
     "tall_product",
 ]

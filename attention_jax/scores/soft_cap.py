@@ -11,12 +11,13 @@ import jax.numpy as jnp
 
 from attention_jax.scores.contract import PairCost, Params, Score
 from attention_jax.scores.dot import ScaledDot
+from attention_jax.scores.wrapped import WrappedScore
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class SoftCap(Score):
+class SoftCap(WrappedScore):
     """e(q, k) = cap tanh(score(q, k) / cap): another score's logits, between -cap and cap
 
     Logits much smaller than cap are left as they are, and larger ones lose their gradient.
@@ -39,27 +40,13 @@ class SoftCap(Score):
     cap: float = 50.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.score, Score):
-            raise ValueError(f"score must be a Score; got {self.score!r}")
+        super().__post_init__()
         if not (isinstance(self.cap, numbers.Real) and 0 < self.cap < math.inf):
             raise ValueError(f"cap must be a finite float above 0; got {self.cap!r}")
 
     @property
-    def needs_equal_dims(self) -> bool:  # type: ignore[override]
-        return self.score.needs_equal_dims
-
-    @property
     def pair_cost(self) -> PairCost:  # type: ignore[override]
         return self.score.pair_cost
-
-    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
-        return self.score.init(rng, query_dim, key_dim)
-
-    def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
-        return self.score.param_shapes(params, query_dim, key_dim)
-
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        return self.score.project(params, query, key)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         return float(self.cap) * self._tanh(params, q_features, k_features)

@@ -18,7 +18,9 @@ from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.coverage import coverage_loss
 from attention_jax.data.reversal import Batch, random_batch
 from attention_jax.data.vocabulary import Vocabulary
-from attention_jax.nn.seq2seq import Seq2Seq, Seq2SeqConfig
+from attention_jax.nn.placement import PositionConfig
+from attention_jax.nn.seq2seq import Seq2Seq
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.training.checkpoints import Checkpoints
 from attention_jax.training.interruption import Interruption
 from attention_jax.training.loop import (
@@ -88,10 +90,11 @@ class ReversalConfig:
     def from_json(cls, content: dict[str, Any]) -> ReversalConfig:
         """What `dataclasses.asdict` made."""
         try:
-            model = Seq2SeqConfig(**content["model"])
+            positions = PositionConfig(**content["model"].get("positions", {}))
+            model = Seq2SeqConfig(**{**content["model"], "positions": positions})
             loop = LoopConfig(**content["loop"])
             return cls(**{**content, "model": model, "loop": loop})
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"config.json is not that of a reversal run: {error}") from error
 
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from attention_jax.data.reversal import Batch, random_batch, reversal_batch
 from attention_jax.data.vocabulary import EOS, PAD, SOS
-from attention_jax.nn.seq2seq import Decoded, Seq2Seq, Seq2SeqConfig
+from attention_jax.nn.seq2seq import Decoded, Seq2Seq
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import VOCABULARY, Trained, bind
 from attention_jax.training.metrics import exact_match, token_accuracy
 

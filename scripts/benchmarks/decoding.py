@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.data.vocabulary import EOS, PAD, SOS
-from attention_jax.nn.seq2seq import Decoded, Seq2Seq, Seq2SeqConfig
+from attention_jax.nn.seq2seq import Decoded, Seq2Seq
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import VOCABULARY
 from benchmarks.measure import JSON, Options, Report, compile_cold, interleaved_seconds, say
 from benchmarks.targets import with_target

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from attention_jax.analysis import learning_statistics
-from attention_jax.nn.seq2seq import Seq2SeqConfig
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import (
     TrainState,
