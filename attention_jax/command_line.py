@@ -33,7 +33,7 @@ def _positions(
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar=f"{{{','.join(names)}}} [SETTING=VALUE ...]",
-        instance_from_str=lambda words: PositionConfig.from_words(words or [""]),
+        instance_from_str=PositionConfig.from_words,
         is_instance=lambda instance: isinstance(instance, PositionConfig),
         str_from_instance=PositionConfig.to_words,
     )

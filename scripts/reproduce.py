@@ -41,6 +41,8 @@ EXPERIMENTS = (
     "local_attention",
     "coverage_and_repetition",
     "rollout",
+    "length_generalization",
+    "length_ablations",
     "gradient_analysis",
 )
 

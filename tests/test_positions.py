@@ -1,5 +1,7 @@
-"""Sinusoidal positions and rotations against loops over their formulas."""
+"""Codes, rotations, places and drawn positions against loops over their formulas."""
 
+import functools
+import itertools
 import math
 
 import jax
@@ -7,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.nn.positions import rotary, sinusoidal_codes, sinusoidal_positions
+from attention_jax.nn.positions import (
+    anchored_places,
+    learned_codes,
+    random_positions,
+    random_window_positions,
+    rotary,
+    sinusoidal_codes,
+    sinusoidal_positions,
+)
 
 
 @pytest.mark.parametrize("max_wavelength", [10_000.0, 50.0])
@@ -46,6 +56,47 @@ def test_codes_of_given_positions_known_or_traced():
     np.testing.assert_allclose(half, [[math.sin(2.5), math.cos(2.5)]], atol=1e-6)
     with pytest.raises(ValueError, match=r"dim must be even.*; got 5"):
         sinusoidal_codes(positions, 5)
+
+
+def test_codes_keep_the_axes_of_their_positions():
+    positions = np.array([[0, 5, 3], [11, 1, 7]], np.int32)
+    codes = sinusoidal_codes(jnp.asarray(positions), 4, max_wavelength=30.0)
+    assert codes.shape == (2, 3, 4)
+    for place in np.ndindex(2, 3):
+        for n in range(2):
+            angle = positions[place] / 30.0 ** (n / 2)
+            assert codes[place][n] == pytest.approx(math.sin(angle), abs=2e-6)
+            assert codes[place][2 + n] == pytest.approx(math.cos(angle), abs=2e-6)
+
+
+# --- a table of codes ---
+
+
+def table():
+    return jnp.asarray(np.random.default_rng(3).normal(size=(5, 3)), jnp.float32)
+
+
+def test_learned_codes_are_rows_of_the_table():
+    positions = np.array([[4, 0, 4, 1], [2, 5, 97, 3]], np.int32)
+    codes = jax.jit(learned_codes)(table(), positions)
+    assert codes.shape == (2, 4, 3)
+    for place in np.ndindex(2, 4):
+        at = positions[place]
+        expected = np.asarray(table())[at] if at < 5 else [math.nan] * 3
+        np.testing.assert_array_equal(codes[place], expected)
+
+
+def test_gradients_of_learned_codes_reach_the_rows_that_were_used():
+    positions = np.array([[4, 0, 4, 1], [4, 5, 97, 0]], np.int32)
+    # Small integers: their sums are exact in any order.
+    dcodes = np.random.default_rng(4).integers(1, 17, size=(2, 4, 3)).astype(np.float32)
+    _, vjp = jax.vjp(lambda rows: learned_codes(rows, positions), table())
+    expected = np.zeros((5, 3))
+    for place in np.ndindex(2, 4):
+        if positions[place] < 5:
+            expected[positions[place]] += dcodes[place]
+    np.testing.assert_array_equal(vjp(jnp.asarray(dcodes))[0], expected)
+    np.testing.assert_array_equal(np.any(expected != 0, axis=1), [True, True, False, False, True])
 
 
 # --- rotations ---
@@ -102,3 +153,147 @@ def test_what_cannot_be_rotated():
         rotary(jnp.ones((5, 3)), jnp.arange(5))
     with pytest.raises(ValueError, match=r"positions must be \[5\], or .*; got \[4\]"):
         rotary(jnp.ones((2, 5, 4)), jnp.arange(4))
+    of_x = r"positions must be \[5\], or that behind the first axes of x \[2, 5, 4\]; got "
+    for shape in ((), (3, 5), (5, 2), (1, 5), (2, 5, 5)):
+        expected = of_x + rf"\[{', '.join(map(str, shape))}\]"
+        with pytest.raises(ValueError, match=expected):
+            rotary(jnp.ones((2, 5, 4)), jnp.zeros(shape, jnp.int32))
+    for wavelength in (0, -1.0, math.inf, math.nan, True, "10"):
+        with pytest.raises(
+            ValueError, match=r"max_wavelength must be a finite number above 0; got"
+        ):
+            rotary(jnp.ones((5, 4)), jnp.arange(5), max_wavelength=wavelength)
+
+
+def test_every_example_has_positions_of_its_own():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(2, 3, 5, 4)).astype(np.float32)  # [B, N, T, D]
+    positions = rng.integers(0, 23, size=(2, 5)).astype(np.int32)
+    found = np.asarray(rotary(jnp.asarray(x), jnp.asarray(positions), max_wavelength=50.0))
+    for b, n, t in np.ndindex(2, 3, 5):
+        for pair in range(2):
+            angle = positions[b, t] / 50.0 ** (pair / 2)
+            turned = complex(x[b, n, t, pair], x[b, n, t, 2 + pair])
+            turned *= complex(math.cos(angle), math.sin(angle))
+            assert found[b, n, t, pair] == pytest.approx(turned.real, abs=1e-5)
+            assert found[b, n, t, 2 + pair] == pytest.approx(turned.imag, abs=1e-5)
+
+
+# --- places ---
+
+
+@pytest.mark.parametrize("anchor", ["start", "end", "both"])
+@pytest.mark.parametrize("lengths", [[[0, 1, 7], [3, 5, 2]], [4], 5], ids=str)
+def test_places_are_counted_from_each_end(anchor, lengths):
+    lengths = np.array(lengths, np.int32)
+    found = jax.jit(anchored_places, static_argnums=(0, 2))(7, lengths, anchor)
+    start, end = np.zeros((2, *lengths.shape, 7), int)
+    for example in np.ndindex(lengths.shape):
+        real = list(range(lengths[example]))
+        start[example] = range(7)
+        for j, left in zip(real, reversed(real), strict=True):
+            end[example][j] = left
+    expected = {"start": [start], "end": [end], "both": [start, end]}[anchor]
+    assert len(found) == len(expected)
+    for got, places in zip(found, expected, strict=True):
+        assert got.dtype == jnp.int32
+        np.testing.assert_array_equal(got, places)
+
+
+# --- drawn positions ---
+
+
+def many(draw, count, limit, keys):
+    rngs = jax.random.split(jax.random.key(11), keys)
+    return np.asarray(jax.jit(jax.vmap(lambda rng: draw(rng, count, limit)))(rngs))
+
+
+def assert_drawn_with(probabilities, drawn):
+    """Each row of `drawn` is a key of `probabilities`, as often as they say."""
+    found = dict.fromkeys(probabilities, 0)
+    for row in drawn.tolist():
+        found[tuple(row)] += 1
+    observed = np.array(list(found.values()))
+    expected = len(drawn) * np.array(list(probabilities.values()))
+    assert expected.sum() == pytest.approx(len(drawn))
+    chi_square, freedom = ((observed - expected) ** 2 / expected).sum(), len(found) - 1
+    assert chi_square < freedom + 5 * math.sqrt(2 * freedom)  # mean and standard deviation
+
+
+every_draw = pytest.mark.parametrize("draw", [random_positions, random_window_positions])
+
+
+@every_draw
+@pytest.mark.parametrize(("count", "limit"), [(1, 1), (1, 13), (5, 13), (13, 13), (3, 1009)])
+def test_drawn_positions_rise_within_the_limit(draw, count, limit):
+    drawn = many(draw, count, limit, 307)
+    assert drawn.shape == (307, count)
+    assert drawn.dtype == np.int32
+    assert np.all(np.diff(drawn, axis=1) >= 1)
+    assert drawn.min() >= 0
+    assert drawn.max() < limit
+    if count == limit:
+        np.testing.assert_array_equal(drawn, [range(limit)] * 307)
+    else:
+        assert len({tuple(row) for row in drawn.tolist()}) > 5
+
+
+@every_draw
+def test_one_key_draws_the_same_in_a_loop_under_jit_and_vmap(draw):
+    rngs = jax.random.split(jax.random.key(2), 3)
+    batch = jax.vmap(lambda rng: draw(rng, 5, 101))(rngs)
+    jitted = jax.jit(functools.partial(draw, count=5, limit=101))
+    for rng, row in zip(rngs, batch, strict=True):
+        np.testing.assert_array_equal(draw(rng, 5, 101), row)
+        np.testing.assert_array_equal(jitted(rng), row)
+    assert len({tuple(row) for row in batch.tolist()}) == 3
+
+
+@every_draw
+@pytest.mark.parametrize("count", [0, -1, 8])
+def test_more_positions_than_there_are_cannot_be_drawn(draw, count):
+    with pytest.raises(ValueError, match=rf"count must be from 1 to 7, .*; got {count}"):
+        draw(jax.random.key(0), count, 7)
+
+
+def test_all_subsets_are_equally_likely():
+    subsets = list(itertools.combinations(range(7), 3))
+    drawn = many(random_positions, 3, 7, 10_007)
+    assert_drawn_with(dict.fromkeys(subsets, 1 / len(subsets)), drawn)
+
+
+def window_probabilities(limit):
+    """Of every two positions, by counting: widths, places and gaps."""
+    found = dict.fromkeys(itertools.combinations(range(limit), 2), 0.0)
+    for width in range(2, limit + 1):
+        of_width = math.log((width + 1) / width) / math.log((limit + 1) / 2)
+        gaps = list(itertools.product(range(width - 1), repeat=2))
+        for first in range(limit - width + 1):
+            for pair in gaps:
+                left, right = sorted(pair)
+                place = of_width / (limit - width + 1)
+                found[first + left, first + right + 1] += place / len(gaps)
+    return found
+
+
+def test_windows_have_log_uniform_widths_and_uniform_places():
+    assert_drawn_with(window_probabilities(7), many(random_window_positions, 2, 7, 20_011))
+
+
+def test_neighbours_and_tokens_far_apart_are_both_drawn():
+    limit, keys = 1009, 5003
+    drawn = many(random_window_positions, 2, limit, keys)
+    gaps = drawn[:, 1] - drawn[:, 0]
+    # Of a width w: two equal numbers of w - 1 make neighbours, 1 / (w - 1) of all.
+    widths = np.arange(2, limit + 1)
+    of_width = np.log1p(1 / widths) / math.log((limit + 1) / 2)
+    neighbours = (of_width / (widths - 1)).sum()
+    # ... and (w - 1 - d)(w - d) ordered pairs of (w - 1)^2 are d or more apart.
+    rest = np.maximum(widths - 100, 0)
+    far = (of_width * rest * (rest + 1) / (widths - 1.0) ** 2).sum()
+    assert 0.1 < neighbours < 0.5
+    assert 0.1 < far < 0.5
+    for found, expected in ((gaps == 1, neighbours), (gaps > 100, far)):
+        assert found.mean() == pytest.approx(expected, abs=4 / math.sqrt(4 * keys))
+    # In subsets of the whole range hardly any are neighbours.
+    assert np.mean(np.diff(many(random_positions, 2, limit, 503), axis=1) == 1) < 0.02

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from attention_jax.nn.placement import ANY_LENGTH
 from attention_jax.tasks.reversal import ReversalConfig
 from attention_jax.training.checkpoints import Checkpoints
 from attention_jax.training.run_folder import RunFolder, read_lines
@@ -73,6 +74,16 @@ def test_stopped_by_sigterm_and_resumed(tmp_path):
     assert steps == list(range(10, 6010, 10))
 
 
+def test_positions_for_any_length(tmp_path):
+    arguments = ["--workdir", "run", "--positions", "any-length", "limit=67", "--steps", "1"]
+    process = start(tmp_path, *arguments, "--log-every", "1", "--checkpoint-every", "1", *TINY)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert "\nrun: step 1 of 1" in out
+    content = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert content["model"]["positions"] == {**vars(ANY_LENGTH), "limit": 67}
+
+
 # --- mistakes, in this process ---
 
 
@@ -107,6 +118,12 @@ def script(monkeypatch, capsys, tmp_path):
         (["--checkpoint-every", "30"], "checkpoint_every must be a multiple of log_every 25"),
         (["--min-length", "9"], "max_length must be at least min_length 9; got 8"),
         (["--learning-rate", "0"], "learning_rate must be greater than 0; got 0.0"),
+        (
+            ["--positions", "polar"],
+            "begin with sinusoidal, learned, rotary, none, any-length; got 'polar'",
+        ),
+        (["--positions", "rotary", "anchor=top"], "one of start, end, both; got 'top'"),
+        (["--positions"], "any-length; got ''"),
     ],
 )
 def test_bad_options(script, tmp_path, arguments, message):

@@ -199,7 +199,7 @@ class CrossAttention(nnx.Module):
             length = (memory.values if isinstance(memory, Memory) else memory).shape[-2]
             lengths = jnp.asarray(length if source_lengths is None else source_lengths)
             factor = jnp.log1p(lengths.astype(query.dtype)) / math.log1p(config.sharpen_from)
-            factor = jnp.maximum(factor, 1)[..., None, None]
+            factor = jnp.where(lengths > config.sharpen_from, factor, 1)[..., None, None]
             factor = jnp.broadcast_to(factor, (*query.shape[:-1], 1))
             query = jnp.concatenate([query, factor.astype(query.dtype)], axis=-1)
         return query

@@ -248,6 +248,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
+        positions: Positions | None = None,
     ) -> tuple[Array, KeyValueCache]:
         """Self attention of the next tokens to themselves and all before: one step of decoding.
 
@@ -260,6 +261,8 @@ class MultiHeadAttention(nnx.Module):
             mask: as in a call with all tokens, in which positions count from the first; tables are
                 [max_length, max_length].
             bias: the same.
+            positions: of these tokens, where they are rotated: int [t] or [*B, t] each; None for
+                `cache.length` and on.
 
         Returns:
             (output [*B, t, output_dim], the cache with these tokens). Beyond `max_length` the
@@ -272,7 +275,8 @@ class MultiHeadAttention(nnx.Module):
         self._check_cache(x, cache)
         count, first = x.shape[-2], cache.length
         params = self._params()
-        positions = (first + jnp.arange(count),) * self.position_ends
+        if positions is None:
+            positions = (first + jnp.arange(count),) * self.position_ends
         queries = self._queries(x, positions)
         keys, values = self._keys_and_values(x, x, positions)
         new = remember(self.score, params, keys, values, query_dim=self.head_dim)

@@ -44,7 +44,8 @@ class PositionConfig:
             `limit` of them, or one of a random "window" (see `random_window_positions`). Source and
             target of a batch have the same.
         limit: how many positions there are to draw from and, for "learned", to learn.
-        max_wavelength: of sines, cosines and rotations.
+        max_wavelength: of the slowest sines, cosines and rotations.
+        min_wavelength: of the fastest sines and cosines: below 1, neighbours differ more.
         scale: factor of the codes; embeddings have variance 1, sines and cosines 1/2.
 
     Raises:
@@ -56,15 +57,18 @@ class PositionConfig:
     draw: Draw = "none"
     limit: int = 512
     max_wavelength: float = 10_000.0
+    min_wavelength: float = 1.0
     scale: float = 1.0
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, PositionKind)
         check_choice("anchor", self.anchor, Anchor)
         check_choice("draw", self.draw, Draw)
-        if self.limit < 1:
-            raise ValueError(f"limit must be at least 1; got {self.limit}")
+        whole = isinstance(self.limit, int) and not isinstance(self.limit, bool)
+        if not whole or self.limit < 1:
+            raise ValueError(f"limit must be an integer of at least 1; got {self.limit!r}")
         check_wavelength("max_wavelength", self.max_wavelength)
+        check_wavelength("min_wavelength", self.min_wavelength)
         check_wavelength("scale", self.scale)
 
     @property
@@ -95,7 +99,7 @@ class PositionConfig:
         Raises:
             ValueError: a word is none of these.
         """
-        name, *settings = words
+        name, *settings = words or [""]
         kinds = typing.get_args(PositionKind)
         if name not in (*kinds, *NAMED_POSITIONS):
             raise ValueError(
@@ -133,7 +137,9 @@ class PositionConfig:
 
 # What solves strings far longer than those of training, if the i-th letter to be written is the
 # i-th from the source's end. Fast waves tell neighbours apart, the factor codes from letters.
-ANY_LENGTH = PositionConfig(anchor="end", draw="window", limit=8192, max_wavelength=30.0, scale=6.0)
+ANY_LENGTH = PositionConfig(
+    anchor="end", draw="window", limit=8192, max_wavelength=100.0, min_wavelength=0.4, scale=8.0
+)
 NAMED_POSITIONS = {"any-length": ANY_LENGTH}
 
 
@@ -201,8 +207,11 @@ class Placement(nnx.Module):
             if self.table is not None:
                 parts.append(learned_codes(self.table[...], part))
             else:
-                wave = config.max_wavelength
-                parts.append(sinusoidal_codes(part, self.dim // config.ends, max_wavelength=wave))
+                waves = {
+                    "max_wavelength": config.max_wavelength,
+                    "min_wavelength": config.min_wavelength,
+                }
+                parts.append(sinusoidal_codes(part, self.dim // config.ends, **waves))
         return config.scale * jnp.concatenate(parts, axis=-1)
 
 

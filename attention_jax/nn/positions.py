@@ -8,7 +8,7 @@ a rotation of its features (`rotary`). Which number it is, is a matter of the en
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,20 @@ Anchor = Literal["start", "end", "both"]
 # --- from a number to features ---
 
 
-def sinusoidal_positions(length: int, dim: int, *, max_wavelength: float = 10_000.0) -> Array:
+def sinusoidal_positions(
+    length: int, dim: int, *, max_wavelength: float = 10_000.0, min_wavelength: float = 1.0
+) -> Array:
     """Sines and cosines of geometrically spaced frequencies.
 
-        code[i] = [sin(i w_0), ..., sin(i w_{dim/2-1}), cos(i w_0), ...],  w_n = max_wavelength^(-2n/dim)
+        code[i] = [sin(i w_0), ..., sin(i w_{dim/2-1}), cos(i w_0), ...],
+        1 / w_n = min_wavelength (max_wavelength / min_wavelength)^(2n/dim)
 
     Args:
         length: number of positions.
         dim: size of a code, even.
         max_wavelength: the slowest wave repeats after about 2 pi times this many positions.
+        min_wavelength: the fastest after 2 pi times this many; below 1 / pi it would be an alias
+            of a slower one.
 
     Returns:
         float32 [length, dim], entries in [-1, 1].
@@ -43,11 +48,18 @@ def sinusoidal_positions(length: int, dim: int, *, max_wavelength: float = 10_00
            [0.8415, 0.5403]], dtype=float32)
 
     Source: Vaswani et al. 2017, section 3.5 (which interleaves sines and cosines; a permutation).
-    """  # noqa: E501 -- one formula, one line
-    return sinusoidal_codes(jnp.arange(length), dim, max_wavelength=max_wavelength)
+    """
+    wavelengths = {"max_wavelength": max_wavelength, "min_wavelength": min_wavelength}
+    return sinusoidal_codes(jnp.arange(length), dim, **wavelengths)
 
 
-def sinusoidal_codes(positions: Array, dim: int, *, max_wavelength: float = 10_000.0) -> Array:
+def sinusoidal_codes(
+    positions: Array,
+    dim: int,
+    *,
+    max_wavelength: float = 10_000.0,
+    min_wavelength: float = 1.0,
+) -> Array:
     """`sinusoidal_positions` at given positions, int or float [...], known or traced.
 
     >>> sinusoidal_codes(jnp.array([1]), 2).round(4)
@@ -55,7 +67,7 @@ def sinusoidal_codes(positions: Array, dim: int, *, max_wavelength: float = 10_0
     """
     if dim % 2:
         raise ValueError(f"dim must be even, a sine and a cosine for each frequency; got {dim}")
-    angles = _angles(positions, dim, max_wavelength, jnp.float32)
+    angles = _angles(positions, dim, max_wavelength, min_wavelength, jnp.float32)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
@@ -117,7 +129,7 @@ def rotary(x: Array, positions: Array, *, max_wavelength: float = 10_000.0) -> A
             f" got {list(positions.shape)}"
         )
     wide = accumulator_dtype(x)
-    angles = _angles(positions, dim, max_wavelength, wide)
+    angles = _angles(positions, dim, max_wavelength, 1.0, wide)
     # [*B, T, D / 2] to the axes of x: those that it lacks stand between.
     angles = angles.reshape(*lead, *(1,) * (len(batch) - len(lead)), length, dim // 2)
     cosines, sines = (pad_rank(f(angles), x.ndim) for f in (jnp.cos, jnp.sin))
@@ -126,9 +138,9 @@ def rotary(x: Array, positions: Array, *, max_wavelength: float = 10_000.0) -> A
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
-def _angles(positions: Array, dim: int, max_wavelength: float, dtype: jnp.dtype) -> Array:
+def _angles(positions: Array, dim: int, longest: float, shortest: float, dtype: Any) -> Array:
     exponents = jnp.arange(dim // 2, dtype=dtype) / (dim // 2)
-    frequencies = max_wavelength**-exponents
+    frequencies = (longest / shortest) ** -exponents / shortest
     return positions[..., None].astype(dtype) * pad_rank(frequencies, positions.ndim + 1)
 
 
@@ -183,7 +195,7 @@ def random_positions(rng: Array, count: int, limit: int) -> Array:
     """
     check_count(count, limit)
     _, chosen = jax.lax.top_k(jax.random.uniform(rng, (limit,)), count)
-    return jnp.sort(chosen)
+    return jnp.sort(chosen).astype(jnp.int32)
 
 
 def random_window_positions(rng: Array, count: int, limit: int) -> Array:
@@ -214,9 +226,9 @@ def random_window_positions(rng: Array, count: int, limit: int) -> Array:
     )
     spare = jnp.clip(jnp.exp(log_width).astype(jnp.int32), count, limit) - count
     # `count` numbers from 0 to spare, in order and with repetition; i more for the i-th parts them.
-    gaps = jnp.sort(jax.random.randint(gap_rng, (count,), 0, spare + 1))
-    first = jax.random.randint(place_rng, (), 0, limit - count - spare + 1)
-    return first + gaps + jnp.arange(count)
+    gaps = jnp.sort(jax.random.randint(gap_rng, (count,), 0, spare + 1, jnp.int32))
+    first = jax.random.randint(place_rng, (), 0, limit - count - spare + 1, jnp.int32)
+    return first + gaps + jnp.arange(count, dtype=jnp.int32)
 
 
 def check_count(count: int, limit: int) -> None:

@@ -93,9 +93,8 @@ class Seq2Seq(nnx.Module):
             over heads.
         """
         encoder_rng, decoder_rng = split_rng(dropout_rng, 2)
-        if places is None:
-            place_rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, 2)
-            places = self._places(source.shape[-1], target_inputs.shape[-1], place_rng)
+        place_rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, 2)
+        places = self._places(places, source.shape[-1], target_inputs.shape[-1], place_rng)
         memory = self.encode(source, source_lengths, places=places, dropout_rng=encoder_rng)
         logits, weights = self.decode(
             memory, source_lengths, target_inputs, places=places, dropout_rng=decoder_rng
@@ -147,8 +146,7 @@ class Seq2Seq(nnx.Module):
         rng, *block_rngs = split_rng(dropout_rng, 1 + len(self.decoder))
         mask = self._source_mask(source_lengths)
         lengths = self._visible_lengths(source_lengths, memory.shape[-2])
-        if places is None:
-            places = self._places(memory.shape[-2], target_inputs.shape[-1])
+        places = self._places(places, memory.shape[-2], target_inputs.shape[-1])
         positions = self.placement.target_positions(places, target_inputs.shape[-1])
         x = self._embed(self.target_embedding, target_inputs, positions, rng=rng)
         weights = []
@@ -180,7 +178,7 @@ class Seq2Seq(nnx.Module):
             max_length: how many tokens will be read at most, at least 1.
             places: as in a call, P at least S and `max_length`.
         """
-        places = self._places(source.shape[-1], max_length) if places is None else places
+        places = self._places(places, source.shape[-1], max_length)
         memory = self.encode(source, source_lengths, places=places)
         return self._start(memory, source_lengths, max_length, places)
 
@@ -227,7 +225,7 @@ class Seq2Seq(nnx.Module):
             pad: what follows it.
             places: as in a call, P at least S and `max_length`.
         """
-        places = self._places(source.shape[-1], max_length) if places is None else places
+        places = self._places(places, source.shape[-1], max_length)
         memory = self.encode(source, source_lengths, places=places)
         tokens = greedy_search(
             self.decode_step, self._start(memory, source_lengths, max_length, places),
@@ -294,13 +292,27 @@ class Seq2Seq(nnx.Module):
             x = x + codes.reshape(-1, *codes.shape[-2:])  # [1 or B, length, dim]
         return self.dropout(x, deterministic=rng is None, rngs=rng)
 
-    def _places(self, source_length: int, target_length: int, rng: Array | None = None) -> Array:
-        return self.placement.places(max(source_length, target_length), rng)
+    def _places(
+        self,
+        given: Array | None,
+        source_length: int,
+        target_length: int,
+        rng: Array | None = None,
+    ) -> Array:
+        count = max(source_length, target_length)
+        if given is None:
+            return self.placement.places(count, rng)
+        if given.ndim != 1 or given.shape[0] < count:
+            raise ValueError(
+                f"places must be [P], P at least {count} for source and target; got"
+                f" {list(given.shape)}"
+            )
+        return given
 
     def _source_positions(
         self, places: Array | None, length: int, source_lengths: Array
     ) -> Positions:
-        places = self.placement.places(length) if places is None else places
+        places = self._places(places, length, 0)
         lengths = self._visible_lengths(source_lengths, length)
         return self.placement.source_positions(places, length, lengths)
 

@@ -306,15 +306,14 @@ class DecoderBlock(nnx.Module):
     ) -> tuple[Array, DecoderState]:
         """The next tokens, x [*B, t, dim], after those of `state`: as in one call with all.
 
-        `first` is how many those are. `positions` are those of the next tokens where the cross
-        attention rotates by them; the self attention counts for itself, from 0: only differences
-        matter there.
+        `first` is how many those are. `positions` are those of the next tokens, where attention
+        rotates by them; None for `first` and on.
         """
         memory, cache, carry = state
 
         @jax.named_scope("self_attention")
         def attend(x: Array) -> tuple[Array, KeyValueCache]:
-            return self.self_attention.extend(x, cache)
+            return self.self_attention.extend(x, cache, positions=positions)
 
         @jax.named_scope("cross_attention")
         def look(x: Array) -> tuple[Array, Carry]:

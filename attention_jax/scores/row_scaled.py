@@ -42,10 +42,21 @@ class RowScaled(WrappedScore):
         return self.score.pair_cost
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        self._check_dims(query_dim, key_dim)
         return self.score.init(rng, query_dim - 1, key_dim)
 
     def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
+        self._check_dims(query_dim, key_dim)
         return self.score.param_shapes(params, query_dim - 1, key_dim)
+
+    def _check_dims(self, query_dim: int, key_dim: int) -> None:
+        equal = self.score.needs_equal_dims
+        if query_dim < 2 or (equal and query_dim != key_dim + 1):
+            expected = f"{key_dim + 1}" if equal else "at least 2"
+            raise ValueError(
+                f"query must have {expected} features, the last a factor, for keys of {key_dim} and"
+                f" score {self.score}; got {query_dim}"
+            )
 
     def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
         q_features, k_features = self.score.project(params, query[:, :-1], key)

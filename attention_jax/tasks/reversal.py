@@ -41,6 +41,9 @@ Array = jax.Array
 Params = Any
 
 
+VOCABULARY = Vocabulary()
+
+
 @dataclasses.dataclass(frozen=True)
 class ReversalConfig:
     """Settings of one training run; all defaults stand here and in the two parts.
@@ -51,6 +54,7 @@ class ReversalConfig:
         batch_size: strings a step.
         min_length: shortest training string, at least 1.
         max_length: longest training string.
+        letters: strings are of the first so many letters of the alphabet.
         learning_rate: Adam's rate at the start; it falls to 0 along a cosine.
         clip_norm: the gradient's norm is clipped to this.
         coverage_weight: how much the coverage loss counts beside the cross entropy, where the model
@@ -62,6 +66,7 @@ class ReversalConfig:
     batch_size: int = 64
     min_length: int = 3
     max_length: int = 8
+    letters: int = len(VOCABULARY.alphabet)
     learning_rate: float = 3e-3
     clip_norm: float = 1.0
     coverage_weight: float = 1.0
@@ -76,6 +81,10 @@ class ReversalConfig:
         for name in ("batch_size", "min_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if not 1 <= self.letters <= len(VOCABULARY.alphabet):
+            raise ValueError(
+                f"letters must be from 1 to {len(VOCABULARY.alphabet)}; got {self.letters}"
+            )
         if self.max_length < self.min_length:
             raise ValueError(
                 f"max_length must be at least min_length {self.min_length}; got {self.max_length}"
@@ -98,9 +107,6 @@ class ReversalConfig:
             raise ValueError(f"config.json is not that of a reversal run: {error}") from error
 
 
-VOCABULARY = Vocabulary()
-
-
 def reversal_task(config: ReversalConfig) -> Task:
     """Initialisation, batches and loss, as `training.loop` wants them."""
 
@@ -111,7 +117,7 @@ def reversal_task(config: ReversalConfig) -> Task:
     def batch(rng: Array) -> Batch:
         return random_batch(
             rng,
-            vocabulary=VOCABULARY,
+            vocabulary=Vocabulary(VOCABULARY.alphabet[: config.letters]),
             batch_size=config.batch_size,
             min_length=config.min_length,
             max_length=config.max_length,

@@ -1,0 +1,261 @@
+"""What of the recipe makes attention reverse strings of any length? Each part taken away.
+
+Source:   ours; Delétang et al. 2022 for the task, Ruoss et al. 2023 for subsets of positions,
+          Chiang and Cholak 2022 for logits that grow with the logarithm of the length.
+Command:  .venv/bin/python experiments/length_ablations.py
+Time:     __TIME__
+Expected: without codes that source and target share (another anchor, no positions) nothing is left
+          beyond training. With shared codes, positions that were never seen, logits that do not
+          grow, and neighbours that hardly differ cost accuracy, the more the longer the string.
+
+The recipe is that of `length_generalization.py`, with scaled dot; the size of logits is also varied
+for additive attention, whose logits are bounded. Every arm is trained on lengths 1-40, and looked
+at up to 5,000 letters, those before being given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from experiment import Expectation, conduct
+from length_evaluation import teacher_forced
+from length_figures import ablation_figure
+from length_generalization import TRAINED
+from length_generalization import Config as Recipe
+from matplotlib.figure import Figure
+
+from attention_jax.command_line import run_command
+from attention_jax.nn.placement import ANY_LENGTH, PositionConfig
+from attention_jax.scores import Additive, Params, ScaledDot, Score
+from attention_jax.scores.contract import PairCost
+from attention_jax.tasks.reversal import ReversalConfig
+from attention_jax.tasks.reversal_arms import JSON, trained_arm
+from attention_jax.training.metrics import mean_and_deviation
+from attention_jax.training.run_folder import check_folder
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnedTemperature(Score):
+    """e(q, k) = exp(t) score(q, k), with t learned, 0 at first
+
+    Params: {"log_factor": t, []; "score": those of `score`}.
+
+    Attributes:
+        score: the `Score` that is multiplied.
+    """
+
+    score: Score
+
+    @property
+    def needs_equal_dims(self) -> bool:  # type: ignore[override]
+        return self.score.needs_equal_dims
+
+    @property
+    def pair_cost(self) -> PairCost:  # type: ignore[override]
+        return self.score.pair_cost
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        return {"log_factor": jnp.zeros(()), "score": self.score.init(rng, query_dim, key_dim)}
+
+    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
+        return self.score.project(params["score"], query, key)
+
+    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
+        logits = self.score.pair(params["score"], q_features, k_features)
+        return jnp.exp(params["log_factor"]).astype(logits.dtype) * logits
+
+
+SCALED = LearnedTemperature(ScaledDot())
+ADDITIVE = LearnedTemperature(Additive())
+
+
+def _positions(**settings: Any) -> dict[str, Any]:
+    return {"positions": dataclasses.replace(ANY_LENGTH, **settings)}
+
+
+_PLAIN = {"positions": PositionConfig(), "sharpen_from": None}
+# {part: {arm: settings of the model that differ from the recipe's}}
+PARTS: dict[str, dict[str, dict[str, Any]]] = {
+    "where the source is counted from": {
+        "its end": {},
+        "its start": _positions(anchor="start"),
+        "both": _positions(anchor="both"),
+    },
+    "which positions are seen in training": {
+        "subsets of a random window": {},
+        "random subsets of 8,192": _positions(draw="subset"),
+        "0, 1, 2, ...": _positions(draw="none"),
+    },
+    "how a position enters": {
+        "sinusoidal, fast waves": {},
+        "sinusoidal, 2017's": _positions(max_wavelength=10_000.0, min_wavelength=1.0, scale=1.0),
+        "learned": _positions(kind="learned"),
+        "rotary": _positions(kind="rotary"),
+        "none": _positions(kind="none"),
+    },
+    "size of logits, scaled dot": {
+        "growing with log n": {},
+        "as they are": {"sharpen_from": None},
+        "learned factor": {"sharpen_from": None, "score": "length_ablations:SCALED"},
+    },
+    "size of logits, additive": {
+        "growing with log n": {"score": "additive"},
+        "as they are": {"score": "additive", "sharpen_from": None},
+        "learned factor": {"score": "length_ablations:ADDITIVE", "sharpen_from": None},
+    },
+    "other attention": {
+        "none": {},
+        "the decoder's self attention": {"decoder_self_attention": True},
+        "that and an encoder": {"decoder_self_attention": True, "encoder_layers": 1},
+        "the same, this library's defaults": {
+            "decoder_self_attention": True, "encoder_layers": 1, **_PLAIN,
+        },
+    },
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings; those of training are the recipe's.
+
+    Attributes:
+        parts: which parts of the recipe to vary, by their first word; none for all.
+        seeds: trainings of each arm.
+        steps: optimiser steps of each.
+        lengths: of the test strings.
+        strings: how many of each.
+        workdir: where the runs are kept; what is finished there is not trained again.
+        results: where numbers and figures go.
+    """
+
+    parts: tuple[str, ...] = ()
+    seeds: int = 3
+    steps: int = 2000
+    lengths: tuple[int, ...] = (10, 20, 40, 60, 100, 200, 500, 1000, 2000, 5000)
+    strings: int = 8
+    workdir: Path = Path("runs/length_ablations")
+    results: Path = Path("experiments/results")
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if part not in PARTS:
+                raise ValueError(f"parts must be of {', '.join(map(repr, PARTS))}; got {part!r}")
+        for name in ("strings", "lengths"):
+            values = np.ravel(getattr(self, name))
+            if values.size == 0 or min(values) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for part in self.varied:
+            for settings in PARTS[part].values():
+                self.training(settings)
+        for name in ("workdir", "results"):
+            check_folder(name, getattr(self, name))
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        return self.parts or tuple(PARTS)
+
+    def training(self, settings: dict[str, Any]) -> ReversalConfig:
+        """One run's settings."""
+        recipe = Recipe(seeds=self.seeds, steps=self.steps).training("scaled", 26)
+        return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, **settings))
+
+
+QUICK = Config(
+    parts=("where the source is counted from",), seeds=2, steps=100, lengths=(10, 60), strings=4
+)
+
+
+def run(config: Config) -> JSON:
+    """Trains every arm once, and looks at it."""
+    found: dict[ReversalConfig, JSON] = {}
+    parts: JSON = {}
+    for part in config.varied:
+        for arm, settings in PARTS[part].items():
+            training = config.training(settings)
+            if training not in found:
+                found[training] = _arm(config, training, f"{part}-{arm}")
+            parts.setdefault(part, {})[arm] = found[training]
+    return {"parts": parts}
+
+
+def _arm(config: Config, training: ReversalConfig, name: str) -> JSON:
+    folder = "".join(letter if letter.isalnum() else "-" for letter in name)
+    trained, measured = trained_arm(training, config.workdir / folder)
+    looked = teacher_forced(trained, config.lengths, strings=config.strings)
+    print(
+        f"{name}: {[round(float(tokens.mean()), 4) for tokens, _ in looked.values()]}", flush=True
+    )
+    return {
+        "loss": measured["loss"][-1],
+        "tokens": {str(length): of[0].round(6).tolist() for length, of in looked.items()},
+    }
+
+
+CAPTIONS = {
+    "length_ablations": "Letters right against the length of the string, mean of the seeds with a"
+    " band of one deviation, one panel for each part of the recipe: the blue curve is the recipe,"
+    " the others are without that part.",
+}
+
+
+def plot(numbers: JSON) -> dict[str, Figure]:
+    """The figure, from the numbers alone."""
+    return {"length_ablations": ablation_figure(numbers["parts"], trained=TRAINED)}
+
+
+def expectations(numbers: JSON) -> list[Expectation]:
+    """What cannot work does not, and what the recipe has over its parts."""
+    found = []
+    margin = "a clear margin, no more"
+
+    def mean(part: str, arm: str, length: int) -> float:
+        return float(np.mean(numbers["parts"][part][arm]["tokens"][str(length)]))
+
+    def add(part: str, arm: str, length: int, low: float, high: float) -> None:
+        if part in numbers["parts"] and str(length) in numbers["parts"][part][arm]["tokens"]:
+            claim = f"{part}: {arm}; letters right at length {length}"
+            found.append(Expectation(claim, "", mean(part, arm, length), low, high, margin))
+
+    where, _, enters, logits, *_, other = PARTS
+    add(where, "its end", 500, 0.99, 1)
+    for part, arm in (
+        (where, "its start"), (enters, "none"), (other, "the same, this library's defaults")
+    ):  # fmt: skip
+        add(part, arm, 500, 0, 0.2)
+    add(logits, "growing with log n", 5000, 0.99, 1)
+    return found
+
+
+def report(numbers: JSON) -> str:
+    """A table a part, as Markdown."""
+    lines = []
+    for part, arms in numbers["parts"].items():
+        lengths = list(next(iter(arms.values()))["tokens"])
+        lines += [
+            f"| {part} |" + "".join(f" {int(length):,} |" for length in lengths),
+            "| --- |" + " --- |" * len(lengths),
+        ]
+        for arm, measured in arms.items():
+            cells = ""
+            for length in lengths:
+                mean, deviation = mean_and_deviation(100 * np.array(measured["tokens"][length]))
+                cells += f" {mean:.1f} ± {deviation:.1f} |"
+            lines.append(f"| {arm} |{cells}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(config: Config) -> int:
+    """Runs, writes, draws, and says where everything is."""
+    return conduct("length_ablations", config, run, plot, expectations, report=report)
+
+
+if __name__ == "__main__":
+    run_command(Config, main)

@@ -1,0 +1,135 @@
+"""How well reversal models do on strings of any length, thousands of letters included."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.data.reversal import Batch, reversal_batch
+from attention_jax.data.vocabulary import EOS, PAD, SOS
+from attention_jax.nn.positions import random_positions
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.tasks.reversal import VOCABULARY, Trained, bind
+
+Array = jax.Array
+JSON = dict[str, Any]
+
+WIDTH = 64  # sources are padded to a multiple of it: few programs to compile
+LETTERS_A_CALL = 8192  # of sources in one call: what its memory grows with
+FIRST_LETTER = VOCABULARY.size - len(VOCABULARY.alphabet)
+
+
+def teacher_forced(
+    trained: Trained, lengths: Iterable[int], *, strings: int, seed: int = 0
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """By length, each [seeds]: share of letters right when those before are given, and of strings.
+
+    Every seed of every model sees the same strings. A string counts if EOS is right, too.
+    """
+    found = {}
+    for length in lengths:
+        width = -(-length // WIDTH) * WIDTH
+        batch = _strings(trained.config.letters, length, width, strings, seed)
+        found[length] = _by_chunks(_forced, trained, batch)
+    return found
+
+
+def free_running(
+    trained: Trained, lengths: Iterable[int], *, strings: dict[int, int], seed: int = 0
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """The same, each letter predicted from the model's own; `strings` says how many by length."""
+    found = {}
+    for length in lengths:
+        batch = _strings(trained.config.letters, length, length, strings[length], seed)
+        found[length] = _by_chunks(_free, trained, batch)
+    return found
+
+
+def weights_on(trained: Trained, length: int, *, seed: int = 0) -> np.ndarray:
+    """Cross-attention weights [T, S] of the first seed while it is given one string's reversal."""
+    batch = _strings(trained.config.letters, length, length, 1, seed)
+    params = jax.tree.map(lambda leaf: leaf[0], trained.params)
+
+    @jax.jit
+    def look(params: Any) -> Array:
+        model = bind(trained.config.model, params)
+        places = _places(trained.config.model, batch)
+        return model(
+            batch.source, batch.source_lengths, batch.target_inputs, places=places,
+            return_weights=True,
+        )[1]  # fmt: skip
+
+    return np.asarray(look(params))[-1, 0]
+
+
+def peak_memory(trained: Trained, length: int) -> float:
+    """MiB of temporary memory of a teacher-forced look at one string, as XLA states it."""
+    batch = _strings(trained.config.letters, length, length, 1, 0)
+    compiled = _forced.lower(trained.config.model, trained.params, batch).compile()
+    analysis: Any = compiled.memory_analysis()
+    return analysis.temp_size_in_bytes / 2**20
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _strings(letters: int, length: Array | int, width: int, count: int, seed: int) -> Batch:
+    """Random strings of one length, padded to a width."""
+    rng = jax.random.fold_in(jax.random.key(seed), length)
+    drawn = jax.random.randint(rng, (count, width), FIRST_LETTER, FIRST_LETTER + letters)
+    return reversal_batch(drawn, jnp.broadcast_to(length, (count,)))
+
+
+def _by_chunks(look: Any, trained: Trained, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    count, width = batch.source.shape
+    rows = max(1, LETTERS_A_CALL // width)
+    chunks = []
+    for first in range(0, count, rows):
+        rows_of = operator.itemgetter(slice(first, first + rows))
+        chunks.append(look(trained.config.model, trained.params, jax.tree.map(rows_of, batch)))
+    tokens, exact = (np.concatenate([np.asarray(chunk[k]) for chunk in chunks], 1) for k in (0, 1))
+    return tokens.mean(1), exact.mean(1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forced(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
+    def one_seed(params: Any) -> tuple[Array, Array]:
+        model = bind(config, params)
+        places = _places(config, batch)
+        logits = model(batch.source, batch.source_lengths, batch.target_inputs, places=places)
+        return _right(jnp.argmax(logits, axis=-1), batch)
+
+    return jax.lax.map(one_seed, params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _free(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
+    def one_seed(params: Any) -> tuple[Array, Array]:
+        decoded = bind(config, params).greedy_decode(
+            batch.source, batch.source_lengths, max_length=batch.targets.shape[1],
+            sos=SOS, eos=EOS, pad=PAD, places=_places(config, batch),
+        )  # fmt: skip
+        return _right(decoded.tokens, batch)
+
+    return jax.lax.map(one_seed, params)
+
+
+def _right(predictions: Array, batch: Batch) -> tuple[Array, Array]:
+    """By string, [B]: share of its letters, and 1 if those and EOS are all right."""
+    right = predictions == batch.targets
+    letters = jnp.arange(right.shape[1])[None, :] < batch.source_lengths[:, None]
+    real = jnp.arange(right.shape[1])[None, :] < batch.target_lengths[:, None]
+    lengths = batch.source_lengths.astype(jnp.float32)
+    tokens = jnp.sum(right & letters, axis=1).astype(jnp.float32) / lengths
+    return tokens, jnp.all(right | ~real, axis=1).astype(jnp.float32)
+
+
+def _places(config: Seq2SeqConfig, batch: Batch) -> Array | None:
+    """Models that know subsets of positions are shown one, as they are in their source."""
+    if config.positions.draw != "subset":
+        return None
+    return random_positions(jax.random.key(0), batch.targets.shape[1], config.positions.limit)

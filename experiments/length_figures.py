@@ -1,0 +1,87 @@
+"""The figures of `length_generalization.py` and `length_ablations.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from attention_jax import plotting
+from attention_jax.training.metrics import mean_and_deviation
+
+JSON = dict[str, Any]
+
+
+def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
+    """One row an alphabet: letters right at every length, and whole strings right far beyond."""
+    figure, axes = plotting.new_figure(11, 3.6 * len(arms), rows=len(arms), columns=2)
+    for row, (letters, scores) in enumerate(arms.items()):
+        near, far = axes[2 * row : 2 * row + 2]
+        for index, (score, arm) in enumerate(scores.items()):
+            _band(near, arm["teacher_forced"]["tokens"], index, score, markers=False)
+            _band(far, arm["free_running"]["exact"], index, score)
+        near.set_title(f"{letters} letters: letters right, those before being given")
+        near.set_ylim(99.5, 100.02)
+        near.set_xlabel("length of the string")
+        near.set_ylabel("letters right (%)")
+        far.set_title(f"{letters} letters: whole strings right, free running")
+        far.set_xscale("log")
+        lengths = [int(length) for length in next(iter(scores.values()))["free_running"]["exact"]]
+        far.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        far.xaxis.set_minor_formatter(NullFormatter())
+        far.set_ylim(-3, 103)
+        far.axvline(trained, color="gray", linestyle=":", linewidth=1)
+        far.annotate(
+            "longest in training", (trained, 4), rotation=90, color="gray", fontsize=8, ha="right"
+        )
+        far.set_xlabel("length of the string")
+        far.set_ylabel("strings right (%)")
+        far.legend(loc="lower left")
+    return figure
+
+
+def ablation_figure(panels: dict[str, dict[str, JSON]], *, trained: int) -> Figure:
+    """Letters right against length; one panel a part of the recipe, its arms as curves."""
+    rows = -(-len(panels) // 2)
+    figure, axes = plotting.new_figure(11, 3.4 * rows, rows=rows, columns=2, sharey=True)
+    for panel, (title, arms) in zip(axes, panels.items(), strict=False):
+        for index, (name, arm) in enumerate(arms.items()):
+            _band(panel, arm["tokens"], index, name)
+        panel.set_title(title)
+        panel.set_xscale("log")
+        lengths = [int(length) for length in next(iter(arms.values()))["tokens"]]
+        panel.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.axvline(trained, color="gray", linestyle=":", linewidth=1)
+        panel.set_ylim(-3, 103)
+        panel.set_xlabel("length of the string (dotted: longest in training)")
+        panel.set_ylabel("letters right (%)")
+        panel.legend(loc="lower left", fontsize=8)
+    for panel in axes[len(panels) :]:
+        panel.set_visible(False)
+    return figure
+
+
+def heat_map_figure(weights: dict[str, np.ndarray]) -> Figure:
+    """Weights [T, S] by score; positions are too many to be labelled one by one."""
+    figure, axes = plotting.new_figure(3.1 * len(weights) + 0.8, 3.6, columns=len(weights))
+    for panel, (score, of_score) in zip(axes, weights.items(), strict=True):
+        image = panel.imshow(of_score, cmap="viridis", vmin=0, vmax=1, aspect="equal")
+        panel.set_title(score)
+        panel.set_xlabel("letter of the source (key)")
+    axes[0].set_ylabel("letter written (query); the last is EOS")
+    figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
+    return figure
+
+
+def _band(axes: Any, by_length: JSON, index: int, label: str, *, markers: bool = True) -> None:
+    """Mean over seeds in percent, and one deviation on either side, within 0 and 100."""
+    lengths = [int(length) for length in by_length]
+    mean, deviation = mean_and_deviation(100 * np.array(list(by_length.values())))
+    color = plotting.COLORS[index % len(plotting.COLORS)]
+    marker = plotting.MARKERS[index % len(plotting.MARKERS)] if markers else None
+    axes.plot(lengths, mean, color=color, label=label, marker=marker, markersize=4, linewidth=1.2)
+    low, high = np.maximum(mean - deviation, 0), np.minimum(mean + deviation, 100)
+    axes.fill_between(lengths, low, high, color=color, alpha=0.15, linewidth=0)
