@@ -158,7 +158,8 @@ def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
     config = small_comparison(tmp_path, scores=("dot",), unmasked=False)
     comparison.main(config)
     exact = numbers_of(config)["masked"]["dot"]["accuracy"]["free_running_exact"]
-    assert list(exact) == ["3", "4", "5", "6", "7", "8", "10"]
+    assert list(exact) == ["3", "4", "5", "6", "7", "8", "10", "50"]
+    assert list(numbers_of(config)["any_length"]["accuracy"]["free_running_exact"]) == list(exact)
     assert all(len(by_seed) == 2 for by_seed in exact.values())
     for name in ("losses", "heatmaps", "accuracy"):
         figure = config.results / f"reversal_{name}.png"
@@ -180,5 +181,5 @@ def test_comparison_has_both_arms_and_trains_nothing_twice(tmp_path):
     assert "10" not in numbers["unmasked"]["dot"]["accuracy_padded"]["free_running_exact"]
     comparison.main(config)
     again = numbers_of(config)
-    for arm in ("masked", "unmasked"):
+    for arm in ("masked", "unmasked", "any_length"):
         assert again[arm] == numbers[arm]

@@ -31,6 +31,15 @@ def test_without_the_mask_only_padded_strings_come_out_right(score):
     assert np.mean(padded) > 0.99
 
 
+def test_only_positions_for_any_length_reach_beyond_those_of_training():
+    arms = NUMBERS["masked"] | {"any length": NUMBERS["any_length"]}
+    right = {
+        name: np.mean(arm["accuracy"]["free_running_tokens"]["50"]) for name, arm in arms.items()
+    }
+    assert right.pop("any length") > 0.99
+    assert max(right.values()) < 0.2
+
+
 def experiment_of(name):
     path = ROOT / "experiments" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"{name}_of_results", path)
