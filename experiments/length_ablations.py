@@ -137,9 +137,9 @@ class Config:
 
     parts: tuple[str, ...] = ()
     seeds: int = 3
-    steps: int = 2000
+    steps: int = 1500
     lengths: tuple[int, ...] = (10, 20, 40, 60, 100, 200, 500, 1000, 2000, 5000)
-    strings: int = 8
+    strings: int = 4
     workdir: Path = Path("runs/length_ablations")
     results: Path = Path("experiments/results")
 

@@ -20,7 +20,7 @@ from attention_jax.tasks.reversal import VOCABULARY, Trained, bind
 Array = jax.Array
 JSON = dict[str, Any]
 
-WIDTH = 64  # sources are padded to a multiple of it: few programs to compile
+WIDTH = 64  # of targets, EOS included, or a multiple of it: few programs, and whole tiles
 LETTERS_A_CALL = 8192  # of sources in one call: what its memory grows with
 FIRST_LETTER = VOCABULARY.size - len(VOCABULARY.alphabet)
 
@@ -34,7 +34,7 @@ def teacher_forced(
     """
     found = {}
     for length in lengths:
-        width = -(-length // WIDTH) * WIDTH
+        width = -(-(length + 1) // WIDTH) * WIDTH - 1
         batch = _strings(trained.config.letters, length, width, strings, seed)
         found[length] = _by_chunks(_forced, trained, batch)
     return found

@@ -77,7 +77,7 @@ class Config:
     steps: int = 3000
     batch: int = 32
     learning_rate: float = 1e-2
-    strings: int = 4
+    strings: int = 2
     every: int = 1
     far: tuple[int, ...] = (20, 40, 100, 200, 500, 1000, 2000, 5000)
     far_strings: tuple[int, ...] = (100, 100, 100, 100, 100, 40, 20, 8)
@@ -187,9 +187,7 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 def expectations(numbers: JSON) -> list[Expectation]:
     """What the task asks for, and that memory stays linear."""
     found = []
-    sampled = (
-        "a floor; by score and seed 1 million letters, of which 1e-4 wrong have an error of 1e-5"
-    )
+    sampled = "a floor; over 1 million letters a score, of which 1e-4 wrong are known to 1e-5"
     for letters, arms in numbers["arms"].items():
         means = {score: float(np.mean(arm["mean_tokens"])) for score, arm in arms.items()}
         for score, mean in means.items():
