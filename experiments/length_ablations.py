@@ -10,7 +10,8 @@ Expected: without codes that source and target share (another anchor, no positio
 
 The recipe is that of `length_generalization.py`, with scaled dot; the size of logits is also varied
 for additive attention, whose logits are bounded. Every arm is trained on lengths 1-40, and looked
-at up to 5,000 letters, those before being given.
+at up to 5,000 letters, those before being given. Learned codes have no waves, and rotations no
+factor and their fastest wave at 1: these arms differ in that, too.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ from matplotlib.figure import Figure
 
 from attention_jax.command_line import run_command
 from attention_jax.nn.placement import ANY_LENGTH, PositionConfig
-from attention_jax.scores import Additive, Params, ScaledDot, Score
-from attention_jax.scores.contract import PairCost
+from attention_jax.scores import Additive, Params, ScaledDot, Score, WrappedScore
 from attention_jax.tasks.reversal import ReversalConfig
 from attention_jax.tasks.reversal_arms import JSON, trained_arm
 from attention_jax.training.metrics import mean_and_deviation
@@ -42,7 +42,7 @@ Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class LearnedTemperature(Score):
+class LearnedTemperature(WrappedScore):
     """e(q, k) = exp(t) score(q, k), with t learned, 0 at first
 
     Params: {"log_factor": t, []; "score": those of `score`}.
@@ -51,15 +51,7 @@ class LearnedTemperature(Score):
         score: the `Score` that is multiplied.
     """
 
-    score: Score
-
-    @property
-    def needs_equal_dims(self) -> bool:  # type: ignore[override]
-        return self.score.needs_equal_dims
-
-    @property
-    def pair_cost(self) -> PairCost:  # type: ignore[override]
-        return self.score.pair_cost
+    param_shapes = Score.param_shapes
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return {"log_factor": jnp.zeros(()), "score": self.score.init(rng, query_dim, key_dim)}
@@ -126,7 +118,7 @@ class Config:
     """Settings; those of training are the recipe's.
 
     Attributes:
-        parts: which parts of the recipe to vary, by their first word; none for all.
+        parts: which parts of the recipe to vary, by their full name; none for all.
         seeds: trainings of each arm.
         steps: optimiser steps of each.
         lengths: of the test strings.
@@ -151,6 +143,11 @@ class Config:
             values = np.ravel(getattr(self, name))
             if values.size == 0 or min(values) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if max(np.ravel(self.lengths)) >= ANY_LENGTH.limit - ANY_LENGTH.first:
+            raise ValueError(
+                f"lengths must be below {ANY_LENGTH.limit - ANY_LENGTH.first}, where learned"
+                f" positions end; got {self.lengths}"
+            )
         for part in self.varied:
             for settings in PARTS[part].values():
                 self.training(settings)

@@ -23,7 +23,10 @@ def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
             _band(near, arm["teacher_forced"]["tokens"], index, score, markers=False)
             _band(far, arm["free_running"]["exact"], index, score)
         near.set_title(f"{letters} letters: letters right, those before being given")
-        near.set_ylim(99.5, 100.02)
+        lowest = min(
+            np.min(list(arm["teacher_forced"]["tokens"].values())) for arm in scores.values()
+        )
+        near.set_ylim(max(min(100 * lowest, 99.9) - 0.1, -3), 100.02)
         near.set_xlabel("length of the string")
         near.set_ylabel("letters right (%)")
         far.set_title(f"{letters} letters: whole strings right, free running")

@@ -22,7 +22,8 @@ included; letters that the model predicts from its own (free running); lengths o
 Compared with the source's networks these are told more (where the end is, and which positions
 belong together), have other sizes and another optimiser, write one letter after another where
 theirs answer at once, and end their answers themselves. So nothing here says that its Transformers
-were trained badly. It says that what they lacked is a way to name positions, not a stack.
+were trained badly. It shows that positions which name the matching letter are enough, without a
+stack.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ class Config:
             raise ValueError(
                 f"far_strings must be one for each of far {self.far}; got {self.far_strings}"
             )
+        if min(self.far) > PROTOCOL[-1]:
+            raise ValueError(f"far must have lengths up to {PROTOCOL[-1]}, too; got {self.far}")
         for name in ("strings", "every", "far", "far_strings"):
             for value in np.ravel(getattr(self, name)):
                 if value < 1:
@@ -185,7 +188,7 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """What the task asks for, and that memory stays linear."""
+    """What the task asks for, and memory."""
     found = []
     sampled = "a floor; over 1 million letters a score, of which 1e-4 wrong are known to 1e-5"
     for letters, arms in numbers["arms"].items():

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from attention_jax.analysis import learning_statistics
-from attention_jax.scores import Additive, Dot, General, PairCost, Params, Score
+from attention_jax.scores import Additive, Dot, General, Params, Score, WrappedScore
 from attention_jax.tasks.reversal import ReversalConfig, bind, optimizer, reversal_task
 from attention_jax.tasks.reversal_evaluation import decode
 from attention_jax.training.loop import TrainState, initial_state, train_steps
@@ -32,7 +32,7 @@ CROSS = "decoder_0/cross_attention"
 
 
 @dataclasses.dataclass(frozen=True)
-class Times(Score):
+class Times(WrappedScore):
     """e(q, k) = factor score(q, k), the factor a constant that is given among the parameters
 
     Params: {"factor": [], 1 at first; "score": those of `score`}. No gradient comes to the factor.
@@ -41,15 +41,7 @@ class Times(Score):
         score: the `Score` that is multiplied.
     """
 
-    score: Score
-
-    @property
-    def needs_equal_dims(self) -> bool:  # type: ignore[override]
-        return self.score.needs_equal_dims
-
-    @property
-    def pair_cost(self) -> PairCost:  # type: ignore[override]
-        return self.score.pair_cost
+    param_shapes = Score.param_shapes
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return {"factor": jnp.ones(()), "score": self.score.init(rng, query_dim, key_dim)}

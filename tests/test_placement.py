@@ -64,28 +64,32 @@ def test_words_by_hand():
     assert PositionConfig("none").to_words() == ["none"]
     assert ANY_LENGTH.to_words() == ["any-length"]
     assert PositionConfig.from_words(["any-length"]) == ANY_LENGTH
-    config = PositionConfig("rotary", "both", limit=67, scale=0.5)
-    assert config.to_words() == ["rotary", "anchor=both", "limit=67", "scale=0.5"]
+    config = PositionConfig("learned", "both", limit=67, scale=0.5)
+    assert config.to_words() == ["learned", "anchor=both", "limit=67", "scale=0.5"]
     # In any order; and what is named may be changed.
-    words = ["rotary", "scale=0.5", "anchor=both", "limit=67"]
+    words = ["learned", "scale=0.5", "anchor=both", "limit=67"]
     assert PositionConfig.from_words(words) == config
     changed = PositionConfig.from_words(["any-length", "limit=67"])
     assert changed.limit == 67 != ANY_LENGTH.limit
     assert vars(changed) == {**vars(ANY_LENGTH), "limit": 67}
 
 
-def test_every_setting_comes_back_from_its_words():
+def test_every_setting_that_is_read_comes_back_from_its_words():
     grid = itertools.product(
-        KINDS, ANCHORS, ["none", "subset", "window"], [512, 67], [1e4, 1 / 3, 1e-7], [1.0, 6]
+        KINDS, ANCHORS, ["none", "subset", "window"], [512, 67], [1e4, 7 / 3], [1.0, 1e-7], [1.0, 6]
     )
     seen = set()
     for values in grid:
         config = PositionConfig(*values)
         words = config.to_words()
-        assert PositionConfig.from_words(words) == config
+        again = PositionConfig.from_words(words)
+        assert again.to_words() == words
+        if config.kind == "sinusoidal":  # which reads them all
+            assert again == config
         assert all(isinstance(word, str) for word in words)
         seen.add(tuple(words))
-    assert len(seen) == 4 * 3 * 3 * 2 * 3 * 2
+    placed = 3 * 3 * 2  # anchors, draws, limits
+    assert len(seen) == placed * 8 + placed * 2 + placed * 2 + 1
 
 
 @pytest.mark.parametrize(
@@ -97,9 +101,13 @@ def test_every_setting_comes_back_from_its_words():
         ),
         ([""], "positions must begin with sinusoidal, .*; got ''"),
         (["limit=3"], "positions must begin with sinusoidal, .*; got 'limit=3'"),
-        (["learned", "size=3"], "positions may be followed by anchor=..., draw=..., .*'size=3'"),
-        (["learned", "kind=none"], "positions may be followed by anchor=.*; got 'kind=none'"),
-        (["learned", "rotary"], "positions may be followed by anchor=.*; got 'rotary'"),
+        (["learned", "size=3"], "learned may be followed by anchor=..., draw=..., .*'size=3'"),
+        (["learned", "kind=none"], "learned may be followed by anchor=.*; got 'kind=none'"),
+        (["learned", "rotary"], "learned may be followed by anchor=.*; got 'rotary'"),
+        (["learned", "max_wavelength=3"], "learned may be followed by .*limit=..., scale=...; got"),
+        (["none", "draw=window"], "none may be followed by nothing; got 'draw=window'"),
+        (["learned", "limit=4", "limit=5"], "must have limit once; got 'learned limit=4 limit=5'"),
+        (["any-length", "max_wavelength=0.1"], "max_wavelength must be at least min_wavelength"),
         (["learned", "limit=many"], "positions 'limit=many': "),
         (["learned", "limit=2.5"], "positions 'limit=2.5': "),
         (["learned", "limit"], "positions 'limit': "),
@@ -136,7 +144,7 @@ def test_positions_are_drawn_in_training_alone(draw):
     for seed, places in enumerate(drawn):
         assert 0 <= places[0] < places[1] < places[2] < 43
         assert place.places(3, jax.random.key(seed)).tolist() == places
-    with pytest.raises(ValueError, match=r"count must be from 1 to 43, .*; got 44"):
+    with pytest.raises(ValueError, match=r"holds 44 tokens, .*; limit 43 holds 43"):
         place.places(44, jax.random.key(0))
 
 
@@ -157,7 +165,7 @@ def test_a_learned_table_ends(draw, most):
     places = np.asarray(place.places(most))
     np.testing.assert_array_equal(places, range(17 - most, 17))
     assert np.all(np.isfinite(place.codes((jnp.asarray(places),))))
-    with pytest.raises(ValueError, match=f"count must be from 1 to {most}, .*; got {most + 1}"):
+    with pytest.raises(ValueError, match=f"holds {most + 1} tokens, .*; limit 17 holds {most}"):
         place.places(most + 1)
 
 

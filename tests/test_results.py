@@ -27,7 +27,7 @@ def test_without_the_mask_only_padded_strings_come_out_right(score):
     measured = NUMBERS["unmasked"][score]
     bare = measured["accuracy"]["teacher_forced_tokens"]["5"]
     padded = measured["accuracy_padded"]["teacher_forced_tokens"]["5"]
-    assert np.mean(bare) < 0.5
+    assert np.mean(bare) < 0.7
     assert np.mean(padded) > 0.99
 
 

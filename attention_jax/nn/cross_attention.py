@@ -22,7 +22,8 @@ from attention_jax.nn.coverage import CoverageAttention
 from attention_jax.nn.local import Alignment, LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
-from attention_jax.nn.placement import Positions, rotated
+from attention_jax.nn.placement import Positions, check_positions, rotated
+from attention_jax.nn.positions import check_wavelength
 from attention_jax.scores import RowScaled, Score, get_score
 from attention_jax.softmax import accumulator_dtype
 
@@ -75,18 +76,26 @@ class CrossAttentionConfig:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
         if self.heads > 1 and self.attention != "global":
             raise ValueError(f"heads must be 1 with attention {self.attention!r}; got {self.heads}")
-        if self.rotary_wavelength is not None and self.attention != "global":
-            raise ValueError(
-                f"attention must be global where positions are rotations; got {self.attention!r}"
-            )
+        if self.position_ends not in (1, 2):
+            raise ValueError(f"position_ends must be 1 or 2; got {self.position_ends!r}")
+        if self.rotary_wavelength is not None:
+            check_wavelength("rotary_wavelength", self.rotary_wavelength)
+            if self.attention != "global":
+                raise ValueError(
+                    "attention must be global where positions are rotations; got"
+                    f" {self.attention!r}"
+                )
         if self.sharpen_from is not None:
             if self.attention != "global" or self.heads > 1:
                 raise ValueError(
                     f"sharpen_from is for attention 'global' with one head; got {self.attention!r}"
                     f" with {self.heads}"
                 )
-            if self.sharpen_from < 1:
-                raise ValueError(f"sharpen_from must be at least 1; got {self.sharpen_from}")
+            whole = isinstance(self.sharpen_from, int) and not isinstance(self.sharpen_from, bool)
+            if not whole or self.sharpen_from < 1:
+                raise ValueError(
+                    f"sharpen_from must be an integer of at least 1; got {self.sharpen_from!r}"
+                )
 
 
 class CrossAttention(nnx.Module):
@@ -115,6 +124,13 @@ class CrossAttention(nnx.Module):
         dropout_rate: float = 0.0,
         rngs: nnx.Rngs,
     ):
+        if config.rotary_wavelength is not None:
+            for name, size in (("dim", dim), ("memory_dim", memory_dim)):
+                if not _is_multi_head(config) and size % (2 * config.position_ends):
+                    raise ValueError(
+                        f"{name} must be a multiple of {2 * config.position_ends} to be rotated;"
+                        f" got {size}"
+                    )
         self.config = config
         self.kind: Any = _KINDS["multi-head" if _is_multi_head(config) else config.attention]
         if config.sharpen_from is not None:
@@ -178,6 +194,7 @@ class CrossAttention(nnx.Module):
             positions = (jnp.arange(memory.shape[-2]),) * self.config.position_ends
         if _is_multi_head(self.config):
             return self.attention.remember(memory, positions=positions)
+        check_positions(positions, self.config.position_ends)
         keys = rotated(memory, positions, max_wavelength=wavelength)
         return self.attention.remember(keys, memory)
 
@@ -194,6 +211,7 @@ class CrossAttention(nnx.Module):
             assert positions is not None
             if _is_multi_head(config):
                 return query, positions
+            check_positions(positions, config.position_ends)
             query = rotated(query, positions, max_wavelength=config.rotary_wavelength)
         if config.sharpen_from is not None:
             length = (memory.values if isinstance(memory, Memory) else memory).shape[-2]

@@ -17,7 +17,7 @@ from attention_jax.mask_algebra import ShiftedMask
 from attention_jax.masks import Mask, causal_mask
 from attention_jax.memory import Memory, remember, resolve
 from attention_jax.nn.parameters import score_params, values_of
-from attention_jax.nn.placement import Positions, rotated
+from attention_jax.nn.placement import Positions, check_positions, rotated
 from attention_jax.nn.positions import check_wavelength
 from attention_jax.position_functions import broadcasts
 from attention_jax.scores import Score, get_score
@@ -352,6 +352,7 @@ class MultiHeadAttention(nnx.Module):
         if self.rotary_wavelength is not None:
             if positions is None:
                 positions = (jnp.arange(heads.shape[-2]),) * self.position_ends
+            check_positions(positions, self.position_ends)
             heads = rotated(heads, positions, max_wavelength=self.rotary_wavelength)
         return heads
 

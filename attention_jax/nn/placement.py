@@ -15,7 +15,6 @@ from attention_jax.checks import check_choice
 from attention_jax.nn.positions import (
     Anchor,
     anchored_places,
-    check_count,
     check_wavelength,
     learned_codes,
     random_positions,
@@ -42,7 +41,8 @@ class PositionConfig:
             it is written, is counted from its start.
         draw: in training, positions are 0, 1, 2, ... ("none"), an ordered random "subset" of all
             `limit` of them, or one of a random "window" (see `random_window_positions`). Source and
-            target of a batch have the same.
+            target of a batch have the same. In evaluation they are neighbours; a model that knows
+            subsets of a large range wants to be given one as `places`.
         limit: how many positions there are to draw from and, for "learned", to learn.
         max_wavelength: of the slowest sines, cosines and rotations.
         min_wavelength: of the fastest sines and cosines: below 1, neighbours differ more.
@@ -69,6 +69,11 @@ class PositionConfig:
             raise ValueError(f"limit must be an integer of at least 1; got {self.limit!r}")
         check_wavelength("max_wavelength", self.max_wavelength)
         check_wavelength("min_wavelength", self.min_wavelength)
+        if self.min_wavelength > self.max_wavelength:
+            raise ValueError(
+                f"max_wavelength must be at least min_wavelength {self.min_wavelength};"
+                f" got {self.max_wavelength}"
+            )
         check_wavelength("scale", self.scale)
 
     @property
@@ -80,6 +85,26 @@ class PositionConfig:
     def rotary_wavelength(self) -> float | None:
         """What attention is told."""
         return self.max_wavelength if self.kind == "rotary" else None
+
+    @property
+    def first(self) -> int:
+        """The first position of a sequence that is not trained on.
+
+        Windows seldom reach the ends of their range: there is little to know of its start.
+        """
+        return 0 if self.draw == "none" else self.limit // 8
+
+    def check_room(self, count: int) -> None:
+        """Raises ValueError unless so many tokens find positions in training.
+
+        Beyond `limit` sines, cosines and rotations carry on in evaluation, though never trained.
+        """
+        room = self.limit - (self.first if self.kind == "learned" else 0)
+        if count > room and (self.draw != "none" or self.kind == "learned"):
+            raise ValueError(
+                f"positions must have a limit that holds {count} tokens, EOS included; limit"
+                f" {self.limit} holds {room}"
+            )
 
     def check_dim(self, name: str, dim: int) -> None:
         """Raises ValueError unless codes or rotations of this size can be made."""
@@ -105,35 +130,40 @@ class PositionConfig:
             raise ValueError(
                 f"positions must begin with {', '.join((*kinds, *NAMED_POSITIONS))}; got {name!r}"
             )
-        fields: dict[str, Any] = {name: type(value) for name, value in vars(cls()).items()}
+        base = NAMED_POSITIONS.get(name) or cls(kind=typing.cast(PositionKind, name))
+        fields: dict[str, Any] = {key: type(getattr(base, key)) for key in _USED[base.kind]}
         found: dict[str, Any] = {}
         for setting in settings:
             key, _, value = setting.partition("=")
-            if key == "kind" or key not in fields:
-                expected = ", ".join(f"{field}=..." for field in fields if field != "kind")
-                raise ValueError(f"positions may be followed by {expected}; got {setting!r}")
+            if key not in fields:
+                expected = ", ".join(f"{field}=..." for field in fields) or "nothing"
+                raise ValueError(f"positions {name} may be followed by {expected}; got {setting!r}")
+            if key in found:
+                raise ValueError(f"positions must have {key} once; got {' '.join(words)!r}")
             try:
                 found[key] = fields[key](value)
             except ValueError as error:
                 raise ValueError(f"positions {setting!r}: {error}") from error
-        base = NAMED_POSITIONS.get(name) or cls(kind=typing.cast(PositionKind, name))
         return dataclasses.replace(base, **found)
 
     def to_words(self) -> list[str]:
-        """What `from_words` makes this of."""
+        """What `from_words` makes this of, but for settings that its kind does not read."""
         for name, named in NAMED_POSITIONS.items():
             if self == named:
                 return [name]
-        plain = PositionConfig()
-        return [
-            self.kind,
-            *(
-                f"{field.name}={getattr(self, field.name)}"
-                for field in dataclasses.fields(self)[1:]
-                if getattr(self, field.name) != getattr(plain, field.name)
-            ),
-        ]
+        plain, settings = PositionConfig(), []
+        for name in _USED[self.kind]:
+            if getattr(self, name) != getattr(plain, name):
+                settings.append(f"{name}={getattr(self, name)}")
+        return [self.kind, *settings]
 
+
+_USED = {  # settings that a kind reads
+    "sinusoidal": ("anchor", "draw", "limit", "max_wavelength", "min_wavelength", "scale"),
+    "learned": ("anchor", "draw", "limit", "scale"),
+    "rotary": ("anchor", "draw", "limit", "max_wavelength"),
+    "none": (),
+}
 
 # What solves strings far longer than those of training, if the i-th letter to be written is the
 # i-th from the source's end. Fast waves tell neighbours apart, the factor codes from letters.
@@ -179,12 +209,10 @@ class Placement(nnx.Module):
             ValueError: there are not so many positions.
         """
         config = self.config
+        if config.kind == "learned" or rng is not None:
+            config.check_room(count)
         if config.draw == "none" or rng is None:
-            # Windows seldom reach the ends of their range: there is little to know of its start.
-            first = 0 if config.draw == "none" else config.limit // 8
-            if config.kind == "learned":
-                check_count(count, config.limit - first)
-            return first + jnp.arange(count)
+            return config.first + jnp.arange(count)
         draw = random_positions if config.draw == "subset" else random_window_positions
         return draw(rng, count, config.limit)
 
@@ -219,6 +247,13 @@ def _table(config: PositionConfig, dim: int, rngs: nnx.Rngs) -> nnx.Param:
     """Of the variance that sines and cosines have."""
     shape = (config.limit, dim // config.ends)
     return nnx.Param(jax.random.normal(rngs.params(), shape) * 0.5**0.5)
+
+
+def check_positions(positions: Positions, ends: int) -> None:
+    """Raises ValueError unless there are as many as `ends` says."""
+    if not isinstance(positions, tuple) or len(positions) != ends:
+        came = f"{len(positions)} of them" if isinstance(positions, tuple) else "no tuple"
+        raise ValueError(f"positions must be a tuple of {ends} arrays of integers; got {came}")
 
 
 def rotated(x: Array, positions: Positions, *, max_wavelength: float) -> Array:

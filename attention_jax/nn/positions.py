@@ -2,7 +2,7 @@
 
 A number becomes a vector to add to the token's embedding (`sinusoidal_codes`, `learned_codes`), or
 a rotation of its features (`rotary`). Which number it is, is a matter of the end it is counted from
-(`anchored_positions`) and of chance (`random_positions`, `random_window_positions`).
+(`anchored_places`) and of chance (`random_positions`, `random_window_positions`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from attention_jax.checks import check_choice
 from attention_jax.position_functions import pad_rank
 from attention_jax.softmax import accumulator_dtype
 
@@ -60,13 +61,18 @@ def sinusoidal_codes(
     max_wavelength: float = 10_000.0,
     min_wavelength: float = 1.0,
 ) -> Array:
-    """`sinusoidal_positions` at given positions, int or float [...], known or traced.
+    """`sinusoidal_positions` at given positions, int or float [...] -> float32 [..., dim].
+
+    Raises:
+        ValueError: `dim` is odd, or a wavelength is not above 0.
 
     >>> sinusoidal_codes(jnp.array([1]), 2).round(4)
     Array([[0.8415, 0.5403]], dtype=float32)
     """
     if dim % 2:
         raise ValueError(f"dim must be even, a sine and a cosine for each frequency; got {dim}")
+    check_wavelength("max_wavelength", max_wavelength)
+    check_wavelength("min_wavelength", min_wavelength)
     angles = _angles(positions, dim, max_wavelength, min_wavelength, jnp.float32)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
@@ -158,8 +164,11 @@ def anchored_places(length: int, lengths: Array, anchor: Anchor) -> tuple[Array,
         anchor: "start", "end" or "both".
 
     Returns:
-        one int array [*B, S], or with "both" two: from the start and from the end. Padding behind
-        the end has 0 there.
+        one int array [*B, S], or with "both" two: from the start and from the end. Counted from
+        the end, padding has 0.
+
+    Raises:
+        ValueError: there is no such anchor.
 
     >>> anchored_places(4, jnp.array([3]), "end")
     (Array([[2, 1, 0, 0]], dtype=int32),)
@@ -167,6 +176,7 @@ def anchored_places(length: int, lengths: Array, anchor: Anchor) -> tuple[Array,
     Counted from the end, the source of a reversed string has the numbers of its target: letter
     n - 1 - i is written i-th.
     """
+    check_choice("anchor", anchor, Anchor)
     places = jnp.arange(length)
     from_start = jnp.broadcast_to(places, (*lengths.shape, length))
     places = pad_rank(places, lengths.ndim + 1)

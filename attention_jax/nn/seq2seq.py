@@ -32,6 +32,7 @@ class DecodingState(NamedTuple):
     source_lengths: Array  # int [B]
     places: Array  # int [P], see `Seq2Seq.__call__`
     step: Array  # int32 [], how many tokens have been read
+    room: Array  # int32 [], how many there may be
 
 
 class Seq2Seq(nnx.Module):
@@ -149,11 +150,12 @@ class Seq2Seq(nnx.Module):
         places = self._places(places, memory.shape[-2], target_inputs.shape[-1])
         positions = self.placement.target_positions(places, target_inputs.shape[-1])
         x = self._embed(self.target_embedding, target_inputs, positions, rng=rng)
+        memory_positions = self._source_positions(places, memory.shape[-2], source_lengths)
         weights = []
         for index, (block, rng) in enumerate(zip(self.decoder, block_rngs, strict=True)):
             apply = functools.partial(
                 block, source_lengths=lengths, memory_mask=mask, positions=positions,
-                memory_positions=self._source_positions(places, memory.shape[-2], source_lengths),
+                memory_positions=memory_positions,
             )  # fmt: skip
             with jax.named_scope(f"decoder_{index}"):
                 x, block_weights = self._checkpointed(apply)(x, memory, dropout_rng=rng)
@@ -185,10 +187,11 @@ class Seq2Seq(nnx.Module):
     def decode_step(self, state: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
         """Reads one more token: int [B] -> (logits [B, V] of the next, state).
 
-        The logits are those of `decode` with all tokens so far.
+        The logits are those of `decode` with all tokens so far; beyond `max_length`, NaN.
         """
         positions = self.placement.target_positions(state.places, 1, state.step)
         x = self._embed(self.target_embedding, tokens[:, None], positions)
+        x = jnp.where(state.step < state.room, x, jnp.nan)
         mask = self._source_mask(state.source_lengths)
         memory_length = state.blocks[0].memory.values.shape[-2]
         lengths = self._visible_lengths(state.source_lengths, memory_length)
@@ -245,15 +248,16 @@ class Seq2Seq(nnx.Module):
         eos: int,
         pad: int,
         length_penalty: float = 0.0,
+        places: Array | None = None,
     ) -> BeamResult:
         """The likeliest answers that a beam search finds, best first; see `decoding.beam_search`.
 
         Args:
-            source, source_lengths, max_length, sos, eos, pad: as in `greedy_decode`.
+            source, source_lengths, max_length, sos, eos, pad, places: as in `greedy_decode`.
             beams: how many beginnings are kept for each row; 1 is greedy decoding.
             length_penalty: how much longer answers are favoured; 0 not at all.
         """
-        state = self.start_decoding(source, source_lengths, max_length=max_length)
+        state = self.start_decoding(source, source_lengths, max_length=max_length, places=places)
         row_axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)._replace(places=None)
         return beam_search(
             self.decode_step, state,
@@ -261,21 +265,32 @@ class Seq2Seq(nnx.Module):
             pad=pad, length_penalty=length_penalty, row_axes=row_axes,
         )  # fmt: skip
 
-    def weights_of(self, source: Array, source_lengths: Array, tokens: Array, *, sos: int) -> Array:
+    def weights_of(
+        self,
+        source: Array,
+        source_lengths: Array,
+        tokens: Array,
+        *,
+        sos: int,
+        places: Array | None = None,
+    ) -> Array:
         """Cross-attention weights [L, B, T, S] with which an answer, int [B, T], is given."""
-        memory = self.encode(source, source_lengths)
-        return self.decode(memory, source_lengths, _shifted(tokens, sos))[1]
+        inputs = _shifted(tokens, sos)
+        return self(source, source_lengths, inputs, places=places, return_weights=True)[1]
 
     # --- what they share ---
 
     def _start(
         self, memory: Array, source_lengths: Array, max_length: int, places: Array
     ) -> DecodingState:
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1; got {max_length}")
         positions = self._source_positions(places, memory.shape[-2], source_lengths)
         blocks = tuple(
             block.start(memory, max_length, memory_positions=positions) for block in self.decoder
         )
-        return DecodingState(blocks, source_lengths, places, jnp.zeros((), jnp.int32))
+        step, room = jnp.zeros((), jnp.int32), jnp.full((), max_length, jnp.int32)
+        return DecodingState(blocks, source_lengths, places, step, room)
 
     def _embed(
         self,

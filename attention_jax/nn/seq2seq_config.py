@@ -27,7 +27,8 @@ class Seq2SeqConfig:
             projections. The other kinds have one head.
         key_heads: heads of keys and values in the self attentions (grouped-query), a divisor of
             `heads`; None for `heads`.
-        dim: size of embeddings and of every layer, even, a multiple of `heads`.
+        dim: size of embeddings and of every layer, a multiple of `heads`, and of 2 or 4 as
+            `positions` want it.
         hidden_dim: hidden size of the feed-forward layers.
         activation: of the feed-forward layers.
         norm: layer normalisation before each layer ("pre") or after its residual ("post").
@@ -46,7 +47,8 @@ class Seq2SeqConfig:
             more than 1, see `CrossAttentionConfig`; None for no factor.
 
     Raises:
-        ValueError: there is no such score or kind, a size is below 1, or sizes do not divide.
+        ValueError: there is no such score or kind, a size is below 1, sizes do not divide, or
+            settings do not go together.
     """
 
     score: str = "scaled"
@@ -71,6 +73,8 @@ class Seq2SeqConfig:
     sharpen_from: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.positions, PositionConfig):
+            raise ValueError(f"positions must be a PositionConfig; got {self.positions!r}")
         get_score(self.score)
         if self.self_attention_score is not None:
             get_score(self.self_attention_score)
@@ -84,11 +88,13 @@ class Seq2SeqConfig:
 
     @property
     def label(self) -> str:
-        """The score, and how it is used where that is not the default: "additive, coverage"."""
+        """The score, and what is not the default around it: "additive, coverage"."""
         kind = [] if self.attention == "global" else [self.attention]
         where = "" if self.attention == "global" else " in self attention"
         heads = [] if self.heads == 1 else [f"{self.heads} heads{where}"]
-        return ", ".join([self.score, *kind, *heads])
+        plain = self.positions == PositionConfig()
+        positions = [] if plain else [f"positions {' '.join(self.positions.to_words())}"]
+        return ", ".join([self.score, *kind, *heads, *positions])
 
     @property
     def block(self) -> BlockConfig:

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from attention_jax.scores.contract import PairCost, Params, Score
+from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.dot import ScaledDot
 from attention_jax.scores.wrapped import WrappedScore
 
@@ -19,7 +19,8 @@ class RowScaled(WrappedScore):
     """e([q, f], k) = f score(q, k): the query's last feature multiplies its logits
 
     An inverse temperature that may differ from query to query and from example to example, with
-    gradients, for every score: dot products could put it into q, others could not.
+    gradients, for every score whose features are single arrays: dot products could put it into q,
+    others could not.
 
     Params: those of `score`, for queries of size Dq - 1.
 
@@ -36,10 +37,6 @@ class RowScaled(WrappedScore):
     @property
     def needs_equal_dims(self) -> bool:  # type: ignore[override]
         return False
-
-    @property
-    def pair_cost(self) -> PairCost:  # type: ignore[override]
-        return self.score.pair_cost
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         self._check_dims(query_dim, key_dim)
@@ -60,6 +57,11 @@ class RowScaled(WrappedScore):
 
     def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
         q_features, k_features = self.score.project(params, query[:, :-1], key)
+        if not hasattr(q_features, "ndim"):
+            raise ValueError(
+                f"score must have features that are one array, to be scaled; {self.score} has"
+                f" {type(q_features).__name__}"
+            )
         factor = query[:, -1:].astype(q_features.dtype)
         return jnp.concatenate([q_features, factor], axis=-1), k_features
 

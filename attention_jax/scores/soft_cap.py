@@ -9,7 +9,7 @@ import numbers
 import jax
 import jax.numpy as jnp
 
-from attention_jax.scores.contract import PairCost, Params, Score
+from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.dot import ScaledDot
 from attention_jax.scores.wrapped import WrappedScore
 
@@ -43,10 +43,6 @@ class SoftCap(WrappedScore):
         super().__post_init__()
         if not (isinstance(self.cap, numbers.Real) and 0 < self.cap < math.inf):
             raise ValueError(f"cap must be a finite float above 0; got {self.cap!r}")
-
-    @property
-    def pair_cost(self) -> PairCost:  # type: ignore[override]
-        return self.score.pair_cost
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         return float(self.cap) * self._tanh(params, q_features, k_features)

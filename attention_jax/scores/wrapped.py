@@ -13,9 +13,9 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class WrappedScore(Score):
-    """Another score with its parameters, features and costs: a subclass changes its logits.
+    """Another score with its parameters, features and cost: a subclass changes its logits.
 
-    It gives its field `score` a default, and defines `pair`, and more where that is not enough.
+    It defines `pair`, and where its parameters are others, `init`, `project` and `param_shapes`.
 
     Attributes:
         score: the `Score` that is made another of.

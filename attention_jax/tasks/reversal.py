@@ -89,6 +89,7 @@ class ReversalConfig:
             raise ValueError(
                 f"max_length must be at least min_length {self.min_length}; got {self.max_length}"
             )
+        self.model.positions.check_room(self.max_length + 1)
         for name in ("learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be greater than 0; got {getattr(self, name)}")
@@ -159,6 +160,11 @@ def optimizer(config: ReversalConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optax.adam(schedule))
 
 
+def _completed(stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration, with the defaults of settings that it is older than."""
+    return dataclasses.asdict(ReversalConfig.from_json(stored))
+
+
 # --- a run in a folder ---
 
 
@@ -198,7 +204,7 @@ def train_run(
     if log_gradients is not None:
         check_gradient_log_every(log_gradients, config.loop)
     folder = RunFolder(workdir)
-    folder.create(dataclasses.asdict(config), resume=resume)
+    folder.create(dataclasses.asdict(config), resume=resume, completed=_completed)
     task, optimizer_ = reversal_task(config), optimizer(config)
     with Interruption() as interruption, Checkpoints(folder.checkpoints) as checkpoints:
         start = functools.partial(initial_state, task, optimizer_, config.loop)

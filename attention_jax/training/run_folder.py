@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,12 @@ class RunFolder:
         """One JSON object a line, where training logs gradients."""
         return self.path / "gradients.jsonl"
 
-    def create(self, config: JSON, *, resume: bool) -> None:
+    def create(
+        self, config: JSON, *, resume: bool, completed: Callable[[JSON], JSON] = dict
+    ) -> None:
         """Makes the folder and writes what the run is; or checks that it is the run to go on with.
+
+        `completed` gives a stored configuration the settings that are younger than it.
 
         Raises:
             ValueError: the path is a file or cannot be written, it holds a run already and
@@ -52,7 +57,7 @@ class RunFolder:
         """
         config = json.loads(json.dumps(config))  # as it will read back
         try:
-            self._check(config, resume=resume)
+            self._check(config, resume=resume, completed=completed)
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "config.json", config)
             if not (self.path / "env.json").exists():
@@ -86,7 +91,7 @@ class RunFolder:
             raise ValueError(f"{path} cannot be read: it must hold a JSON object; got {config!r}")
         return config
 
-    def _check(self, config: JSON, *, resume: bool) -> None:
+    def _check(self, config: JSON, *, resume: bool, completed: Callable[[JSON], JSON]) -> None:
         check_folder("workdir", self.path)
         if (self.path / "config.json").exists():
             if not resume:
@@ -94,15 +99,19 @@ class RunFolder:
                     f"workdir {self.path} already holds a run; add --resume to go on with it, or"
                     " name another folder"
                 )
-            self._check_same(config)
+            self._check_same(config, completed)
         elif self.path.exists() and any(self.path.iterdir()):
             raise ValueError(
                 f"workdir must be new, empty, or the folder of a run; {self.path} holds other"
                 " files and no config.json"
             )
 
-    def _check_same(self, config: JSON) -> None:
-        stored, config = _flat(self.read_config()), _flat(config)
+    def _check_same(self, config: JSON, completed: Callable[[JSON], JSON]) -> None:
+        try:
+            old = json.loads(json.dumps(completed(self.read_config())))
+        except ValueError as error:
+            raise ValueError(f"workdir {self.path}: {error}") from error
+        stored, config = _flat(old), _flat(config)
         names = sorted(stored.keys() | config.keys())
         different = [name for name in names if stored.get(name) != config.get(name)]
         if different:
