@@ -174,3 +174,17 @@ def test_what_cannot_be_evaluated(trained, options, message):
 def test_what_cannot_be_reversed(trained, words, options, message):
     with pytest.raises(ValueError, match=message):
         reverse(trained, words, **options)
+
+
+def test_strings_are_of_the_letters_that_were_trained_on(monkeypatch):
+    seen = []
+
+    def look(config, beams, params, letters, lengths):
+        seen.append(np.asarray(letters))
+        return None
+
+    monkeypatch.setattr(reversal_evaluation, "_evaluate", look)
+    config = ReversalConfig(letters=2)
+    evaluate(Trained(config, {}, 0), lengths=[7], strings=64)
+    first = VOCABULARY.encode("a")[0]
+    assert set(seen[0].ravel()) == {first, first + 1}

@@ -96,6 +96,11 @@ class ReversalConfig:
         if not self.coverage_weight >= 0:
             raise ValueError(f"coverage_weight must be at least 0; got {self.coverage_weight}")
 
+    @property
+    def drawn(self) -> Vocabulary:
+        """The letters that strings are of, with the ids they have in `VOCABULARY`."""
+        return Vocabulary(VOCABULARY.alphabet[: self.letters])
+
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> ReversalConfig:
         """What `dataclasses.asdict` made."""
@@ -118,7 +123,7 @@ def reversal_task(config: ReversalConfig) -> Task:
     def batch(rng: Array) -> Batch:
         return random_batch(
             rng,
-            vocabulary=Vocabulary(VOCABULARY.alphabet[: config.letters]),
+            vocabulary=config.drawn,
             batch_size=config.batch_size,
             min_length=config.min_length,
             max_length=config.max_length,

@@ -86,7 +86,11 @@ def evaluate(
     for length in lengths:
         rng = jax.random.fold_in(jax.random.key(seed), length)
         batch = random_batch(
-            rng, vocabulary=VOCABULARY, batch_size=strings, min_length=length, max_length=length
+            rng,
+            vocabulary=trained.config.drawn,
+            batch_size=strings,
+            min_length=length,
+            max_length=length,
         )
         letters = jnp.pad(batch.source, ((0, 0), (0, width - length)))
         results[length] = _evaluate(

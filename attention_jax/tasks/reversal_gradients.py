@@ -219,7 +219,7 @@ def _curvature(config: ReversalConfig, analysis: GradientAnalysis, params: Any) 
 def _batch(config: ReversalConfig, strings: int) -> Any:
     return random_batch(
         jax.random.key(0),
-        vocabulary=VOCABULARY,
+        vocabulary=config.drawn,
         batch_size=strings,
         min_length=config.min_length,
         max_length=config.max_length,
