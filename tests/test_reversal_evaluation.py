@@ -181,7 +181,7 @@ def test_strings_are_of_the_letters_that_were_trained_on(monkeypatch):
 
     def look(config, beams, params, letters, lengths):
         seen.append(np.asarray(letters))
-        return None
+        return
 
     monkeypatch.setattr(reversal_evaluation, "_evaluate", look)
     config = ReversalConfig(letters=2)
