@@ -3,7 +3,7 @@
 Source:   ours; Delétang et al. 2022 for the task, Ruoss et al. 2023 for subsets of positions,
           Chiang and Cholak 2022 for logits that grow with the logarithm of the length.
 Command:  .venv/bin/python experiments/length_ablations.py
-Time:     __TIME__
+Time:     25 minutes on 2 CPU cores beside two other jobs, 23 of processor time.
 Expected: without codes that source and target share (another anchor, no positions) nothing is left
           beyond training. With shared codes, positions that were never seen, logits that do not
           grow, and neighbours that hardly differ cost accuracy, the more the longer the string.

@@ -13,6 +13,8 @@ from attention_jax.training.metrics import mean_and_deviation
 
 JSON = dict[str, Any]
 
+BIN = 20  # neighbouring lengths in one point
+
 
 def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
     """One row an alphabet: letters right at every length, and whole strings right far beyond."""
@@ -20,13 +22,11 @@ def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
     for row, (letters, scores) in enumerate(arms.items()):
         near, far = axes[2 * row : 2 * row + 2]
         for index, (score, arm) in enumerate(scores.items()):
-            _band(near, arm["teacher_forced"]["tokens"], index, score, markers=False)
+            _band(near, _binned(arm["teacher_forced"]["tokens"]), index, score)
             _band(far, arm["free_running"]["exact"], index, score)
-        near.set_title(f"{letters} letters: letters right, those before being given")
-        lowest = min(
-            np.min(list(arm["teacher_forced"]["tokens"].values())) for arm in scores.values()
+        near.set_title(
+            f"{letters} letters: letters right, those before given, means of {BIN} lengths"
         )
-        near.set_ylim(max(min(100 * lowest, 99.9) - 0.1, -3), 100.02)
         near.set_xlabel("length of the string")
         near.set_ylabel("letters right (%)")
         far.set_title(f"{letters} letters: whole strings right, free running")
@@ -37,7 +37,7 @@ def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
         far.set_ylim(-3, 103)
         far.axvline(trained, color="gray", linestyle=":", linewidth=1)
         far.annotate(
-            "longest in training", (trained, 4), rotation=90, color="gray", fontsize=8, ha="right"
+            "longest in training", (trained, 52), rotation=90, color="gray", fontsize=8, ha="right"
         )
         far.set_xlabel("length of the string")
         far.set_ylabel("strings right (%)")
@@ -79,12 +79,22 @@ def heat_map_figure(weights: dict[str, np.ndarray]) -> Figure:
     return figure
 
 
-def _band(axes: Any, by_length: JSON, index: int, label: str, *, markers: bool = True) -> None:
+def _binned(by_length: JSON) -> JSON:
+    """Means over neighbouring lengths, by the length in their middle."""
+    lengths = list(by_length)
+    bins = [lengths[first : first + BIN] for first in range(0, len(lengths), BIN)]
+    return {
+        str(round(np.mean([int(n) for n in of]))): np.mean([by_length[n] for n in of], axis=0)
+        for of in bins
+    }
+
+
+def _band(axes: Any, by_length: JSON, index: int, label: str) -> None:
     """Mean over seeds in percent, and one deviation on either side, within 0 and 100."""
     lengths = [int(length) for length in by_length]
     mean, deviation = mean_and_deviation(100 * np.array(list(by_length.values())))
     color = plotting.COLORS[index % len(plotting.COLORS)]
-    marker = plotting.MARKERS[index % len(plotting.MARKERS)] if markers else None
+    marker = plotting.MARKERS[index % len(plotting.MARKERS)]
     axes.plot(lengths, mean, color=color, label=label, marker=marker, markersize=4, linewidth=1.2)
     low, high = np.maximum(mean - deviation, 0), np.minimum(mean + deviation, 100)
     axes.fill_between(lengths, low, high, color=color, alpha=0.15, linewidth=0)

@@ -54,6 +54,17 @@ def test_readme_shows_the_committed_table():
     assert report in (ROOT / "README.md").read_text()
 
 
+def test_readme_shows_how_far_strings_are_reversed():
+    experiment = experiment_of("length_generalization")
+    numbers = json.loads((RESULTS / "length_generalization.json").read_text())
+    assert experiment.report(numbers) in (ROOT / "README.md").read_text()
+    for arms in numbers["arms"].values():
+        by_score = [np.mean(arm["mean_tokens"]) for arm in arms.values()]
+        assert len(by_score) == 4
+        assert min(by_score) >= 0.99
+        assert max(by_score) >= 0.999
+
+
 def test_every_kind_of_attention_reverses_but_those_that_cannot():
     family = experiment_of("attention_family")
     numbers = json.loads((RESULTS / "attention_family.json").read_text())
