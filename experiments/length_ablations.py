@@ -5,8 +5,8 @@ Source:   ours; Delétang et al. 2022 for the task, Ruoss et al. 2023 for subset
 Command:  .venv/bin/python experiments/length_ablations.py
 Time:     25 minutes on 2 CPU cores beside two other jobs, 23 of processor time.
 Expected: without codes that source and target share (another anchor, no positions) nothing is left
-          beyond training. With shared codes, positions that were never seen, logits that do not
-          grow, and neighbours that hardly differ cost accuracy, the more the longer the string.
+          beyond training. With shared codes, positions that were never seen and logits that do not
+          grow cost accuracy beyond training, and neighbours that hardly differ everywhere.
 
 The recipe is that of `length_generalization.py`, with scaled dot; the size of logits is also varied
 for additive attention, whose logits are bounded. Every arm is trained on lengths 1-40, and looked

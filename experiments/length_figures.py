@@ -61,7 +61,7 @@ def ablation_figure(panels: dict[str, dict[str, JSON]], *, trained: int) -> Figu
         panel.set_ylim(-3, 103)
         panel.set_xlabel("length of the string (dotted: longest in training)")
         panel.set_ylabel("letters right (%)")
-        panel.legend(loc="lower left", fontsize=8)
+        panel.legend(loc="center left", fontsize=8)
     for panel in axes[len(panels) :]:
         panel.set_visible(False)
     return figure

@@ -209,7 +209,9 @@ def report(numbers: JSON) -> str:
     for letters, arms in numbers["arms"].items():
         lengths = list(next(iter(arms.values()))["free_running"]["exact"])
         lines += [
+            *([""] if lines else []),
             f"{letters} letters:",
+            "",
             "| score | letters right, lengths 41-500 (mean ± sd; worst seed) |"
             + "".join(f" {length} |" for length in lengths),
             "| --- | --- |" + " --- |" * len(lengths),
