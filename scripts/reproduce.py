@@ -57,7 +57,7 @@ class Arguments:
 
     Attributes:
         names: which experiments; none for all.
-        quick: small settings, for a look: minutes in place of an hour. Numbers go to
+        quick: small settings, for a look: minutes in place of hours. Numbers go to
             runs/quick, and those of the default settings stay as they are.
         force: run also what is there.
     """
