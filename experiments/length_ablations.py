@@ -51,6 +51,7 @@ class LearnedTemperature(WrappedScore):
         score: the `Score` that is multiplied.
     """
 
+    pair_cost = WrappedScore.pair_cost
     param_shapes = Score.param_shapes
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:

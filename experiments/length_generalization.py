@@ -205,7 +205,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
 
 def report(numbers: JSON) -> str:
     """The tables of README, as Markdown."""
-    lines = []
+    lines: list[str] = []
     for letters, arms in numbers["arms"].items():
         lengths = list(next(iter(arms.values()))["free_running"]["exact"])
         lines += [

@@ -41,6 +41,7 @@ class Times(WrappedScore):
         score: the `Score` that is multiplied.
     """
 
+    pair_cost = WrappedScore.pair_cost
     param_shapes = Score.param_shapes
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:

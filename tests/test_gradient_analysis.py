@@ -245,7 +245,7 @@ def test_figures_and_answers_come_from_the_numbers(numbers):
         ({"seeds": 1}, "seeds must be at least 2; got 1"),
         ({"widths": (7,)}, "widths must be at least 8; got 7"),
         ({"curvature_scores": ("dott",)}, "dott"),
-        ({"model_dims": (15,)}, "dim must be even; got 15"),
+        ({"model_dims": (15,)}, "dim must be a multiple of 2, .*; got 15"),
     ],
 )
 def test_mistakes_before_anything_is_computed(settings, message):

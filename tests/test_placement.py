@@ -76,7 +76,13 @@ def test_words_by_hand():
 
 def test_every_setting_that_is_read_comes_back_from_its_words():
     grid = itertools.product(
-        KINDS, ANCHORS, ["none", "subset", "window"], [512, 67], [1e4, 7 / 3], [1.0, 1e-7], [1.0, 6]
+        KINDS,
+        ANCHORS,
+        ["none", "subset", "window"],
+        [512, 67],
+        [1e4, 7 / 3],
+        [1.0, 1e-7],
+        [1.0, 6.0],
     )
     seen = set()
     for values in grid:

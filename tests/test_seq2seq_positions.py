@@ -220,7 +220,7 @@ def test_places_that_are_given_are_those_of_the_default():
 def test_a_table_that_is_too_short():
     model, _ = make(settings("learned", limit=S))
     jax.eval_shape(model, sources(), jnp.array(LENGTHS), targets())  # just long enough
-    with pytest.raises(ValueError, match=rf"count must be from 1 to {S}, .*; got {S + 1}"):
+    with pytest.raises(ValueError, match=rf"holds {S + 1} tokens, .*; limit {S} holds {S}"):
         model.start_decoding(sources(), jnp.array(LENGTHS), max_length=S + 1)
 
 
@@ -307,7 +307,7 @@ def test_greedy_and_beam_search(config, places):
     [
         ({"sharpen_from": 3, "heads": 4}, "sharpen_from is for .* with one head; got 'global'"),
         ({"sharpen_from": 3, "attention": "coverage"}, "sharpen_from is for .*; got 'coverage'"),
-        ({"sharpen_from": 0}, "sharpen_from must be at least 1; got 0"),
+        ({"sharpen_from": 0}, "sharpen_from must be an integer of at least 1; got 0"),
         (
             {"positions": PositionConfig("rotary"), "attention": "monotonic"},
             "attention must be global where positions are rotations; got 'monotonic'",

@@ -39,8 +39,7 @@ class Score:
             # A new `pair` under an inherited `pair_vjp` would send another function's gradient.
             if "pair_vjp" not in vars(cls):
                 cls.pair_vjp = Score.pair_vjp  # type: ignore[method-assign]
-            # One that is computed from fields is that of the score that they hold.
-            if "pair_cost" not in vars(cls) and not isinstance(cls.pair_cost, property):
+            if "pair_cost" not in vars(cls):
                 cls.pair_cost = "other"
         said, known = vars(cls).get("pair_cost"), typing.get_args(PairCost)
         if isinstance(said, str) and said not in known:

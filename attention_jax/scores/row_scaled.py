@@ -33,6 +33,7 @@ class RowScaled(WrappedScore):
     """
 
     score: Score = ScaledDot()
+    pair_cost = WrappedScore.pair_cost
 
     @property
     def needs_equal_dims(self) -> bool:  # type: ignore[override]

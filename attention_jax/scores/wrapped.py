@@ -15,7 +15,8 @@ Array = jax.Array
 class WrappedScore(Score):
     """Another score with its parameters, features and cost: a subclass changes its logits.
 
-    It defines `pair`, and where its parameters are others, `init`, `project` and `param_shapes`.
+    It defines `pair`, says `pair_cost = WrappedScore.pair_cost` where that still holds, and defines
+    `init`, `project` and `param_shapes` where its parameters are others.
 
     Attributes:
         score: the `Score` that is made another of.
