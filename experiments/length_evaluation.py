@@ -16,6 +16,7 @@ from attention_jax.data.vocabulary import EOS, PAD, SOS
 from attention_jax.nn.positions import random_positions
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import VOCABULARY, Trained, bind
+from attention_jax.training.metrics import exact_match, token_accuracy
 
 Array = jax.Array
 JSON = dict[str, Any]
@@ -120,12 +121,15 @@ def _free(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Arra
 
 def _right(predictions: Array, batch: Batch) -> tuple[Array, Array]:
     """By string, [B]: share of its letters, and 1 if those and EOS are all right."""
-    right = predictions == batch.targets
-    letters = jnp.arange(right.shape[1])[None, :] < batch.source_lengths[:, None]
-    real = jnp.arange(right.shape[1])[None, :] < batch.target_lengths[:, None]
-    lengths = batch.source_lengths.astype(jnp.float32)
-    tokens = jnp.sum(right & letters, axis=1).astype(jnp.float32) / lengths
-    return tokens, jnp.all(right | ~real, axis=1).astype(jnp.float32)
+
+    def by_string(metric: Any, lengths: Array) -> Array:
+        rows = (leaf[:, None] for leaf in (predictions, batch.targets, lengths))
+        return jax.vmap(metric)(*rows)
+
+    return (
+        by_string(token_accuracy, batch.source_lengths),
+        by_string(exact_match, batch.target_lengths),
+    )
 
 
 def _places(config: Seq2SeqConfig, batch: Batch) -> Array | None:

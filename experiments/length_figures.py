@@ -9,11 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from attention_jax import plotting
-from attention_jax.training.metrics import mean_and_deviation
 
 JSON = dict[str, Any]
 
-BIN = 20  # neighbouring lengths in one point
+BIN = 23  # neighbouring lengths in one point
 
 
 def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
@@ -27,6 +26,8 @@ def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
         near.set_title(
             f"{letters} letters: letters right, those before given, means of {BIN} lengths"
         )
+        bottom, _ = near.get_ylim()
+        near.set_ylim(bottom, 100 + (100 - bottom) / 50)
         near.set_xlabel("length of the string")
         near.set_ylabel("letters right (%)")
         far.set_title(f"{letters} letters: whole strings right, free running")
@@ -90,11 +91,7 @@ def _binned(by_length: JSON) -> JSON:
 
 
 def _band(axes: Any, by_length: JSON, index: int, label: str) -> None:
-    """Mean over seeds in percent, and one deviation on either side, within 0 and 100."""
+    """In percent."""
     lengths = [int(length) for length in by_length]
-    mean, deviation = mean_and_deviation(100 * np.array(list(by_length.values())))
-    color = plotting.COLORS[index % len(plotting.COLORS)]
-    marker = plotting.MARKERS[index % len(plotting.MARKERS)]
-    axes.plot(lengths, mean, color=color, label=label, marker=marker, markersize=4, linewidth=1.2)
-    low, high = np.maximum(mean - deviation, 0), np.minimum(mean + deviation, 100)
-    axes.fill_between(lengths, low, high, color=color, alpha=0.15, linewidth=0)
+    values = 100 * np.array(list(by_length.values()))
+    plotting.draw_band(axes, lengths, values, index=index, label=label)

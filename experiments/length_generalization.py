@@ -109,14 +109,19 @@ class Config:
     def training(self, score: str, letters: int) -> ReversalConfig:
         """One run's settings."""
         return ReversalConfig(
-            model=Seq2SeqConfig(
-                score=score, positions=ANY_LENGTH, sharpen_from=TRAINED, encoder_layers=0,
-                decoder_self_attention=False,
-            ),
+            model=recipe(score, TRAINED),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
             batch_size=self.batch, min_length=1, max_length=TRAINED, letters=letters,
             learning_rate=self.learning_rate,
         )  # fmt: skip
+
+
+def recipe(score: str, longest: int) -> Seq2SeqConfig:
+    """The model, to be trained on strings of up to `longest` letters."""
+    return Seq2SeqConfig(
+        score=score, positions=ANY_LENGTH, sharpen_from=longest, encoder_layers=0,
+        decoder_self_attention=False,
+    )  # fmt: skip
 
 
 QUICK = Config(

@@ -24,11 +24,11 @@ from pathlib import Path
 
 import numpy as np
 from experiment import Expectation, conduct
+from length_generalization import recipe
 from matplotlib.figure import Figure
 
 from attention_jax import plotting
 from attention_jax.command_line import run_command
-from attention_jax.nn.placement import ANY_LENGTH
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, Trained
 from attention_jax.tasks.reversal_arms import (
@@ -101,10 +101,7 @@ class Config:
 
     def any_length(self) -> ReversalConfig:
         """That of scaled dot with positions that carry on, and no attention but the one."""
-        model = Seq2SeqConfig(
-            positions=ANY_LENGTH, sharpen_from=TRAINED_LENGTHS[-1], encoder_layers=0,
-            decoder_self_attention=False,
-        )  # fmt: skip
+        model = recipe("scaled", TRAINED_LENGTHS[-1])
         return ReversalConfig(model=model, loop=LoopConfig(seeds=self.seeds, steps=self.steps))
 
 

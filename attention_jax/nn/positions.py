@@ -215,16 +215,7 @@ def random_window_positions(rng: Array, count: int, limit: int) -> Array:
     between positions are then as often near 1 as near any other scale. In a subset of the whole
     range hardly any two are neighbours, as they will be in a sequence that fills the range.
 
-    Args:
-        rng: one PRNG key.
-        count: how many.
-        limit: P; positions are from 0 to P - 1.
-
-    Returns:
-        int32 [count], rising.
-
-    Raises:
-        ValueError: there are not so many.
+    Args, Returns, Raises: as `random_positions`.
 
     >>> random_window_positions(jax.random.key(0), 4, 4)
     Array([0, 1, 2, 3], dtype=int32)
