@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import typing
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import jax
 import tyro
 
 from attention_jax.nn.placement import NAMED_POSITIONS, PositionConfig, PositionKind
@@ -57,4 +59,15 @@ def run_command(arguments: type[Arguments], main: Callable[[Arguments], int | No
         status = 2
     except KeyboardInterrupt:
         status = 130  # as shells say it, without a traceback
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        print(
+            f"error: the other processes of this run cannot be reached: {reason[:300]}. Start all"
+            " of them again, with --resume",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)  # what Python does at its end would wait for them
     sys.exit(status)

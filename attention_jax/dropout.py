@@ -10,6 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from attention_jax.bits import GOLDEN, mix
+
 Array = jax.Array
 
 
@@ -26,22 +28,12 @@ def keep_mask(rng: Array, rate: float, query_positions: Array, key_positions: Ar
         bool [t, s].
     """
     row_seed, column_seed = jax.random.bits(rng, (2,), jnp.uint32)
-    rows = _mix(query_positions.astype(jnp.uint32) * jnp.uint32(_GOLDEN) + row_seed)
-    columns = _mix(key_positions.astype(jnp.uint32) * jnp.uint32(_GOLDEN) + column_seed)
-    bits = _mix(rows[:, None] + columns[None, :])
+    rows = mix(query_positions.astype(jnp.uint32) * jnp.uint32(GOLDEN) + row_seed)
+    columns = mix(key_positions.astype(jnp.uint32) * jnp.uint32(GOLDEN) + column_seed)
+    bits = mix(rows[:, None] + columns[None, :])
     return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
 def drop(weights: Array, keep: Array, rate: float) -> Array:
     """Weights with the dropped ones 0 and the kept ones divided by 1 - rate."""
     return jnp.where(keep, weights / (1 - rate), 0)
-
-
-_GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: consecutive positions land far apart
-
-
-def _mix(bits: Array) -> Array:
-    """The 32-bit finaliser of MurmurHash3 (Appleby 2011): every input bit flips half the output."""
-    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
-    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
-    return bits ^ (bits >> 16)

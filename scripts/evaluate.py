@@ -12,13 +12,14 @@ import rich.table
 from attention_jax.command_line import run_command
 from attention_jax.tasks.reversal import load_run
 from attention_jax.tasks.reversal_evaluation import Evaluation, check_beams, evaluate
+from attention_jax.training.checkpoints import StepName
 from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run_folder import check_output, write_json
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Evaluate the newest checkpoint of a run on fresh random strings, length by length.
+    """Evaluate a checkpoint of a run on fresh random strings, length by length.
 
     "letters" is the share of letters that are right, "exact match" that of strings with every
     letter and the end in its place; "forced": each letter is predicted from the right ones before
@@ -26,6 +27,8 @@ class Arguments:
 
     Attributes:
         workdir: a run folder made by scripts/train.py.
+        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or that
+            of a step which is kept.
         lengths: which lengths.
         strings: test strings of each length.
         seed: of the test strings.
@@ -34,6 +37,7 @@ class Arguments:
     """
 
     workdir: Path
+    step: StepName = "newest"
     lengths: tuple[int, ...] = (3, 4, 5, 6, 7, 8, 10)
     strings: int = 1000
     seed: int = 0
@@ -55,7 +59,7 @@ _HEADINGS = {
 
 
 def main(arguments: Arguments) -> None:
-    trained = load_run(arguments.workdir)
+    trained = load_run(arguments.workdir, arguments.step)
     results = evaluate(
         trained,
         lengths=arguments.lengths,

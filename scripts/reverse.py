@@ -12,6 +12,7 @@ from attention_jax import plotting
 from attention_jax.command_line import run_command
 from attention_jax.tasks.reversal import load_run
 from attention_jax.tasks.reversal_evaluation import check_beams, reverse
+from attention_jax.training.checkpoints import StepName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Arguments:
     Attributes:
         words: lower-case words.
         workdir: a run folder made by scripts/train.py.
+        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or that
+            of a step which is kept.
         seed_index: which of the run's seeds answers, from 0.
         beams: how many beginnings of an answer are kept while it is searched for; 1 is greedy.
         figure: where the heat map goes; None for `workdir`/figures/reverse.png.
@@ -28,6 +31,7 @@ class Arguments:
 
     words: tyro.conf.Positional[tuple[str, ...]]
     workdir: Path
+    step: StepName = "newest"
     seed_index: int = 0
     beams: int = 1
     figure: Path | None = None
@@ -39,7 +43,7 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    trained = load_run(arguments.workdir)
+    trained = load_run(arguments.workdir, arguments.step)
     config = trained.config
     panels = {}
     answers = reverse(

@@ -80,7 +80,8 @@ def toy_run(folder, config, *, every=None, stop_at=None):
     optimizer = optax.sgd(0.05)
     with Interruption() as interruption, Checkpoints(folder / "checkpoints") as checkpoints:
         state = initial_state(TOY, optimizer, config)
-        state = checkpoints.restore(state) or state
+        restored = checkpoints.restore(state)
+        state = state if restored is None else restored.state
         step = int(state.step[0])
         with (
             MetricsFile(folder / "metrics.jsonl", after_step=step) as metrics,
@@ -215,7 +216,7 @@ def test_lines_are_learning_statistics_of_each_seed(logged):
 def stopped_before_training(monkeypatch, folder):
     """The script's part alone: which lines a resumed run finds."""
     with monkeypatch.context() as patched:
-        patched.setattr("attention_jax.tasks.reversal.train", lambda *_, **__: 1 / 0)
+        patched.setattr("attention_jax.training.run.train", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train_run(CONFIG, folder, resume=True, log_gradients=4)
 
@@ -237,7 +238,7 @@ def test_after_a_crash_only_what_comes_after_the_checkpoint_is_written_anew(
 def test_before_the_first_checkpoint_all_is_written_anew(tmp_path, monkeypatch):
     nothing = np.zeros(2, np.int32)
     start = TrainState(nothing, nothing, {}, {})
-    monkeypatch.setattr("attention_jax.tasks.reversal.initial_state", lambda *_: start)
+    monkeypatch.setattr("attention_jax.training.run.initial_state", lambda *_: start)
     stopped_before_training(monkeypatch, tmp_path)
     (tmp_path / "gradients.jsonl").write_text('{"step": 0, "loss": [1.0, 2.0]}\n')
     stopped_before_training(monkeypatch, tmp_path)

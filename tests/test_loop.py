@@ -71,7 +71,8 @@ def run(folder, config, *, hook=None, interruption=None, task=TASK):
     hook = hook or Hook()
     with Interruption() as entered, Checkpoints(folder / "checkpoints") as checkpoints:
         state = initial_state(task, OPTIMIZER, config)
-        state = checkpoints.restore(state) or state
+        restored = checkpoints.restore(state)
+        state = state if restored is None else restored.state
         with MetricsFile(folder / "metrics.jsonl", after_step=int(state.step[0])) as metrics_file:
             return train(
                 task,
@@ -258,7 +259,7 @@ def test_a_run_logs_every_chunk_and_learns(tmp_path, steps, log_every, ends):
     assert lines[-1]["loss"] < lines[0]["loss"] or len(lines) == 1
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         assert checkpoints.latest_step() == steps
-        assert_same_bits(checkpoints.restore(state), state)
+        assert_same_bits(checkpoints.restore(state).state, state)
     # The same as single steps, one seed at a time.
     expected = one_seed(initial_state(TASK, OPTIMIZER, config), 1)
     for _ in range(steps):

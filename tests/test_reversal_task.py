@@ -245,7 +245,7 @@ def test_a_run(never_stopped):
 
 def test_crashed_stopped_and_resumed_is_bit_identical(tmp_path, monkeypatch, never_stopped):
     with monkeypatch.context() as patched:
-        patched.setattr("attention_jax.tasks.reversal.train", lambda *_, **__: 1 / 0)
+        patched.setattr("attention_jax.training.run.train", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train_run(config(), tmp_path)
     assert (tmp_path / "config.json").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -21,21 +20,19 @@ from attention_jax.data.vocabulary import Vocabulary
 from attention_jax.nn.placement import PositionConfig
 from attention_jax.nn.seq2seq import Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.training.checkpoints import Checkpoints
-from attention_jax.training.interruption import Interruption
+from attention_jax.training.checkpoints import Checkpoints, StepName
 from attention_jax.training.loop import (
-    GradientLog,
     LoopConfig,
     Task,
     TrainState,
     check_gradient_log_every,
     initial_state,
-    train,
 )
 from attention_jax.training.losses import cross_entropy, masked_mean
 from attention_jax.training.metrics import token_accuracy
-from attention_jax.training.progress import Progress
-from attention_jax.training.run_folder import MetricsFile, RunFolder, require_tensorboard
+from attention_jax.training.run import Run, tell_damage, train_in_folder
+from attention_jax.training.run_folder import RunFolder, require_tensorboard
+from attention_jax.training.sharding import Layout, MeshShape, whole_machine
 
 Array = jax.Array
 Params = Any
@@ -165,11 +162,6 @@ def optimizer(config: ReversalConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optax.adam(schedule))
 
 
-def _completed(stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration, with the defaults of settings that it is older than."""
-    return dataclasses.asdict(ReversalConfig.from_json(stored))
-
-
 # --- a run in a folder ---
 
 
@@ -191,8 +183,9 @@ def train_run(
     resume: bool = False,
     tensorboard: bool = False,
     log_gradients: int | None = None,
+    mesh: MeshShape | None = None,
 ) -> Trained:
-    """Trains in a folder, from its newest checkpoint if it has one and `resume` is set.
+    """Trains in a folder, from its newest good checkpoint if it has one and `resume` is set.
 
     Args:
         config: all settings.
@@ -200,73 +193,66 @@ def train_run(
         resume: go on with the run that is there.
         tensorboard: also write TensorBoard events.
         log_gradients: every so many steps, `analysis.learning_statistics` to gradients.jsonl.
+        mesh: over which devices; one if left out, or all of them in a run of many processes. No
+            part of the run: it may go on over others.
 
     Raises:
-        ValueError: the folder is not fit for it, or a setting; nothing has been changed.
+        ValueError: the folder is not fit for it, or a setting, and nothing has been changed; or
+            no state there is as it was saved; or something cannot be written.
     """
     if tensorboard:
         require_tensorboard()
     if log_gradients is not None:
         check_gradient_log_every(log_gradients, config.loop)
-    folder = RunFolder(workdir)
-    folder.create(dataclasses.asdict(config), resume=resume, completed=_completed)
-    task, optimizer_ = reversal_task(config), optimizer(config)
-    with Interruption() as interruption, Checkpoints(folder.checkpoints) as checkpoints:
-        start = functools.partial(initial_state, task, optimizer_, config.loop)
-        state = checkpoints.restore(jax.eval_shape(start)) or start()
-        step = int(state.step[0])
-        progress = Progress(
-            config.model.label, start=step, total=config.loop.steps, seeds=config.loop.seeds
-        )
-        with contextlib.ExitStack() as files:
-            events = folder.path / "tensorboard" if tensorboard else None
-            metrics = MetricsFile(folder.metrics, after_step=step, tensorboard=events)
-            files.enter_context(metrics)
-            gradient_log = None
-            if log_gradients is not None:
-                # Nothing is known before the first step but what this run will write.
-                beside = None if events is None else events / "gradients"
-                file = MetricsFile(
-                    folder.gradients, after_step=step if step else -1, tensorboard=beside
-                )
-                files.enter_context(file)
-                gradient_log = GradientLog(log_gradients, learning_statistics, file)
-            files.enter_context(progress)
-            state = train(
-                task,
-                optimizer_,
-                config.loop,
-                state,
-                checkpoints=checkpoints,
-                metrics_file=metrics,
-                progress=progress,
-                interruption=interruption,
-                gradient_log=gradient_log,
-            )
-    reached = int(state.step[0])
-    trained = Trained(
-        config,
-        state.params,
-        reached,
-        progress.seconds,
-        progress.rate,
-        interruption.exit_status,
+    mesh = mesh or whole_machine()
+    mesh.check(seeds=config.loop.seeds, batch_size=config.batch_size)
+    reached = train_in_folder(
+        _run(config),
+        RunFolder(workdir),
+        resume=resume,
+        tensorboard=tensorboard,
+        gradient_statistics=(log_gradients, learning_statistics) if log_gradients else None,
+        layout=Layout(mesh),
     )
-    if reached > step:
-        speed = {"seconds": trained.seconds, "steps_per_second": trained.steps_per_second}
-        folder.add_timing({"from_step": step, "to_step": reached, **speed})
-    return trained
+    return Trained(
+        config,
+        reached.state.params,
+        reached.step,
+        reached.seconds,
+        reached.steps_per_second,
+        reached.interrupted,
+    )
 
 
-def load_run(workdir: Path) -> Trained:
-    """The newest checkpoint of a run.
+def _run(config: ReversalConfig) -> Run:
+    return Run(
+        reversal_task(config),
+        optimizer(config),
+        config.loop,
+        label=config.model.label,
+        settings=dataclasses.asdict(config),
+        completed=lambda stored: dataclasses.asdict(ReversalConfig.from_json(stored)),
+    )
+
+
+def load_run(workdir: Path, step: StepName = "newest") -> Trained:
+    """A state of a run: the newest good one, the best one, or that of a step.
+
+    Args:
+        workdir: the run's folder; nothing in it is changed.
+        step: "newest", "best" (the smallest loss among those kept) or a step that is kept.
 
     Raises:
-        ValueError: the folder holds no run, or no checkpoint yet.
+        ValueError: the folder holds no run, no checkpoint yet, no such one or no good one.
     """
-    config, states = load_states(workdir)
-    step = max(states)
-    return Trained(config, states[step]().params, step)
+    config, checkpoints = _checkpoints_of(workdir)
+    with checkpoints:
+        restored = checkpoints.restore(
+            jax.eval_shape(_start(config)), step=checkpoints.step_called(step)
+        )
+    assert restored is not None  # there are steps
+    tell_damage(restored)
+    return Trained(config, restored.state.params, restored.step)
 
 
 def load_states(
@@ -279,24 +265,35 @@ def load_states(
     Raises:
         ValueError: the folder holds no run, or no checkpoint yet; of a state, it is damaged.
     """
+    config, checkpoints = _checkpoints_of(workdir)
+    with checkpoints:
+        kept = checkpoints.steps()
+
+    def restore(step: int) -> TrainState:
+        _, checkpoints = _checkpoints_of(workdir)
+        with checkpoints:
+            restored = checkpoints.restore(jax.eval_shape(_start(config)), step=step)
+        assert restored is not None  # there is such a step
+        return restored.state
+
+    return config, {0: _start(config), **{step: functools.partial(restore, step) for step in kept}}
+
+
+def _checkpoints_of(workdir: Path) -> tuple[ReversalConfig, Checkpoints]:
+    """A run's settings and its checkpoints, to be read."""
     folder = RunFolder(workdir)
     content = folder.read_config()
     try:
         config = ReversalConfig.from_json(content)
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
-    start = functools.partial(initial_state, reversal_task(config), optimizer(config), config.loop)
-
-    def restore(step: int) -> TrainState:
-        with Checkpoints(folder.checkpoints) as checkpoints:
-            state = checkpoints.restore(jax.eval_shape(start), step=step)
-        assert state is not None  # there is such a step
-        return state
-
-    kept: list[int] = []
     if folder.checkpoints.is_dir():
-        with Checkpoints(folder.checkpoints) as checkpoints:
-            kept = checkpoints.steps()
-    if not kept:
-        raise ValueError(f"workdir {workdir} has no checkpoint yet; train it first")
-    return config, {0: start, **{step: functools.partial(restore, step) for step in kept}}
+        checkpoints = Checkpoints(folder.checkpoints, read_only=True)
+        if checkpoints.steps():
+            return config, checkpoints
+        checkpoints.close()
+    raise ValueError(f"workdir {workdir} has no checkpoint yet; train it first")
+
+
+def _start(config: ReversalConfig) -> Callable[[], TrainState]:
+    return functools.partial(initial_state, reversal_task(config), optimizer(config), config.loop)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
+from attention_jax.training import processes
+
 
 class Interruption:
     """While entered, the first SIGINT or SIGTERM sets `requested`; a second one ends the process.
@@ -22,6 +24,13 @@ class Interruption:
     def exit_status(self) -> int:
         """0 if nothing was requested."""
         return 0 if self.requested is None else 128 + self.requested
+
+    def agreed(self) -> bool:
+        """Whether to stop, the same on all processes: they stop together if one is asked to."""
+        number = processes.largest(self.requested or 0)
+        if number:
+            self.requested = number
+        return bool(number)
 
     def __enter__(self) -> Interruption:
         for number in (signal.SIGINT, signal.SIGTERM):

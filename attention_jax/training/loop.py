@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -11,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from attention_jax.training import processes
 from attention_jax.training.checkpoints import Checkpoints
 from attention_jax.training.interruption import Interruption
 from attention_jax.training.progress import Progress
 from attention_jax.training.run_folder import MetricsFile
+from attention_jax.training.sharding import Layout
 
 Array = jax.Array
 Params = Any
@@ -48,6 +51,8 @@ class LoopConfig:
         steps: optimiser steps of each seed.
         log_every: steps in one compiled call, and between two lines of metrics.jsonl.
         checkpoint_every: steps between two checkpoints, a multiple of `log_every`.
+        keep: checkpoints that are kept, the newest ones.
+        keep_best: those kept beside them, with the smallest loss (of `log_every` steps, all seeds).
     """
 
     seeds: int = 5
@@ -55,13 +60,16 @@ class LoopConfig:
     steps: int = 2500
     log_every: int = 25
     checkpoint_every: int = 500
+    keep: int = 2
+    keep_best: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "steps", "log_every", "checkpoint_every"):
+        for name in ("seeds", "steps", "log_every", "checkpoint_every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if self.first_seed < 0:
-            raise ValueError(f"first_seed must be at least 0; got {self.first_seed}")
+        for name in ("first_seed", "keep_best"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.first_seed + self.seeds > 2**31:
             raise ValueError(
                 f"first_seed must leave all seeds below 2**31, as int32; got {self.first_seed}"
@@ -78,7 +86,7 @@ class GradientLog(NamedTuple):
 
     every: int  # steps, a multiple of `log_every`
     statistics: Callable[..., Metrics]  # loss, params, batch, rng -> {name: float []}, pure
-    file: MetricsFile
+    file: MetricsFile | None  # None on processes that write nothing
 
 
 def check_gradient_log_every(every: int, config: LoopConfig) -> None:
@@ -91,9 +99,12 @@ def check_gradient_log_every(every: int, config: LoopConfig) -> None:
 
 
 def initial_state(
-    task: Task, optimizer: optax.GradientTransformation, config: LoopConfig
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    config: LoopConfig,
+    layout: Layout | None = None,
 ) -> TrainState:
-    """The stacked state of all seeds before the first step."""
+    """The stacked state of all seeds before the first step; on one device, without a layout."""
 
     def init(seed: Array) -> TrainState:
         params = task.init(_rng(seed, "init"))
@@ -102,7 +113,9 @@ def initial_state(
         return TrainState(jnp.zeros((), jnp.int32), seed, params, optimizer.init(params))
 
     seeds = config.first_seed + jnp.arange(config.seeds, dtype=jnp.int32)
-    return jax.jit(jax.vmap(init))(seeds)
+    start = jax.vmap(init)
+    shardings = None if layout is None else layout.shardings(jax.eval_shape(start, seeds))
+    return jax.jit(start, out_shardings=shardings)(seeds)
 
 
 def train_step(
@@ -120,16 +133,25 @@ def train_step(
 
 
 def train_steps(
-    task: Task, optimizer: optax.GradientTransformation, count: int, state: TrainState
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    count: int,
+    state: TrainState,
+    layout: Layout | None = None,
 ) -> tuple[TrainState, Metrics]:
     """`count` steps of one seed in one scan; metrics are means over them.
 
     What a step draws, its batch and its dropout, depends on (seed, step) alone: a run can stop and
-    go on anywhere.
+    go on anywhere. With a layout, each device draws its own part of the batch.
     """
 
     def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
-        return train_step(task, optimizer, state, *_drawn(task, state))
+        batch, rng = _drawn(task, state)
+        if layout is None:
+            return train_step(task, optimizer, state, batch, rng)
+        batch = layout.constrained_batch(batch)
+        state, metrics = train_step(task, optimizer, state, batch, rng)
+        return layout.constrained_state(state), metrics
 
     state, metrics = jax.lax.scan(step, state, length=count)
     return state, jax.tree.map(jnp.mean, metrics)
@@ -153,10 +175,11 @@ def train(
     state: TrainState,
     *,
     checkpoints: Checkpoints,
-    metrics_file: MetricsFile,
+    metrics_file: MetricsFile | None,
     progress: Progress,
     interruption: Interruption,
     gradient_log: GradientLog | None = None,
+    layout: Layout | None = None,
 ) -> TrainState:
     """Runs until `config.steps`, or until the interruption asks to stop, and saves at the end.
 
@@ -166,47 +189,63 @@ def train(
         config: how long, how often, how many.
         state: from `initial_state` or a checkpoint.
         checkpoints: where states go.
-        metrics_file: where each call's mean metrics go, a list with one entry a seed.
+        metrics_file: where each call's mean metrics go, a list with one entry a seed; None on
+            processes that write nothing.
         progress: what the user sees.
-        interruption: whether to stop at the next boundary.
+        interruption: whether to stop at the next boundary; one process's is that of all.
         gradient_log: what to look at every so many steps, the first and the last included; it sees
             the batch that the next step would learn from.
+        layout: where the state lies; one device if left out.
 
     Returns:
         the state reached; it has been saved.
+
+    Raises:
+        ValueError: a line or a checkpoint cannot be written.
     """
+    layout = layout or Layout()
+    everywhere = layout.everywhere
 
-    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    @functools.partial(
+        jax.jit,
+        static_argnums=0,
+        donate_argnums=1,
+        out_shardings=(layout.shardings(state), everywhere),
+    )
     def advance(count: int, state: TrainState) -> tuple[TrainState, Metrics]:
-        one_seed = functools.partial(train_steps, task, optimizer, count)
-        return jax.vmap(one_seed)(state)
+        def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
+            return train_steps(task, optimizer, count, state, layout)
 
-    @jax.jit
+        return jax.vmap(one_seed, spmd_axis_name="seed")(state)
+
+    @functools.partial(jax.jit, out_shardings=everywhere)
     def look(state: TrainState) -> Metrics:
         assert gradient_log is not None
         return gradient_statistics(task, gradient_log.statistics, state)
 
     def log_gradients(step: int, state: TrainState) -> None:
         if gradient_log is not None and (step % gradient_log.every == 0 or step == config.steps):
-            gradient_log.file.write(step, _by_seed(look(state)))
+            _write(gradient_log.file, step, _by_seed(look(state)))
 
-    step = int(state.step[0])
+    state = jax.device_put(state, layout.shardings(state))
+    step, loss = int(layout.fetched(state.step)[0]), None
     if step == 0:
         log_gradients(step, state)
-    while step < config.steps and not interruption.requested:
+    while step < config.steps and not interruption.agreed():
         # Chunks end at multiples of log_every wherever a run begins, so that a resumed run makes
         # the same calls as one that was never stopped, and ends bit-identical to it.
         count = min(config.log_every - step % config.log_every, config.steps - step)
         state, metrics = advance(count, state)
         step += count
         line = _by_seed(metrics)
-        metrics_file.write(step, line)
+        loss = statistics.fmean(line["loss"])
+        _write(metrics_file, step, line)
         log_gradients(step, state)
         progress.update(step, line)
         if step % config.checkpoint_every == 0:
-            checkpoints.save(step, state)
+            checkpoints.save(step, state, metric=loss)
     if checkpoints.latest_step() != step:
-        checkpoints.save(step, state)
+        checkpoints.save(step, state, metric=loss)
     checkpoints.wait()
     return state
 
@@ -215,6 +254,12 @@ def _drawn(task: Task, state: TrainState) -> tuple[Any, Array]:
     """The next step's batch, and its key for the loss."""
     batch = task.batch(jax.random.fold_in(_rng(state.seed, "batch"), state.step))
     return batch, jax.random.fold_in(_rng(state.seed, "loss"), state.step)
+
+
+def _write(file: MetricsFile | None, step: int, line: dict[str, list[float]]) -> None:
+    with processes.together():
+        if file is not None:
+            file.write(step, line)
 
 
 def _by_seed(metrics: Metrics) -> dict[str, list[float]]:

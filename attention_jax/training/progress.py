@@ -19,16 +19,18 @@ class Progress:
         start: steps done already.
         total: steps in all.
         seeds: runs at once; the rate counts the steps of all of them.
+        shown: False to keep count only.
     """
 
-    def __init__(self, description: str, *, start: int, total: int, seeds: int):
+    def __init__(self, description: str, *, start: int, total: int, seeds: int, shown: bool = True):
+        self._shown = shown
         self._description, self._start, self._total, self._seeds = description, start, total, seeds
         self._console = rich.console.Console()
         self._began = self._last_line = time.monotonic()
         self._warm: tuple[int, float] | None = None  # after the first call, which compiles
         self._now = (start, self._began)
         self._bar: rich.progress.Progress | None = None
-        if self._console.is_terminal:
+        if shown and self._console.is_terminal:
             self._bar = rich.progress.Progress(
                 "{task.description}",
                 rich.progress.BarColumn(),
@@ -65,7 +67,9 @@ class Progress:
             self._warm = self._now
         if self._bar is not None:
             self._bar.update(self._task, completed=step, status=status)
-        elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES or step == self._total:
+        elif self._shown and (
+            time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES or step == self._total
+        ):
             self._last_line = time.monotonic()
             left = (
                 "" if rate is None else f", {(self._total - step) * self._seeds / rate:.0f} s left"

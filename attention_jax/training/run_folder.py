@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.metadata
 import importlib.util
 import json
@@ -10,7 +11,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +57,47 @@ class RunFolder:
                 `resume` is False, or it holds one of another or an unknown configuration.
         """
         config = json.loads(json.dumps(config))  # as it will read back
-        try:
+        with _written("workdir", self.path):
             self._check(config, resume=resume, completed=completed)
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "config.json", config)
             if not (self.path / "env.json").exists():
                 write_json(self.path / "env.json", environment())
             self.checkpoints.mkdir(exist_ok=True)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ValueError(f"workdir {self.path} cannot be written: {reason}") from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """While entered, no other process can be: two that train in one folder would spoil it.
+
+        The lock is the operating system's (`flock` of the file "lock"): it ends with the process
+        that holds it, however that ends.
+
+        Raises:
+            ValueError: another process is training here, or the folder cannot be written.
+        """
+        with contextlib.ExitStack() as stack:
+            with _written("workdir", self.path):
+                file = stack.enter_context((self.path / "lock").open("a+"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise ValueError(
+                    f"workdir {self.path} is in use: {file.read().strip() or 'another process'} is"
+                    " training in it; wait for its end, or name another folder"
+                ) from None
+            except OSError:
+                pass  # a file system that has no locks
+            with _written("workdir", self.path):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {platform.node()}\n")
+                file.flush()
+            yield
 
     def add_timing(self, timing: JSON) -> None:
         """Adds a line to timing.jsonl: one a session, apart from what a resumed run repeats."""
-        with (self.path / "timing.jsonl").open("a") as file:
+        path = self.path / "timing.jsonl"
+        with _written("file", path), path.open("a") as file:
             file.write(json.dumps(timing) + "\n")
 
     def read_config(self) -> JSON:
@@ -134,9 +162,11 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, *, after_step: int, tensorboard: Path | None = None):
+        self._path = path
         kept = [line for line, content in _lines(path) if content["step"] <= after_step]
-        _replace(path, "".join(kept))
-        self._file = path.open("a")
+        with _written("file", path):
+            _replace(path, "".join(kept))
+            self._file = path.open("a")
         self._events = None
         if tensorboard is not None:
             import tensorboardX
@@ -144,13 +174,18 @@ class MetricsFile:
             self._events = tensorboardX.SummaryWriter(str(tensorboard), purge_step=after_step + 1)
 
     def write(self, step: int, metrics: dict[str, list[float]]) -> None:
-        """Adds one line: the step, and for each metric one number a seed, null if not finite."""
+        """Adds one line: the step, and for each metric one number a seed, null if not finite.
+
+        Raises:
+            ValueError: it cannot be written.
+        """
         numbers = {
             name: [value if math.isfinite(value) else None for value in values]
             for name, values in metrics.items()
         }
-        self._file.write(json.dumps({"step": step, **numbers}) + "\n")
-        self._file.flush()
+        with _written("file", self._path):
+            self._file.write(json.dumps({"step": step, **numbers}) + "\n")
+            self._file.flush()
         if self._events is not None:
             for name, values in metrics.items():
                 for index, value in enumerate(values):
@@ -160,7 +195,8 @@ class MetricsFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written has been told
+            self._file.close()
         if self._events is not None:
             self._events.close()
 
@@ -273,6 +309,15 @@ def _lines(path: Path) -> list[tuple[str, JSON]]:
         return [(line, json.loads(line)) for line in lines if line.endswith("\n")]
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def _written(kind: str, path: Path) -> Iterator[None]:
+    """A folder or file that cannot be written is told in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{kind} {path} cannot be written: {error.strerror or error}") from error
 
 
 def _replace(path: Path, text: str) -> None:
