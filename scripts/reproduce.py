@@ -44,6 +44,7 @@ EXPERIMENTS = (
     "length_generalization",
     "length_ablations",
     "gradient_analysis",
+    "weak_scaling",
 )
 
 

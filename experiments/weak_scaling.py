@@ -1,0 +1,270 @@
+"""On paper: what do 8 to 4,096 devices say to each other in a step, and is there time for it?
+
+Source:   published speeds of links and chips (MACHINES below names them); the formulas are ours.
+          Nothing here was run on such a machine.
+Command:  .venv/bin/python experiments/weak_scaling.py
+Time:     a few seconds.
+Expected: data and fsdp move 2 and 3 times the parameters, however many devices there are; the ring
+          of context parallelism moves more with every device, and its work grows as fast.
+
+Each device has the same number of tokens c however many there are (weak scaling). With P
+parameters, L layers of width D, n devices and b bytes a number, a step sends from each device
+
+    data      2 (n - 1) / n P b                     gradients summed (a ring's all-reduce)
+    fsdp      3 (n - 1) / n P b                     parameters gathered forward and backward, and
+                                                    gradients summed and scattered
+    context   L (4 (n - 1) + 2 n) c D b + data's    keys and values go round forward and backward,
+                                                    their gradients once
+
+and computes 6 P c operations in matrices of parameters and, with causal attention of T keys,
+7 T c D a layer (two products forward and five backward, tiles that are masked left out): T is a
+sequence's length, n c for context parallelism. Communication that takes less time than computing
+can hide behind it. For a long ring that is a matter of c alone: with O operations a second and a
+link of W bytes a second, of
+
+    c >= 6 b O / 7 W    tokens a device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from experiment import JSON, Expectation, conduct, near, significant
+from matplotlib.figure import Figure
+
+from attention_jax.command_line import run_command
+from attention_jax.training.run_folder import check_folder
+
+ARRANGEMENTS = ("data", "fsdp", "context")
+
+
+class Machine(NamedTuple):
+    """What is published of a device and its links, bytes a second in one direction."""
+
+    operations: float  # bfloat16, a second
+    island: int  # devices that the fast links join
+    collective: tuple[float, float]  # from each device when all take part: within an island, beyond
+    neighbour: tuple[float, float]  # from a device to the next of a ring, likewise
+    source: str
+
+
+MACHINES = {
+    "H100": Machine(
+        989e12,
+        island=8,
+        # Beyond a node, each of its eight GPUs has a link of 50 GB/s, and a collective uses all.
+        collective=(450e9, 8 * 50e9),
+        neighbour=(450e9, 50e9),
+        source="NVIDIA H100 and DGX H100 datasheets: NVLink 900 GB/s (450 each way), InfiniBand NDR"
+        " 400 Gbit/s a GPU",
+    ),
+    "TPU v5p": Machine(
+        459e12,
+        island=6144,
+        # Six links of a 3D torus; a ring uses one of them.
+        collective=(600e9, 600e9),
+        neighbour=(100e9, 100e9),
+        source="Google Cloud, TPU v5p: 1,200 GB/s of inter-chip interconnect, both ways together",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings.
+
+    Attributes:
+        devices: how many.
+        parameters: P of the model.
+        layers: L.
+        width: D.
+        tokens: c, of each device and step.
+        length: T of a sequence, but for context parallelism, whose one sequence has n c.
+        number_bytes: b; float32, in which the library trains and its ring rotates.
+        utilisation: the share of a chip's operations that a program reaches.
+        hop_seconds: what a message takes beside its bytes.
+        results: where numbers and figures go.
+    """
+
+    devices: tuple[int, ...] = (8, 64, 512, 4096)
+    parameters: float = 1.3e9
+    layers: int = 24
+    width: int = 2048
+    tokens: float = 8192
+    length: int = 2048
+    number_bytes: int = 4
+    utilisation: float = 0.4
+    hop_seconds: float = 5e-6
+    results: Path = Path("experiments/results")
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "layers", "width", "tokens", "length", "number_bytes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be greater than 0; got {getattr(self, name)}")
+        if not self.devices or min(self.devices) < 2:
+            raise ValueError(f"devices must be one or more of at least 2; got {self.devices}")
+        if not 0 < self.utilisation <= 1:
+            raise ValueError(f"utilisation must be above 0, at most 1; got {self.utilisation}")
+        if not self.hop_seconds >= 0:
+            raise ValueError(f"hop_seconds must be at least 0; got {self.hop_seconds}")
+        check_folder("results", self.results)
+
+
+QUICK = Config()
+CAPTIONS = {
+    "weak_scaling": "Seconds of communication in a step against the number of devices, for three"
+    " ways of sharing the work and two machines, with the seconds of computing beside them: data"
+    " and fsdp stay level and below, the ring's communication and work grow together."
+}
+
+
+def run(config: Config) -> JSON:
+    """By machine, arrangement and number of devices: bytes, and seconds of both kinds."""
+    return {
+        "sources": {name: machine.source for name, machine in MACHINES.items()},
+        "least_tokens": {
+            name: significant(_least_tokens(config, machine)) for name, machine in MACHINES.items()
+        },
+        "steps": {
+            name: {
+                arrangement: {
+                    str(count): significant(_step(config, machine, arrangement, count))
+                    for count in config.devices
+                }
+                for arrangement in ARRANGEMENTS
+            }
+            for name, machine in MACHINES.items()
+        },
+    }
+
+
+def sent_bytes(config: Config, arrangement: str, count: int) -> tuple[float, float]:
+    """What a device sends in a step: (in collectives, to its neighbour in a ring)."""
+    parameters = config.parameters * config.number_bytes
+    times = {"data": 2, "fsdp": 3, "context": 2}[arrangement]
+    collective = times * (count - 1) / count * parameters
+    if arrangement != "context":
+        return collective, 0.0
+    tokens = config.tokens * config.width * config.number_bytes
+    return collective, config.layers * (4 * (count - 1) + 2 * count) * tokens
+
+
+def _step(config: Config, machine: Machine, arrangement: str, count: int) -> JSON:
+    beyond = count > machine.island
+    collective, ring = sent_bytes(config, arrangement, count)
+    seconds = collective / machine.collective[beyond] + ring / machine.neighbour[beyond]
+    if ring:
+        seconds += config.layers * 2 * count * config.hop_seconds
+    length = count * config.tokens if arrangement == "context" else config.length
+    operations = config.tokens * (6 * config.parameters + 7 * config.layers * length * config.width)
+    return {
+        "gigabytes": (collective + ring) / 1e9,
+        "communication_seconds": seconds,
+        "computing_seconds": operations / (config.utilisation * machine.operations),
+    }
+
+
+def _least_tokens(config: Config, machine: Machine) -> float:
+    """How many tokens a device needs, for the ring of the most devices to hide: by bisection."""
+    few, many = 1.0, 1e9
+    while many / few > 1.001:
+        tokens = math.sqrt(few * many)
+        step = _step(
+            dataclasses.replace(config, tokens=tokens), machine, "context", max(config.devices)
+        )
+        hidden = step["communication_seconds"] <= step["computing_seconds"]
+        few, many = (few, tokens) if hidden else (tokens, many)
+    return many
+
+
+def plot(numbers: JSON) -> Mapping[str, Figure]:
+    """Seconds of both kinds against devices, a panel for each machine."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    axes = figure.subplots(1, len(numbers["steps"]), sharey=True)
+    for panel, (machine, arrangements) in zip(axes, numbers["steps"].items(), strict=True):
+        for index, (arrangement, steps) in enumerate(arrangements.items()):
+            counts = [int(count) for count in steps]
+            for kind, style in (("communication", "-"), ("computing", ":")):
+                seconds = [step[f"{kind}_seconds"] for step in steps.values()]
+                panel.loglog(
+                    counts, seconds, style, color=f"C{index}", marker="o", markersize=3,
+                    label=f"{arrangement}, {kind}",
+                )  # fmt: skip
+        panel.set(title=machine, xlabel="devices", xticks=counts, xticklabels=counts)
+        panel.minorticks_off()
+    axes[0].set_ylabel("seconds a step")
+    axes[-1].legend(fontsize=7)
+    return {"weak_scaling": figure}
+
+
+def expectations(numbers: JSON) -> list[Expectation]:
+    """What the formulas say, of the numbers of the default settings."""
+
+    def share(machine: str, arrangement: str, count: int) -> float:
+        step = numbers["steps"][machine][arrangement][str(count)]
+        return step["communication_seconds"] / step["computing_seconds"]
+
+    most, fewest = max(numbers["config"]["devices"]), min(numbers["config"]["devices"])
+    found = [
+        near(
+            f"{machine}: {arrangement} moves as much a device with {most} devices as with {fewest}",
+            "", _gigabytes(numbers, machine, arrangement, most)
+            / _gigabytes(numbers, machine, arrangement, fewest), 8 / 7, 0.01, "(n - 1) / n",
+        )
+        for machine in MACHINES
+        for arrangement in ("data", "fsdp")
+    ]  # fmt: skip
+    # At 8,192 tokens a device: enough for the links of a TPU's torus, not for a node's InfiniBand.
+    hidden = {(machine, way): (0.0, 1.0) for machine in MACHINES for way in ARRANGEMENTS}
+    hidden["H100", "context"] = (1.0, math.inf)
+    found += [
+        Expectation(
+            f"{machine}: communication over computing of {way} on {most} devices",
+            "", share(machine, way, most), *bounds, "a sketch: hidden, or not",
+        )
+        for (machine, way), bounds in hidden.items()
+    ]  # fmt: skip
+    config = Config(**{**numbers["config"], "results": Path()})
+    for name, machine in MACHINES.items():
+        operations = config.utilisation * machine.operations
+        formula = 6 * config.number_bytes * operations / (7 * machine.neighbour[1])
+        found.append(
+            near(
+                f"{name}: tokens a device for a ring of {most} devices to hide",
+                "", numbers["least_tokens"][name], formula, 0.1 * formula,
+                "the formula leaves out parameters and the time of a message",
+            )
+        )  # fmt: skip
+    return found
+
+
+def report(numbers: JSON) -> str:
+    """The table of experiments/README.md."""
+    lines = [
+        "| machine | devices | shared | GB sent by each device | seconds sending | computing |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for machine, arrangements in numbers["steps"].items():
+        for arrangement, steps in arrangements.items():
+            for count, step in steps.items():
+                lines.append(
+                    f"| {machine} | {int(count):,} | {arrangement} | {step['gigabytes']:,.4g}"
+                    f" | {step['communication_seconds']:.3g} | {step['computing_seconds']:.3g} |"
+                )
+    return "\n".join(lines)
+
+
+def _gigabytes(numbers: JSON, machine: str, arrangement: str, count: int) -> float:
+    return numbers["steps"][machine][arrangement][str(count)]["gigabytes"]
+
+
+def main(config: Config) -> int:
+    return conduct("weak_scaling", config, run, plot, expectations, report=report)
+
+
+if __name__ == "__main__":
+    run_command(Config, main)
