@@ -13,8 +13,8 @@ parameters, L layers of width D, n devices and b bytes a number, a step sends fr
     data      2 (n - 1) / n P b                     gradients summed (a ring's all-reduce)
     fsdp      3 (n - 1) / n P b                     parameters gathered forward and backward, and
                                                     gradients summed and scattered
-    context   L (4 (n - 1) + 2 n) c D b + data's    keys and values go round forward and backward,
-                                                    their gradients once
+    context   6 n L c D b + data's                  keys and values go round forward and backward,
+                                                    their gradients backward
 
 and computes 6 P c operations in matrices of parameters and, with causal attention of T keys,
 7 T c D a layer (two products forward and five backward, tiles that are masked left out): T is a
@@ -150,7 +150,7 @@ def sent_bytes(config: Config, arrangement: str, count: int) -> tuple[float, flo
     if arrangement != "context":
         return collective, 0.0
     tokens = config.tokens * config.width * config.number_bytes
-    return collective, config.layers * (4 * (count - 1) + 2 * count) * tokens
+    return collective, 6 * count * config.layers * tokens
 
 
 def _step(config: Config, machine: Machine, arrangement: str, count: int) -> JSON:

@@ -22,10 +22,10 @@ MACHINE = sketch.Machine(
         ("data", 2, (200, 0)),  # half of the 200 bytes out, half of the sums
         ("data", 12, (2 * 200 * 11 / 12, 0)),
         ("fsdp", 12, (3 * 200 * 11 / 12, 0)),
-        # 7 tokens of 5 numbers of 2 bytes are 70: keys and values go on once each way, and their
-        # gradients twice, in three layers.
-        ("context", 2, (200, 3 * (2 + 2 + 4) * 70)),
-        ("context", 12, (2 * 200 * 11 / 12, 3 * (22 + 22 + 24) * 70)),
+        # 7 tokens of 5 numbers of 2 bytes are 70: keys and values go round forward, and with their
+        # gradients backward, in three layers.
+        ("context", 2, (200, 3 * (2 * 2 + 4 * 2) * 70)),
+        ("context", 12, (2 * 200 * 11 / 12, 3 * (2 * 12 + 4 * 12) * 70)),
     ],
 )
 def test_bytes(arrangement, count, sent):
@@ -37,9 +37,9 @@ def test_seconds():
     assert step["communication_seconds"] == pytest.approx(2 * 200 * 11 / 12 / 20)
     assert step["computing_seconds"] == pytest.approx((6 * 100 + 7 * 3 * 11 * 5) * 7 / 500)
     step = sketch._step(SMALL, MACHINE, "context", 2)  # within the island; 12 messages
-    assert step["communication_seconds"] == pytest.approx(200 / 10 + 1680 / 30 + 12 * 0.25)
+    assert step["communication_seconds"] == pytest.approx(200 / 10 + 2520 / 30 + 12 * 0.25)
     assert step["computing_seconds"] == pytest.approx((6 * 100 + 7 * 3 * 14 * 5) * 7 / 500)
-    assert step["gigabytes"] == pytest.approx(1.88e-6)
+    assert step["gigabytes"] == pytest.approx(2.72e-6)
 
 
 def test_what_is_expected_of_the_default_settings():
