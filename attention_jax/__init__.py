@@ -43,6 +43,7 @@ from attention_jax.monotonic import (
     monotonic_weights,
 )
 from attention_jax.position_functions import array_field
+from attention_jax.ring_attention import ring_attention
 from attention_jax.scores import (
     SCORES,
     Additive,
@@ -111,6 +112,7 @@ __all__ = [
     "predicted_centers",
     "relative_bias",
     "reversed_centers",
+    "ring_attention",
     "segment_mask",
     "t5_bias",
     "window_mask",

@@ -36,8 +36,8 @@ _LOG_GRADIENTS = tyro.constructors.PrimitiveConstructorSpec(
 
 
 _MESH = tyro.constructors.PrimitiveConstructorSpec(
-    nargs="+",
-    metavar="AXIS=DEVICES [AXIS=DEVICES ...]",
+    nargs="*",
+    metavar="AXIS=DEVICES ...",
     instance_from_str=MeshShape.from_words,
     is_instance=lambda instance: isinstance(instance, MeshShape | None),
     str_from_instance=lambda instance: ["None"] if instance is None else instance.to_words(),

@@ -48,7 +48,14 @@ def test_examples_run_one_after_another():
     assert namespace["found"].gradients[names[0]].dlogits.shape == (2, 4, 7, 7)
     assert 0 < float(namespace["statistics"][f"{names[2]}/jacobian_norm"]) <= 0.5
     assert float(namespace["edges"](namespace["weights_and_biases"]).largest) > 0
-    assert len(EXAMPLES) == 7
+    exec(EXAMPLES[7], namespace)
+    tokens, params = namespace["tokens"], namespace["ring_params"]
+    mask = attention_jax.causal_mask()
+    whole = attention_jax.attention(
+        tokens, tokens, tokens, score="additive", params=params, mask=mask
+    )
+    np.testing.assert_allclose(namespace["ring_output"], whole, atol=1e-5)
+    assert len(EXAMPLES) == 8
 
 
 def test_users_own_score_attends_by_distance():

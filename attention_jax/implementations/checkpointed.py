@@ -10,6 +10,8 @@ Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -21,6 +23,7 @@ from attention_jax.implementations import (
     tiling,
 )
 from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.online_softmax import Running
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.softmax import AttentionStatistics
 
@@ -51,48 +54,61 @@ def attend_tiles(
     @jax.checkpoint
     def of_query_tile(tile):
         i, queries, tables = tile
-        order = jnp.arange(plan.key_tiles)
-        visited = jnp.asarray(plan.key_tiles)
-        if constants.visits is not None:
-            order, visited = constants.visits.order[i], constants.visits.visited[i]
-
-        @jax.checkpoint
-        def visit(running, key_tile):
-            n, j, keys, values, tables = key_tile
-
-            def compute(running):
-                logits = tiling.pair_logits(plan, arrays.params, queries, keys)
-                logits = logits.astype(values.dtype)
-                # This tile of each table, which stands for all tiles of it.
-                biases = arrays.biases._replace(tables=tuple(table[None, None] for table in tables))
-                bias = bias_tiles.tile_values(biases, constants.bias_integers, plan.grid, i, j)
-                if bias is not None:
-                    logits = logits + bias
-                if constants.mask is not None:
-                    allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
-                    logits = jnp.where(allowed, logits, -jnp.inf)
-                keep = tiling.kept_weights(plan, constants, i, j)
-                rate = plan.options.dropout_rate
-                return online_softmax.absorb(running, logits, values, keep, rate)
-
-            return jax.lax.cond(n < visited, compute, lambda running: running, running), None
-
-        start = online_softmax.start(
-            plan.tile.query,
-            arrays.values.shape[-1],
-            arrays.values.dtype,
-            statistics=plan.options.return_statistics,
-        )
-        # Handed over tile by tile, so that the gradient comes tile by tile: through an index it
-        # would be a table of all keys, added up in every step.
-        keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
-        tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
-        key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
-        running, _ = jax.lax.scan(visit, start, key_tiles)
+        running = tiling.start(plan, arrays)
+        running = absorb_keys(plan, arrays, constants, i, queries, tables, running)
         return online_softmax.finish(running)
 
+    return jax.lax.map(of_query_tile, query_tiles(plan, arrays))
+
+
+def query_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, Any, list[Array]]:
+    """Of each tile of queries its number, its features and its rows of the biases' tables."""
     tables = [_repeated(table, plan.query_tiles) for table in arrays.biases.tables]
-    return jax.lax.map(of_query_tile, (jnp.arange(plan.query_tiles), arrays.queries, tables))
+    return jnp.arange(plan.query_tiles), arrays.queries, tables
+
+
+def absorb_keys(
+    plan: Plan,
+    arrays: Arrays,
+    constants: Constants,
+    i: Array,
+    queries: Any,
+    tables: list[Array],
+    running: Running,
+) -> Running:
+    """All tiles of keys, for one tile of queries as `query_tiles` has it."""
+    order = jnp.arange(plan.key_tiles)
+    visited = jnp.asarray(plan.key_tiles)
+    if constants.visits is not None:
+        order, visited = constants.visits.order[i], constants.visits.visited[i]
+
+    @jax.checkpoint
+    def visit(running, key_tile):
+        n, j, keys, values, tables = key_tile
+
+        def compute(running):
+            logits = tiling.pair_logits(plan, arrays.params, queries, keys)
+            logits = logits.astype(values.dtype)
+            # This tile of each table, which stands for all tiles of it.
+            biases = arrays.biases._replace(tables=tuple(table[None, None] for table in tables))
+            bias = bias_tiles.tile_values(biases, constants.bias_integers, plan.grid, i, j)
+            if bias is not None:
+                logits = logits + bias
+            if constants.mask is not None:
+                allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
+                logits = jnp.where(allowed, logits, -jnp.inf)
+            keep = tiling.kept_weights(plan, constants, i, j)
+            return online_softmax.absorb(running, logits, values, keep, plan.options.dropout_rate)
+
+        return jax.lax.cond(n < visited, compute, lambda running: running, running), None
+
+    # Handed over tile by tile, so that the gradient comes tile by tile: through an index it would
+    # be a table of all keys, added up in every step.
+    keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
+    tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
+    key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
+    running, _ = jax.lax.scan(visit, running, key_tiles)
+    return running
 
 
 def _repeated(tiles: Array, count: int) -> Array:

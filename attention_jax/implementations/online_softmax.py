@@ -86,7 +86,8 @@ def finish(running: Running) -> tuple[Array, AttentionStatistics | None]:
     """Output [t, Dv], and the statistics [t] if they were kept."""
     any_allowed = running.normalizer != 0  # and not `> 0`, which would hide a NaN
     normalizer = jnp.where(any_allowed, running.normalizer, 1)
-    output = running.weighted / normalizer[:, None]
+    # Not the sum itself: a NaN that another row may see is in it, as 0 * NaN.
+    output = jnp.where(any_allowed[:, None], running.weighted / normalizer[:, None], 0)
     if running.excess is None:
         return output, None
     log_normalizer = jnp.log(normalizer)

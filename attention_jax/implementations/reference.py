@@ -27,6 +27,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     logits, mask = logits_and_mask(options, inputs)
     weights = masked_softmax(logits, mask)
+    any_allowed = jnp.any(weights != 0, axis=1)
     if options.dropout_rate > 0:
         assert inputs.dropout_rng is not None  # the front door has checked
         positions = (jnp.arange(length) for length in logits.shape)
@@ -34,6 +35,8 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
         weights = dropout.drop(weights, keep, options.dropout_rate)
     value = without_padding(inputs.value.astype(weights.dtype), mask, of="keys", filler=0)
     output = jnp.matmul(weights, value, precision="highest")
+    # A NaN that another row may see is in that of a row without keys, as 0 * NaN.
+    output = jnp.where(any_allowed[:, None], output, 0)
     statistics = row_statistics(logits, mask) if options.return_statistics else None
     return output.astype(inputs.query.dtype), statistics
 

@@ -17,12 +17,13 @@ def positions(tile: Array, size: int) -> Array:
 
 def tiled(array: Array, count: int) -> Array:
     """[length, ...] -> [count, length / count, ...]."""
-    return array.reshape(count, -1, *array.shape[1:])
+    # No -1, which has no meaning where there are no features.
+    return array.reshape(count, array.shape[0] // count, *array.shape[1:])
 
 
 def untiled(tiles: Array, length: int) -> Array:
     """[count, t, ...] -> [length, ...]: without the padding."""
-    return tiles.reshape(-1, *tiles.shape[2:])[:length]
+    return tiles.reshape(tiles.shape[0] * tiles.shape[1], *tiles.shape[2:])[:length]
 
 
 def tile_of(tiles: Any, index: Array) -> Any:

@@ -26,6 +26,7 @@ from attention_jax.implementations import (
     tiling,
 )
 from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.online_softmax import Running
 from attention_jax.implementations.reverse_only import reverse_only
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.scores import tall_product
@@ -56,9 +57,9 @@ def _attend(
     return output, statistics
 
 
-class _Residuals(NamedTuple):
+class Residuals(NamedTuple):
     arrays: Arrays
-    constants: Constants
+    constants: Any  # as the forward pass had them
     output: Array  # [query_tiles, t, Dv]
     largest: Array  # [query_tiles, t] the largest logit
     normalizer: Array  # [query_tiles, t] sum of exp(logits - largest)
@@ -66,18 +67,12 @@ class _Residuals(NamedTuple):
 
 
 def _attend_fwd(plan, arrays, constants):
-    for leaf in jax.tree.leaves((arrays.queries, arrays.keys)):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise NotImplementedError(
-                f"implementation 'tiled' has gradients for floating-point features only, and"
-                f" score {plan.options.score} projects to {leaf.dtype}: convert them in `project`,"
-                " or use implementation='checkpointed'"
-            )
+    check_features("implementation 'tiled'", plan, arrays)
     output, statistics, (largest, normalizer) = _forward(plan, arrays, constants)
     entropy = None if statistics is None else statistics.entropy
     # Functions of the arrays, whose own second derivative `_backward` knows of.
     results = jax.lax.stop_gradient((output, largest, normalizer, entropy))
-    return (output, statistics), _Residuals(arrays, constants, *results)
+    return (output, statistics), Residuals(arrays, constants, *results)
 
 
 def _attend_bwd(plan, residuals, cotangents):
@@ -87,29 +82,41 @@ def _attend_bwd(plan, residuals, cotangents):
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
+def check_features(name: str, plan: Plan, arrays: Arrays) -> None:
+    """Raises NotImplementedError unless all that `project` made is floating-point."""
+    for leaf in jax.tree.leaves((arrays.queries, arrays.keys)):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise NotImplementedError(
+                f"{name} has gradients for floating-point features only, and score"
+                f" {plan.options.score} projects to {leaf.dtype}: convert them in `project`, or use"
+                " `attention` with implementation='checkpointed'"
+            )
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _forward(plan: Plan, arrays: Arrays, constants: Constants):
     """Output, statistics if they are asked for, and (largest, normalizer), all in tiles."""
 
     def of_query_tile(tile):
         i, queries = tile
-
-        def visit(masked, j, running):
-            keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-            logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
-            keep = tiling.kept_weights(plan, constants, i, j)
-            return online_softmax.absorb(running, logits, values, keep, plan.options.dropout_rate)
-
-        running = online_softmax.start(
-            plan.tile.query,
-            arrays.values.shape[-1],
-            arrays.values.dtype,
-            statistics=plan.options.return_statistics,
-        )
-        running = tiling.for_visited_keys(plan, constants, i, visit, running)
+        running = absorb_keys(plan, arrays, constants, i, queries, tiling.start(plan, arrays))
         return *online_softmax.finish(running), (running.largest, running.normalizer)
 
     return jax.lax.map(of_query_tile, (jnp.arange(plan.query_tiles), arrays.queries))
+
+
+def absorb_keys(
+    plan: Plan, arrays: Arrays, constants: Constants, i: Array, queries: Any, running: Running
+) -> Running:
+    """All tiles of keys, for the queries of tile i."""
+
+    def visit(masked, j, running):
+        keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
+        logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
+        keep = tiling.kept_weights(plan, constants, i, j)
+        return online_softmax.absorb(running, logits, values, keep, plan.options.dropout_rate)
+
+    return tiling.for_visited_keys(plan, constants, i, visit, running)
 
 
 # With x the logits of a row, w its weights, u = dropout(w), O = sum_j u_j v_j, logsumexp Z and
@@ -120,10 +127,19 @@ def _forward(plan: Plan, arrays: Arrays, constants: Constants):
 # needs, sum_k u_k (dO . v_k), is dO . O; the rest is for the score to pull back. A tile has
 # exp(x_j - largest) = w_j normalizer, so the rows' cotangents are divided by the normaliser once.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _backward(plan: Plan, residuals: _Residuals, cotangents: Any) -> Arrays:
+def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     """The cotangents of `arrays`."""
     arrays, constants, _, _, _, _ = residuals
-    rows = _rows_of(residuals, cotangents)
+    others = jax.tree.map(jnp.zeros_like, arrays._replace(queries=None))
+    rows = rows_of(residuals, cotangents)
+    others, dqueries = add_gradients(plan, arrays, constants, rows, others)
+    return others._replace(queries=dqueries)
+
+
+def add_gradients(
+    plan: Plan, arrays: Arrays, constants: Constants, rows: Rows, others: Arrays
+) -> tuple[Arrays, Any]:
+    """`others`, cotangents of all but the queries, with those of all tiles; and of the queries."""
 
     def of_query_tile(others, tile):
         i, queries, rows = tile
@@ -150,13 +166,11 @@ def _backward(plan: Plan, residuals: _Residuals, cotangents: Any) -> Arrays:
         dqueries, others = tiling.for_visited_keys(plan, constants, i, visit, carry)
         return others, dqueries
 
-    others = jax.tree.map(jnp.zeros_like, arrays._replace(queries=None))
     tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows)
-    others, dqueries = jax.lax.scan(of_query_tile, others, tiles)
-    return others._replace(queries=dqueries)
+    return jax.lax.scan(of_query_tile, others, tiles)
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """What the backward pass needs of each query; cotangents are divided by the normaliser."""
 
     largest: Array  # [t] +inf for a row without keys, whose weights are then 0
@@ -165,7 +179,7 @@ class _Rows(NamedTuple):
     dentropy: Array | None  # [t]
 
 
-def _rows_of(residuals: _Residuals, cotangents: Any) -> _Rows:
+def rows_of(residuals: Residuals, cotangents: Any) -> Rows:
     doutput, dstatistics = cotangents
     entropy = residuals.entropy
     # A row without keys sends nothing, whatever comes.
@@ -178,7 +192,7 @@ def _rows_of(residuals: _Residuals, cotangents: Any) -> _Rows:
         constant = entropy - jnp.log(normalizer)
         doffset = doffset + jnp.where(empty, 0, dstatistics.logsumexp) - dentropy * constant
         dentropy = dentropy / normalizer
-    return _Rows(
+    return Rows(
         largest=jnp.where(empty, jnp.inf, residuals.largest),
         doutput=doutput / normalizer[..., None],
         doffset=doffset / normalizer,
@@ -187,7 +201,7 @@ def _rows_of(residuals: _Residuals, cotangents: Any) -> _Rows:
 
 
 def _softmax_vjp(
-    logits: Array, values: Array, rows: _Rows, keep: Array | None, dropout_rate: float
+    logits: Array, values: Array, rows: Rows, keep: Array | None, dropout_rate: float
 ) -> tuple[Array, Array]:
     """(dlogits [t, s], dvalues [s, Dv]) of one tile."""
     shifted = logits - rows.largest[:, None]

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 
 from attention_jax import dropout
 from attention_jax.biases import Bias
-from attention_jax.implementations import bias_tiles
+from attention_jax.implementations import bias_tiles, online_softmax
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.online_softmax import Running
 from attention_jax.implementations.tile_arrays import positions, tiled
-from attention_jax.masks import Mask, padding_mask
+from attention_jax.masks import Mask, array_field, mask_dataclass, padding_mask
 from attention_jax.over_batch import all_over_batch
 
 Array = jax.Array
@@ -65,18 +66,26 @@ class Constants(NamedTuple):
 
     mask: Mask | None
     visits: Visits | None  # None with no mask: all tiles are visited, in their order
-    dropout_rng: Array | None
+    kept: Mask | None  # the weights that dropout keeps; None for all
     bias_integers: tuple[Bias, ...]  # of each function of position among the biases
+
+
+@mask_dataclass
+class KeptWeights(Mask):
+    """Those that dropout keeps: as a mask is, a function of positions."""
+
+    rate: float
+    rng: Array = array_field()
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        return dropout.keep_mask(self.rng, self.rate, query_positions, key_positions)
 
 
 def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
     """Tokens that no allowed pair contains replaced, all padded to whole tiles, and projected."""
     lengths = inputs.query.shape[0], inputs.key.shape[0]
-    blocks = options.block_sizes
-    tile = BlockSizes(*map(_even_size, lengths, (blocks.query, blocks.key)))
-    tiles = math.ceil(lengths[0] / tile.query), math.ceil(lengths[1] / tile.key)
-    plan = Plan(options, tile, *tiles)
-    whole = tiles[0] * tile.query, tiles[1] * tile.key
+    plan = plan_of(options, *lengths)
+    whole = plan.query_tiles * plan.tile.query, plan.key_tiles * plan.tile.key
 
     mask = inputs.mask
     if whole != lengths:
@@ -84,9 +93,44 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
         mask = real if mask is None else mask & real
     visits, used_queries, used_keys = None, None, None
     if mask is not None:
-        visits = _visits(plan, mask)
-        used_queries, used_keys = _used_tokens(plan, mask, visits)
+        visits = visits_of(plan, mask)
+        used_queries, used_keys = used_tokens(plan, mask, visits)
+    arrays, integers = in_tiles(plan, inputs, used_queries, used_keys)
+    return plan, arrays, Constants(mask, visits, kept_of(options, inputs), integers)
 
+
+def plan_of(options: Options, query_length: int, key_length: int) -> Plan:
+    """Even tiles no larger than the blocks asked for."""
+    blocks = options.block_sizes
+    tile = BlockSizes(_even_size(query_length, blocks.query), _even_size(key_length, blocks.key))
+    return Plan(
+        options, tile, math.ceil(query_length / tile.query), math.ceil(key_length / tile.key)
+    )
+
+
+def kept_of(options: Options, inputs: Inputs) -> Mask | None:
+    """What dropout keeps; None if it keeps all."""
+    if options.dropout_rate == 0:
+        return None
+    assert inputs.dropout_rng is not None  # the front door has checked
+    return KeptWeights(options.dropout_rate, inputs.dropout_rng)
+
+
+def in_tiles(
+    plan: Plan, inputs: Inputs, used_queries: Array | None, used_keys: Array | None
+) -> tuple[Arrays, tuple[Bias, ...]]:
+    """Tokens that do not count replaced; all padded to whole tiles, projected and cut.
+
+    Args:
+        plan: how to cut.
+        inputs: of one example.
+        used_queries: bool [query_tiles * t], which tokens count; None if all do.
+        used_keys: bool [key_tiles * s], the same.
+
+    Returns:
+        what gradients reach, and the integers of each function of position among the biases.
+    """
+    whole = plan.query_tiles * plan.tile.query, plan.key_tiles * plan.tile.key
     dtype = inputs.compute_dtype
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
     # Padded before they are projected: the score then sees nothing but tokens it might have seen.
@@ -94,16 +138,26 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
     query = _filled(inputs.query.astype(dtype), whole[0], used_queries, 1)
     key = _filled(inputs.key.astype(dtype), whole[1], used_keys, 2)
     values = _filled(inputs.value.astype(dtype), whole[1], used_keys, 0)
-    q_features, k_features = options.score.project(params, query, key)
+    q_features, k_features = plan.options.score.project(params, query, key)
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
     arrays = Arrays(
-        queries=jax.tree.map(functools.partial(tiled, count=tiles[0]), q_features),
-        keys=jax.tree.map(functools.partial(tiled, count=tiles[1]), k_features),
-        values=tiled(values, tiles[1]),
+        queries=jax.tree.map(functools.partial(tiled, count=plan.query_tiles), q_features),
+        keys=jax.tree.map(functools.partial(tiled, count=plan.key_tiles), k_features),
+        values=tiled(values, plan.key_tiles),
         params=params,
         biases=biases,
     )
-    return plan, arrays, Constants(mask, visits, inputs.dropout_rng, integers)
+    return arrays, integers
+
+
+def start(plan: Plan, arrays: Arrays) -> Running:
+    """A tile of queries that has seen no key."""
+    return online_softmax.start(
+        plan.tile.query,
+        arrays.values.shape[-1],
+        arrays.values.dtype,
+        statistics=plan.options.return_statistics,
+    )
 
 
 def for_visited_keys(
@@ -171,12 +225,9 @@ def kept_weights(
     plan: Plan, constants: Constants, query_tile: Array, key_tile: Array
 ) -> Array | None:
     """Bool [t, s], which weights dropout keeps; None if it keeps all."""
-    rate = plan.options.dropout_rate
-    if rate == 0:
+    if constants.kept is None:
         return None
-    assert constants.dropout_rng is not None  # the front door has checked
-    where = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
-    return dropout.keep_mask(constants.dropout_rng, rate, *where)
+    return allowed_pairs(plan, constants.kept, query_tile, key_tile)
 
 
 # --- what `prepare` is made of ---
@@ -190,7 +241,9 @@ def _even_size(length: int, block: int) -> int:
     return max(size, 1) if count == 1 else min(8 * math.ceil(size / 8), block)
 
 
-def _visits(plan: Plan, mask: Mask) -> Visits:
+def visits_of(plan: Plan, mask: Mask) -> Visits:
+    """Of every tile, asked of the mask."""
+
     def status(query_tile, key_tile):
         where = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
         return mask.tile_status(*where)
@@ -205,7 +258,7 @@ def _visits(plan: Plan, mask: Mask) -> Visits:
     return Visits(order, jnp.sum(full, axis=1), jnp.sum(~empty, axis=1))
 
 
-def _used_tokens(plan: Plan, mask: Mask, visits: Visits) -> tuple[Array, Array]:
+def used_tokens(plan: Plan, mask: Mask, visits: Visits) -> tuple[Array, Array]:
     """Bool [query_tiles * t] and [key_tiles * s]: which tokens an allowed pair contains."""
     constants = Constants(mask, visits, None, ())
 

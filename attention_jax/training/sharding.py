@@ -53,8 +53,8 @@ class MeshShape:
     def from_words(cls, words: Sequence[str]) -> MeshShape:
         """["data=4", "seed=2"] and the like."""
         names = [field.name for field in dataclasses.fields(cls)]
-        sizes = {}
-        for word in words:
+        sizes: dict[str, int] = {}
+        for word in words or [""]:
             name, _, size = word.partition("=")
             if name not in names or not size.isdecimal() or name in sizes:
                 raise ValueError(

@@ -1,0 +1,94 @@
+"""Meshes, masks, points and a loss, to compare attention on many devices with the reference."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from derivative_cases import numbers_of
+from jax.sharding import Mesh
+from score_cases import DK, SCORE_CASES
+
+import attention_jax as aj
+from attention_jax import BlockSizes
+
+B, DV = 2, 13
+CHUNK = (5, 7)  # of queries and of keys; a device has two
+TILE = BlockSizes(query=2, key=3)  # which divide no chunk
+DEVICES = (1, 2, 3, 8)
+
+
+def mesh_of(devices):
+    return Mesh(np.array(jax.devices()[:devices]), ("context",))
+
+
+def lengths_of(devices):
+    return tuple(2 * devices * length for length in CHUNK)
+
+
+def mask_of(name, target, source):
+    rng = np.random.default_rng(3)
+    if name == "segments":
+        return aj.segment_mask(*(np.sort(rng.integers(0, 4, (B, n))) for n in (target, source)))
+    return {
+        "none": None,
+        "causal": aj.causal_mask(),
+        "offset": aj.causal_mask(-3),  # the first three queries see nothing
+        "local": aj.local_mask(4, 2),
+        "padding": aj.padding_mask(jnp.array([source - 3, 2]), jnp.array([3, target - 1])),
+        "dense": jnp.asarray(rng.random((B, target, source)) < 0.3),
+    }[name]
+
+
+MASKS = ("none", "causal", "offset", "local", "padding", "segments", "dense")
+
+
+def point_of(score_name, target, source):
+    case, rng = SCORE_CASES[score_name], np.random.default_rng(5)
+    params = case.score.init(jax.random.key(1), case.query_dim, DK)
+    return {
+        "query": rng.normal(size=(B, target, case.query_dim)),
+        "key": rng.normal(size=(B, source, DK)) / 2,
+        "value": rng.normal(size=(B, source, DV)),
+        "params": jax.tree.map(np.float64, params),
+        "slopes": rng.random(B),
+        "distances": rng.normal(size=11),
+    }
+
+
+def with_padding_of_nan(point, mask, target, source):
+    """NaN and Inf in every token that no allowed pair contains."""
+    if mask is None:
+        return point
+    allowed = mask if isinstance(mask, jax.Array) else mask.materialize(target, source)
+    allowed = np.broadcast_to(allowed, (B, target, source))
+    queries, keys = ~allowed.any(2)[..., None], ~allowed.any(1)[..., None]
+    return {
+        **point,
+        "query": np.where(queries, np.nan, point["query"]),
+        "key": np.where(keys, np.inf, point["key"]),
+        "value": np.where(keys, np.nan, point["value"]),
+    }
+
+
+def results_of(attend, score_name, **options):
+    """(output, statistics) as a function of a point, a mask and one more bias."""
+
+    def results(point, mask, bias=None):
+        point = dict(point)
+        functions = aj.alibi_bias(point.pop("slopes")) + aj.relative_bias(point.pop("distances"))
+        bias = functions if bias is None else functions + bias
+        score = SCORE_CASES[score_name].score
+        return attend(**point, score=score, mask=mask, bias=bias, return_statistics=True, **options)
+
+    return results
+
+
+def loss_of(attend, score_name, **options):
+    results = results_of(attend, score_name, **options)
+    return lambda *args: numbers_of(results(*args))
+
+
+reference = functools.partial(aj.attention, implementation="reference")

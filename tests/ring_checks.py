@@ -1,0 +1,372 @@
+"""What test_ring_attention.py runs on eight devices, in a process of its own.
+
+How many devices a CPU counts as is settled when jax starts, so that the process is told by
+XLA_FLAGS. Called with names of checks, it prints a line of JSON for each: [name, None or why not].
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import re
+import sys
+import traceback
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from conformance import assert_close, named, quick_jit
+from derivative_cases import DROPOUT, agree, numbers_of
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from ring_cases import (
+    DEVICES,
+    MASKS,
+    TILE,
+    B,
+    lengths_of,
+    loss_of,
+    mask_of,
+    mesh_of,
+    point_of,
+    reference,
+    results_of,
+    with_padding_of_nan,
+)
+from score_cases import SCORE_CASES
+
+import attention_jax as aj
+from attention_jax import BlockSizes, ring_attention
+
+# --- the result and the gradients ---
+
+
+def compare(score_name, mask_name, devices, **options):
+    """Output, statistics and the gradients of everything, NaN and Inf where nothing is read."""
+    target, source = lengths_of(devices)
+    mask = mask_of(mask_name, target, source)
+    point = with_padding_of_nan(point_of(score_name, target, source), mask, target, source)
+    ring = functools.partial(ring_attention, mesh=mesh_of(devices), block_sizes=TILE)
+
+    def results_and_gradients(attend):
+        def loss(point, mask):
+            results = results_of(attend, score_name, **options)(point, mask)
+            return numbers_of(results), results
+
+        (_, results), gradients = quick_jit(jax.value_and_grad(loss, has_aux=True))(point, mask)
+        return jax.device_get(named(results)), jax.device_get(gradients)
+
+    with jax.enable_x64(True):
+        (got, gradients), (expected, expected_gradients) = map(
+            results_and_gradients, (ring, reference)
+        )
+    for name, array in got.items():
+        assert_close(name, array, expected[name], 1e-13)
+    agree(gradients, expected_gradients)
+
+
+# --- second derivatives ---
+
+
+def forward_over_reverse(gradient, direction):
+    def pushed(point, mask):
+        return jax.jvp(lambda point: gradient(point, mask), (point,), (direction,))[1]
+
+    return pushed
+
+
+def reverse_over_reverse(gradient, direction):
+    def along(point, mask):
+        pairs = zip(*map(jax.tree.leaves, (gradient(point, mask), direction)), strict=True)
+        return sum(jnp.vdot(a, b) for a, b in pairs)
+
+    return jax.grad(along)
+
+
+def second_derivatives(score_name, product, devices=2):
+    """The Hessian times one direction."""
+    target, source = lengths_of(devices)
+    point = point_of(score_name, target, source)
+    ring = functools.partial(ring_attention, mesh=mesh_of(devices), block_sizes=BlockSizes(4, 8))
+    with jax.enable_x64(True):
+        direction = jax.tree.map(np.cos, point)
+        got, expected = (
+            quick_jit(product(jax.grad(loss_of(attend, score_name, **DROPOUT)), direction))(
+                point, aj.causal_mask(-1)
+            )
+            for attend in (ring, reference)
+        )
+    agree(jax.device_get(got), expected)
+
+
+# --- dtypes ---
+
+
+def narrow_dtypes():
+    """float32 and bfloat16 within the contract's bounds."""
+    target, source = lengths_of(3)
+    exact = jax.tree.map(
+        lambda leaf: np.asarray(leaf).astype(jnp.bfloat16).astype(np.float64),
+        point_of("general", target, source),
+    )
+    mask = aj.causal_mask(1)
+
+    def both(attend, point, **options):
+        def forward(point):
+            return attend(**point, score="general", mask=mask, **options)
+
+        output, pull_back = jax.vjp(forward, point)
+        return {"output": output, **pull_back(jnp.cos(output))[0]}
+
+    del exact["slopes"], exact["distances"]
+    with jax.enable_x64(True):
+        expected = named(quick_jit(functools.partial(both, reference))(exact))
+    ring = functools.partial(ring_attention, mesh=mesh_of(3), block_sizes=TILE)
+    for dtype, rounding in ((jnp.float32, 0.0), (jnp.bfloat16, 2**-7)):
+        point = jax.tree.map(lambda leaf, dtype=dtype: jnp.asarray(leaf, dtype), exact)
+        got = quick_jit(functools.partial(both, ring))(point)
+        for name, array in named(jax.device_get(got)).items():
+            bound = 2e-6 if "output" in name else 2e-5
+            assert_close(name, array, expected[name], bound + rounding)
+            assert array.dtype == dtype, name
+
+
+# --- other axes of the mesh, other axes of the arrays ---
+
+
+def batch_over_other_devices(kind):
+    """A mesh of data and context, its axes part of the types or automatic; and what is sent."""
+    batch, target, source = 4, 2 * 2 * 5, 2 * 2 * 7
+    rng = np.random.default_rng(1)
+    arrays = tuple(np.float32(rng.normal(size=(batch, n, 11))) for n in (target, source, source))
+    params = SCORE_CASES["general"].score.init(jax.random.key(0), 11, 11)
+    lengths = jnp.array([source, 2, source - 5, 9])
+
+    def gradients(attend):
+        def loss(arrays, params, slope, lengths):
+            mask = aj.causal_mask(2) & aj.padding_mask(lengths)
+            output, statistics = attend(
+                *arrays, score="general", params=params, mask=mask, bias=aj.alibi_bias(slope),
+                return_statistics=True, **DROPOUT,
+            )  # fmt: skip
+            assert output.shape == (batch, target, 11)
+            return jnp.sum(jnp.sin(output)) + jnp.sum(statistics.entropy)
+
+        return jax.grad(loss, (0, 1, 2))
+
+    mesh = jax.make_mesh((4, 2), ("data", "context"), axis_types=(kind,) * 2)
+    spread = NamedSharding(mesh, PartitionSpec("data", "context", None))
+    attend = functools.partial(ring_attention, mesh=mesh, block_sizes=TILE)
+    others = params, jnp.array(0.3), lengths
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(arrays, spread)
+        compiled = quick_jit(gradients(attend)).lower(placed, *others).compile()
+        got = compiled(placed, *others)
+    agree(jax.device_get(got), quick_jit(gradients(reference))(arrays, *others), 2e-5)
+    for array in got[0]:
+        assert array.sharding.spec[:2] == ("data", "context"), array.sharding
+    # No tokens are summed, or gathered: what is, is which tiles are empty for every example, and
+    # the gradients of what is shared.
+    sent = collectives(compiled)
+    assert set(sent) == {"collective-permute", "all-reduce"}, sent
+    assert not any(re.search(r"f32\[\d+,\d+,", shape) for shape in sent["all-reduce"]), sent
+
+
+def vmaps_jits_and_heads():
+    """Under `jax.vmap`; keys that heads share; without `jax.jit`; axes of size 1."""
+    target, source = lengths_of(2)
+    rng = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        query = rng.normal(size=(3, 1, 4, target, 11))
+        key, value = rng.normal(size=(3, 1, 1, source, 11)), rng.normal(size=(3, 1, 1, source, 5))
+        rngs = jax.random.split(jax.random.key(3), 3)
+        lengths = jnp.array([source, 5, 0])
+
+        def gradients(attend):
+            def of_one(query, key, value, rng, length):
+                mask = aj.local_mask(None, 3) & aj.padding_mask(length)
+                return numbers_of(
+                    attend(
+                        query, key, value, mask=mask, dropout_rate=0.1, dropout_rng=rng,
+                        bias=aj.alibi_bias(aj.alibi_slopes(4)), return_statistics=True,
+                    )
+                )  # fmt: skip
+
+            def loss(query, key, value):
+                return jax.vmap(of_one)(query, key, value, rngs, lengths).sum()
+
+            return jax.grad(loss, (0, 1, 2))
+
+        ring = functools.partial(ring_attention, mesh=mesh_of(2), block_sizes=TILE)
+        got = quick_jit(gradients(ring))(query, key, value)
+        expected = quick_jit(gradients(reference))(query, key, value)
+        agree(jax.device_get(got), expected, 1e-7)  # the slopes are float32
+        plain = ring_attention(query[0, 0], key[0, 0], value[0, 0], mesh=mesh_of(2))
+        expected = reference(query[0, 0], key[0, 0], value[0, 0])
+        assert_close("without jit", plain, np.asarray(expected), 1e-13)
+        assert plain.sharding.spec == PartitionSpec(None, "context")
+
+
+def a_table_as_a_bias():
+    """A stored table, which every device has; NaN where it is masked."""
+    target, source = lengths_of(3)
+    point = point_of("scaled", target, source)
+    table = np.random.default_rng(8).normal(size=(B, target, source))
+    table[:, 0, 2:] = np.nan
+    with jax.enable_x64(True):
+        ring = functools.partial(ring_attention, mesh=mesh_of(3), block_sizes=TILE)
+        got, expected = (
+            quick_jit(jax.grad(loss_of(attend, "scaled"), (0, 2)))(point, aj.causal_mask(1), table)
+            for attend in (ring, reference)
+        )
+    agree(jax.device_get(got), expected)
+
+
+# --- what the compiled program does ---
+
+
+def collectives(compiled):
+    """{kind: [the shapes that are sent]}"""
+    found = collections.defaultdict(list)
+    kinds = "collective-permute|all-reduce|all-gather|all-to-all|reduce-scatter"
+    for line in compiled.as_text().splitlines():
+        if match := re.search(rf"= (.+?) ({kinds}|collective-broadcast)(-start)?\(", line):
+            found[match[2]].append(match[1])
+    return dict(found)
+
+
+def nothing_but_permutations():
+    """... and sums of gradients of what every device has."""
+    target, source = lengths_of(8)
+    point = point_of("additive", target, source)
+    loss = loss_of(functools.partial(ring_attention, mesh=mesh_of(8)), "additive", **DROPOUT)
+    spread = NamedSharding(mesh_of(8), PartitionSpec(None, "context"))
+    tokens = {name: jax.device_put(point[name], spread) for name in ("query", "key", "value")}
+    point = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), {**point, **tokens})
+
+    def output(point, mask):
+        arrays = {name: point[name] for name in ("query", "key", "value", "params")}
+        score = SCORE_CASES["additive"].score
+        return ring_attention(**arrays, score=score, mask=mask, mesh=mesh_of(8))
+
+    for function, kinds in (
+        (output, {"collective-permute"}),
+        (jax.grad(loss), {"collective-permute", "all-reduce"}),
+    ):
+        sent = collectives(quick_jit(function).lower(point, aj.causal_mask()).compile())
+        assert set(sent) == kinds, sent
+        assert not any(str(target) in shape for shape in sent.get("all-reduce", [])), sent
+
+
+def the_same_work_for_all():
+    """Tiles that each device computes, counted as they are computed."""
+    visits: collections.Counter = collections.Counter()
+
+    class Counting(aj.ScaledDot):
+        def pair(self, params, q_features, k_features):
+            jax.debug.callback(
+                lambda device: visits.update([int(device)]), jax.lax.axis_index("context")
+            )
+            return super().pair(params, q_features, k_features)
+
+    length, tile, devices = 64, 4, 8
+    tokens = jnp.ones((length, 3))
+
+    def counted(mask):
+        visits.clear()
+        output = ring_attention(
+            tokens, tokens, tokens, score=Counting(), mask=mask, mesh=mesh_of(devices),
+            block_sizes=BlockSizes(tile, tile),
+        )  # fmt: skip
+        jax.block_until_ready(output)
+        jax.effects_barrier()
+        return [visits[device] for device in range(devices)]
+
+    rows = length // tile
+    assert counted(None) == [rows**2 // devices] * devices
+    # Tiles below the diagonal and on it: 136 of 256.
+    assert counted(aj.causal_mask()) == [rows * (rows + 1) // 2 // devices] * devices
+    # A window is no more than two tiles wide, wherever a device stands.
+    assert sum(counted(aj.local_mask(3, 0))) == 2 * rows - 1
+
+
+def memory_falls_with_the_devices():
+    """Of each: a quarter of the arguments, and less than half of the temporaries."""
+    length, features = 4096, 8
+
+    def reserved(devices):
+        spread = NamedSharding(mesh_of(devices), PartitionSpec("context"))
+        tokens = jax.ShapeDtypeStruct((length, features), jnp.float32, sharding=spread)
+
+        def loss(query, key, value):
+            mask = aj.causal_mask() & ~aj.local_mask(2, 0)
+            output = ring_attention(
+                query, key, value, mesh=mesh_of(devices), mask=mask, block_sizes=BlockSizes(64, 64)
+            )
+            return (output**2).sum()
+
+        compiled = quick_jit(jax.grad(loss, (0, 1, 2))).lower(*[tokens] * 3).compile()
+        found = compiled.memory_analysis()
+        return np.array([found.argument_size_in_bytes, found.temp_size_in_bytes])
+
+    (arguments, temporaries), fewer = reserved(8), reserved(2)
+    assert arguments == fewer[0] / 4 == 3 * length * features * 4 / 8, (arguments, fewer)
+    assert temporaries < fewer[1] / 2.5, (temporaries, fewer)
+    assert fewer[1] < length**2, fewer  # a quarter of one table of float32
+
+
+# --- names ---
+
+GRID = {
+    f"{score}-{mask}-{devices}": functools.partial(
+        compare, score, mask, devices, **(DROPOUT if devices % 2 == 0 else {})
+    )
+    for score in SCORE_CASES
+    for mask in MASKS
+    for devices in DEVICES
+}
+# Every score, every mask and every number of devices.
+FEW = (
+    "additive-causal-8", "concat-segments-3", "cosine-dense-2", "distance-local-8", "dot-offset-3",
+    "general-padding-8", "scaled-none-3", "softcap-causal-1", "own-padding-3",
+)  # fmt: skip
+CHECKS = {
+    **{name: GRID[name] for name in FEW},
+    "batch_over_other_devices": functools.partial(batch_over_other_devices, AxisType.Explicit),
+    "reverse_over_reverse": functools.partial(second_derivatives, "scaled", reverse_over_reverse),
+    **{
+        check.__name__: check
+        for check in (
+            narrow_dtypes, vmaps_jits_and_heads, a_table_as_a_bias,
+            nothing_but_permutations, the_same_work_for_all, memory_falls_with_the_devices,
+        )
+    },
+}  # fmt: skip
+SLOW = {
+    **{name: check for name, check in GRID.items() if name not in CHECKS},
+    "batch_over_other_devices-automatic": functools.partial(
+        batch_over_other_devices, AxisType.Auto
+    ),
+    "forward_over_reverse": functools.partial(second_derivatives, "own", forward_over_reverse),
+    "hessian-additive": functools.partial(second_derivatives, "additive", reverse_over_reverse, 3),
+    "hessian-own": functools.partial(second_derivatives, "own", reverse_over_reverse, 8),
+}
+
+
+def main(names):
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    warnings.simplefilter("error")
+    assert len(jax.devices()) == max(DEVICES)
+    for name in names:
+        try:
+            why_not = {**CHECKS, **SLOW}[name]()
+        except Exception:
+            why_not = traceback.format_exc()
+        print(json.dumps([name, why_not]), flush=True)
+        jax.clear_caches()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
