@@ -18,6 +18,7 @@ from benchmarks import (
     gru_padding,
     local,
     reversal_training,
+    ring,
 )
 from benchmarks.measure import JSON, Benchmark, Options, Report
 
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "local": Benchmark(local.check, local.run),
     "decoding": Benchmark(decoding.check, decoding.run),
     "gradient-log": Benchmark(gradient_log.check, gradient_log.run),
+    "ring": Benchmark(ring.check, ring.run),
     "crossover": Benchmark(crossover.check, crossover.run),
     "reversal": Benchmark(reversal_training.check, reversal_training.run),
     "gru-padding": Benchmark(gru_padding.check, gru_padding.run),
@@ -50,6 +52,8 @@ class Arguments:
     should take at least three times as long; a minute.
     gradient-log: training that logs gradients as often as it does by default, against training that
     does not: a tenth more at most; a minute.
+    ring: memory of each device where sequences are cut up over 1 to 8 of them; compiles only, a
+    minute.
     crossover: from what size tiles are faster than the whole table of logits; a few minutes.
     reversal: training throughput of our model, all seeds at once, and of a GRU in PyTorch (needs
     the extra [bench]; listed as absent without it).

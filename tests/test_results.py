@@ -141,3 +141,19 @@ def test_readme_says_what_logging_gradients_costs():
         assert row["share"] <= 0.1
         assert f"{100 * row['share']:.1f} % " in text
     assert [row["score"] for row in rows] == ["scaled", "additive"]
+
+
+def test_memory_of_the_ring_falls_with_the_number_of_devices(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks import readme_tables
+
+    rows = json.loads((RESULTS / "ring_memory.json").read_text())["benchmarks"]["ring"]["rows"]
+    assert readme_tables.ring_table(rows) in (ROOT / "README.md").read_text()
+    alone, many = ([row for row in rows if row["devices"] == count] for count in (1, 8))
+    assert len(alone) == len(many) == 4
+    for one, eight in zip(alone, many, strict=True):
+        assert eight["argument_mib"] == pytest.approx(one["argument_mib"] / 8, rel=0.1)
+        # What is left of additive attention is a tile, the same on any number of devices.
+        assert eight["temporary_mib"] < one["temporary_mib"] / (
+            4 if one["score"] == "scaled" else 2
+        )

@@ -102,6 +102,17 @@ def decoding_table(rows: Rows) -> str:
     return _table(heads, lines)
 
 
+def ring_table(rows: Rows) -> str:
+    """Temporaries and arguments of each device, by how many there are."""
+    cells: dict[int, list[str]] = {}
+    for row in rows:
+        memory = f"{row['temporary_mib']:.1f} + {row['argument_mib']:.1f}"
+        cells.setdefault(row["devices"], []).append(memory)
+    heads = ("devices", *(f"{score}, {direction}" for score in ("scaled dot", "additive (A 128)")
+                          for direction in ("forward", "forward + backward")))  # fmt: skip
+    return _table(heads, ((str(devices), *row) for devices, row in cells.items()))
+
+
 def _target(row: dict[str, Any]) -> str:
     return f"{row['target']}: {row['met']}" if "target" in row else "-"
 
@@ -130,6 +141,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {  # report -> (README's 
     "attention-targets": ("targets", targets_table),
     "local": ("local", local_table),
     "decoding": ("decoding", decoding_table),
+    "ring": ("ring", ring_table),
 }
 
 
