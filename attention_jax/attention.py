@@ -16,7 +16,12 @@ from attention_jax.capture_point import (
     capturing,
     seen_from_outside,
 )
-from attention_jax.checks import checked_implementation, checked_inputs, checked_rate, checked_rng
+from attention_jax.checks import (
+    check_block_sizes,
+    checked_dropout,
+    checked_implementation,
+    checked_inputs,
+)
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
@@ -109,16 +114,10 @@ def attention(
     """
     score = get_score(score)
     implementation = checked_implementation(implementation)
-    if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
-        raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
-    dropout_rate = checked_rate(dropout_rate)
-    if dropout_rate > 0 and dropout_rng is None:
-        raise ValueError(
-            f"dropout_rng must be a PRNG key when dropout_rate is {dropout_rate}; got None"
-        )
+    check_block_sizes(block_sizes)
+    dropout_rate, dropout_rng = checked_dropout(dropout_rate, dropout_rng)
     inputs = checked_inputs(score, query, key, value, params, mask, bias)
-    if dropout_rate > 0:
-        inputs = inputs._replace(dropout_rng=checked_rng(dropout_rng))
+    inputs = inputs._replace(dropout_rng=dropout_rng)
     if implementation is None:
         implementation = chosen_implementation(score, inputs, jax.default_backend())
     block_sizes = block_sizes or chosen_block_sizes(score, inputs)

@@ -139,7 +139,10 @@ class RelativeBias(Bias):
         if 0 in (t, s):
             return jnp.zeros((t, s))
         first = key_positions[0] - query_positions[-1]
-        return _from_diagonals(self.of_distance(first + jnp.arange(t + s - 1)), t, s)
+        diagonals = self.of_distance(first + jnp.arange(t + s - 1))
+        # A table of one entry answers with it alone.
+        diagonals = jnp.broadcast_to(diagonals, (*diagonals.shape[:-1], t + s - 1))
+        return _from_diagonals(diagonals, t, s)
 
 
 def _from_diagonals(diagonals: Array, t: int, s: int) -> Array:
@@ -238,6 +241,7 @@ def alibi_slopes(heads: int) -> Array:
 
     Source: Press, Smith and Lewis 2022, section 3; for other N their published code.
     """
+    heads = _whole("heads", heads)
     if heads < 1:
         raise ValueError(f"heads must be at least 1; got {heads}")
     lower = 2 ** int(math.log2(heads))
@@ -348,7 +352,7 @@ def as_bias(bias: Bias | Array) -> Bias:
 
 def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> int:
     """How many buckets there are for one direction."""
-    buckets, max_distance = operator.index(buckets), operator.index(max_distance)
+    buckets, max_distance = _whole("buckets", buckets), _whole("max_distance", max_distance)
     side = buckets // 2 if bidirectional else buckets
     if side < 2 or (bidirectional and buckets % 2):
         raise ValueError(
@@ -361,6 +365,13 @@ def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> int:
             f" got {max_distance}"
         )
     return side
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer; got {value!r}") from None
 
 
 def _floats(name: str, value: Any, ndim: int) -> Array:

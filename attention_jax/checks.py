@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any, get_args
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 
 from attention_jax.biases import as_bias
 from attention_jax.float_array import float_array
-from attention_jax.implementations import IMPLEMENTATIONS, Inputs
+from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
 from attention_jax.masks import as_mask
 from attention_jax.position_functions import broadcasts
 from attention_jax.scores import Params, Score
@@ -98,6 +99,14 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; got {value!r}")
 
 
+def check_whole(name: str, value: Any, least: int = 1) -> None:
+    """Raises ValueError unless `value` is an integer, no less than `least`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name} must be an integer; got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}; got {value}")
+
+
 def checked_implementation(name: Any) -> str | None:
     """None, or the name of an implementation that exists."""
     if name is None or (isinstance(name, str) and name in IMPLEMENTATIONS):
@@ -121,6 +130,22 @@ def checked_fraction(name: str, value: Any) -> float:
     if not 0 <= number < 1:
         raise ValueError(f"{name} must be a Python number in [0, 1); got {value!r}")
     return number
+
+
+def checked_dropout(rate: Any, rng: Any) -> tuple[float, Array | None]:
+    """The dropout rate, and the key that it needs if it is greater than 0."""
+    rate = checked_rate(rate)
+    if rate == 0:
+        return rate, None
+    if rng is None:
+        raise ValueError(f"dropout_rng must be a PRNG key when dropout_rate is {rate}; got None")
+    return rate, checked_rng(rng)
+
+
+def check_block_sizes(block_sizes: Any) -> None:
+    """Raises ValueError unless they are a `BlockSizes` or left open."""
+    if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
+        raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
 
 
 def checked_rng(rng: Any, *, name: str = "dropout_rng") -> Array:

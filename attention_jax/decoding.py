@@ -306,6 +306,8 @@ def _checked_axes(row_axes: Any, state: State, batch_size: int) -> list[int | No
 
 def _check_step(step: Step, state: State, rows: int, eos: int) -> jnp.dtype:
     """The dtype of the step's logits, when it has been found to give what it should."""
+    if not callable(step):
+        raise ValueError(f"step must be a function of (state, tokens); got {step!r}")
     result = jax.eval_shape(step, state, jax.ShapeDtypeStruct((rows,), jnp.int32))
     if not isinstance(result, tuple) or len(result) != 2:
         raise ValueError(f"step must return (logits, state); got {type(result).__name__}")

@@ -1,4 +1,4 @@
-"""What counts as a float array, and what is said of the rest."""
+"""What counts as an array of floats or of integers, and what is said of the rest."""
 
 from __future__ import annotations
 
@@ -10,10 +10,25 @@ import jax.numpy as jnp
 
 def float_array(name: str, value: Any) -> jax.Array:
     """`value` as a JAX array; ValueError, with the argument's name, unless it holds floats."""
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be an array; got {type(value).__name__}") from error
+    array = any_array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise ValueError(f"{name} must be floating-point; got dtype {array.dtype}")
     return array
+
+
+def integer_array(name: str, value: Any) -> jax.Array:
+    """`value` as a JAX array; ValueError, with the argument's name, unless it holds integers."""
+    array = any_array(name, value)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(f"{name} must be integers; got dtype {array.dtype}")
+    return array
+
+
+def any_array(name: str, value: Any) -> jax.Array:
+    """`value` as a JAX array; ValueError, with the argument's name, if it is none."""
+    try:
+        if isinstance(value, str):  # which JAX may take for the name of a dtype
+            raise TypeError("text")
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array; got {type(value).__name__}") from error

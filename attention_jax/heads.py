@@ -31,7 +31,8 @@ def ungroup_heads(results: Any, batch_ndim: int) -> Any:
 
     def ungroup(leaf: Array) -> Array:
         batch, rest = leaf.shape[:batch_ndim], leaf.shape[batch_ndim + 2 :]
-        return leaf.reshape(*batch, -1, *rest)
+        heads = leaf.shape[batch_ndim] * leaf.shape[batch_ndim + 1]  # no -1: B may be 0
+        return leaf.reshape(*batch, heads, *rest)
 
     return jax.tree.map(ungroup, results)
 

@@ -23,6 +23,7 @@ from attention_jax.attention import attention, attention_weights
 from attention_jax.biases import Bias, as_bias
 from attention_jax.capture_point import heads_as_one_axis
 from attention_jax.checks import checked_implementation, checked_inputs, checked_rate, checked_rng
+from attention_jax.float_array import any_array, float_array
 from attention_jax.heads import group_heads, ungroup_heads
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
 from attention_jax.implementations.batching import vmap_over_batch
@@ -103,7 +104,8 @@ def dot_product_attention(
     """
     score, params = _with_scale(get_score(score), params, scale)
     implementation = _not_jax_nns(implementation)
-    unbatched = jnp.ndim(query) == 3
+    query = float_array("query", query)
+    unbatched = query.ndim == 3
     query = _four_axes("query", "[B, T, N, Dq] or [T, N, Dq]", query)
     key = _four_axes("key", "[B, S, K, Dk] or [S, K, Dk]", key)
     value = _four_axes("value", "[B, S, K, Dv] or [S, K, Dv]", value)
@@ -219,7 +221,7 @@ class _DotTimesScale(Dot):
 def _with_scale(score: Score, params: Params, scale: Any) -> tuple[Score, Params]:
     if scale is None:
         return score, params
-    if score != ScaledDot() or jnp.shape(scale) != ():
+    if score != ScaledDot() or any_array("scale", scale).shape != ():
         raise ValueError(
             "scale must be None, or one number where score is 'scaled' without a scale of its own;"
             f" got {scale!r} with score {score}"
@@ -238,8 +240,8 @@ def _not_jax_nns(implementation: Any) -> str | None:
     return checked_implementation(implementation)
 
 
-def _four_axes(name: str, shape: str, array: ArrayLike) -> Array:
-    array = jnp.asarray(array)
+def _four_axes(name: str, shape: str, value: ArrayLike) -> Array:
+    array = float_array(name, value)
     if array.ndim not in (3, 4):
         raise ValueError(f"{name} must be {shape}; got {list(array.shape)}")
     return pad_rank(array, 4)
@@ -260,7 +262,7 @@ def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:
 def _lengths_mask(key: Array, queries: Any, keys: Any) -> Mask | None:
     batch_size, source_length = key.shape[:2]
     lengths = {"query_seq_lengths": queries, "key_value_seq_lengths": keys}
-    given = {name: jnp.asarray(array) for name, array in lengths.items() if array is not None}
+    given = {name: any_array(name, x) for name, x in lengths.items() if x is not None}
     for name, array in given.items():
         if array.shape != (batch_size,) or not jnp.issubdtype(array.dtype, jnp.integer):
             raise ValueError(
@@ -323,7 +325,7 @@ def _check_pairs(name: str, pairs: Any, query: Array, key: Array) -> None:
     if pairs is None or isinstance(pairs, PositionFunction):
         return
     (*batch, length, heads, _), (source_length, key_heads) = query.shape, key.shape[-3:-1]
-    full, shape = (*batch, heads, length, source_length), jnp.shape(pairs)
+    full, shape = (*batch, heads, length, source_length), any_array(name, pairs).shape
     if not broadcasts(shape, full):
         hint = _SWAPPED if broadcasts(shape, (*batch, length, heads, key_heads)) else ""
         raise ValueError(

@@ -21,6 +21,7 @@ import numpy as np
 from attention_jax.attention import attention, attention_weights
 from attention_jax.biases import Bias, as_bias, bias_dataclass
 from attention_jax.capture_point import no_capture_points
+from attention_jax.float_array import any_array, float_array
 from attention_jax.implementations import BlockSizes
 from attention_jax.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
 from attention_jax.position_functions import array_field, broadcasts, same_rank, take
@@ -245,7 +246,7 @@ def local_attention(
         query, key, value, bias=both, **arguments, **dropout, return_statistics=True
     )
     # softmax(l) g = softmax(l + log g) sum(exp(l) g) / sum(exp(l)): the normalisers' ratio remains.
-    nothing = jnp.zeros((*jnp.shape(key)[:-1], 1), output.dtype)
+    nothing = jnp.zeros((*np.shape(key)[:-1], 1), output.dtype)
     with no_capture_points():
         _, plain = attention(query, key, nothing, bias=bias, **arguments, return_statistics=True)
     empty = plain.logsumexp == -jnp.inf  # where the difference would be NaN
@@ -293,7 +294,7 @@ def local_attention_weights(
 
 def checked_lengths(lengths: Any, batch_shape: tuple[int, ...] | None) -> Array:
     """Lengths of sources, int; ValueError unless they broadcast to the batch axes, if known."""
-    array = jnp.asarray(lengths)
+    array = any_array("source_lengths", lengths)
     fits = batch_shape is None or broadcasts(array.shape, batch_shape)
     if not jnp.issubdtype(array.dtype, jnp.integer) or not fits:
         shape = "" if batch_shape is None else f" that broadcast to {list(batch_shape)}"
@@ -320,10 +321,7 @@ def _window_and_gaussian(
 
 def _checked_centers(centers: Any) -> Array:
     """In a dtype that tells all key positions apart: bfloat16 or int8 would not."""
-    try:
-        array = jnp.asarray(centers)
-    except (TypeError, ValueError):
-        raise ValueError(f"centers must be an array; got {type(centers).__name__}") from None
+    array = any_array("centers", centers)
     floating = jnp.issubdtype(array.dtype, jnp.floating)
     if not (floating or jnp.issubdtype(array.dtype, jnp.integer)) or array.ndim < 1:
         raise ValueError(f"centers must be numbers [*B, T]; got {array.dtype} {list(array.shape)}")
@@ -331,9 +329,8 @@ def _checked_centers(centers: Any) -> Array:
 
 
 def _checked_sigma(sigma: Any) -> Array:
-    if not isinstance(sigma, jax.core.Tracer) and not np.all(np.asarray(sigma) > 0):
+    number = isinstance(sigma, int) and not isinstance(sigma, bool)
+    array = float_array("sigma", float(sigma) if number else sigma)
+    if not isinstance(array, jax.core.Tracer) and not np.all(np.asarray(sigma) > 0):
         raise ValueError(f"sigma must be greater than 0, or None for no Gaussian; got {sigma!r}")
-    array = jnp.asarray(sigma, None if isinstance(sigma, jax.Array | np.ndarray) else float)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(f"sigma must be floating-point; got dtype {array.dtype}")
     return array

@@ -208,7 +208,8 @@ def as_mask(mask: Mask | Array) -> Mask:
     try:
         table = jnp.asarray(mask)
     except (TypeError, ValueError):
-        raise ValueError(f"mask must be a Mask or a boolean array; got {mask!r}") from None
+        what = repr(mask) if isinstance(mask, str) else type(mask).__name__
+        raise ValueError(f"mask must be a Mask or a boolean array; got {what}") from None
     if table.dtype != jnp.bool_:
         raise ValueError(f"mask must be boolean, True = may attend; got dtype {table.dtype}")
     return DenseMask(pad_rank(table, 2))

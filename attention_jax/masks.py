@@ -24,6 +24,7 @@ import sys
 import jax
 import jax.numpy as jnp
 
+from attention_jax.float_array import integer_array
 from attention_jax.mask_algebra import (
     Mask,
     TileStatus,
@@ -200,8 +201,8 @@ def padding_mask(key_lengths: Array, query_lengths: Array | None = None) -> Mask
     >>> padding_mask(jnp.array([1, 3])).materialize(1, 3).astype(int).tolist()
     [[[1, 0, 0]], [[1, 1, 1]]]
     """
-    keys = _integers("key_lengths", key_lengths)
-    queries = None if query_lengths is None else _integers("query_lengths", query_lengths)
+    keys = integer_array("key_lengths", key_lengths)
+    queries = None if query_lengths is None else integer_array("query_lengths", query_lengths)
     return PaddingMask(keys, queries)
 
 
@@ -221,8 +222,8 @@ def segment_mask(query_segments: Array, key_segments: Array) -> Mask:
     >>> segment_mask(jnp.array([0, 1]), jnp.array([0, 0, 1])).materialize(2, 3).astype(int).tolist()
     [[1, 1, 0], [0, 0, 1]]
     """
-    queries = _integers("query_segments", query_segments)
-    keys = _integers("key_segments", key_segments)
+    queries = integer_array("query_segments", query_segments)
+    keys = integer_array("key_segments", key_segments)
     for name, segments in (("query_segments", queries), ("key_segments", keys)):
         if segments.ndim < 1:
             raise ValueError(f"{name} must have a position axis, [*B, length]; got a scalar")
@@ -246,16 +247,6 @@ def _window(name: str, size: int | None) -> int | None:
     if size < 0:
         raise ValueError(f"{name} must be at least 0, or None for no bound; got {size}")
     return size
-
-
-def _integers(name: str, value: Array) -> Array:
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be an integer array; got {value!r}") from None
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise ValueError(f"{name} must be integers; got dtype {array.dtype}")
-    return array
 
 
 def _distances(query_positions: Array, key_positions: Array) -> tuple[Array, Array]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from attention_jax.biases import Bias
 from attention_jax.capture_point import capture_point, seen_from_outside
 from attention_jax.checks import checked_inputs, checked_rng
+from attention_jax.float_array import any_array, float_array, integer_array
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_and_mask
@@ -63,7 +64,7 @@ def monotonic_weights(
         Alignments", section 2.3 (their p, q and alpha; their T is our S, their U our T).
     """
     probabilities = _checked_probabilities(probabilities)
-    if method not in _REACHED:
+    if not isinstance(method, str) or method not in _REACHED:
         raise ValueError(f"method must be one of {', '.join(_REACHED)}; got {method!r}")
     *batch_shape, _, source_length = probabilities.shape
     initial = _checked_initial(initial, tuple(batch_shape), source_length)
@@ -101,15 +102,9 @@ def hard_monotonic_positions(probabilities: Array, start: Array | int = 0) -> Ar
     Source: Raffel et al. 2017, Algorithm 1 (their t_i), with z_ij = 1 where p_ij >= 1/2 in place of
         a Bernoulli draw, as in their section 2.2 at test time.
     """
-    choices = jnp.asarray(probabilities)
-    if choices.dtype != jnp.bool_:
-        choices = _checked_probabilities(probabilities) >= 0.5
-    elif choices.ndim < 2:
-        raise ValueError(f"probabilities must be [*B, T, S]; got {list(choices.shape)}")
+    choices = _checked_choices(probabilities)
     batch_shape, source_length = choices.shape[:-2], choices.shape[-1]
-    start = jnp.asarray(start)
-    if not jnp.issubdtype(start.dtype, jnp.integer):
-        raise ValueError(f"start must be an integer; got dtype {start.dtype}")
+    start = integer_array("start", start)
     if not broadcasts(start.shape, batch_shape):
         raise ValueError(f"start must broadcast to {list(batch_shape)}; got {list(start.shape)}")
 
@@ -151,7 +146,7 @@ def hard_monotonic_weights(probabilities: Array, start: Array | int = 0) -> Arra
     Source: Raffel et al. 2017, Algorithm 1.
     """
     positions = hard_monotonic_positions(probabilities, start)
-    probabilities = jnp.asarray(probabilities)
+    probabilities = jnp.asarray(probabilities)  # it has been checked
     dtype = jnp.float32 if probabilities.dtype == jnp.bool_ else probabilities.dtype
     # Position S, nothing, is outside, and its row zero.
     return jax.nn.one_hot(positions, probabilities.shape[-1], dtype=dtype)
@@ -320,21 +315,27 @@ _REACHED = {"parallel": _reached_parallel, "recursive": _reached_recursive}
 
 
 def _checked_probabilities(probabilities: Any) -> Array:
-    probabilities = jnp.asarray(probabilities)
-    if not jnp.issubdtype(probabilities.dtype, jnp.floating):
-        raise ValueError(f"probabilities must be floating-point; got dtype {probabilities.dtype}")
+    probabilities = float_array("probabilities", probabilities)
     if probabilities.ndim < 2:
         raise ValueError(f"probabilities must be [*B, T, S]; got {list(probabilities.shape)}")
     return probabilities
+
+
+def _checked_choices(probabilities: Any) -> Array:
+    """Bool [*B, T, S], p >= 1/2, of probabilities or of bools."""
+    choices = any_array("probabilities", probabilities)
+    if choices.dtype != jnp.bool_:
+        return _checked_probabilities(probabilities) >= 0.5
+    if choices.ndim < 2:
+        raise ValueError(f"probabilities must be [*B, T, S]; got {list(choices.shape)}")
+    return choices
 
 
 def _checked_initial(initial: Any, batch_shape: tuple[int, ...], source_length: int) -> Array:
     """Weights over S keys; their leading axes broadcast to *B."""
     if initial is None:
         return jnp.asarray(jnp.arange(source_length) == 0, jnp.float32)
-    initial = jnp.asarray(initial)
-    if not jnp.issubdtype(initial.dtype, jnp.floating):
-        raise ValueError(f"initial must be floating-point; got dtype {initial.dtype}")
+    initial = float_array("initial", initial)
     shape = (*batch_shape, source_length)
     if initial.shape[-1:] != (source_length,) or not broadcasts(initial.shape, shape):
         raise ValueError(
@@ -346,9 +347,7 @@ def _checked_initial(initial: Any, batch_shape: tuple[int, ...], source_length: 
 
 def _checked_scalar(name: str, number: Any, batch_shape: tuple[int, ...]) -> Array:
     """One float an example."""
-    number = jnp.asarray(number, float if isinstance(number, int) else None)
-    if not jnp.issubdtype(number.dtype, jnp.floating):
-        raise ValueError(f"{name} must be floating-point; got dtype {number.dtype}")
+    number = float_array(name, float(number) if isinstance(number, int) else number)
     if not broadcasts(number.shape, batch_shape):
         raise ValueError(
             f"{name} must broadcast to the batch axes {list(batch_shape)}; got {list(number.shape)}"

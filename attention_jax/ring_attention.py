@@ -9,7 +9,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from attention_jax.biases import Bias
-from attention_jax.checks import checked_inputs, checked_rate, checked_rng
+from attention_jax.checks import check_block_sizes, checked_dropout, checked_inputs
 from attention_jax.implementations import BlockSizes, Inputs, Options, ring
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes
@@ -108,16 +108,10 @@ def ring_attention(
     (there for scaled dot); the order is `implementations/zigzag.py`'s.
     """
     score = get_score(score)
-    if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
-        raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
-    dropout_rate = checked_rate(dropout_rate)
-    if dropout_rate > 0 and dropout_rng is None:
-        raise ValueError(
-            f"dropout_rng must be a PRNG key when dropout_rate is {dropout_rate}; got None"
-        )
+    check_block_sizes(block_sizes)
+    dropout_rate, dropout_rng = checked_dropout(dropout_rate, dropout_rng)
     inputs = checked_inputs(score, query, key, value, params, mask, bias)
-    if dropout_rate > 0:
-        inputs = inputs._replace(dropout_rng=checked_rng(dropout_rng))
+    inputs = inputs._replace(dropout_rng=dropout_rng)
     _check_cut(mesh, axis_name, inputs)
     block_sizes = block_sizes or chosen_block_sizes(score, inputs)
     options = Options(score, block_sizes, dropout_rate, return_statistics)

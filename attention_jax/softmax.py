@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from attention_jax.float_array import any_array, float_array
 from attention_jax.masks import Mask
 
 Array = jax.Array
@@ -38,23 +40,21 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
         weights in the dtype of `logits` (computed in at least float32), same shape.
 
     Raises:
-        ValueError: `logits` is not floating-point, or `mask` is not boolean or does not broadcast
-            to it.
+        ValueError: `logits` is not floating-point, `mask` is not boolean or does not broadcast to
+            it, or there is no such axis.
 
     >>> masked_softmax(jnp.array([0.0, 0.0, 9.0]), jnp.array([True, True, False])).tolist()
     [0.5, 0.5, 0.0]
 
     Source: Vaswani et al. 2017, section 3.2.1 (there the mask is -inf added before the softmax).
     """
-    logits = jnp.asarray(logits)
-    if not jnp.issubdtype(logits.dtype, jnp.floating):
-        raise ValueError(f"logits must be floating-point; got dtype {logits.dtype}")
+    logits = float_array("logits", logits)
     if isinstance(mask, Mask):
         if logits.ndim < 2:
             raise ValueError(f"logits must be [..., T, S] for a Mask; got {list(logits.shape)}")
         mask = mask.materialize(*logits.shape[-2:])
     if mask is not None:
-        mask = jnp.asarray(mask)
+        mask = any_array("mask", mask)
         if mask.dtype != jnp.bool_:
             raise ValueError(f"mask must be boolean, True = may attend; got dtype {mask.dtype}")
         try:
@@ -63,6 +63,8 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
             raise ValueError(
                 f"mask must broadcast to logits {list(logits.shape)}; got {list(mask.shape)}"
             ) from None
+    if not isinstance(axis, int | np.integer) or not -logits.ndim <= axis < logits.ndim:
+        raise ValueError(f"axis must be one of logits {list(logits.shape)}; got {axis!r}")
     wide = logits.astype(accumulator_dtype(logits))
     return _masked_softmax(wide, mask, axis).astype(logits.dtype)
 

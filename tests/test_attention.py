@@ -27,7 +27,14 @@ from conformance import (
     quick_jit,
 )
 
-from attention_jax import attention, attention_weights, causal_mask, get_score, padding_mask
+from attention_jax import (
+    BlockSizes,
+    attention,
+    attention_weights,
+    causal_mask,
+    get_score,
+    padding_mask,
+)
 
 every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
 every_score = pytest.mark.parametrize("score", ALL_SCORES)
@@ -306,3 +313,23 @@ def test_numpy_lists_checkpoint_and_float0(implementation):
         dquery, dmask = pull_back(jnp.eye(3, 2))
         assert np.any(dquery)
         assert jax.tree.leaves(dmask)[0].dtype == jax.dtypes.float0
+
+
+@every_implementation
+def test_a_row_without_keys_is_0_beside_one_that_sees_nan(implementation):
+    run = functools.partial(attention, implementation=implementation, block_sizes=BlockSizes(1, 2))
+    mask = jnp.array([[True, True, True], [False, False, False]])
+    value = jnp.array([[np.nan], [1.0], [2.0]])
+    output = run(jnp.ones((2, 2)), jnp.ones((3, 2)), value, mask=mask)
+    assert np.isnan(output[0])
+    assert output[1] == 0
+
+
+@every_implementation
+def test_values_without_features(implementation):
+    run = functools.partial(attention, implementation=implementation, block_sizes=BlockSizes(1, 2))
+    output, statistics = run(
+        jnp.ones((2, 2)), jnp.ones((3, 2)), jnp.ones((3, 0)), return_statistics=True
+    )
+    assert output.shape == (2, 0)
+    np.testing.assert_allclose(statistics.entropy, np.log(3), rtol=1e-6)

@@ -362,6 +362,7 @@ def test_wrong_arguments(options, message):
 @pytest.mark.parametrize(
     ("step", "message"),
     [
+        (None, r"step must be a function of \(state, tokens\); got None"),
         (lambda state, tokens: jnp.ones((6, V)), r"step must return \(logits, state\)"),
         (lambda state, tokens: (jnp.ones((B, V)), state), r"logits \[6, V\]; got .*\(3, ?5\)"),
         (lambda state, tokens: (jnp.ones((6, V), int), state), "floating-point logits"),

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -66,6 +67,19 @@ class Constant(aj.Bias):
             r"source_lengths must be integers that broadcast to \[2\]; got int32 \[3\]",
         ),
         (lambda: aj.gaussian_bias(jnp.ones(T), jnp.array([1.0, -1.0])), "sigma must be greater"),
+        (lambda: aj.gaussian_bias(jnp.ones(T), "1"), "sigma must be an array; got str"),
+        (lambda: aj.gaussian_bias(jnp.ones(T), True), "sigma must be floating-point; got dtype b"),
+        (lambda: aj.gaussian_bias(jnp.ones(T), {}), "sigma must be an array; got dict"),
+        (lambda: aj.reversed_centers(3, "4"), "source_lengths must be an array; got str"),
+        (lambda: aj.monotonic_weights("p"), "probabilities must be an array; got str"),
+        (lambda: aj.monotonic_weights(X, method=[]), r"method must be one of .*; got \[\]"),
+        (lambda: aj.monotonic_weights(X, {}), "initial must be an array; got dict"),
+        (lambda: aj.hard_monotonic_positions([[1.0], []]), "probabilities must be an array; got"),
+        (lambda: aj.hard_monotonic_weights(X, start="0"), "start must be an array; got str"),
+        (
+            lambda: aj.monotonic_attention(X, X, X, score="dot", offset="1"),
+            "offset must be an array; got str",
+        ),
         (lambda: aj.predicted_centers(X, None, jnp.array(3)), "params must be {'kernel'"),
         (lambda: aj.reversed_centers(jnp.array([3]), 5), "target_length must be a Python integer"),
         (lambda: CrossAttentionConfig("coverage", heads=4), "heads must be 1 with attention 'cov"),
@@ -113,3 +127,11 @@ def test_python_numbers_in_a_bias_of_ones_own():
     output, _ = attend.extend(X, attend.empty_cache((B,), 8), bias=Constant(0.5))
     causal = attend(X, bias=Constant(0.5), mask=aj.causal_mask())
     assert jnp.allclose(output, causal, atol=1e-6)
+
+
+def test_lists_through_a_gaussian_window():
+    lists = (X.tolist(), X.tolist(), X.tolist())
+    window = {"centers": jnp.arange(T), "radius": 1, "sigma": 0.5}
+    np.testing.assert_array_equal(
+        aj.local_attention(*lists, **window), aj.local_attention(X, X, X, **window)
+    )

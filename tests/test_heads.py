@@ -62,3 +62,8 @@ def test_arrays(shape, expected):
 def test_lengths_of_each_head_stay_as_they_are():
     lengths = jnp.arange(B * N).reshape(B, N)
     np.testing.assert_array_equal(mask_for_heads(padding_mask(lengths), 1).key_lengths, lengths)
+
+
+def test_no_examples():
+    parts = ungroup_heads(jnp.ones((0, K, N // K, T)), 1)
+    assert parts.shape == (0, N, T)

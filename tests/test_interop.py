@@ -371,6 +371,10 @@ ERRORS = {
     "window": ({"local_window_size": (1, 2, 3)}, r"local_window_size must be.*got \(1, 2, 3\)"),
     "negative": ({"local_window_size": (-1, 2)}, "each at least 0"),
     "length": ({"query_seq_lengths": jnp.array(3)}, r"query_seq_lengths must be integers \[2\]"),
+    "lengths": ({"key_value_seq_lengths": "all"}, "key_value_seq_lengths must be an array; got s"),
+    "text": ({"query": "tokens"}, "query must be an array; got str"),
+    "list": ({"scale": [0.3]}, r"scale must be None, or one number.*got \[0.3\]"),
+    "set": ({"bias": {0.5}}, "bias must be an array; got set"),
     "float": ({"key_value_seq_lengths": jnp.ones(B)}, r"integers \[2\]; got float32 \[2\]"),
 }  # fmt: skip
 
@@ -381,3 +385,8 @@ def test_errors_name_the_argument(case):
     arrays = dict(zip(("query", "key", "value"), qkv(), strict=True))
     with pytest.raises(ValueError, match=message):
         dot_product_attention(**(arrays | arguments))
+
+
+def test_no_examples():
+    output = dot_product_attention(*qkv(batch=(0,)))
+    assert output.shape == (0, T, N, D)

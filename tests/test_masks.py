@@ -292,6 +292,10 @@ def test_of_a_mask_of_ones_own_nothing_is_known_unless_it_says_so():
         (lambda: causal_mask(0.5), "offset must be a Python integer; got 0.5"),
         (lambda: local_mask(-1, 0), "left must be at least 0, or None for no bound; got -1"),
         (lambda: local_mask(0, "2"), "right must be a Python integer; got '2'"),
+        (
+            lambda: padding_mask(np.array([[None], [None]])),
+            "key_lengths must be an array; got ndarray$",
+        ),
         (lambda: padding_mask(jnp.ones(2)), "key_lengths must be integers; got dtype float32"),
         (
             lambda: padding_mask(jnp.array(1), jnp.array(True)),

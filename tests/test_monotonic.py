@@ -370,7 +370,7 @@ P = jnp.ones((B, T, S))
         (lambda: monotonic_weights(P[0, 0]), r"must be \[\*B, T, S\]; got \[7\]"),
         (lambda: monotonic_weights(P, P[0]), r"\[..., 7\] and broadcast to \[2, 7\]; got \[5, 7\]"),
         (lambda: monotonic_weights(P, jnp.ones(S, int)), "initial must be floating-point"),
-        (lambda: hard_monotonic_positions(P, 0.5), "start must be an integer; got dtype float32"),
+        (lambda: hard_monotonic_positions(P, 0.5), "start must be integers; got dtype float32"),
         (lambda: hard_monotonic_positions(P, np.arange(3)), r"start must broadcast to \[2\]"),
     ],
 )

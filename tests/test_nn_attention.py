@@ -283,3 +283,24 @@ def test_wrong_options_fail_at_construction(make, options, message):
 def test_no_features_fail_at_construction():
     with pytest.raises(ValueError, match="key_dim must be at least 1; got 0"):
         Attention("additive", 4, 0, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (0, "query_dim must be at least 1; got 0"),
+        (3.0, "query_dim must be an integer; got 3.0"),
+        ("3", "query_dim must be an integer; got '3'"),
+    ],
+)
+def test_wrong_sizes_fail_at_construction(size, message):
+    with pytest.raises(ValueError, match=message):
+        Attention("dot", size, 3, rngs=nnx.Rngs(0))
+
+
+def test_lists_and_what_is_no_array():
+    module = Attention("dot", 3, 3, rngs=nnx.Rngs(0))
+    tokens = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    np.testing.assert_array_equal(module(tokens.tolist(), tokens.tolist()), module(tokens, tokens))
+    with pytest.raises(ValueError, match="query must be an array; got str"):
+        module("tokens", tokens)

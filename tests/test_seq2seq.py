@@ -315,8 +315,20 @@ def test_checkpointed_blocks_keep_less_and_change_nothing():
         ({"radius": -1}, "radius must be at least 0; got -1"),
         ({"activation": "tanh"}, "activation must be one of relu, gelu, swiglu; got 'tanh'"),
         ({"dropout_rate": -0.1}, "dropout_rate must be a Python number in"),
+        ({"dim": None}, "dim must be an integer; got None"),
+        ({"hidden_dim": 2.5}, "hidden_dim must be an integer; got 2.5"),
+        ({"heads": "2"}, "heads must be an integer; got '2'"),
+        ({"radius": 1.5}, "radius must be an integer; got 1.5"),
+        ({"encoder_layers": 1.5}, "encoder_layers must be an integer; got 1.5"),
+        ({"decoder_layers": True}, "decoder_layers must be an integer; got True"),
     ],
 )
 def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         Seq2SeqConfig(**settings)
+
+
+def test_no_examples():
+    model, _ = make()
+    none = jnp.zeros((0, S), int), jnp.zeros(0, int), jnp.zeros((0, T), int)
+    assert model(*none).shape == (0, T, V)

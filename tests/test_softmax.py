@@ -229,8 +229,16 @@ def test_empty(shape):
             r"mask must broadcast to logits \[5, 7\]; got \[7, 5\]",
         ),
         (np.ones(S), causal_mask(), r"logits must be \[..., T, S\] for a Mask; got \[7\]"),
+        ("text", None, "logits must be an array; got str"),
+        (np.ones((T, S)), "causal", "mask must be an array; got str"),
     ],
 )
 def test_errors(logits, mask, message):
     with pytest.raises(ValueError, match=message):
         masked_softmax(logits, mask)
+
+
+@pytest.mark.parametrize("axis", [2, -3, 0.0, None, [0], (0, 1)])
+def test_no_such_axis(axis):
+    with pytest.raises(ValueError, match=r"axis must be one of logits \[5, 7\]; got"):
+        masked_softmax(np.ones((T, S)), axis=axis)

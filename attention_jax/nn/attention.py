@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.attention import attention, attention_weights
 from attention_jax.biases import Bias
-from attention_jax.checks import checked_implementation, checked_rate
+from attention_jax.checks import check_whole, checked_implementation, checked_rate
+from attention_jax.float_array import float_array
 from attention_jax.masks import Mask
 from attention_jax.memory import Memory, remember, resolve
 from attention_jax.nn.parameters import score_params, values_of
@@ -52,8 +52,7 @@ class Attention(nnx.Module):
     ):
         self.score = get_score(score)
         for name, size in (("query_dim", query_dim), ("key_dim", key_dim)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1; got {size}")
+            check_whole(name, size)
         if self.score.needs_equal_dims and query_dim != key_dim:
             raise ValueError(
                 f"key_dim must be {query_dim} to match score {self.score} with query_dim"
@@ -110,7 +109,8 @@ class Attention(nnx.Module):
         **arguments: Any,
     ) -> Any:
         """`attend` with this module's score and settings; and the weights that `weigh` gives."""
-        params, dtype = values_of(self.params), jnp.result_type(query)
+        query, params = float_array("query", query), values_of(self.params)
+        dtype = query.dtype
         score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
         arguments |= {"score": score, "params": params}
         output = attend(

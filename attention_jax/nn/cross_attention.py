@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.checks import check_choice
+from attention_jax.checks import check_choice, check_whole
 from attention_jax.masks import Mask
 from attention_jax.memory import Memory
 from attention_jax.nn.attention import Attention
@@ -72,8 +72,7 @@ class CrossAttentionConfig:
         check_choice("alignment", self.alignment, Alignment)
         # The Gaussian of local-p has half the radius for its deviation.
         for name, least in (("heads", 1), ("radius", int(self.attention == "local-p"))):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+            check_whole(name, getattr(self, name), least)
         if self.heads > 1 and self.attention != "global":
             raise ValueError(f"heads must be 1 with attention {self.attention!r}; got {self.heads}")
         if self.position_ends not in (1, 2):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.biases import Bias
-from attention_jax.checks import check_choice
+from attention_jax.checks import check_choice, check_whole
 from attention_jax.local import (
     checked_lengths,
     checked_radius,
@@ -173,8 +173,7 @@ class LocalPAttention(_LocalAttention):
             score, query_dim, key_dim, radius=radius, sigma=sigma, rngs=rngs, **options
         )
         hidden_dim = query_dim if hidden_dim is None else hidden_dim
-        if hidden_dim < 1:
-            raise ValueError(f"hidden_dim must be at least 1; got {hidden_dim}")
+        check_whole("hidden_dim", hidden_dim)
         kernel = jax.random.normal(rngs.params(), (query_dim, hidden_dim)) * query_dim**-0.5
         # Small, so that every window begins in the middle, where the sigmoid is steepest.
         v = jax.random.normal(rngs.params(), (hidden_dim,)) * 0.1 * hidden_dim**-0.5

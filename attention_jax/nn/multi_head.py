@@ -11,7 +11,8 @@ from flax import nnx
 from attention_jax.attention import attention, attention_weights
 from attention_jax.biases import Bias, ShiftedBias, as_bias
 from attention_jax.capture_point import heads_as_one_axis
-from attention_jax.checks import checked_implementation, checked_rate
+from attention_jax.checks import check_whole, checked_implementation, checked_rate
+from attention_jax.float_array import any_array, float_array
 from attention_jax.heads import group_heads, mask_for_heads, ungroup_heads
 from attention_jax.mask_algebra import ShiftedMask
 from attention_jax.masks import Mask, causal_mask
@@ -99,8 +100,7 @@ class MultiHeadAttention(nnx.Module):
             ("query_dim", query_dim), ("key_dim", key_dim), ("qkv_dim", qkv_dim),
             ("output_dim", output_dim), ("num_heads", num_heads), ("num_key_heads", num_key_heads),
         ):  # fmt: skip
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1; got {size}")
+            check_whole(name, size)
         if qkv_dim % num_heads:
             raise ValueError(f"qkv_dim must be a multiple of {num_heads} heads; got {qkv_dim}")
         if num_heads % num_key_heads:
@@ -175,7 +175,7 @@ class MultiHeadAttention(nnx.Module):
         Raises:
             ValueError: an argument has the wrong shape or dtype.
         """
-        _check_tokens("query", query, self.query)
+        query = _checked_tokens("query", query, self.query)
         queries, params = self._queries(query, positions), self._params()
         dtype = queries.dtype
         if key is None:
@@ -193,8 +193,7 @@ class MultiHeadAttention(nnx.Module):
                 f"key must have batch axes that broadcast to {list(query.shape[:-2])}, those of"
                 f" query {list(query.shape)}; got {list(keys.shape[:-4])}"
             )
-        lengths = (queries.shape[-2], keys.shape[-2])
-        pairs = self._pairs(mask, bias, query.shape[:-2], *lengths)
+        pairs = self._pairs(mask, bias, query.shape[:-2], queries.shape[-2], keys.shape[-2])
         arguments: Any = {"score": score, "params": params, **pairs}
         rate = 0.0 if dropout_rng is None else self.dropout_rate
         with heads_as_one_axis(query.ndim - 2):
@@ -271,7 +270,7 @@ class MultiHeadAttention(nnx.Module):
         Raises:
             ValueError: an argument has the wrong shape or dtype.
         """
-        _check_tokens("x", x, self.query)
+        x = _checked_tokens("x", x, self.query)
         self._check_cache(x, cache)
         count, first = x.shape[-2], cache.length
         params = self._params()
@@ -331,8 +330,8 @@ class MultiHeadAttention(nnx.Module):
     def _keys_and_values(
         self, key: Array, value: Array, positions: Positions | None
     ) -> tuple[Array, Array]:
-        _check_tokens("key", key, self.key)
-        _check_tokens("value", value, self.value)
+        key = _checked_tokens("key", key, self.key)
+        value = _checked_tokens("value", value, self.value)
         if value.shape[-2] != key.shape[-2]:
             raise ValueError(
                 f"value must be [*B, {key.shape[-2]}, ...] to match key {list(key.shape)};"
@@ -372,11 +371,11 @@ class MultiHeadAttention(nnx.Module):
     ) -> dict[str, Any]:
         full = (*batch, self.num_heads, target, source)
         if not (mask is None or isinstance(mask, Mask)):
-            shared = (*batch, target, source)
-            if not any(broadcasts(jnp.shape(mask), shape) for shape in (shared, full)):
+            mask, shared = any_array("mask", mask), (*batch, target, source)
+            if not any(broadcasts(mask.shape, shape) for shape in (shared, full)):
                 raise ValueError(
                     f"mask must broadcast to {list(shared)} (*B, T, S), or be {list(full)}"
-                    f" (*B, N, T, S); got {list(jnp.shape(mask))}"
+                    f" (*B, N, T, S); got {list(mask.shape)}"
                 )
 
         def grouped(pairs: Any) -> Any:
@@ -394,7 +393,8 @@ class MultiHeadAttention(nnx.Module):
         }
 
 
-def _check_tokens(name: str, tokens: Array, projection: nnx.LinearGeneral) -> None:
-    (dim,) = projection.in_features
-    if jnp.ndim(tokens) < 2 or jnp.shape(tokens)[-1] != dim:
-        raise ValueError(f"{name} must be [*B, length, {dim}]; got {list(jnp.shape(tokens))}")
+def _checked_tokens(name: str, tokens: Any, projection: nnx.LinearGeneral) -> Array:
+    (dim,), array = projection.in_features, float_array(name, tokens)
+    if array.ndim < 2 or array.shape[-1] != dim:
+        raise ValueError(f"{name} must be [*B, length, {dim}]; got {list(array.shape)}")
+    return array

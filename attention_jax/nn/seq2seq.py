@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -304,7 +305,8 @@ class Seq2Seq(nnx.Module):
         x = embedding(tokens) * embedding.features**0.5
         codes = self.placement.codes(positions)
         if codes is not None:
-            x = x + codes.reshape(-1, *codes.shape[-2:])  # [1 or B, length, dim]
+            examples = math.prod(codes.shape[:-2])  # 1 or B
+            x = x + codes.reshape(examples, *codes.shape[-2:])
         return self.dropout(x, deterministic=rng is None, rngs=rng)
 
     def _places(

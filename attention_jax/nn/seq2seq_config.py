@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from attention_jax.checks import check_whole
 from attention_jax.nn.cross_attention import Alignment, AttentionKind, CrossAttentionConfig
 from attention_jax.nn.placement import PositionConfig
 from attention_jax.nn.transformer import Activation, BlockConfig, Norm
@@ -79,8 +80,7 @@ class Seq2SeqConfig:
         if self.self_attention_score is not None:
             get_score(self.self_attention_score)
         for name, least in (("encoder_layers", 0), ("decoder_layers", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+            check_whole(name, getattr(self, name), least)
         self.block, self.cross  # noqa: B018 -- they check the rest
         rotates = self.positions.kind == "rotary"
         what, size = ("dim / heads", self.dim // self.heads) if rotates else ("dim", self.dim)

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from attention_jax.biases import Bias
-from attention_jax.checks import check_choice, checked_rate
+from attention_jax.checks import check_choice, check_whole, checked_rate
 from attention_jax.masks import Mask, causal_mask
 from attention_jax.memory import Memory
 from attention_jax.nn.cross_attention import Carry, CrossAttention, CrossAttentionConfig
@@ -60,8 +60,8 @@ class BlockConfig:
     def __post_init__(self) -> None:
         for name in ("dim", "hidden_dim", "heads", "key_heads"):
             size = getattr(self, name)
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1; got {size}")
+            if size is not None or name != "key_heads":
+                check_whole(name, size)
         if self.dim % self.heads:
             raise ValueError(f"dim must be a multiple of {self.heads} heads; got {self.dim}")
         if self.key_heads is not None and self.heads % self.key_heads:

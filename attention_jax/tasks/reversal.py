@@ -14,6 +14,7 @@ import optax
 from flax import nnx
 
 from attention_jax.analysis.learning_statistics import learning_statistics
+from attention_jax.checks import check_whole
 from attention_jax.coverage import coverage_loss
 from attention_jax.data.reversal import Batch, random_batch
 from attention_jax.data.vocabulary import Vocabulary
@@ -75,9 +76,8 @@ class ReversalConfig:
                     f"model.{name} must be a name, for config.json to hold it;"
                     f" got {getattr(self.model, name)!r}"
                 )
-        for name in ("batch_size", "min_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name in ("batch_size", "min_length", "max_length", "letters"):
+            check_whole(name, getattr(self, name))
         if not 1 <= self.letters <= len(VOCABULARY.alphabet):
             raise ValueError(
                 f"letters must be from 1 to {len(VOCABULARY.alphabet)}; got {self.letters}"

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from attention_jax.checks import check_whole
 from attention_jax.training import processes
 from attention_jax.training.checkpoints import Checkpoints
 from attention_jax.training.interruption import Interruption
@@ -65,11 +66,9 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         for name in ("seeds", "steps", "log_every", "checkpoint_every", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+            check_whole(name, getattr(self, name))
         for name in ("first_seed", "keep_best"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
+            check_whole(name, getattr(self, name), 0)
         if self.first_seed + self.seeds > 2**31:
             raise ValueError(
                 f"first_seed must leave all seeds below 2**31, as int32; got {self.first_seed}"

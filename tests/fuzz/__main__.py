@@ -1,0 +1,91 @@
+"""python tests/fuzz [NAME ...]: the long run. Draws every kind's cases, and counts how they end.
+
+Prints a table, and beside it every way in which a case ended that it should not have; half an hour.
+Names are regular expressions for some of the kinds. The cases are the same each time, and what a
+row says does not depend on the others. The ordinary tests run the first cases of each kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import jax
+from kinds import KINDS
+from outcomes import ERROR, RESULT, Kind, run
+
+AT_ONCE = 400  # cases, before compiled programs are forgotten: thousands of them fill gigabytes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="of kinds, as regular expressions; all if none")
+    parser.add_argument("--scale", type=float, default=1.0, help="times as many cases")
+    arguments = parser.parse_args()
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_disable_most_optimizations", True)
+    warnings.simplefilter("error")
+    totals: Counter = Counter()
+    defects: Counter = Counter()
+    print("| function or command | cases | right results | documented errors | seconds |")
+    print("| --- | --- | --- | --- | --- |", flush=True)
+    for kind in KINDS:
+        if arguments.names and not any(re.search(name, kind.name) for name in arguments.names):
+            continue
+        count = max(int(kind.many * arguments.scale), 1)
+        endings, seconds = conduct(kind, count, defects)
+        totals.update(endings)
+        print(row(kind.name, endings, f"{seconds:.0f}"), flush=True)
+        jax.clear_caches()
+    print(row("in all", totals, ""))
+    for text, count in defects.items():
+        print(f"{count} times: {text}")
+    return int(bool(defects))
+
+
+def conduct(kind: Kind, count: int, defects: Counter) -> tuple[Counter, float]:
+    """Runs a kind's cases; adds to `defects` what is wrong, by what it says but for numbers."""
+    endings: Counter = Counter()
+    start = time.perf_counter()
+
+    def note(case: object, ending: str | Exception) -> None:
+        if isinstance(ending, str):
+            endings[ending] += 1
+        else:
+            endings["defect"] += 1
+            text = f"{kind.name}: {type(ending).__name__}: {str(ending)[:300]}"
+            text = re.sub(r"[-+]?\d[\d.e+-]*", "#", text)
+            if text not in defects:
+                print(f"{text}\n  {case!r:.1500}\n{shown(ending)}", file=sys.stderr)
+            defects[text] += 1
+        if sum(endings.values()) % AT_ONCE == 0:
+            jax.clear_caches()
+
+    run(kind, count, note)
+    return endings, time.perf_counter() - start
+
+
+def shown(error: Exception) -> str:
+    """Where it was raised, outermost call first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[1:]]
+    return f"  at {' '.join([*places[:6], '...', *places[-3:]] if len(places) > 9 else places)}"
+
+
+def row(name: str, endings: Counter, seconds: str) -> str:
+    cells = (name, endings.total(), endings[RESULT], endings[ERROR], seconds)
+    note = f" {endings['defect']} DEFECTS" if endings["defect"] else ""
+    return f"| {' | '.join(map(str, cells))} |{note}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Arrays to fuzz with, what is wrong with others, and when two are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from conformance import short
+from hypothesis import strategies as st
+
+# What an array holds: all of it, or about a third of its entries, is not what one would wish.
+FILLINGS = ("zeros", "denormal", "huge", "max", "nan", "inf", "-inf", "nonfinite")
+ENTRIES = {
+    "denormal": (1e-40,), "huge": (1e30, -1e30), "max": (np.finfo(np.float32).max,),
+    "nan": (np.nan,), "inf": (np.inf,), "-inf": (-np.inf,), "nonfinite": (np.nan, np.inf, -np.inf),
+}  # fmt: skip
+MODERATE = 100.0  # no product of entries up to here overflows, or rounds to something else
+
+seeds = st.integers(0, 2**20)
+plain_or_not = st.one_of(st.just("plain"), st.just("plain"), st.sampled_from(FILLINGS))
+
+# Few, so that what is compiled for one case serves the next.
+SIZES = [  # *B, T, S, Dq, Dk, Dv
+    ((), 2, 3, 2, 2, 2),
+    ((2,), 2, 3, 2, 2, 3),
+    ((2,), 3, 2, 3, 3, 1),
+    ((2,), 2, 3, 3, 2, 2),
+    ((), 1, 1, 1, 1, 1),
+    ((), 5, 3, 2, 2, 2),
+    ((2, 1), 2, 3, 2, 2, 2),
+    ((0,), 2, 3, 2, 2, 2),
+    ((2,), 0, 3, 2, 2, 2),
+    ((2,), 2, 0, 2, 2, 2),
+    ((), 0, 0, 1, 1, 2),
+    ((), 2, 3, 2, 2, 0),
+]
+# (dtype, whether float64 is on)
+DTYPES = [
+    (np.float32, False), (np.float32, False), (np.float32, False), (jnp.bfloat16, False),
+    (np.float16, False), (np.float64, False), (np.float64, True),
+]  # fmt: skip
+
+
+def filled(rng: np.random.Generator, shape: tuple[int, ...], filling: str = "plain") -> np.ndarray:
+    """float64, exact in bfloat16 where it is plain."""
+    array = short(rng.normal(size=shape))
+    if filling == "zeros":
+        return np.zeros(shape)
+    if filling != "plain":
+        array = np.where(rng.random(shape) < 0.35, rng.choice(ENTRIES[filling], shape), array)
+    return array
+
+
+def narrowed(array: np.ndarray, dtype: Any, x64: bool) -> np.ndarray:
+    """What JAX keeps of it, in float64: what is too large for the dtype is infinite there."""
+    with np.errstate(all="ignore"):
+        kept = array.astype(dtype)
+        return (kept if x64 else kept.astype(np.float32)).astype(np.float64)
+
+
+def given(array: np.ndarray, dtype: Any, container: str) -> Any:
+    """As a user passes it: a NumPy array, one of JAX, or nested lists."""
+    with np.errstate(all="ignore"):
+        array = array.astype(dtype)
+    if container == "list" and dtype == np.float32 and array.size:
+        return array.tolist()
+    return jnp.asarray(array) if container == "jax" else array
+
+
+NO_FLOATS = {
+    "text": "tokens",
+    "bytes": b"tokens",
+    "dict": {"a": 1.0},
+    "ragged": [[[1.0], [1.0, 2.0]]],
+    "object": np.array([[object()] * 2] * 2),
+    "words": np.array([["a", "b"]]),
+    "ints": np.ones((2, 2), np.int32),
+    "int": 3,
+    "bools": np.ones((2, 2), bool),
+    "complex": np.ones((2, 2), np.complex64),
+    "dates": np.array([["2020-01-01"]], "datetime64[D]"),
+    "set": {1.0, 2.0},
+    "function": len,
+}
+NO_INTEGERS = {
+    **{name: NO_FLOATS[name] for name in ("text", "bytes", "dict", "ragged", "object", "words")},
+    "floats": np.ones(2, np.float32),
+    "float": 2.0,
+    "bools": np.ones(2, bool),
+    "complex": np.ones(2, np.complex64),
+}
+# One number, but none that is whole and no less than 1.
+NO_SIZES = {"zero": 0, "negative": -1, "float": 2.0, "half": 2.5, "text": "2", "list": [2]}
+
+
+def tolerance(dtype: Any, x64: bool, size: float) -> float:
+    """Relative: the contract's bound, and the rounding of logits that consist of terms so large."""
+    if x64:
+        return 1e-12 * (1 + size)
+    rounding = {jnp.bfloat16: 2.0**-8, np.float16: 2.0**-10}.get(dtype, 0.0)
+    return 2e-6 + rounding + 4 * 2.0**-23 * size
+
+
+def assert_near(name: str, got: Any, expected: np.ndarray, bound: float, where: Any = None) -> None:
+    """Equal shapes; infinities and NaN in the same places; errors within bound * max |expected|.
+
+    Args:
+        name: what an error calls it.
+        got, expected: arrays.
+        bound: relative to the largest entry looked at.
+        where: bool, broadcastable: which entries are looked at; None for all.
+    """
+    got = np.asarray(got).astype(np.float64)
+    assert got.shape == expected.shape, f"{name}: shape {got.shape}, not {expected.shape}"
+    seen = np.ones(got.shape, bool) if where is None else np.broadcast_to(where, got.shape)
+    finite = np.isfinite(expected) & seen
+    others = seen & ~finite
+    assert np.array_equal(got[others], expected[others], equal_nan=True), (
+        f"{name}: {got[others]}, not {expected[others]}"
+    )
+    scale = np.max(np.abs(expected[finite]), initial=0.0)
+    with np.errstate(all="ignore"):
+        error = np.max(np.abs(got[finite] - expected[finite]), initial=0.0)
+    # XLA takes denormal numbers for 0.
+    assert error <= bound * scale + 1e-37, f"{name}: error {error:.3g} at scale {scale:.3g}"
+
+
+def assert_kind(name: str, got: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    """An array of this shape and dtype."""
+    assert got.shape == shape, f"{name}: shape {got.shape}, not {shape}"
+    assert got.dtype == dtype, f"{name}: dtype {got.dtype}, not {dtype}"
+
+
+def fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    """Whether NumPy broadcasts the one to the other."""
+    try:
+        return np.broadcast_shapes(shape, full) == full
+    except ValueError:
+        return False

@@ -1,0 +1,274 @@
+"""The command lines, in this process: good and bad options, and run folders that are damaged.
+
+What would take time is replaced by `_begin`, so that a case is the parsing, the checks and what
+they leave on the disk. Good options get as far as that; bad ones end with status 2 and a short
+message, without a traceback, and nothing is there that was not there before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+from command_line_words import (
+    BAD_ANALYZE,
+    BAD_BENCHMARK,
+    BAD_EVALUATE,
+    BAD_REPRODUCE,
+    BAD_REVERSE,
+    BAD_TRAIN,
+    GOOD_ANALYZE,
+    GOOD_BENCHMARK,
+    GOOD_EVALUATE,
+    GOOD_REPRODUCE,
+    GOOD_REVERSE,
+    GOOD_TRAIN,
+    Words,
+)
+from hypothesis import strategies as st
+from outcomes import ERROR, RESULT, Kind
+
+from attention_jax.command_line import run_command
+from attention_jax.data.reversal import Batch
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.tasks import reversal, reversal_evaluation
+from attention_jax.tasks.reversal import ReversalConfig
+from attention_jax.training.loop import LoopConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+class _Begun(BaseException):
+    """All checks are passed, and the work would begin."""
+
+
+def _begin(*_: Any, **__: Any) -> Any:
+    raise _Begun
+
+
+@functools.cache
+def script(name: str) -> Any:
+    """The module of scripts/`name`.py."""
+    spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / f"scripts/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    with mock.patch.object(sys, "path", [str(ROOT / "scripts"), *sys.path]):
+        spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def trained_run() -> Path:
+    """A run of two steps and two seeds, made once."""
+    temporary = tempfile.TemporaryDirectory()
+    atexit.register(temporary.cleanup)
+    folder = Path(temporary.name) / "run"
+    config = ReversalConfig(
+        model=Seq2SeqConfig(score="dot", dim=4, hidden_dim=3, encoder_layers=0),
+        loop=LoopConfig(seeds=2, steps=2, log_every=1, checkpoint_every=1),
+        batch_size=3,
+        max_length=4,
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch("attention_jax.training.run.train", _only_saved))
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        reversal.train_run(config, folder)
+    return folder
+
+
+def _only_saved(task: Any, optimizer: Any, loop: Any, state: Any, *, checkpoints: Any, **_: Any):
+    """In place of training: nothing is learned, and two checkpoints are there."""
+    for step in (1, 2):
+        state = state._replace(step=jnp.full_like(state.step, step))
+        checkpoints.save(step, state)
+    checkpoints.wait()
+    return state
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """How a command ended."""
+
+    status: int | str  # "begun" where the work would have begun
+    printed: str
+    new: list[str]  # files and folders that were not there before
+    content: dict[str, Any]  # of those that are JSON
+
+
+def run(name: str, words: list[str], replaced: dict[str, Any], folder: Path) -> Run:
+    """Runs a command in `folder`, in this process."""
+    module, printed = script(name), io.StringIO()
+    if name == "benchmark":
+        begin = {key: found._replace(run=_begin) for key, found in module.BENCHMARKS.items()}
+        replaced = {**replaced, "script_benchmark.BENCHMARKS": begin}
+    if name == "reproduce":
+        replaced = {**replaced, "script_reproduce.ROOT": folder}
+    before, here, path = _below(folder), Path.cwd(), sys.path[:]
+    status: Any = "begun"
+    with contextlib.ExitStack() as stack:
+        for target, value in replaced.items():
+            stack.enter_context(mock.patch(target, value))
+        stack.enter_context(mock.patch.object(sys, "argv", [f"{name}.py", *words]))
+        stack.enter_context(mock.patch.dict(os.environ, {"COLUMNS": "200"}))
+        stack.enter_context(contextlib.redirect_stdout(printed))
+        stack.enter_context(contextlib.redirect_stderr(printed))
+        os.chdir(folder)
+        try:
+            run_command(module.Arguments, module.main)
+        except SystemExit as exited:
+            status = exited.code or 0
+        except _Begun:
+            pass
+        finally:
+            os.chdir(here)
+            sys.path[:] = path
+    new = sorted(_below(folder) - before)
+    content = {n: json.loads((folder / n).read_text()) for n in new if n.endswith(".json")}
+    return Run(status, printed.getvalue(), new, content)
+
+
+def _below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command, the words that it cannot do without, and what stands in for its work."""
+
+    name: str
+    needed: tuple[str, ...]
+    good: list[Words]
+    bad: list[Words]
+    replaced: dict[str, Any]
+
+    @property
+    def cases(self) -> st.SearchStrategy:
+        """(words, whether they are good)"""
+
+        @st.composite
+        def draw_words(draw: Any) -> tuple[Words, bool]:
+            chosen = draw(st.lists(st.sampled_from(self.good), max_size=4))
+            chosen = list({words[0]: words for words in chosen}.values())  # each option once
+            good = draw(st.integers(0, 3)) == 0
+            if not good:
+                wrong = draw(st.sampled_from(self.bad))
+                chosen = [words for words in chosen if words[0] != wrong[0]]
+                if draw(st.integers(0, 9)) or not self.needed:
+                    chosen.insert(draw(st.integers(0, len(chosen))), wrong)
+                else:
+                    return [word for words in chosen for word in words], False
+            # First, where words without an option would be taken for more of its values.
+            positional = [words for words in chosen if not words[0].startswith("--")]
+            named = [words for words in chosen if words[0].startswith("--")]
+            return [word for words in (*positional, self.needed, *named) for word in words], good
+
+        return draw_words()
+
+    def call(self, case: tuple[Words, bool]) -> Run:
+        words, _ = case
+        with tempfile.TemporaryDirectory() as folder:
+            if "run" in self.needed and self.name != "train":
+                shutil.copytree(trained_run(), Path(folder) / "run")
+            return run(self.name, words, self.replaced, Path(folder))
+
+
+def begins(found: Run) -> None:
+    """All was good: the work would have begun, or what is quick is done."""
+    assert found.status in ("begun", 0), f"status {found.status}: {found.printed[-300:]}"
+    assert "Traceback" not in found.printed, found.printed
+
+
+def check_mistake(found: Run) -> None:
+    """Status 2, a short message, and nothing written."""
+    assert found.status == 2, f"status {found.status}: {found.printed[-300:]}"
+    assert "Traceback" not in found.printed, found.printed
+    assert 0 < len(found.printed.strip()) <= 4000, f"{len(found.printed)} characters"
+    assert found.new == [], f"left behind: {found.new}"
+
+
+def _fake_batch(rng: Any, *, batch_size: int, max_length: int, **_: Any) -> Any:
+    """Strings of one letter again and again, compiled by nobody."""
+    lengths, letters = (
+        np.full(batch_size, max_length, "i4"),
+        np.ones((batch_size, max_length), "i4"),
+    )
+    return Batch(letters, lengths, letters, letters, lengths)
+
+
+def _fake_evaluation(config: Any, beams: int, params: Any, letters: Any, lengths: Any) -> Any:
+    return reversal_evaluation.Evaluation(*(np.array([0.5, 0.25]) for _ in range(3)))
+
+
+def _fake_decode(model: Any, batch: Any, *, beams: int) -> Any:
+    weights = jnp.ones((1, *batch.targets.shape, batch.source.shape[1]))
+    return reversal_evaluation.Decoded(batch.targets, weights)
+
+
+class CommandKind(Kind):
+    """A command, whose mistakes end in a status where a function's end in an error."""
+
+    def judge(self, case: Any) -> str:
+        found = self.call(case)
+        if self.expect(case):
+            begins(found)
+            if "run/config.json" in found.new:
+                assert found.content["run/config.json"].keys() >= {"model", "loop"}
+            return RESULT
+        check_mistake(found)
+        return ERROR
+
+
+def of_command(command: Command, many: int, few: int) -> Kind:
+    name = f"scripts/{command.name}.py"
+    return CommandKind(name, command.cases, command.call, lambda case: case[1], None, many, few)
+
+
+WORK = "attention_jax.tasks.reversal"
+TRAIN = Command(
+    "train",
+    ("--workdir", "run"),
+    GOOD_TRAIN,
+    BAD_TRAIN,
+    {"attention_jax.training.run.Checkpoints": _begin},
+)
+EVALUATE = Command(
+    "evaluate", ("--workdir", "run"), GOOD_EVALUATE, BAD_EVALUATE,
+    {
+        f"{WORK}_evaluation._evaluate": _fake_evaluation,
+        f"{WORK}_evaluation.random_batch": _fake_batch,
+    },
+)  # fmt: skip
+REVERSE = Command(
+    "reverse", ("word", "--workdir", "run"), GOOD_REVERSE, BAD_REVERSE,
+    {f"{WORK}_evaluation.decode": _fake_decode},
+)  # fmt: skip
+ANALYZE = Command(
+    "analyze_gradients", ("--workdir", "run"), GOOD_ANALYZE, BAD_ANALYZE,
+    {"script_analyze_gradients.analyze_run": _begin},
+)  # fmt: skip
+BENCHMARK = Command("benchmark", (), GOOD_BENCHMARK, BAD_BENCHMARK, {})
+REPRODUCE = Command(
+    "reproduce", (), GOOD_REPRODUCE, BAD_REPRODUCE, {"script_reproduce._run": _begin}
+)
+
+KINDS = [
+    of_command(TRAIN, 2500, 25), of_command(EVALUATE, 100, 6), of_command(REVERSE, 60, 4),
+    of_command(ANALYZE, 500, 8), of_command(BENCHMARK, 500, 10), of_command(REPRODUCE, 200, 10),
+]  # fmt: skip
