@@ -11,8 +11,7 @@ Each device has the same number of tokens c however many there are (weak scaling
 parameters, L layers of width D, n devices and b bytes a number, a step sends from each device
 
     data      2 (n - 1) / n P b                     gradients summed (a ring's all-reduce)
-    fsdp      3 (n - 1) / n P b                     parameters gathered forward and backward, and
-                                                    gradients summed and scattered
+    fsdp      3 (n - 1) / n P b                     parameters gathered, and gradients summed
     context   6 n L c D b + data's                  keys and values go round forward and backward,
                                                     their gradients backward
 

@@ -1,9 +1,11 @@
 """A run's folder: what it refuses, what it writes, what it reads back."""
 
+import fcntl
 import importlib.util
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 import types
@@ -169,6 +171,62 @@ def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert (tmp_path / "x.json").read_text() == '{\n  "a": 1\n}\n'
 
 
+# --- one trainer a folder ---
+
+
+def test_two_cannot_train_in_one_folder(tmp_path):
+    folder, again = RunFolder(tmp_path), RunFolder(tmp_path)
+    with folder.locked():
+        for _ in range(2):
+            with pytest.raises(
+                ValueError, match=r"is in use: process \d+ on .* is training"
+            ) as told:
+                again.locked().__enter__()
+            assert f"process {os.getpid()} on {platform.node()} is training" in str(told.value)
+            assert "\n" not in str(told.value)
+    with again.locked(), RunFolder(tmp_path / "..").locked():  # another folder is free
+        pass
+    (tmp_path / ".." / "lock").unlink()
+
+
+HOLD = """
+import sys, time
+from attention_jax.training.run_folder import RunFolder
+with RunFolder(sys.argv[1]).locked():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_trainer_holds_nothing(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(ValueError, match=rf"is in use: process {holder.pid} on"):
+                RunFolder(tmp_path).locked().__enter__()
+        finally:
+            holder.kill()
+    with RunFolder(tmp_path).locked():
+        assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with RunFolder(tmp_path).locked():
+        pass
+
+
+def test_a_lock_that_cannot_be_written(tmp_path):
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(ValueError, match="cannot be written: Is a directory"):
+        RunFolder(tmp_path).locked().__enter__()
+
+
 # --- metrics.jsonl ---
 
 
@@ -231,6 +289,33 @@ def test_timing(tmp_path):
         {"from_step": 0, "seconds": 1.5},
         {"from_step": 3, "seconds": None},
     ]
+
+
+class FullDisk:
+    """A file on a disk that is full."""
+
+    def write(self, *_):
+        raise OSError(28, "No space left on device")
+
+    close = flush = write
+
+
+def test_a_line_on_a_full_disk(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path, after_step=0) as metrics:
+        metrics.write(5, {"loss": [0.5]})
+        metrics._file.close()
+        metrics._file = FullDisk()
+        with pytest.raises(ValueError, match=r"metrics.jsonl cannot be written: No space left"):
+            metrics.write(10, {"loss": [0.25]})
+    assert [line["step"] for line in read_lines(path)] == [5]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+def test_a_timing_on_a_full_disk(tmp_path):
+    (tmp_path / "timing.jsonl").symlink_to("/dev/full")
+    with pytest.raises(ValueError, match=r"timing.jsonl cannot be written: No space left"):
+        RunFolder(tmp_path).add_timing({"seconds": 1.5})
 
 
 # --- TensorBoard ---

@@ -11,15 +11,19 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
+from attention_jax.nn import Seq2SeqConfig
 from attention_jax.nn.placement import ANY_LENGTH
-from attention_jax.tasks.reversal import ReversalConfig
+from attention_jax.tasks.reversal import ReversalConfig, train_run
 from attention_jax.training.checkpoints import Checkpoints
+from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run_folder import RunFolder, read_lines
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "scripts" / "train.py"
+SCRIPT, EVALUATE = (ROOT / "scripts" / f"{name}.py" for name in ("train", "evaluate"))
+FIRST_OF_TWO = ["--process-count", "2", "--process-index", "0"]
 TINY = ["--dim", "8", "--hidden-dim", "7", "--batch-size", "5", "--max-length", "3", "--seeds", "1"]
 
 OWN_SCORE = """
@@ -84,6 +88,48 @@ def test_positions_for_any_length(tmp_path):
     assert content["model"]["positions"] == {**vars(ANY_LENGTH), "limit": 67}
 
 
+# --- states that are kept, in this process ---
+
+
+@pytest.fixture
+def quickly_compiled():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_the_best_state_is_kept_and_evaluated(tmp_path, monkeypatch, capsys, quickly_compiled):
+    run = ReversalConfig(
+        model=Seq2SeqConfig(dim=8, hidden_dim=7),
+        loop=LoopConfig(
+            seeds=1, steps=8, log_every=2, checkpoint_every=2, keep=1, keep_best=1
+        ),
+        batch_size=5,
+        max_length=3,
+        learning_rate=3.0,  # too much: it only gets worse
+    )  # fmt: skip
+    with jax.numpy_dtype_promotion("standard"):
+        train_run(run, tmp_path)
+    losses = {line["step"]: line["loss"][0] for line in read_lines(tmp_path / "metrics.jsonl")}
+    best = min(losses, key=lambda step: (losses[step], -step))
+    assert best < 8
+    with Checkpoints(tmp_path / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [best, 8]
+    capsys.readouterr()
+    for step, message in {
+        "newest": "step 8, 1 seeds", "best": f"step {best}, 1 seeds", "8": "step 8, 1 seeds",
+        "1": f"error: step must be newest, best or one of {best}, 8; got 1", "last": "--step",
+    }.items():  # fmt: skip
+        arguments = ["--workdir", tmp_path, "--step", step, "--strings", 3, "--lengths", 3]
+        monkeypatch.setattr(sys, "argv", list(map(str, ["evaluate.py", *arguments])))
+        monkeypatch.setattr(sys, "path", sys.path[:])
+        with pytest.raises(SystemExit) as exited:
+            runpy.run_path(str(EVALUATE), run_name="__main__")
+        captured = capsys.readouterr()
+        assert message in captured.out + captured.err
+        assert (exited.value.code or 0) == (2 if step in ("1", "last") else 0)
+
+
 # --- mistakes, in this process ---
 
 
@@ -124,6 +170,21 @@ def script(monkeypatch, capsys, tmp_path):
         ),
         (["--positions", "rotary", "anchor=top"], "one of start, end, both; got 'top'"),
         (["--positions"], "any-length; got ''"),
+        (["--mesh", "model=2"], "mesh must be one or more of seed=DEVICES, data=DEVICES,"),
+        (["--mesh", "data=0"], "mesh data must be at least 1; got 0"),
+        (["--mesh", "data=4096"], "needs 4096 devices; there are"),
+        (["--mesh"], "--mesh"),
+        (["--process-count", "2"], "must be given together"),
+        (
+            ["--coordinator", "here:1", *FIRST_OF_TWO],
+            "coordinator, process_count and process_index need --distributed",
+        ),
+        (
+            ["--distributed", "--coordinator", "here", *FIRST_OF_TWO],
+            "coordinator must be host:port; got 'here'",
+        ),
+        (["--distributed"], "the processes of this run cannot be joined"),
+        (["--keep-best", "-1"], "keep_best must be at least 0; got -1"),
     ],
 )
 def test_bad_options(script, tmp_path, arguments, message):

@@ -9,12 +9,17 @@ resolve.
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import hashlib
 import json
 import logging
 import math
 import os
 import shutil
+import sys
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -59,7 +64,9 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, *, keep: int = 2, keep_best: int = 0, read_only: bool = False):
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax narrates; errors we tell
+        for narrator in ("absl", "asyncio"):  # of Orbax; errors we tell
+            logging.getLogger(narrator).setLevel(logging.CRITICAL)
+        _silence_abandoned_writes()
         if not read_only:
             folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -212,6 +219,8 @@ class Checkpoints:
         record = self._manager.restore(step, args=items)["record"]
         if not isinstance(record, dict) or _sealed(record) != record:
             raise ValueError("its record of digests is damaged")
+        if record["step"] != step:
+            raise ValueError(f"it was saved as step {record['step']}")
         return record
 
     def _check_same(self, step: int, saved: dict[str, Description], like: State) -> None:
@@ -289,11 +298,11 @@ def _sealed(record: JSON) -> JSON:
 
 
 def _difference(saved: dict[str, Description], found: dict[str, Description]) -> str:
-    """Which leaves have other bits than were saved; "" if none has."""
-    different = [path for path in saved if saved[path]["digest"] != found[path]["digest"]]
+    """Which leaves are not as they were saved, in kind or bits; "" if all are."""
+    different = [path for path in saved if saved[path] != found.get(path)]
     if not different:
         return ""
-    return f"the bits of {len(different)} of {len(saved)} leaves changed, {different[0]} among them"
+    return f"{len(different)} of {len(saved)} leaves changed, {different[0]} among them"
 
 
 def _without_empty(tree: State) -> State:
@@ -316,7 +325,8 @@ def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result |
     """What a function returns, or None and why it fails; what fails on one process does on all."""
     result, reason = None, ""
     try:
-        result = function(*arguments)
+        with _without_abandoned_reads():
+            result = function(*arguments)
     except MemoryError:
         raise
     except Exception as error:  # Orbax and what it stands on raise dozens of kinds
@@ -324,6 +334,35 @@ def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result |
     if processes.largest(int(bool(reason))):
         return None, reason or "another process of this run cannot read it"
     return result, ""
+
+
+@contextlib.contextmanager
+def _without_abandoned_reads() -> Iterator[None]:
+    """Silences reads that Orbax abandons when one fails: pages of traces, whose error we tell."""
+    shown, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that nobody awaits
+            try:
+                yield
+            except Exception:
+                time.sleep(0.1)  # for those on other threads
+                gc.collect()
+                raise
+    finally:
+        sys.unraisablehook = shown
+
+
+@functools.cache
+def _silence_abandoned_writes() -> None:
+    """The same of writes, which go on beside the training and end when they please: for good."""
+    shown = sys.unraisablehook
+
+    def hook(what: Any) -> None:
+        if str(what.exc_value) != "Event loop is closed":
+            shown(what)
+
+    sys.unraisablehook = hook
 
 
 def _first_line(error: Exception) -> str:

@@ -6,8 +6,9 @@ the results are taken modulo 2^32. With G and `mix` of `bits.py`,
     m_i = mix(w_i + i G),    digest = (sum_i m_i, sum_i (2 i + 1) m_i).
 
 Integer sums do not depend on their order, so that the digest does not depend on how a leaf is cut
-up over devices, and each device adds up what it has. A change of any one word is always seen, any
-other change but for a chance of 2^-64. It guards against damage, not against an adversary.
+up over devices, and each device adds up what it has. A change of any one word is always seen.
+Another is missed with a chance of 2^-64, or, if it is of two words whose distance is a multiple of
+2^k and of no higher power, of 2^-(63 - k). It guards against damage, not against an adversary.
 """
 
 from __future__ import annotations

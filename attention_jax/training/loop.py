@@ -143,14 +143,12 @@ def train_steps(
     What a step draws, its batch and its dropout, depends on (seed, step) alone: a run can stop and
     go on anywhere. With a layout, each device draws its own part of the batch.
     """
+    if layout is not None:
+        task = _spread(task, layout)
 
     def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
-        batch, rng = _drawn(task, state)
-        if layout is None:
-            return train_step(task, optimizer, state, batch, rng)
-        batch = layout.constrained_batch(batch)
-        state, metrics = train_step(task, optimizer, state, batch, rng)
-        return layout.constrained_state(state), metrics
+        state, metrics = train_step(task, optimizer, state, *_drawn(task, state))
+        return state if layout is None else layout.constrained_state(state), metrics
 
     state, metrics = jax.lax.scan(step, state, length=count)
     return state, jax.tree.map(jnp.mean, metrics)
@@ -247,6 +245,18 @@ def train(
         checkpoints.save(step, state, metric=loss)
     checkpoints.wait()
     return state
+
+
+def _spread(task: Task, layout: Layout) -> Task:
+    """The task, told where its batches and the parameters lie."""
+
+    def batch(rng: Array) -> Any:
+        return layout.constrained_batch(task.batch(rng))
+
+    def loss(params: Params, batch: Any, rng: Array) -> tuple[Array, Metrics]:
+        return task.loss(layout.gathered(params), batch, rng)
+
+    return Task(task.init, batch, loss)
 
 
 def _drawn(task: Task, state: TrainState) -> tuple[Any, Array]:

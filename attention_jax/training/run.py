@@ -78,8 +78,8 @@ def train_in_folder(
         interruption = stack.enter_context(Interruption())
         with processes.together():
             if processes.is_first():
-                folder.create(run.settings, resume=resume, completed=run.completed)
-                stack.enter_context(folder.locked())
+                begun = folder.begun(run.settings, resume=resume, completed=run.completed)
+                stack.enter_context(begun)
         loop = run.loop
         checkpoints = Checkpoints(folder.checkpoints, keep=loop.keep, keep_best=loop.keep_best)
         stack.enter_context(checkpoints)

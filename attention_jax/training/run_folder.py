@@ -19,6 +19,8 @@ import jax
 
 JSON = dict[str, Any]
 
+_BEFORE_CONFIG = {"lock", "config.json.new"}  # all that a start that was cut off may leave
+
 
 class RunFolder:
     """Where one run keeps what it is, where it ran, how it went and its checkpoints.
@@ -56,7 +58,6 @@ class RunFolder:
             ValueError: the path is a file or cannot be written, it holds a run already and
                 `resume` is False, or it holds one of another or an unknown configuration.
         """
-        config = json.loads(json.dumps(config))  # as it will read back
         with _written("workdir", self.path):
             self._check(config, resume=resume, completed=completed)
             self.path.mkdir(parents=True, exist_ok=True)
@@ -64,6 +65,22 @@ class RunFolder:
             if not (self.path / "env.json").exists():
                 write_json(self.path / "env.json", environment())
             self.checkpoints.mkdir(exist_ok=True)
+
+    @contextlib.contextmanager
+    def begun(
+        self, config: JSON, *, resume: bool, completed: Callable[[JSON], JSON] = dict
+    ) -> Iterator[None]:
+        """`create`, and `locked` while entered: of two that begin at once one writes, and goes on.
+
+        Raises:
+            ValueError: as `create` and `locked` say.
+        """
+        with _written("workdir", self.path):
+            self._check(config, resume=resume, completed=completed)  # before anything is made
+            self.path.mkdir(parents=True, exist_ok=True)
+        with self.locked():
+            self.create(config, resume=resume, completed=completed)
+            yield
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -121,14 +138,16 @@ class RunFolder:
 
     def _check(self, config: JSON, *, resume: bool, completed: Callable[[JSON], JSON]) -> None:
         check_folder("workdir", self.path)
-        if (self.path / "config.json").exists():
+        config = json.loads(json.dumps(config))  # as it will read back
+        names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+        if "config.json" in names:
             if not resume:
                 raise ValueError(
                     f"workdir {self.path} already holds a run; add --resume to go on with it, or"
                     " name another folder"
                 )
             self._check_same(config, completed)
-        elif self.path.exists() and any(self.path.iterdir()):
+        elif names - _BEFORE_CONFIG:
             raise ValueError(
                 f"workdir must be new, empty, or the folder of a run; {self.path} holds other"
                 " files and no config.json"

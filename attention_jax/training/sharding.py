@@ -2,9 +2,10 @@
 
 A mesh of devices has three axes. Along "seed" lie different seeds, which have nothing to say to
 each other; along "data" different examples of a batch, whose gradients are added up; along "fsdp"
-these too, and pieces of parameters and optimiser state as well, so that no device holds them whole.
-XLA finds the communication that this asks for (GSPMD); the program is the same on any mesh, and its
-numbers are too, but for the order of sums.
+these too, and pieces of parameters and optimiser state as well, so that no device holds the state
+whole; parameters come together for the length of a step. XLA finds the communication that this
+asks for (GSPMD); the program is the same on any mesh, and its numbers are too, but for the order
+of sums.
 
 Source: Xu et al. 2021 (GSPMD); Rajbhandari et al. 2020 (ZeRO, stage 3: our "fsdp").
 """
@@ -133,6 +134,10 @@ class Layout:
         return jax.tree.map(
             lambda leaf: self._told(leaf, self._spec(leaf, 0)) if leaf.ndim else leaf, state
         )
+
+    def gathered(self, params: Any) -> Any:
+        """The parameters of one seed, whole: else XLA would send activations in place of them."""
+        return jax.tree.map(lambda leaf: self._told(leaf, ()), params)
 
     def constrained_batch(self, batch: Any) -> Any:
         """The batch of one seed, each leaf's first axis over the devices of its examples."""

@@ -1,0 +1,301 @@
+"""What test_sharding.py runs on eight devices, in a process of its own.
+
+How many devices a CPU counts as is settled when jax starts, so that the process is told by
+XLA_FLAGS. Called with names of checks, it prints a line of JSON for each: [name, None or why not].
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import re
+import shutil
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from score_cases import DK, SCORE_CASES
+
+import attention_jax as aj
+from attention_jax.nn import Seq2SeqConfig
+from attention_jax.tasks.reversal import ReversalConfig, optimizer, reversal_task, train_run
+from attention_jax.training.checkpoints import Checkpoints
+from attention_jax.training.digest import _sums_on, digests
+from attention_jax.training.loop import LoopConfig, initial_state
+from attention_jax.training.run_folder import read_lines
+from attention_jax.training.sharding import Layout, MeshShape
+
+DEVICES = 8
+
+
+def collectives(compiled):
+    """[(kind, dtypes, how many numbers)] that a compiled program sends between devices."""
+    kinds = (
+        "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
+    )
+    found = []
+    for line in compiled.as_text().splitlines():
+        match = re.search(rf"= (.*?) ({kinds})(-start)?\(", line)
+        if match:
+            arrays = re.findall(r"(\w+)\[([\d,]*)\]", match[1])
+            sizes = [math.prod(int(n) for n in shape.split(",") if n) for _, shape in arrays]
+            found.append((match[2], {dtype for dtype, _ in arrays}, sum(sizes)))
+    return found
+
+
+def same_bits(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+# --- digests ---
+
+
+def digests_do_not_depend_on_devices():
+    rng = np.random.default_rng(3)
+    with jax.enable_x64(True):
+        leaves = {
+            kind: jnp.asarray(rng.integers(0, 2, (8, 3, 16)), kind)
+            for kind in ("bool", "int4", "int8", "int64", "uint32")
+        } | {
+            kind: jnp.asarray(rng.normal(size=(8, 3, 16)), kind)
+            for kind in ("bfloat16", "float16", "float32", "float64", "complex64", "float8_e4m3fn")
+        }
+        leaves["key"] = jax.random.split(jax.random.key(3), (8, 3, 16))
+        expected = digests(leaves)
+        assert len({leaf["digest"] for leaf in expected.values()}) > 9
+        for devices in (1, 2, 8):
+            mesh = Mesh(np.array(jax.devices()[:devices]), ("all",))
+            for axis in (0, 2):
+                spread = NamedSharding(mesh, PartitionSpec(*[None] * axis, "all"))
+                assert digests(jax.device_put(leaves, spread)) == expected, (devices, axis)
+        mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+        for spec in (("a", None, "b"), ("b", None, "a"), (None, None, ("b", "a")), ("a",), ()):
+            spread = NamedSharding(mesh, PartitionSpec(*spec))
+            assert digests(jax.device_put(leaves, spread)) == expected, spec
+
+
+def digests_move_no_leaf():
+    mesh = Mesh(np.array(jax.devices()), ("all",))
+    for axis, kind in itertools.product((0, 1), ("float32", "bfloat16", "int8", "complex64")):
+        leaf = jax.device_put(
+            jnp.ones((64, 128), kind), NamedSharding(mesh, PartitionSpec(*[None] * axis, "all"))
+        )
+        sent = collectives(_sums_on(mesh).lower([leaf]).compile())
+        assert sent, "the sums of eight devices must meet"
+        assert sum(size for *_, size in sent) <= 2 * DEVICES, sent
+
+
+# --- training ---
+
+MESHES = {
+    "data": MeshShape(data=8),
+    "seed": MeshShape(seed=4),
+    "all": MeshShape(data=2, seed=2, fsdp=2),
+    "fsdp": MeshShape(fsdp=8),
+}
+
+
+def config(steps=12):
+    return ReversalConfig(
+        model=Seq2SeqConfig(dim=8, hidden_dim=16),
+        loop=LoopConfig(seeds=4, steps=steps, log_every=2, checkpoint_every=4),
+        batch_size=16,
+        min_length=1,
+        max_length=3,
+    )
+
+
+@functools.cache
+def folder_of(mesh):
+    """Where a run on that mesh is; on one device, for None. And the parameters it reached."""
+    folder = Path(tempfile.mkdtemp())
+    trained = train_run(config(), folder, mesh=MESHES.get(mesh))
+    return folder, trained.params
+
+
+def losses(folder):
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+    return np.array([line["loss"] for line in lines])
+
+
+# The gradient's sums are taken in another order, which is 1e-7 of it; Adam's division makes of that
+# as much of the learning rate, 3e-3, wherever a gradient is next to nothing. (Of a smaller
+# model's losses, 60 steps on, the largest difference was 7e-8.)
+TOLERANCE = 3e-6
+
+
+def trains_as_one_device_does(mesh):
+    folder, params = folder_of(mesh)
+    np.testing.assert_allclose(losses(folder), losses(folder_of(None)[0]), rtol=TOLERANCE)
+    assert_spread(params, MESHES[mesh])
+    layout = Layout(MESHES[mesh])
+    run = config()
+    state = initial_state(reversal_task(run), optimizer(run), run.loop, layout)
+    cut = assert_spread(state, MESHES[mesh])
+    assert cut > 30 or layout.shape.fsdp == 1
+    same_bits(state, initial_state(reversal_task(run), optimizer(run), run.loop))
+
+
+def assert_spread(stacked, mesh):
+    """Each device has its seeds' leaves, and of each the part that "fsdp" leaves it."""
+    cut = 0
+    for leaf in jax.tree.leaves(stacked):
+        parts = mesh.seed
+        if any(size % mesh.fsdp == 0 for size in leaf.shape[1:]):
+            parts *= mesh.fsdp
+            cut += mesh.fsdp > 1
+        assert len(leaf.addressable_shards) == mesh.devices
+        for shard in leaf.addressable_shards:
+            assert shard.data.size * parts == leaf.size
+            assert shard.data.shape[0] * mesh.seed == leaf.shape[0]
+    return cut
+
+
+def goes_on_over_others(before, after):
+    """A state that one mesh saved is restored on another, and training goes on to the same end."""
+    folder = Path(tempfile.mkdtemp()) / "run"
+    shutil.copytree(folder_of(before)[0], folder)
+    shutil.rmtree(folder / "checkpoints" / "12")
+    run = config()
+    layout = Layout(MESHES.get(after))
+    start = functools.partial(initial_state, reversal_task(run), optimizer(run), run.loop)
+    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
+        alone = checkpoints.restore(jax.eval_shape(start))
+        spread = checkpoints.restore(layout.placed(jax.eval_shape(start)))
+    assert alone.step == spread.step == 8
+    same_bits(alone.state, spread.state)
+    assert_spread(spread.state, layout.shape)
+    train_run(run, folder, resume=True, mesh=MESHES.get(after))
+    np.testing.assert_allclose(losses(folder), losses(folder_of(None)[0]), rtol=TOLERANCE)
+
+
+def draws_each_part_where_it_is_used():
+    layout = Layout(MeshShape(data=4, fsdp=2))
+    task = reversal_task(config())
+    rng = jax.random.key(5)
+    draw = jax.jit(lambda rng: layout.constrained_batch(task.batch(rng)))
+    assert collectives(draw.lower(rng).compile()) == []
+    drawn = draw(rng)
+    same_bits(drawn, jax.jit(task.batch)(rng))
+    for leaf in jax.tree.leaves(drawn):
+        rows = [shard.index[0].indices(16)[:2] for shard in leaf.addressable_shards]
+        assert sorted(rows) == [(first, first + 2) for first in range(0, 16, 2)]
+
+
+# --- attention over a batch that is cut up ---
+
+MASKS = {
+    "none": lambda lengths: None,
+    "causal": lambda lengths: aj.causal_mask(),
+    "local": lambda lengths: aj.local_mask(3, 2),
+    "padding": aj.padding_mask,
+}
+B, T, S, DV = 16, 24, 32, 5
+
+
+def sent_by_attention(score_name, implementation, mask_name):
+    """What is sent forward, and to the gradient in query, key and value."""
+    case = SCORE_CASES[score_name]
+    params = case.score.init(jax.random.key(1), case.query_dim, DK)
+    options = {"implementation": implementation}
+    if implementation == "tiled":
+        options["block_sizes"] = aj.BlockSizes(8, 8)  # 3 by 4 tiles
+
+    def derivatives(query, key, value, direction, lengths):
+        def forward(query, key, value):
+            mask = MASKS[mask_name](lengths)
+            return aj.attention(
+                query, key, value, score=case.score, params=params, mask=mask, **options
+            )
+
+        output, pull_back = jax.vjp(forward, query, key, value)
+        return output, *pull_back(direction)
+
+    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+    spread = NamedSharding(mesh, PartitionSpec("data"))
+    rng = np.random.default_rng(7)
+    shapes = ((B, T, case.query_dim), (B, S, DK), (B, S, DV), (B, T, DV))
+    arrays = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    arrays = jax.device_put([*arrays, jnp.arange(B, dtype=jnp.int32) + 9], spread)
+    compiled = jax.jit(derivatives, out_shardings=spread).lower(*arrays).compile()
+    return collectives(compiled)
+
+
+def attention_sends_nothing(*case):
+    sent = sent_by_attention(*case)
+    assert sent == [], sent
+
+
+def padding_sends_which_tiles_are_empty(score_name, implementation):
+    """And which are full, for all examples at once, as one yes or no a tile."""
+    sent = sent_by_attention(score_name, implementation, "padding")
+    tiles = 0 if implementation == "reference" else (T // 8) * (S // 8)
+    assert sent == ([("all-reduce", {"pred"}, 2 * tiles)] if tiles else []), sent
+
+
+GRID = {
+    "-".join(case): functools.partial(attention_sends_nothing, *case)
+    for case in itertools.product(
+        SCORE_CASES, ("reference", "tiled"), (mask for mask in MASKS if mask != "padding")
+    )
+}
+PADDING = {
+    f"{name}-{implementation}-padding": functools.partial(
+        padding_sends_which_tiles_are_empty, name, implementation
+    )
+    for name, implementation in itertools.product(SCORE_CASES, ("reference", "tiled"))
+}
+FEW = (
+    *("scaled-reference-causal", "additive-tiled-none", "additive-tiled-causal"),
+    *("scaled-tiled-local", "own-tiled-causal"),
+)
+CHECKS = {
+    check.__name__: check
+    for check in (
+        digests_do_not_depend_on_devices, digests_move_no_leaf, draws_each_part_where_it_is_used,
+    )
+} | {
+    "trains-all": functools.partial(trains_as_one_device_does, "all"),
+    "all-then-fsdp": functools.partial(goes_on_over_others, "all", "fsdp"),
+    **{name: GRID[name] for name in FEW},
+    **{name: PADDING[name] for name in ("scaled-reference-padding", "additive-tiled-padding")},
+}  # fmt: skip
+SLOW = {
+    "-then-".join(map(str, pair)): functools.partial(goes_on_over_others, *pair)
+    for pair in ((None, "all"), ("fsdp", None), ("data", "seed"), ("seed", "data"))
+} | {
+    **{f"trains-{mesh}": functools.partial(trains_as_one_device_does, mesh) for mesh in MESHES},
+    **GRID,
+    **PADDING,
+}
+SLOW = {name: check for name, check in SLOW.items() if name not in CHECKS}
+
+
+def main(names):
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_disable_most_optimizations", True)  # what is sent is settled before
+    warnings.simplefilter("error")
+    assert jax.device_count() == DEVICES
+    stdout, sys.stdout = sys.stdout, sys.stderr  # training tells how far it is
+    for name in names:
+        try:
+            why_not = {**CHECKS, **SLOW}[name]()
+        except Exception:
+            why_not = traceback.format_exc()
+        print(json.dumps([name, why_not]), flush=True, file=stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

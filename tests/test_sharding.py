@@ -1,0 +1,115 @@
+"""Meshes: what they refuse; on eight devices, what is the same, what is cut up, what is sent."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import sharding_checks
+
+from attention_jax.training.sharding import Layout, MeshShape, whole_machine
+
+# --- on eight devices ---
+
+
+@pytest.fixture(scope="module")
+def results(request):
+    """{name: None or why not} of the checks that this run asks for, in one process."""
+    names = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if getattr(item, "originalname", None) == test_on_eight_devices.__name__
+        and item.path == request.path
+    ]
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
+    script = Path(sharding_checks.__file__)
+    done = subprocess.run(
+        [sys.executable, script, *names], env=environment, cwd=script.parent.parent,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sharding_checks.CHECKS,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in sharding_checks.SLOW),
+    ],
+)
+def test_on_eight_devices(name, results):
+    assert results[name] is None, results[name]
+
+
+# --- on one ---
+
+
+@pytest.mark.parametrize(
+    ("words", "shape"),
+    [
+        (["data=4"], MeshShape(data=4)),
+        (["fsdp=2", "seed=3"], MeshShape(seed=3, fsdp=2)),
+        (["seed=5", "data=3", "fsdp=2"], MeshShape(5, 3, 2)),
+    ],
+)
+def test_words(words, shape):
+    assert MeshShape.from_words(words) == shape
+    assert MeshShape.from_words(shape.to_words()) == shape
+    assert shape.devices == shape.seed * shape.data * shape.fsdp
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=2"], "seed=DEVICES, data=DEVICES, fsdp=DEVICES; got 'model=2'"),
+        ([], "got ''"),
+        (["data"], "got 'data'"),
+        (["data="], "got 'data='"),
+        (["data=two"], "got 'data=two'"),
+        (["data=-2"], "got 'data=-2'"),
+        (["data=2", "data=4"], "got 'data=4'"),
+        (["data=0"], "mesh data must be at least 1; got 0"),
+    ],
+)
+def test_bad_words(words, message):
+    with pytest.raises(ValueError, match=r"^mesh ") as told:
+        MeshShape.from_words(words)
+    assert message in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "devices", "processes", "message"),
+    [
+        (MeshShape(data=7), 6, 1, "mesh seed=1 data=7 fsdp=1 needs 7 devices; there are 6"),
+        (MeshShape(data=2), 6, 3, "must take all 6 devices of the 3 processes; it takes 2"),
+        (MeshShape(seed=3), 6, 1, "mesh seed must divide the 4 seeds; got 3"),
+        (MeshShape(data=3, fsdp=2), 6, 1, "must divide the batch of 10; got 3 * 2"),
+    ],
+)
+def test_what_cannot_be_cut_up(monkeypatch, shape, devices, processes, message):
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    with pytest.raises(ValueError, match=r"^mesh ") as told:
+        shape.check(seeds=4, batch_size=10)
+    assert message in str(told.value)
+    MeshShape(data=2, seed=2 if processes == 1 else 3).check(seeds=12, batch_size=10)
+    assert whole_machine() == MeshShape(data=1 if processes == 1 else devices)
+
+
+def test_one_device_is_left_alone():
+    layout = Layout()
+    state = {"w": np.ones((3, 5), np.float32)}
+    assert layout.constrained_state(state)["w"] is state["w"]
+    assert layout.constrained_batch(state)["w"] is state["w"]
+    (sharding,) = jax.tree.leaves(layout.shardings(state))
+    assert sharding.device_set == {jax.devices()[0]}
+    np.testing.assert_array_equal(layout.fetched(jax.numpy.ones(3)), np.ones(3))
