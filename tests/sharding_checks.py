@@ -267,13 +267,18 @@ CHECKS = {
     )
 } | {
     "trains-all": functools.partial(trains_as_one_device_does, "all"),
-    "all-then-fsdp": functools.partial(goes_on_over_others, "all", "fsdp"),
     **{name: GRID[name] for name in FEW},
     **{name: PADDING[name] for name in ("scaled-reference-padding", "additive-tiled-padding")},
 }  # fmt: skip
 SLOW = {
     "-then-".join(map(str, pair)): functools.partial(goes_on_over_others, *pair)
-    for pair in ((None, "all"), ("fsdp", None), ("data", "seed"), ("seed", "data"))
+    for pair in (
+        (None, "all"),
+        ("all", "fsdp"),
+        ("fsdp", None),
+        ("data", "seed"),
+        ("seed", "data"),
+    )
 } | {
     **{f"trains-{mesh}": functools.partial(trains_as_one_device_does, mesh) for mesh in MESHES},
     **GRID,
