@@ -14,6 +14,7 @@ import jax
 import tyro
 
 from attention_jax.nn.placement import NAMED_POSITIONS, PositionConfig, PositionKind
+from attention_jax.training import processes
 
 Arguments = TypeVar("Arguments")
 
@@ -51,23 +52,26 @@ def run_command(arguments: type[Arguments], main: Callable[[Arguments], int | No
     try:
         parsed = tyro.cli(arguments, config=(tyro.conf.OmitArgPrefixes,), registry=_REGISTRY)
         status = main(parsed)
-    except ValueError as error:
-        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-        if not any(folder in raised_in.parents for folder in _OURS):
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        if _is_users_mistake(error):
+            print(f"error: {error}", file=sys.stderr)
+            status = 2
+        elif processes.are_lost(error):
+            reason = str(error).strip().partition("\n")[0]
+            print(
+                f"error: the other processes of this run cannot be reached: {reason[:300]}. Start"
+                " all of them again, with --resume",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)  # what Python does at its end would wait for them
+        else:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        status = 2
     except KeyboardInterrupt:
         status = 130  # as shells say it, without a traceback
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
-            raise
-        reason = str(error).strip().partition("\n")[0]
-        print(
-            f"error: the other processes of this run cannot be reached: {reason[:300]}. Start all"
-            " of them again, with --resume",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(1)  # what Python does at its end would wait for them
     sys.exit(status)
+
+
+def _is_users_mistake(error: Exception) -> bool:
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return isinstance(error, ValueError) and any(folder in raised_in.parents for folder in _OURS)

@@ -126,14 +126,14 @@ def reached(folder):
 # --- one run ---
 
 
-def go_on_after_damage(train, before, again, count):
+def go_on_after_damage(train, before, again, count, *arguments, part="d"):
     """A copy of a run, of whose newest state half is missing, goes on from the state before."""
     shutil.copytree(before, again)
     state = again / "checkpoints" / "12" / "state"
-    # In folders further down lies what Orbax has put together here.
-    largest = max((state / "d").iterdir(), key=lambda path: path.stat().st_size)
+    # In "d" lies what Orbax has put together of what each process wrote.
+    largest = max((state / part).iterdir(), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
-    results = ended(train(count, again.name, "--resume"))
+    results = ended(train(count, again.name, "--resume", *arguments))
     assert [status for status, _, _ in results] == [0] * count, results
     (_, out, err), *others = results
     assert "step 12 of 12" in out
@@ -155,6 +155,16 @@ def test_two_train_as_one_does_and_one_of_them_writes(tmp_path, train):
     assert json.loads((two / "env.json").read_text())["devices"] == 2
     go_on_after_damage(train, two, tmp_path / "again", 2)
     assert read_lines(tmp_path / "again" / "metrics.jsonl") == read_lines(two / "metrics.jsonl")
+
+
+@pytest.mark.slow
+def test_damage_that_one_process_alone_can_see(tmp_path, train):
+    """Cut up over processes, each reads its own part: both must fall back, and neither may wait."""
+    spread = ("--mesh", "fsdp=2", "--dim", "64", "--hidden-dim", "64")
+    finished(train(2, "whole", *spread))
+    before, again = tmp_path / "whole", tmp_path / "again"
+    go_on_after_damage(train, before, again, 2, *spread, part="ocdbt.process_1/d")
+    assert_same_losses(again, before)
 
 
 @pytest.mark.slow

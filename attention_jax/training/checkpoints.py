@@ -9,17 +9,11 @@ resolve.
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
 import hashlib
 import json
-import logging
 import math
 import os
 import shutil
-import sys
-import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -30,11 +24,15 @@ import orbax.checkpoint as ocp
 
 from attention_jax.training import processes
 from attention_jax.training.digest import Description, describe, digests
+from attention_jax.training.orbax_noise import silence_narration, without_abandoned_reads
 
 Result = TypeVar("Result")
 State = Any  # a pytree of arrays
 JSON = dict[str, Any]
 StepName = int | Literal["newest", "best"]
+
+
+_ITEMS = ("state", "record")  # of a step
 
 
 class Restored(NamedTuple):
@@ -64,9 +62,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, *, keep: int = 2, keep_best: int = 0, read_only: bool = False):
-        for narrator in ("absl", "asyncio"):  # of Orbax; errors we tell
-            logging.getLogger(narrator).setLevel(logging.CRITICAL)
-        _silence_abandoned_writes()
+        silence_narration()
         if not read_only:
             folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -78,12 +74,14 @@ class Checkpoints:
             create=not read_only,
             cleanup_tmp_directories=not read_only,
         )
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options, item_names=_ITEMS)
         for step in self.steps():
             self._policy.metrics[step] = self._recorded_metric(step)
 
     def save(self, step: int, state: State, *, metric: float | None = None) -> None:
         """Begins to save; returns once the state is copied, so that training may go on.
+
+        A save that is still being written is waited for first.
 
         Args:
             step: how the state is called.
@@ -172,10 +170,15 @@ class Checkpoints:
         aside = self._folder.with_name("damaged_checkpoints")
         with processes.together():
             if processes.is_first() and steps:
-                aside.mkdir(exist_ok=True)
-                for step in steps:
-                    free = next(n for n in range(10**6) if not (aside / f"{step}.{n}").exists())
-                    os.rename(self._folder / str(step), aside / f"{step}.{free}")
+                try:
+                    aside.mkdir(exist_ok=True)
+                    for step in steps:
+                        free = next(n for n in range(10**6) if not (aside / f"{step}.{n}").exists())
+                        os.rename(self._folder / str(step), aside / f"{step}.{free}")
+                except OSError as error:
+                    raise ValueError(
+                        f"damaged checkpoints cannot be moved to {aside}: {error.strerror or error}"
+                    ) from error
         self._manager.reload()
         return aside
 
@@ -214,9 +217,30 @@ class Checkpoints:
         state, reason = _attempt(self._state, step, like)
         return state, reason or _difference(record["leaves"], digests(state))
 
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[ocp.CheckpointManager]:
+        """What reads without waiting for other processes: one may fail where others do not."""
+        if jax.process_count() == 1:
+            yield self._manager
+            return
+        here = jax.process_index()
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"reader_{here}"
+        )
+        options = ocp.CheckpointManagerOptions(
+            read_only=True, create=False, save_interval_steps=0, lightweight_initialize=True,
+            multiprocessing_options=alone,
+        )  # fmt: skip
+        folder = self._folder.absolute()
+        with ocp.CheckpointManager(folder, options=options, item_names=_ITEMS) as reader:
+            yield reader
+
     def _record(self, step: int) -> JSON:
+        if (self._folder / str(step) / "default").is_dir():
+            raise ValueError("an older version made it, without digests")
         items = ocp.args.Composite(record=ocp.args.JsonRestore())
-        record = self._manager.restore(step, args=items)["record"]
+        with self._reader() as reader:
+            record = reader.restore(step, args=items)["record"]
         if not isinstance(record, dict) or _sealed(record) != record:
             raise ValueError("its record of digests is damaged")
         if record["step"] != step:
@@ -256,7 +280,8 @@ class Checkpoints:
             like,
         )
         items = ocp.args.Composite(state=ocp.args.StandardRestore(_without_empty(abstract)))
-        state = self._manager.restore(step, args=items)["state"]
+        with self._reader() as reader:
+            state = reader.restore(step, args=items)["state"]
         return _with_empty(state, abstract)
 
 
@@ -325,7 +350,7 @@ def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result |
     """What a function returns, or None and why it fails; what fails on one process does on all."""
     result, reason = None, ""
     try:
-        with _without_abandoned_reads():
+        with without_abandoned_reads():
             result = function(*arguments)
     except MemoryError:
         raise
@@ -334,35 +359,6 @@ def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result |
     if processes.largest(int(bool(reason))):
         return None, reason or "another process of this run cannot read it"
     return result, ""
-
-
-@contextlib.contextmanager
-def _without_abandoned_reads() -> Iterator[None]:
-    """Silences reads that Orbax abandons when one fails: pages of traces, whose error we tell."""
-    shown, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that nobody awaits
-            try:
-                yield
-            except Exception:
-                time.sleep(0.1)  # for those on other threads
-                gc.collect()
-                raise
-    finally:
-        sys.unraisablehook = shown
-
-
-@functools.cache
-def _silence_abandoned_writes() -> None:
-    """The same of writes, which go on beside the training and end when they please: for good."""
-    shown = sys.unraisablehook
-
-    def hook(what: Any) -> None:
-        if str(what.exc_value) != "Event loop is closed":
-            shown(what)
-
-    sys.unraisablehook = hook
 
 
 def _first_line(error: Exception) -> str:

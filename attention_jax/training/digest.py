@@ -7,7 +7,7 @@ the results are taken modulo 2^32. With G and `mix` of `bits.py`,
 
 Integer sums do not depend on their order, so that the digest does not depend on how a leaf is cut
 up over devices, and each device adds up what it has. A change of any one word is always seen.
-Another is missed with a chance of 2^-64, or, if it is of two words whose distance is a multiple of
+Another is missed with a chance of 2^-63, or, if it is of two words whose distance is a multiple of
 2^k and of no higher power, of 2^-(63 - k). It guards against damage, not against an adversary.
 """
 

@@ -34,8 +34,8 @@ class Interruption:
     def agreed(self) -> bool:
         """Whether to stop, the same on all processes: they stop together if one is asked to."""
         number = processes.largest(self.requested or 0)
-        if number:
-            self.requested = number
+        if number and self.requested is None:
+            self._handle(number, None)  # here too the next one is the second
         return bool(number)
 
     def __enter__(self) -> Interruption:

@@ -224,8 +224,15 @@ def train(
         if gradient_log is not None and (step % gradient_log.every == 0 or step == config.steps):
             _write(gradient_log.file, step, _by_seed(look(state)))
 
+    def save(step: int, state: TrainState, loss: float | None) -> None:
+        with processes.together():
+            if metrics_file is not None:
+                metrics_file.sync()  # no checkpoint is ahead of the lines before it
+        checkpoints.save(step, state, metric=loss)
+
     state = jax.device_put(state, layout.shardings(state))
-    step, loss = int(layout.fetched(state.step)[0]), None
+    step = int(layout.fetched(state.step)[0])
+    loss: float | None = None
     if step == 0:
         log_gradients(step, state)
     while step < config.steps and not interruption.agreed():
@@ -240,9 +247,9 @@ def train(
         log_gradients(step, state)
         progress.update(step, line)
         if step % config.checkpoint_every == 0:
-            checkpoints.save(step, state, metric=loss)
+            save(step, state, loss)
     if checkpoints.latest_step() != step:
-        checkpoints.save(step, state, metric=loss)
+        save(step, state, loss)
     checkpoints.wait()
     return state
 

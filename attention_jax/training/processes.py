@@ -55,7 +55,8 @@ _SILENCE = 30  # seconds after which a process that says nothing is taken for de
 def join(distribution: Distribution) -> None:
     """Meets the other processes; to be called before anything else asks JAX for its devices.
 
-    From here on, where one process dies, JAX ends the others too, within half a minute.
+    From here on, where one process dies, JAX ends the others too, within half a minute; one that
+    fails alone waits as long for them before it ends.
 
     Raises:
         ValueError: no cluster is known and none was described, or the others cannot be reached.
@@ -66,6 +67,7 @@ def join(distribution: Distribution) -> None:
             distribution.process_count,
             distribution.process_index,
             heartbeat_timeout_seconds=_SILENCE,
+            shutdown_timeout_seconds=_SILENCE,
         )
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
@@ -73,6 +75,12 @@ def join(distribution: Distribution) -> None:
             f"distributed: the processes of this run cannot be joined: {reason}. Give coordinator,"
             " process_count and process_index, the first the same everywhere"
         ) from error
+
+
+def are_lost(error: Exception) -> bool:
+    """Whether an error says that other processes of the run cannot be reached."""
+    signs = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "Gloo", "heartbeat", "Connection closed by peer")
+    return jax.process_count() > 1 and any(sign in str(error) for sign in signs)
 
 
 def is_first() -> bool:

@@ -97,6 +97,12 @@ def train_in_folder(
                 events = folder.path / "tensorboard" if tensorboard else None
                 metrics = MetricsFile(folder.metrics, after_step=first, tensorboard=events)
                 stack.enter_context(metrics)
+                if metrics.last_step < first:
+                    print(
+                        f"warning: {folder.metrics} ends at step {metrics.last_step}, before the"
+                        f" checkpoint of step {first}: the lines between are lost",
+                        file=sys.stderr,
+                    )
             if gradient_statistics is not None:
                 gradient_log = GradientLog(*gradient_statistics, None)
                 if processes.is_first():

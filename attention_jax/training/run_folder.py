@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,8 +104,12 @@ class RunFolder:
                     f"workdir {self.path} is in use: {file.read().strip() or 'another process'} is"
                     " training in it; wait for its end, or name another folder"
                 ) from None
-            except OSError:
-                pass  # a file system that has no locks
+            except OSError as error:
+                print(
+                    f"warning: workdir {self.path} cannot be locked ({error.strerror or error});"
+                    " see to it that nobody else trains in it",
+                    file=sys.stderr,
+                )
             with _written("workdir", self.path):
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {platform.node()}\n")
@@ -182,7 +187,11 @@ class MetricsFile:
 
     def __init__(self, path: Path, *, after_step: int, tensorboard: Path | None = None):
         self._path = path
-        kept = [line for line, content in _lines(path) if content["step"] <= after_step]
+        found = _lines(path)
+        if not all(isinstance(content.get("step"), int) for _, content in found):
+            raise ValueError(f"{path} cannot be read: each line must have a step")
+        kept = [line for line, content in found if content["step"] <= after_step]
+        self.last_step = max((content["step"] for _, content in found), default=0)
         with _written("file", path):
             _replace(path, "".join(kept))
             self._file = path.open("a")
@@ -209,6 +218,11 @@ class MetricsFile:
             for name, values in metrics.items():
                 for index, value in enumerate(values):
                     self._events.add_scalar(f"{name}/seed_{index}", value, step)
+
+    def sync(self) -> None:
+        """Returns once all lines are on disk, where a power cut cannot take them."""
+        with _written("file", self._path):
+            os.fsync(self._file.fileno())
 
     def __enter__(self) -> MetricsFile:
         return self
@@ -325,9 +339,13 @@ def _lines(path: Path) -> list[tuple[str, JSON]]:
     try:
         lines = path.read_text().splitlines(keepends=True)
         # A line without its end was cut off by a crash.
-        return [(line, json.loads(line)) for line in lines if line.endswith("\n")]
-    except ValueError as error:
+        found = [(line, json.loads(line)) for line in lines if line.endswith("\n")]
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    for line, content in found:
+        if not isinstance(content, dict):
+            raise ValueError(f"{path} cannot be read: each line must be an object; got {line!r}")
+    return found
 
 
 @contextlib.contextmanager
@@ -341,5 +359,8 @@ def _written(kind: str, path: Path) -> Iterator[None]:
 
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text)
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # else a power cut may leave the new name on an empty file
     os.replace(temporary, path)
