@@ -118,13 +118,19 @@ def test_bad_settings(settings, message):
         lambda content: content.update(model=3),
         lambda content: content["loop"].update(unknown=3),
         lambda content: content.update(unknown=3),
-        lambda content: content["model"].update(dim="wide"),
     ],
 )
 def test_foreign_json(damage):
     content = dataclasses.asdict(ReversalConfig())
     damage(content)
     with pytest.raises(ValueError, match=r"config.json is not that of a reversal run"):
+        ReversalConfig.from_json(content)
+
+
+def test_foreign_settings():
+    content = dataclasses.asdict(ReversalConfig())
+    content["model"]["dim"] = "wide"
+    with pytest.raises(ValueError, match=r"dim must be an integer; got 'wide'"):
         ReversalConfig.from_json(content)
 
 

@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
         RunFolder(tmp_path / "run").create(CONFIG, resume=False)
 
 
-@pytest.mark.parametrize("where", ["write_text", "exists"])
+@pytest.mark.parametrize("where", ["open", "exists"])
 def test_a_folder_that_cannot_be_written_or_searched(tmp_path, monkeypatch, where):
     monkeypatch.setattr(Path, where, deny)
     with pytest.raises(ValueError, match="cannot be written: Permission denied"):
