@@ -60,12 +60,13 @@ class Arguments:
         log_gradients: also write gradient norms and attention statistics, of the batch to come, to
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
             if left out.
-        mesh: devices along each axis: "seed" spreads seeds, "data" the batch, "fsdp" the batch,
-            parameters and optimiser state; one device if left out, or with --distributed all. A run
-            may go on over others.
+        mesh: devices along each axis, "data=4 seed=2" say: "seed" spreads seeds and divides their
+            number; "data" spreads the batch; "fsdp" the batch, parameters and optimiser state; both
+            together divide the batch. One device if left out, or with --distributed all. A run may
+            go on over others.
         distributed: this is one of many processes, each started with the same command; `workdir` is
             on a file system that all of them see.
-        distribution: which of them, where the cluster does not say it.
+        distribution: which of the processes this is, where the cluster does not say it.
     """
 
     workdir: Path

@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 
 from attention_jax.training import processes
 from attention_jax.training.digest import Description, describe, digests
-from attention_jax.training.orbax_noise import silence_narration, without_abandoned_reads
+from attention_jax.training.orbax_noise import silence_narration, without_unawaited_reads
 
 Result = TypeVar("Result")
 State = Any  # a pytree of arrays
@@ -350,7 +350,7 @@ def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result |
     """What a function returns, or None and why it fails; what fails on one process does on all."""
     result, reason = None, ""
     try:
-        with without_abandoned_reads():
+        with without_unawaited_reads():
             result = function(*arguments)
     except MemoryError:
         raise
@@ -362,5 +362,5 @@ def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result |
 
 
 def _first_line(error: Exception) -> str:
-    line = str(error).strip().partition("\n")[0]
-    return line[:300] or type(error).__name__
+    line = str(error).strip().partition("\n")[0].partition(" See full ")[0]
+    return line[:300].rstrip(".") or type(error).__name__

@@ -7,43 +7,39 @@ import functools
 import gc
 import logging
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 
 def silence_narration() -> None:
-    """Its logs, and the traces of writes that it abandons when one fails; for good."""
+    """Its logs, and the traces of reads and writes that it abandons when one fails; for good."""
     for narrator in ("absl", "asyncio"):
         logging.getLogger(narrator).setLevel(logging.CRITICAL)
-    _silence_abandoned_writes()
+    _silence_what_is_abandoned()
 
 
 @contextlib.contextmanager
-def without_abandoned_reads() -> Iterator[None]:
-    """Silences reads that Orbax abandons when one fails: pages of traces, whose error we tell."""
-    shown, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that nobody awaits
-            try:
-                yield
-            except Exception:
-                time.sleep(0.1)  # for those on other threads
-                gc.collect()
-                raise
-    finally:
-        sys.unraisablehook = shown
+def without_unawaited_reads() -> Iterator[None]:
+    """Silences warnings of reads that were begun when another failed, and are never waited for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            yield
+        except Exception:
+            gc.collect()  # here, and not where the warnings would be heard
+            raise
 
 
 @functools.cache
-def _silence_abandoned_writes() -> None:
-    """The same of writes, which go on beside the training and end when they please: for good."""
+def _silence_what_is_abandoned() -> None:
     shown = sys.unraisablehook
 
+    # On threads of their own, whenever they please: hundreds of traces, whose one error we tell.
     def hook(what: Any) -> None:
-        if str(what.exc_value) != "Event loop is closed":
+        code = getattr(what.object, "cr_code", None)
+        of_orbax = code is not None and "orbax" in code.co_filename
+        if not of_orbax and str(what.exc_value) != "Event loop is closed":
             shown(what)
 
     sys.unraisablehook = hook

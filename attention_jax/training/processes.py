@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import zlib
 from collections.abc import Iterator
 
 import jax
@@ -93,6 +94,18 @@ def largest(number: int) -> int:
     if jax.process_count() == 1:
         return number
     return int(np.max(multihost_utils.process_allgather(np.asarray(number, np.int32))))
+
+
+def check_same(settings: str) -> None:
+    """Raises ValueError, on all processes, unless all of them have the same settings.
+
+    Programs that differ would send each other arrays of other sizes, and crash.
+    """
+    digest = zlib.crc32(settings.encode()) >> 1  # 31 bits
+    if largest(digest) != -largest(-digest):
+        raise ValueError(
+            "the processes of this run have different settings: start all with the same command"
+        )
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,7 @@ def train_in_folder(
             state there is as it was saved; or something cannot be written.
     """
     layout = layout or Layout()
+    processes.check_same(json.dumps([run.settings, layout.shape.to_words()], sort_keys=True))
     with contextlib.ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
         with processes.together():
