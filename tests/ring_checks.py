@@ -1,19 +1,13 @@
-"""What test_ring_attention.py runs on eight devices, in a process of its own.
-
-How many devices a CPU counts as is settled when jax starts, so that the process is told by
-XLA_FLAGS. Called with names of checks, it prints a line of JSON for each: [name, None or why not].
-"""
+"""What test_ring_attention.py runs on eight devices, in a process of its own."""
 
 from __future__ import annotations
 
 import collections
 import functools
-import json
 import re
 import sys
-import traceback
-import warnings
 
+import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -354,19 +348,5 @@ SLOW = {
 }
 
 
-def main(names):
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    jax.config.update("jax_numpy_rank_promotion", "raise")
-    warnings.simplefilter("error")
-    assert len(jax.devices()) == max(DEVICES)
-    for name in names:
-        try:
-            why_not = {**CHECKS, **SLOW}[name]()
-        except Exception:
-            why_not = traceback.format_exc()
-        print(json.dumps([name, why_not]), flush=True)
-        jax.clear_caches()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    eight_devices.run({**CHECKS, **SLOW}, sys.argv[1:])

@@ -1,23 +1,17 @@
-"""What test_sharding.py runs on eight devices, in a process of its own.
-
-How many devices a CPU counts as is settled when jax starts, so that the process is told by
-XLA_FLAGS. Called with names of checks, it prints a line of JSON for each: [name, None or why not].
-"""
+"""What test_sharding.py runs on eight devices, in a process of its own."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 import re
 import shutil
 import sys
 import tempfile
-import traceback
-import warnings
 from pathlib import Path
 
+import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -287,20 +281,6 @@ SLOW = {
 SLOW = {name: check for name, check in SLOW.items() if name not in CHECKS}
 
 
-def main(names):
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    jax.config.update("jax_numpy_rank_promotion", "raise")
-    jax.config.update("jax_disable_most_optimizations", True)  # what is sent is settled before
-    warnings.simplefilter("error")
-    assert jax.device_count() == DEVICES
-    stdout, sys.stdout = sys.stdout, sys.stderr  # training tells how far it is
-    for name in names:
-        try:
-            why_not = {**CHECKS, **SLOW}[name]()
-        except Exception:
-            why_not = traceback.format_exc()
-        print(json.dumps([name, why_not]), flush=True, file=stdout)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    jax.config.update("jax_disable_most_optimizations", True)  # what is sent is settled before
+    eight_devices.run({**CHECKS, **SLOW}, sys.argv[1:])

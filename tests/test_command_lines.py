@@ -127,11 +127,23 @@ def test_a_mistake_is_one_message_and_status_2(
 def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, monkeypatch, capsys):
     damaged = tmp_path / "run"
     shutil.copytree(workdir, damaged)
-    for path in (damaged / "checkpoints" / "4").rglob("_METADATA"):
-        path.write_text("")
-    assert call(evaluate_script, "--workdir", damaged, monkeypatch=monkeypatch) == 2
+
+    def damage(step):
+        for path in (damaged / "checkpoints" / str(step)).rglob("_METADATA"):
+            path.write_text("")
+
+    damage(4)
+    arguments = ("--workdir", damaged, "--lengths", 3, "--strings", 2)
+    assert not call(evaluate_script, *arguments, monkeypatch=monkeypatch)
+    captured = capsys.readouterr()
+    assert captured.err.startswith("warning: the checkpoint of step 4 is damaged (")
+    assert captured.err.endswith("; that of step 2 is used\n")
+    assert "step 2, 2 seeds" in captured.out
+    damage(2)
+    assert call(evaluate_script, *arguments, monkeypatch=monkeypatch) == 2
     printed = capsys.readouterr().err
-    assert f"error: checkpoint {damaged}/checkpoints/4 cannot be read: " in printed
+    assert f"error: no checkpoint in {damaged}/checkpoints can be used: step 4: " in printed
+    assert "; step 2: " in printed
 
 
 def test_a_value_error_from_elsewhere_keeps_its_traceback(monkeypatch):

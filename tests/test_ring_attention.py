@@ -1,11 +1,6 @@
 """Sequences cut up over devices: the result of `attention`, the same work and memory for each."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,24 +19,7 @@ from attention_jax.masks import as_mask
 
 @pytest.fixture(scope="module")
 def results(request):
-    """{name: None or why not} of the checks that this run asks for, in one process."""
-    names = [
-        item.callspec.params["name"]
-        for item in request.session.items
-        if getattr(item, "originalname", None) == test_on_eight_devices.__name__
-    ]
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-    }
-    script = Path(ring_checks.__file__)
-    done = subprocess.run(
-        [sys.executable, script, *names], env=environment, cwd=script.parent.parent,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(line) for line in done.stdout.splitlines())
+    return eight_devices.results_of(ring_checks, request)
 
 
 @pytest.mark.parametrize(

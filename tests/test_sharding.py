@@ -1,11 +1,6 @@
 """Meshes: what they refuse; on eight devices, what is the same, what is cut up, what is sent."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import eight_devices
 import jax
 import numpy as np
 import pytest
@@ -18,25 +13,7 @@ from attention_jax.training.sharding import Layout, MeshShape, whole_machine
 
 @pytest.fixture(scope="module")
 def results(request):
-    """{name: None or why not} of the checks that this run asks for, in one process."""
-    names = [
-        item.callspec.params["name"]
-        for item in request.session.items
-        if getattr(item, "originalname", None) == test_on_eight_devices.__name__
-        and item.path == request.path
-    ]
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-    }
-    script = Path(sharding_checks.__file__)
-    done = subprocess.run(
-        [sys.executable, script, *names], env=environment, cwd=script.parent.parent,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(line) for line in done.stdout.splitlines())
+    return eight_devices.results_of(sharding_checks, request)
 
 
 @pytest.mark.parametrize(
