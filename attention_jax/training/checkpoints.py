@@ -75,8 +75,8 @@ class Checkpoints:
             cleanup_tmp_directories=not read_only,
         )
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options, item_names=_ITEMS)
-        for step in self.steps():
-            self._policy.metrics[step] = self._recorded_metric(step)
+        if keep_best:
+            self._read_metrics()
 
     def save(self, step: int, state: State, *, metric: float | None = None) -> None:
         """Begins to save; returns once the state is copied, so that training may go on.
@@ -123,6 +123,7 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """That of the smallest metric, or None where none was saved with one."""
+        self._read_metrics()
         return next(iter(self._policy.best(self.steps())), None)
 
     def step_called(self, name: StepName) -> int | None:
@@ -266,9 +267,12 @@ class Checkpoints:
                 f" {'; '.join(different[:5])}{more}. Use the configuration that it was saved with"
             )
 
-    def _recorded_metric(self, step: int) -> float | None:
-        record, _ = _attempt(self._record, step)
-        return None if record is None else record["metric"]
+    def _read_metrics(self) -> None:
+        """Those of steps that an earlier process saved."""
+        for step in self.steps():
+            if step not in self._policy.metrics:
+                record, _ = _attempt(self._record, step)
+                self._policy.metrics[step] = None if record is None else record["metric"]
 
     def _state(self, step: int, like: State) -> State:
         # Orbax would ask for the very devices that saved; a run may be read on another machine.

@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from attention_jax.checks import check_whole
+
 Array = jax.Array
 
 _EXAMPLES = ("data", "fsdp")  # the axes over which a batch is cut up
@@ -43,8 +45,7 @@ class MeshShape:
 
     def __post_init__(self) -> None:
         for name, size in dataclasses.asdict(self).items():
-            if size < 1:
-                raise ValueError(f"mesh {name} must be at least 1; got {size}")
+            check_whole(f"mesh {name}", size)
 
     @property
     def devices(self) -> int:
