@@ -15,6 +15,7 @@ import tyro
 
 from attention_jax.nn.placement import NAMED_POSITIONS, PositionConfig, PositionKind
 from attention_jax.training import processes
+from attention_jax.training.one_line import one_line
 
 Arguments = TypeVar("Arguments")
 
@@ -57,10 +58,9 @@ def run_command(arguments: type[Arguments], main: Callable[[Arguments], int | No
             print(f"error: {error}", file=sys.stderr)
             status = 2
         elif processes.are_lost(error):
-            reason = str(error).strip().partition("\n")[0]
             print(
-                f"error: the other processes of this run cannot be reached: {reason[:300]}. Start"
-                " all of them again, with --resume",
+                "error: the other processes of this run cannot be reached:"
+                f" {one_line(error)}. Start all of them again, with --resume",
                 file=sys.stderr,
                 flush=True,
             )

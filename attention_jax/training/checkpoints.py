@@ -24,6 +24,7 @@ import orbax.checkpoint as ocp
 
 from attention_jax.training import processes
 from attention_jax.training.digest import Description, describe, digests
+from attention_jax.training.one_line import one_line
 from attention_jax.training.orbax_noise import silence_narration, without_unawaited_reads
 
 Result = TypeVar("Result")
@@ -204,7 +205,7 @@ class Checkpoints:
         except Exception as error:  # Orbax and what it stands on raise dozens of kinds
             raise ValueError(
                 f"checkpoint of step {step} could not be saved in {self._folder}:"
-                f" {_first_line(error)}; the checkpoints before it are as they were"
+                f" {one_line(error)}; the checkpoints before it are as they were"
             ) from error
 
     # --- one step ---
@@ -359,12 +360,7 @@ def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result |
     except MemoryError:
         raise
     except Exception as error:  # Orbax and what it stands on raise dozens of kinds
-        reason = _first_line(error)
+        reason = one_line(error)
     if processes.largest(int(bool(reason))):
         return None, reason or "another process of this run cannot read it"
     return result, ""
-
-
-def _first_line(error: Exception) -> str:
-    line = str(error).strip().partition("\n")[0].partition(" See full ")[0]
-    return line[:300].rstrip(".") or type(error).__name__

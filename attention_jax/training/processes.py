@@ -16,6 +16,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from attention_jax.training.one_line import one_line
+
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
@@ -71,10 +73,9 @@ def join(distribution: Distribution) -> None:
             shutdown_timeout_seconds=_SILENCE,
         )
     except (ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise ValueError(
-            f"distributed: the processes of this run cannot be joined: {reason}. Give coordinator,"
-            " process_count and process_index, the first the same everywhere"
+            f"distributed: the processes of this run cannot be joined: {one_line(error)}. Give"
+            " coordinator, process_count and process_index, the first the same everywhere"
         ) from error
 
 
