@@ -1,8 +1,9 @@
-"""Which attention weights survive dropout, as a function of (rng, query position, key position).
+"""What survives dropout, as a function of (rng, row, column): attention weights, and features.
 
-Each pair's fate is a hash of a seed and the pair's two positions. It does not depend on which
-other pairs are computed with it, so forward, backward, any tile and any implementation agree, and
-nothing of size [T, S] is ever stored.
+Each entry's fate is a hash of a seed and its two positions. It does not depend on which other
+entries are computed with it, so forward, backward, any tile and any implementation agree, and
+nothing of size [T, S] is ever stored. XLA fuses the hash with what is dropped, where a generator of
+random bits would be a pass of its own.
 """
 
 from __future__ import annotations
@@ -37,3 +38,21 @@ def keep_mask(rng: Array, rate: float, query_positions: Array, key_positions: Ar
 def drop(weights: Array, keep: Array, rate: float) -> Array:
     """Weights with the dropped ones 0 and the kept ones divided by 1 - rate."""
     return jnp.where(keep, weights / (1 - rate), 0)
+
+
+def drop_features(x: Array, rng: Array | None, rate: float) -> Array:
+    """x [..., D] with features dropped independently, those kept divided by 1 - rate.
+
+    Args:
+        x: float [..., D].
+        rng: one PRNG key; None for x as it is.
+        rate: as in `keep_mask`.
+
+    Source: Srivastava et al. 2014, their p is 1 - rate; divided in training and not multiplied in
+        evaluation.
+    """
+    if rng is None or rate == 0:
+        return x
+    rows = x.reshape(-1, x.shape[-1])
+    keep = keep_mask(rng, rate, *(jnp.arange(size) for size in rows.shape))
+    return drop(rows, keep, rate).reshape(x.shape)

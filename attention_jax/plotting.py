@@ -71,7 +71,8 @@ def draw_gradients(
 
 
 def _label_pairs(axes: Axes, query_labels: Sequence[str], key_labels: Sequence[str]) -> None:
-    axes.set_xticks(range(len(key_labels)), key_labels)
+    words = max(map(len, key_labels), default=0) > 3
+    axes.set_xticks(range(len(key_labels)), key_labels, rotation=90 if words else 0)
     axes.set_yticks(range(len(query_labels)), query_labels)
     axes.tick_params(length=0)
     axes.set_xlabel("source letter (key)")
@@ -82,6 +83,8 @@ def weight_heatmaps(
     *,
     columns: int | None = None,
     ylabel: str = "letter written (query)",
+    xlabel: str = "source letter (key)",
+    size: float = 3.1,
 ) -> Figure:
     """One heat map a title: (weights [T, S], labels of rows, labels of columns).
 
@@ -89,14 +92,17 @@ def weight_heatmaps(
         panels: what to draw.
         columns: how many side by side; None for all.
         ylabel: what rows are.
+        xlabel: what columns are.
+        size: of a panel, in inches.
     """
     columns = min(columns or len(panels), len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = new_figure(3.1 * columns + 0.6, 3.5 * rows, rows=rows, columns=columns)
+    figure, axes = new_figure(size * columns + 0.6, (size + 0.4) * rows, rows=rows, columns=columns)
     for unused in axes[len(panels) :]:
         unused.remove()
     for ax, (title, (weights, query_labels, key_labels)) in zip(axes, panels.items(), strict=False):
         image = draw_weights(ax, weights, query_labels, key_labels)
+        ax.set_xlabel(xlabel)
         ax.set_title(title)
     for ax in axes[: len(panels) : columns]:
         ax.set_ylabel(ylabel)

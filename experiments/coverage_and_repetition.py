@@ -45,7 +45,8 @@ from gradient_questions import follow
 
 from attention_jax.command_line import run_command
 from attention_jax.coverage import coverage_attention, coverage_loss
-from attention_jax.data.reversal import Batch, random_batch
+from attention_jax.data.batch import Batch
+from attention_jax.data.reversal import random_batch
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, bind, reversal_task
 from attention_jax.tasks.reversal_evaluation import decode

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.data.reversal import Batch, reversal_batch
+from attention_jax.data.batch import Batch
+from attention_jax.data.reversal import reversal_batch
 from attention_jax.data.vocabulary import EOS, PAD, SOS
 from attention_jax.nn.positions import random_positions
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig

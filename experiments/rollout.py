@@ -28,7 +28,8 @@ from matplotlib.figure import Figure
 from attention_jax import plotting
 from attention_jax.analysis import attention_rollout, cross_rollout
 from attention_jax.command_line import run_command
-from attention_jax.data.reversal import Batch, random_batch
+from attention_jax.data.batch import Batch
+from attention_jax.data.reversal import random_batch
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, bind
 from attention_jax.tasks.reversal_arms import JSON, trained_arm

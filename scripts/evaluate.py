@@ -1,25 +1,40 @@
-"""Evaluates a trained run by string length; see --help."""
+"""Evaluates a trained run: reversal by string length, translation by BLEU; see --help."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import sys
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import rich.console
 import rich.table
+import tyro
 
 from attention_jax.command_line import run_command
+from attention_jax.data.parallel_text import read_parallel_text
 from attention_jax.tasks.reversal import load_run
 from attention_jax.tasks.reversal_evaluation import Evaluation, check_beams, evaluate
+from attention_jax.tasks.translating import Search, translate
+from attention_jax.tasks.translation_run import load_translator
+from attention_jax.tasks.translation_scores import (
+    TranslationScores,
+    require_sacrebleu,
+    score_translations,
+)
 from attention_jax.training.checkpoints import StepName
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run_folder import check_output, write_json
+from attention_jax.training.run_folder import RunFolder, check_output, write_json
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class ReversalArguments:
     """Evaluate a checkpoint of a run on fresh random strings, length by length.
+
+    (A translation run is evaluated with other options, and --help shows them if --workdir names
+    one.)
 
     "letters" is the share of letters that are right, "exact match" that of strings with every
     letter and the end in its place; "forced": each letter is predicted from the right ones before
@@ -51,6 +66,32 @@ class Arguments:
             raise ValueError(f"seed must be from 0 to 2**32 - 1; got {self.seed}")
 
 
+@dataclasses.dataclass(frozen=True)
+class TranslationArguments:
+    """Evaluate a translation run on a text: BLEU and chrF by sacrebleu, detokenised and cased.
+
+    Attributes:
+        workdir: a run folder made by scripts/train.py --task translation.
+        source: sentences to translate, one a line, UTF-8, plain or .gz.
+        reference: their right translations, line by line.
+        search: how translations are searched for.
+        step: the newest good checkpoint, the best by validation, or that of a step which is kept.
+        average: the mean of the parameters of so many of the newest checkpoints.
+        out: also write every seed's numbers to this JSON file.
+    """
+
+    workdir: Path
+    source: Path
+    reference: Path
+    search: Annotated[Search, tyro.conf.OmitArgPrefixes] = Search(beams=4)
+    step: StepName = "newest"
+    average: int = 1
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_output(self.out)
+
+
 _HEADINGS = {
     "teacher_forced_tokens": "letters, forced",
     "free_running_tokens": "letters, free",
@@ -58,7 +99,7 @@ _HEADINGS = {
 }
 
 
-def main(arguments: Arguments) -> None:
+def evaluate_reversal(arguments: ReversalArguments) -> None:
     trained = load_run(arguments.workdir, arguments.step)
     results = evaluate(
         trained,
@@ -91,5 +132,52 @@ def _percent(shares: np.ndarray) -> str:
     return f"{mean:.2f} ± {deviation:.2f} ({100 * shares.min():.2f})"
 
 
+def evaluate_translation(arguments: TranslationArguments) -> None:
+    require_sacrebleu()
+    text = read_parallel_text(arguments.source, arguments.reference)
+    options: Any = {"step": arguments.step, "average": arguments.average}
+    scores: list[TranslationScores] = []
+    while True:
+        seed_index = len(scores)
+        translator, steps = load_translator(arguments.workdir, seed_index=seed_index, **options)
+        answers = translate(translator, text.source, arguments.search)
+        scores.append(score_translations(answers, text.target))
+        if len(scores) == translator.config.loop.seeds:
+            break
+    config = translator.config
+    table = rich.table.Table(
+        title=f"{config.model.label}, step {', '.join(map(str, steps))}, {len(scores)} seeds,"
+        f" {len(text.source)} sentences, beams {arguments.search.beams}: mean ± sd"
+    )
+    for heading in ("score", "%", "signature"):
+        table.add_column(heading)
+    for name, heading in (("bleu", "BLEU"), ("chrf", "chrF")):
+        mean, deviation = mean_and_deviation([getattr(one, name) for one in scores])
+        signature = getattr(scores[0], f"{name}_signature")
+        table.add_row(heading, f"{mean:.2f} ± {deviation:.2f}", signature)
+    rich.console.Console().print(table)
+    if arguments.out is not None:
+        search = dataclasses.asdict(arguments.search)
+        by_seed = [one._asdict() for one in scores]
+        content = {"workdir": str(arguments.workdir), "steps": steps, **search, "seeds": by_seed}
+        write_json(arguments.out, content)
+
+
+def main(arguments: ReversalArguments | TranslationArguments) -> None:
+    if isinstance(arguments, TranslationArguments):
+        evaluate_translation(arguments)
+    else:
+        evaluate_reversal(arguments)
+
+
+def _arguments_of(words: list[str]) -> type[ReversalArguments] | type[TranslationArguments]:
+    """Those of the task that the run folder is of."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--workdir", nargs="?", type=Path)
+    workdir = parser.parse_known_args(words)[0].workdir
+    task = None if workdir is None else RunFolder(workdir).task
+    return TranslationArguments if task == "translation" else ReversalArguments
+
+
 if __name__ == "__main__":
-    run_command(Arguments, main)
+    run_command(_arguments_of(sys.argv[1:]), main)

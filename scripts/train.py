@@ -1,18 +1,22 @@
-"""Trains the reversal model with one score and several seeds; see --help."""
+"""Trains a model of a task, reversal or translation, with one score; see --help."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from attention_jax.command_line import run_command
-from attention_jax.tasks.reversal import ReversalConfig, train_run
+from attention_jax.tasks import reversal, translation_run
+from attention_jax.tasks.reversal import ReversalConfig
+from attention_jax.tasks.translation import TranslationConfig
 from attention_jax.training import processes
 from attention_jax.training.processes import Distribution
+from attention_jax.training.run import Reached
 from attention_jax.training.sharding import MeshShape
 
 
@@ -44,14 +48,12 @@ _MESH = tyro.constructors.PrimitiveConstructorSpec(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """Train the reversal model with one score function and several seeds at once.
+TaskName = Literal["reversal", "translation"]
 
-    The run folder gets config.json, env.json, metrics.jsonl and checkpoints/. Ctrl-C or SIGTERM
-    saves after the compiled call in progress (log_every steps) and exits with 130 or 143, a second
-    one exits at once; --resume goes on from there, or from the newest good checkpoint after a
-    crash, and ends bit-identical to a run that was never stopped.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Arguments:
+    """Of every task.
 
     Attributes:
         workdir: the run folder; made if missing.
@@ -70,7 +72,6 @@ class Arguments:
     """
 
     workdir: Path
-    config: Annotated[ReversalConfig, tyro.conf.OmitArgPrefixes] = ReversalConfig()
     resume: bool = False
     tensorboard: bool = False
     log_gradients: Annotated[int | None, _LOG_GRADIENTS] = None
@@ -83,31 +84,79 @@ class Arguments:
             raise ValueError("coordinator, process_count and process_index need --distributed")
 
 
-def main(arguments: Arguments) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReversalArguments(_Arguments):
+    """Train the reversal model with one score function and several seeds at once.
+
+    (Or, with --task translation, a translator; --task translation --help says how.)
+
+    The run folder gets config.json, env.json, metrics.jsonl and checkpoints/. Ctrl-C or SIGTERM
+    saves after the compiled call in progress (log_every steps) and exits with 130 or 143, a second
+    one exits at once; --resume goes on from there, or from the newest good checkpoint after a
+    crash, and ends bit-identical to a run that was never stopped.
+
+    Attributes:
+        task: what is learned.
+    """
+
+    task: TaskName = "reversal"
+    config: Annotated[ReversalConfig, tyro.conf.OmitArgPrefixes] = ReversalConfig()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslationArguments(_Arguments):
+    """Train a translator on two files of sentences, line by line translations of each other.
+
+    The run folder gets config.json, env.json, the subwords, metrics.jsonl, validation.jsonl and
+    checkpoints/. Ctrl-C or SIGTERM saves after the steps in progress (log_every) and exits with 130
+    or 143, a second one exits at once; --resume goes on from there, or from the newest good
+    checkpoint after a crash, and ends bit-identical to a run that was never stopped.
+
+    Attributes:
+        task: what is learned.
+    """
+
+    task: TaskName = "translation"
+    config: Annotated[TranslationConfig, tyro.conf.OmitArgPrefixes]
+
+
+def main(arguments: ReversalArguments | TranslationArguments) -> int:
     if arguments.distributed:
         processes.join(arguments.distribution)
-    trained = train_run(
-        arguments.config,
-        arguments.workdir,
-        resume=arguments.resume,
-        tensorboard=arguments.tensorboard,
-        log_gradients=arguments.log_gradients,
-        mesh=arguments.mesh,
-    )
-    finished = trained.step == arguments.config.loop.steps
+    names = ("resume", "tensorboard", "log_gradients", "mesh")
+    options: Any = {name: getattr(arguments, name) for name in names}
+    trained: reversal.Trained | Reached
+    patience = None
+    if isinstance(arguments, ReversalArguments):
+        trained = reversal.train_run(arguments.config, arguments.workdir, **options)
+    else:
+        trained = translation_run.train_run(arguments.config, arguments.workdir, **options)
+        patience = arguments.config.patience if trained.exhausted else None
+    loop = arguments.config.loop
+    finished = patience is not None or trained.step == loop.steps
     # A signal that came while the last step was saved changes nothing.
     status = 0 if finished else trained.interrupted
     if not processes.is_first():
         return status
-    rate = "" if trained.steps_per_second is None else f", {trained.steps_per_second:.0f} steps/s"
+    rate = "" if trained.steps_per_second is None else f", {trained.steps_per_second:.3g} steps/s"
     print(
-        f"{arguments.workdir}: step {trained.step} of {arguments.config.loop.steps},"
-        f" {arguments.config.loop.seeds} seeds, {trained.seconds:.0f} s{rate} (all seeds together)"
+        f"{arguments.workdir}: step {trained.step} of {loop.steps}, {loop.seeds} seeds,"
+        f" {trained.seconds:.0f} s{rate} (all seeds together)"
     )
+    if patience is not None:
+        print(f"stopped early: {patience} validations without a better one")
     if not finished:
         print("stopped by a signal; --resume goes on from here", file=sys.stderr)
     return status
 
 
+def _arguments_of(words: list[str]) -> type[ReversalArguments] | type[TranslationArguments]:
+    """Those of the task that the command line names: each has options of its own."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--task", nargs="?")
+    task = parser.parse_known_args(words)[0].task
+    return TranslationArguments if task == "translation" else ReversalArguments
+
+
 if __name__ == "__main__":
-    run_command(Arguments, main)
+    run_command(_arguments_of(sys.argv[1:]), main)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.data.reversal import Batch, random_batch, reversal_batch
+from attention_jax.data.batch import Batch
+from attention_jax.data.reversal import random_batch, reversal_batch
 from attention_jax.data.vocabulary import EOS, PAD, SOS, Vocabulary
 
 VOCABULARY = Vocabulary("abcdefgh")

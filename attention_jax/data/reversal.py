@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
+from attention_jax.data.batch import Batch
 from attention_jax.data.vocabulary import EOS, PAD, SOS, Vocabulary
 
 Array = jax.Array
-
-
-class Batch(NamedTuple):
-    """Padded pairs of sequences; S is the longest source, T = S + 1 leaves room for EOS."""
-
-    source: Array  # int32 [B, S], then PAD
-    source_lengths: Array  # int32 [B]
-    target_inputs: Array  # int32 [B, T]: SOS, then the target, then PAD
-    targets: Array  # int32 [B, T]: the target, then EOS, then PAD
-    target_lengths: Array  # int32 [B], EOS included
 
 
 def random_batch(
@@ -35,7 +24,7 @@ def random_batch(
         max_length: S, longest string.
 
     Returns:
-        a `Batch` with S = max_length and T = S + 1.
+        a `Batch` with S = max_length and T = S + 1, which leaves room for EOS.
 
     >>> batch = random_batch(
     ...     jax.random.key(0), vocabulary=Vocabulary(), batch_size=2, min_length=3, max_length=3)

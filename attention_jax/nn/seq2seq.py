@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.decoding import BeamResult, beam_search, greedy_search
+from attention_jax.dropout import drop_features
 from attention_jax.masks import Mask, padding_mask
 from attention_jax.nn.placement import Placement, Positions
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
@@ -41,31 +42,45 @@ class Seq2Seq(nnx.Module):
 
     Args:
         config: the settings.
-        vocabulary_size: V, of source and target alike.
+        vocabulary_size: V, of the target.
+        source_vocabulary_size: of the source; None for V.
         rngs: where the initial parameters come from.
+
+    Raises:
+        ValueError: all embeddings are one, and there are two vocabularies.
 
     >>> model = Seq2Seq(Seq2SeqConfig(score="additive", dim=8), 11, rngs=nnx.Rngs(0))
     >>> model(jnp.ones((2, 5), int), jnp.array([3, 5]), jnp.ones((2, 7), int)).shape
     (2, 7, 11)
     """
 
-    def __init__(self, config: Seq2SeqConfig, vocabulary_size: int, *, rngs: nnx.Rngs):
-        dim = config.dim
+    def __init__(
+        self,
+        config: Seq2SeqConfig,
+        vocabulary_size: int,
+        *,
+        source_vocabulary_size: int | None = None,
+        rngs: nnx.Rngs,
+    ):
+        dim, tie = config.dim, config.tied_embeddings
+        source_size = vocabulary_size if source_vocabulary_size is None else source_vocabulary_size
+        config.check_vocabularies(source_size, vocabulary_size)
         self_score = config.self_attention_score or config.score
         self.config = config
-        self.source_embedding = nnx.Embed(vocabulary_size, dim, rngs=rngs)
+        self.source_embedding = nnx.Embed(source_size, dim, rngs=rngs)
         self.encoder = nnx.List(
             EncoderBlock(self_score, config.block, rngs=rngs) for _ in range(config.encoder_layers)
         )
         self.memory_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.target_embedding = nnx.Embed(vocabulary_size, dim, rngs=rngs)
+        self.target_embedding = (
+            self.source_embedding if tie == "all" else nnx.Embed(vocabulary_size, dim, rngs=rngs)
+        )
         self.decoder = nnx.List(
             DecoderBlock(self_score, config.score, config.block, cross=config.cross, rngs=rngs)
             for _ in range(config.decoder_layers)
         )
         self.output_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.logits = nnx.Linear(dim, vocabulary_size, rngs=rngs)
-        self.dropout = nnx.Dropout(config.dropout_rate)
+        self.logits = nnx.Linear(dim, vocabulary_size, rngs=rngs) if tie == "none" else None
         self.placement = Placement(config.positions, dim, rngs=rngs)
 
     def __call__(
@@ -94,14 +109,33 @@ class Seq2Seq(nnx.Module):
             logits [B, T, V]; or (logits, weights [L, B, T, S]), one row a decoder layer, averaged
             over heads.
         """
+        features, weights = self.features(
+            source, source_lengths, target_inputs, places=places, dropout_rng=dropout_rng
+        )
+        logits = self.logits_of(features)
+        return (logits, weights) if return_weights else logits
+
+    def features(
+        self,
+        source: Array,
+        source_lengths: Array,
+        target_inputs: Array,
+        *,
+        places: Array | None = None,
+        dropout_rng: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """What a call gives its output layer, [B, T, dim], and the weights [L, B, T, S]."""
         encoder_rng, decoder_rng = split_rng(dropout_rng, 2)
         place_rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, 2)
         places = self._places(places, source.shape[-1], target_inputs.shape[-1], place_rng)
         memory = self.encode(source, source_lengths, places=places, dropout_rng=encoder_rng)
-        logits, weights = self.decode(
+        return self._decode(
             memory, source_lengths, target_inputs, places=places, dropout_rng=decoder_rng
         )
-        return (logits, weights) if return_weights else logits
+
+    def logits_of(self, features: Array) -> Array:
+        """The output layer: [..., dim] -> [..., V]."""
+        return (self.logits or self.target_embedding.attend)(features)
 
     def encode(
         self,
@@ -144,6 +178,21 @@ class Seq2Seq(nnx.Module):
         dropout_rng: Array | None = None,
     ) -> tuple[Array, Array]:
         """Logits [B, T, V] and cross-attention weights [L, B, T, S], averaged over heads."""
+        features, weights = self._decode(
+            memory, source_lengths, target_inputs, places=places, dropout_rng=dropout_rng
+        )
+        return self.logits_of(features), weights
+
+    def _decode(
+        self,
+        memory: Array,
+        source_lengths: Array,
+        target_inputs: Array,
+        *,
+        places: Array | None,
+        dropout_rng: Array | None,
+    ) -> tuple[Array, Array]:
+        """What the output layer is given [B, T, dim], and the weights."""
         # Padding of the target stands to its right, where no real position looks.
         rng, *block_rngs = split_rng(dropout_rng, 1 + len(self.decoder))
         mask = self._source_mask(source_lengths)
@@ -161,7 +210,7 @@ class Seq2Seq(nnx.Module):
             with jax.named_scope(f"decoder_{index}"):
                 x, block_weights = self._checkpointed(apply)(x, memory, dropout_rng=rng)
             weights.append(block_weights)
-        return self.logits(self.output_norm(x)), jnp.stack(weights)
+        return self.output_norm(x), jnp.stack(weights)
 
     # --- one token after another ---
 
@@ -204,7 +253,7 @@ class Seq2Seq(nnx.Module):
                     positions=positions,
                 )  # fmt: skip
             blocks.append(block_state)
-        logits = self.logits(self.output_norm(x))[:, 0, :]
+        logits = self.logits_of(self.output_norm(x))[:, 0, :]
         return logits, state._replace(blocks=tuple(blocks), step=state.step + 1)
 
     def greedy_decode(
@@ -307,7 +356,7 @@ class Seq2Seq(nnx.Module):
         if codes is not None:
             examples = math.prod(codes.shape[:-2])  # 1 or B
             x = x + codes.reshape(examples, *codes.shape[-2:])
-        return self.dropout(x, deterministic=rng is None, rngs=rng)
+        return drop_features(x, rng, self.config.dropout_rate)
 
     def _places(
         self,

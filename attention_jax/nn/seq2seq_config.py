@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
-from attention_jax.checks import check_whole
+from attention_jax.checks import check_choice, check_whole
 from attention_jax.nn.cross_attention import Alignment, AttentionKind, CrossAttentionConfig
 from attention_jax.nn.placement import PositionConfig
 from attention_jax.nn.transformer import Activation, BlockConfig, Norm
 from attention_jax.scores import get_score
+
+Tie = Literal["none", "output", "all"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Seq2SeqConfig:
         positions: how tokens are told where they stand.
         decoder_self_attention: False for a decoder in which no output depends on others but by the
             token before.
+        tied_embeddings: which of the embeddings and the output layer share their table: "none";
+            "output", target embedding and output layer; "all" three, which takes one vocabulary.
         sharpen_from: a source length from which on the cross attention's logits are multiplied by
             more than 1, see `CrossAttentionConfig`; None for no factor.
 
@@ -72,10 +77,12 @@ class Seq2SeqConfig:
     positions: PositionConfig = PositionConfig()
     decoder_self_attention: bool = True
     sharpen_from: int | None = None
+    tied_embeddings: Tie = "none"
 
     def __post_init__(self) -> None:
         if not isinstance(self.positions, PositionConfig):
             raise ValueError(f"positions must be a PositionConfig; got {self.positions!r}")
+        check_choice("tied_embeddings", self.tied_embeddings, Tie)
         get_score(self.score)
         if self.self_attention_score is not None:
             get_score(self.self_attention_score)
@@ -85,6 +92,14 @@ class Seq2SeqConfig:
         rotates = self.positions.kind == "rotary"
         what, size = ("dim / heads", self.dim // self.heads) if rotates else ("dim", self.dim)
         self.positions.check_dim(what, size)
+
+    def check_vocabularies(self, source_size: int, target_size: int) -> None:
+        """Raises ValueError unless embeddings can be tied as they are to be."""
+        if self.tied_embeddings == "all" and source_size != target_size:
+            raise ValueError(
+                f"source_vocabulary_size must be {target_size}, that of the target, where all"
+                f" embeddings are tied; got {source_size}"
+            )
 
     @property
     def label(self) -> str:

@@ -11,6 +11,7 @@ from flax import nnx
 
 from attention_jax.biases import Bias
 from attention_jax.checks import check_choice, check_whole, checked_rate
+from attention_jax.dropout import drop_features
 from attention_jax.masks import Mask, causal_mask
 from attention_jax.memory import Memory
 from attention_jax.nn.cross_attention import Carry, CrossAttention, CrossAttentionConfig
@@ -131,13 +132,13 @@ class _Residual(nnx.Module):
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
         self.norm = nnx.LayerNorm(config.dim, rngs=rngs)
         self.pre = config.norm == "pre"
-        self.dropout = nnx.Dropout(config.dropout_rate)
+        self.dropout_rate = config.dropout_rate
 
     def __call__(self, x: Array, layer: Callable[[Array], Any], rng: Array | None) -> Any:
         """`layer` gives its output, or (output, what else it found): so does this."""
         found = layer(self.norm(x) if self.pre else x)
         added, rest = found if isinstance(found, tuple) else (found, None)
-        x = x + self.dropout(added, deterministic=rng is None, rngs=rng)
+        x = x + drop_features(added, rng, self.dropout_rate)
         x = x if self.pre else self.norm(x)
         return x if rest is None else (x, rest)
 

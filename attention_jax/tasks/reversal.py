@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.checks import check_whole
 from attention_jax.coverage import coverage_loss
-from attention_jax.data.reversal import Batch, random_batch
+from attention_jax.data.batch import Batch
+from attention_jax.data.reversal import random_batch
 from attention_jax.data.vocabulary import Vocabulary
+from attention_jax.nn import seq2seq_params
 from attention_jax.nn.placement import PositionConfig
 from attention_jax.nn.seq2seq import Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
@@ -114,8 +115,7 @@ def reversal_task(config: ReversalConfig) -> Task:
     """Initialisation, batches and loss, as `training.loop` wants them."""
 
     def init(rng: Array) -> Params:
-        model = Seq2Seq(config.model, VOCABULARY.size, rngs=nnx.Rngs(params=rng))
-        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+        return seq2seq_params.initial_params(config.model, VOCABULARY.size, rng)
 
     def batch(rng: Array) -> Batch:
         return random_batch(
@@ -147,13 +147,7 @@ def reversal_task(config: ReversalConfig) -> Task:
 
 def bind(config: Seq2SeqConfig, params: Params) -> Seq2Seq:
     """The model with given parameters: the pure dict of a checkpoint."""
-    return nnx.merge(_graphdef(config), params)
-
-
-@functools.lru_cache(maxsize=64)
-def _graphdef(config: Seq2SeqConfig) -> nnx.GraphDef:
-    model = nnx.eval_shape(lambda: Seq2Seq(config, VOCABULARY.size, rngs=nnx.Rngs(0)))
-    return nnx.graphdef(model)
+    return seq2seq_params.bind(config, params, VOCABULARY.size)
 
 
 def optimizer(config: ReversalConfig) -> optax.GradientTransformation:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.data.reversal import Batch, random_batch, reversal_batch
+from attention_jax.data.batch import Batch
+from attention_jax.data.reversal import random_batch, reversal_batch
 from attention_jax.data.vocabulary import EOS, PAD, SOS
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig

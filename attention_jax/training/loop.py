@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from attention_jax.checks import check_whole
@@ -19,6 +20,7 @@ from attention_jax.training.interruption import Interruption
 from attention_jax.training.progress import Progress
 from attention_jax.training.run_folder import MetricsFile
 from attention_jax.training.sharding import Layout
+from attention_jax.training.validation import Validation
 
 Array = jax.Array
 Params = Any
@@ -35,11 +37,18 @@ class TrainState(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is to be learned: three pure functions."""
+    """What is to be learned: pure functions. Batches are drawn on the device, or fed to it."""
 
     init: Callable[[Array], Params]  # rng -> params
-    batch: Callable[[Array], Any]  # rng -> batch
+    batch: Callable[[Array], Any]  # rng -> batch; `never_drawn` for a task that is fed
     loss: Callable[[Params, Any, Array], tuple[Array, Metrics]]  # params, batch, rng -> loss, more
+    # seed, step -> batch of NumPy arrays, of shapes that depend on the step alone
+    feed: Callable[[int, int], Any] | None = None
+
+
+def never_drawn(rng: Array) -> Any:
+    """The `batch` of a task that is fed."""
+    raise NotImplementedError("this task is fed: its batches are made outside the program")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,14 +164,18 @@ def train_steps(
 
 
 def gradient_statistics(
-    task: Task, statistics: Callable[..., Metrics], state: TrainState
+    task: Task, statistics: Callable[..., Metrics], state: TrainState, batches: Any = None
 ) -> Metrics:
-    """What a `GradientLog` writes of a stacked state: of each seed's next batch, [seeds] each."""
+    """What a `GradientLog` writes of a stacked state: of each seed's next batch, [seeds] each.
 
-    def one_seed(state: TrainState) -> Metrics:
-        return statistics(task.loss, state.params, *_drawn(task, state))
+    `batches` are those of a task that is fed, stacked over seeds.
+    """
 
-    return jax.vmap(one_seed)(state)
+    def one_seed(state: TrainState, batch: Any) -> Metrics:
+        batch, rng = _drawn(task, state) if task.feed is None else (batch, _loss_rng(state))
+        return statistics(task.loss, state.params, batch, rng)
+
+    return jax.vmap(one_seed)(state, batches)
 
 
 def train(
@@ -176,9 +189,10 @@ def train(
     progress: Progress,
     interruption: Interruption,
     gradient_log: GradientLog | None = None,
+    validation: Validation | None = None,
     layout: Layout | None = None,
 ) -> TrainState:
-    """Runs until `config.steps`, or until the interruption asks to stop, and saves at the end.
+    """Runs until `config.steps`, or it is asked to stop or no longer improves; saves at the end.
 
     Args:
         task: what to learn.
@@ -192,6 +206,8 @@ def train(
         interruption: whether to stop at the next boundary; one process's is that of all.
         gradient_log: what to look at every so many steps, the first and the last included; it sees
             the batch that the next step would learn from.
+        validation: what to measure at each checkpoint, for choosing the best and for stopping
+            early; without, the best checkpoints are those with the smallest training loss.
         layout: where the state lies; one device if left out.
 
     Returns:
@@ -203,43 +219,45 @@ def train(
     layout = layout or Layout()
     everywhere = layout.everywhere
 
-    @functools.partial(
-        jax.jit,
-        static_argnums=0,
-        donate_argnums=1,
-        out_shardings=(layout.shardings(state), everywhere),
-    )
-    def advance(count: int, state: TrainState) -> tuple[TrainState, Metrics]:
-        def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
-            return train_steps(task, optimizer, count, state, layout)
-
-        return jax.vmap(one_seed, spmd_axis_name="seed")(state)
+    compiled = _compiled_drawn if task.feed is None else _compiled_fed
+    advance = compiled(task, optimizer, config, layout, layout.shardings(state))
 
     @functools.partial(jax.jit, out_shardings=everywhere)
-    def look(state: TrainState) -> Metrics:
+    def look(state: TrainState, batches: Any) -> Metrics:
         assert gradient_log is not None
-        return gradient_statistics(task, gradient_log.statistics, state)
+        return gradient_statistics(task, gradient_log.statistics, state, batches)
 
     def log_gradients(step: int, state: TrainState) -> None:
         if gradient_log is not None and (step % gradient_log.every == 0 or step == config.steps):
-            _write(gradient_log.file, step, _by_seed(look(state)))
+            _write(gradient_log.file, step, _by_seed(look(state, _fed(task, config, step))))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
+        metric = loss
+        if validation is not None:
+            # A stop on the way is no point to validate at: a resumed run would not come by it.
+            planned = step % config.checkpoint_every == 0 or step == config.steps
+            params = jax.tree.map(layout.fetched, state.params) if planned else None
+            metric = validation.at(step, params, progress.note) if planned else None
         with processes.together():
-            if metrics_file is not None:
-                metrics_file.sync()  # no checkpoint is ahead of the lines before it
-        checkpoints.save(step, state, metric=loss)
+            for file in (metrics_file, None if validation is None else validation.file):
+                if file is not None:
+                    file.sync()  # no checkpoint is ahead of the lines before it
+        checkpoints.save(step, state, metric=metric)
 
     state = jax.device_put(state, layout.shardings(state))
     step = int(layout.fetched(state.step)[0])
     loss: float | None = None
     if step == 0:
         log_gradients(step, state)
-    while step < config.steps and not interruption.agreed():
+    while (
+        step < config.steps
+        and not (validation is not None and validation.exhausted)
+        and not interruption.agreed()
+    ):
         # Chunks end at multiples of log_every wherever a run begins, so that a resumed run makes
         # the same calls as one that was never stopped, and ends bit-identical to it.
         count = min(config.log_every - step % config.log_every, config.steps - step)
-        state, metrics = advance(count, state)
+        state, metrics = advance(step, count, state)
         step += count
         line = _by_seed(metrics)
         loss = statistics.fmean(line["loss"])
@@ -254,6 +272,51 @@ def train(
     return state
 
 
+# --- a compiled call, or a call for each batch: (first, count, state) -> (state, metrics) ---
+
+
+def _compiled_drawn(task, optimizer, config, layout, shardings) -> Any:
+    """All steps in one call."""
+    del config
+
+    @functools.partial(
+        jax.jit,
+        static_argnums=0,
+        donate_argnums=1,
+        out_shardings=(shardings, layout.everywhere),
+    )
+    def advance(count: int, state: TrainState) -> tuple[TrainState, Metrics]:
+        def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
+            return train_steps(task, optimizer, count, state, layout)
+
+        return jax.vmap(one_seed, spmd_axis_name="seed")(state)
+
+    return lambda first, count, state: advance(count, state)
+
+
+def _compiled_fed(task, optimizer, config, layout, shardings) -> Any:
+    """A call a step, one program for each shape of batches; the next batch is made meanwhile."""
+    spread = _spread(task, layout)
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, layout.everywhere))
+    def one_step(state: TrainState, batches: Any) -> tuple[TrainState, Metrics]:
+        def one_seed(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+            batch, rng = layout.constrained_batch(batch), _loss_rng(state)
+            state, metrics = train_step(spread, optimizer, state, batch, rng)
+            return layout.constrained_state(state), metrics
+
+        return jax.vmap(one_seed, spmd_axis_name="seed")(state, batches)
+
+    def advance(first: int, count: int, state: TrainState) -> tuple[TrainState, Metrics]:
+        found = []
+        for step in range(first, first + count):
+            state, metrics = one_step(state, _fed(task, config, step))
+            found.append(metrics)
+        return state, jax.tree.map(lambda *steps: np.mean(np.stack(steps), axis=0), *found)
+
+    return advance
+
+
 def _spread(task: Task, layout: Layout) -> Task:
     """The task, told where its batches and the parameters lie."""
 
@@ -263,13 +326,27 @@ def _spread(task: Task, layout: Layout) -> Task:
     def loss(params: Params, batch: Any, rng: Array) -> tuple[Array, Metrics]:
         return task.loss(layout.gathered(params), batch, rng)
 
-    return Task(task.init, batch, loss)
+    return task._replace(batch=batch, loss=loss)
 
 
 def _drawn(task: Task, state: TrainState) -> tuple[Any, Array]:
     """The next step's batch, and its key for the loss."""
     batch = task.batch(jax.random.fold_in(_rng(state.seed, "batch"), state.step))
-    return batch, jax.random.fold_in(_rng(state.seed, "loss"), state.step)
+    return batch, _loss_rng(state)
+
+
+def _loss_rng(state: TrainState) -> Array:
+    return jax.random.fold_in(_rng(state.seed, "loss"), state.step)
+
+
+def _fed(task: Task, config: LoopConfig, step: int) -> Any:
+    """The batches of all seeds, stacked; None for a task that draws them."""
+    if task.feed is None:
+        return None
+    seeds = range(config.first_seed, config.first_seed + config.seeds)
+    return jax.tree.map(
+        lambda *leaves: np.stack(leaves), *(task.feed(seed, step) for seed in seeds)
+    )
 
 
 def _write(file: MetricsFile | None, step: int, line: dict[str, list[float]]) -> None:

@@ -62,7 +62,7 @@ class Progress:
         status = f"loss {statistics.fmean(metrics['loss']):.4f}"
         rate = self.rate
         if rate is not None:
-            status += f", {rate:.0f} steps/s"
+            status += f", {rate:.3g} steps/s"
         if self._warm is None:
             self._warm = self._now
         if self._bar is not None:
@@ -75,6 +75,13 @@ class Progress:
                 "" if rate is None else f", {(self._total - step) * self._seeds / rate:.0f} s left"
             )
             print(f"{self._description}: step {step}/{self._total}, {status}{left}", flush=True)
+
+    def note(self, text: str) -> None:
+        """Says something beside the progress."""
+        if self._bar is not None:
+            self._bar.console.print(f"{self._description}: {text}", highlight=False)
+        elif self._shown:
+            print(f"{self._description}: {text}", flush=True)
 
     def __enter__(self) -> Progress:
         if self._bar is not None:

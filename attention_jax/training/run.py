@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +26,15 @@ from attention_jax.training.loop import (
     train,
 )
 from attention_jax.training.progress import Progress
-from attention_jax.training.run_folder import JSON, MetricsFile, RunFolder
+from attention_jax.training.run_folder import (
+    JSON,
+    NO_FILES,
+    MetricsFile,
+    RunFolder,
+    read_lines,
+)
 from attention_jax.training.sharding import Layout
+from attention_jax.training.validation import Validation, ValidationPlan
 
 
 class Run(NamedTuple):
@@ -39,6 +46,8 @@ class Run(NamedTuple):
     label: str  # for the user
     settings: JSON  # all of them, for config.json
     completed: Callable[[JSON], JSON] = dict  # stored settings, with defaults of younger ones
+    files: Mapping[str, bytes] = NO_FILES  # what else it is, kept in the folder by name
+    validation: ValidationPlan | None = None
 
 
 class Reached(NamedTuple):
@@ -49,6 +58,7 @@ class Reached(NamedTuple):
     seconds: float  # wall time, compilation included
     steps_per_second: float | None  # of all seeds together, without compilation
     interrupted: int  # 130 or 143, an exit status, if a signal asked to stop; else 0
+    exhausted: bool = False  # stopped because validation no longer improved
 
 
 def train_in_folder(
@@ -80,7 +90,9 @@ def train_in_folder(
         interruption = stack.enter_context(Interruption())
         with processes.together():
             if processes.is_first():
-                begun = folder.begun(run.settings, resume=resume, completed=run.completed)
+                begun = folder.begun(
+                    run.settings, resume=resume, completed=run.completed, files=run.files
+                )
                 stack.enter_context(begun)
         loop = run.loop
         checkpoints = Checkpoints(folder.checkpoints, keep=loop.keep, keep_best=loop.keep_best)
@@ -93,7 +105,8 @@ def train_in_folder(
             state, first = restored.state, restored.step
             if restored.damaged:
                 tell_damage(restored, aside=checkpoints.set_aside(restored.damaged))
-        metrics, gradient_log = None, None
+        earlier = [line for line in read_lines(folder.validation) if line["step"] <= first]
+        metrics, gradient_log, validation = None, None, None
         with processes.together():
             if processes.is_first():
                 events = folder.path / "tensorboard" if tensorboard else None
@@ -110,6 +123,13 @@ def train_in_folder(
                 if processes.is_first():
                     file = _gradients_file(folder, first, tensorboard)
                     gradient_log = gradient_log._replace(file=stack.enter_context(file))
+            if run.validation is not None:
+                lines: MetricsFile | None = None
+                if processes.is_first():
+                    events = folder.path / "tensorboard" / "validation" if tensorboard else None
+                    lines = MetricsFile(folder.validation, after_step=first, tensorboard=events)
+                    stack.enter_context(lines)
+                validation = Validation(run.validation, lines, earlier)
         progress = Progress(
             run.label, start=first, total=loop.steps, seeds=loop.seeds, shown=processes.is_first()
         )
@@ -124,6 +144,7 @@ def train_in_folder(
             progress=progress,
             interruption=interruption,
             gradient_log=gradient_log,
+            validation=validation,
             layout=layout,
         )
         reached = int(layout.fetched(state.step)[0])
@@ -131,7 +152,8 @@ def train_in_folder(
         if reached > first and processes.is_first():
             speed = {"seconds": seconds, "steps_per_second": rate}
             folder.add_timing({"from_step": first, "to_step": reached, **speed})
-    return Reached(state, reached, seconds, rate, interruption.exit_status)
+    exhausted = reached < loop.steps and validation is not None and validation.exhausted
+    return Reached(state, reached, seconds, rate, interruption.exit_status, exhausted)
 
 
 def tell_damage(restored: Restored, *, aside: Path | None = None) -> None:

@@ -12,14 +12,16 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
 JSON = dict[str, Any]
 
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 _BEFORE_CONFIG = {"lock", "config.json.new"}  # all that a start that was cut off may leave
 
 
@@ -48,28 +50,46 @@ class RunFolder:
         """One JSON object a line, where training logs gradients."""
         return self.path / "gradients.jsonl"
 
+    @property
+    def validation(self) -> Path:
+        """One JSON object a line, where training validates."""
+        return self.path / "validation.jsonl"
+
     def create(
-        self, config: JSON, *, resume: bool, completed: Callable[[JSON], JSON] = dict
+        self,
+        config: JSON,
+        *,
+        resume: bool,
+        completed: Callable[[JSON], JSON] = dict,
+        files: Mapping[str, bytes] = NO_FILES,
     ) -> None:
         """Makes the folder and writes what the run is; or checks that it is the run to go on with.
 
-        `completed` gives a stored configuration the settings that are younger than it.
+        `completed` gives a stored configuration the settings that are younger than it. `files` are
+        what else the folder keeps of what the run is, by name.
 
         Raises:
             ValueError: the path is a file or cannot be written, it holds a run already and
                 `resume` is False, or it holds one of another or an unknown configuration.
         """
         with _written("workdir", self.path):
-            self._check(config, resume=resume, completed=completed)
+            self.check(config, resume=resume, completed=completed)
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "config.json", config)
+            for name, content in files.items():
+                _replace(self.path / name, content)
             if not (self.path / "env.json").exists():
                 write_json(self.path / "env.json", environment())
             self.checkpoints.mkdir(exist_ok=True)
 
     @contextlib.contextmanager
     def begun(
-        self, config: JSON, *, resume: bool, completed: Callable[[JSON], JSON] = dict
+        self,
+        config: JSON,
+        *,
+        resume: bool,
+        completed: Callable[[JSON], JSON] = dict,
+        files: Mapping[str, bytes] = NO_FILES,
     ) -> Iterator[None]:
         """`create`, and `locked` while entered: of two that begin at once one writes, and goes on.
 
@@ -77,10 +97,10 @@ class RunFolder:
             ValueError: as `create` and `locked` say.
         """
         with _written("workdir", self.path):
-            self._check(config, resume=resume, completed=completed)  # before anything is made
+            self.check(config, resume=resume, completed=completed)  # before anything is made
             self.path.mkdir(parents=True, exist_ok=True)
         with self.locked():
-            self.create(config, resume=resume, completed=completed)
+            self.create(config, resume=resume, completed=completed, files=files)
             yield
 
     @contextlib.contextmanager
@@ -141,7 +161,17 @@ class RunFolder:
             raise ValueError(f"{path} cannot be read: it must hold a JSON object; got {config!r}")
         return config
 
-    def _check(self, config: JSON, *, resume: bool, completed: Callable[[JSON], JSON]) -> None:
+    @property
+    def task(self) -> str | None:
+        """What the run learns; None if there is none to be read."""
+        with contextlib.suppress(ValueError):
+            return str(self.read_config().get("task", "reversal"))
+        return None
+
+    def check(
+        self, config: JSON, *, resume: bool, completed: Callable[[JSON], JSON] = dict
+    ) -> None:
+        """Raises ValueError unless the run can begin here, or go on; changes nothing."""
         check_folder("workdir", self.path)
         config = json.loads(json.dumps(config))  # as it will read back
         names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
@@ -357,10 +387,10 @@ def _written(kind: str, path: Path) -> Iterator[None]:
         raise ValueError(f"{kind} {path} cannot be written: {error.strerror or error}") from error
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as file:
-        file.write(text)
+    with temporary.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())  # else a power cut may leave the new name on an empty file
     os.replace(temporary, path)

@@ -43,7 +43,7 @@ from hypothesis import strategies as st
 from outcomes import ERROR, RESULT, Kind
 
 from attention_jax.command_line import run_command
-from attention_jax.data.reversal import Batch
+from attention_jax.data.batch import Batch
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks import reversal, reversal_evaluation
 from attention_jax.tasks.reversal import ReversalConfig

@@ -1,0 +1,66 @@
+"""A sequence-to-sequence model as a function of its parameters, a pure dict of arrays."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+from flax import nnx
+
+from attention_jax.nn.seq2seq import Seq2Seq
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+
+Array = jax.Array
+
+
+def bind(
+    config: Seq2SeqConfig,
+    params: Any,
+    vocabulary_size: int,
+    source_vocabulary_size: int | None = None,
+) -> Seq2Seq:
+    """The model with given parameters: the pure dict of a checkpoint."""
+    return nnx.merge(_graphdef(config, vocabulary_size, source_vocabulary_size), params)
+
+
+@functools.lru_cache(maxsize=64)
+def _graphdef(
+    config: Seq2SeqConfig, vocabulary_size: int, source_vocabulary_size: int | None
+) -> nnx.GraphDef:
+    def make() -> Seq2Seq:
+        return Seq2Seq(
+            config,
+            vocabulary_size,
+            source_vocabulary_size=source_vocabulary_size,
+            rngs=nnx.Rngs(0),
+        )
+
+    return nnx.graphdef(nnx.eval_shape(make))
+
+
+def output_layer(model: Seq2Seq) -> tuple[Array, Array | None]:
+    """Kernel [dim, V] and bias [V] that make logits of features; tied embeddings have no bias.
+
+    For a loss that takes them in pieces.
+    """
+    if model.logits is None:
+        return model.target_embedding.embedding[...].T, None
+    bias = model.logits.bias
+    return model.logits.kernel[...], None if bias is None else bias[...]
+
+
+def initial_params(
+    config: Seq2SeqConfig,
+    vocabulary_size: int,
+    rng: Array,
+    source_vocabulary_size: int | None = None,
+) -> Any:
+    """Parameters of a new model, as a pure dict."""
+    model = Seq2Seq(
+        config,
+        vocabulary_size,
+        source_vocabulary_size=source_vocabulary_size,
+        rngs=nnx.Rngs(params=rng),
+    )
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))

@@ -1,0 +1,129 @@
+"""Translates with a trained run, from a file or standard input; see --help."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import rich.console
+import rich.progress
+import tyro
+
+from attention_jax import plotting
+from attention_jax.command_line import run_command
+from attention_jax.data.parallel_text import decode_sentences, read_sentences
+from attention_jax.tasks.translating import Search, align, translate
+from attention_jax.tasks.translation_run import load_translator
+from attention_jax.training.checkpoints import StepName
+from attention_jax.training.run_folder import check_output
+
+_AT_ONCE = 1024  # sentences sorted by length together, and then written
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Translate sentences, one a line, with a run of scripts/train.py --task translation.
+
+    Translations go to standard output or a file, line by line, in order; what is said of the
+    progress goes to standard error. Ctrl-C leaves what has been written.
+
+    Attributes:
+        workdir: the run folder.
+        source: sentences to translate, UTF-8, plain or .gz; standard input if left out.
+        out: where translations go; standard output if left out.
+        search: how they are searched for.
+        step: the newest good checkpoint, the best by validation, or that of a step which is kept.
+        average: the mean of the parameters of so many of the newest checkpoints.
+        seed_index: which of the run's seeds translates, from 0.
+        heatmap: also draw where each decoder layer looked while it translated the first sentence,
+            to this PNG.
+    """
+
+    workdir: Path
+    source: Path | None = None
+    out: Path | None = None
+    search: Annotated[Search, tyro.conf.OmitArgPrefixes] = Search(beams=4)
+    step: StepName = "newest"
+    average: int = 1
+    seed_index: int = 0
+    heatmap: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_output(self.out)
+        if self.heatmap is not None:
+            plotting.check_png(self.heatmap)
+
+
+def main(arguments: Arguments) -> int:
+    translator, _ = load_translator(
+        arguments.workdir,
+        arguments.step,
+        average=arguments.average,
+        seed_index=arguments.seed_index,
+    )
+    if arguments.source is None:
+        sentences = decode_sentences(sys.stdin.buffer.read(), "standard input")
+    else:
+        sentences = read_sentences(arguments.source)
+    if arguments.heatmap is not None and not any(sentences):
+        raise ValueError("heatmap needs a sentence; got none")
+    done = 0
+    try:
+        with _written(arguments.out) as out, _progress(len(sentences)) as progress:
+            for first in range(0, len(sentences), _AT_ONCE):
+                some = sentences[first : first + _AT_ONCE]
+                answers = translate(translator, some, arguments.search, progress=progress)
+                out.write("".join(f"{answer}\n" for answer in answers))
+                out.flush()
+                done += len(some)
+    except KeyboardInterrupt:
+        print(f"stopped after {done} of {len(sentences)} sentences", file=sys.stderr)
+        return 130
+    if arguments.heatmap is not None:
+        sentence = next(filter(None, sentences))
+        found = align(translator, sentence, arguments.search)
+        panels = {
+            f"decoder layer {layer}": (weights, found.target_labels, found.source_labels)
+            for layer, weights in enumerate(found.weights)
+        }
+        figure = plotting.weight_heatmaps(
+            panels,
+            ylabel="subword written (query)",
+            xlabel="source subword (key)",
+            size=max(3.1, 0.22 * max(found.weights.shape[1:])),
+        )
+        try:
+            print(plotting.save(figure, arguments.heatmap), file=sys.stderr)
+        except OSError as error:
+            raise ValueError(
+                f"heatmap {arguments.heatmap} cannot be written: {error.strerror}"
+            ) from error
+    return 0
+
+
+@contextlib.contextmanager
+def _written(path: Path | None) -> Iterator[TextIO]:
+    if path is None:
+        # UTF-8 whatever the locale.
+        with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as file:
+            yield file
+        return
+    with path.open("w", encoding="utf-8") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _progress(total: int):
+    """A bar on a terminal; where there is none, nobody looks."""
+    console = rich.console.Console(stderr=True)
+    with rich.progress.Progress(console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("translating", total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+if __name__ == "__main__":
+    run_command(Arguments, main)
