@@ -42,7 +42,7 @@ MODEL = Seq2SeqConfig(
     dropout_rate=0.2,
     tied_embeddings="all",
 )
-LOOP = LoopConfig(seeds=1, steps=9000, log_every=20, checkpoint_every=500, keep=5, keep_best=1)
+LOOP = LoopConfig(seeds=1, steps=9000, log_every=25, checkpoint_every=500, keep=5, keep_best=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,8 @@ class TranslationConfig:
             if content.get("task") != "translation":
                 raise ValueError("config.json is not that of a translation run")
             fields = {name: value for name, value in content.items() if name in _FIELDS}
-            for name in ("source", "target", "validation_source", "validation_target"):
+            fields |= {name: Path(fields[name]) for name in ("source", "target")}
+            for name in ("validation_source", "validation_target"):
                 value = fields.get(name)
                 fields[name] = None if value is None else Path(value)
             positions = PositionConfig(**fields["model"].get("positions", {}))

@@ -52,7 +52,7 @@ def linear_cross_entropy(
         kernel: float [D, V].
         bias: float [V], or None.
         targets: int [M], 0 to V - 1.
-        weights: float [M]; 0 for padding, whose features get no gradient.
+        weights: float [M], which get no gradient; 0 for padding, whose features get none.
         label_smoothing: 0 <= s < 1.
         chunk: tokens taken at a time.
 
@@ -76,7 +76,8 @@ def linear_cross_entropy(
     bias = jnp.zeros(kernel.shape[1], kernel.dtype) if bias is None else bias
     weights = jax.lax.stop_gradient(weights.astype(dtype))
     arrays = (features, kernel, bias)
-    return LinearCrossEntropy(*_sums(smoothing, min(chunk, len(targets)), arrays, targets, weights))
+    chunk = max(1, min(chunk, len(targets)))
+    return LinearCrossEntropy(*_sums(smoothing, chunk, arrays, targets, weights))
 
 
 class _Pieces(NamedTuple):
@@ -136,7 +137,7 @@ _sums.defvjp(_sums_fwd, _sums_bwd)
 def _of_piece(smoothing: float, kernel: Array, bias: Array, piece: _Pieces):
     """d loss / d logits [chunk, V], and the three sums."""
     dtype = piece.weights.dtype
-    logits = _product("cd,dv->cv", piece.features, kernel, dtype) + bias.astype(dtype)
+    logits = _product("cd,dv->cv", piece.features, kernel, dtype) + bias.astype(dtype)[None, :]
     size = logits.shape[1]
     largest = jnp.max(logits, axis=1)
     exponentials = jnp.exp(logits - largest[:, None])
@@ -146,10 +147,12 @@ def _of_piece(smoothing: float, kernel: Array, bias: Array, piece: _Pieces):
     nats = logsumexp - at_target
     smoothed = logsumexp - (1 - smoothing) * at_target - smoothing * jnp.mean(logits, axis=1)
     factor = (piece.weights / normalizer)[:, None]
-    is_target = jnp.arange(size)[None, :] == piece.targets[:, None]
+    numbers = jnp.arange(size, dtype=piece.targets.dtype)
+    is_target = numbers[None, :] == piece.targets[:, None]
     wanted = jnp.where(is_target, 1 - smoothing + smoothing / size, smoothing / size)
     dlogits = exponentials * factor - piece.weights[:, None] * wanted
-    found = (smoothed, nats, (at_target >= largest).astype(dtype))
+    right = (at_target >= largest).astype(dtype)
+    found = (smoothed, jax.lax.stop_gradient(nats), right)  # of the second order neither
     return dlogits, tuple(jnp.sum(piece.weights * one) for one in found)
 
 

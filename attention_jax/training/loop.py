@@ -235,7 +235,7 @@ def train(
         metric = loss
         if validation is not None:
             # A stop on the way is no point to validate at: a resumed run would not come by it.
-            planned = step % config.checkpoint_every == 0 or step == config.steps
+            planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
             params = jax.tree.map(layout.fetched, state.params) if planned else None
             metric = validation.at(step, params, progress.note) if planned else None
         with processes.together():

@@ -62,7 +62,7 @@ class Progress:
         status = f"loss {statistics.fmean(metrics['loss']):.4f}"
         rate = self.rate
         if rate is not None:
-            status += f", {rate:.3g} steps/s"
+            status += f", {rate:.0f} steps/s" if rate >= 100 else f", {rate:.3g} steps/s"
         if self._warm is None:
             self._warm = self._now
         if self._bar is not None:
@@ -79,7 +79,8 @@ class Progress:
     def note(self, text: str) -> None:
         """Says something beside the progress."""
         if self._bar is not None:
-            self._bar.console.print(f"{self._description}: {text}", highlight=False)
+            line = f"{self._description}: {text}"
+            self._bar.console.print(line, highlight=False, markup=False, emoji=False)
         elif self._shown:
             print(f"{self._description}: {text}", flush=True)
 

@@ -105,7 +105,6 @@ def train_in_folder(
             state, first = restored.state, restored.step
             if restored.damaged:
                 tell_damage(restored, aside=checkpoints.set_aside(restored.damaged))
-        earlier = [line for line in read_lines(folder.validation) if line["step"] <= first]
         metrics, gradient_log, validation = None, None, None
         with processes.together():
             if processes.is_first():
@@ -129,6 +128,7 @@ def train_in_folder(
                     events = folder.path / "tensorboard" / "validation" if tensorboard else None
                     lines = MetricsFile(folder.validation, after_step=first, tensorboard=events)
                     stack.enter_context(lines)
+                earlier = [line for line in read_lines(folder.validation) if line["step"] <= first]
                 validation = Validation(run.validation, lines, earlier)
         progress = Progress(
             run.label, start=first, total=loop.steps, seeds=loop.seeds, shown=processes.is_first()

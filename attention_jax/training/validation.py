@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -56,4 +57,6 @@ class Validation:
 
     def _loss(self, line: Any) -> float:
         mean = statistics.fmean(line[self._plan.metric])
+        if not math.isfinite(mean):
+            return math.inf  # no better than any, and the same when it is read back as null
         return -mean if self._plan.larger_is_better else mean
