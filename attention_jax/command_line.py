@@ -8,7 +8,7 @@ import traceback
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import tyro
@@ -43,15 +43,20 @@ def _positions(
     )
 
 
-def run_command(arguments: type[Arguments], main: Callable[[Arguments], int | None]) -> None:
+def run_command(
+    arguments: type[Arguments] | Callable[[list[str]], type[Any]],
+    main: Callable[[Arguments], int | None],
+) -> None:
     """Parses `sys.argv`, runs `main` and exits with its status; 2 and one line for a mistake.
 
+    `arguments` are what there is to say, a dataclass; or a function that picks it by the words.
     A ValueError that our own code raises is the user's mistake. One from anywhere else, such as a
     user's score or JAX, keeps its traceback: it says where to look.
     """
     sys.path.insert(0, str(Path.cwd()))  # so that --score module:Name finds a module lying here
     try:
-        parsed = tyro.cli(arguments, config=(tyro.conf.OmitArgPrefixes,), registry=_REGISTRY)
+        chosen: Any = arguments if isinstance(arguments, type) else arguments(sys.argv[1:])
+        parsed = tyro.cli(chosen, config=(tyro.conf.OmitArgPrefixes,), registry=_REGISTRY)
         status = main(parsed)
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         if _is_users_mistake(error):

@@ -19,6 +19,7 @@ from benchmarks import (
     local,
     reversal_training,
     ring,
+    translation,
 )
 from benchmarks.measure import JSON, Benchmark, Options, Report
 
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "ring": Benchmark(ring.check, ring.run),
     "crossover": Benchmark(crossover.check, crossover.run),
     "reversal": Benchmark(reversal_training.check, reversal_training.run),
+    "translation": Benchmark(translation.check, translation.run),
     "gru-padding": Benchmark(gru_padding.check, gru_padding.run),
 }
 
@@ -57,6 +59,8 @@ class Arguments:
     crossover: from what size tiles are faster than the whole table of logits; a few minutes.
     reversal: training throughput of our model, all seeds at once, and of a GRU in PyTorch (needs
     the extra [bench]; listed as absent without it).
+    translation: a training step of the translator with each score, what of it is cross attention,
+    and with optax's loss and Flax's dropout in place of ours; 5 minutes.
     gru-padding: that GRU's accuracy with and without a padding mask, one seed, about 10 minutes.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -170,7 +169,7 @@ def main(arguments: ReversalArguments | TranslationArguments) -> None:
         evaluate_reversal(arguments)
 
 
-def _arguments_of(words: list[str]) -> type[ReversalArguments] | type[TranslationArguments]:
+def arguments_of(words: list[str]) -> type[ReversalArguments] | type[TranslationArguments]:
     """Those of the task that the run folder is of."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--workdir", nargs="?", type=Path)
@@ -180,4 +179,4 @@ def _arguments_of(words: list[str]) -> type[ReversalArguments] | type[Translatio
 
 
 if __name__ == "__main__":
-    run_command(_arguments_of(sys.argv[1:]), main)
+    run_command(arguments_of, main)

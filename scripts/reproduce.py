@@ -44,6 +44,7 @@ EXPERIMENTS = (
     "length_generalization",
     "length_ablations",
     "gradient_analysis",
+    "translation_comparison",
     "weak_scaling",
 )
 
@@ -100,6 +101,9 @@ def main(arguments: Arguments) -> int:
         if numbers_path(arguments.results, name).exists() and not arguments.force:
             console.print(f"{title}: there already; --force runs it again", highlight=False)
             continue
+        if reason := _missing(name, arguments):
+            console.print(f"{title}: left out, {reason}", highlight=False)
+            continue
         console.rule(title)
         start = time.perf_counter()
         try:
@@ -120,6 +124,14 @@ def main(arguments: Arguments) -> int:
     for claim in missed:
         print(f"not as expected: {claim}", file=sys.stderr)
     return status or int(bool(failed or (missed and not arguments.quick)))
+
+
+def _missing(name: str, arguments: Arguments) -> str:
+    """What an experiment needs that only its user can bring, and is not there; "" for nothing."""
+    experiment = importlib.import_module(name)
+    if not hasattr(experiment, "missing"):
+        return ""
+    return str(experiment.missing(arguments.config(experiment)))
 
 
 def _run(name: str, arguments: Arguments) -> None:

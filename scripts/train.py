@@ -150,7 +150,7 @@ def main(arguments: ReversalArguments | TranslationArguments) -> int:
     return status
 
 
-def _arguments_of(words: list[str]) -> type[ReversalArguments] | type[TranslationArguments]:
+def arguments_of(words: list[str]) -> type[ReversalArguments] | type[TranslationArguments]:
     """Those of the task that the command line names: each has options of its own."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--task", nargs="?")
@@ -159,4 +159,4 @@ def _arguments_of(words: list[str]) -> type[ReversalArguments] | type[Translatio
 
 
 if __name__ == "__main__":
-    run_command(_arguments_of(sys.argv[1:]), main)
+    run_command(arguments_of, main)

@@ -35,8 +35,10 @@ def call(module, *arguments, monkeypatch):
     """Runs a command line in process; returns its exit status."""
     monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
     monkeypatch.setattr(sys, "path", list(sys.path))
+    names = ("Arguments", "arguments_of", "Config")
+    arguments_of = next(getattr(module, name) for name in names if hasattr(module, name))
     with pytest.raises(SystemExit) as exit_info:
-        run_command(getattr(module, "Arguments", None) or module.Config, module.main)
+        run_command(arguments_of, module.main)
     return exit_info.value.code or 0
 
 

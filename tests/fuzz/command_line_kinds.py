@@ -131,7 +131,7 @@ def run(name: str, words: list[str], replaced: dict[str, Any], folder: Path) -> 
         stack.enter_context(contextlib.redirect_stderr(printed))
         os.chdir(folder)
         try:
-            run_command(module.Arguments, module.main)
+            run_command(getattr(module, "Arguments", None) or module.arguments_of, module.main)
         except SystemExit as exited:
             status = exited.code or 0
         except _Begun:

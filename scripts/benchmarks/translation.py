@@ -1,0 +1,162 @@
+"""A training step of the translator with each score, what of it is cross attention, and two peers.
+
+The same random batch for all, of the shape that captions have most: no text is needed. What cross
+attention takes, its projections among it, is the difference to the same model with the memory's
+mean in place of it. The peers do one part as one would without this library: the output layer
+and its loss whole, by optax; dropout by `flax.nnx.Dropout`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from attention_jax.data.batch import Batch
+from attention_jax.data.translation import padded_batch
+from attention_jax.nn import cross_attention, seq2seq, transformer
+from attention_jax.tasks.translation import TranslationConfig, bind, optimizer, translation_task
+from attention_jax.training.loop import LoopConfig, initial_state, train_step
+from attention_jax.training.losses import masked_mean
+from benchmarks.measure import JSON, Options, Report, compile_cold, interleaved_seconds, say
+
+_TOKENS, _WIDTH = 2560, 18  # of a batch, both sides; of a sentence
+_COLUMNS = {
+    "cross attention": ("score", ""),
+    "step": ("variant", ""),
+    "ms": ("milliseconds", ",.1f"),
+    "subwords/s": ("tokens_per_second", ",.0f"),
+    "times ours": ("times_ours", ".2f"),
+    "cross attention's share": ("cross_attention_share", ".1%"),
+    "temporary MiB": ("temporary_mib", ",.1f"),
+}
+_PEERS = ("optax loss", "nnx.Dropout")  # of the first score alone
+
+
+def check(options: Options) -> None:
+    """Every choice of options can be run."""
+
+
+def run(options: Options) -> list[Report]:
+    """Every score, and the peers with the first."""
+    tokens = max(2 * _WIDTH, _TOKENS // options.shrink)
+    batch = _batch(tokens // (2 * _WIDTH))
+    rows: list[JSON] = []
+    for index, score in enumerate(options.scores):
+        say(f"translation, {score}: compiling")
+        variants = ["ours", "without cross attention", *(_PEERS if index == 0 else ())]
+        steps = {variant: _step(score, variant, batch) for variant in variants}
+        say(f"translation, {score}: measuring")
+        seconds = interleaved_seconds(
+            {variant: step for variant, (step, _) in steps.items()}, options.repeats
+        )
+        medians = {variant: statistics.median(times) for variant, times in seconds.items()}
+        for variant, median in medians.items():
+            ours, bare = medians["ours"], medians["without cross attention"]
+            rows.append(
+                {
+                    "score": score,
+                    "variant": variant,
+                    "milliseconds": 1e3 * median,
+                    "tokens_per_second": 2 * _WIDTH * len(batch.source) / median,
+                    "times_ours": median / ours,
+                    "cross_attention_share": 1 - bare / ours if variant == "ours" else None,
+                    "temporary_mib": steps[variant][1],
+                    "repeat_seconds": seconds[variant],
+                }
+            )
+    config = _config("scaled")
+    return [
+        Report(
+            name="translation",
+            title=f"Training the translator: a step of {len(batch.source)} pairs of {_WIDTH} +"
+            f" {_WIDTH} subwords, median of {options.repeats} turns",
+            columns=_COLUMNS,
+            rows=rows,
+            settings={**dataclasses.asdict(options), "config": config.to_json()},
+            notes=[
+                "subwords/s: source and target together",
+                "without cross attention: the memory's mean in its place",
+                "optax loss: logits of all subwords at once, and optax's cross entropy",
+                "nnx.Dropout: in place of the hash that XLA fuses; attention weights keep theirs",
+            ],
+        )
+    ]
+
+
+def _config(score: str) -> TranslationConfig:
+    config = TranslationConfig(Path("-"), Path("-"), loop=LoopConfig(seeds=1))
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, score=score))
+
+
+def _batch(size: int) -> Batch:
+    rows = np.random.default_rng(0).integers(4, 4000, (2, size, _WIDTH)).tolist()
+    return padded_batch(rows[0], rows[1], size, _WIDTH, _WIDTH)
+
+
+def _step(score: str, variant: str, batch: Batch) -> tuple[Callable[[], None], float]:
+    """A call that takes one step, warm; and the temporary memory of its program."""
+    config = _config(score)
+    task, adam = translation_task(config), optimizer(config)
+    if variant == "optax loss":
+        task = task._replace(loss=functools.partial(_optax_loss, config))
+    state = initial_state(task, adam, config.loop)
+    state = jax.tree.map(lambda leaf: leaf[0], state)
+
+    def one_step(state: Any, batch: Batch) -> Any:
+        rng = jax.random.fold_in(jax.random.key(0), state.step)
+        return train_step(task, adam, state, batch, rng)[0]
+
+    with _changed(variant):
+        compiled = compile_cold(one_step, state, batch)
+
+    def take() -> None:
+        nonlocal state
+        state = jax.block_until_ready(compiled.call(state, batch))
+
+    take()
+    return take, compiled.temporary_mib
+
+
+@contextlib.contextmanager
+def _changed(variant: str) -> Iterator[None]:
+    """While entered, models are traced as the variant has them."""
+    with contextlib.ExitStack() as stack:
+        if variant == "without cross attention":
+            kind = cross_attention.CrossAttention
+            stack.enter_context(mock.patch.object(kind, "__call__", _mean_of_memory))
+        if variant == "nnx.Dropout":
+            for module in (transformer, seq2seq):
+                stack.enter_context(mock.patch.object(module, "drop_features", _flax_dropout))
+        yield
+
+
+def _mean_of_memory(self: Any, query: jax.Array, memory: jax.Array, **_: Any) -> Any:
+    mean = jnp.mean(memory, axis=-2, keepdims=True)
+    weights = jnp.zeros((*query.shape[:-1], memory.shape[-2]), query.dtype)
+    return jnp.broadcast_to(mean, query.shape), weights, None
+
+
+def _flax_dropout(x: jax.Array, rng: jax.Array | None, rate: float) -> jax.Array:
+    return nnx.Dropout(rate)(x, deterministic=rng is None, rngs=rng)
+
+
+def _optax_loss(config: TranslationConfig, params: Any, batch: Batch, rng: jax.Array) -> Any:
+    logits = bind(config, params)(
+        batch.source, batch.source_lengths, batch.target_inputs, dropout_rng=rng
+    )
+    wanted = jax.nn.one_hot(batch.targets, logits.shape[-1])
+    smoothed = optax.smooth_labels(wanted, config.label_smoothing)
+    nats = optax.softmax_cross_entropy(logits, smoothed)
+    return masked_mean(nats, batch.target_lengths), {}
