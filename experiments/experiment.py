@@ -7,6 +7,7 @@ An experiment is a module with
     CAPTIONS                    {figure's file stem: what is to be seen in it, in words}
     run(config) -> numbers      JSON; computes, and writes nothing
     plot(numbers) -> figures    {file stem: figure}, from the numbers alone
+    missing(config)             if it needs data of the user's: "", or what is not there
     expectations(numbers)       what the source says and what came out, as `Expectation`s
 
 and `conduct` runs it from a command line.

@@ -83,6 +83,11 @@ def main(arguments: Arguments) -> int:
     except KeyboardInterrupt:
         print(f"stopped after {done} of {len(sentences)} sentences", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # who read it has enough: head, say
+        return 141
+    except OSError as error:
+        where = "standard output" if arguments.out is None else f"out {arguments.out}"
+        raise ValueError(f"{where} cannot be written: {error.strerror or error}") from error
     if arguments.heatmap is not None:
         sentence = next(filter(None, sentences))
         found = align(translator, sentence, arguments.search)

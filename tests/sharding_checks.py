@@ -15,6 +15,7 @@ import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from score_cases import DK, SCORE_CASES
 
@@ -23,8 +24,9 @@ from attention_jax.nn import Seq2SeqConfig
 from attention_jax.tasks.reversal import ReversalConfig, optimizer, reversal_task, train_run
 from attention_jax.training.checkpoints import Checkpoints
 from attention_jax.training.digest import _sums_on, digests
-from attention_jax.training.loop import LoopConfig, initial_state
-from attention_jax.training.run_folder import read_lines
+from attention_jax.training.loop import LoopConfig, Task, initial_state, never_drawn
+from attention_jax.training.run import Run, train_in_folder
+from attention_jax.training.run_folder import RunFolder, read_lines
 from attention_jax.training.sharding import Layout, MeshShape
 
 DEVICES = 8
@@ -174,6 +176,37 @@ def goes_on_over_others(before, after):
     np.testing.assert_allclose(losses(folder), losses(folder_of(None)[0]), rtol=TOLERANCE)
 
 
+def fed_trains_as_one_device_does():
+    """Batches of two shapes, made outside the program, each device its part of them."""
+
+    def feed(seed, step):
+        rng = np.random.default_rng([seed, step])
+        return rng.normal(size=(8 + 8 * (step % 2), 16)).astype(np.float32)
+
+    def loss(params, batch, rng):
+        noise = 0.1 * jax.random.normal(rng, (len(batch),))
+        return jnp.mean((jnp.tanh(batch @ params["kernel"]) @ params["out"] + noise) ** 2), {}
+
+    def init(rng):
+        return {"kernel": jax.random.normal(rng, (16, 24)), "out": jnp.linspace(-1.0, 1.0, 24)}
+
+    loop = LoopConfig(seeds=4, steps=6, log_every=2, checkpoint_every=4)
+    described = Run(Task(init, never_drawn, loss, feed), optax.adam(0.01), loop, "fed", {})
+    states, lines = [], []
+    for mesh in (None, "all"):
+        folder = RunFolder(tempfile.mkdtemp())
+        layout = Layout(MESHES.get(mesh))
+        states.append(train_in_folder(described, folder, layout=layout).state)
+        lines.append(np.array([line["loss"] for line in read_lines(folder.metrics)]))
+    assert lines[0].shape == (3, 4)
+    assert len(np.unique(lines[0])) == lines[0].size
+    np.testing.assert_allclose(lines[1], lines[0], rtol=TOLERANCE)
+    alone, spread = (state.params for state in states)
+    for one, other in zip(jax.tree.leaves(spread), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert assert_spread(states[1], MESHES["all"]) >= 6  # both, and of each two moments
+
+
 def draws_each_part_where_it_is_used():
     layout = Layout(MeshShape(data=4, fsdp=2))
     task = reversal_task(config())
@@ -258,6 +291,7 @@ CHECKS = {
     check.__name__: check
     for check in (
         digests_do_not_depend_on_devices, digests_move_no_leaf, draws_each_part_where_it_is_used,
+        fed_trains_as_one_device_does,
     )
 } | {
     "trains-all": functools.partial(trains_as_one_device_does, "all"),

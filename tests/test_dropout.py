@@ -8,7 +8,7 @@ from conformance import ALL_IMPLEMENTATIONS, DK, DV, S, T
 from jax.test_util import check_grads
 
 from attention_jax import attention, padding_mask
-from attention_jax.dropout import drop, keep_mask
+from attention_jax.dropout import drop, drop_features, keep_mask
 
 RNG = jax.random.key(13)
 
@@ -63,6 +63,66 @@ def test_drop_by_hand():
     weights, kept = jnp.array([0.5, 0.3, 0.2]), jnp.array([True, False, True])
     np.testing.assert_allclose(drop(weights, kept, 0.75), [2.0, 0.0, 0.8], rtol=1e-6)
 
+
+# --- of features ---
+
+
+def features(*shape, dtype=np.float32):
+    return jnp.asarray(np.random.default_rng(3).normal(size=shape), dtype)
+
+
+def test_features_are_dropped_row_by_row():
+    x = features(2, 3, 11)
+    kept = keep(0.3, rows=np.arange(6), columns=np.arange(11)).reshape(x.shape)
+    expected = np.where(kept, np.float64(x) / 0.7, 0)
+    for run in (drop_features, jax.jit(drop_features, static_argnums=2)):
+        np.testing.assert_allclose(run(x, RNG, 0.3), expected, rtol=1e-6)
+    np.testing.assert_array_equal(drop_features(x, RNG, 0.3), drop_features(x, RNG, 0.3))
+    np.testing.assert_array_equal(
+        drop_features(x[0, 0], RNG, 0.3), drop_features(x, RNG, 0.3)[0, 0]
+    )
+    assert np.any(drop_features(x, jax.random.key(14), 0.3) != drop_features(x, RNG, 0.3))
+    narrow = drop_features(x.astype(jnp.bfloat16), RNG, 0.3)
+    assert narrow.dtype == jnp.bfloat16
+    np.testing.assert_allclose(narrow.astype(jnp.float32), expected, rtol=2**-7)
+
+
+def test_features_without_an_rng_or_a_rate_are_as_they_are():
+    x = features(3, 5)
+    assert drop_features(x, None, 0.3) is x
+    assert drop_features(x, RNG, 0) is x
+    assert drop_features(x[:0], RNG, 0.3).shape == (0, 5)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_features_keep_their_expectation(rate):
+    x = features(127, 131)
+    dropped = np.asarray(drop_features(jnp.ones_like(x), RNG, rate))
+    assert set(np.unique(dropped)) == {0, np.float32(1) / np.float32(1 - rate)}
+    kept = dropped != 0
+    assert abs(kept.mean() - (1 - rate)) < 4 * np.sqrt(rate * (1 - rate) / x.size)
+    # No two rows, and no two columns, are dropped alike.
+    for table in (kept, kept.T):
+        assert len(np.unique(table, axis=0)) == len(table)
+    # Each feature by itself, over keys.
+    samples, few = 2000, x[:3, :7]
+    mean = jax.vmap(lambda rng: drop_features(few, rng, rate))(jax.random.split(RNG, samples)).mean(
+        0
+    )
+    deviation = np.abs(few) * np.sqrt(rate / (1 - rate) / samples)
+    assert np.all(np.abs(mean - few) < 4.5 * deviation)
+
+
+def test_the_gradient_of_dropped_features_is_the_mask():
+    x, direction = features(3, 5, 7), jnp.cos(features(3, 5, 7))
+    _, pull_back = jax.vjp(lambda x: drop_features(x, RNG, 0.4), x)
+    kept = np.asarray(drop_features(jnp.ones_like(x), RNG, 0.4)) != 0
+    expected = np.where(kept, np.float64(direction) / 0.6, 0)
+    np.testing.assert_allclose(pull_back(direction)[0], expected, rtol=1e-6)
+    assert 0 < kept.sum() < kept.size
+
+
+# --- in attention ---
 
 every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
 

@@ -19,6 +19,34 @@ def test_heatmaps_show_weights_between_zero_and_one_with_letters_on_the_axes():
     assert axes.get_title() == "dot"
 
 
+@pytest.mark.parametrize(
+    ("labels", "rotation"),
+    [(["a", "b", "EOS"], 0), (["ein", "Haus", "."], 90), (["a", "longer", "EOS"], 90)],
+)
+@pytest.mark.parametrize("draw", [plotting.draw_weights, plotting.draw_gradients])
+def test_words_stand_upright_and_letters_do_not(draw, labels, rotation):
+    _, (axes,) = plotting.new_figure(2, 2)
+    draw(axes, np.full((2, len(labels)), 0.25), ["a", "longer than others"], labels)
+    assert [label.get_text() for label in axes.get_xticklabels()] == labels
+    assert {label.get_rotation() for label in axes.get_xticklabels()} == {float(rotation)}
+    assert {label.get_rotation() for label in axes.get_yticklabels()} == {0.0}
+
+
+def test_heatmaps_are_named_and_sized():
+    panel = (np.eye(2), ["a", "b"], ["a", "b"])
+    panels = dict.fromkeys(("dot", "scaled", "additive"), panel)
+    plain = plotting.weight_heatmaps(panels)
+    assert [ax.get_xlabel() for ax in plain.axes[:3]] == ["source letter (key)"] * 3
+    assert [ax.get_ylabel() for ax in plain.axes[:3]] == ["letter written (query)", "", ""]
+    np.testing.assert_allclose(plain.get_size_inches(), [3 * 3.1 + 0.6, 3.5])
+    figure = plotting.weight_heatmaps(
+        panels, columns=2, xlabel="source subword", ylabel="written", size=5
+    )
+    assert [ax.get_xlabel() for ax in figure.axes[:3]] == ["source subword"] * 3
+    assert [ax.get_ylabel() for ax in figure.axes[:3]] == ["written", "", "written"]
+    np.testing.assert_allclose(figure.get_size_inches(), [2 * 5 + 0.6, 2 * 5.4])
+
+
 def test_loss_curves_are_geometric_means_over_seeds():
     figure = plotting.loss_curves([1, 2], {"dot": np.array([[1.0, 4.0], [9.0, 9.0]])}, title="t")
     axes = figure.axes[0]

@@ -41,8 +41,19 @@ def test_rate_and_time_left_leave_the_compiling_call_out(clock, pipe, capsys):
         progress.update(40, {"loss": [1.0, 2.0]})
         assert progress.rate == pytest.approx(30 * 3 / 12)
         # 60 steps are left, at 2.5 steps of all seeds a second: 24 s.
-        assert capsys.readouterr().out == ("dot: step 40/100, loss 1.5000, 8 steps/s, 24 s left\n")
+        assert capsys.readouterr().out == (
+            "dot: step 40/100, loss 1.5000, 7.5 steps/s, 24 s left\n"
+        )
     assert progress.seconds == pytest.approx(62)
+
+
+@pytest.mark.parametrize(("steps", "shown"), [(2997, "1498"), (211, "106"), (3, "1.5")])
+def test_rates_have_three_digits_or_are_whole(clock, pipe, capsys, steps, shown):
+    with Progress("dot", start=0, total=10 + steps, seeds=1) as progress:
+        progress.update(10, {"loss": [1.0]})
+        clock.now += 2
+        progress.update(10 + steps, {"loss": [1.0]})
+    assert f", {shown} steps/s, " in capsys.readouterr().out
 
 
 def test_lines_are_seconds_apart_and_the_last_always_comes(clock, pipe, capsys):
@@ -91,6 +102,30 @@ def test_a_bar_on_a_terminal(terminal, capsys):
     assert "7/7" in out
     assert "loss 0.1250" in out
     assert "dot: step" not in out
+
+
+def test_a_note_is_a_line_of_its_own(clock, pipe, capsys):
+    with Progress("dot", start=0, total=100, seeds=1) as progress:
+        progress.update(10, {"loss": [1.0]})  # too early for a line
+        progress.note("step 10, validation: bleu 31.4")
+    assert capsys.readouterr().out == "dot: step 10, validation: bleu 31.4\n"
+
+
+def test_a_process_that_shows_nothing_notes_nothing(pipe, capsys):
+    with Progress("dot", start=0, total=5, seeds=1, shown=False) as progress:
+        progress.update(5, {"loss": [1.0]})
+        progress.note("step 5")
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == ""
+
+
+def test_a_note_beside_the_bar_is_as_it_was_said(terminal, capsys):
+    with Progress("dot", start=0, total=7, seeds=1) as progress:
+        progress.note("step 2: [red]3.5[/red] [ms] :smile: bleu 2")
+        progress.update(7, {"loss": [0.125]})
+    out = capsys.readouterr().out
+    assert "dot: step 2: [red]3.5[/red] [ms] :smile: bleu 2" in out  # neither colour nor picture
+    assert "7/7" in out
 
 
 def test_the_bar_lets_go_of_the_terminal_on_an_exception(terminal, capsys):

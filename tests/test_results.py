@@ -157,3 +157,15 @@ def test_memory_of_the_ring_falls_with_the_number_of_devices(monkeypatch):
         assert eight["temporary_mib"] < one["temporary_mib"] / (
             4 if one["score"] == "scaled" else 2
         )
+
+
+def test_readme_shows_what_a_step_of_the_translator_takes(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks import readme_tables
+
+    numbers = json.loads((RESULTS / "translation_speed.json").read_text())
+    rows = numbers["benchmarks"]["translation"]["rows"]
+    assert readme_tables.translation_table(rows) in (ROOT / "README.md").read_text()
+    assert {row["score"] for row in rows} == {"additive", "dot", "general", "scaled"}
+    peers = {row["variant"]: row["times_ours"] for row in rows if row["score"] == rows[0]["score"]}
+    assert min(peers["optax loss"], peers["nnx.Dropout"]) > 1  # else what are ours for?

@@ -171,6 +171,52 @@ def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert (tmp_path / "x.json").read_text() == '{\n  "a": 1\n}\n'
 
 
+# --- what else a run is ---
+
+
+def test_files_are_kept_beside_the_configuration(tmp_path, monkeypatch):
+    files = {"a.model": b"\x00\xff\n", "b.model": b""}
+    folder, replace = RunFolder(tmp_path), os.replace
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", lambda *at: (deny if "b.m" in str(at) else replace)(*at))
+        with pytest.raises(ValueError, match=r"workdir .* cannot be written: Permission denied"):
+            folder.create(CONFIG, resume=False, files=files)
+    with folder.begun(CONFIG, resume=True, files=files):  # what was cut off is begun again
+        found = snapshot(tmp_path)
+    assert {name: found[Path(name)] for name in files} == files
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_a_check_changes_nothing(tmp_path):
+    RunFolder(tmp_path / "new" / "run").check(CONFIG, resume=False)
+    assert list(tmp_path.iterdir()) == []
+    folder, younger = RunFolder(tmp_path), {**CONFIG, "younger": 3}
+    folder.create(CONFIG, resume=False)
+    before = snapshot(tmp_path)
+    folder.check(CONFIG, resume=True)
+    folder.check(younger, resume=True, completed=lambda stored: {"younger": 3, **stored})
+    with pytest.raises(ValueError, match="already holds a run; add --resume"):
+        folder.check(CONFIG, resume=False)
+    with pytest.raises(ValueError, match="another configuration: younger was None, now 3"):
+        folder.check(younger, resume=True)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "task"),
+    [
+        ('{"task": "translation"}', "translation"),
+        ('{"dim": 8}', "reversal"),  # from before there were others
+        ('{"task"', None),
+        (None, None),
+    ],
+)
+def test_the_task(tmp_path, content, task):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    assert RunFolder(tmp_path).task == task
+
+
 # --- one trainer a folder ---
 
 

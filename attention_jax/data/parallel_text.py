@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import zlib
@@ -73,8 +74,9 @@ def decode_sentences(content: bytes, name: str) -> list[str]:
     Raises:
         ValueError: they are none.
     """
+    content = content.removeprefix(codecs.BOM_UTF8)
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(

@@ -85,7 +85,8 @@ class Subwords:
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """The text of each row up to its first EOS; PAD and SOS are left out."""
-        texts: list[str] = self._processor.DecodeIds([_said(row) for row in rows])
+        ids = [_said(row) for row in rows]
+        texts: list[str] = self._processor.DecodeIds(ids) if ids else []  # of no rows it says ""
         return texts
 
     def labels(self, ids: Sequence[int]) -> list[str]:
@@ -108,7 +109,7 @@ def _refusal(reason: str, size: int) -> str:
         )
     if smallest := re.search(r"smaller than required_chars\D*\d+ vs (\d+)", reason):
         return (
-            f"vocabulary_size must be at least {int(smallest[1]) + 1}, for the letters of this text"
+            f"vocabulary_size must be at least {smallest[1]}, for the letters of this text"
             f" and 256 bytes; got {size}"
         )
     return f"sentencepiece cannot learn {size} subwords of this text: {reason.strip()}"

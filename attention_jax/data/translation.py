@@ -78,10 +78,10 @@ class Batches:
 
     Args:
         pairs: what is to be learned from.
-        tokens: of a batch at most, padding and both sides counted; but there is at least one pair
-            for each device that shares the batch.
+        tokens: of a batch at most, padding and both sides counted, but one pair at least.
         buckets: how many at most.
-        multiple_of: numbers of pairs are multiples of this, filled up with empty ones.
+        multiple_of: numbers of pairs are multiples of this, filled up with empty ones: which pairs
+            are in a batch does not depend on it.
     """
 
     def __init__(self, pairs: Pairs, *, tokens: int, buckets: int = 6, multiple_of: int = 1):

@@ -270,8 +270,7 @@ class Seq2Seq(nnx.Module):
         """Feeds back the likeliest token at every step; stops when every row has said EOS.
 
         Args:
-            source: int [B, S].
-            source_lengths: int [B].
+            source, source_lengths: as in a call.
             max_length: longest output, EOS included.
             sos: the token every decoder input begins with.
             eos: the token that ends a row.
@@ -351,11 +350,12 @@ class Seq2Seq(nnx.Module):
         rng: Array | None = None,
     ) -> Array:
         # Embeddings start with variance 1 / dim; scaled to 1, they weigh as much as positions.
-        x = embedding(tokens) * embedding.features**0.5
+        # Flax would go on in the dtype that the table was made with.
+        x = embedding(tokens).astype(embedding.embedding[...].dtype) * embedding.features**0.5
         codes = self.placement.codes(positions)
         if codes is not None:
             examples = math.prod(codes.shape[:-2])  # 1 or B
-            x = x + codes.reshape(examples, *codes.shape[-2:])
+            x = x + codes.reshape(examples, *codes.shape[-2:]).astype(x.dtype)
         return drop_features(x, rng, self.config.dropout_rate)
 
     def _places(

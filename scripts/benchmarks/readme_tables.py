@@ -113,6 +113,24 @@ def ring_table(rows: Rows) -> str:
     return _table(heads, ((str(devices), *row) for devices, row in cells.items()))
 
 
+def translation_table(rows: Rows) -> str:
+    """A training step of the translator, by score, and with parts that are a peer's."""
+    lines = [
+        (
+            _score(row),
+            row["variant"],
+            f"{row['milliseconds']:.0f} ms",
+            f"{row['tokens_per_second']:,.0f}",
+            _ratio(row["times_ours"]),
+            f"{row['cross_attention_share']:.0%}" if row["cross_attention_share"] else "-",
+        )
+        for row in rows
+        if row["variant"] != "without cross attention"
+    ]
+    heads = ("cross attention", "step", "time", "subwords/s", "times ours", "share of it")
+    return _table(heads, lines)
+
+
 def _target(row: dict[str, Any]) -> str:
     return f"{row['target']}: {row['met']}" if "target" in row else "-"
 
@@ -142,6 +160,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {  # report -> (README's 
     "local": ("local", local_table),
     "decoding": ("decoding", decoding_table),
     "ring": ("ring", ring_table),
+    "translation": ("translation", translation_table),
 }
 
 

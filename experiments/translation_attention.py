@@ -1,0 +1,203 @@
+"""What translators attend to, and how alike two of them are, from weights under the right answers.
+
+Every number is a mean over rows: the target's subwords and its EOS, each with its weights over the
+source's subwords and EOS.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.analysis import attention_rollout, capture, cross_rollout, jensen_shannon
+from attention_jax.data.batch import Batch
+from attention_jax.data.parallel_text import ParallelText
+from attention_jax.data.translation import padded_batch
+from attention_jax.data.vocabulary import EOS
+from attention_jax.tasks.translating import Translator
+from attention_jax.tasks.translation import TranslationConfig, bind
+
+Array = jax.Array
+JSON = dict[str, Any]
+
+_BATCH = 32  # sentence pairs of similar length at once
+_WIDTH = 8  # padded to multiples of this
+
+
+class Seen(NamedTuple):
+    """One pair's weights and what its rows are."""
+
+    encoder: np.ndarray  # [L, N, S, S]
+    cross: np.ndarray  # [L, N, T, S]
+    rows: list[str]  # the target's subwords, EOS last
+
+
+def attentions(translator: Translator, text: ParallelText) -> list[Seen]:
+    """All weights of each pair while the right answer is given, in the order of the text."""
+    sides = [
+        [[*ids, EOS] for ids in subwords.encode(sentences)]
+        for subwords, sentences in zip(translator.vocabularies, text, strict=True)
+    ]
+    sources, targets = sides
+    widths = [
+        tuple(-(-len(ids) // _WIDTH) * _WIDTH for ids in pair) for pair in zip(*sides, strict=True)
+    ]
+    found: list[Seen | None] = [None] * len(sources)
+    for shape in sorted(set(widths)):
+        members = [index for index, width in enumerate(widths) if width == shape]
+        for first in range(0, len(members), _BATCH):
+            some = members[first : first + _BATCH]
+            batch = padded_batch(
+                [sources[i] for i in some], [targets[i] for i in some], _BATCH, *shape
+            )
+            encoder, cross = map(np.asarray, _look(translator.config, translator.params, batch))
+            for row, index in enumerate(some):
+                s, t = len(sources[index]), len(targets[index])
+                labels = translator.vocabularies.target.labels(targets[index])
+                found[index] = Seen(encoder[:, row, :, :s, :s], cross[:, row, :, :t, :s], labels)
+    return [seen for seen in found if seen is not None]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _look(config: TranslationConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
+    """[L, B, N, S, S] of the encoder, and [L, B, N, T, S] between decoder and encoder."""
+    model = bind(config, params)
+    seen = capture(model, batch.source, batch.source_lengths, batch.target_inputs).attentions
+
+    def stacked(name: str, layers: int) -> Array:
+        weights: Any = [seen[name.format(layer)].weights for layer in range(layers)]
+        return jnp.stack(weights)
+
+    return (
+        stacked("encoder_{}/self_attention", config.model.encoder_layers),
+        stacked("decoder_{}/cross_attention", config.model.decoder_layers),
+    )
+
+
+def heads(seen: Sequence[Seen]) -> JSON:
+    """Of each head: its mean largest weight, and its mean entropy over that of uniform rows."""
+    found: JSON = {}
+    for kind in ("encoder", "cross"):
+        largest, spread, rows = 0.0, 0.0, 0
+        for pair in seen:
+            weights = np.asarray(getattr(pair, kind), np.float64)
+            entropy = -np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1)
+            largest = largest + weights.max(-1).sum(-1)
+            spread = spread + (entropy / np.log(weights.shape[-1])).sum(-1)
+            rows += weights.shape[-2]
+        found[kind] = {
+            "sharpness": np.round(np.asarray(largest) / rows, 4).tolist(),  # [L, N]
+            "spread": np.round(np.asarray(spread) / rows, 4).tolist(),
+        }
+    return found
+
+
+def rollouts(seen: Sequence[Seen]) -> JSON:
+    """What the last cross attention brings, followed through the encoder to the source's subwords.
+
+    "on_the_largest" is the weight of the row's most attended position, "of_its_subword" how much of
+    that position's own subword the rollout has.
+    """
+    error = before = after = 0.0
+    rows = 0
+    for pair in seen:
+        cross = pair.cross[-1]
+        t, s = cross.shape[-2:]
+        brought = np.asarray(_brought(_square(pair.encoder), _square(cross)))[:t, :s]
+        error = max(error, float(np.abs(brought.sum(-1) - 1).max()))
+        weights = cross.mean(0)
+        largest = weights.argmax(-1)
+        before += float(np.take_along_axis(weights, largest[:, None], -1).sum())
+        after += float(np.take_along_axis(brought, largest[:, None], -1).sum())
+        rows += len(largest)
+    return {
+        "largest_row_sum_error": error,
+        "on_the_largest": round(before / rows, 4),
+        "of_its_subword": round(after / rows, 4),
+    }
+
+
+def agreement(one: Sequence[Seen], other: Sequence[Seen]) -> JSON:
+    """Where two models look alike: Jensen-Shannon divergence in nats, and the same largest weight.
+
+    Rows are means over heads; layer by layer, and of the mean over layers, which is also compared
+    with uniform rows and with the diagonal, j / S nearest to i / T.
+    """
+    layers = np.zeros((len(one[0].cross), len(other[0].cross)))
+    kinds: dict[str, list[tuple[float, bool]]] = {}
+    subwords: dict[str, list[float]] = {}
+    to_uniform, to_diagonal, rows = np.zeros(2), np.zeros(2), 0
+    for first, second in zip(one, other, strict=True):
+        by_layer = [np.asarray(pair.cross).mean(1) for pair in (first, second)]
+        rows += by_layer[0].shape[1]
+        for i, left in enumerate(by_layer[0]):
+            for j, right in enumerate(by_layer[1]):
+                layers[i, j] += _divergence(left, right).sum()
+        means = [weights.mean(0) for weights in by_layer]
+        divergence = _divergence(*means)
+        largest = [weights.argmax(-1) for weights in means]
+        t, s = means[0].shape
+        uniform = np.full((t, s), 1 / s, np.float32)
+        diagonal = np.round((np.arange(t) + 0.5) / t * s - 0.5).astype(int)
+        for index, (weights, at) in enumerate(zip(means, largest, strict=True)):
+            to_uniform[index] += _divergence(weights, uniform).sum()
+            to_diagonal[index] += int((at == diagonal).sum())
+        for row, label in enumerate(first.rows):
+            same = bool(largest[0][row] == largest[1][row])
+            kinds.setdefault(_kind(label), []).append((float(divergence[row]), same))
+            subwords.setdefault(label, []).append(float(divergence[row]))
+    every = np.array([row for found in kinds.values() for row in found])
+    common = {label: np.mean(found) for label, found in subwords.items() if len(found) >= 20}
+    ranked = sorted(common, key=lambda label: common[label])
+    return {
+        "rows": rows,
+        "divergence": round(float(every[:, 0].mean()), 4),
+        "same_largest": round(float(every[:, 1].mean()), 4),
+        "divergence_from_uniform": (to_uniform / rows).round(4).tolist(),
+        "largest_on_the_diagonal": (to_diagonal / rows).round(4).tolist(),
+        "divergence_of_layers": (layers / rows).round(4).tolist(),
+        "kinds": {
+            kind: {
+                "rows": len(found),
+                "divergence": round(float(np.mean([d for d, _ in found])), 4),
+                "same_largest": round(float(np.mean([same for _, same in found])), 4),
+            }
+            for kind, found in sorted(kinds.items())
+        },
+        "most_alike": {label: round(float(common[label]), 4) for label in ranked[:8]},
+        "least_alike": {label: round(float(common[label]), 4) for label in ranked[:-9:-1]},
+    }
+
+
+def _divergence(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """[T]"""
+    found = _compiled_divergence(_square(one), _square(other))
+    return np.asarray(found, np.float64)[: len(one)]
+
+
+_compiled_divergence = jax.jit(jensen_shannon)
+
+
+@jax.jit
+def _brought(encoder: Array, cross: Array) -> Array:
+    return cross_rollout(cross, attention_rollout(encoder))
+
+
+def _square(weights: np.ndarray) -> Array:
+    """With rows and columns of zeros, which change nothing: few shapes, each compiled once."""
+    side = -(-max(weights.shape[-2:]) // 64) * 64
+    missing = [(0, 0)] * (weights.ndim - 2) + [(0, side - size) for size in weights.shape[-2:]]
+    return jnp.asarray(np.pad(weights, missing))
+
+
+def _kind(label: str) -> str:
+    if label == "EOS":
+        return "end of sentence"
+    if not any(letter.isalnum() for letter in label):
+        return "punctuation"
+    return "first of a word" if label.startswith("▁") else "rest of a word"
