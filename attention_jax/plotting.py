@@ -71,6 +71,10 @@ def draw_gradients(
 
 
 def _label_pairs(axes: Axes, query_labels: Sequence[str], key_labels: Sequence[str]) -> None:
+    # sentencepiece's sign for the beginning of a word hangs into the next label.
+    query_labels, key_labels = (
+        [x.replace("▁", "_") for x in s] for s in (query_labels, key_labels)
+    )
     words = max(map(len, key_labels), default=0) > 3
     axes.set_xticks(range(len(key_labels)), key_labels, rotation=90 if words else 0)
     axes.set_yticks(range(len(query_labels)), query_labels)

@@ -2,11 +2,12 @@
 
 Source:   day 11, exercise E11.3; Bahdanau et al. 2014; Vaswani et al. 2017; Multi30K (Elliott et
           al. 2016). Heads that align and heads that spread: topic 7; rollout: Abnar and Zuidema
-          2020, section 3. The prototype of this project: 38.4 greedy, 40.0 with 4 beams.
+          2020, section 3. A prototype of this project in plain JAX: 38.4 greedy, 40.0 with 4 beams.
 Command:  .venv/bin/python experiments/translation_comparison.py --data FOLDER
-Time:     TIME
-Expected: detokenised BLEU of at least 38 on Multi30K's test set of 2016, German to English, for
-          scaled dot; rows of every rollout sum to 1. Additive is about as good.
+Time:     54 minutes of training for scaled dot and 68 for additive, each on one core beside other
+          work, and 5 for the rest; about an hour in all on 2 cores that have nothing else to do.
+Expected: detokenised BLEU of at least 38 on Multi30K's test set of 2016, German to English, with 4
+          beams, for scaled dot; rows of every rollout sum to 1. Additive is about as good.
 
 FOLDER holds Multi30K's raw files, train.de.gz, train.en.gz, val.*, test_2016_flickr.*, from
 data/task1/raw of github.com/multi30k/dataset; they are no part of this project. Encoder, decoder,
@@ -243,14 +244,11 @@ def expectations(numbers: JSON) -> list[Expectation]:
     split = numbers["config"]["tests"][0]
     found = []
     for score, arm in numbers["arms"].items():
-        for search, least in (("greedy", 37.0), ("4 beams", 38.0)):
-            mean, _ = mean_and_deviation(arm["tests"][split][search]["bleu"])
-            low = least if score == "scaled" else least - 2
-            claim, source = f"{score}: BLEU of {split}, {search}", ""
-            if score == "scaled":
-                source = "38.4" if search == "greedy" else "40.0"
-            bounds = "what was asked for" if score == "scaled" else "2 below scaled dot's"
-            found.append(Expectation(claim, source, float(mean), low, 100.0, bounds))
+        mean, _ = mean_and_deviation(arm["tests"][split]["4 beams"]["bleu"])
+        low, source = (38.0, "40.0") if score == "scaled" else (36.0, "")
+        bounds = "what a usable one should have" if score == "scaled" else "2 below scaled dot's"
+        claim = f"{score}: BLEU of {split}, 4 beams"
+        found.append(Expectation(claim, source, float(mean), low, 100.0, bounds))
         error = arm["rollout"]["largest_row_sum_error"]
         claim = f"{score}: largest error of a row's sum in rollouts"
         found.append(Expectation(claim, "0", error, 0, 1e-5, "sums of some dozen float32"))
@@ -267,7 +265,7 @@ def report(numbers: JSON) -> str:
     for score, arm in numbers["arms"].items():
         test = arm["tests"][split]
         cells = [
-            "{:.1f} ± {:.1f}".format(*mean_and_deviation(test[search][metric]))
+            _over_seeds(test[search][metric])
             for search, metric in (("greedy", "bleu"), ("4 beams", "bleu"), ("4 beams", "chrf"))
         ]
         lines.append(f"| {score} | {' | '.join(cells)} | {arm['training']['minutes']} |")
@@ -292,6 +290,11 @@ def report(numbers: JSON) -> str:
             f" {arm['rollout']['of_its_subword']:.0%} is its own subword"
         )
     return "\n".join(lines)
+
+
+def _over_seeds(values: list[float]) -> str:
+    mean, deviation = mean_and_deviation(values)
+    return f"{mean:.1f}" + (f" ± {deviation:.1f}" if len(values) > 1 else "")
 
 
 def main(config: Config) -> int:

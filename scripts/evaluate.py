@@ -146,15 +146,16 @@ def evaluate_translation(arguments: TranslationArguments) -> None:
     config = translator.config
     table = rich.table.Table(
         title=f"{config.model.label}, step {', '.join(map(str, steps))}, {len(scores)} seeds,"
-        f" {len(text.source)} sentences, beams {arguments.search.beams}: mean ± sd"
+        f" {len(text.source)} sentences, beams {arguments.search.beams}: %, mean ± sd"
     )
-    for heading in ("score", "%", "signature"):
-        table.add_column(heading)
+    cells = {}
     for name, heading in (("bleu", "BLEU"), ("chrf", "chrF")):
         mean, deviation = mean_and_deviation([getattr(one, name) for one in scores])
-        signature = getattr(scores[0], f"{name}_signature")
-        table.add_row(heading, f"{mean:.2f} ± {deviation:.2f}", signature)
+        cells[heading] = f"{mean:.2f}" + (f" ± {deviation:.2f}" if len(scores) > 1 else "")
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_row(*cells.values())
     rich.console.Console().print(table)
+    print(f"BLEU {scores[0].bleu_signature}\nchrF {scores[0].chrf_signature}")
     if arguments.out is not None:
         search = dataclasses.asdict(arguments.search)
         by_seed = [one._asdict() for one in scores]

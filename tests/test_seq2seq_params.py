@@ -19,10 +19,9 @@ TIES = ("none", "output", "all")
 every_tie = pytest.mark.parametrize("tie", TIES)
 
 
-def config(tie="none", **settings):
+def config(tie):
     return Seq2SeqConfig(
-        **{"score": "additive", "dim": DIM, "hidden_dim": 3, "encoder_layers": 0, **settings},
-        tied_embeddings=tie,
+        score="additive", dim=DIM, hidden_dim=3, encoder_layers=0, tied_embeddings=tie
     )
 
 

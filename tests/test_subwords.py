@@ -114,6 +114,7 @@ def test_decoding_ends_at_eos(subwords):
     said = ["Der Hund schläft."] * 3
     assert subwords.decode(rows) == [*said, "", ""]
     assert subwords.decode(np.array([[SOS, *ids, EOS, EOS]], np.int32)) == said[:1]
+    assert subwords.decode([]) == []
 
 
 def test_labels_are_the_pieces(subwords):

@@ -107,7 +107,7 @@ def test_it_runs_and_draws(tmp_path):
     numbers = {"config": dataclasses.asdict(config), **comparison.run(config)}
     assert set(comparison.plot(numbers)) == set(comparison.CAPTIONS)
     assert "| additive |" in comparison.report(numbers)
-    assert len(comparison.expectations(numbers)) == 6
+    assert len(comparison.expectations(numbers)) == 4
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ UNKNOWN = 3  # never said: what is in no piece is spelled in bytes
 class Subwords:
     """A sentencepiece model: byte pair encoding, the 256 bytes for what is in no piece.
 
-    The ids 0, 1, 2 are PAD, SOS, EOS, as in `Vocabulary`.
+    Text is normalised first (nmt_nfkc): "…" is "...", and comes back as that. The ids 0, 1, 2 are
+    PAD, SOS, EOS, as in `Vocabulary`.
 
     Args:
         model: the bytes of a sentencepiece model.
@@ -69,7 +70,7 @@ class Subwords:
                 eos_piece="EOS",
                 minloglevel=2,  # errors only
             )
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise ValueError(_refusal(str(error), size)) from error
         return cls(written.getvalue())
 
@@ -112,7 +113,7 @@ def _refusal(reason: str, size: int) -> str:
             f"vocabulary_size must be at least {smallest[1]}, for the letters of this text"
             f" and 256 bytes; got {size}"
         )
-    return f"sentencepiece cannot learn {size} subwords of this text: {reason.strip()}"
+    return f"vocabulary_size {size} cannot be learned from this text: {reason.strip()}"
 
 
 def _sentencepiece() -> Any:

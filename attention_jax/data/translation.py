@@ -78,7 +78,8 @@ class Batches:
 
     Args:
         pairs: what is to be learned from.
-        tokens: of a batch at most, padding and both sides counted, but one pair at least.
+        tokens: of a batch at most, padding and both sides counted, but one pair at least; rows
+            that `multiple_of` adds are not counted.
         buckets: how many at most.
         multiple_of: numbers of pairs are multiples of this, filled up with empty ones: which pairs
             are in a batch does not depend on it.
