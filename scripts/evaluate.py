@@ -144,10 +144,11 @@ def evaluate_translation(arguments: TranslationArguments) -> None:
         if len(scores) == translator.config.loop.seeds:
             break
     config = translator.config
-    table = rich.table.Table(
-        title=f"{config.model.label}, step {', '.join(map(str, steps))}, {len(scores)} seeds,"
+    print(
+        f"{config.model.label}, step {', '.join(map(str, steps))}, {len(scores)} seeds,"
         f" {len(text.source)} sentences, beams {arguments.search.beams}: %, mean ± sd"
     )
+    table = rich.table.Table()
     cells = {}
     for name, heading in (("bleu", "BLEU"), ("chrf", "chrF")):
         mean, deviation = mean_and_deviation([getattr(one, name) for one in scores])

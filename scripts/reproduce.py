@@ -101,12 +101,12 @@ def main(arguments: Arguments) -> int:
         if numbers_path(arguments.results, name).exists() and not arguments.force:
             console.print(f"{title}: there already; --force runs it again", highlight=False)
             continue
-        if reason := _missing(name, arguments):
-            console.print(f"{title}: left out, {reason}", highlight=False)
-            continue
         console.rule(title)
         start = time.perf_counter()
         try:
+            if reason := _missing(name, arguments):
+                console.print(f"{title}: left out, {reason}", highlight=False)
+                continue
             _run(name, arguments)
         except (KeyboardInterrupt, SystemExit) as stop:
             status = int(stop.code or 1) if isinstance(stop, SystemExit) else 130

@@ -167,5 +167,5 @@ def test_readme_shows_what_a_step_of_the_translator_takes(monkeypatch):
     rows = numbers["benchmarks"]["translation"]["rows"]
     assert readme_tables.translation_table(rows) in (ROOT / "README.md").read_text()
     assert {row["score"] for row in rows} == {"additive", "dot", "general", "scaled"}
-    peers = {row["variant"]: row["times_ours"] for row in rows if row["score"] == rows[0]["score"]}
-    assert min(peers["optax loss"], peers["nnx.Dropout"]) > 1  # else what are ours for?
+    memory = {row["variant"]: row["temporary_mib"] for row in rows if row["score"] == "additive"}
+    assert memory["optax loss"] > 1.2 * memory["ours"]  # else what is ours for?
