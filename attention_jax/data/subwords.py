@@ -53,9 +53,9 @@ class Subwords:
             ValueError: the text has not so many pieces, or more letters than that.
         """
         check_whole("vocabulary_size", size)
-        written = io.BytesIO()
+        trainer, written = _sentencepiece().SentencePieceTrainer, io.BytesIO()
         try:
-            _sentencepiece().SentencePieceTrainer.Train(
+            trainer.Train(
                 sentence_iterator=iter(sentences),
                 model_writer=written,
                 vocab_size=size,
