@@ -138,7 +138,8 @@ def main(arguments: ReversalArguments | TranslationArguments) -> int:
     status = 0 if finished else trained.interrupted
     if not processes.is_first():
         return status
-    rate = "" if trained.steps_per_second is None else f", {trained.steps_per_second:.3g} steps/s"
+    speed = trained.steps_per_second
+    rate = "" if speed is None else f", {speed:.{0 if speed >= 100 else 1}f} steps/s"
     print(
         f"{arguments.workdir}: step {trained.step} of {loop.steps}, {loop.seeds} seeds,"
         f" {trained.seconds:.0f} s{rate} (all seeds together)"

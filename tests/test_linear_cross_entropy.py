@@ -223,10 +223,11 @@ def test_what_is_no_loss_has_no_gradient_of_any_order():
 # --- padding, ties, nothing ---
 
 
-def test_padding_counts_nowhere():
+@pytest.mark.parametrize("junk", [1e4, np.nan, np.inf])
+def test_padding_counts_nowhere(junk):
     features, kernel, bias, targets, weights = arrays()
     padding = weights == 0
-    spoiled = np.where(padding[:, None], np.float32(1e4), features)
+    spoiled = np.where(padding[:, None], np.float32(junk), features)
     other = np.where(padding, V - 1 - targets, targets)
     run = gradient(0.1, chunk=7)
     found, got = run(features, kernel, bias, targets, weights)

@@ -75,6 +75,7 @@ def linear_cross_entropy(
     dtype = accumulator_dtype(features)
     bias = jnp.zeros(kernel.shape[1], kernel.dtype) if bias is None else bias
     weights = jax.lax.stop_gradient(weights.astype(dtype))
+    features = jnp.where((weights != 0)[:, None], features, 0)  # 0 * NaN would be NaN
     arrays = (features, kernel, bias)
     chunk = max(1, min(chunk, len(targets)))
     return LinearCrossEntropy(*_sums(smoothing, chunk, arrays, targets, weights))
