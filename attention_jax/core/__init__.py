@@ -1,0 +1,1 @@
+"""What arrays and derivatives need everywhere; it knows nothing of attention."""
