@@ -167,7 +167,7 @@ def attention_weights(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(implementation: str, options: Options, inputs: Inputs):
     attend = functools.partial(IMPLEMENTATIONS[implementation], options)
-    return vmap_over_batch(options.score, attend, inputs)
+    return vmap_over_batch(options.score, attend, inputs, by_query=True)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -184,7 +184,7 @@ def _logits_and_weights(score: Score, inputs: Inputs) -> tuple[Array, Array]:
         visible = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
         return visible, masked_softmax(logits, mask)
 
-    return vmap_over_batch(score, of_one_example, inputs)
+    return vmap_over_batch(score, of_one_example, inputs, by_query=True)
 
 
 def _seen(

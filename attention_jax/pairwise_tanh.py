@@ -21,6 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.varying import varying_as
 from attention_jax.over_batch import any_over_batch
 
 Array = jax.Array
@@ -180,6 +181,7 @@ def _sum_over_rows(unroll: int, add: Callable, *arrays: Array) -> Array:
         return add(*(_rows(array, n * unroll, unroll) for array in padded))
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(block, 0))
+    zeros = varying_as(zeros, padded)
     return jax.lax.fori_loop(0, blocks, lambda n, total: total + block(n), zeros)
 
 

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
+from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.core.varying import varying_as
 from attention_jax.implementations.contract import Inputs
 from attention_jax.scores import Score
 
@@ -14,29 +17,70 @@ Array = jax.Array
 
 
 def vmap_over_batch(
-    score: Score, function: Callable[..., Any], inputs: Inputs, *others: tuple[Array, int]
+    score: Score,
+    function: Callable[..., Any],
+    inputs: Inputs,
+    *others: tuple[Array, int],
+    by_query: bool = False,
 ) -> Any:
     """`function` of one example, applied to inputs with leading batch axes *B.
 
-    A leaf that lacks a batch axis, or has it with size 1, is shared and never copied.
+    A leaf that lacks a batch axis, or has it with size 1, is shared and never copied. On a mesh
+    with Explicit axes the compiler places what is inside, and the batch axes of each result are cut
+    as those of query, key and value are.
 
     Args:
         score: the score whose `params` are in `inputs`.
         function: takes `Inputs` without batch axes, then the others; returns a pytree of arrays.
+            It must not use arrays from a closure.
         inputs: query has exactly the axes *B; key, value and the leaves of params, mask and bias
             any that broadcast to it; dropout_rng, one key, is split.
         others: further arrays whose leading axes broadcast to *B, and how many axes each has
             without them.
+        by_query: whether T follows *B in every result, which is then cut as the query's T is.
 
     Returns:
         what `function` returns, each leaf with the axes *B in front.
     """
+    spec = explicit_batch_spec(inputs)
+    if by_query:
+        spec = PartitionSpec(*spec, explicit_spec(inputs.query)[-2])
+    arrays, ndims = zip(*others, strict=True) if others else ((), ())
+
+    def batched(inputs: Inputs, *arrays: Array) -> Any:
+        return _vmapped(score, function, inputs, arrays, ndims)
+
+    return on_automatic_axes(batched, spec, inputs, *arrays)
+
+
+def explicit_batch_spec(inputs: Inputs) -> PartitionSpec:
+    """How *B is cut over Explicit axes: as the query's, or where that is whole, as the key's."""
+    batch_ndim = inputs.query.ndim - 2
+    cuts: list[Any] = [None] * batch_ndim
+    for tokens in (inputs.query, inputs.key, inputs.value):
+        own = explicit_spec(tokens)[:-2]
+        for axis, cut in enumerate(own, start=batch_ndim - len(own)):
+            if cuts[axis] is None and cut not in cuts:
+                cuts[axis] = cut
+    return PartitionSpec(*cuts)
+
+
+def _vmapped(
+    score: Score,
+    function: Callable[..., Any],
+    inputs: Inputs,
+    others: tuple[Array, ...],
+    other_ndims: tuple[int, ...],
+) -> Any:
+    # In `jax.shard_map`: here, since what has to vary inside of a loop would, in the gradient, be
+    # summed over devices in every step.
+    inputs, others = varying_as((inputs, others), inputs, others)
     batch_shape = inputs.query.shape[:-2]
     if inputs.dropout_rng is not None:
         inputs = inputs._replace(dropout_rng=jax.random.split(inputs.dropout_rng, batch_shape))
     axes = [axis for axis, size in enumerate(batch_shape) if size != 1]
-    leaves, structure = jax.tree.flatten((inputs, *(array for array, _ in others)))
-    core_ndims = jax.tree.leaves((_core_ndims(score, inputs), *(ndim for _, ndim in others)))
+    leaves, structure = jax.tree.flatten((inputs, *others))
+    core_ndims = jax.tree.leaves((_core_ndims(score, inputs), *other_ndims))
     in_axes = []
     for index, (leaf, core_ndim) in enumerate(zip(leaves, core_ndims, strict=True)):
         core = leaf.shape[leaf.ndim - core_ndim :]

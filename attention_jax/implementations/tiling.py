@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from attention_jax import dropout
 from attention_jax.biases import Bias
+from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles, online_softmax
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
@@ -152,12 +153,13 @@ def in_tiles(
 
 def start(plan: Plan, arrays: Arrays) -> Running:
     """A tile of queries that has seen no key."""
-    return online_softmax.start(
+    running = online_softmax.start(
         plan.tile.query,
         arrays.values.shape[-1],
         arrays.values.dtype,
         statistics=plan.options.return_statistics,
     )
+    return varying_as(running, arrays)
 
 
 def for_visited_keys(
@@ -268,11 +270,11 @@ def used_tokens(plan: Plan, mask: Mask, visits: Visits) -> tuple[Array, Array]:
             allowed = allowed_pairs(plan, mask, i, j) if masked else jnp.ones((1, 1), bool)
             return rows | allowed.any(1), used_keys.at[j].set(used_keys[j] | allowed.any(0))
 
-        carry = (jnp.zeros(plan.tile.query, bool), used_keys)
+        carry = varying_as((jnp.zeros(plan.tile.query, bool), used_keys), mask)
         rows, used_keys = for_visited_keys(plan, constants, i, visit, carry)
         return used_keys, rows
 
-    none = jnp.zeros((plan.key_tiles, plan.tile.key), bool)
+    none = varying_as(jnp.zeros((plan.key_tiles, plan.tile.key), bool), mask)
     used_keys, used_queries = jax.lax.scan(of_query_tile, none, jnp.arange(plan.query_tiles))
     return used_queries.reshape(-1), used_keys.reshape(-1)
 
