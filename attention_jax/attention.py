@@ -26,7 +26,6 @@ from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, O
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
 from attention_jax.implementations.reference import logits_and_mask
-from attention_jax.implementations.reverse_only import forward_mode_explained
 from attention_jax.masks import Mask
 from attention_jax.scores import Params, Score, get_score
 from attention_jax.softmax import AttentionStatistics, masked_softmax
@@ -84,12 +83,10 @@ def attention(
         dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
         dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
         implementation: how to compute it; the result is the same.
-            "reference" materialises [T, S]; any derivative.
-            "tiled" has memory linear in T and S, forward and backward, for any score, and is the
-            fastest at size; reverse mode of any order, and forward mode over reverse mode
-            (Hessians), but no forward mode of its own.
-            "checkpointed" has every derivative in linear memory, and is slower.
-            None picks "reference" or "tiled" by size, score and backend, from measurements
+            "reference" materialises [T, S].
+            "tiled" has memory linear in T and S for any score, and is the fastest at size.
+            Both have every derivative, in forward and reverse mode and of any order.
+            None picks one by size, score and backend, from measurements
             (`implementations/choice.py`).
         block_sizes: tile sizes, for implementations that have tiles; None picks them.
         return_statistics: also return each row's logsumexp, entropy (nats) and largest logit.
@@ -100,7 +97,6 @@ def attention(
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure.
-        NotImplementedError (and TypeError): forward mode through "tiled".
 
     >>> import jax.numpy as jnp
     >>> from attention_jax import causal_mask
@@ -124,8 +120,7 @@ def attention(
     options = Options(
         score, block_sizes, dropout_rate, return_statistics or capturing() is not None
     )
-    with forward_mode_explained():
-        output, statistics = _attend(implementation, options, inputs)
+    output, statistics = _attend(implementation, options, inputs)
     output = capture_point(output, functools.partial(_seen, score, inputs, output, statistics))
     return (output, statistics) if return_statistics else output
 

@@ -8,10 +8,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 pytest.register_assert_rewrite("conformance", "derivative_cases")
 
-# Here every case runs on every implementation; of the third, which `test_checkpointed.py` looks at
-# in any case, compiling takes minutes.
-GRIDS = {"test_attention.py", "test_biases.py", "test_gradients.py", "test_local.py"}
-
 # Measured: each of these compiles for 8 s or more, and a quicker case or test of the same remains.
 LONG = {
     "test_attention.py": tuple(
@@ -22,13 +18,11 @@ LONG = {
         "test_crossover_compares_tiles_with_the_whole",
     ),
     "test_benchmark.py": ("test_without_torch_the_peer_is_absent_and_the_rest_runs",),
-    "test_checkpointed.py": ("test_third_derivatives_in_three_orders_of_modes",),
+    "test_forward_mode.py": ("test_third_derivatives_in_three_orders_of_modes",),
     "test_command_lines.py": ("test_comparison_writes_numbers_and_figures",),
     "test_coverage.py": ("test_derivatives[additive]",),
-    "test_curvature.py": ("test_the_spectrum_of_a_loss_through_attention[general-checkpointed]",),
     "test_dropout.py": (
         "test_gradient_with_the_rng_held[reference]",
-        "test_gradient_with_the_rng_held[checkpointed]",
         "test_same_rng_same_result_and_examples_differ[reference]",
     ),
     "test_experiments.py": (
@@ -37,7 +31,7 @@ LONG = {
     ),
     "test_length_experiments.py": ("test_parts_of_the_recipe_with_tiny_settings",),
     "test_linear_memory.py": (
-        "test_memory_is_linear_in_the_length[checkpointed-scaled-gradient_of_gradient]",
+        "test_memory_is_linear_in_the_length[tiled-scaled-gradient_of_gradient]",
     ),
     "test_local.py": ("test_second_derivatives", "test_narrow_inputs_and_empty_ones[reference]"),
     "test_local_and_decoding_benchmarks.py": ("test_rows_of_decoding",),
@@ -74,7 +68,7 @@ LONG = {
 def pytest_collection_modifyitems(items):
     for item in items:
         file, name = item.path.name, item.name
-        if (file in GRIDS and "checkpointed" in name) or name in LONG.get(file, ()):
+        if name in LONG.get(file, ()):
             item.add_marker(pytest.mark.slow)
 
 

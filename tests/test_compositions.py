@@ -16,7 +16,6 @@ import attention_jax as aj
 
 N, T, S, D, DV = 2, 3, 5, 2, 1  # N examples
 TILE = aj.BlockSizes(query=2, key=3)
-NO_FORWARD_MODE = "implementation 'tiled' has no forward mode .*: use implementation='checkpointed'"
 
 
 # --- the scores, plainly ---
@@ -182,8 +181,9 @@ COMPOSITIONS = {
     "Hessian-vector products": hessian_vector_products,
     "grad of scan": through_scan,
     "grad of checkpoint": through_checkpoint,
+    "jacfwd": jacobian(jax.jacfwd),
+    "forward": forward,
 }
-FORWARD_COMPOSITIONS = {"jacfwd": jacobian(jax.jacfwd), "forward": forward}
 
 
 def points_of(score_name):
@@ -210,12 +210,12 @@ def all_of(compositions, attend):
 @functools.cache
 def expected_of(score_name):
     attend = functools.partial(plain_attention, score_name)
-    return all_of(COMPOSITIONS | FORWARD_COMPOSITIONS, attend)(*points_of(score_name))
+    return all_of(COMPOSITIONS, attend)(*points_of(score_name))
 
 
 # A tile loop compiles for half a minute: all but these are slow. The scores of these two have the
 # rules for the gradient of a pair that all but "softcap" share.
-QUICK = {("additive", "tiled"), ("general", "tiled"), ("general", "checkpointed")}
+QUICK = {("additive", "tiled"), ("general", "tiled")}
 GRID = [
     pytest.param(score_name, implementation, marks=[] if quick else pytest.mark.slow)
     for score_name in aj.SCORES
@@ -227,23 +227,11 @@ GRID = [
 @pytest.mark.parametrize(("score_name", "implementation"), GRID)
 def test_compositions(score_name, implementation):
     with jax.enable_x64(True):
-        compositions = COMPOSITIONS
-        if implementation != "tiled":
-            compositions = COMPOSITIONS | FORWARD_COMPOSITIONS
         attend = functools.partial(library_attention, score_name, implementation)
-        got = all_of(compositions, attend)(*points_of(score_name))
+        got = all_of(COMPOSITIONS, attend)(*points_of(score_name))
         expected = expected_of(score_name)
         for composition, arrays in got.items():
             arrays, others = named(arrays), named(expected[composition])
             assert arrays.keys() == others.keys(), composition
             for name, array in arrays.items():
                 assert_close(f"{composition} {name}", array, others[name], 1e-11)
-
-
-@pytest.mark.parametrize("composition", FORWARD_COMPOSITIONS)
-def test_tiled_names_what_has_forward_mode(composition):
-    attend = functools.partial(library_attention, "scaled", "tiled")
-    points, directions = jax.tree.map(lambda leaf: leaf.astype(np.float32), points_of("scaled"))
-    with pytest.raises(NotImplementedError, match=NO_FORWARD_MODE) as raised:
-        FORWARD_COMPOSITIONS[composition](attend, points, directions)
-    assert isinstance(raised.value, TypeError)

@@ -253,7 +253,7 @@ def by_jax(name):
     return np.asarray(quick_jit(jax.hessian(lambda flat: loss(restore(flat))))(flat))
 
 
-@pytest.mark.parametrize("implementation", ["reference", "tiled", "checkpointed"])
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
 @pytest.mark.parametrize("name", list(SCORES))
 def test_the_spectrum_of_a_loss_through_attention(name, implementation):
     with jax.enable_x64(True):

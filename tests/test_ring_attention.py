@@ -65,16 +65,6 @@ def test_mistakes_are_told_before_anything_compiles():
             run(**options)
 
 
-def test_forward_mode_says_what_to_do():
-    tokens = jnp.ones((4, 3))
-
-    def run(tokens):
-        return ring_attention(tokens, tokens, tokens, mesh=mesh())
-
-    with pytest.raises(NotImplementedError, match=r"ring_attention has no .*'checkpointed'"):
-        jax.jvp(run, (tokens,), (tokens,))
-
-
 def test_whole_numbers_as_features_have_no_gradient():
     class Rounded(aj.Dot):
         def project(self, params, query, key):
@@ -91,8 +81,7 @@ def test_whole_numbers_as_features_have_no_gradient():
     np.testing.assert_allclose(
         run(tokens), aj.attention(tokens, tokens, tokens, score=Rounded()), rtol=1e-6
     )
-    with pytest.raises(NotImplementedError, match=r"ring_attention .* projects to int32"):
-        jax.grad(lambda tokens: run(tokens).sum())(tokens)
+    assert not np.any(jax.grad(lambda tokens: run(tokens)[0].sum())(tokens)[1])
 
 
 # --- chunks ---

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attention_jax.implementations import checkpointed, reference, tiled
+from attention_jax.implementations import reference, tiled
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 
 IMPLEMENTATIONS: dict[str, Callable] = {
     "reference": reference.attend,
     "tiled": tiled.attend,
-    "checkpointed": checkpointed.attend,
 }
 
 __all__ = ["IMPLEMENTATIONS", "BlockSizes", "Inputs", "Options"]

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from attention_jax import dropout
 from attention_jax.implementations.contract import Inputs, Options, cast_floats
+from attention_jax.scores import masked_pair, stand_in_tokens, stand_ins
 from attention_jax.softmax import AttentionStatistics, masked_softmax, row_statistics
 
 Array = jax.Array
@@ -46,12 +47,17 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
     dtype = inputs.compute_dtype
     shape = (inputs.query.shape[0], inputs.key.shape[0])
     mask = None if inputs.mask is None else inputs.mask.materialize(*shape)
-    # Not 0, and not the same twice: a user's score may hold a norm or a distance, whose gradient at
-    # 0 is not finite, and a masked pair would bring it to the parameters (0 * inf is NaN).
-    query = without_padding(inputs.query.astype(dtype), mask, of="queries", filler=1)
-    key = without_padding(inputs.key.astype(dtype), mask, of="keys", filler=2)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
-    logits = options.score(params, query, key).astype(dtype)
+    query, key = inputs.query.astype(dtype), inputs.key.astype(dtype)
+    if mask is None:
+        logits = options.score(params, query, key).astype(dtype)
+    else:
+        fillers = stand_in_tokens(query, key)
+        query = without_padding(query, mask, of="queries", filler=fillers[0])
+        key = without_padding(key, mask, of="keys", filler=fillers[1])
+        instead = stand_ins(options.score, params, query, key)
+        features = options.score.project(params, query, key)
+        logits = masked_pair(options.score, params, *features, mask, instead).astype(dtype)
     if logits.shape != shape:
         raise ValueError(
             f"score {options.score} must give logits {list(shape)}; got {list(logits.shape)}"
@@ -61,8 +67,8 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
     return logits, mask
 
 
-def without_padding(tokens: Array, mask: Array | None, *, of: str, filler: float) -> Array:
-    """Tokens [length, D] with `filler` for those that no allowed pair contains.
+def without_padding(tokens: Array, mask: Array | None, *, of: str, filler: Array | float) -> Array:
+    """Tokens [length, D] with `filler`, [1, D] or one number, for those in no allowed pair.
 
     A weight of 0 is not enough to keep a NaN out (0 * NaN is NaN), neither forward nor backward.
     """

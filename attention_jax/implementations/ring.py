@@ -9,7 +9,8 @@ rows know their largest logit and their normaliser over all keys, wherever those
 Tokens are in the order of `zigzag`, and projected before the ring: only features travel. Which
 tokens are used at all is a function of positions, which every device finds for its own.
 
-Second and higher derivatives are those of the same ring, plainly differentiated.
+Forward mode, and the derivatives of the backward pass, are those of the same ring under plain
+differentiation.
 
 Source: Liu, Zaharia and Abbeel 2023, section 3.
 """
@@ -23,11 +24,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations import checkpointed, online_softmax, tiled, tiling
+from attention_jax.core.custom_vjp import custom_vjp
+from attention_jax.implementations import online_softmax, plain_tiles, tiled, tiling
 from attention_jax.implementations.chunks import ChunkedBias, ChunkedMask, Chunks
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.online_softmax import Running
-from attention_jax.implementations.reverse_only import reverse_only
 from attention_jax.implementations.tiled import Residuals
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.implementations.zigzag import chunk_starts, from_zigzag, to_zigzag
@@ -35,11 +36,6 @@ from attention_jax.masks import Mask
 from attention_jax.softmax import AttentionStatistics
 
 Array = jax.Array
-
-NO_FORWARD_MODE = (
-    "ring_attention has no forward mode (jvp, jacfwd, linearize): use `attention` with"
-    " implementation='checkpointed', which has every derivative in linear memory"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +52,7 @@ class RingConstants(NamedTuple):
     mask: Mask | None
     kept: Mask | None  # the weights that dropout keeps; None for all
     bias_integers: tuple[Any, ...]  # of the `ChunkedBias`, if there is a bias
+    stand_ins: tuple[Any, Any] | None  # features in place of those of masked pairs
     queries: Chunks  # what this device holds
     keys: Chunks
 
@@ -73,7 +70,7 @@ def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, Attentio
         its part of the output in the query's dtype, and of the statistics in the compute dtype.
     """
     ring, arrays, constants = _prepare(options, axis, inputs)
-    output, statistics = _attend(ring, reverse_only(arrays, NO_FORWARD_MODE), constants)
+    output, statistics = _attend(ring, arrays, constants)
     results = output.astype(inputs.query.dtype), statistics
     return jax.tree.map(
         lambda tiles: from_zigzag(constants.queries.without_padding(tiles), axis), results
@@ -91,6 +88,7 @@ def _prepare(options: Options, axis: str, inputs: Inputs) -> tuple[Ring, Arrays,
     )
     plan = dataclasses.replace(plan, query_tiles=queries.tiles, key_tiles=keys.tiles)
     used = _used_tokens(plan, inputs.mask, queries, keys, devices)
+    stand_ins = tiling.stand_ins_of(inputs, options)
     bias = None if inputs.bias is None else ChunkedBias(inputs.bias, queries, keys)
     inputs = inputs._replace(
         query=queries.pad(to_zigzag(inputs.query, axis)),
@@ -100,7 +98,8 @@ def _prepare(options: Options, axis: str, inputs: Inputs) -> tuple[Ring, Arrays,
     )
     arrays, integers = tiling.in_tiles(plan, inputs, *used)
     kept = tiling.kept_of(options, inputs)
-    return Ring(plan, axis), arrays, RingConstants(inputs.mask, kept, integers, queries, keys)
+    constants = RingConstants(inputs.mask, kept, integers, stand_ins, queries, keys)
+    return Ring(plan, axis), arrays, constants
 
 
 def _used_tokens(
@@ -123,7 +122,28 @@ def _used_tokens(
     return used(queries, every_key)[0], used(every_query, keys)[1]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _plain(
+    ring: Ring, arrays: Arrays, constants: RingConstants
+) -> tuple[Array, AttentionStatistics | None]:
+    """The ring under plain differentiation: the twin that all other derivatives come from."""
+
+    # Twice, since each reverse pass takes one away, as in `plain_tiles`.
+    @jax.checkpoint
+    @jax.checkpoint
+    def step(running, arrays, here):
+        @jax.checkpoint
+        @jax.checkpoint
+        def of_query_tile(tile):
+            (i, queries, tables), running = tile
+            return plain_tiles.absorb_keys(ring.plan, arrays, here, i, queries, tables, running)
+
+        tiles = plain_tiles.query_tiles(ring.plan, arrays), running
+        return jax.lax.map(of_query_tile, tiles)
+
+    return jax.vmap(online_softmax.finish)(_round_the_ring(ring, arrays, constants, step))
+
+
+@functools.partial(custom_vjp, nondiff_argnums=(0,), twin=_plain)
 def _attend(
     ring: Ring, arrays: Arrays, constants: RingConstants
 ) -> tuple[Array, AttentionStatistics | None]:
@@ -132,12 +152,10 @@ def _attend(
 
 
 def _attend_fwd(ring, arrays, constants):
-    tiled.check_features("ring_attention", ring.plan, arrays)
     output, statistics, (largest, normalizer) = _forward(ring, arrays, constants)
     entropy = None if statistics is None else statistics.entropy
-    # Functions of the arrays, whose own second derivative `_backward` knows of.
-    results = jax.lax.stop_gradient((output, largest, normalizer, entropy))
-    return (output, statistics), Residuals(arrays, constants, *results)
+    residuals = Residuals(arrays, constants, output, largest, normalizer, entropy)
+    return (output, statistics), residuals
 
 
 def _attend_bwd(ring, residuals, cotangents):
@@ -147,7 +165,6 @@ def _attend_bwd(ring, residuals, cotangents):
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _forward(ring: Ring, arrays: Arrays, constants: RingConstants):
     """Output, statistics if they are asked for, and (largest, normalizer), all in tiles."""
 
@@ -164,7 +181,6 @@ def _forward(ring: Ring, arrays: Arrays, constants: RingConstants):
 
 
 # As in `tiled`, where the formulas stand. The gradients of keys and values travel with them.
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _backward(ring: Ring, residuals: Residuals, cotangents: Any) -> Arrays:
     """The cotangents of `arrays`."""
     arrays, constants, *_ = residuals
@@ -226,7 +242,7 @@ def _in_step(ring: Ring, constants: RingConstants, n: Array) -> Constants:
     if constants.kept is not None:
         kept = ChunkedMask(constants.kept, queries, keys)
     integers = tuple(dataclasses.replace(part, keys=keys) for part in constants.bias_integers)
-    return Constants(mask, visits, kept, integers)
+    return Constants(mask, visits, kept, integers, constants.stand_ins)
 
 
 def _with_visitors(arrays: Arrays, visiting: tuple[Any, Array]) -> Arrays:
@@ -238,50 +254,3 @@ def _pass_on(ring: Ring, tree: Any) -> Any:
     """To the next device."""
     devices = jax.lax.axis_size(ring.axis)
     return jax.lax.ppermute(tree, ring.axis, [(p, (p + 1) % devices) for p in range(devices)])
-
-
-# --- derivatives of second and higher order: those of a plainly differentiated ring ---
-
-
-def _plain(
-    ring: Ring, arrays: Arrays, constants: RingConstants
-) -> tuple[Array, AttentionStatistics | None]:
-    # Twice, since each reverse pass takes one away, as in `checkpointed`.
-    @jax.checkpoint
-    @jax.checkpoint
-    def step(running, arrays, here):
-        @jax.checkpoint
-        @jax.checkpoint
-        def of_query_tile(tile):
-            (i, queries, tables), running = tile
-            return checkpointed.absorb_keys(ring.plan, arrays, here, i, queries, tables, running)
-
-        tiles = checkpointed.query_tiles(ring.plan, arrays), running
-        return jax.lax.map(of_query_tile, tiles)
-
-    return jax.vmap(online_softmax.finish)(_round_the_ring(ring, arrays, constants, step))
-
-
-@_forward.defjvp
-def _forward_jvp(ring, primals, tangents):
-    arrays, constants = primals
-    results = _forward(ring, arrays, constants)
-    _, (doutput, dstatistics) = jax.jvp(
-        lambda arrays: _plain(ring, arrays, constants), (arrays,), tangents[:1]
-    )
-    return results, (doutput, dstatistics, jax.tree.map(jnp.zeros_like, results[2]))
-
-
-@_backward.defjvp
-def _backward_jvp(ring, primals, tangents):
-    residuals, cotangents = primals
-    dresiduals, dcotangents = tangents
-
-    def gradient(arrays, cotangents):
-        _, pull_back = jax.vjp(lambda arrays: _plain(ring, arrays, residuals.constants), arrays)
-        return pull_back(cotangents)[0]
-
-    _, dgradient = jax.jvp(
-        gradient, (residuals.arrays, cotangents), (dresiduals.arrays, dcotangents)
-    )
-    return _backward(ring, residuals, cotangents), dgradient

@@ -3,7 +3,8 @@
 The forward pass is an online softmax over tiles of keys. It saves its inputs, the output, and of
 each row the largest logit and the normaliser; the backward pass makes every tile's weights again
 from those. (The logsumexp alone would do, were it not rounded: at logits of 1e4 it knows weights to
-1e-3 in float32.) Second and higher derivatives are those of `checkpointed`, in linear memory too.
+1e-3 in float32.) The tangent of forward mode makes the weights again too. The derivatives of both
+are those of `plain_tiles`, in linear memory too.
 
 Source: Dao et al. 2022, algorithms 1 and 4, there for scaled dot and without statistics.
 """
@@ -17,17 +18,19 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax import dropout
+from attention_jax.core.custom_vjp import custom_vjp
+from attention_jax.core.varying import varying_as
 from attention_jax.implementations import (
     bias_tiles,
-    checkpointed,
     online_softmax,
+    plain_tiles,
     reference,
     tile_arrays,
+    tiled_tangent,
     tiling,
 )
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.online_softmax import Running
-from attention_jax.implementations.reverse_only import reverse_only
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.scores import tall_product
 from attention_jax.softmax import AttentionStatistics
@@ -40,16 +43,14 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     target_length = inputs.query.shape[0]
     if 0 in (target_length, inputs.key.shape[0]):
         return reference.attend(options, inputs)  # there is no tile to speak of
-    plan, arrays, constants = tiling.prepare(options, inputs)
-    arrays = reverse_only(arrays)
-    output, statistics = _attend(plan, arrays, constants)
+    output, statistics = _attend(*tiling.prepare(options, inputs))
     output, statistics = jax.tree.map(
         lambda tiles: tile_arrays.untiled(tiles, target_length), (output, statistics)
     )
     return output.astype(inputs.query.dtype), statistics
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(custom_vjp, nondiff_argnums=(0,), twin=plain_tiles.attend_tiles)
 def _attend(
     plan: Plan, arrays: Arrays, constants: Constants
 ) -> tuple[Array, AttentionStatistics | None]:
@@ -67,33 +68,23 @@ class Residuals(NamedTuple):
 
 
 def _attend_fwd(plan, arrays, constants):
-    check_features("implementation 'tiled'", plan, arrays)
     output, statistics, (largest, normalizer) = _forward(plan, arrays, constants)
     entropy = None if statistics is None else statistics.entropy
-    # Functions of the arrays, whose own second derivative `_backward` knows of.
-    results = jax.lax.stop_gradient((output, largest, normalizer, entropy))
-    return (output, statistics), Residuals(arrays, constants, *results)
+    residuals = Residuals(arrays, constants, output, largest, normalizer, entropy)
+    return (output, statistics), residuals
 
 
 def _attend_bwd(plan, residuals, cotangents):
     return _backward(plan, residuals, cotangents), None
 
 
-_attend.defvjp(_attend_fwd, _attend_bwd)
+def _attend_tangent(plan, residuals, tangents):
+    return tiled_tangent.tangent(plan, residuals, tangents[0])
 
 
-def check_features(name: str, plan: Plan, arrays: Arrays) -> None:
-    """Raises NotImplementedError unless all that `project` made is floating-point."""
-    for leaf in jax.tree.leaves((arrays.queries, arrays.keys)):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise NotImplementedError(
-                f"{name} has gradients for floating-point features only, and score"
-                f" {plan.options.score} projects to {leaf.dtype}: convert them in `project`, or use"
-                " `attention` with implementation='checkpointed'"
-            )
+_attend.defvjp(_attend_fwd, _attend_bwd, _attend_tangent)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _forward(plan: Plan, arrays: Arrays, constants: Constants):
     """Output, statistics if they are asked for, and (largest, normalizer), all in tiles."""
 
@@ -126,7 +117,6 @@ def absorb_keys(
 # since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). The sum over the row that the softmax
 # needs, sum_k u_k (dO . v_k), is dO . O; the rest is for the score to pull back. A tile has
 # exp(x_j - largest) = w_j normalizer, so the rows' cotangents are divided by the normaliser once.
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     """The cotangents of `arrays`."""
     arrays, constants, _, _, _, _ = residuals
@@ -150,7 +140,9 @@ def add_gradients(
             logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
             keep = tiling.kept_weights(plan, constants, i, j)
             dlogits, dvalues = _softmax_vjp(logits, values, rows, keep, plan.options.dropout_rate)
-            dparams, dq, dk = plan.options.score.pair_vjp(arrays.params, queries, keys, dlogits)
+            dparams, dq, dk = _pair_vjp(
+                plan, arrays.params, constants, i, j, queries, keys, masked, dlogits
+            )
             dqueries = jax.tree.map(jnp.add, dqueries, dq)
             others = others._replace(
                 keys=tile_arrays.add_tile(others.keys, j, dk),
@@ -162,7 +154,7 @@ def add_gradients(
             )
             return dqueries, others
 
-        carry = (jax.tree.map(jnp.zeros_like, queries), others)
+        carry = varying_as((jax.tree.map(jnp.zeros_like, queries), others), arrays, rows)
         dqueries, others = tiling.for_visited_keys(plan, constants, i, visit, carry)
         return others, dqueries
 
@@ -182,8 +174,9 @@ class Rows(NamedTuple):
 def rows_of(residuals: Residuals, cotangents: Any) -> Rows:
     doutput, dstatistics = cotangents
     entropy = residuals.entropy
-    # A row without keys sends nothing, whatever comes.
+    # A row without keys sends nothing, whatever comes, NaN included.
     empty = residuals.normalizer == 0
+    doutput = jnp.where(empty[..., None], 0, doutput)
     normalizer = jnp.where(empty, 1, residuals.normalizer)
     doffset = -jnp.sum(doutput * residuals.output, axis=-1)
     dentropy = None
@@ -197,6 +190,38 @@ def rows_of(residuals: Residuals, cotangents: Any) -> Rows:
         doutput=doutput / normalizer[..., None],
         doffset=doffset / normalizer,
         dentropy=dentropy,
+    )
+
+
+def _pair_vjp(
+    plan: Plan,
+    params: Any,
+    constants: Constants,
+    i: Array,
+    j: Array,
+    queries: Any,
+    keys: Any,
+    masked: bool,
+    dlogits: Array,
+) -> tuple[Any, Any, Any]:
+    """The score's own, except where a masked pair might have an infinite slope."""
+    if not masked or constants.stand_ins is None:
+        cotangents = plan.options.score.pair_vjp(params, queries, keys, dlogits)
+    else:
+        assert constants.mask is not None  # no tile is masked without one
+        allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
+        logits, pull_back = jax.vjp(
+            lambda params, queries, keys: tiling.pair_logits(
+                plan, params, queries, keys, allowed, constants.stand_ins
+            ),
+            *(params, queries, keys),
+        )
+        cotangents = pull_back(dlogits.astype(logits.dtype))
+    # Integer features have none.
+    return jax.tree.map(
+        lambda own, leaf: jnp.zeros_like(leaf) if own.dtype == jax.dtypes.float0 else own,
+        cotangents,
+        (params, queries, keys),
     )
 
 
@@ -218,37 +243,3 @@ def _softmax_vjp(
         shifted = jnp.where(exponentials > 0, shifted, 0)
         dweights = dweights - rows.dentropy[:, None] * shifted
     return exponentials * dweights, dvalues
-
-
-# --- derivatives of second and higher order: those of the plainly differentiated tiles ---
-
-
-@_forward.defjvp
-def _forward_jvp(plan, primals, tangents):
-    arrays, constants = primals
-
-    def forward(arrays):
-        output, statistics = checkpointed.attend_tiles(plan, arrays, constants)
-        return output, statistics
-
-    results = _forward(plan, arrays, constants)
-    _, (doutput, dstatistics) = jax.jvp(forward, (arrays,), tangents[:1])
-    return results, (doutput, dstatistics, jax.tree.map(jnp.zeros_like, results[2]))
-
-
-@_backward.defjvp
-def _backward_jvp(plan, primals, tangents):
-    residuals, cotangents = primals
-    dresiduals, dcotangents = tangents
-
-    def gradient(arrays, cotangents):
-        def forward(arrays):
-            return checkpointed.attend_tiles(plan, arrays, residuals.constants)
-
-        _, pull_back = jax.vjp(forward, arrays)
-        return pull_back(cotangents)[0]
-
-    _, dgradient = jax.jvp(
-        gradient, (residuals.arrays, cotangents), (dresiduals.arrays, dcotangents)
-    )
-    return _backward(plan, residuals, cotangents), dgradient

@@ -26,6 +26,7 @@ from attention_jax.implementations.online_softmax import Running
 from attention_jax.implementations.tile_arrays import positions, tiled
 from attention_jax.masks import Mask, array_field, mask_dataclass, padding_mask
 from attention_jax.over_batch import all_over_batch
+from attention_jax.scores import masked_pair, stand_in_tokens, stand_ins
 
 Array = jax.Array
 
@@ -69,6 +70,7 @@ class Constants(NamedTuple):
     visits: Visits | None  # None with no mask: all tiles are visited, in their order
     kept: Mask | None  # the weights that dropout keeps; None for all
     bias_integers: tuple[Bias, ...]  # of each function of position among the biases
+    stand_ins: tuple[Any, Any] | None = None  # features in place of those of masked pairs
 
 
 @mask_dataclass
@@ -97,7 +99,16 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
         visits = visits_of(plan, mask)
         used_queries, used_keys = used_tokens(plan, mask, visits)
     arrays, integers = in_tiles(plan, inputs, used_queries, used_keys)
-    return plan, arrays, Constants(mask, visits, kept_of(options, inputs), integers)
+    instead = None if mask is None else stand_ins_of(inputs, options)
+    return plan, arrays, Constants(mask, visits, kept_of(options, inputs), integers, instead)
+
+
+def stand_ins_of(inputs: Inputs, options: Options) -> tuple[Any, Any] | None:
+    """The features that stand in for those of masked pairs, if the score needs any."""
+    dtype = inputs.compute_dtype
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
+    tokens = (inputs.query.astype(dtype), inputs.key.astype(dtype))
+    return stand_ins(options.score, params, *tokens)
 
 
 def plan_of(options: Options, query_length: int, key_length: int) -> Plan:
@@ -135,9 +146,10 @@ def in_tiles(
     dtype = inputs.compute_dtype
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
     # Padded before they are projected: the score then sees nothing but tokens it might have seen.
-    # Constants that differ and are not 0: a norm or a distance has no finite gradient there.
-    query = _filled(inputs.query.astype(dtype), whole[0], used_queries, 1)
-    key = _filled(inputs.key.astype(dtype), whole[1], used_keys, 2)
+    query, key = inputs.query.astype(dtype), inputs.key.astype(dtype)
+    fillers = stand_in_tokens(query, key)
+    query = _filled(query, whole[0], used_queries, fillers[0])
+    key = _filled(key, whole[1], used_keys, fillers[1])
     values = _filled(inputs.value.astype(dtype), whole[1], used_keys, 0)
     q_features, k_features = plan.options.score.project(params, query, key)
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
@@ -184,10 +196,17 @@ def for_visited_keys(
     return carry
 
 
-def pair_logits(plan: Plan, params: Any, queries: Any, keys: Any) -> Array:
-    """Logits [t, s] of one tile's features."""
+def pair_logits(
+    plan: Plan,
+    params: Any,
+    queries: Any,
+    keys: Any,
+    allowed: Array | None = None,
+    stand_ins: tuple[Any, Any] | None = None,
+) -> Array:
+    """Logits [t, s] of one tile's features; see `scores.masked_pair` for the last two."""
     score = plan.options.score
-    logits = score.pair(params, queries, keys)
+    logits = masked_pair(score, params, queries, keys, allowed, stand_ins)
     if logits.shape != (plan.tile.query, plan.tile.key):
         raise ValueError(
             f"score {score} must give logits [t, s], here {[plan.tile.query, plan.tile.key]};"
@@ -279,8 +298,8 @@ def used_tokens(plan: Plan, mask: Mask, visits: Visits) -> tuple[Array, Array]:
     return used_queries.reshape(-1), used_keys.reshape(-1)
 
 
-def _filled(tokens: Array, length: int, used: Array | None, filler: float) -> Array:
-    """Tokens [length, D], with `filler` for those that are not used."""
+def _filled(tokens: Array, length: int, used: Array | None, filler: Array | float) -> Array:
+    """Tokens [length, D], with `filler`, [1, D] or one number, for those that are not used."""
     if used is None:
         return tokens
     tokens = jnp.pad(tokens, ((0, length - tokens.shape[0]), (0, 0)))

@@ -15,6 +15,7 @@ from attention_jax.scores.products import tall_product
 from attention_jax.scores.projected import ProjectedScore
 from attention_jax.scores.registry import SCORES, get_score
 from attention_jax.scores.row_scaled import RowScaled
+from attention_jax.scores.slopes import masked_pair, stand_in_tokens, stand_ins
 from attention_jax.scores.soft_cap import SoftCap
 from attention_jax.scores.wrapped import WrappedScore
 
@@ -35,5 +36,8 @@ __all__ = [
     "SoftCap",
     "WrappedScore",
     "get_score",
+    "masked_pair",
+    "stand_in_tokens",
+    "stand_ins",
     "tall_product",
 ]

@@ -39,6 +39,7 @@ class Additive(Score):
     """
 
     pair_cost: ClassVar[PairCost] = "additive"
+    finite_slopes: ClassVar[bool | None] = True
     hidden_dim: int | None = None
 
     def __post_init__(self) -> None:

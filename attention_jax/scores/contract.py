@@ -20,7 +20,7 @@ class Score:
 
     Shapes below are for one example: T queries of size Dq, S keys of size Dk.
 
-    Two things a subclass may say about itself, as class variables or, where they depend on its
+    Three things a subclass may say about itself, as class variables or, where they depend on its
     fields, as properties:
 
     needs_equal_dims: whether Dq must equal Dk, which is then checked before anything runs.
@@ -29,10 +29,15 @@ class Score:
         little for each logit besides); "additive": one tanh for each pair and feature, no [t, s, A]
         in memory; "other": anything, a [t, s, D] in memory included. A subclass with a `pair` of
         its own is "other" until it says otherwise.
+    finite_slopes: whether every derivative of `pair` is finite at finite features. If not (a
+        distance where query and key are equal, an angle where they are parallel), masked pairs are
+        kept out of the derivatives one by one, which takes more time. None: the program of `pair`
+        is looked at.
     """
 
     needs_equal_dims: ClassVar[bool] = False
     pair_cost: ClassVar[PairCost] = "other"
+    finite_slopes: ClassVar[bool | None] = None
 
     def __init_subclass__(cls) -> None:
         if "pair" in vars(cls):
@@ -41,6 +46,8 @@ class Score:
                 cls.pair_vjp = Score.pair_vjp  # type: ignore[method-assign]
             if "pair_cost" not in vars(cls):
                 cls.pair_cost = "other"
+            if "finite_slopes" not in vars(cls):
+                cls.finite_slopes = None
         said, known = vars(cls).get("pair_cost"), typing.get_args(PairCost)
         if isinstance(said, str) and said not in known:
             raise ValueError(

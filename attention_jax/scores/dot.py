@@ -28,6 +28,7 @@ class Dot(Score):
 
     needs_equal_dims: ClassVar[bool] = True
     pair_cost: ClassVar[PairCost] = "dot"
+    finite_slopes: ClassVar[bool | None] = True
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         return einsum("td,sd->ts", q_features, k_features)

@@ -58,6 +58,10 @@ class ProjectedScore(Score):
     def pair_cost(self) -> PairCost:  # type: ignore[override]
         return self.score.pair_cost
 
+    @property
+    def finite_slopes(self) -> bool | None:  # type: ignore[override]
+        return self.score.finite_slopes
+
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         del query_dim, key_dim  # of the features
         return self.score.init(rng, self.query_dim, self.key_dim)

@@ -34,6 +34,7 @@ class RowScaled(WrappedScore):
 
     score: Score = ScaledDot()
     pair_cost = WrappedScore.pair_cost
+    finite_slopes = WrappedScore.finite_slopes
 
     @property
     def needs_equal_dims(self) -> bool:  # type: ignore[override]

@@ -15,8 +15,9 @@ Array = jax.Array
 class WrappedScore(Score):
     """Another score with its parameters, features and cost: a subclass changes its logits.
 
-    It defines `pair`, says `pair_cost = WrappedScore.pair_cost` where that still holds, and defines
-    `init`, `project` and `param_shapes` where its parameters are others.
+    It defines `pair`; says `pair_cost = WrappedScore.pair_cost` and `finite_slopes =
+    WrappedScore.finite_slopes` where these still hold; and defines `init`, `project` and
+    `param_shapes` where its parameters are others.
 
     Attributes:
         score: the `Score` that is made another of.
@@ -35,6 +36,10 @@ class WrappedScore(Score):
     @property
     def pair_cost(self) -> PairCost:  # type: ignore[override]
         return self.score.pair_cost
+
+    @property
+    def finite_slopes(self) -> bool | None:  # type: ignore[override]
+        return self.score.finite_slopes
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return self.score.init(rng, query_dim, key_dim)

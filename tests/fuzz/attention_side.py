@@ -25,7 +25,7 @@ from outcomes import Refused
 from score_cases import SCORE_CASES
 
 SCORES = [name for name in SCORE_CASES if name != "own"]
-IMPLEMENTATIONS = [None, "reference", "reference", "tiled", "checkpointed"]
+IMPLEMENTATIONS = [None, "reference", "tiled", "tiled"]
 
 
 @dataclasses.dataclass(frozen=True)

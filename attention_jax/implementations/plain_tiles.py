@@ -1,9 +1,9 @@
-"""Tiles under plain differentiation: every derivative, in any mode and order, in linear memory.
+"""The tile loop under plain differentiation: what `tiled` takes all other derivatives from.
 
 A map over tiles of queries, and in it a scan over tiles of keys; both bodies are recomputed, not
-saved, when JAX differentiates them (`jax.checkpoint`). Nothing has a gradient rule of its own, and
-`pair` is differentiated by JAX. In plain reverse mode it is slower than `tiled`, to which it gives
-the second and higher derivatives.
+saved, when JAX differentiates them (`jax.checkpoint`). No part has a gradient rule of its own, and
+JAX differentiates `pair`. So every derivative exists, in any mode and order, in linear memory; in
+plain reverse mode it is slower than the hand-written backward pass.
 
 Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
 """
@@ -15,32 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations import (
-    bias_tiles,
-    online_softmax,
-    reference,
-    tile_arrays,
-    tiling,
-)
-from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations import bias_tiles, online_softmax, tiling
 from attention_jax.implementations.online_softmax import Running
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.softmax import AttentionStatistics
 
 Array = jax.Array
-
-
-def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
-    """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
-    target_length = inputs.query.shape[0]
-    if 0 in (target_length, inputs.key.shape[0]):
-        return reference.attend(options, inputs)  # there is no tile to speak of
-    plan, arrays, constants = tiling.prepare(options, inputs)
-    output, statistics = attend_tiles(plan, arrays, constants)
-    output, statistics = jax.tree.map(
-        lambda tiles: tile_arrays.untiled(tiles, target_length), (output, statistics)
-    )
-    return output.astype(inputs.query.dtype), statistics
 
 
 def attend_tiles(
@@ -87,15 +67,18 @@ def absorb_keys(
         n, j, keys, values, tables = key_tile
 
         def compute(running):
-            logits = tiling.pair_logits(plan, arrays.params, queries, keys)
-            logits = logits.astype(values.dtype)
+            allowed = None
+            if constants.mask is not None:
+                allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
+            logits = tiling.pair_logits(
+                plan, arrays.params, queries, keys, allowed, constants.stand_ins
+            ).astype(values.dtype)
             # This tile of each table, which stands for all tiles of it.
             biases = arrays.biases._replace(tables=tuple(table[None, None] for table in tables))
             bias = bias_tiles.tile_values(biases, constants.bias_integers, plan.grid, i, j)
             if bias is not None:
                 logits = logits + bias
-            if constants.mask is not None:
-                allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
+            if allowed is not None:
                 logits = jnp.where(allowed, logits, -jnp.inf)
             keep = tiling.kept_weights(plan, constants, i, j)
             return online_softmax.absorb(running, logits, values, keep, plan.options.dropout_rate)

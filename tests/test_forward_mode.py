@@ -1,4 +1,4 @@
-"""Tiles under plain differentiation: every derivative is the reference's, in any mode and order."""
+"""Forward mode of the tiles, and higher derivatives, are those of the reference."""
 
 import functools
 
@@ -11,7 +11,7 @@ from jax.test_util import check_jvp
 import attention_jax as aj
 from attention_jax.implementations import BlockSizes
 
-IMPLEMENTATIONS = ("checkpointed", "reference")
+IMPLEMENTATIONS = ("tiled", "reference")
 
 
 def test_forward_mode_and_second_derivatives_are_those_of_the_reference():
@@ -58,7 +58,7 @@ def test_third_derivatives_in_three_orders_of_modes():
         def against(function, direction):
             return jax.grad(lambda x: jnp.vdot(function(x), direction))
 
-        loss = loss_in("checkpointed")
+        loss = loss_in("tiled")
         derivatives = (
             along(along(jax.grad(loss), u), v),
             jax.grad(along(along(loss, u), v)),
@@ -74,7 +74,7 @@ def test_forward_mode_against_differences():
     with jax.enable_x64(True):
 
         def loss(point):
-            return loss_of("general", "checkpointed")(point, aj.causal_mask())
+            return loss_of("general", "tiled")(point, aj.causal_mask())
 
         check_jvp(quick_jit(loss), quick_jit(functools.partial(jax.jvp, loss)), (point,), rtol=1e-6)
 
@@ -88,7 +88,7 @@ def test_block_sizes_change_nothing():
         def all_of_them(point):
             return [
                 jax.value_and_grad(
-                    loss_of("own", "checkpointed", block_sizes=BlockSizes(*blocks), **DROPOUT)
+                    loss_of("own", "tiled", block_sizes=BlockSizes(*blocks), **DROPOUT)
                 )(point, mask)
                 for blocks in ((64, 64), (1, 1), (3, 2))
             ]

@@ -1,0 +1,362 @@
+"""`jax.custom_vjp` with forward mode: a gradient by hand, and every other derivative from a twin.
+
+JAX's own `custom_vjp` has no forward mode, because a hand-written backward pass says nothing about
+tangents. Here a function has a twin: a second function with the same values, which JAX can
+differentiate in any way. The backward pass by hand serves reverse mode, at every order; the twin
+serves forward mode, and the derivatives of the backward pass itself.
+
+How: the rule for tangents (`jax.custom_jvp`) ends in a linear map that carries its own transpose
+(`linear_map.py`). Forward mode evaluates the map, which is the tangent of the twin. Reverse mode
+transposes it, which is the backward pass by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.core.linear_map import call_with_residuals, call_with_transpose, linear_map
+from attention_jax.core.varying import varying_as
+
+SymbolicZero = jax.custom_derivatives.SymbolicZero
+
+
+class custom_vjp:  # noqa: N801  # named as the decorator of JAX that it stands in for
+    """A function with a hand-written backward pass, and a twin for all other derivatives.
+
+        f = custom_vjp(fast, twin=plain)
+        f.defvjp(fast_fwd, fast_bwd)
+
+    The interface is that of `jax.custom_vjp`, with the twin added. What comes from where:
+
+        the value                             fast (fast_fwd when it is differentiated)
+        reverse mode                          fast_bwd, at every order of differentiation
+        forward mode                          the tangent of plain, or `tangent` if it is given
+        derivatives of fast_bwd and `tangent` those of plain
+
+    It composes with every transformation of JAX: `jit`, `vmap`, `grad`, `jvp`, `jacfwd`, `jacrev`,
+    `hessian`, `linearize`, `checkpoint`, `scan`, `while_loop`, `shard_map`, in any order and
+    depth. `jax.linear_transpose` with respect to arguments in which the function is linear runs
+    `fast_bwd` too.
+
+    Args:
+        fun: the function. Arguments and results are pytrees of arrays; integers, booleans and PRNG
+            keys are allowed anywhere and have no derivative.
+        nondiff_argnums: positions of arguments that are not arrays but static values. They come
+            first in the calls of `bwd` and `tangent`, as in `jax.custom_vjp`.
+        twin: a function of the same arguments with the same results (same structure, shapes and
+            dtypes; equal values), differentiable by JAX as often as derivatives are wanted.
+
+    None of the functions may close over a traced value: pass it as an argument. What `fwd` saves
+    must be a function of the arguments. Under `jax.shard_map`, all arguments are first made to vary
+    over every mesh axis that one of them varies over, so that sums over devices stand at the
+    entrance and not in the functions.
+
+    Raises:
+        AttributeError: it is called before `defvjp`.
+        TypeError: what `bwd`, `tangent` or the twin gives does not match the arguments or results.
+
+    >>> def stable_log1pexp_fwd(x):
+    ...     return stable_log1pexp(x), x
+    >>> def stable_log1pexp_bwd(x, ct):
+    ...     return (ct * jax.nn.sigmoid(x),)
+    >>> stable_log1pexp = custom_vjp(lambda x: jnp.logaddexp(x, 0.0), twin=jax.nn.softplus)
+    >>> stable_log1pexp.defvjp(stable_log1pexp_fwd, stable_log1pexp_bwd)
+    >>> float(jax.grad(stable_log1pexp)(0.0)), float(jax.jvp(stable_log1pexp, (0.0,), (1.0,))[1])
+    (0.5, 0.5)
+    >>> float(jax.grad(jax.grad(stable_log1pexp))(0.0))
+    0.25
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        nondiff_argnums: Sequence[int] = (),
+        *,
+        twin: Callable[..., Any],
+    ):
+        functools.update_wrapper(self, fun)
+        self.fun, self.twin = fun, twin
+        self.nondiff_argnums = frozenset(nondiff_argnums)
+        self.fwd: Callable[..., Any] | None = None
+        self.bwd: Callable[..., Any] | None = None
+        self.tangent: Callable[..., Any] | None = None
+
+    def defvjp(
+        self,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        tangent: Callable[..., Any] | None = None,
+    ) -> None:
+        """Gives the function its rules.
+
+        Args:
+            fwd: the function's arguments -> (its result, residuals: a pytree of arrays).
+            bwd: (*nondiff arguments, residuals, cotangents of the result) -> a tuple with the
+                cotangent of each argument; None stands for zeros, and for what has no derivative.
+            tangent: optional, (*nondiff arguments, residuals, tangents) -> the result's tangent,
+                where it is cheaper than the twin's; `tangents` is a tuple with one pytree for
+                each argument, with None for each array that does not move.
+        """
+        self.fwd, self.bwd, self.tangent = fwd, bwd, tangent
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.fwd is None:
+            raise AttributeError(f"{self.__name__} has no rules yet: call its defvjp(fwd, bwd)")  # type: ignore[attr-defined]
+        args = _positional(self.fun, args, kwargs)
+        static = tuple(arg for i, arg in enumerate(args) if i in self.nondiff_argnums)
+        arrays = tuple(arg for i, arg in enumerate(args) if i not in self.nondiff_argnums)
+        arrays = varying_as(arrays, arrays)
+        rules = _Rules(self, static, len(args))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
+            return _call(rules, arrays)
+        return rules.fun(*arrays)
+
+
+class _Rules(NamedTuple):
+    """The functions of a `custom_vjp`, with its static arguments filled in."""
+
+    function: custom_vjp
+    static: tuple[Any, ...]
+    arguments: int  # how many, static ones included
+
+    def _all(self, arrays: tuple[Any, ...]) -> list[Any]:
+        static, moving = iter(self.static), iter(arrays)
+        nondiff = self.function.nondiff_argnums
+        return [next(static if i in nondiff else moving) for i in range(self.arguments)]
+
+    def fun(self, *arrays: Any) -> Any:
+        return self.function.fun(*self._all(arrays))
+
+    def twin(self, *arrays: Any) -> Any:
+        return self.function.twin(*self._all(arrays))
+
+    def fwd(self, *arrays: Any) -> tuple[Any, Any]:
+        assert self.function.fwd is not None  # the call has checked
+        return self.function.fwd(*self._all(arrays))
+
+    def bwd(self, residuals: Any, cotangents: Any) -> Any:
+        assert self.function.bwd is not None
+        return self.function.bwd(*self.static, residuals, cotangents)
+
+
+# --- the value, with the rule that brings in everything else ---
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _call(rules: _Rules, arrays: tuple[Any, ...]) -> Any:
+    return call_with_transpose(rules.fun, functools.partial(_pulled_back, rules), arrays)
+
+
+def _call_jvp(rules, primals, tangents):
+    (arrays,), (tangents,) = primals, tangents
+    result, residuals = _forward(rules, arrays)
+    return result, _tangent_map(rules, arrays, residuals, result, tangents)
+
+
+_call.defjvp(_call_jvp, symbolic_zeros=True)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _forward(rules: _Rules, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The result and the residuals."""
+    # As `_call` does: under `vmap`, JAX wants results batched along the same axes from both.
+    return call_with_residuals(rules.fwd, arrays)
+
+
+def _forward_jvp(rules, primals, tangents):
+    (arrays,), (tangents,) = primals, tangents
+    result, residuals = _forward(rules, arrays)
+    dresult = _tangent_map(rules, arrays, residuals, result, tangents)
+    # What reads the residuals, `_backward` and `_tangent`, knows how it moves with the arguments.
+    return (result, residuals), (dresult, jax.tree.map(_zero_tangent, residuals))
+
+
+_forward.defjvp(_forward_jvp, symbolic_zeros=True)
+
+
+def _tangent_map(rules: _Rules, arrays: Any, residuals: Any, result: Any, tangents: Any) -> Any:
+    """The tangent of the result, as a linear map that forward mode evaluates."""
+    leaves, moving = jax.tree.leaves(tangents, is_leaf=_is_symbolic_zero), []
+    for index, leaf in enumerate(leaves):
+        if not _is_symbolic_zero(leaf) and leaf.dtype != jax.dtypes.float0:
+            moving.append(index)
+    dresult = jax.tree.map(_zero_tangent, result)
+    if not moving:
+        return dresult
+    floats = [_is_float(leaf) for leaf in jax.tree.leaves(result)]
+    kept = arrays, jax.lax.stop_gradient(residuals)
+
+    def evaluate(kept, tangents):
+        return _floats_of(_tangent(rules, tuple(moving), *kept, tangents), floats)
+
+    def transpose(kept, cotangents):
+        cotangents = iter(cotangents)
+        full = [
+            next(cotangents) if floating else leaf
+            for leaf, floating in zip(jax.tree.leaves(dresult), floats, strict=True)
+        ]
+        full = jax.tree.unflatten(jax.tree.structure(dresult), full)
+        return _backward(rules, tuple(moving), *kept, full)
+
+    like = _floats_of(result, floats)
+    moved = iter(linear_map(evaluate, transpose, kept, [leaves[i] for i in moving], like))
+    leaves = [
+        next(moved) if floating else zero
+        for zero, floating in zip(jax.tree.leaves(dresult), floats, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(dresult), leaves)
+
+
+# --- the tangent, and its own derivatives: those of the twin's tangent ---
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _tangent(
+    rules: _Rules, moving: tuple[int, ...], arrays: Any, residuals: Any, tangents: Any
+) -> Any:
+    """The tangent of the result, for tangents of the leaves numbered `moving`."""
+    rule = rules.function.tangent
+    if rule is None:
+        return _plain_tangent(rules, moving, arrays, tangents)
+    leaves, structure = jax.tree.flatten(arrays)
+    of_leaf = dict(zip(moving, tangents, strict=True))
+    full = jax.tree.unflatten(structure, [of_leaf.get(i) for i in range(len(leaves))])
+    return rule(*rules.static, residuals, full)
+
+
+@_tangent.defjvp
+def _tangent_jvp(rules, moving, primals, tangents):
+    arrays, residuals, directions = primals
+    darrays, _, ddirections = tangents
+    _, dresult = jax.jvp(
+        lambda arrays, directions: _plain_tangent(rules, moving, arrays, directions),
+        (arrays, directions),
+        (darrays, ddirections),
+    )
+    return _tangent(rules, moving, arrays, residuals, directions), dresult
+
+
+def _plain_tangent(rules: _Rules, moving: tuple[int, ...], arrays: Any, tangents: Any) -> Any:
+    twin, leaves = _of_moving(rules, moving, arrays)
+    return jax.jvp(twin, (leaves,), (list(tangents),))[1]
+
+
+# --- the cotangents, and their own derivatives: those of the twin's ---
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _backward(
+    rules: _Rules, moving: tuple[int, ...], arrays: Any, residuals: Any, cotangents: Any
+) -> list[Any]:
+    """The cotangents of the leaves numbered `moving`."""
+    return _checked_cotangents(rules, moving, arrays, rules.bwd(residuals, cotangents))
+
+
+@_backward.defjvp
+def _backward_jvp(rules, moving, primals, tangents):
+    arrays, residuals, cotangents = primals
+    darrays, _, dcotangents = tangents
+
+    def plain(arrays, cotangents):
+        twin, leaves = _of_moving(rules, moving, arrays)
+        return jax.vjp(twin, leaves)[1](cotangents)[0]
+
+    _, moved = jax.jvp(plain, (arrays, cotangents), (darrays, dcotangents))
+    return _backward(rules, moving, arrays, residuals, cotangents), moved
+
+
+def _pulled_back(rules: _Rules, moving: tuple[int, ...], arrays: Any, cotangents: Any) -> list[Any]:
+    """The cotangents of arguments in which the function is linear, whatever they are."""
+    _, residuals = rules.fwd(*arrays)
+    return _backward(rules, moving, arrays, residuals, cotangents)
+
+
+def _of_moving(
+    rules: _Rules, moving: tuple[int, ...], arrays: Any
+) -> tuple[Callable[..., Any], list[Any]]:
+    """The twin as a function of the leaves numbered `moving`, and these leaves."""
+    leaves, structure = jax.tree.flatten(arrays)
+
+    def twin(moving_leaves):
+        every = list(leaves)
+        for index, leaf in zip(moving, moving_leaves, strict=True):
+            every[index] = leaf
+        return rules.twin(*jax.tree.unflatten(structure, every))
+
+    return twin, [leaves[index] for index in moving]
+
+
+def _checked_cotangents(
+    rules: _Rules, moving: tuple[int, ...], arrays: Any, cotangents: Any
+) -> list[Any]:
+    """One cotangent for each leaf numbered `moving`, of its shape, dtype and mesh axes."""
+    name = rules.function.__name__  # type: ignore[attr-defined]
+    try:
+        given = jax.tree.broadcast(tuple(cotangents), arrays, is_leaf=_is_none)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"bwd of {name} must give a tuple with the cotangent of each of its {len(arrays)} array"
+            f" arguments, or None for zeros: {jax.tree.structure(arrays)}; got"
+            f" {jax.tree.structure(cotangents)}"
+        ) from error
+    # An argument may have a None of its own, which is no leaf.
+    leaves = jax.tree_util.tree_leaves_with_path(arrays, is_leaf=_is_none)
+    every = zip(leaves, jax.tree.leaves(given, is_leaf=_is_none), strict=True)
+    pairs = [(path, leaf, cotangent) for (path, leaf), cotangent in every if leaf is not None]
+    checked = []
+    for path, leaf, cotangent in (pairs[index] for index in moving):
+        cotangent = jnp.zeros_like(leaf) if cotangent is None else cotangent
+        expected, got = jax.typeof(leaf), jax.typeof(cotangent)
+        if (expected.shape, expected.dtype) != (got.shape, got.dtype):
+            raise TypeError(
+                f"bwd of {name} must give for argument {jax.tree_util.keystr(path)} a cotangent of"
+                f" {expected.dtype}{list(expected.shape)}; got {got.dtype}{list(got.shape)}"
+            )
+        checked.append(varying_as(cotangent, leaf))
+    return checked
+
+
+# --- leaves that have a derivative, and those that have none ---
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact)
+
+
+def _floats_of(tree: Any, floats: list[bool]) -> list[Any]:
+    leaves = jax.tree.leaves(tree)
+    if len(leaves) != len(floats):
+        raise TypeError(
+            f"the twin must give {len(floats)} arrays, as the function; got {len(leaves)}"
+        )
+    return [leaf for leaf, floating in zip(leaves, floats, strict=True) if floating]
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+def _is_symbolic_zero(leaf: Any) -> bool:
+    return isinstance(leaf, SymbolicZero)
+
+
+def _zero_tangent(leaf: Any) -> Any:
+    return jnp.zeros_like(leaf) if _is_float(leaf) else np.zeros(np.shape(leaf), jax.dtypes.float0)
+
+
+def _positional(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple:
+    """All arguments by position, defaults filled in."""
+    if not kwargs:
+        return args
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    if bound.kwargs:
+        raise TypeError(f"{function} must not have keyword-only arguments; got {bound.kwargs}")
+    return bound.args

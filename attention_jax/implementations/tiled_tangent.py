@@ -1,0 +1,144 @@
+"""The tangent of tiled attention: what forward mode computes, one pass over the tiles.
+
+The forward pass has left the largest logit M and the normaliser n of each row, so that a tile's
+weights are e_j / n with e_j = exp(x_j - M), without rescaling. With x the logits of a row, w its
+weights, u = dropout(w), O = sum_j u_j v_j, logsumexp Z and entropy H, and with tangents dx and dv,
+
+    dZ = sum_j w_j dx_j,
+    dO = sum_j u_j (dx_j v_j + dv_j) - dZ O,
+    dH = -sum_j w_j dx_j (x_j - M) + dZ (log n - H),
+
+since dw_j = w_j (dx_j - dZ), and log w_j = x_j - M - log n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax import dropout
+from attention_jax.core.varying import varying_as
+from attention_jax.implementations import bias_tiles, tile_arrays, tiling
+from attention_jax.implementations.tiling import Arrays, Plan
+from attention_jax.softmax import AttentionStatistics
+
+Array = jax.Array
+
+
+class _Sums(NamedTuple):
+    """Sums over the keys so far; e is exp(x - M)."""
+
+    doutput: Array  # [t, Dv] dropout(e) (dx v + dv)
+    dlogsumexp: Array  # [t] e dx
+    dentropy: Array | None  # [t] e dx (x - M); None if nobody asks for statistics
+
+
+def tangent(
+    plan: Plan, residuals: Any, tangents: Arrays
+) -> tuple[Array, AttentionStatistics | None]:
+    """The tangents of output and statistics, in tiles.
+
+    Args:
+        plan: how the arrays are cut.
+        residuals: `tiled.Residuals`.
+        tangents: of `residuals.arrays`; None for each array that does not move.
+    """
+    arrays, constants, output, largest, normalizer, entropy = residuals
+    # A row without keys does not move.
+    empty = normalizer == 0
+    largest = jnp.where(empty, jnp.inf, largest)
+    normalizer = jnp.where(empty, 1, normalizer)
+
+    def of_query_tile(tile):
+        i, queries, dqueries, largest = tile
+
+        def visit(masked, j, sums):
+            keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
+            dkeys, dvalues = tile_arrays.tile_of((tangents.keys, tangents.values), j)
+            allowed = None
+            if masked:
+                assert constants.mask is not None  # no tile is masked without one
+                allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
+
+            def logits_of(params, queries, keys, biases):
+                logits = tiling.pair_logits(
+                    plan, params, queries, keys, allowed, constants.stand_ins
+                ).astype(arrays.values.dtype)
+                bias = bias_tiles.tile_values(biases, constants.bias_integers, plan.grid, i, j)
+                return logits if bias is None else logits + bias
+
+            logits, dlogits = _jvp_of_moving(
+                logits_of,
+                (arrays.params, queries, keys, arrays.biases),
+                (tangents.params, dqueries, dkeys, tangents.biases),
+            )
+            shifted = logits - largest[:, None]
+            exponentials = jnp.exp(shifted)
+            if allowed is not None:
+                exponentials = jnp.where(allowed, exponentials, 0)
+                dlogits = None if dlogits is None else jnp.where(allowed, dlogits, 0)
+            keep = tiling.kept_weights(plan, constants, i, j)
+
+            def kept(weights):
+                if keep is None:
+                    return weights
+                return dropout.drop(weights, keep, plan.options.dropout_rate)
+
+            doutput, dlogsumexp, dentropy = sums
+            if dlogits is not None:
+                moved = exponentials * dlogits
+                doutput = doutput + jnp.matmul(kept(moved), values, precision="highest")
+                dlogsumexp = dlogsumexp + jnp.sum(moved, axis=1)
+                if dentropy is not None:
+                    # Where e is 0, so is the term: 0 * -inf would be NaN.
+                    terms = moved * jnp.where(exponentials > 0, shifted, 0)
+                    dentropy = dentropy + jnp.sum(terms, axis=1)
+            if dvalues is not None:
+                doutput = doutput + jnp.matmul(kept(exponentials), dvalues, precision="highest")
+            return _Sums(doutput, dlogsumexp, dentropy)
+
+        zeros = jnp.zeros_like(largest)
+        start = _Sums(
+            doutput=jnp.zeros((*largest.shape, arrays.values.shape[-1]), zeros.dtype),
+            dlogsumexp=zeros,
+            dentropy=None if entropy is None else zeros,
+        )
+        return tiling.for_visited_keys(plan, constants, i, visit, varying_as(start, largest))
+
+    tiles = (jnp.arange(plan.query_tiles), arrays.queries, tangents.queries, largest)
+    sums = jax.lax.map(of_query_tile, tiles)
+    dlogsumexp = sums.dlogsumexp / normalizer
+    doutput = sums.doutput / normalizer[..., None] - dlogsumexp[..., None] * output
+    if entropy is None:
+        return doutput, None
+    dentropy = dlogsumexp * (jnp.log(normalizer) - entropy) - sums.dentropy / normalizer
+    statistics = AttentionStatistics(dlogsumexp, dentropy, jnp.zeros_like(dlogsumexp))
+    return doutput, statistics
+
+
+def _jvp_of_moving(
+    function: Callable[..., Array], primals: Any, tangents: Any
+) -> tuple[Array, Array | None]:
+    """`jax.jvp` where a tangent of None is that of an array that does not move."""
+    leaves, structure = jax.tree.flatten(primals, is_leaf=_is_none)
+    given = jax.tree.leaves(tangents, is_leaf=_is_none)
+    moving = [index for index, tangent in enumerate(given) if tangent is not None]
+    if not moving:
+        return function(*primals), None
+
+    def of_moving(*moved):
+        every = list(leaves)
+        for index, leaf in zip(moving, moved, strict=True):
+            every[index] = leaf
+        return function(*jax.tree.unflatten(structure, every))
+
+    return jax.jvp(
+        of_moving, [leaves[index] for index in moving], [given[index] for index in moving]
+    )
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
