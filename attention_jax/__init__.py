@@ -10,6 +10,7 @@ from attention_jax.biases import (
     relative_bias,
     t5_bias,
 )
+from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.coverage import (
     CoverageResult,
     coverage_attention,
@@ -93,6 +94,7 @@ __all__ = [
     "coverage_attention",
     "coverage_kernel_size",
     "coverage_loss",
+    "custom_vjp",
     "gaussian_bias",
     "get_score",
     "greedy_search",

@@ -185,16 +185,19 @@ def _tangent_map(rules: _Rules, arrays: Any, residuals: Any, result: Any, tangen
     """The tangent of the result, as a linear map that forward mode evaluates."""
     leaves, moving = jax.tree.leaves(tangents, is_leaf=_is_symbolic_zero), []
     for index, leaf in enumerate(leaves):
-        if not _is_symbolic_zero(leaf) and leaf.dtype != jax.dtypes.float0:
+        if not (_is_symbolic_zero(leaf) or getattr(leaf, "dtype", None) == jax.dtypes.float0):
             moving.append(index)
     dresult = jax.tree.map(_zero_tangent, result)
     if not moving:
         return dresult
+    types = [jax.typeof(leaf) for leaf in jax.tree.leaves(result)]
     floats = [_is_float(leaf) for leaf in jax.tree.leaves(result)]
     kept = arrays, jax.lax.stop_gradient(residuals)
 
     def evaluate(kept, tangents):
-        return _floats_of(_tangent(rules, tuple(moving), *kept, tangents), floats)
+        tangent = jax.tree.leaves(_tangent(rules, tuple(moving), *kept, tangents))
+        _check_tangent(rules, types, tangent)
+        return [leaf for leaf, floating in zip(tangent, floats, strict=True) if floating]
 
     def transpose(kept, cotangents):
         cotangents = iter(cotangents)
@@ -205,7 +208,7 @@ def _tangent_map(rules: _Rules, arrays: Any, residuals: Any, result: Any, tangen
         full = jax.tree.unflatten(jax.tree.structure(dresult), full)
         return _backward(rules, tuple(moving), *kept, full)
 
-    like = _floats_of(result, floats)
+    like = [leaf for leaf in jax.tree.leaves(result) if _is_float(leaf)]
     moved = iter(linear_map(evaluate, transpose, kept, [leaves[i] for i in moving], like))
     leaves = [
         next(moved) if floating else zero
@@ -298,18 +301,26 @@ def _checked_cotangents(
 ) -> list[Any]:
     """One cotangent for each leaf numbered `moving`, of its shape, dtype and mesh axes."""
     name = rules.function.__name__  # type: ignore[attr-defined]
+    # An argument may have a None of its own, which is no leaf.
+    leaves = jax.tree_util.tree_leaves_with_path(arrays, is_leaf=_is_none)
+    boxed = jax.tree.map(
+        lambda leaf: leaf if leaf is None else _Box(leaf), cotangents, is_leaf=_is_none
+    )
     try:
-        given = jax.tree.broadcast(tuple(cotangents), arrays, is_leaf=_is_none)
+        given = jax.tree.leaves(
+            jax.tree.broadcast(tuple(boxed), arrays, is_leaf=_is_box), is_leaf=_is_box
+        )
+        whole = [id(leaf) for leaf in given if leaf is not None]
+        if len(whole) > len(set(whole)):
+            raise ValueError("only None may stand for a whole argument")
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"bwd of {name} must give a tuple with the cotangent of each of its {len(arrays)} array"
             f" arguments, or None for zeros: {jax.tree.structure(arrays)}; got"
             f" {jax.tree.structure(cotangents)}"
         ) from error
-    # An argument may have a None of its own, which is no leaf.
-    leaves = jax.tree_util.tree_leaves_with_path(arrays, is_leaf=_is_none)
-    every = zip(leaves, jax.tree.leaves(given, is_leaf=_is_none), strict=True)
-    pairs = [(path, leaf, cotangent) for (path, leaf), cotangent in every if leaf is not None]
+    every = zip(leaves, given, strict=True)
+    pairs = [(path, leaf, box and box.leaf) for (path, leaf), box in every if leaf is not None]
     checked = []
     for path, leaf, cotangent in (pairs[index] for index in moving):
         cotangent = jnp.zeros_like(leaf) if cotangent is None else cotangent
@@ -323,6 +334,16 @@ def _checked_cotangents(
     return checked
 
 
+def _check_tangent(rules: _Rules, types: list[Any], tangent: list[Any]) -> None:
+    """Raises TypeError unless the tangent has the shapes and dtypes of the result."""
+    expected = [f"{kind.to_tangent_aval().str_short()}" for kind in types]
+    got = [f"{jax.typeof(leaf).str_short()}" for leaf in tangent]
+    if expected != got:
+        name = rules.function.__name__  # type: ignore[attr-defined]
+        which = "twin" if rules.function.tangent is None else "tangent"
+        raise TypeError(f"the {which} of {name} must give {expected}, as {name} does; got {got}")
+
+
 # --- leaves that have a derivative, and those that have none ---
 
 
@@ -330,17 +351,18 @@ def _is_float(leaf: Any) -> bool:
     return jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact)
 
 
-def _floats_of(tree: Any, floats: list[bool]) -> list[Any]:
-    leaves = jax.tree.leaves(tree)
-    if len(leaves) != len(floats):
-        raise TypeError(
-            f"the twin must give {len(floats)} arrays, as the function; got {len(leaves)}"
-        )
-    return [leaf for leaf, floating in zip(leaves, floats, strict=True) if floating]
-
-
 def _is_none(leaf: Any) -> bool:
     return leaf is None
+
+
+def _is_box(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, _Box)
+
+
+class _Box(NamedTuple):
+    """One cotangent, so that two places with the same one can be told apart."""
+
+    leaf: Any
 
 
 def _is_symbolic_zero(leaf: Any) -> bool:
@@ -353,10 +375,11 @@ def _zero_tangent(leaf: Any) -> Any:
 
 def _positional(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple:
     """All arguments by position, defaults filled in."""
-    if not kwargs:
-        return args
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     if bound.kwargs:
-        raise TypeError(f"{function} must not have keyword-only arguments; got {bound.kwargs}")
+        raise TypeError(
+            f"{function.__name__} must have no keyword-only arguments to be a custom_vjp; got"
+            f" {', '.join(bound.kwargs)}"
+        )
     return bound.args

@@ -1,0 +1,388 @@
+"""`custom_vjp` with forward mode, by itself: against plain JAX of the same function.
+
+The function is a softmax of products, times values: three arrays, in the last of which it is
+linear. Its hand-written backward pass counts how often it is traced.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import quick_jit
+
+from attention_jax import custom_vjp
+
+RNG = np.random.default_rng(0)
+Q, K, V, G = (RNG.normal(size=shape) for shape in ((5, 3), (7, 3), (7, 2), (5, 2)))
+
+
+def plain(q, k, v):
+    return jax.nn.softmax(q @ k.T, axis=-1) @ v
+
+
+class Counted:
+    """`plain` with a backward pass by hand, and how often each of its functions was traced."""
+
+    def __init__(self, tangent=False):
+        self.calls = dict.fromkeys(("fun", "fwd", "bwd", "twin", "tangent"), 0)
+
+        def counted(name, function):
+            @functools.wraps(function)
+            def call(*args):
+                self.calls[name] += 1
+                return function(*args)
+
+            return call
+
+        def fwd(q, k, v):
+            weights = jax.nn.softmax(q @ k.T, axis=-1)
+            return weights @ v, (q, k, v, weights)
+
+        def pull(weights, dweights):
+            return weights * (dweights - jnp.sum(weights * dweights, axis=-1, keepdims=True))
+
+        def bwd(residuals, ct):
+            q, k, v, weights = residuals
+            dlogits = pull(weights, ct @ v.T)
+            return dlogits @ k, dlogits.T @ q, weights.T @ ct
+
+        def push(residuals, tangents):
+            q, k, v, weights = residuals
+            dq, dk, dv = tangents
+            dlogits = jnp.zeros_like(weights)
+            dlogits = dlogits if dq is None else dlogits + dq @ k.T
+            dlogits = dlogits if dk is None else dlogits + q @ dk.T
+            output = pull(weights, dlogits) @ v
+            return output if dv is None else output + weights @ dv
+
+        self.function = custom_vjp(counted("fun", plain), twin=counted("twin", plain))
+        rules = [counted("fwd", fwd), counted("bwd", bwd)]
+        self.function.defvjp(*rules, *([counted("tangent", push)] if tangent else []))
+
+
+def loss(f):
+    return lambda q, k, v: jnp.sum(jnp.sin(f(q, k, v)) * G)
+
+
+def both(q):
+    return jnp.stack([q, q + 1])
+
+
+def dense_root(f, q, k, v):
+    """The derivative of a root q = tanh(f(q, k, v)) / 9, by a dense linear solve."""
+
+    def solve(linear, right):
+        matrix = jax.jacobian(linear)(right).reshape(right.size, right.size)
+        return jnp.linalg.solve(matrix, right.reshape(-1)).reshape(right.shape)
+
+    def root_of(k):
+        def residual(x):
+            return x - jnp.tanh(f(jnp.pad(x, ((0, 0), (0, 1))), k, v)) / 9
+
+        def iterate(residual, x):
+            return jax.lax.fori_loop(0, 40, lambda _, x: x - residual(x), x)
+
+        return jax.lax.custom_root(residual, jnp.zeros((5, 2)), iterate, solve)
+
+    return jax.jvp(root_of, (k,), (jnp.cos(k),)), jax.grad(lambda k: jnp.sum(root_of(k) ** 2))(k)
+
+
+# Name -> (the composition, whether reverse mode is in it).
+COMPOSITIONS = {
+    "grad": (lambda f: jax.grad(loss(f), (0, 1, 2)), True),
+    "jvp": (lambda f: lambda q, k, v: jax.jvp(f, (q, k, v), (jnp.cos(q), jnp.sin(k), v)), False),
+    "jvp in one": (lambda f: lambda q, k, v: jax.jvp(lambda k: f(q, k, v), (k,), (k,)), False),
+    "jacfwd": (lambda f: jax.jacfwd(f, (0, 1, 2)), False),
+    "jacrev": (lambda f: jax.jacrev(f, (0, 1, 2)), True),
+    "hessian": (lambda f: jax.hessian(loss(f), (0, 1)), True),
+    "jacrev of jacrev": (lambda f: jax.jacrev(jax.jacrev(loss(f), (0, 1)), (0, 1)), True),
+    "jacfwd of jacfwd": (lambda f: jax.jacfwd(jax.jacfwd(loss(f), (0, 1)), (0, 1)), False),
+    "jacrev of jacfwd": (lambda f: jax.jacrev(jax.jacfwd(loss(f), (0, 1)), (0, 1)), True),
+    "third": (lambda f: jax.jacfwd(jax.jacrev(jax.jacfwd(loss(f)))), True),
+    "third in reverse": (
+        lambda f: jax.grad(
+            lambda *a: jnp.sum(jnp.tanh(jax.grad(
+                lambda *b: jnp.sum(jnp.cos(jax.grad(loss(f))(*b)))
+            )(*a)))
+        ),
+        True,
+    ),
+    "linearize": (lambda f: lambda q, k, v: jax.linearize(f, q, k, v)[1](q, k, v), False),
+    "checkpoint": (lambda f: jax.grad(jax.checkpoint(loss(f)), (0, 1, 2)), True),
+    "vmap of grad": (
+        lambda f: lambda q, k, v: jax.vmap(jax.grad(loss(f), (0, 1, 2)), (0, None, None))(
+            both(q), k, v
+        ),
+        True,
+    ),
+    "grad of vmap": (
+        lambda f: jax.grad(
+            lambda q, k, v: jnp.sum(jnp.sin(jax.vmap(f, (0, None, None))(both(q), k, v))), (0, 1)
+        ),
+        True,
+    ),
+    "grad of vmap at the end": (
+        lambda f: jax.grad(lambda q, k, v: jnp.sum(
+            jnp.sin(jax.vmap(f, (2, None, 1), 1)(jnp.stack([q, q + 1], 2), k, jnp.stack([v, v], 1)))
+        ), (0, 1, 2)),
+        True,
+    ),
+    "vmap of jvp": (
+        lambda f: lambda q, k, v: jax.vmap(lambda q: jax.jvp(f, (q, k, v), (q, k, v)))(both(q)),
+        False,
+    ),
+    "two vmaps of grad": (
+        lambda f: lambda q, k, v: jax.vmap(
+            jax.vmap(jax.grad(loss(f), (0, 1, 2)), (0, None, None)), (None, 0, None)
+        )(both(q), both(k), v),
+        True,
+    ),
+    "vmap of jvp of grad": (
+        lambda f: lambda q, k, v: jax.vmap(
+            lambda t: jax.jvp(jax.grad(loss(f)), (q, k, v), (t, k, v))
+        )(both(q)),
+        True,
+    ),
+    "scan": (
+        lambda f: jax.grad(
+            lambda q, k, v: jax.lax.scan(
+                lambda c, _: (jnp.pad(f(c, k, v), ((0, 0), (0, 1))) + c, None), q, None, length=3
+            )[0].sum(),
+            (0, 1),
+        ),
+        True,
+    ),
+    "jvp of while_loop": (
+        lambda f: lambda q, k, v: jax.jvp(
+            lambda k: jax.lax.while_loop(
+                lambda c: jnp.sum(c) < 9, lambda c: c + 1 + jnp.pad(f(c, k, v), ((0, 0), (0, 1))), q
+            ),
+            (k,),
+            (k,),
+        ),
+        False,
+    ),
+    "custom_root": (lambda f: functools.partial(dense_root, f), True),
+    "linear_transpose": (
+        lambda f: lambda q, k, v: jax.linear_transpose(lambda v: f(q, k, v), v)(G), True,
+    ),
+    "grad of linear_transpose of vmap": (
+        lambda f: jax.grad(
+            lambda q, k, v: jnp.sum(
+                jnp.sin(
+                    jax.linear_transpose(jax.vmap(lambda v: f(q, k, v)), both(v))(both(G))[0]
+                )
+            ),
+            (0, 1),
+        ),
+        True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tangent", [False, True])
+def test_compositions_are_those_of_plain_jax(tangent):
+    with jax.enable_x64(True):
+        for name, (compose, reverse) in COMPOSITIONS.items():
+            counted = Counted(tangent)
+            got = quick_jit(compose(counted.function))(Q, K, V)
+            expected = quick_jit(compose(plain))(Q, K, V)
+            for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-11, err_msg=name)
+            assert (counted.calls["bwd"] > 0) == reverse, (name, counted.calls)
+            if tangent and name in ("jvp", "jacfwd", "linearize", "jvp of while_loop"):
+                assert counted.calls["tangent"] > 0, name
+                assert counted.calls["twin"] == 0, (name, counted.calls)
+
+
+def test_outside_of_jit():
+    counted = Counted()
+    arrays = [jnp.asarray(x, jnp.float32) for x in (Q, K, V)]
+    f = counted.function
+    np.testing.assert_allclose(f(*arrays), plain(*arrays), rtol=1e-6)
+    assert counted.calls == {"fun": 1, "fwd": 0, "bwd": 0, "twin": 0, "tangent": 0}
+    for transformation in (jax.grad, lambda f: lambda *x: jax.jvp(f, x, x)):
+        got, expected = (transformation(loss(g))(*arrays) for g in (f, plain))
+        for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+# --- arguments and results of every kind ---
+
+
+def mixed(scale, tree, ids, rng, flag, none=None):
+    """Arrays of every kind in; floats, integers and nothing out."""
+    assert none is None
+    noise = jax.random.normal(rng, tree["x"].shape, tree["x"].dtype)
+    picked = tree["x"][ids] * tree["y"][0]
+    value = jnp.where(flag, picked.sum() * scale, jnp.vdot(noise, tree["x"]))
+    return {"value": value, "ids": ids + 1, "wide": (tree["x"] ** 2, None)}
+
+
+def mixed_fwd(*args):
+    return mixed(*args), args
+
+
+def mixed_bwd(residuals, cotangents):
+    pull_back = jax.vjp(
+        lambda scale, tree: mixed(scale, tree, *residuals[2:])["value"], *residuals[:2]
+    )
+    dscale, dtree = pull_back[1](cotangents["value"])
+    assert cotangents["ids"].dtype == jax.dtypes.float0
+    dx = dtree["x"] + 2 * residuals[1]["x"] * cotangents["wide"][0]
+    return dscale, {"x": dx, "y": dtree["y"]}, None, None, None, None
+
+
+def test_pytrees_integers_keys_and_nothing():
+    f = custom_vjp(mixed, twin=mixed)
+    f.defvjp(mixed_fwd, mixed_bwd)
+    arguments = (
+        jnp.float32(2.0),
+        {"x": jnp.arange(4.0), "y": (jnp.float32(3.0),)},
+        jnp.array([0, 2, 2]),
+        jax.random.key(1),
+    )
+
+    def gradients(f):
+        def of(scale, tree, flag):
+            out = f(scale, tree, *arguments[2:], flag)
+            return out["value"] + jnp.sum(jnp.sin(out["wide"][0])), out["ids"]
+
+        def everything(flag):
+            hessian = jax.jacfwd(jax.grad(of, 1, has_aux=True), 1, has_aux=True)
+            pushed = jax.jvp(lambda s, t: of(s, t, flag)[0], arguments[:2], arguments[:2])
+            return (
+                jax.grad(of, (0, 1), has_aux=True)(*arguments[:2], flag),
+                pushed,
+                hessian(*arguments[:2], flag),
+            )
+
+        return quick_jit(jax.vmap(everything))(jnp.array([True, False]))
+
+    for one, other in zip(*map(jax.tree.leaves, map(gradients, (f, mixed))), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+        assert one.dtype == other.dtype
+    with jax.numpy_dtype_promotion("standard"):
+        by_name = f(*arguments[:2], flag=True, rng=arguments[3], ids=arguments[2])
+    assert jax.tree.structure(by_name) == jax.tree.structure(mixed(*arguments, True))
+
+
+def test_only_what_moves_is_differentiated():
+    """A rule for tangents sees None for an argument that does not move, also through `jit`."""
+    seen = []
+
+    def f(x, y):
+        return x * y
+
+    g = custom_vjp(f, twin=f)
+
+    def tangent(residuals, tangents):
+        seen.append([t is not None for t in tangents])
+        x, y = residuals
+        return sum(other * t for other, t in zip((y, x), tangents, strict=True) if t is not None)
+
+    g.defvjp(lambda x, y: (x * y, (x, y)), lambda r, ct: (ct * r[1], ct * r[0]), tangent)
+    x = jnp.float32(3.0)
+    assert jax.jvp(jax.jit(lambda x: g(x, 2.0 * jax.lax.stop_gradient(x))), (x,), (x,))[1] == 18
+    assert seen == [[True, False]]
+    assert jax.grad(lambda x: g(2.0, x))(x) == 2
+
+
+def test_dtypes_and_weak_types():
+    def f(x, y):
+        return x * y, x + 1
+
+    g = custom_vjp(f, twin=f)
+    g.defvjp(lambda x, y: (f(x, y), (x, y)), lambda r, ct: (ct[0] * r[1] + ct[1], ct[0] * r[0]))
+    for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
+        x = jnp.asarray(2.0, dtype)
+        (out, other), (dout, dother) = jax.jvp(lambda x: g(x, 3.0), (x,), (x,))
+        gradient = jax.grad(lambda x: g(x, x)[0])(x)
+        assert {a.dtype for a in (out, other, dout, dother, gradient)} == {jnp.dtype(dtype)}
+        assert (out, dout, gradient) == (6, 6, 4)
+    # A Python number is as weak as it is in the function itself.
+    for h in (f, g):
+        assert jax.jit(h)(2.0, 3.0)[0].weak_type
+        assert jax.grad(lambda x, h=h: h(x, 3.0)[0])(2.0) == 3
+
+
+def test_static_arguments():
+    @functools.partial(custom_vjp, nondiff_argnums=(1,), twin=lambda x, n, y: x**n * y)
+    def f(x, n, y):
+        return x**n * y
+
+    f.defvjp(
+        lambda x, n, y: (x**n * y, (x, y)),
+        lambda n, r, ct: (ct * n * r[0] ** (n - 1) * r[1], ct * r[0] ** n),
+        lambda n, r, t: n * r[0] ** (n - 1) * r[1] * t[0],
+    )
+    x = jnp.float32(3.0)
+    assert jax.grad(f)(x, 2, 5.0) == 30
+    assert jax.grad(f, 2)(x, 2, 5.0) == 9
+    assert jax.jvp(lambda x: f(x, 3, 2.0), (x,), (x,))[1] == 162
+    assert jax.grad(jax.grad(f))(x, 3, 1.0) == 18
+
+
+# --- what costs time ---
+
+
+def test_nothing_is_traced_again():
+    counted = Counted(tangent=True)
+    gradient = jax.jit(jax.grad(loss(counted.function), (0, 1, 2)))
+    pushed = jax.jit(lambda *x: jax.jvp(counted.function, x, x))
+    arrays = [jnp.asarray(x, jnp.float32) for x in (Q, K, V)]
+    for function in (gradient, pushed):
+        function(*arrays)
+        calls = dict(counted.calls)
+        function(*(x + 1 for x in arrays))
+        assert counted.calls == calls
+    # One of each: reverse mode never traces the twin, forward mode neither it nor the backward.
+    assert counted.calls["twin"] == 0
+    assert counted.calls["bwd"] == counted.calls["tangent"] == 1
+    assert counted.calls["fwd"] == 2
+
+
+def test_donated_arguments():
+    counted = Counted()
+    arrays = [jnp.asarray(x, jnp.float32) for x in (Q, K, V)]
+    expected = jax.grad(loss(plain))(*arrays)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(q, k, v):
+        return q - jax.grad(loss(counted.function))(q, k, v)
+
+    donated = jnp.array(arrays[0])
+    np.testing.assert_allclose(step(donated, *arrays[1:]), arrays[0] - expected, atol=1e-6)
+    assert donated.is_deleted()
+
+
+# --- mistakes ---
+
+
+def test_mistakes_are_named():
+    def f(x, tree):
+        return x * tree["y"]
+
+    g = custom_vjp(f, twin=f)
+    x, tree = jnp.ones(3), {"y": jnp.ones(3), "z": jnp.ones(2)}
+    with pytest.raises(AttributeError, match=r"f has no rules yet: call its defvjp\(fwd, bwd\)"):
+        g(x, tree)
+
+    def fwd(x, tree):
+        return f(x, tree), ()
+
+    for cotangents, message in (
+        ((x,), "bwd of f must give a tuple with the cotangent of each of its 2 array arguments"),
+        ((x, x), "bwd of f must give a tuple"),
+        ((x[:2], None), r"bwd of f must give for argument \[0\] a cotangent of float32\[3\]"),
+        ((None, {"y": x.astype(jnp.bfloat16), "z": None}), r"argument \[1\]\['y'\] .*; got bfloat16\[3\]"),
+    ):
+        g.defvjp(fwd, lambda r, ct, cotangents=cotangents: cotangents)
+        with pytest.raises(TypeError, match=message):
+            jax.grad(lambda x, tree: jnp.sum(g(x, tree)), (0, 1))(x, tree)
+    h = custom_vjp(f, twin=lambda x, tree: (x, x))
+    h.defvjp(fwd, lambda r, ct: (None, None))
+    with pytest.raises(TypeError, match="the twin of f must give"):
+        jax.jvp(h, (x, tree), (x, tree))
