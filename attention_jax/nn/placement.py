@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.checks import check_choice
+from attention_jax.nn.parameters import Dtype
 from attention_jax.nn.positions import (
     Anchor,
     anchored_places,
@@ -179,6 +180,7 @@ class Placement(nnx.Module):
     Args:
         config: the settings.
         dim: size of the tokens.
+        param_dtype: dtype of the table.
         rngs: where the initial table comes from.
 
     >>> place = Placement(PositionConfig(anchor="end"), 8, rngs=nnx.Rngs(0))
@@ -189,10 +191,21 @@ class Placement(nnx.Module):
     (5, 8)
     """
 
-    def __init__(self, config: PositionConfig, dim: int, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: PositionConfig,
+        dim: int,
+        *,
+        param_dtype: Dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         config.check_dim("dim", dim)
         self.config, self.dim = config, dim
-        self.table = _table(config, dim, rngs) if config.kind == "learned" else None
+        self.table = (
+            nnx.Param(_table(config, dim, rngs).astype(param_dtype))
+            if config.kind == "learned"
+            else None
+        )
 
     def places(self, count: int, rng: Array | None = None) -> Array:
         """The numbers that tokens get which stand 0, 1, 2, ... away from where they are counted.
@@ -243,10 +256,10 @@ class Placement(nnx.Module):
         return config.scale * jnp.concatenate(parts, axis=-1)
 
 
-def _table(config: PositionConfig, dim: int, rngs: nnx.Rngs) -> nnx.Param:
+def _table(config: PositionConfig, dim: int, rngs: nnx.Rngs) -> Array:
     """Of the variance that sines and cosines have."""
     shape = (config.limit, dim // config.ends)
-    return nnx.Param(jax.random.normal(rngs.params(), shape) * 0.5**0.5)
+    return jax.random.normal(rngs.params(), shape) * 0.5**0.5
 
 
 def check_positions(positions: Positions, ends: int) -> None:
