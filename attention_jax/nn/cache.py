@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 
+from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
 from attention_jax.memory import Memory
 
 Array = jax.Array
@@ -21,12 +22,13 @@ class KeyValueCache(NamedTuple):
 def appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
     """The cache with the next tokens, `new` [*B, K, G or 1, t, ...], after those that it holds."""
 
-    def write(old: Array, new: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(
-            old, new.astype(old.dtype), cache.length, axis=-2
-        )
+    def write(old: Array, new: Array, length: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), length, axis=-2)
 
-    memory = jax.tree.map(write, cache.memory, new)
+    def written(old: Array, new: Array) -> Array:  # cut over Explicit mesh axes as the tokens are
+        return on_automatic_axes(write, explicit_spec(new), old, new, cache.length)
+
+    memory = jax.tree.map(written, cache.memory, new)
     return KeyValueCache(memory, cache.length + new.values.shape[-2])
 
 

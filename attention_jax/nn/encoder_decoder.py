@@ -13,6 +13,7 @@ from flax import nnx
 from attention_jax.dropout import drop_features
 from attention_jax.masks import Mask, padding_mask
 from attention_jax.nn.dropout import DropoutModule
+from attention_jax.nn.lookup import rows_of
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.placement import Placement, Positions
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
@@ -253,9 +254,10 @@ class EncoderDecoder(DropoutModule):
         rng: Array | None = None,
     ) -> Array:
         # Embeddings start with variance 1 / dim; scaled to 1, they weigh as much as positions.
-        # Flax would go on in the dtype that the table was made with.
-        dtype = embedding.embedding[...].dtype if self.dtype is None else self.dtype
-        x = embedding(tokens).astype(dtype) * embedding.features**0.5
+        # In the dtype of the parameters, not in the one that the table was made with as in Flax.
+        table = embedding.embedding[...]
+        table = table if self.dtype is None else table.astype(self.dtype)
+        x = rows_of(table, tokens) * embedding.features**0.5
         codes = self.placement.codes(positions)
         if codes is not None:
             examples = math.prod(codes.shape[:-2])  # 1 or B

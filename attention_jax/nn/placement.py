@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.checks import check_choice
+from attention_jax.nn.lookup import rows_of
 from attention_jax.nn.parameters import Dtype
 from attention_jax.nn.positions import (
     Anchor,
@@ -232,7 +233,7 @@ class Placement(nnx.Module):
     def source_positions(self, places: Array, length: int, lengths: Array) -> Positions:
         """Of tokens [*B, S], `lengths` [*B] of which are real: int [*B, S] each."""
         found = anchored_places(length, lengths, self.config.anchor)
-        return tuple(places[place] for place in found)
+        return tuple(rows_of(places, place) for place in found)
 
     def target_positions(self, places: Array, length: int, first: Array | int = 0) -> Positions:
         """Of the tokens that stand `first`, ... from the target's start: int [T] each."""

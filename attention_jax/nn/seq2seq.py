@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
 
+from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
 from attention_jax.decoding import BeamResult, beam_search, greedy_search
 from attention_jax.nn.encoder_decoder import EncoderDecoder
 from attention_jax.nn.transformer import DecoderState
@@ -125,18 +128,25 @@ class Seq2Seq(EncoderDecoder):
                 of the decoder, with all tokens at once.
         """
         places = self._places(places, source.shape[-1], max_length)
-        memory = self.encode(source, source_lengths, places=places, deterministic=True)
-        tokens = greedy_search(
-            self.decode_step, self._start(memory, source_lengths, max_length, places),
-            batch_size=source.shape[0], max_length=max_length, sos=sos, eos=eos, pad=pad,
-        ).astype(source.dtype)  # fmt: skip
+        definition, variables = nnx.split(self)
+
+        def search(variables: Any, source: Array, source_lengths: Array, places: Array) -> Array:
+            model = nnx.merge(definition, variables)
+            state = model.start_decoding(
+                source, source_lengths, max_length=max_length, places=places
+            )
+            return greedy_search(
+                model.decode_step, state,
+                batch_size=source.shape[0], max_length=max_length, sos=sos, eos=eos, pad=pad,
+            ).astype(source.dtype)  # fmt: skip
+
+        rows = PartitionSpec(explicit_spec(source)[0])
+        tokens = on_automatic_axes(search, rows, variables, source, source_lengths, places)
         if not return_weights:
             return Decoded(tokens, None)
-        _, weights = self.decode(
-            memory, source_lengths, _shifted(tokens, sos), places=places, deterministic=True,
-            return_weights=True,
-        )  # fmt: skip
-        return Decoded(tokens, weights)
+        return Decoded(
+            tokens, self.weights_of(source, source_lengths, tokens, sos=sos, places=places)
+        )
 
     def beam_decode(
         self,
@@ -158,13 +168,25 @@ class Seq2Seq(EncoderDecoder):
             beams: how many beginnings are kept for each row; 1 is greedy decoding.
             length_penalty: how much longer answers are favoured; 0 not at all.
         """
-        state = self.start_decoding(source, source_lengths, max_length=max_length, places=places)
-        row_axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)._replace(places=None)
-        return beam_search(
-            self.decode_step, state,
-            batch_size=source.shape[0], beams=beams, max_length=max_length, sos=sos, eos=eos,
-            pad=pad, length_penalty=length_penalty, row_axes=row_axes,
-        )  # fmt: skip
+        places = self._places(places, source.shape[-1], max_length)
+        definition, variables = nnx.split(self)
+
+        def search(
+            variables: Any, source: Array, source_lengths: Array, places: Array
+        ) -> BeamResult:
+            model = nnx.merge(definition, variables)
+            state = model.start_decoding(
+                source, source_lengths, max_length=max_length, places=places
+            )
+            axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)
+            return beam_search(
+                model.decode_step, state,
+                batch_size=source.shape[0], beams=beams, max_length=max_length, sos=sos, eos=eos,
+                pad=pad, length_penalty=length_penalty, row_axes=axes._replace(places=None),
+            )  # fmt: skip
+
+        rows = PartitionSpec(explicit_spec(source)[0])
+        return on_automatic_axes(search, rows, variables, source, source_lengths, places)
 
     def weights_of(
         self,
