@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.checks import check_choice
+from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
 from attention_jax.nn.lookup import rows_of
 from attention_jax.nn.parameters import Dtype
 from attention_jax.nn.positions import (
@@ -254,7 +256,12 @@ class Placement(nnx.Module):
                     "min_wavelength": config.min_wavelength,
                 }
                 parts.append(sinusoidal_codes(part, self.dim // config.ends, **waves))
-        return config.scale * jnp.concatenate(parts, axis=-1)
+        # Positions from the end depend on lengths, and are cut as these over Explicit mesh axes.
+        cuts = max(
+            map(explicit_spec, parts), key=lambda spec: sum(axis is not None for axis in spec)
+        )
+        join = functools.partial(jnp.concatenate, axis=-1)
+        return config.scale * on_automatic_axes(join, cuts, parts)
 
 
 def _table(config: PositionConfig, dim: int, rngs: nnx.Rngs) -> Array:

@@ -100,11 +100,13 @@ class _Residual(nnx.Module):
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs, **options: Unpack[LayerOptions]):
         self.norm = nnx.LayerNorm(config.dim, rngs=rngs, **dtypes_of(options))
+        self.dtype = options.get("dtype")
         self.pre = config.norm == "pre"
         self.dropout_rate = config.dropout_rate
 
     def __call__(self, x: Array, layer: Callable[[Array], Any], rng: Array | None) -> Any:
         """`layer` gives its output, or (output, what else it found): so does this."""
+        x = x if self.dtype is None else x.astype(self.dtype)
         found = layer(self.norm(x) if self.pre else x)
         added, rest = found if isinstance(found, tuple) else (found, None)
         x = x + drop_features(added, rng, self.dropout_rate)
