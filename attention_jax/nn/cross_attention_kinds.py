@@ -122,7 +122,7 @@ class Monotonic(Global):
     @staticmethod
     def attend(attention, query, memory, lengths, mask, first, carry, rng, weigh) -> Any:
         del lengths, first
-        # Only the last row is needed for the carry; `monotonic_attention` makes them all.
+        # The one place that makes weights [T, S] unasked: the carry is their last row.
         output, weights = attention(
             query, memory, mask=mask, initial=carry, noise_rng=rng, return_weights=True
         )

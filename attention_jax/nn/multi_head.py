@@ -44,8 +44,9 @@ class MultiHeadAttention(DropoutModule):
 
     Every head has score parameters of its own. With score "scaled" it is
     `flax.nnx.MultiHeadAttention`, whose kernels have the shapes of these; dropout, dtypes and
-    initializers are as there, with the defaults of `use_bias=False`. What stands in padding
-    reaches no output; NaN there would reach the projections' gradients, which are sums over tokens.
+    initializers are as there, and projections have no bias unless asked for. What stands in padding
+    reaches no output. NaN does reach the projections' gradients, which are sums over tokens: NaN in
+    padded tokens those of `query`, `key` and `value`, a NaN cotangent at any row that of `output`.
 
     Args:
         score: a name in `SCORES`, "module:Name", or a `Score`.

@@ -257,9 +257,7 @@ class Placement(nnx.Module):
                 }
                 parts.append(sinusoidal_codes(part, self.dim // config.ends, **waves))
         # Positions from the end depend on lengths, and are cut as these over Explicit mesh axes.
-        cuts = max(
-            map(explicit_spec, parts), key=lambda spec: sum(axis is not None for axis in spec)
-        )
+        cuts = max(map(explicit_spec, parts), key=lambda spec: len(spec) - spec.count(None))
         join = functools.partial(jnp.concatenate, axis=-1)
         return config.scale * on_automatic_axes(join, cuts, parts)
 
