@@ -118,7 +118,7 @@ def seq2seq():
     for settings in (
         {"dropout_rate": 0.3, "positions": PositionConfig("learned", anchor="both", limit=9)},
         {"positions": PositionConfig("rotary", anchor="end")},
-        {"attention": "monotonic", "tied_embeddings": "all", "positions": ANY_LENGTH},
+        {"attention": "monotonic", "positions": ANY_LENGTH},
     ):
         config = Seq2SeqConfig(score="additive", dim=D, hidden_dim=7, **settings)
 
