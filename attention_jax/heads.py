@@ -11,7 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention_jax.biases import Bias, as_bias
+from attention_jax.float_array import any_array
 from attention_jax.masks import Mask, as_mask
+from attention_jax.position_functions import broadcasts
 
 Array = jax.Array
 
@@ -52,3 +55,42 @@ def mask_for_heads(mask: Mask | Array, batch_ndim: int) -> Mask:
         return jnp.expand_dims(leaf, own)
 
     return jax.tree.map(with_head_axis, mask, mask.core_ndims())
+
+
+def pairs_for_heads(
+    mask: Mask | Array | None, bias: Bias | Array | None, shape: tuple[int, ...], key_heads: int
+) -> tuple[Mask | None, Bias | None]:
+    """A mask and a bias of inputs [*B, N, T, D] as those of inputs [*B, K, G, T, D].
+
+    Args:
+        mask: as `mask_for_heads` takes it.
+        bias: a `Bias` whose arrays' leading axes broadcast to [*B, N], or an array that broadcasts
+            to `shape`.
+        shape: (*B, N, T, S).
+        key_heads: K.
+
+    Raises:
+        ValueError: the mask or the bias does not broadcast.
+    """
+    *batch, _, target, source = shape
+    if not (mask is None or isinstance(mask, Mask)):
+        mask, shared = any_array("mask", mask), (*batch, target, source)
+        if not any(broadcasts(mask.shape, full) for full in (shared, shape)):
+            raise ValueError(
+                f"mask must broadcast to {list(shared)} (*B, T, S), or be {list(shape)}"
+                f" (*B, N, T, S); got {list(mask.shape)}"
+            )
+
+    def grouped(pairs: Any) -> Any:
+        # Checked here, where heads are still one axis: another number of them might fit the groups.
+        pairs.check(shape[:-2], target, source)
+        return jax.tree.map(
+            lambda leaf, core_ndim: group_heads(leaf, core_ndim, key_heads),
+            pairs,
+            pairs.core_ndims(),
+        )
+
+    return (
+        None if mask is None else grouped(mask_for_heads(mask, len(batch))),
+        None if bias is None else grouped(jax.tree.map(jnp.asarray, as_bias(bias))),
+    )

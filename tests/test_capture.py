@@ -172,7 +172,8 @@ def test_a_module_is_copied_and_its_random_stream_stays():
     class Noisy(nnx.Module):
         def __init__(self, rngs):
             self.rngs = rngs
-            self.attend = nn.Attention("general", D, D, dropout_rate=0.5, rngs=rngs)
+            options = {"dropout_rate": 0.5, "keep_rngs": False}
+            self.attend = nn.Attention("general", D, D, **options, rngs=rngs)
 
         def __call__(self, query, key):
             return self.attend(query, key, dropout_rng=self.rngs.dropout())

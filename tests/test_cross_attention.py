@@ -28,7 +28,8 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 def make(kind, score="additive", **options):
     config = CrossAttentionConfig(**KINDS[kind])
-    return scrambled(CrossAttention(score, DIM, MEMORY_DIM, config, rngs=nnx.Rngs(0), **options))
+    options = {"keep_rngs": False, "rngs": nnx.Rngs(0), **options}
+    return scrambled(CrossAttention(score, DIM, MEMORY_DIM, config, **options))
 
 
 def tokens():
@@ -70,13 +71,15 @@ def test_all_at_once_is_one_after_another(kind):
 
         def step(carry, token):
             first, carry = carry
-            found = module(token[:, None], remembered, first=first, carry=carry, **options)
+            found = module(
+                token[:, None], remembered, first=first, carry=carry, return_weights=True, **options
+            )
             return (first + 1, found[2]), (found[0][:, 0], found[1][:, 0])
 
         start = (0, module.first_carry((B,), S))
         (_, carry), steps = jax.lax.scan(step, start, jnp.swapaxes(query, 0, 1))
         steps = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), steps)
-        return module(query, memory, **options), (*steps, carry)
+        return module(query, memory, return_weights=True, **options), (*steps, carry)
 
     whole, steps = both(query, memory, jnp.array(LENGTHS))
     output, weights, _ = whole
@@ -109,7 +112,7 @@ def test_kinds_with_a_past_are_their_core(kind):
         "params": own["params"],
         "mask": padding_mask(lengths),
     }
-    output, weights, carry = module(query, memory, mask=padding_mask(lengths))
+    output, weights, carry = module(query, memory, mask=padding_mask(lengths), return_weights=True)
     if kind == "coverage":
         kernel = own["coverage_kernel"]
         core = coverage_attention(query, memory, memory, coverage_kernel=kernel, **options)
@@ -165,6 +168,7 @@ def test_dropout_or_noise_only_with_a_rng(kind):
     plain, _ = make(kind)
     query, memory = tokens()
     call = jax.jit(lambda rng: module(query, memory, dropout_rng=rng)[0])
+    module.eval()
     first = np.asarray(call(jax.random.key(0)))
     np.testing.assert_array_equal(first, call(jax.random.key(0)))
     without = np.asarray(plain(query, memory)[0])
@@ -177,7 +181,8 @@ def test_without_lengths_all_of_the_memory_is_real():
     module, _ = make("local-m")
     query, memory = tokens()
     whole = jnp.full((B,), S)
-    found, expected = module(query, memory), module(query, memory, source_lengths=whole)
+    found = module(query, memory, return_weights=True)
+    expected = module(query, memory, source_lengths=whole)
     np.testing.assert_allclose(found[0], expected[0], atol=1e-6)
     weights = np.asarray(found[1])
     window = np.abs(np.arange(S)[None, :] - (S - 1 - np.arange(T))[:, None]) <= 1
@@ -187,7 +192,7 @@ def test_without_lengths_all_of_the_memory_is_real():
 def test_first_places_the_window():
     module, _ = make("local-m-monotonic")
     query, memory = tokens()
-    weights = module(query[:, :2], memory, first=3)[1]
+    weights = module(query[:, :2], memory, first=3, return_weights=True)[1]
     window = np.abs(np.arange(S)[None, :] - np.array([3, 4])[:, None]) <= 1
     np.testing.assert_array_equal(np.asarray(weights) != 0, np.broadcast_to(window, (B, 2, S)))
 

@@ -285,8 +285,8 @@ def test_bfloat16_stays_bfloat16():
 # --- dropout, and what is refused ---
 
 
-def test_dropout_only_with_a_rng():
-    module, params = make("dot", dropout_rate=0.25)
+def test_an_explicit_rng_drops_whatever_the_setting():
+    module, params = make("dot", dropout_rate=0.25, deterministic=True, keep_rngs=False)
     (x, y), rng = tokens(), jax.random.key(1)
     call = jax.jit(lambda rng: module(x, y, dropout_rng=rng, return_weights=True))
     plain, weights = module(x, y, return_weights=True)

@@ -148,10 +148,11 @@ def test_gradients_reach_every_parameter(implementation):
     assert loss(lower) < loss(params)
 
 
-def test_dropout_only_with_an_rng():
+def test_an_explicit_rng_drops_whatever_the_setting():
     query, key, value = arrays("additive")
     for make in (local_m, local_p):
-        module, plain = make("additive", dropout_rate=0.5), make("additive")
+        module = make("additive", dropout_rate=0.5, deterministic=True)
+        plain = make("additive")
         np.testing.assert_array_equal(module(query, key, value), plain(query, key, value))
         dropped = module(query, key, value, dropout_rng=jax.random.key(0))
         assert np.any(dropped != module(query, key, value))

@@ -91,9 +91,8 @@ def naive_decode(forward, source, length, max_length):
 def test_greedy_decode_is_the_naive_loop_for_unequal_lengths(seed, eos_bias):
     model = make(seed=seed, noise=1.0, decoder_layers=2)
     model.logits.bias[...] = model.logits.bias[...].at[EOS].add(eos_bias)
-    decoded = jax.jit(functools.partial(model.greedy_decode, **NUMBERS))(
-        sources(), jnp.array(LENGTHS)
-    )
+    greedy = functools.partial(model.greedy_decode, **NUMBERS, return_weights=True)
+    decoded = jax.jit(greedy)(sources(), jnp.array(LENGTHS))
     assert decoded.tokens.shape == (B, T)
     assert decoded.tokens.dtype == jnp.int32
     assert decoded.weights.shape == (2, B, T, S)

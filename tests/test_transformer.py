@@ -86,7 +86,9 @@ def test_decoder_block(name, self_score, score, cross):
     x, memory = normal(B, T, DIM), normal(B, S, MEMORY_DIM, seed=3)
     lengths = jnp.array(LENGTHS)
     output, weights = jax.jit(
-        lambda x, m: module(x, m, source_lengths=lengths, memory_mask=padding_mask(lengths))
+        lambda x, m: module(
+            x, m, source_lengths=lengths, memory_mask=padding_mask(lengths), return_weights=True
+        )
     )(x, memory)
     for row, length in enumerate(LENGTHS):
         wide = (x[row].astype(np.float64), memory[row].astype(np.float64))
@@ -98,7 +100,7 @@ def test_decoder_block(name, self_score, score, cross):
 
 def test_memory_has_the_blocks_size_unless_told():
     block = DecoderBlock("scaled", "dot", block_config("plain"), rngs=nnx.Rngs(0))
-    output, weights = block(normal(T, DIM), normal(S, DIM, seed=3))
+    output, weights = block(normal(T, DIM), normal(S, DIM, seed=3), return_weights=True)
     assert (output.shape, weights.shape) == ((T, DIM), (T, S))
     with pytest.raises(ValueError, match="key_dim must be 12 to match score"):
         DecoderBlock("scaled", "dot", block_config("plain"), memory_dim=13, rngs=nnx.Rngs(0))
@@ -132,10 +134,12 @@ def block_and_call(left):
         block = DecoderBlock("scaled", "additive", config, rngs=nnx.Rngs(0))
         block = without(block, "self_attention", "feed_forward")
         memory = normal(S, DIM, seed=3)
-        return x, lambda rng: block(x, memory, dropout_rng=rng)[0]
+        block.eval()
+        return x, lambda rng: block(x, memory, dropout_rng=rng)
     block = EncoderBlock("scaled", config, rngs=nnx.Rngs(0))
     others = {"self_attention", "feed_forward"} - {left}
     block = without(block, *others)
+    block.eval()
     return x, lambda rng: block(x, dropout_rng=rng)
 
 

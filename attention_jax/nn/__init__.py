@@ -7,11 +7,13 @@ from attention_jax.nn.attention import (
     GeneralAttention,
     ScaledDotAttention,
 )
+from attention_jax.nn.cache import KeyValueCache
 from attention_jax.nn.coverage import CoverageAttention
 from attention_jax.nn.cross_attention import CrossAttention, CrossAttentionConfig
+from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
-from attention_jax.nn.multi_head import KeyValueCache, MultiHeadAttention
+from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.nn.placement import ANY_LENGTH, Placement, PositionConfig
 from attention_jax.nn.positions import (
     anchored_places,
@@ -28,7 +30,6 @@ from attention_jax.nn.transformer import (
     BlockConfig,
     DecoderBlock,
     EncoderBlock,
-    FeedForward,
 )
 
 __all__ = [

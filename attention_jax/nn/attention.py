@@ -6,36 +6,48 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.attention import attention, attention_weights
 from attention_jax.biases import Bias
-from attention_jax.checks import check_whole, checked_implementation, checked_rate
+from attention_jax.checks import check_whole, checked_implementation
 from attention_jax.float_array import float_array
+from attention_jax.implementations.contract import cast_floats
 from attention_jax.masks import Mask
 from attention_jax.memory import Memory, remember, resolve
-from attention_jax.nn.parameters import score_params, values_of
+from attention_jax.nn.dropout import DropoutModule
+from attention_jax.nn.parameters import Dtype, score_params, values_of
 from attention_jax.scores import Additive, Dot, General, ScaledDot, Score, get_score
 
 Array = jax.Array
 
 
-class Attention(nnx.Module):
+class Attention(DropoutModule):
     """Attention with any score: `attention_jax.attention` with parameters of its own.
+
+    Dropout, `deterministic`, `rngs` and the dtypes are as in `flax.nnx.MultiHeadAttention`.
 
     Args:
         score: a name in `SCORES`, "module:Name", or a `Score`.
         query_dim: Dq.
         key_dim: Dk.
-        dropout_rate: probability that a weight is dropped when a `dropout_rng` is given.
+        dropout_rate: probability that a weight is dropped.
+        deterministic: True drops nothing, False drops; `module.eval()` and `module.train()` set it.
+            None: with a `dropout_rate` above 0, a call says it or is given a `dropout_rng`.
         implementation: as in `attention_jax.attention`.
-        rngs: where the initial parameters come from.
+        dtype: dtype of inputs and parameters in the computation, and of the output; None for those
+            that come, and the query's for the output.
+        param_dtype: dtype of the parameters.
+        rngs: where the initial parameters come from, and the stream "dropout".
+        keep_rngs: whether a module with dropout keeps a stream forked from `rngs.dropout`. Without
+            it the module's state is parameters alone, and dropout needs a `dropout_rng`.
 
     Raises:
-        ValueError: there is no such score, or it cannot pair Dq with Dk.
+        ValueError: there is no such score, it cannot pair Dq with Dk, or `rngs` lacks a stream.
 
-    >>> import jax.numpy as jnp
-    >>> attend = Attention("additive", 4, 6, rngs=nnx.Rngs(0))
+    >>> attend = Attention("additive", 4, 6, dropout_rate=0.5, rngs=nnx.Rngs(0))
+    >>> attend.train()
     >>> attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6))).shape
     (2, 5, 6)
     """
@@ -47,8 +59,12 @@ class Attention(nnx.Module):
         key_dim: int,
         *,
         dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
         implementation: str | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
+        keep_rngs: bool = True,
     ):
         self.score = get_score(score)
         for name, size in (("query_dim", query_dim), ("key_dim", key_dim)):
@@ -59,9 +75,10 @@ class Attention(nnx.Module):
                 f" {query_dim}; got {key_dim}"
             )
         self.query_dim, self.key_dim = query_dim, key_dim
-        self.params = score_params(self.score.init(rngs.params(), query_dim, key_dim))
-        self.dropout_rate = checked_rate(dropout_rate)
+        self.dtype, self.param_dtype = dtype, param_dtype
+        self.params = score_params(self.score.init(rngs.params(), query_dim, key_dim), param_dtype)
         self.implementation = checked_implementation(implementation)
+        self._set_dropout(dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,
@@ -71,6 +88,7 @@ class Attention(nnx.Module):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
+        deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -82,18 +100,21 @@ class Attention(nnx.Module):
             value: float [*B, S, Dv]; None for `key` (the use of Bahdanau 2014 and Luong 2015).
             mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
             bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
-            dropout_rng: one PRNG key; None for no dropout.
+            deterministic: True drops nothing, False drops; None for the module's setting.
+            dropout_rng: one PRNG key to drop with, whatever the module's setting; None for the next
+                key of the module's stream, where it drops.
             return_weights: also return the weights [*B, T, S], before dropout.
 
         Returns:
             output [*B, T, Dv]; or (output, weights).
 
         Raises:
-            ValueError: an argument has the wrong shape or dtype.
+            ValueError: an argument has the wrong shape or dtype; or a module with dropout was not
+                told whether to drop, or has no key to drop with.
         """
         return self._attend(
-            query, key, value, attend=attention, weigh=attention_weights,
-            mask=mask, bias=bias, dropout_rng=dropout_rng, return_weights=return_weights,
+            query, key, value, attend=attention, weigh=attention_weights, mask=mask, bias=bias,
+            deterministic=deterministic, dropout_rng=dropout_rng, return_weights=return_weights,
         )  # fmt: skip
 
     def _attend(
@@ -104,19 +125,19 @@ class Attention(nnx.Module):
         *,
         attend: Callable[..., Array],
         weigh: Callable[..., Array],
+        deterministic: bool | None,
         dropout_rng: Array | None,
         return_weights: bool,
         **arguments: Any,
     ) -> Any:
         """`attend` with this module's score and settings; and the weights that `weigh` gives."""
-        query, params = float_array("query", query), values_of(self.params)
-        dtype = query.dtype
-        score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
-        arguments |= {"score": score, "params": params}
+        own, (query, key, value), dtype = self._resolved(query, key, value)
+        dropout_rng = self._dropout_rng(dropout_rng, deterministic)
         output = attend(
             query,
             key,
             value,
+            **own,
             **arguments,
             dropout_rate=0.0 if dropout_rng is None else self.dropout_rate,
             dropout_rng=dropout_rng,
@@ -124,7 +145,24 @@ class Attention(nnx.Module):
         ).astype(dtype)
         if not return_weights:
             return output
-        return output, weigh(query, key, **arguments).astype(dtype)
+        return output, weigh(query, key, **own, **arguments).astype(dtype)
+
+    def _resolved(
+        self, query: Any, key: Any, value: Any
+    ) -> tuple[dict[str, Any], tuple[Array, Array, Array], jnp.dtype]:
+        """This module's score and parameters, what they pair, and the dtype of the output."""
+        query = self._cast(float_array("query", query))
+        if not isinstance(key, Memory):  # which has been cast
+            key = self._cast(float_array("key", key))
+        value = None if value is None else self._cast(float_array("value", value))
+        params = values_of(self.params, self.dtype)
+        dtype = query.dtype
+        score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
+        return {"score": score, "params": params}, (query, key, value), dtype
+
+    def _cast(self, array: Array) -> Array:
+        """A floating-point array as this module computes with it."""
+        return array if self.dtype is None else cast_floats(array, self.dtype)
 
     def remember(self, key: Array, value: Array | None = None) -> Memory:
         """Projects what will be attended to again and again, once: give it as `key`.
@@ -133,7 +171,9 @@ class Attention(nnx.Module):
             key: float [*B, S, Dk].
             value: float [*B, S, Dv]; None for `key`.
         """
-        params = values_of(self.params)
+        key = self._cast(float_array("key", key))
+        value = None if value is None else self._cast(float_array("value", value))
+        params = values_of(self.params, self.dtype)
         return remember(self.score, params, key, value, query_dim=self.query_dim)
 
 

@@ -9,9 +9,9 @@ from flax import nnx
 from attention_jax.biases import Bias
 from attention_jax.coverage import CoverageResult, coverage_attention, coverage_kernel_size
 from attention_jax.masks import Mask
-from attention_jax.memory import Memory, resolve
+from attention_jax.memory import Memory
 from attention_jax.nn.attention import Attention
-from attention_jax.nn.parameters import values_of
+from attention_jax.nn.parameters import Dtype
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -27,6 +27,7 @@ class CoverageAttention(Attention):
         score: a name in `SCORES`, "module:Name", or a `Score` whose `project` gives keys [S, Fk].
         query_dim: Dq.
         key_dim: Dk.
+        dtype, param_dtype: as in `Attention`.
         rngs: where the initial parameters come from.
 
     Raises:
@@ -42,10 +43,19 @@ class CoverageAttention(Attention):
     Source: See, Liu and Manning 2017, equations 10-13 (their w_c is `coverage_kernel`).
     """
 
-    def __init__(self, score: str | Score, query_dim: int, key_dim: int, *, rngs: nnx.Rngs):
-        super().__init__(score, query_dim, key_dim, rngs=rngs)
+    def __init__(
+        self,
+        score: str | Score,
+        query_dim: int,
+        key_dim: int,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(score, query_dim, key_dim, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         size = coverage_kernel_size(self.score, query_dim, key_dim)
-        self.coverage_kernel = nnx.Param(jnp.zeros(size))
+        self.coverage_kernel = nnx.Param(jnp.zeros(size, param_dtype))
 
     def __call__(  # type: ignore[override]  # no dropout, and more comes back
         self,
@@ -74,15 +84,13 @@ class CoverageAttention(Attention):
         Raises:
             ValueError: an argument has the wrong shape or dtype.
         """
-        params, dtype = values_of(self.params), jnp.result_type(query)
-        score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
+        own, (query, key, value), dtype = self._resolved(query, key, value)
         result = coverage_attention(
             query,
             key,
             value,
-            score=score,
-            params=params,
-            coverage_kernel=self.coverage_kernel[...],
+            **own,
+            coverage_kernel=self._cast(self.coverage_kernel[...]),
             mask=mask,
             bias=bias,
             coverage=coverage,

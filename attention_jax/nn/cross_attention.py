@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +17,16 @@ from flax import nnx
 from attention_jax.checks import check_choice, check_whole
 from attention_jax.masks import Mask
 from attention_jax.memory import Memory
-from attention_jax.nn.attention import Attention
-from attention_jax.nn.coverage import CoverageAttention
-from attention_jax.nn.local import Alignment, LocalMAttention, LocalPAttention
-from attention_jax.nn.monotonic import MonotonicAttention
-from attention_jax.nn.multi_head import MultiHeadAttention
+from attention_jax.nn.cross_attention_kinds import KINDS, Carry
+from attention_jax.nn.dropout import DropoutModule
+from attention_jax.nn.local import Alignment
+from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.placement import Positions, check_positions, rotated
 from attention_jax.nn.positions import check_wavelength
 from attention_jax.scores import RowScaled, Score, get_score
 from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
-Carry = Any
 AttentionKind = Literal["global", "local-m", "local-p", "coverage", "monotonic"]
 
 
@@ -97,7 +95,7 @@ class CrossAttentionConfig:
                 )
 
 
-class CrossAttention(nnx.Module):
+class CrossAttention(DropoutModule):
     """Attention of a decoder to a memory, and a projection of what it found to the decoder's size.
 
     Args:
@@ -106,8 +104,11 @@ class CrossAttention(nnx.Module):
         memory_dim: size of the memory's.
         config: the kind and its settings.
         dropout_rate: probability that a weight is dropped, where the kind has weights to drop
-            ("global" and the local kinds), when a `dropout_rng` is given.
-        rngs: where the initial parameters come from.
+            ("global" and the local kinds).
+        deterministic, keep_rngs: as in `MultiHeadAttention`.
+        rngs: where the initial parameters come from, and the stream "dropout".
+        options: `dtype`, `param_dtype` and, of projections, `kernel_init`; see
+            `parameters.LayerOptions`.
 
     Raises:
         ValueError: there is no such score, or it cannot pair the two sizes.
@@ -121,7 +122,10 @@ class CrossAttention(nnx.Module):
         config: CrossAttentionConfig,
         *,
         dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
         rngs: nnx.Rngs,
+        keep_rngs: bool = True,
+        **options: Unpack[LayerOptions],
     ):
         if config.rotary_wavelength is not None:
             for name, size in (("dim", dim), ("memory_dim", memory_dim)):
@@ -131,14 +135,18 @@ class CrossAttention(nnx.Module):
                         f" got {size}"
                     )
         self.config = config
-        self.kind: Any = _KINDS["multi-head" if _is_multi_head(config) else config.attention]
+        self.kind: Any = KINDS["multi-head" if _is_multi_head(config) else config.attention]
         if config.sharpen_from is not None:
             score = RowScaled(get_score(score))
-        self.attention: Any = self.kind.make(score, dim, memory_dim, config, dropout_rate, rngs)
+        settings: Any = {**options} if _is_multi_head(config) else {**dtypes_of(options)}
+        if self.kind.drops:  # with keys that this module hands on
+            settings |= {"dropout_rate": dropout_rate, "keep_rngs": False}
+        self.attention: Any = self.kind.make(score, dim, memory_dim, config, rngs=rngs, **settings)
         self.output = (
             None if _is_multi_head(config)
-            else nnx.Linear(memory_dim, dim, use_bias=False, rngs=rngs)
+            else nnx.Linear(memory_dim, dim, use_bias=False, rngs=rngs, **options)
         )  # fmt: skip
+        self._set_dropout(dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,
@@ -151,8 +159,10 @@ class CrossAttention(nnx.Module):
         positions: Positions | None = None,
         memory_positions: Positions | None = None,
         carry: Carry = None,
+        deterministic: bool | None = None,
         dropout_rng: Array | None = None,
-    ) -> tuple[Array, Array, Carry]:
+        return_weights: bool = False,
+    ) -> tuple[Array, Array | None, Carry]:
         """Attends.
 
         Args:
@@ -164,18 +174,28 @@ class CrossAttention(nnx.Module):
             positions: of the queries, where they are rotated; None for `first` and on.
             memory_positions: of the memory's tokens, where they are; None for 0, 1, 2, ...
             carry: what the call with those left; None for none before.
-            dropout_rng: one PRNG key; None for no dropout and no noise.
+            deterministic: True for no dropout and no noise ("monotonic"), False for both; None for
+                the module's setting.
+            dropout_rng: one PRNG key for dropout and noise, whatever the module's setting; None for
+                the next key of the module's stream, where it drops.
+            return_weights: whether to compute the weights.
 
         Returns:
-            (output [*B, T, dim], weights [*B, T, S], averaged over heads, carry).
+            (output [*B, T, dim], weights [*B, T, S] averaged over heads, or None if they were not
+            asked for, carry).
+
+        Raises:
+            ValueError: an argument has the wrong shape or dtype; or a module with dropout was not
+                told whether to drop, or has no key to drop with.
         """
+        rng = self._dropout_rng(dropout_rng, deterministic, also_random=self.kind.has_noise)
         if self.config.rotary_wavelength is not None and positions is None:
             positions = (first + jnp.arange(query.shape[-2]),) * self.config.position_ends
         if not isinstance(memory, Memory) and self.config.rotary_wavelength is not None:
             memory = self.remember(memory, positions=memory_positions)
         queries = self._queries(query, memory, source_lengths, positions)
         found, weights, new = self.kind.attend(
-            self.attention, queries, memory, source_lengths, mask, first, carry, dropout_rng
+            self.attention, queries, memory, source_lengths, mask, first, carry, rng, return_weights
         )
         if carry is not None:  # loops want the dtype they began with, whatever parameters have
             new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, carry)
@@ -230,128 +250,6 @@ class CrossAttention(nnx.Module):
         """
         wide = accumulator_dtype(jnp.zeros((), dtype))
         return self.kind.first_carry((*batch_shape, source_length), wide)
-
-
-# --- the kinds: how each is made, and what of the common arguments it needs ---
-
-
-class _Global:
-    """No carry; neither lengths nor positions matter."""
-
-    @staticmethod
-    def make(score, dim, memory_dim, config, dropout_rate, rngs) -> Any:
-        columns = dim + (config.sharpen_from is not None)  # the last is the factor of the row
-        return Attention(score, columns, memory_dim, dropout_rate=dropout_rate, rngs=rngs)
-
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng) -> Any:
-        del lengths, first
-        output, weights = attention(query, memory, mask=mask, dropout_rng=rng, return_weights=True)
-        return output, weights, carry
-
-    @staticmethod
-    def first_carry(shape: tuple[int, ...], dtype: Any) -> Carry:
-        return None
-
-
-class _MultiHead(_Global):
-    @staticmethod
-    def make(score, dim, memory_dim, config, dropout_rate, rngs) -> Any:
-        return MultiHeadAttention(
-            score, dim, num_heads=config.heads, key_dim=memory_dim, dropout_rate=dropout_rate,
-            rotary_wavelength=config.rotary_wavelength, position_ends=config.position_ends,
-            rngs=rngs,
-        )  # fmt: skip
-
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng) -> Any:
-        del lengths, first
-        query, positions = query if isinstance(query, tuple) else (query, None)
-        output, weights = attention(
-            query, memory, mask=mask, positions=positions, dropout_rng=rng, return_weights=True
-        )
-        return output, jnp.mean(weights, axis=-3), carry
-
-
-class _LocalM(_Global):
-    @staticmethod
-    def make(score, dim, memory_dim, config, dropout_rate, rngs) -> Any:
-        return LocalMAttention(
-            score, dim, memory_dim, radius=config.radius, alignment=config.alignment,
-            dropout_rate=dropout_rate, rngs=rngs,
-        )  # fmt: skip
-
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng) -> Any:
-        output, weights = attention(
-            query, memory, source_lengths=lengths, first=first, mask=mask, dropout_rng=rng,
-            return_weights=True,
-        )  # fmt: skip
-        return output, weights, carry
-
-
-class _LocalP(_Global):
-    @staticmethod
-    def make(score, dim, memory_dim, config, dropout_rate, rngs) -> Any:
-        return LocalPAttention(
-            score, dim, memory_dim, radius=config.radius, dropout_rate=dropout_rate, rngs=rngs
-        )
-
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng) -> Any:
-        del first
-        output, weights = attention(
-            query, memory, source_lengths=lengths, mask=mask, dropout_rng=rng, return_weights=True
-        )
-        return output, weights, carry
-
-
-class _Coverage(_Global):
-    """The carry is the coverage."""
-
-    @staticmethod
-    def make(score, dim, memory_dim, config, dropout_rate, rngs) -> Any:
-        return CoverageAttention(score, dim, memory_dim, rngs=rngs)
-
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng) -> Any:
-        del lengths, first, rng
-        result = attention(query, memory, mask=mask, coverage=carry)
-        return result.output, result.weights, result.coverage
-
-    @staticmethod
-    def first_carry(shape: tuple[int, ...], dtype: Any) -> Carry:
-        return jnp.zeros(shape, dtype)
-
-
-class _Monotonic(_Global):
-    """The carry is the weights of the last query."""
-
-    @staticmethod
-    def make(score, dim, memory_dim, config, dropout_rate, rngs) -> Any:
-        return MonotonicAttention(score, dim, memory_dim, rngs=rngs)
-
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng) -> Any:
-        del lengths, first
-        output, weights = attention(
-            query, memory, mask=mask, initial=carry, noise_rng=rng, return_weights=True
-        )
-        return output, weights, weights[..., -1, :].astype(accumulator_dtype(weights))
-
-    @staticmethod
-    def first_carry(shape: tuple[int, ...], dtype: Any) -> Carry:
-        return jnp.zeros(shape, dtype).at[..., 0].set(1.0)
-
-
-_KINDS: dict[str, type[_Global]] = {
-    "global": _Global,
-    "multi-head": _MultiHead,
-    "local-m": _LocalM,
-    "local-p": _LocalP,
-    "coverage": _Coverage,
-    "monotonic": _Monotonic,
-}
 
 
 def _is_multi_head(config: CrossAttentionConfig) -> bool:

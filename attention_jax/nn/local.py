@@ -10,6 +10,7 @@ from flax import nnx
 
 from attention_jax.biases import Bias
 from attention_jax.checks import check_choice, check_whole
+from attention_jax.float_array import float_array
 from attention_jax.local import (
     checked_lengths,
     checked_radius,
@@ -63,7 +64,8 @@ class LocalMAttention(_LocalAttention):
         radius: D; a query sees the keys at most D from its center.
         alignment: "monotonic", p_i = i; or "reversed", p_i = S - 1 - i.
         rngs: where the initial parameters come from.
-        options: `dropout_rate`, `implementation` as in `Attention`.
+        options: `dropout_rate`, `deterministic`, `keep_rngs`, `implementation`, `dtype` and
+            `param_dtype` as in `Attention`.
 
     Raises:
         ValueError: there is no such score or alignment, or the radius is none.
@@ -102,13 +104,15 @@ class LocalMAttention(_LocalAttention):
         centers: Array | None = None,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
+        deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
         """Attends.
 
         Args:
-            query, key, value, mask, bias, dropout_rng, return_weights: as in `Attention`.
+            query, key, value, mask, bias, deterministic, dropout_rng, return_weights: as in
+                `Attention`.
             source_lengths: int [*B], how many keys are real, for "reversed"; None for all. (Padding
                 is for `mask` to leave out.)
             first: position of the first query, for a part of a longer sequence.
@@ -120,8 +124,8 @@ class LocalMAttention(_LocalAttention):
                 lengths = checked_lengths(_lengths(key, source_lengths), query.shape[:-2])
                 centers = reversed_centers(query.shape[-2], lengths) - first
         return self._through_windows(
-            query, key, value, centers,
-            mask=mask, bias=bias, dropout_rng=dropout_rng, return_weights=return_weights,
+            query, key, value, centers, mask=mask, bias=bias, deterministic=deterministic,
+            dropout_rng=dropout_rng, return_weights=return_weights,
         )  # fmt: skip
 
 
@@ -139,7 +143,8 @@ class LocalPAttention(_LocalAttention):
         hidden_dim: A; None for `query_dim`.
         sigma: standard deviation of the Gaussian; None for the paper's D / 2.
         rngs: where the initial parameters come from.
-        options: `dropout_rate`, `implementation` as in `Attention`.
+        options: `dropout_rate`, `deterministic`, `keep_rngs`, `implementation`, `dtype` and
+            `param_dtype` as in `Attention`.
 
     Raises:
         ValueError: there is no such score, a size is none, or no sigma can be had from radius 0.
@@ -160,7 +165,10 @@ class LocalPAttention(_LocalAttention):
         radius: int,
         hidden_dim: int | None = None,
         sigma: float | None = None,
+        dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
         rngs: nnx.Rngs,
+        keep_rngs: bool = True,
         **options: Any,
     ):
         if sigma is None:
@@ -177,7 +185,10 @@ class LocalPAttention(_LocalAttention):
         kernel = jax.random.normal(rngs.params(), (query_dim, hidden_dim)) * query_dim**-0.5
         # Small, so that every window begins in the middle, where the sigmoid is steepest.
         v = jax.random.normal(rngs.params(), (hidden_dim,)) * 0.1 * hidden_dim**-0.5
-        self.position_kernel, self.position_v = nnx.Param(kernel), nnx.Param(v)
+        self.position_kernel, self.position_v = (
+            nnx.Param(param.astype(self.param_dtype)) for param in (kernel, v)
+        )
+        self._set_dropout(dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,
@@ -188,20 +199,24 @@ class LocalPAttention(_LocalAttention):
         source_lengths: Array | None = None,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
+        deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
         """Attends.
 
         Args:
-            query, key, value, mask, bias, dropout_rng, return_weights: as in `Attention`.
+            query, key, value, mask, bias, deterministic, dropout_rng, return_weights: as in
+                `Attention`.
             source_lengths: int [*B], how many keys are real, the S of the formula; None for all.
         """
         params = {"kernel": self.position_kernel[...], "v": self.position_v[...]}
+        params = {name: self._cast(param) for name, param in params.items()}
+        query = self._cast(float_array("query", query))
         centers = predicted_centers(query, params, _lengths(key, source_lengths))
         return self._through_windows(
-            query, key, value, centers,
-            mask=mask, bias=bias, dropout_rng=dropout_rng, return_weights=return_weights,
+            query, key, value, centers, mask=mask, bias=bias, deterministic=deterministic,
+            dropout_rng=dropout_rng, return_weights=return_weights,
         )  # fmt: skip
 
 

@@ -10,10 +10,10 @@ from flax import nnx
 
 from attention_jax.biases import Bias
 from attention_jax.masks import Mask
-from attention_jax.memory import Memory, resolve
+from attention_jax.memory import Memory
 from attention_jax.monotonic import monotonic_attention
 from attention_jax.nn.attention import Attention
-from attention_jax.nn.parameters import values_of
+from attention_jax.nn.parameters import Dtype
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -24,6 +24,9 @@ class MonotonicAttention(Attention):
 
         p_ij = sigmoid(score(query_i, key_j) + offset)
 
+    Noise takes a `noise_rng` at the call and has no stream: a call without one is the paper's form
+    after training, not a setting that was asked for and silently left out.
+
     Args:
         score: a name in `SCORES`, "module:Name", or a `Score`.
         query_dim: Dq.
@@ -31,6 +34,7 @@ class MonotonicAttention(Attention):
         initial_offset: where the offset begins. 0 walks one key a query before anything is learned;
             -log(S / T) walks S / T of them, and so spreads T queries over S keys.
         noise_scale: standard deviation of the noise on the logits when a `noise_rng` is given.
+        dtype, param_dtype: as in `Attention`.
         rngs: where the score's initial parameters come from.
 
     Raises:
@@ -51,10 +55,12 @@ class MonotonicAttention(Attention):
         *,
         initial_offset: float = 0.0,
         noise_scale: float = 1.0,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        super().__init__(score, query_dim, key_dim, rngs=rngs)
-        self.offset = nnx.Param(jnp.asarray(initial_offset, jnp.float32))
+        super().__init__(score, query_dim, key_dim, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.offset = nnx.Param(jnp.asarray(initial_offset, param_dtype))
         self.noise_scale = noise_scale
 
     def __call__(  # type: ignore[override]  # noise in place of dropout
@@ -90,15 +96,13 @@ class MonotonicAttention(Attention):
         Raises:
             ValueError: an argument has the wrong shape or dtype.
         """
-        params, dtype = values_of(self.params), jnp.result_type(query)
-        score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
+        own, (query, key, value), dtype = self._resolved(query, key, value)
         output, weights = monotonic_attention(
             query,
             key,
             value,
-            score=score,
-            params=params,
-            offset=self.offset[...],
+            **own,
+            offset=self._cast(self.offset[...]),
             mask=mask,
             bias=bias,
             noise_rng=noise_rng,

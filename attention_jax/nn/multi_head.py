@@ -1,23 +1,33 @@
-"""Multi-head attention with any score: a module of projections, and a cache to decode with."""
+"""Multi-head attention with any score, between learned projections."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.attention import attention, attention_weights
-from attention_jax.biases import Bias, ShiftedBias, as_bias
+from attention_jax.biases import Bias, ShiftedBias
 from attention_jax.capture_point import heads_as_one_axis
-from attention_jax.checks import check_whole, checked_implementation, checked_rate
-from attention_jax.float_array import any_array, float_array
-from attention_jax.heads import group_heads, mask_for_heads, ungroup_heads
+from attention_jax.checks import check_whole, checked_implementation
+from attention_jax.float_array import float_array
+from attention_jax.heads import group_heads, pairs_for_heads, ungroup_heads
 from attention_jax.mask_algebra import ShiftedMask
 from attention_jax.masks import Mask, causal_mask
 from attention_jax.memory import Memory, remember, resolve
-from attention_jax.nn.parameters import score_params, values_of
+from attention_jax.nn.cache import KeyValueCache, appended, check_cache
+from attention_jax.nn.dropout import DropoutModule
+from attention_jax.nn.parameters import (
+    BIAS_INIT,
+    KERNEL_INIT,
+    Dtype,
+    LayerOptions,
+    dtypes_of,
+    score_params,
+    values_of,
+)
 from attention_jax.nn.placement import Positions, check_positions, rotated
 from attention_jax.nn.positions import check_wavelength
 from attention_jax.position_functions import broadcasts
@@ -26,22 +36,17 @@ from attention_jax.scores import Score, get_score
 Array = jax.Array
 
 
-class KeyValueCache(NamedTuple):
-    """The keys and values of the tokens so far, and room for more."""
-
-    memory: Memory  # [*B, K, G or 1, max_length, ...], projected as the score wants them
-    length: Array  # int32 [], how many tokens it holds
-
-
-class MultiHeadAttention(nnx.Module):
+class MultiHeadAttention(DropoutModule):
     """N heads of attention between learned projections.
 
         head_n = attention(W_q,n x, W_k,g y, W_v,g y),  g = n // (N / K)
         output = sum_n W_o,n head_n
 
     Every head has score parameters of its own. With score "scaled" it is
-    `flax.nnx.MultiHeadAttention`, whose kernels have the shapes of these. What stands in padding
-    reaches no output; NaN there would reach the projections' gradients, which are sums over tokens.
+    `flax.nnx.MultiHeadAttention`, whose kernels have the shapes of these; dropout, dtypes and
+    initializers are as there, and projections have no bias unless asked for. What stands in padding
+    reaches no output. NaN does reach the projections' gradients, which are sums over tokens: NaN in
+    padded tokens those of `query`, `key` and `value`, a NaN cotangent at any row that of `output`.
 
     Args:
         score: a name in `SCORES`, "module:Name", or a `Score`.
@@ -58,12 +63,21 @@ class MultiHeadAttention(nnx.Module):
             (see `rotary`); None: positions do not enter.
         position_ends: how many numbers a position is (see `placement.Positions`): heads must have
             an even number of features for each.
-        dropout_rate: probability that a weight is dropped when a `dropout_rng` is given.
+        dropout_rate: probability that a weight is dropped.
+        deterministic: True drops nothing, False drops; `module.eval()` and `module.train()` set it.
+            None: with a `dropout_rate` above 0, a call says it or is given a `dropout_rng`.
         implementation: as in `attention_jax.attention`.
-        rngs: where the initial parameters come from.
+        dtype: dtype of the computation and of the output, to which inputs and parameters are cast;
+            None for the dtype that these promote to.
+        param_dtype: dtype of the parameters, the score's included.
+        kernel_init: initializer of the projections' kernels.
+        bias_init: initializer of the projections' biases, if `use_bias`.
+        rngs: where the initial parameters come from, and the stream "dropout".
+        keep_rngs: whether a module with dropout keeps a stream forked from `rngs.dropout`. Without
+            it the module's state is parameters alone, and dropout needs a `dropout_rng`.
 
     Raises:
-        ValueError: there is no such score, or sizes do not divide.
+        ValueError: there is no such score, sizes do not divide, or `rngs` lacks a stream.
 
     >>> attend = MultiHeadAttention("additive", 12, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
     >>> attend(jnp.ones((2, 5, 12)), mask=causal_mask()).shape
@@ -88,8 +102,14 @@ class MultiHeadAttention(nnx.Module):
         rotary_wavelength: float | None = None,
         position_ends: int = 1,
         dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
         implementation: str | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        kernel_init: nnx.Initializer = KERNEL_INIT,
+        bias_init: nnx.Initializer = BIAS_INIT,
         rngs: nnx.Rngs,
+        keep_rngs: bool = True,
     ):
         self.score = get_score(score)
         key_dim = query_dim if key_dim is None else key_dim
@@ -117,25 +137,33 @@ class MultiHeadAttention(nnx.Module):
                 )
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
 
+        layer: LayerOptions = {
+            "dtype": dtype, "param_dtype": param_dtype,
+            "kernel_init": kernel_init, "bias_init": bias_init,
+        }  # fmt: skip
+
         def projection(dim: int, heads: int) -> nnx.LinearGeneral:
-            return nnx.LinearGeneral(dim, (heads, head_dim), use_bias=use_bias, rngs=rngs)
+            return nnx.LinearGeneral(dim, (heads, head_dim), use_bias=use_bias, rngs=rngs, **layer)
 
         self.query = projection(query_dim, num_heads)
         self.key = projection(key_dim, num_key_heads)
         self.value = projection(key_dim, num_key_heads)
         self.output = nnx.LinearGeneral(
-            (num_heads, head_dim), output_dim, axis=(-2, -1), use_bias=use_bias, rngs=rngs
+            (num_heads, head_dim), output_dim, axis=(-2, -1), use_bias=use_bias, rngs=rngs, **layer
         )
         self.query_norm, self.key_norm = (
-            nnx.LayerNorm(head_dim, use_bias=False, rngs=rngs) if normalize_qk else None
+            nnx.LayerNorm(head_dim, use_bias=False, rngs=rngs, **dtypes_of(layer))
+            if normalize_qk
+            else None
             for _ in range(2)
         )
         rng_of_head = jax.random.split(rngs.params(), num_heads)
         params = jax.vmap(lambda rng: self.score.init(rng, head_dim, head_dim))(rng_of_head)
-        self.params = score_params(params)
+        self.params = score_params(params, param_dtype)
+        self.dtype, self.param_dtype = dtype, param_dtype
         self.rotary_wavelength, self.position_ends = rotary_wavelength, position_ends
-        self.dropout_rate = checked_rate(dropout_rate)
         self.implementation = checked_implementation(implementation)
+        self._set_dropout(dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,
@@ -147,6 +175,7 @@ class MultiHeadAttention(nnx.Module):
         bias: Bias | Array | None = None,
         positions: Positions | None = None,
         key_positions: Positions | None = None,
+        deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -166,14 +195,17 @@ class MultiHeadAttention(nnx.Module):
                 1, 2, ...
             key_positions: of the keys, if they are no `Memory`: int [S] or [*B, S] each; None for
                 `positions` in self attention, otherwise for 0, 1, 2, ...
-            dropout_rng: one PRNG key; None for no dropout.
+            deterministic: True drops nothing, False drops; None for the module's setting.
+            dropout_rng: one PRNG key to drop with, whatever the module's setting; None for the next
+                key of the module's stream, where it drops.
             return_weights: also return the weights [*B, N, T, S], before dropout.
 
         Returns:
             output [*B, T, output_dim]; or (output, weights).
 
         Raises:
-            ValueError: an argument has the wrong shape or dtype.
+            ValueError: an argument has the wrong shape or dtype; or a module with dropout was not
+                told whether to drop, or has no key to drop with.
         """
         query = _checked_tokens("query", query, self.query)
         queries, params = self._queries(query, positions), self._params()
@@ -195,6 +227,7 @@ class MultiHeadAttention(nnx.Module):
             )
         pairs = self._pairs(mask, bias, query.shape[:-2], queries.shape[-2], keys.shape[-2])
         arguments: Any = {"score": score, "params": params, **pairs}
+        dropout_rng = self._dropout_rng(dropout_rng, deterministic)
         rate = 0.0 if dropout_rng is None else self.dropout_rate
         with heads_as_one_axis(query.ndim - 2):
             heads = attention(
@@ -251,6 +284,8 @@ class MultiHeadAttention(nnx.Module):
     ) -> tuple[Array, KeyValueCache]:
         """Self attention of the next tokens to themselves and all before: one step of decoding.
 
+        Decoding is evaluation: nothing is dropped.
+
         Token by token, or several at a time, the outputs are those of one call with all tokens and
         `mask & causal_mask()`.
 
@@ -271,7 +306,7 @@ class MultiHeadAttention(nnx.Module):
             ValueError: an argument has the wrong shape or dtype.
         """
         x = _checked_tokens("x", x, self.query)
-        self._check_cache(x, cache)
+        check_cache(cache, x, self.num_key_heads, self.head_dim)
         count, first = x.shape[-2], cache.length
         params = self._params()
         if positions is None:
@@ -279,16 +314,10 @@ class MultiHeadAttention(nnx.Module):
         queries = self._queries(x, positions)
         keys, values = self._keys_and_values(x, x, positions)
         new = remember(self.score, params, keys, values, query_dim=self.head_dim)
-        memory = jax.tree.map(
-            lambda old, new: jax.lax.dynamic_update_slice_in_dim(
-                old, new.astype(old.dtype), first, axis=-2
-            ),
-            cache.memory,
-            new,
-        )
+        extended = appended(cache, new)
         # What has no token yet stands after every query, and is masked with the future.
         mask = causal_mask() if mask is None else causal_mask() & mask
-        room = memory.values.shape[-2]
+        room = extended.memory.values.shape[-2]
         pairs = self._pairs(mask, bias, x.shape[:-2], room, room)
         shifted: dict[str, Any] = {
             "mask": ShiftedMask(pairs["mask"], first),
@@ -296,7 +325,7 @@ class MultiHeadAttention(nnx.Module):
         }
         dtype = queries.dtype
         score, queries, keys, values = resolve(
-            self.score, params, queries, memory, None, self.head_dim
+            self.score, params, queries, extended.memory, None, self.head_dim
         )
         with heads_as_one_axis(x.ndim - 2):
             heads = attention(
@@ -305,21 +334,7 @@ class MultiHeadAttention(nnx.Module):
             )  # fmt: skip
         fits = first + count <= room
         output = jnp.where(fits, self._merged(heads.astype(dtype), x.ndim), jnp.nan)
-        return output, KeyValueCache(memory, first + count)
-
-    def _check_cache(self, x: Array, cache: KeyValueCache) -> None:
-        *_, room, head_dim = cache.memory.values.shape
-        expected = (*x.shape[:-2], self.num_key_heads, 1, room, self.head_dim)
-        if cache.memory.values.shape != expected:
-            raise ValueError(
-                f"cache must be this module's empty_cache({x.shape[:-2]}, ...) for x"
-                f" {list(x.shape)}; got one of {self.num_key_heads} heads of {head_dim} with values"
-                f" {list(cache.memory.values.shape)}"
-            )
-        if x.shape[-2] > room:
-            raise ValueError(
-                f"x must have at most {room} tokens, the cache's max_length; got {x.shape[-2]}"
-            )
+        return output, extended
 
     # --- projections: [*B, length, dim] to heads [*B, K, G, length, head_dim], and back ---
 
@@ -364,33 +379,14 @@ class MultiHeadAttention(nnx.Module):
         def grouped(leaf: Array) -> Array:
             return group_heads(leaf, leaf.ndim - 1, self.num_key_heads)
 
-        return jax.tree.map(grouped, values_of(self.params))
+        return jax.tree.map(grouped, values_of(self.params, self.dtype))
 
     def _pairs(
         self, mask: Any, bias: Any, batch: tuple[int, ...], target: int, source: int
     ) -> dict[str, Any]:
         full = (*batch, self.num_heads, target, source)
-        if not (mask is None or isinstance(mask, Mask)):
-            mask, shared = any_array("mask", mask), (*batch, target, source)
-            if not any(broadcasts(mask.shape, shape) for shape in (shared, full)):
-                raise ValueError(
-                    f"mask must broadcast to {list(shared)} (*B, T, S), or be {list(full)}"
-                    f" (*B, N, T, S); got {list(mask.shape)}"
-                )
-
-        def grouped(pairs: Any) -> Any:
-            # Here, where heads are one axis yet: another number of them might fit the groups.
-            pairs.check(full[:-2], target, source)
-            return jax.tree.map(
-                lambda leaf, core_ndim: group_heads(leaf, core_ndim, self.num_key_heads),
-                pairs,
-                pairs.core_ndims(),
-            )
-
-        return {
-            "mask": None if mask is None else grouped(mask_for_heads(mask, len(batch))),
-            "bias": None if bias is None else grouped(jax.tree.map(jnp.asarray, as_bias(bias))),
-        }
+        mask, bias = pairs_for_heads(mask, bias, full, self.num_key_heads)
+        return {"mask": mask, "bias": bias}
 
 
 def _checked_tokens(name: str, tokens: Any, projection: nnx.LinearGeneral) -> Array:

@@ -1,22 +1,62 @@
-"""Parameters of scores as Flax keeps them, and as functions take them."""
+"""Parameters of scores as Flax keeps them and as functions take them; settings of layers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 from flax import nnx
 
+from attention_jax.implementations.contract import cast_floats
 from attention_jax.scores import Params
 
+Dtype = Any  # what `jnp.dtype` takes
+KERNEL_INIT = nnx.initializers.lecun_normal()  # both as in `nnx.Linear`
+BIAS_INIT = nnx.initializers.zeros_init()
 
-def score_params(params: Params) -> Any:
-    """A pytree of arrays as a module's attribute, each array an `nnx.Param`."""
-    return nnx.data(jax.tree.map(nnx.Param, params))
+
+class LayerOptions(TypedDict, total=False):
+    """Settings that a module hands to its projections; their defaults are those of `nnx.Linear`.
+
+    Attributes:
+        dtype: dtype of the computation, to which inputs and parameters are cast; None for the
+            dtype that these promote to.
+        param_dtype: dtype of the parameters; float32 unless given.
+        kernel_init: initializer of the kernels.
+        bias_init: initializer of the projections' biases, where there are any.
+    """
+
+    dtype: Dtype | None
+    param_dtype: Dtype
+    kernel_init: nnx.Initializer
+    bias_init: nnx.Initializer
 
 
-def values_of(params: Any) -> Params:
-    """The arrays in a pytree of `nnx.Param`."""
-    return jax.tree.map(
+class DtypeOptions(TypedDict, total=False):
+    """The part of `LayerOptions` that a layer without a kernel takes."""
+
+    dtype: Dtype | None
+    param_dtype: Dtype
+
+
+def dtypes_of(options: LayerOptions) -> DtypeOptions:
+    """`dtype` and `param_dtype` of the options, those that were given."""
+    dtypes: DtypeOptions = {}
+    if "dtype" in options:
+        dtypes["dtype"] = options["dtype"]
+    if "param_dtype" in options:
+        dtypes["param_dtype"] = options["param_dtype"]
+    return dtypes
+
+
+def score_params(params: Params, dtype: Dtype) -> Any:
+    """A pytree of arrays as a module's attribute, each array an `nnx.Param`, its floats cast."""
+    return nnx.data(jax.tree.map(nnx.Param, cast_floats(params, dtype)))
+
+
+def values_of(params: Any, dtype: Dtype | None = None) -> Params:
+    """The arrays in a pytree of `nnx.Param`; their floats cast unless `dtype` is None."""
+    values = jax.tree.map(
         lambda param: param[...], params, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)
     )
+    return values if dtype is None else cast_floats(values, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -12,6 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.checks import check_choice
+from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.nn.lookup import rows_of
+from attention_jax.nn.parameters import Dtype
 from attention_jax.nn.positions import (
     Anchor,
     anchored_places,
@@ -179,6 +183,7 @@ class Placement(nnx.Module):
     Args:
         config: the settings.
         dim: size of the tokens.
+        param_dtype: dtype of the table.
         rngs: where the initial table comes from.
 
     >>> place = Placement(PositionConfig(anchor="end"), 8, rngs=nnx.Rngs(0))
@@ -189,10 +194,21 @@ class Placement(nnx.Module):
     (5, 8)
     """
 
-    def __init__(self, config: PositionConfig, dim: int, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: PositionConfig,
+        dim: int,
+        *,
+        param_dtype: Dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         config.check_dim("dim", dim)
         self.config, self.dim = config, dim
-        self.table = _table(config, dim, rngs) if config.kind == "learned" else None
+        self.table = (
+            nnx.Param(_table(config, dim, rngs).astype(param_dtype))
+            if config.kind == "learned"
+            else None
+        )
 
     def places(self, count: int, rng: Array | None = None) -> Array:
         """The numbers that tokens get which stand 0, 1, 2, ... away from where they are counted.
@@ -219,7 +235,7 @@ class Placement(nnx.Module):
     def source_positions(self, places: Array, length: int, lengths: Array) -> Positions:
         """Of tokens [*B, S], `lengths` [*B] of which are real: int [*B, S] each."""
         found = anchored_places(length, lengths, self.config.anchor)
-        return tuple(places[place] for place in found)
+        return tuple(rows_of(places, place) for place in found)
 
     def target_positions(self, places: Array, length: int, first: Array | int = 0) -> Positions:
         """Of the tokens that stand `first`, ... from the target's start: int [T] each."""
@@ -240,13 +256,16 @@ class Placement(nnx.Module):
                     "min_wavelength": config.min_wavelength,
                 }
                 parts.append(sinusoidal_codes(part, self.dim // config.ends, **waves))
-        return config.scale * jnp.concatenate(parts, axis=-1)
+        # Positions from the end depend on lengths, and are cut as these over Explicit mesh axes.
+        cuts = max(map(explicit_spec, parts), key=lambda spec: len(spec) - spec.count(None))
+        join = functools.partial(jnp.concatenate, axis=-1)
+        return config.scale * on_automatic_axes(join, cuts, parts)
 
 
-def _table(config: PositionConfig, dim: int, rngs: nnx.Rngs) -> nnx.Param:
+def _table(config: PositionConfig, dim: int, rngs: nnx.Rngs) -> Array:
     """Of the variance that sines and cosines have."""
     shape = (config.limit, dim // config.ends)
-    return nnx.Param(jax.random.normal(rngs.params(), shape) * 0.5**0.5)
+    return jax.random.normal(rngs.params(), shape) * 0.5**0.5
 
 
 def check_positions(positions: Positions, ends: int) -> None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.checks import check_choice
+from attention_jax.nn.lookup import rows_of
 from attention_jax.position_functions import pad_rank
 from attention_jax.softmax import accumulator_dtype
 
@@ -89,7 +90,7 @@ def learned_codes(table: Array, positions: Array) -> Array:
 
     Source: Gehring et al. 2017, section 3.1.
     """
-    return jnp.take(table, positions, axis=0, mode="fill", fill_value=jnp.nan)
+    return rows_of(table, positions)
 
 
 def check_wavelength(name: str, value: float) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
+from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
 from attention_jax.decoding import BeamResult, beam_search, greedy_search
-from attention_jax.dropout import drop_features
-from attention_jax.masks import Mask, padding_mask
-from attention_jax.nn.placement import Placement, Positions
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import DecoderBlock, DecoderState, EncoderBlock, split_rng
+from attention_jax.nn.encoder_decoder import EncoderDecoder
+from attention_jax.nn.transformer import DecoderState
 
 Array = jax.Array
 
@@ -24,7 +21,8 @@ class Decoded(NamedTuple):
     """What greedy decoding found."""
 
     tokens: Array  # int32 [B, max_length], PAD after EOS
-    weights: Array  # [L, B, max_length, S], cross attention of each decoder layer
+    # [L, B, max_length, S], cross attention of each decoder layer; None if not asked for
+    weights: Array | None
 
 
 class DecodingState(NamedTuple):
@@ -37,182 +35,31 @@ class DecodingState(NamedTuple):
     room: Array  # int32 [], how many there may be
 
 
-class Seq2Seq(nnx.Module):
+class Seq2Seq(EncoderDecoder):
     """Encoder and decoder of attention blocks.
 
     Args:
         config: the settings.
         vocabulary_size: V, of the target.
         source_vocabulary_size: of the source; None for V.
-        rngs: where the initial parameters come from.
+        deterministic: True for evaluation, False for training; `model.eval()` and `model.train()`
+            set it. None: with a `dropout_rate` above 0, a call says it or is given a `dropout_rng`.
+        rngs: where the initial parameters come from, and the stream "dropout".
+        keep_rngs: whether a model with dropout keeps a stream forked from `rngs.dropout`, state of
+            its own beside the parameters (`nnx.split(model, nnx.Param, ...)`). Without it the
+            model's state is its parameters, and training needs a `dropout_rng` at each call.
+        options: `dtype`, `param_dtype`, and of all layers' projections `kernel_init` and
+            `bias_init`, as in `nnx.Linear`.
 
     Raises:
-        ValueError: all embeddings are one, and there are two vocabularies.
+        ValueError: all embeddings are one, and there are two vocabularies; or `rngs` lacks a
+            stream.
 
+    >>> from attention_jax.nn import Seq2SeqConfig
     >>> model = Seq2Seq(Seq2SeqConfig(score="additive", dim=8), 11, rngs=nnx.Rngs(0))
     >>> model(jnp.ones((2, 5), int), jnp.array([3, 5]), jnp.ones((2, 7), int)).shape
     (2, 7, 11)
     """
-
-    def __init__(
-        self,
-        config: Seq2SeqConfig,
-        vocabulary_size: int,
-        *,
-        source_vocabulary_size: int | None = None,
-        rngs: nnx.Rngs,
-    ):
-        dim, tie = config.dim, config.tied_embeddings
-        source_size = vocabulary_size if source_vocabulary_size is None else source_vocabulary_size
-        config.check_vocabularies(source_size, vocabulary_size)
-        self_score = config.self_attention_score or config.score
-        self.config = config
-        self.source_embedding = nnx.Embed(source_size, dim, rngs=rngs)
-        self.encoder = nnx.List(
-            EncoderBlock(self_score, config.block, rngs=rngs) for _ in range(config.encoder_layers)
-        )
-        self.memory_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.target_embedding = (
-            self.source_embedding if tie == "all" else nnx.Embed(vocabulary_size, dim, rngs=rngs)
-        )
-        self.decoder = nnx.List(
-            DecoderBlock(self_score, config.score, config.block, cross=config.cross, rngs=rngs)
-            for _ in range(config.decoder_layers)
-        )
-        self.output_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.logits = nnx.Linear(dim, vocabulary_size, rngs=rngs) if tie == "none" else None
-        self.placement = Placement(config.positions, dim, rngs=rngs)
-
-    def __call__(
-        self,
-        source: Array,
-        source_lengths: Array,
-        target_inputs: Array,
-        *,
-        places: Array | None = None,
-        dropout_rng: Array | None = None,
-        return_weights: bool = False,
-    ) -> Any:
-        """Teacher forcing: the logits of all target positions at once.
-
-        Args:
-            source: int [B, S].
-            source_lengths: int [B]; what stands from there on is padding.
-            target_inputs: int [B, T], the right answer shifted by one: SOS, then all but its end.
-            places: int [P], rising, P at least S and T: the positions of tokens that stand 0, 1,
-                2, ... away from where they are counted; None for `Placement.places`.
-            dropout_rng: one PRNG key, for training; None for no dropout, no noise, and positions
-                that are not drawn.
-            return_weights: also return the cross-attention weights.
-
-        Returns:
-            logits [B, T, V]; or (logits, weights [L, B, T, S]), one row a decoder layer, averaged
-            over heads.
-        """
-        features, weights = self.features(
-            source, source_lengths, target_inputs, places=places, dropout_rng=dropout_rng
-        )
-        logits = self.logits_of(features)
-        return (logits, weights) if return_weights else logits
-
-    def features(
-        self,
-        source: Array,
-        source_lengths: Array,
-        target_inputs: Array,
-        *,
-        places: Array | None = None,
-        dropout_rng: Array | None = None,
-    ) -> tuple[Array, Array]:
-        """What a call gives its output layer, [B, T, dim], and the weights [L, B, T, S]."""
-        encoder_rng, decoder_rng = split_rng(dropout_rng, 2)
-        place_rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, 2)
-        places = self._places(places, source.shape[-1], target_inputs.shape[-1], place_rng)
-        memory = self.encode(source, source_lengths, places=places, dropout_rng=encoder_rng)
-        return self._decode(
-            memory, source_lengths, target_inputs, places=places, dropout_rng=decoder_rng
-        )
-
-    def logits_of(self, features: Array) -> Array:
-        """The output layer: [..., dim] -> [..., V]."""
-        return (self.logits or self.target_embedding.attend)(features)
-
-    def encode(
-        self,
-        source: Array,
-        source_lengths: Array,
-        *,
-        places: Array | None = None,
-        dropout_rng: Array | None = None,
-        return_weights: bool = False,
-    ) -> Any:
-        """The memory [B, S, dim] that the decoder attends to.
-
-        With `return_weights`: (memory, weights [L, B, N, S, S] of the encoder's self attentions).
-        `places` None is for evaluation: positions are not drawn here.
-        """
-        rng, *block_rngs = split_rng(dropout_rng, 1 + len(self.encoder))
-        mask = self._source_mask(source_lengths)
-        positions = self._source_positions(places, source.shape[-1], source_lengths)
-        x = self._embed(self.source_embedding, source, positions, rng=rng)
-        weights = []
-        for index, (block, rng) in enumerate(zip(self.encoder, block_rngs, strict=True)):
-            apply = functools.partial(block, mask=mask, positions=positions, return_weights=True)
-            with jax.named_scope(f"encoder_{index}"):
-                x, block_weights = self._checkpointed(apply)(x, dropout_rng=rng)
-            weights.append(block_weights)
-        memory = self.memory_norm(x)
-        if not return_weights:
-            return memory
-        batch_size, length = source.shape
-        none = jnp.zeros((0, batch_size, self.config.heads, length, length))
-        return memory, jnp.stack(weights) if weights else none
-
-    def decode(
-        self,
-        memory: Array,
-        source_lengths: Array,
-        target_inputs: Array,
-        *,
-        places: Array | None = None,
-        dropout_rng: Array | None = None,
-    ) -> tuple[Array, Array]:
-        """Logits [B, T, V] and cross-attention weights [L, B, T, S], averaged over heads."""
-        features, weights = self._decode(
-            memory, source_lengths, target_inputs, places=places, dropout_rng=dropout_rng
-        )
-        return self.logits_of(features), weights
-
-    def _decode(
-        self,
-        memory: Array,
-        source_lengths: Array,
-        target_inputs: Array,
-        *,
-        places: Array | None,
-        dropout_rng: Array | None,
-    ) -> tuple[Array, Array]:
-        """What the output layer is given [B, T, dim], and the weights."""
-        # Padding of the target stands to its right, where no real position looks.
-        rng, *block_rngs = split_rng(dropout_rng, 1 + len(self.decoder))
-        mask = self._source_mask(source_lengths)
-        lengths = self._visible_lengths(source_lengths, memory.shape[-2])
-        places = self._places(places, memory.shape[-2], target_inputs.shape[-1])
-        positions = self.placement.target_positions(places, target_inputs.shape[-1])
-        x = self._embed(self.target_embedding, target_inputs, positions, rng=rng)
-        memory_positions = self._source_positions(places, memory.shape[-2], source_lengths)
-        weights = []
-        for index, (block, rng) in enumerate(zip(self.decoder, block_rngs, strict=True)):
-            apply = functools.partial(
-                block, source_lengths=lengths, memory_mask=mask, positions=positions,
-                memory_positions=memory_positions,
-            )  # fmt: skip
-            with jax.named_scope(f"decoder_{index}"):
-                x, block_weights = self._checkpointed(apply)(x, memory, dropout_rng=rng)
-            weights.append(block_weights)
-        return self.output_norm(x), jnp.stack(weights)
-
-    # --- one token after another ---
 
     def start_decoding(
         self,
@@ -231,7 +78,7 @@ class Seq2Seq(nnx.Module):
             places: as in a call, P at least S and `max_length`.
         """
         places = self._places(places, source.shape[-1], max_length)
-        memory = self.encode(source, source_lengths, places=places)
+        memory = self.encode(source, source_lengths, places=places, deterministic=True)
         return self._start(memory, source_lengths, max_length, places)
 
     def decode_step(self, state: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
@@ -266,6 +113,7 @@ class Seq2Seq(nnx.Module):
         eos: int,
         pad: int,
         places: Array | None = None,
+        return_weights: bool = False,
     ) -> Decoded:
         """Feeds back the likeliest token at every step; stops when every row has said EOS.
 
@@ -276,15 +124,29 @@ class Seq2Seq(nnx.Module):
             eos: the token that ends a row.
             pad: what follows it.
             places: as in a call, P at least S and `max_length`.
+            return_weights: also compute the weights with which the answer is given, one more call
+                of the decoder, with all tokens at once.
         """
         places = self._places(places, source.shape[-1], max_length)
-        memory = self.encode(source, source_lengths, places=places)
-        tokens = greedy_search(
-            self.decode_step, self._start(memory, source_lengths, max_length, places),
-            batch_size=source.shape[0], max_length=max_length, sos=sos, eos=eos, pad=pad,
-        ).astype(source.dtype)  # fmt: skip
-        _, weights = self.decode(memory, source_lengths, _shifted(tokens, sos), places=places)
-        return Decoded(tokens, weights)
+        definition, variables = nnx.split(self)
+
+        def search(variables: Any, source: Array, source_lengths: Array, places: Array) -> Array:
+            model = nnx.merge(definition, variables)
+            state = model.start_decoding(
+                source, source_lengths, max_length=max_length, places=places
+            )
+            return greedy_search(
+                model.decode_step, state,
+                batch_size=source.shape[0], max_length=max_length, sos=sos, eos=eos, pad=pad,
+            ).astype(source.dtype)  # fmt: skip
+
+        rows = PartitionSpec(explicit_spec(source)[0])
+        tokens = on_automatic_axes(search, rows, variables, source, source_lengths, places)
+        if not return_weights:
+            return Decoded(tokens, None)
+        return Decoded(
+            tokens, self.weights_of(source, source_lengths, tokens, sos=sos, places=places)
+        )
 
     def beam_decode(
         self,
@@ -306,13 +168,25 @@ class Seq2Seq(nnx.Module):
             beams: how many beginnings are kept for each row; 1 is greedy decoding.
             length_penalty: how much longer answers are favoured; 0 not at all.
         """
-        state = self.start_decoding(source, source_lengths, max_length=max_length, places=places)
-        row_axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)._replace(places=None)
-        return beam_search(
-            self.decode_step, state,
-            batch_size=source.shape[0], beams=beams, max_length=max_length, sos=sos, eos=eos,
-            pad=pad, length_penalty=length_penalty, row_axes=row_axes,
-        )  # fmt: skip
+        places = self._places(places, source.shape[-1], max_length)
+        definition, variables = nnx.split(self)
+
+        def search(
+            variables: Any, source: Array, source_lengths: Array, places: Array
+        ) -> BeamResult:
+            model = nnx.merge(definition, variables)
+            state = model.start_decoding(
+                source, source_lengths, max_length=max_length, places=places
+            )
+            axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)
+            return beam_search(
+                model.decode_step, state,
+                batch_size=source.shape[0], beams=beams, max_length=max_length, sos=sos, eos=eos,
+                pad=pad, length_penalty=length_penalty, row_axes=axes._replace(places=None),
+            )  # fmt: skip
+
+        rows = PartitionSpec(explicit_spec(source)[0])
+        return on_automatic_axes(search, rows, variables, source, source_lengths, places)
 
     def weights_of(
         self,
@@ -325,9 +199,10 @@ class Seq2Seq(nnx.Module):
     ) -> Array:
         """Cross-attention weights [L, B, T, S] with which an answer, int [B, T], is given."""
         inputs = _shifted(tokens, sos)
-        return self(source, source_lengths, inputs, places=places, return_weights=True)[1]
-
-    # --- what they share ---
+        _, weights = self(
+            source, source_lengths, inputs, places=places, deterministic=True, return_weights=True
+        )
+        return weights
 
     def _start(
         self, memory: Array, source_lengths: Array, max_length: int, places: Array
@@ -340,59 +215,6 @@ class Seq2Seq(nnx.Module):
         )
         step, room = jnp.zeros((), jnp.int32), jnp.full((), max_length, jnp.int32)
         return DecodingState(blocks, source_lengths, places, step, room)
-
-    def _embed(
-        self,
-        embedding: nnx.Embed,
-        tokens: Array,
-        positions: Positions,
-        *,
-        rng: Array | None = None,
-    ) -> Array:
-        # Embeddings start with variance 1 / dim; scaled to 1, they weigh as much as positions.
-        # Flax would go on in the dtype that the table was made with.
-        x = embedding(tokens).astype(embedding.embedding[...].dtype) * embedding.features**0.5
-        codes = self.placement.codes(positions)
-        if codes is not None:
-            examples = math.prod(codes.shape[:-2])  # 1 or B
-            x = x + codes.reshape(examples, *codes.shape[-2:]).astype(x.dtype)
-        return drop_features(x, rng, self.config.dropout_rate)
-
-    def _places(
-        self,
-        given: Array | None,
-        source_length: int,
-        target_length: int,
-        rng: Array | None = None,
-    ) -> Array:
-        count = max(source_length, target_length)
-        if given is None:
-            return self.placement.places(count, rng)
-        if given.ndim != 1 or given.shape[0] < count:
-            raise ValueError(
-                f"places must be [P], P at least {count} for source and target; got"
-                f" {list(given.shape)}"
-            )
-        return given
-
-    def _source_positions(
-        self, places: Array | None, length: int, source_lengths: Array
-    ) -> Positions:
-        places = self._places(places, length, 0)
-        lengths = self._visible_lengths(source_lengths, length)
-        return self.placement.source_positions(places, length, lengths)
-
-    def _source_mask(self, source_lengths: Array) -> Mask | None:
-        return padding_mask(source_lengths) if self.config.mask_padding else None
-
-    def _visible_lengths(self, source_lengths: Array, memory_length: int) -> Array:
-        """The S that windows are placed in: a model that sees padding counts it, too."""
-        if self.config.mask_padding:
-            return source_lengths
-        return jnp.full_like(source_lengths, memory_length)
-
-    def _checkpointed(self, block: Any) -> Any:
-        return jax.checkpoint(block) if self.config.checkpoint_blocks else block
 
 
 def _shifted(tokens: Array, sos: int) -> Array:

@@ -7,8 +7,9 @@ from typing import Literal
 
 from attention_jax.checks import check_choice, check_whole
 from attention_jax.nn.cross_attention import Alignment, AttentionKind, CrossAttentionConfig
+from attention_jax.nn.feed_forward import Activation
 from attention_jax.nn.placement import PositionConfig
-from attention_jax.nn.transformer import Activation, BlockConfig, Norm
+from attention_jax.nn.transformer import BlockConfig, Norm
 from attention_jax.scores import get_score
 
 Tie = Literal["none", "output", "all"]

@@ -20,7 +20,10 @@ def bind(
     vocabulary_size: int,
     source_vocabulary_size: int | None = None,
 ) -> Seq2Seq:
-    """The model with given parameters: the pure dict of a checkpoint."""
+    """The model with given parameters: the pure dict of a checkpoint.
+
+    It drops only in calls with a `dropout_rng`, and keeps no stream: its state is its parameters.
+    """
     return nnx.merge(_graphdef(config, vocabulary_size, source_vocabulary_size), params)
 
 
@@ -33,7 +36,9 @@ def _graphdef(
             config,
             vocabulary_size,
             source_vocabulary_size=source_vocabulary_size,
+            deterministic=True,
             rngs=nnx.Rngs(0),
+            keep_rngs=False,
         )
 
     return nnx.graphdef(nnx.eval_shape(make))
@@ -62,5 +67,6 @@ def initial_params(
         vocabulary_size,
         source_vocabulary_size=source_vocabulary_size,
         rngs=nnx.Rngs(params=rng),
+        keep_rngs=False,
     )
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import jax
 from flax import nnx
@@ -14,14 +14,17 @@ from attention_jax.checks import check_choice, check_whole, checked_rate
 from attention_jax.dropout import drop_features
 from attention_jax.masks import Mask, causal_mask
 from attention_jax.memory import Memory
+from attention_jax.nn.cache import KeyValueCache
 from attention_jax.nn.cross_attention import Carry, CrossAttention, CrossAttentionConfig
-from attention_jax.nn.multi_head import KeyValueCache, MultiHeadAttention
+from attention_jax.nn.dropout import DropoutModule
+from attention_jax.nn.feed_forward import Activation, FeedForward
+from attention_jax.nn.multi_head import MultiHeadAttention
+from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.placement import Positions
 from attention_jax.nn.positions import check_wavelength
 from attention_jax.scores import Score
 
 Array = jax.Array
-Activation = Literal["relu", "gelu", "swiglu"]
 Norm = Literal["pre", "post"]
 
 
@@ -36,7 +39,7 @@ class BlockConfig:
         key_heads: heads of its keys and values (grouped-query); None for `heads`.
         activation: of the feed-forward layer, see `FeedForward`.
         norm: "pre", x + f(norm x); or "post", norm(x + f(x)).
-        dropout_rate: of attention weights and of what a layer adds, when a `dropout_rng` is given.
+        dropout_rate: of attention weights and of what a layer adds, in training.
         normalize_qk: layer normalisation of the self attention's queries and keys.
         rotary_wavelength: rotary positions in the self attention; None for none.
         position_ends: how many numbers a position is, see `placement.Positions`.
@@ -73,7 +76,10 @@ class BlockConfig:
         if self.rotary_wavelength is not None:
             check_wavelength("rotary_wavelength", self.rotary_wavelength)
 
-    def self_attention(self, score: str | Score, rngs: nnx.Rngs) -> MultiHeadAttention:
+    def self_attention(
+        self, score: str | Score, rngs: nnx.Rngs, **options: Unpack[LayerOptions]
+    ) -> MultiHeadAttention:
+        """A block's self attention, which drops with keys that the block hands on."""
         return MultiHeadAttention(
             score,
             self.dim,
@@ -84,58 +90,23 @@ class BlockConfig:
             position_ends=self.position_ends,
             dropout_rate=self.dropout_rate,
             rngs=rngs,
+            keep_rngs=False,
+            **options,
         )
-
-
-class FeedForward(nnx.Module):
-    """A network of one hidden layer, the same for every position.
-
-        relu, gelu:  FFN(x) = f(x W_1 + b_1) W_2 + b_2
-        swiglu:      FFN(x) = (swish(x W_1) * (x W_3)) W_2,  swish(z) = z sigmoid(z)
-
-    Args:
-        dim: size of x.
-        hidden_dim: size of the hidden layer.
-        activation: "relu", "gelu" or "swiglu"; the last has a kernel more, and no biases.
-        rngs: where the initial parameters come from.
-
-    Raises:
-        ValueError: there is no such activation.
-
-    Source: Vaswani et al. 2017, equation 2; Hendrycks and Gimpel 2016 (gelu, exact); Shazeer 2020,
-    equation 6 (swiglu; their W, V are W_1, W_3).
-    """
-
-    def __init__(
-        self, dim: int, hidden_dim: int, *, activation: Activation = "relu", rngs: nnx.Rngs
-    ):
-        check_choice("activation", activation, Activation)
-        gated = activation == "swiglu"
-        self.activation = activation
-        self.hidden = nnx.Linear(dim, hidden_dim, use_bias=not gated, rngs=rngs)
-        self.gate = nnx.Linear(dim, hidden_dim, use_bias=False, rngs=rngs) if gated else None
-        self.output = nnx.Linear(hidden_dim, dim, use_bias=not gated, rngs=rngs)
-
-    def __call__(self, x: Array) -> Array:
-        """x [..., dim] -> [..., dim]."""
-        hidden = self.hidden(x)
-        if self.gate is not None:
-            return self.output(nnx.silu(hidden) * self.gate(x))
-        if self.activation == "gelu":
-            return self.output(nnx.gelu(hidden, approximate=False))
-        return self.output(nnx.relu(hidden))
 
 
 class _Residual(nnx.Module):
     """x + dropout(f(norm x)), or norm(x + dropout(f(x)))."""
 
-    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-        self.norm = nnx.LayerNorm(config.dim, rngs=rngs)
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs, **options: Unpack[LayerOptions]):
+        self.norm = nnx.LayerNorm(config.dim, rngs=rngs, **dtypes_of(options))
+        self.dtype = options.get("dtype")
         self.pre = config.norm == "pre"
         self.dropout_rate = config.dropout_rate
 
     def __call__(self, x: Array, layer: Callable[[Array], Any], rng: Array | None) -> Any:
         """`layer` gives its output, or (output, what else it found): so does this."""
+        x = x if self.dtype is None else x.astype(self.dtype)
         found = layer(self.norm(x) if self.pre else x)
         added, rest = found if isinstance(found, tuple) else (found, None)
         x = x + drop_features(added, rng, self.dropout_rate)
@@ -143,22 +114,34 @@ class _Residual(nnx.Module):
         return x if rest is None else (x, rest)
 
 
-class EncoderBlock(nnx.Module):
+class EncoderBlock(DropoutModule):
     """Self attention, then a feed-forward layer, each with a residual.
 
     Args:
         score: the score of the self attention.
         config: sizes and kinds.
-        rngs: where the initial parameters come from.
+        deterministic, keep_rngs: as in `MultiHeadAttention`.
+        rngs: where the initial parameters come from, and the stream "dropout".
+        options: `dtype`, `param_dtype`, `kernel_init`, `bias_init`, as in `nnx.Linear`.
 
     Source: Vaswani et al. 2017, section 3.1 (`norm="post"`); Xiong et al. 2020 for "pre".
     """
 
-    def __init__(self, score: str | Score, config: BlockConfig, *, rngs: nnx.Rngs):
-        self.self_residual = _Residual(config, rngs=rngs)
-        self.self_attention = config.self_attention(score, rngs)
-        self.feed_forward_residual = _Residual(config, rngs=rngs)
-        self.feed_forward = _feed_forward(config, rngs)
+    def __init__(
+        self,
+        score: str | Score,
+        config: BlockConfig,
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs,
+        keep_rngs: bool = True,
+        **options: Unpack[LayerOptions],
+    ):
+        self.self_residual = _Residual(config, rngs=rngs, **options)
+        self.self_attention = config.self_attention(score, rngs, **options)
+        self.feed_forward_residual = _Residual(config, rngs=rngs, **options)
+        self.feed_forward = _feed_forward(config, rngs, **options)
+        self._set_dropout(config.dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,
@@ -167,20 +150,23 @@ class EncoderBlock(nnx.Module):
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
         positions: Positions | None = None,
+        deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
         """x [*B, S, dim] -> the same shape; or (it, weights [*B, N, S, S]).
 
-        `positions`, where attention rotates by them, are 0, 1, 2, ... if not given.
+        `positions`, where attention rotates by them, are 0, 1, 2, ... if not given; `deterministic`
+        and `dropout_rng` are as in `MultiHeadAttention`.
         """
+        dropout_rng = self._dropout_rng(dropout_rng, deterministic)
         attention_rng, *residual_rngs = split_rng(dropout_rng, 3)
 
         @jax.named_scope("self_attention")
         def attend(x: Array) -> Any:
             return self.self_attention(
-                x, mask=mask, bias=bias, positions=positions, dropout_rng=attention_rng,
-                return_weights=return_weights,
+                x, mask=mask, bias=bias, positions=positions, deterministic=dropout_rng is None,
+                dropout_rng=attention_rng, return_weights=return_weights,
             )  # fmt: skip
 
         found = self.self_residual(x, attend, residual_rngs[0])
@@ -200,7 +186,7 @@ class DecoderState(NamedTuple):
 _GLOBAL = CrossAttentionConfig()
 
 
-class DecoderBlock(nnx.Module):
+class DecoderBlock(DropoutModule):
     """Causal self attention, then attention to the memory, then a feed-forward layer.
 
     Args:
@@ -209,7 +195,9 @@ class DecoderBlock(nnx.Module):
         config: sizes and kinds.
         cross: how it looks at the memory.
         memory_dim: size of the memory's tokens; None for `config.dim`.
-        rngs: where the initial parameters come from.
+        deterministic, keep_rngs: as in `MultiHeadAttention`.
+        rngs: where the initial parameters come from, and the stream "dropout".
+        options: `dtype`, `param_dtype`, `kernel_init`, `bias_init`, as in `nnx.Linear`.
 
     Source: Vaswani et al. 2017, section 3.1 (`norm="post"`); Xiong et al. 2020 for "pre".
     """
@@ -222,18 +210,25 @@ class DecoderBlock(nnx.Module):
         *,
         cross: CrossAttentionConfig = _GLOBAL,
         memory_dim: int | None = None,
+        deterministic: bool | None = None,
         rngs: nnx.Rngs,
+        keep_rngs: bool = True,
+        **options: Unpack[LayerOptions],
     ):
         attends = config.decoder_self_attention
-        self.self_residual: Any = _Residual(config, rngs=rngs) if attends else None
-        self.self_attention: Any = config.self_attention(self_score, rngs) if attends else None
-        self.cross_residual = _Residual(config, rngs=rngs)
+        self.self_residual: Any = _Residual(config, rngs=rngs, **options) if attends else None
+        self.self_attention: Any = (
+            config.self_attention(self_score, rngs, **options) if attends else None
+        )
+        self.cross_residual = _Residual(config, rngs=rngs, **options)
         memory_dim = config.dim if memory_dim is None else memory_dim
         self.cross_attention = CrossAttention(
-            cross_score, config.dim, memory_dim, cross, dropout_rate=config.dropout_rate, rngs=rngs
-        )
-        self.feed_forward_residual = _Residual(config, rngs=rngs)
-        self.feed_forward = _feed_forward(config, rngs)
+            cross_score, config.dim, memory_dim, cross, dropout_rate=config.dropout_rate, rngs=rngs,
+            keep_rngs=False, **options,
+        )  # fmt: skip
+        self.feed_forward_residual = _Residual(config, rngs=rngs, **options)
+        self.feed_forward = _feed_forward(config, rngs, **options)
+        self._set_dropout(config.dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,
@@ -244,8 +239,10 @@ class DecoderBlock(nnx.Module):
         memory_mask: Mask | Array | None = None,
         positions: Positions | None = None,
         memory_positions: Positions | None = None,
+        deterministic: bool | None = None,
         dropout_rng: Array | None = None,
-    ) -> tuple[Array, Array]:
+        return_weights: bool = False,
+    ) -> Any:
         """All tokens at once, each seeing itself and those before.
 
         Args:
@@ -255,31 +252,39 @@ class DecoderBlock(nnx.Module):
             memory_mask: which of them may be attended to.
             positions: of the tokens, where attention rotates by them; None for 0, 1, 2, ...
             memory_positions: of the memory's.
-            dropout_rng: one PRNG key; None for no dropout.
+            deterministic, dropout_rng: as in `CrossAttention`.
+            return_weights: also return the weights of the cross attention.
 
         Returns:
-            (like x, cross-attention weights [*B, T, S], averaged over heads).
+            like x; or (like x, weights [*B, T, S], averaged over heads).
         """
+        has_noise = self.cross_attention.kind.has_noise
+        dropout_rng = self._dropout_rng(dropout_rng, deterministic, also_random=has_noise)
+        deterministic = dropout_rng is None
         self_rng, cross_rng, *residual_rngs = split_rng(dropout_rng, 5)
 
         @jax.named_scope("self_attention")
         def attend(x: Array) -> Array:
             return self.self_attention(
-                x, mask=causal_mask(), positions=positions, dropout_rng=self_rng
-            )
+                x, mask=causal_mask(), positions=positions, deterministic=deterministic,
+                dropout_rng=self_rng,
+            )  # fmt: skip
 
         @jax.named_scope("cross_attention")
-        def look(x: Array) -> tuple[Array, Array]:
+        def look(x: Array) -> Any:
             output, weights, _ = self.cross_attention(
                 x, memory, source_lengths=source_lengths, mask=memory_mask, positions=positions,
-                memory_positions=memory_positions, dropout_rng=cross_rng,
+                memory_positions=memory_positions, deterministic=deterministic,
+                dropout_rng=cross_rng, return_weights=return_weights,
             )  # fmt: skip
-            return output, weights
+            return (output, weights) if return_weights else output
 
         if self.self_residual is not None:
             x = self.self_residual(x, attend, residual_rngs[0])
-        x, weights = self.cross_residual(x, look, residual_rngs[1])
-        return self.feed_forward_residual(x, self.feed_forward, residual_rngs[2]), weights
+        found = self.cross_residual(x, look, residual_rngs[1])
+        x, weights = found if return_weights else (found, None)
+        x = self.feed_forward_residual(x, self.feed_forward, residual_rngs[2])
+        return (x, weights) if return_weights else x
 
     def start(
         self, memory: Array, max_length: int, *, memory_positions: Positions | None = None
@@ -308,7 +313,7 @@ class DecoderBlock(nnx.Module):
         """The next tokens, x [*B, t, dim], after those of `state`: as in one call with all.
 
         `first` is how many those are. `positions` are those of the next tokens, where attention
-        rotates by them; None for `first` and on.
+        rotates by them; None for `first` and on. Decoding is evaluation: nothing is dropped.
         """
         memory, cache, carry = state
 
@@ -320,7 +325,7 @@ class DecoderBlock(nnx.Module):
         def look(x: Array) -> tuple[Array, Carry]:
             output, _, new = self.cross_attention(
                 x, memory, source_lengths=source_lengths, mask=memory_mask, first=first,
-                positions=positions, carry=carry,
+                positions=positions, carry=carry, deterministic=True,
             )  # fmt: skip
             return output, (new,)
 
@@ -332,8 +337,12 @@ class DecoderBlock(nnx.Module):
         return x, DecoderState(memory, extended, carry)
 
 
-def _feed_forward(config: BlockConfig, rngs: nnx.Rngs) -> FeedForward:
-    return FeedForward(config.dim, config.hidden_dim, activation=config.activation, rngs=rngs)
+def _feed_forward(
+    config: BlockConfig, rngs: nnx.Rngs, **options: Unpack[LayerOptions]
+) -> FeedForward:
+    return FeedForward(
+        config.dim, config.hidden_dim, activation=config.activation, rngs=rngs, **options
+    )
 
 
 def split_rng(rng: Array | None, count: int) -> list[Array | None]:

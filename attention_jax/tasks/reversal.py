@@ -128,14 +128,16 @@ def reversal_task(config: ReversalConfig) -> Task:
 
     def loss(params: Params, batch: Batch, rng: Array) -> tuple[Array, dict[str, Array]]:
         model = bind(config.model, params)
-        logits, weights = model(
+        with_coverage = config.model.attention == "coverage"
+        found = model(
             batch.source, batch.source_lengths, batch.target_inputs,
-            dropout_rng=rng, return_weights=True,
+            dropout_rng=rng, return_weights=with_coverage,
         )  # fmt: skip
+        logits, weights = found if with_coverage else (found, None)
         predictions = jnp.argmax(logits, axis=-1)
         accuracy = token_accuracy(predictions, batch.targets, batch.target_lengths)
         entropy = cross_entropy(logits, batch.targets, batch.target_lengths)
-        if config.model.attention != "coverage":
+        if weights is None:
             return entropy, {"accuracy": accuracy}
         seen_twice = jnp.mean(coverage_loss(weights), axis=0)  # over layers: [B, T]
         seen_twice = masked_mean(seen_twice, batch.target_lengths)

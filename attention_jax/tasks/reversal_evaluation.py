@@ -100,14 +100,16 @@ def evaluate(
     return results
 
 
-def decode(model: Seq2Seq, batch: Batch, *, beams: int = 1) -> Decoded:
+def decode(
+    model: Seq2Seq, batch: Batch, *, beams: int = 1, return_weights: bool = False
+) -> Decoded:
     """The model's own answer, as long as the longest right one may be: greedy, or a beam's best."""
     source = (batch.source, batch.source_lengths)
     ends: Any = {"max_length": batch.targets.shape[1], "sos": SOS, "eos": EOS, "pad": PAD}
     if beams == 1:
-        return model.greedy_decode(*source, **ends)
+        return model.greedy_decode(*source, **ends, return_weights=return_weights)
     best = model.beam_decode(*source, beams=beams, **ends).tokens[:, 0].astype(batch.source.dtype)
-    return Decoded(best, model.weights_of(*source, best, sos=SOS))
+    return Decoded(best, model.weights_of(*source, best, sos=SOS) if return_weights else None)
 
 
 def check_beams(beams: int) -> None:
@@ -159,9 +161,14 @@ def reverse(
     check_beams(beams)
     batch = batch_of_words(words)
     params = jax.tree.map(lambda leaf: leaf[seed_index], trained.params)
-    decoded = jax.jit(
-        lambda params: decode(bind(trained.config.model, params), batch, beams=beams)
-    )(params)
+
+    @jax.jit
+    def found(params: Any) -> Decoded:
+        model = bind(trained.config.model, params)
+        return decode(model, batch, beams=beams, return_weights=True)
+
+    decoded = found(params)
+    assert decoded.weights is not None
     answers = []
     for row, word in enumerate(words):
         tokens = decoded.tokens[row].tolist()

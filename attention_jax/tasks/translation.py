@@ -287,7 +287,7 @@ def sums_of(
 ) -> tuple[LinearCrossEntropy, Array]:
     """The loss and more, summed over the target's subwords with EOS; and how many those are."""
     model = bind(config, params)
-    features, _ = model.features(
+    features = model.features(
         batch.source, batch.source_lengths, batch.target_inputs, dropout_rng=rng
     )
     real = real_tokens(batch.target_lengths, batch.targets.shape[1]).astype(jnp.float32)

@@ -153,8 +153,9 @@ def _call(program: Callable[..., Any], *arguments: Any) -> None:
 
 def _cached(model: Seq2Seq, source: Array, source_lengths: Array, max_length: int) -> Decoded:
     return model.greedy_decode(
-        source, source_lengths, max_length=max_length, sos=SOS, eos=EOS, pad=PAD
-    )
+        source, source_lengths, max_length=max_length, sos=SOS, eos=EOS, pad=PAD,
+        return_weights=True,
+    )  # fmt: skip
 
 
 def _naive(model: Seq2Seq, source: Array, source_lengths: Array, max_length: int) -> Decoded:
@@ -168,11 +169,12 @@ def _naive(model: Seq2Seq, source: Array, source_lengths: Array, max_length: int
 
     def extend(carried: Any) -> Any:
         step, inputs, ended = carried
-        logits, _ = model.decode(memory, source_lengths, inputs[:, :-1])
+        logits = model.decode(memory, source_lengths, inputs[:, :-1])
         best = jnp.argmax(logits[:, step], axis=-1).astype(inputs.dtype)
         best = jnp.where(ended, jnp.asarray(PAD, inputs.dtype), best)
         return step + 1, inputs.at[:, step + 1].set(best), ended | (best == EOS)
 
     carried = (jnp.int32(0), inputs, jnp.zeros(len(source), bool))
     _, inputs, _ = jax.lax.while_loop(unfinished, extend, carried)
-    return Decoded(inputs[:, 1:], model.decode(memory, source_lengths, inputs[:, :-1])[1])
+    _, weights = model.decode(memory, source_lengths, inputs[:, :-1], return_weights=True)
+    return Decoded(inputs[:, 1:], weights)

@@ -25,7 +25,7 @@ from flax import nnx
 
 from attention_jax.data.batch import Batch
 from attention_jax.data.translation import padded_batch
-from attention_jax.nn import cross_attention, seq2seq, transformer
+from attention_jax.nn import cross_attention, encoder_decoder, transformer
 from attention_jax.tasks.translation import TranslationConfig, bind, optimizer, translation_task
 from attention_jax.training.loop import LoopConfig, initial_state, train_step
 from attention_jax.training.losses import masked_mean
@@ -137,15 +137,14 @@ def _changed(variant: str) -> Iterator[None]:
             kind = cross_attention.CrossAttention
             stack.enter_context(mock.patch.object(kind, "__call__", _mean_of_memory))
         if variant == "nnx.Dropout":
-            for module in (transformer, seq2seq):
+            for module in (transformer, encoder_decoder):
                 stack.enter_context(mock.patch.object(module, "drop_features", _flax_dropout))
         yield
 
 
 def _mean_of_memory(self: Any, query: jax.Array, memory: jax.Array, **_: Any) -> Any:
     mean = jnp.mean(memory, axis=-2, keepdims=True)
-    weights = jnp.zeros((*query.shape[:-1], memory.shape[-2]), query.dtype)
-    return jnp.broadcast_to(mean, query.shape), weights, None
+    return jnp.broadcast_to(mean, query.shape), None, None
 
 
 def _flax_dropout(x: jax.Array, rng: jax.Array | None, rate: float) -> jax.Array:

@@ -237,6 +237,7 @@ def compare_heads(case: Any, got: Any, expected: Any) -> None:
 
 
 ATTENTION: dict[str, Any] = {"score": "scaled", "query_dim": 4, "key_dim": 4}
+DROPPING: dict[str, Any] = {"dropout_rate": 0.5, "deterministic": True}
 HEADS: dict[str, Any] = {"score": "scaled", "query_dim": 4, "num_heads": 2}
 CONFIG: dict[str, Any] = {"dim": 8, "hidden_dim": 8}
 MISTAKEN_MODULES = [
@@ -303,8 +304,8 @@ MISTAKEN_CALLS = [
 @functools.cache
 def _module(kind: str) -> Any:
     if kind == "one":
-        return nn.Attention("scaled", 4, 4, dropout_rate=0.5, rngs=nnx.Rngs(0))
-    return nn.MultiHeadAttention("scaled", 4, num_heads=2, dropout_rate=0.5, rngs=nnx.Rngs(0))
+        return nn.Attention("scaled", 4, 4, **DROPPING, rngs=nnx.Rngs(0))
+    return nn.MultiHeadAttention("scaled", 4, num_heads=2, **DROPPING, rngs=nnx.Rngs(0))
 
 
 def call_called_mistaken(case: Any) -> Any:

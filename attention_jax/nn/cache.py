@@ -1,0 +1,48 @@
+"""The keys and values that a self attention keeps while it decodes token by token."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.memory import Memory
+
+Array = jax.Array
+
+
+class KeyValueCache(NamedTuple):
+    """The keys and values of the tokens so far, and room for more."""
+
+    memory: Memory  # [*B, K, G or 1, max_length, ...], projected as the score wants them
+    length: Array  # int32 [], how many tokens it holds
+
+
+def appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
+    """The cache with the next tokens, `new` [*B, K, G or 1, t, ...], after those that it holds."""
+
+    def write(old: Array, new: Array, length: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), length, axis=-2)
+
+    def written(old: Array, new: Array) -> Array:  # cut over Explicit mesh axes as the tokens are
+        return on_automatic_axes(write, explicit_spec(new), old, new, cache.length)
+
+    memory = jax.tree.map(written, cache.memory, new)
+    return KeyValueCache(memory, cache.length + new.values.shape[-2])
+
+
+def check_cache(cache: KeyValueCache, x: Array, key_heads: int, head_dim: int) -> None:
+    """Raises ValueError unless the cache is of that many heads and has room for x [*B, t, D]."""
+    *_, room, cached_dim = cache.memory.values.shape
+    expected = (*x.shape[:-2], key_heads, 1, room, head_dim)
+    if cache.memory.values.shape != expected:
+        raise ValueError(
+            f"cache must be this module's empty_cache({x.shape[:-2]}, ...) for x"
+            f" {list(x.shape)}; got one of {key_heads} heads of {cached_dim} with values"
+            f" {list(cache.memory.values.shape)}"
+        )
+    if x.shape[-2] > room:
+        raise ValueError(
+            f"x must have at most {room} tokens, the cache's max_length; got {x.shape[-2]}"
+        )

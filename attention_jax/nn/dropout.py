@@ -1,0 +1,75 @@
+"""When a module drops, and where its randomness comes from: as Flax's own layers do it."""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+
+from attention_jax.checks import checked_rate
+
+Array = jax.Array
+
+
+class DropoutModule(nnx.Module):
+    """A module with dropout, whose randomness comes from an rng stream as in `flax.nnx.Dropout`.
+
+    A call drops if it is given a `dropout_rng`, or if `deterministic` is False: that of the call or
+    else that of the module, which `module.train()` and `module.eval()` set. Then each call takes
+    the next key of the module's stream, which is state of its own (`nnx.RngState`) beside the
+    parameters (`nnx.Param`). With a `dropout_rate` above 0 and neither, a call is an error: it
+    would drop nothing without saying so.
+    """
+
+    dropout_rate: float
+    deterministic: bool | None
+    rngs: nnx.RngStream | None
+
+    def _set_dropout(
+        self, rate: float, deterministic: bool | None, keep_rngs: bool, rngs: nnx.Rngs
+    ) -> None:
+        """Called last in `__init__`, so that dropout does not change the initial parameters.
+
+        `rngs` with one stream for everything would give the parameters other keys after a fork.
+        """
+        self.dropout_rate, self.deterministic = checked_rate(rate), deterministic
+        keeps = keep_rngs and self.dropout_rate > 0
+        if keeps and not {"dropout", "default"} & set(rngs):
+            raise ValueError(
+                f"rngs must have a stream 'dropout' for dropout_rate {rate}; got {sorted(rngs)}."
+                " Give nnx.Rngs(params=..., dropout=...), or keep_rngs=False and a dropout_rng at"
+                " each call"
+            )
+        self.rngs = nnx.data(rngs.dropout.fork() if keeps else None)
+
+    def _dropout_rng(
+        self, dropout_rng: Array | None, deterministic: bool | None, *, also_random: bool = False
+    ) -> Array | None:
+        """The key that a call drops with; None if it drops nothing.
+
+        `also_random` is True if the module has randomness besides dropout.
+        """
+        if deterministic:
+            return None
+        if dropout_rng is not None:
+            return dropout_rng
+        if deterministic is None:
+            deterministic = self.deterministic
+        if deterministic is None and self.dropout_rate > 0:
+            raise ValueError(
+                f"deterministic must be given where dropout_rate is {self.dropout_rate}: call"
+                " module.train() or module.eval(), or give deterministic=True or False, or a"
+                " dropout_rng"
+            )
+        if deterministic is not False or not (self.dropout_rate > 0 or also_random):
+            return None
+        if self.rngs is None:
+            raise ValueError(
+                "dropout_rng must be given where deterministic is False and the module keeps no"
+                " stream (keep_rngs=False, or dropout_rate 0)"
+            )
+        return self.rngs()
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Called by `nnx.view`: whether the view drops nothing; None leaves it."""
+        if deterministic is not None:
+            self.deterministic = deterministic

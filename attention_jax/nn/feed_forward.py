@@ -1,0 +1,62 @@
+"""The feed-forward layer of a block: the same small network at every position."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, Unpack
+
+import jax
+from flax import nnx
+
+from attention_jax.checks import check_choice
+from attention_jax.nn.parameters import LayerOptions
+
+Array = jax.Array
+Activation = Literal["relu", "gelu", "swiglu"]
+
+
+class FeedForward(nnx.Module):
+    """A network of one hidden layer, the same for every position.
+
+        relu, gelu:  FFN(x) = f(x W_1 + b_1) W_2 + b_2
+        swiglu:      FFN(x) = (swish(x W_1) * (x W_3)) W_2,  swish(z) = z sigmoid(z)
+
+    Args:
+        dim: size of x.
+        hidden_dim: size of the hidden layer.
+        activation: "relu", "gelu" or "swiglu"; the last has a kernel more, and no biases.
+        rngs: where the initial parameters come from.
+        options: `dtype`, `param_dtype`, `kernel_init`, `bias_init`, as in `nnx.Linear`.
+
+    Raises:
+        ValueError: there is no such activation.
+
+    Source: Vaswani et al. 2017, equation 2; Hendrycks and Gimpel 2016 (gelu, exact); Shazeer 2020,
+    equation 6 (swiglu; their W, V are W_1, W_3).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        *,
+        activation: Activation = "relu",
+        rngs: nnx.Rngs,
+        **options: Unpack[LayerOptions],
+    ):
+        check_choice("activation", activation, Activation)
+        gated = activation == "swiglu"
+        self.activation = activation
+        linear = functools.partial(nnx.Linear, use_bias=not gated, rngs=rngs, **options)
+        self.hidden = linear(dim, hidden_dim)
+        self.gate = linear(dim, hidden_dim) if gated else None
+        self.output = linear(hidden_dim, dim)
+
+    def __call__(self, x: Array) -> Array:
+        """x [..., dim] -> [..., dim]."""
+        hidden = self.hidden(x)
+        if self.gate is not None:
+            return self.output(nnx.silu(hidden) * self.gate(x))
+        if self.activation == "gelu":
+            return self.output(nnx.gelu(hidden, approximate=False))
+        return self.output(nnx.relu(hidden))

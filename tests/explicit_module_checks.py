@@ -1,0 +1,148 @@
+"""What test_nn_explicit.py runs on eight devices, in a process of its own.
+
+Batches are cut up over a mesh as `jax.make_mesh` makes it, with `Explicit` axes, and set with
+`jax.set_mesh`; parameters are replicated. The forward pass and the gradient are those of one
+device, and what comes out is cut as what went in.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import eight_devices
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from attention_jax import causal_mask, padding_mask
+from attention_jax.nn import (
+    ANY_LENGTH,
+    CrossAttention,
+    CrossAttentionConfig,
+    MultiHeadAttention,
+    PositionConfig,
+    Seq2Seq,
+    Seq2SeqConfig,
+)
+
+B, T, S, D, V = 8, 5, 7, 8, 11
+RNGS = {"rngs": nnx.Rngs(0), "keep_rngs": False}
+
+
+def arrays():
+    rng = np.random.default_rng(0)
+    return {
+        "x": rng.normal(size=(B, T, D)),
+        "y": rng.normal(size=(B, S, D)),
+        "lengths": np.array([1, 2, 3, 4, 5, 6, 7, 7], np.int32),
+        "source": rng.integers(3, V, (B, S), np.int32),
+        "target": rng.integers(3, V, (B, T), np.int32),
+    }
+
+
+def check(module, call, *names):
+    """`call(module, *arrays)` and its gradient in the parameters, on one device and on eight."""
+    # Flax's layer normalisation promotes float64 and float32.
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        graph, state = nnx.split(module)
+        widened = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), nnx.to_pure_dict(state))
+        rng = jax.random.key(3)
+
+        def run(params, *inputs):
+            return call(nnx.merge(graph, params), *inputs, rng)
+
+        def loss(params, *inputs):
+            output = run(params, *inputs)
+            floats = [leaf for leaf in jax.tree.leaves(output) if leaf.dtype == jnp.float64]
+            return sum(jnp.sum(jnp.sin(leaf)) for leaf in floats), output
+
+        both = jax.jit(jax.grad(loss, has_aux=True))
+        inputs = [jnp.asarray(arrays()[name]) for name in names]
+        expected = both(widened, *inputs)
+        mesh = jax.make_mesh((8,), ("data",))
+        with jax.set_mesh(mesh):
+            replicated = jax.device_put(widened, NamedSharding(mesh, PartitionSpec()))
+            cut = jax.device_put(inputs, NamedSharding(mesh, PartitionSpec("data")))
+            found = both(replicated, *cut)
+        for leaf in jax.tree.leaves(found[1]):
+            axis = leaf.shape.index(B)  # weights have a layer's axis before the batch's
+            assert leaf.sharding.spec[axis] == "data", (leaf.shape, leaf.sharding)
+        for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            scale = max(1, np.max(np.abs(other)))
+            np.testing.assert_allclose(one, other, atol=1e-10 * scale)
+
+
+def multi_head():
+    module = MultiHeadAttention(
+        "additive", D, num_heads=4, num_key_heads=2, normalize_qk=True, rotary_wavelength=50.0,
+        use_bias=True, dropout_rate=0.5, **RNGS,
+    )  # fmt: skip
+
+    def call(module, x, y, lengths, rng):
+        own = module(x, mask=causal_mask(), dropout_rng=rng)
+        return own, module(x, y, mask=padding_mask(lengths), deterministic=True)
+
+    check(module, call, "x", "y", "lengths")
+
+
+def cache():
+    module = MultiHeadAttention("scaled", D, num_heads=2, rotary_wavelength=50.0, **RNGS)
+
+    def call(module, x, rng):
+        state, outputs = module.empty_cache((B,), T, x.dtype), []
+        for step in range(T):
+            output, state = module.extend(x[:, step : step + 1], state)
+            outputs.append(output)
+        return jnp.concatenate(outputs, axis=-2)
+
+    check(module, call, "x")
+
+
+def cross_attention():
+    for settings in (
+        {"sharpen_from": 3}, {"heads": 2}, {"attention": "local-m"}, {"attention": "local-p"},
+        {"attention": "coverage"}, {"attention": "monotonic"},
+    ):  # fmt: skip
+        module = CrossAttention("additive", D, D, CrossAttentionConfig(**settings), **RNGS)
+
+        def call(module, x, y, lengths, rng):
+            options = {"source_lengths": lengths, "mask": padding_mask(lengths)}
+            return module(x, y, **options, dropout_rng=rng, return_weights=True)
+
+        check(module, call, "x", "y", "lengths")
+
+
+def seq2seq():
+    for settings in (
+        {"dropout_rate": 0.3, "positions": PositionConfig("learned", anchor="both", limit=9)},
+        {"positions": PositionConfig("rotary", anchor="end")},
+        {"attention": "monotonic", "positions": ANY_LENGTH},
+    ):
+        config = Seq2SeqConfig(score="additive", dim=D, hidden_dim=7, **settings)
+
+        def call(model, source, lengths, target, rng):
+            return model(source, lengths, target, dropout_rng=rng)
+
+        check(Seq2Seq(config, V, **RNGS), call, "source", "lengths", "target")
+
+
+def decoding():
+    model = Seq2Seq(Seq2SeqConfig(dim=D, hidden_dim=7), V, **RNGS)
+    ends = {"max_length": 4, "sos": 1, "eos": 2, "pad": 0}
+
+    def call(model, source, lengths, rng):
+        found = model.greedy_decode(source, lengths, **ends, return_weights=True)
+        beams = model.beam_decode(source, lengths, beams=2, **ends)
+        return found.tokens, found.weights, beams.tokens
+
+    check(model, call, "source", "lengths")
+
+
+CHECKS = {
+    check.__name__: check for check in (multi_head, cache, cross_attention, seq2seq, decoding)
+}
+
+if __name__ == "__main__":
+    eight_devices.run(CHECKS, sys.argv[1:])

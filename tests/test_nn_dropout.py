@@ -1,0 +1,194 @@
+"""When modules drop, and with which keys: the manners of Flax's own layers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from numpy_model import normal
+
+from attention_jax.analysis import capture
+from attention_jax.nn import (
+    Attention,
+    BlockConfig,
+    CrossAttention,
+    CrossAttentionConfig,
+    DecoderBlock,
+    EncoderBlock,
+    LocalMAttention,
+    LocalPAttention,
+    MultiHeadAttention,
+    PositionConfig,
+    Seq2Seq,
+    Seq2SeqConfig,
+)
+
+B, T, S, D, V = 2, 5, 7, 12, 11
+BLOCK = BlockConfig(dim=D, hidden_dim=13, dropout_rate=0.5)
+RATE = {"dropout_rate": 0.5}
+
+
+def token_ids(length):
+    return jnp.asarray(np.random.default_rng(length).integers(3, V, (B, length)))
+
+
+QUERY, MEMORY = normal(B, T, D), normal(B, S, D, seed=3)
+SENTENCES = (token_ids(S), jnp.array([4, 7]), token_ids(T))
+# name: (how the module is made, the arguments of a call)
+MODULES = {
+    "attention": (functools.partial(Attention, "scaled", D, D, **RATE), (QUERY, MEMORY)),
+    "multi-head": (
+        functools.partial(MultiHeadAttention, "additive", D, num_heads=2, **RATE),
+        (QUERY,),
+    ),
+    "local-m": (functools.partial(LocalMAttention, "dot", D, D, radius=2, **RATE), (QUERY, MEMORY)),
+    "local-p": (functools.partial(LocalPAttention, "dot", D, D, radius=2, **RATE), (QUERY, MEMORY)),
+    "cross": (
+        functools.partial(CrossAttention, "additive", D, D, CrossAttentionConfig(), **RATE),
+        (QUERY, MEMORY),
+    ),
+    "encoder": (functools.partial(EncoderBlock, "scaled", BLOCK), (QUERY,)),
+    "decoder": (functools.partial(DecoderBlock, "scaled", "additive", BLOCK), (QUERY, MEMORY)),
+    "seq2seq": (
+        functools.partial(Seq2Seq, Seq2SeqConfig(score="additive", dim=D, hidden_dim=7, **RATE), V),
+        SENTENCES,
+    ),
+}
+every_module = pytest.mark.parametrize("name", MODULES)
+
+
+def first(found):
+    return np.asarray(found[0] if isinstance(found, tuple) else found)
+
+
+@every_module
+def test_as_flaxs_layers(name):
+    make, arguments = MODULES[name]
+    module, plain = make(rngs=nnx.Rngs(0)), make(rngs=nnx.Rngs(0), keep_rngs=False)
+    params, own = (nnx.to_pure_dict(nnx.state(x, nnx.Param)) for x in (module, plain))
+    jax.tree.map(np.testing.assert_array_equal, params, own)  # the stream changes none of them
+    # Without it the state is the parameters, as training and checkpoints want it.
+    assert jax.tree.structure(nnx.to_pure_dict(nnx.state(plain))) == jax.tree.structure(own)
+    streams = [path for path, _ in nnx.to_flat_state(nnx.state(module, nnx.RngKey))]
+    assert streams == [("rngs", "key")]  # one stream, which the module hands on
+
+    # It drops nothing in silence: who asks for dropout says when.
+    with pytest.raises(ValueError, match="deterministic must be given where dropout_rate"):
+        module(*arguments)
+
+    @jax.jit
+    def calls(params, rest):
+        graph = nnx.graphdef(module)
+
+        def call(train, **options):
+            model = nnx.merge(graph, params, rest, copy=True)
+            if train is not None:
+                (model.train if train else model.eval)()
+            found = [first_array(model(*arguments, **options)) for _ in range(2)]
+            return found, model.rngs.count[...]
+
+        rng = jax.random.key(3)
+        return {
+            "train": call(True),
+            "eval": call(False),
+            "false at the call": call(False, deterministic=False),
+            "true at the call": call(True, deterministic=True),
+            "rng": call(False, dropout_rng=rng),
+            "rng, unset": call(None, dropout_rng=rng),
+            "rng, but true": call(None, dropout_rng=rng, deterministic=True),
+        }
+
+    def first_array(found):
+        return found[0] if isinstance(found, tuple) else found
+
+    found = calls(*nnx.state(module, nnx.Param, ...))
+    without = found["eval"][0][0]
+    for case, count in (("train", 2), ("false at the call", 2), ("rng", 0), ("rng, unset", 0)):
+        (one, other), last = found[case]
+        assert np.max(np.abs(one - without)) > 1e-2, case
+        assert int(last) == count, case
+        same = np.array_equal(one, other)  # a stream's calls differ, those with one key do not
+        assert same == (count == 0), case
+    for case in ("eval", "true at the call", "rng, but true"):
+        for one in found[case][0]:
+            np.testing.assert_array_equal(one, without, err_msg=case)
+    np.testing.assert_array_equal(found["rng"][0][0], found["rng, unset"][0][0])
+    plain.train()
+    with pytest.raises(ValueError, match="dropout_rng must be given"):
+        plain(*arguments)
+
+
+def test_the_share_that_is_dropped():
+    """With the unit vectors as values, the output is the weights that dropout left."""
+    module = Attention("scaled", D, D, dropout_rate=0.9, rngs=nnx.Rngs(0))
+    tokens = normal(1, 300, D) / 100
+    module.train()
+    left = np.asarray(module(tokens, tokens, np.eye(300, dtype=np.float32)[None]))
+    kept = left != 0
+    assert abs(kept.mean() - 0.1) < 0.01
+    np.testing.assert_allclose(left[kept], 10 / 300, rtol=0.02)
+
+
+def test_which_streams_there_must_be():
+    make = functools.partial(Attention, "dot", D, D, dropout_rate=0.5)
+    with pytest.raises(ValueError, match=r"rngs must have a stream 'dropout'.*got \['params'\]"):
+        make(rngs=nnx.Rngs(params=0))
+    assert make(rngs=nnx.Rngs(params=0), keep_rngs=False).rngs is None
+    assert Attention("dot", D, D, rngs=nnx.Rngs(params=0)).rngs is None  # no dropout, no stream
+    one, other = (make(rngs=nnx.Rngs(params=0, dropout=seed)) for seed in (0, 1))
+    assert np.any(one.rngs.key[...] != other.rngs.key[...])
+
+
+def test_views_and_captures():
+    module = MODULES["multi-head"][0](rngs=nnx.Rngs(0))
+    view = nnx.view(module, deterministic=True)
+    without = np.asarray(view(QUERY))
+    np.testing.assert_array_equal(view(QUERY), without)
+    module.train()
+    captured = capture(module, QUERY)
+    assert int(module.rngs.count[...]) == 0  # what is looked at is a copy
+    np.testing.assert_allclose(captured.output, module(QUERY), atol=1e-6)
+    assert np.any(np.abs(captured.output - without) > 1e-3)
+
+
+def test_seeds_side_by_side():
+    """`jax.vmap` over parameters and streams is a loop over modules."""
+    make = MODULES["multi-head"][0]
+    modules = [make(rngs=nnx.Rngs(seed), deterministic=False) for seed in range(3)]
+    graph, params, rest = nnx.split(modules[0], nnx.Param, ...)
+    states = [nnx.state(module, nnx.Param, ...) for module in modules]
+    params, rest = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+    def run(params, rest):
+        module = nnx.merge(graph, params, rest)
+        outputs = module(QUERY), module(QUERY)
+        return outputs, nnx.state(module, nnx.RngCount)
+
+    outputs, counts = jax.jit(jax.vmap(run))(params, rest)
+    np.testing.assert_array_equal(jax.tree.leaves(counts)[0], [2, 2, 2])
+    for index, module in enumerate(modules):
+        for call in range(2):
+            np.testing.assert_allclose(outputs[call][index], module(QUERY), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"attention": "monotonic"}, {"positions": PositionConfig(draw="subset")}]
+)
+def test_randomness_besides_dropout_is_not_left_out_in_silence(settings):
+    model = Seq2Seq(Seq2SeqConfig(dim=8, hidden_dim=7, **settings), V, rngs=nnx.Rngs(0))
+    model.train()
+    with pytest.raises(ValueError, match="dropout_rng must be given where deterministic is False"):
+        jax.eval_shape(lambda: model(*SENTENCES))
+    model.eval()
+    assert jax.eval_shape(lambda: model(*SENTENCES)).shape == (B, T, V)
+
+
+def test_decoding_is_evaluation():
+    model = MODULES["seq2seq"][0](rngs=nnx.Rngs(0), deterministic=False)
+    ends = {"max_length": 3, "sos": 1, "eos": 2, "pad": 0}
+    greedy = jax.jit(functools.partial(model.greedy_decode, **ends, return_weights=True))
+    one, other = greedy(*SENTENCES[:2]), greedy(*SENTENCES[:2])
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert int(model.rngs.count[...]) == 0

@@ -1,0 +1,152 @@
+"""dtype, param_dtype, kernel_init and bias_init, against Flax's own layer and across modules."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from numpy_model import normal
+
+from attention_jax.nn import (
+    Attention,
+    CoverageAttention,
+    CrossAttention,
+    CrossAttentionConfig,
+    DecoderBlock,
+    EncoderBlock,
+    FeedForward,
+    LocalPAttention,
+    MonotonicAttention,
+    MultiHeadAttention,
+    PositionConfig,
+    Seq2Seq,
+    Seq2SeqConfig,
+)
+
+B, T, S, D, V = 2, 5, 7, 12, 11
+QUERY, MEMORY = normal(B, T, D), normal(B, S, D, seed=3)
+INITS = {"kernel_init": nnx.initializers.normal(0.3), "bias_init": nnx.initializers.normal(0.5)}
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        {},
+        {"dtype": jnp.bfloat16},
+        {"param_dtype": jnp.bfloat16},
+        {"dtype": jnp.float32, "param_dtype": jnp.float16},
+        {"dtype": jnp.bfloat16, "param_dtype": jnp.float16},
+    ],
+    ids=str,
+)
+def test_scaled_with_these_settings_is_flax(dtypes):
+    options = {"use_bias": True, **INITS, **dtypes}
+    ours = MultiHeadAttention("scaled", D, num_heads=3, **options, rngs=nnx.Rngs(0))
+    theirs = nnx.MultiHeadAttention(3, D, **options, decode=False, rngs=nnx.Rngs(0))
+    for name, peer in (("query", "query"), ("key", "key"), ("value", "value"), ("output", "out")):
+        one, other = (nnx.state(x) for x in (getattr(ours, name), getattr(theirs, peer)))
+        jax.tree.map(np.testing.assert_array_equal, one, other)  # drawn with the same keys
+        dtype = dtypes.get("param_dtype", jnp.float32)
+        assert {leaf.dtype for leaf in jax.tree.leaves(one)} == {jnp.dtype(dtype)}
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        output = ours(QUERY, MEMORY)
+        expected = theirs(QUERY, MEMORY)
+    assert output.dtype == expected.dtype == dtypes.get("dtype", jnp.float32)
+    rough = jnp.bfloat16 in dtypes.values()
+    wide = (np.asarray(x, np.float32) for x in (output, expected))
+    np.testing.assert_allclose(*wide, atol=0.1 if rough else 2e-5)
+
+
+CONFIG = Seq2SeqConfig(
+    score="additive", dim=D, hidden_dim=7, activation="swiglu", normalize_qk=True,
+    positions=PositionConfig("learned", limit=S),
+)  # fmt: skip
+SENTENCES = (
+    jnp.asarray(np.random.default_rng(1).integers(3, V, (B, S))),
+    jnp.array([4, 7]),
+    jnp.asarray(np.random.default_rng(2).integers(3, V, (B, T))),
+)
+CROSS = {
+    kind: functools.partial(CrossAttention, "additive", D, D, CrossAttentionConfig(**settings))
+    for kind, settings in {
+        "global": {}, "heads": {"heads": 2}, "local-p": {"attention": "local-p"},
+        "coverage": {"attention": "coverage"}, "monotonic": {"attention": "monotonic"},
+    }.items()
+}  # fmt: skip
+MODULES = {
+    "attention": (functools.partial(Attention, "additive", D, D), (QUERY, MEMORY)),
+    "multi-head": (
+        functools.partial(MultiHeadAttention, "additive", D, num_heads=2, normalize_qk=True),
+        (QUERY, MEMORY),
+    ),
+    "local-p": (
+        functools.partial(LocalPAttention, "general", D, D, radius=2),
+        (QUERY, MEMORY),
+    ),
+    "coverage": (functools.partial(CoverageAttention, "additive", D, D), (QUERY, MEMORY)),
+    "monotonic": (functools.partial(MonotonicAttention, "additive", D, D), (QUERY, MEMORY)),
+    **{f"cross, {kind}": (make, (QUERY, MEMORY)) for kind, make in CROSS.items()},
+    "feed-forward": (functools.partial(FeedForward, D, 7), (QUERY,)),
+    "encoder": (functools.partial(EncoderBlock, "additive", CONFIG.block), (QUERY,)),
+    "decoder": (
+        functools.partial(DecoderBlock, "scaled", "additive", CONFIG.block),
+        (QUERY, MEMORY),
+    ),
+    "seq2seq": (functools.partial(Seq2Seq, CONFIG, V), SENTENCES),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_takes_dtypes(name):
+    make, arguments = MODULES[name]
+    plain = make(rngs=nnx.Rngs(0))
+    half = make(rngs=nnx.Rngs(0), dtype=jnp.bfloat16, param_dtype=jnp.float16)
+    params, narrow = (nnx.to_pure_dict(nnx.state(x)) for x in (plain, half))
+    for one, other in zip(*map(jax.tree.leaves, (params, narrow)), strict=True):
+        assert (one.dtype, other.dtype) == (jnp.float32, jnp.float16)
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
+    plain = nnx.merge(nnx.graphdef(plain), wide)
+
+    def first(found):
+        return found if isinstance(found, jax.Array) else found[0]
+
+    with jax.numpy_dtype_promotion("standard"):  # in Flax's layer normalisation
+        outputs = [first(jax.jit(module)(*arguments)) for module in (plain, half)]
+    assert [output.dtype for output in outputs] == [jnp.float32, jnp.bfloat16]
+    one, other = (np.asarray(output, np.float32) for output in outputs)
+    np.testing.assert_allclose(other, one, atol=0.05 * max(1, np.max(np.abs(one))))
+    assert np.any(one != other)
+
+
+def test_a_memory_and_a_cache_are_of_the_dtype():
+    attend = Attention("additive", D, D, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    memory = attend.remember(MEMORY)
+    assert memory.values.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(attend(QUERY, memory), attend(QUERY, MEMORY))
+    heads = MultiHeadAttention("scaled", D, num_heads=2, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    cache = heads.empty_cache((B,), T)
+    assert cache.memory.values.dtype == jnp.bfloat16
+    assert heads.extend(QUERY, cache)[0].dtype == jnp.bfloat16
+
+
+def test_initializers_reach_every_projection():
+    """Each kernel and bias, and nothing else, is what the initializers make it."""
+    ones = {"kernel_init": nnx.initializers.ones, "bias_init": nnx.initializers.constant(2.0)}
+    model = MODULES["seq2seq"][0](**ones, rngs=nnx.Rngs(0))
+    expected = {"kernel": 1.0, "bias": 2.0}
+    seen = set()
+    for path, param in nnx.to_flat_state(nnx.state(model)):
+        is_linear = path[-1] in expected and "norm" not in path[-2]
+        if is_linear:
+            np.testing.assert_array_equal(param[...], expected[path[-1]], err_msg=str(path))
+            seen.add(path[-2])
+        else:
+            assert np.any(np.asarray(param[...]) != 2.0), path
+    assert seen == {"query", "key", "value", "output", "hidden", "gate", "logits"}
+
+
+def test_a_module_without_projections_has_no_initializer():
+    with pytest.raises(TypeError, match="kernel_init"):
+        Attention("additive", D, D, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0))

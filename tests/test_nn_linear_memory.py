@@ -1,0 +1,97 @@
+"""Weights on request: outside of `jit`, nothing of size T S is made that was not asked for.
+
+What a call makes without `jit` is what its jaxpr names: dead code is eliminated later, if at all.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from attention_jax.nn import (
+    Attention,
+    BlockConfig,
+    CrossAttention,
+    CrossAttentionConfig,
+    DecoderBlock,
+    EncoderBlock,
+    LocalMAttention,
+    LocalPAttention,
+    MultiHeadAttention,
+    Seq2Seq,
+    Seq2SeqConfig,
+)
+
+# Primes, longer than tiles are: no product of other sizes is a multiple of T S. Where a module does
+# not name the implementation, these sizes choose tiles.
+T, S, D, V = 1031, 1033, 4, 3
+
+
+def largest(function, *arguments):
+    """The largest shape, of all arrays in a function, with T or S twice among its factors."""
+    shapes = [leaf.aval.shape for leaf in variables(jax.make_jaxpr(function)(*arguments).jaxpr)]
+    return max(filter(quadratic, shapes), key=math.prod, default=None)
+
+
+def quadratic(shape):
+    size = math.prod(shape)
+    return size > 0 and any(size % (one * other) == 0 for one in (T, S) for other in (T, S))
+
+
+def variables(jaxpr):
+    for equation in jaxpr.eqns:
+        yield from equation.outvars
+        for inner in jax.tree.leaves(
+            list(equation.params.values()),
+            is_leaf=lambda leaf: hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr"),
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from variables(inner)
+
+
+QUERY, MEMORY = jnp.ones((1, T, D)), jnp.ones((1, S, D))
+BLOCK = BlockConfig(dim=D, hidden_dim=5)
+OPTIONS = {"rngs": nnx.Rngs(0)}
+TILED = {"implementation": "tiled", **OPTIONS}
+SENTENCES = (jnp.ones((1, S), int), jnp.array([S - 2]), jnp.ones((1, T), int))
+SEQ2SEQ = Seq2Seq(Seq2SeqConfig(dim=D, hidden_dim=5), V, **OPTIONS)
+
+
+def cross(**settings):
+    return CrossAttention("dot", D, D, CrossAttentionConfig(**settings), **OPTIONS)
+
+
+MODULES = {
+    "attention": (Attention("dot", D, D, **TILED), (QUERY, MEMORY)),
+    "multi-head": (MultiHeadAttention("scaled", D, num_heads=2, **TILED), (QUERY,)),
+    "local-m": (LocalMAttention("dot", D, D, radius=2, **TILED), (QUERY, MEMORY)),
+    "local-p": (LocalPAttention("dot", D, D, radius=2, **TILED), (QUERY, MEMORY)),
+    "cross": (cross(), (QUERY, MEMORY)),
+    "cross, heads": (cross(heads=2), (QUERY, MEMORY)),
+    "cross, local-m": (cross(attention="local-m"), (QUERY, MEMORY)),
+    "cross, local-p": (cross(attention="local-p"), (QUERY, MEMORY)),
+    "encoder": (EncoderBlock("scaled", BLOCK, **OPTIONS), (QUERY,)),
+    "decoder": (DecoderBlock("scaled", "dot", BLOCK, **OPTIONS), (QUERY, MEMORY)),
+    "seq2seq": (SEQ2SEQ, SENTENCES),
+    "features": (SEQ2SEQ.features, SENTENCES),
+    "encode": (SEQ2SEQ.encode, SENTENCES[:2]),
+    "decode": (SEQ2SEQ.decode, (MEMORY, *SENTENCES[1:])),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_weights_only_on_request(name):
+    module, arguments = MODULES[name]
+    assert largest(module, *arguments) is None
+    assert largest(functools.partial(module, return_weights=True), *arguments) is not None
+
+
+def test_greedy_decoding_makes_no_weights_either():
+    ends = {"max_length": T, "sos": 1, "eos": 2, "pad": 0}
+    decode = functools.partial(SEQ2SEQ.greedy_decode, **ends)
+    assert largest(decode, *SENTENCES[:2]) is None
+    assert decode(SENTENCES[0][:, :5], jnp.array([4]), max_length=3).weights is None
