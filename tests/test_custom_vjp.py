@@ -11,11 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
+from derivative_compositions import COMPOSITIONS, K, Q, V, loss
 
 from attention_jax import custom_vjp
-
-RNG = np.random.default_rng(0)
-Q, K, V, G = (RNG.normal(size=shape) for shape in ((5, 3), (7, 3), (7, 2), (5, 2)))
 
 
 def plain(q, k, v):
@@ -60,126 +58,6 @@ class Counted:
         self.function = custom_vjp(counted("fun", plain), twin=counted("twin", plain))
         rules = [counted("fwd", fwd), counted("bwd", bwd)]
         self.function.defvjp(*rules, *([counted("tangent", push)] if tangent else []))
-
-
-def loss(f):
-    return lambda q, k, v: jnp.sum(jnp.sin(f(q, k, v)) * G)
-
-
-def both(q):
-    return jnp.stack([q, q + 1])
-
-
-def dense_root(f, q, k, v):
-    """The derivative of a root q = tanh(f(q, k, v)) / 9, by a dense linear solve."""
-
-    def solve(linear, right):
-        matrix = jax.jacobian(linear)(right).reshape(right.size, right.size)
-        return jnp.linalg.solve(matrix, right.reshape(-1)).reshape(right.shape)
-
-    def root_of(k):
-        def residual(x):
-            return x - jnp.tanh(f(jnp.pad(x, ((0, 0), (0, 1))), k, v)) / 9
-
-        def iterate(residual, x):
-            return jax.lax.fori_loop(0, 40, lambda _, x: x - residual(x), x)
-
-        return jax.lax.custom_root(residual, jnp.zeros((5, 2)), iterate, solve)
-
-    return jax.jvp(root_of, (k,), (jnp.cos(k),)), jax.grad(lambda k: jnp.sum(root_of(k) ** 2))(k)
-
-
-# Name -> (the composition, whether reverse mode is in it).
-COMPOSITIONS = {
-    "grad": (lambda f: jax.grad(loss(f), (0, 1, 2)), True),
-    "jvp": (lambda f: lambda q, k, v: jax.jvp(f, (q, k, v), (jnp.cos(q), jnp.sin(k), v)), False),
-    "jvp in one": (lambda f: lambda q, k, v: jax.jvp(lambda k: f(q, k, v), (k,), (k,)), False),
-    "jacfwd": (lambda f: jax.jacfwd(f, (0, 1, 2)), False),
-    "jacrev": (lambda f: jax.jacrev(f, (0, 1, 2)), True),
-    "hessian": (lambda f: jax.hessian(loss(f), (0, 1)), True),
-    "jacrev of jacrev": (lambda f: jax.jacrev(jax.jacrev(loss(f), (0, 1)), (0, 1)), True),
-    "jacfwd of jacfwd": (lambda f: jax.jacfwd(jax.jacfwd(loss(f), (0, 1)), (0, 1)), False),
-    "jacrev of jacfwd": (lambda f: jax.jacrev(jax.jacfwd(loss(f), (0, 1)), (0, 1)), True),
-    "third": (lambda f: jax.jacfwd(jax.jacrev(jax.jacfwd(loss(f)))), True),
-    "third in reverse": (
-        lambda f: jax.grad(
-            lambda *a: jnp.sum(jnp.tanh(jax.grad(
-                lambda *b: jnp.sum(jnp.cos(jax.grad(loss(f))(*b)))
-            )(*a)))
-        ),
-        True,
-    ),
-    "linearize": (lambda f: lambda q, k, v: jax.linearize(f, q, k, v)[1](q, k, v), False),
-    "checkpoint": (lambda f: jax.grad(jax.checkpoint(loss(f)), (0, 1, 2)), True),
-    "vmap of grad": (
-        lambda f: lambda q, k, v: jax.vmap(jax.grad(loss(f), (0, 1, 2)), (0, None, None))(
-            both(q), k, v
-        ),
-        True,
-    ),
-    "grad of vmap": (
-        lambda f: jax.grad(
-            lambda q, k, v: jnp.sum(jnp.sin(jax.vmap(f, (0, None, None))(both(q), k, v))), (0, 1)
-        ),
-        True,
-    ),
-    "grad of vmap at the end": (
-        lambda f: jax.grad(lambda q, k, v: jnp.sum(
-            jnp.sin(jax.vmap(f, (2, None, 1), 1)(jnp.stack([q, q + 1], 2), k, jnp.stack([v, v], 1)))
-        ), (0, 1, 2)),
-        True,
-    ),
-    "vmap of jvp": (
-        lambda f: lambda q, k, v: jax.vmap(lambda q: jax.jvp(f, (q, k, v), (q, k, v)))(both(q)),
-        False,
-    ),
-    "two vmaps of grad": (
-        lambda f: lambda q, k, v: jax.vmap(
-            jax.vmap(jax.grad(loss(f), (0, 1, 2)), (0, None, None)), (None, 0, None)
-        )(both(q), both(k), v),
-        True,
-    ),
-    "vmap of jvp of grad": (
-        lambda f: lambda q, k, v: jax.vmap(
-            lambda t: jax.jvp(jax.grad(loss(f)), (q, k, v), (t, k, v))
-        )(both(q)),
-        True,
-    ),
-    "scan": (
-        lambda f: jax.grad(
-            lambda q, k, v: jax.lax.scan(
-                lambda c, _: (jnp.pad(f(c, k, v), ((0, 0), (0, 1))) + c, None), q, None, length=3
-            )[0].sum(),
-            (0, 1),
-        ),
-        True,
-    ),
-    "jvp of while_loop": (
-        lambda f: lambda q, k, v: jax.jvp(
-            lambda k: jax.lax.while_loop(
-                lambda c: jnp.sum(c) < 9, lambda c: c + 1 + jnp.pad(f(c, k, v), ((0, 0), (0, 1))), q
-            ),
-            (k,),
-            (k,),
-        ),
-        False,
-    ),
-    "custom_root": (lambda f: functools.partial(dense_root, f), True),
-    "linear_transpose": (
-        lambda f: lambda q, k, v: jax.linear_transpose(lambda v: f(q, k, v), v)(G), True,
-    ),
-    "grad of linear_transpose of vmap": (
-        lambda f: jax.grad(
-            lambda q, k, v: jnp.sum(
-                jnp.sin(
-                    jax.linear_transpose(jax.vmap(lambda v: f(q, k, v)), both(v))(both(G))[0]
-                )
-            ),
-            (0, 1),
-        ),
-        True,
-    ),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("tangent", [False, True])
@@ -377,7 +255,10 @@ def test_mistakes_are_named():
         ((x,), "bwd of f must give a tuple with the cotangent of each of its 2 array arguments"),
         ((x, x), "bwd of f must give a tuple"),
         ((x[:2], None), r"bwd of f must give for argument \[0\] a cotangent of float32\[3\]"),
-        ((None, {"y": x.astype(jnp.bfloat16), "z": None}), r"argument \[1\]\['y'\] .*; got bfloat16\[3\]"),
+        (
+            (None, {"y": x.astype(jnp.bfloat16), "z": None}),
+            r"argument \[1\]\['y'\] .*; got bfloat16\[3\]",
+        ),
     ):
         g.defvjp(fwd, lambda r, ct, cotangents=cotangents: cotangents)
         with pytest.raises(TypeError, match=message):

@@ -43,9 +43,7 @@ def linear_map(
 
     def on_leaves(function):
         def of_leaves(leaves, inputs):
-            # Inside of `jit`, JAX hands over small constants as literals, which are no arrays.
-            leaves = [leaf if hasattr(leaf, "ndim") else jnp.asarray(leaf) for leaf in leaves]
-            return function(jax.tree.unflatten(structure, leaves), inputs)
+            return function(jax.tree.unflatten(structure, _as_arrays(leaves)), inputs)
 
         return of_leaves
 
@@ -57,6 +55,11 @@ def linear_map(
         count=len(leaves),
         types=tuple(jax.typeof(leaf).to_tangent_aval() for leaf in like),
     )
+
+
+def _as_arrays(leaves: Leaves) -> list[Any]:
+    """Inside of `jit`, JAX hands over small constants as literals, which are no arrays."""
+    return [leaf if hasattr(leaf, "ndim") else jnp.asarray(leaf) for leaf in leaves]
 
 
 # Operands: `count` residuals, then the inputs. `types` are those of the outputs.
@@ -187,7 +190,7 @@ def call_with_transpose(
 
     def pull_back_leaves(indices, leaves, cotangents):
         cotangents = jax.tree.unflatten(result, cotangents)
-        return pull_back(indices, jax.tree.unflatten(structure, leaves), cotangents)
+        return pull_back(indices, jax.tree.unflatten(structure, _as_arrays(leaves)), cotangents)
 
     outputs = call_p.bind(
         *program.consts,
