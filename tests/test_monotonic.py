@@ -9,10 +9,10 @@ import pytest
 from jax.test_util import check_grads
 
 from attention_jax import causal_mask, get_score, padding_mask
-from attention_jax.monotonic import (
+from attention_jax.monotonic import monotonic_attention
+from attention_jax.monotonic_walks import (
     hard_monotonic_positions,
     hard_monotonic_weights,
-    monotonic_attention,
     monotonic_weights,
 )
 from attention_jax.scores import SCORES
@@ -246,12 +246,14 @@ def test_attention_gradients_in_float64():
         @jax.jit
         def attend(query, key, value, params, offset):
             return monotonic_attention(
-                query, key, value, params=params, offset=offset, mask=causal_mask(offset=2)
-            )
+                query, key, value, score="additive", params=params, offset=offset,
+                mask=causal_mask(offset=2),
+            )  # fmt: skip
 
         offset = jnp.asarray(-0.25, jnp.float64)
         check_grads(attend, (query, key, value, params, offset), order=2, modes=["rev"])
-        hard = monotonic_attention(query, key, value, params=params, hard=True)
+        tokens = (query, key, value)
+        hard = monotonic_attention(*tokens, score="additive", params=params, hard=True)
         assert attend(query, key, value, params, offset)[0].dtype == hard[0].dtype == jnp.float64
         assert jax.grad(lambda r: attend(query, key, value, params, r)[0].sum())(offset) != 0
 
@@ -259,7 +261,7 @@ def test_attention_gradients_in_float64():
 @pytest.mark.parametrize("hard", [False, True])
 def test_step_by_step_is_all_at_once(hard):
     query, key, value, params = arrays("additive", seed=13)
-    options = {"params": params, "offset": -0.5, "hard": hard}
+    options = {"score": "additive", "params": params, "offset": -0.5, "hard": hard}
     output, weights = monotonic_attention(query, key, value, **options)
     initial = None
     for i in range(T):
@@ -321,7 +323,7 @@ def test_bias_and_an_offset_for_each_head():
 
 def test_masked_bias_may_hold_nan():
     query, key, value, params = arrays("additive")
-    options = {"params": params, "mask": causal_mask(offset=2)}
+    options = {"score": "additive", "params": params, "mask": causal_mask(offset=2)}
     bias = jnp.where(options["mask"].materialize(T, S), 0.5, jnp.nan)
 
     def loss(query, bias):
@@ -334,7 +336,7 @@ def test_masked_bias_may_hold_nan():
 
 def test_jit_and_vmap_of_attention():
     query, key, value, params = arrays("additive")
-    options = {"params": params, "mask": causal_mask(offset=2)}
+    options = {"score": "additive", "params": params, "mask": causal_mask(offset=2)}
 
     def attend(*tokens):
         return monotonic_attention(*tokens, **options)[0]
