@@ -139,12 +139,13 @@ def _attend(
     def one_example(
         inputs: Inputs, offset: Array, noise_scale: Array, initial: Array
     ) -> tuple[Array, Array, Array | None]:
-        (target_length, _), source_length = inputs.query.shape, inputs.key.shape[0]
+        (target_length, _), (source_length, value_dim) = inputs.query.shape, inputs.value.shape
         dtype, narrow = inputs.compute_dtype, inputs.query.dtype
         initial = initial.astype(dtype)
-        if source_length == 0:
-            output = jnp.zeros((target_length, inputs.value.shape[1]), narrow)
-            return output, initial, jnp.zeros((target_length, 0), narrow) if all_weights else None
+        if 0 in (target_length, source_length):
+            output = jnp.zeros((target_length, value_dim), narrow)
+            weights = jnp.zeros((target_length, source_length), narrow) if all_weights else None
+            return output, initial, weights
 
         def attend(chunk: Chunk, previous: Array) -> tuple[Array, tuple[Array, Array | None]]:
             shape = (chunk.positions.size, source_length)

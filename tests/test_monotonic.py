@@ -321,19 +321,6 @@ def test_bias_and_an_offset_for_each_head():
         np.testing.assert_allclose(weights[:, n], expected[1], atol=1e-6)
 
 
-def test_masked_bias_may_hold_nan():
-    query, key, value, params = arrays("additive")
-    options = {"score": "additive", "params": params, "mask": causal_mask(offset=2)}
-    bias = jnp.where(options["mask"].materialize(T, S), 0.5, jnp.nan)
-
-    def loss(query, bias):
-        return jnp.sum(monotonic_attention(query, key, value, bias=bias, **options)[0])
-
-    gradient = jax.grad(loss, argnums=(0, 1))
-    expected = gradient(query, jnp.full((T, S), 0.5))
-    jax.tree.map(np.testing.assert_array_equal, gradient(query, bias), expected)
-
-
 def test_jit_and_vmap_of_attention():
     query, key, value, params = arrays("additive")
     options = {"score": "additive", "params": params, "mask": causal_mask(offset=2)}

@@ -51,7 +51,7 @@ def scan_chunks(
 
     Args:
         score: the score; its `project` runs once.
-        inputs: of one example, with at least one key.
+        inputs: of one example, with at least one query and one key.
         attend: returns the next carry, and a pytree of arrays [t, ...].
         carry: what comes into the first chunk.
 
