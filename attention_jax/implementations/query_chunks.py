@@ -88,10 +88,8 @@ def scan_chunks(
         return attend(Chunk(arrays.params, queries, keys, values, bias, allowed, where), carry)
 
     chunks = (jnp.arange(plan.query_tiles), arrays.queries, tables)
-    if plan.query_tiles == 1:
-        carry, results = chunk(carry, jax.tree.map(lambda tiles: tiles[0], chunks))
-        return carry, jax.tree.map(lambda rows: rows[: lengths[0]], results)
-    carry, results = jax.lax.scan(jax.checkpoint(chunk, prevent_cse=False), carry, chunks)
+    body = chunk if plan.query_tiles == 1 else jax.checkpoint(chunk, prevent_cse=False)
+    carry, results = _scan(body, carry, chunks)
     return carry, jax.tree.map(lambda tiles: untiled(tiles, lengths[0]), results)
 
 
@@ -116,5 +114,13 @@ def _used_tokens(plan: Plan, mask: Mask) -> tuple[Array, Array]:
         return used_keys | allowed.any(0), allowed.any(1)
 
     none = varying_as(jnp.zeros(plan.tile.key, bool), mask)
-    used_keys, used_queries = jax.lax.scan(chunk, none, jnp.arange(plan.query_tiles))
+    used_keys, used_queries = _scan(chunk, none, jnp.arange(plan.query_tiles))
     return used_queries.reshape(-1), used_keys
+
+
+def _scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, chunks: Any) -> tuple[Any, Any]:
+    """`jax.lax.scan`, and no loop for one chunk."""
+    if jax.tree.leaves(chunks)[0].shape[0] > 1:
+        return jax.lax.scan(body, carry, chunks)
+    carry, results = body(carry, jax.tree.map(lambda leaf: leaf[0], chunks))
+    return carry, jax.tree.map(lambda leaf: leaf[None], results)
