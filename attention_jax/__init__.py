@@ -37,10 +37,10 @@ from attention_jax.masks import (
     segment_mask,
 )
 from attention_jax.memory import Memory
-from attention_jax.monotonic import (
+from attention_jax.monotonic import monotonic_attention
+from attention_jax.monotonic_walks import (
     hard_monotonic_positions,
     hard_monotonic_weights,
-    monotonic_attention,
     monotonic_weights,
 )
 from attention_jax.position_functions import array_field

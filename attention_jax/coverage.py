@@ -9,16 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.biases import Bias
-from attention_jax.capture_point import capture_point, seen_from_outside
+from attention_jax.capture_point import capture_point, capturing, seen_from_outside
 from attention_jax.checks import checked_inputs
+from attention_jax.core.varying import varying_as
 from attention_jax.float_array import float_array
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.contract import cast_floats
-from attention_jax.implementations.reference import without_padding
+from attention_jax.implementations.query_chunks import Chunk, pair_logits, scan_chunks
 from attention_jax.masks import Mask
 from attention_jax.position_functions import broadcasts
-from attention_jax.scores import Params, Score, get_score
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, get_score
 from attention_jax.softmax import accumulator_dtype, masked_softmax
 
 Array = jax.Array
@@ -28,7 +29,7 @@ class CoverageResult(NamedTuple):
     """What attention with coverage gives: where it looked, and what it cost to look there again."""
 
     output: Array  # [*B, T, Dv] in the query's dtype
-    weights: Array  # [*B, T, S] in the query's dtype
+    weights: Array | None  # [*B, T, S] in the query's dtype; None if they were not asked for
     coverage: Array  # [*B, S] after the last query, in the compute dtype
     loss: Array  # [*B, T] sum_j min(weights_tj, coverage_tj), in the compute dtype
 
@@ -38,12 +39,13 @@ def coverage_attention(
     key: Array,
     value: Array,
     *,
-    score: str | Score = "additive",
+    score: str | Score = DEFAULT_SCORE,
     params: Params = None,
     coverage_kernel: Array,
     mask: Mask | Array | None = None,
     bias: Bias | Array | None = None,
     coverage: Array | None = None,
+    return_weights: bool = True,
 ) -> CoverageResult:
     """Attention whose queries come in order, each knowing how much every key was attended to.
 
@@ -57,12 +59,15 @@ def coverage_attention(
     With `Additive` the logits are v . tanh(Wq q_t + Wk k_j + coverage_tj coverage_kernel); a dot
     product gets coverage_tj (q_features_t . coverage_kernel) more.
 
-    One query waits for another: T steps in a row, whatever the hardware. The gradient saves [T, S]
-    floats, the coverage at each step, and computes the rest of a step again.
+    Each query waits for the one before it: T steps in a row, whatever the hardware. They come in
+    chunks of 64 (or sqrt(T), if that is more); the gradient keeps the coverage before each chunk
+    and computes the rest again, so that only the weights, if they are returned, take memory T S.
 
-    A query that may attend to nothing gets output 0 and loss 0, leaves the coverage as it is and
-    sends gradient 0. A key or query that no allowed pair contains (padding) may hold anything, NaN
-    included, and so may its coverage.
+    A query that may attend to nothing gets output 0, weights 0 and loss 0 and leaves the coverage
+    as it is. It sends gradient 0 whatever cotangents arrive at those three, NaN included. (The
+    coverage after the last query belongs to no query: a NaN cotangent of its entry j goes to the
+    coverage j that came in, and to every query that may attend to key j.) A key or query that no
+    allowed pair contains (padding) may hold anything, NaN included, and so may its coverage.
 
     Args:
         query: float [*B, T, Dq], in the order in which they attend.
@@ -77,9 +82,11 @@ def coverage_attention(
         bias: a `Bias`, or float broadcastable to [*B, T, S], added to the logits.
         coverage: float [*B, S], at least 0: the coverage that earlier queries left, to go on from;
             may lack batch axes. None for zeros.
+        return_weights: whether to return the weights [*B, T, S] too.
 
     Returns:
-        `CoverageResult`. The compute dtype is float32, or float64 if any input is.
+        `CoverageResult`, its weights None with `return_weights=False`. The compute dtype is
+        float32, or float64 if any input is.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure, or the score's features of
@@ -111,9 +118,12 @@ def coverage_attention(
     if coverage is None:
         coverage = jnp.zeros(source_length, inputs.compute_dtype)
     coverage = _checked_vector("coverage", coverage, source_length, tuple(batch_shape))
-    result = _attend(score, inputs, coverage_kernel, coverage)
+    looked_into = capturing()
+    all_weights = return_weights or (looked_into is not None and looked_into.matrices)
+    result = _attend(score, all_weights, inputs, coverage_kernel, coverage)
     seen = functools.partial(seen_from_outside, inputs, result.output, result.weights)
-    return result._replace(output=capture_point(result.output, seen))
+    weights = result.weights if return_weights else None
+    return result._replace(output=capture_point(result.output, seen), weights=weights)
 
 
 def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:
@@ -201,52 +211,64 @@ def coverage_kernel_size(
 # --- the compiled function behind the door ---
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _attend(score: Score, inputs: Inputs, kernel: Array, coverage: Array) -> CoverageResult:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _attend(
+    score: Score, all_weights: bool, inputs: Inputs, kernel: Array, coverage: Array
+) -> CoverageResult:
     # Not inputs.compute_dtype in one example: kernel and coverage are floats that came in too.
     dtype = accumulator_dtype(*jax.tree.leaves(inputs._replace(mask=None)), kernel, coverage)
-    attend = functools.partial(_one_example, score, dtype)
+    arrays = (inputs, kernel, coverage)
+    inputs, kernel, coverage = varying_as(arrays, arrays)
+    attend = functools.partial(_one_example, score, all_weights, dtype)
     return vmap_over_batch(score, attend, inputs, (kernel, 1), (coverage, 1))
 
 
 def _one_example(
-    score: Score, dtype: jnp.dtype, inputs: Inputs, kernel: Array, coverage: Array
+    score: Score,
+    all_weights: bool,
+    dtype: jnp.dtype,
+    inputs: Inputs,
+    kernel: Array,
+    coverage: Array,
 ) -> CoverageResult:
-    shape = (inputs.query.shape[0], inputs.key.shape[0])
-    mask = None if inputs.mask is None else inputs.mask.materialize(*shape)
-    # As in implementations/reference.py, whose comments say why: never 0, nor the same twice.
-    query = without_padding(inputs.query.astype(dtype), mask, of="queries", filler=1)
-    key = without_padding(inputs.key.astype(dtype), mask, of="keys", filler=2)
-    value = without_padding(inputs.value.astype(dtype), mask, of="keys", filler=0)
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
-    q_features, k_features = score.project(params, query, key)
-    kernel = kernel.astype(k_features.dtype)
-    bias = None if inputs.bias is None else cast_floats(inputs.bias, dtype).materialize(*shape)
-
-    # Checkpointed: without it each step would save its k_features with coverage, T S Fk floats.
-    @functools.partial(jax.checkpoint, prevent_cse=False)
-    def step(coverage: Array, row: Any) -> tuple[Array, tuple[Array, Array]]:
-        q_features, allowed, bias = row
-        # The minimum of two zeros sends half of its gradient to either: to a coverage that no
-        # allowed pair reads, none must go.
-        seen = coverage if allowed is None else jnp.where(allowed, coverage, 0)
-        covered = k_features + seen.astype(kernel.dtype)[:, None] * kernel[None, :]
-        one_query = jax.tree.map(lambda leaf: leaf[None], q_features)
-        logits = score.pair(params, one_query, covered).astype(dtype)
-        if logits.shape != (1, shape[1]):
-            raise ValueError(
-                f"score {score} must give logits {[1, shape[1]]} of one query;"
-                f" got {list(logits.shape)}"
-            )
-        weights = masked_softmax(logits[0] if bias is None else logits[0] + bias, allowed)
-        return coverage + weights, (weights, jnp.sum(jnp.minimum(weights, seen)))
-
-    coverage, (weights, loss) = jax.lax.scan(
-        step, coverage.astype(dtype), (q_features, mask, bias), length=shape[0]
-    )
-    output = jnp.matmul(weights, value, precision="highest")
     narrow = inputs.query.dtype
-    return CoverageResult(output.astype(narrow), weights.astype(narrow), coverage, loss)
+    inputs, kernel, coverage = cast_floats((inputs, kernel, coverage), dtype)
+    (target_length, _), (source_length, value_dim) = inputs.query.shape, inputs.value.shape
+    if 0 in (target_length, source_length):
+        output = jnp.zeros((target_length, value_dim), narrow)
+        weights = jnp.zeros((target_length, source_length), narrow) if all_weights else None
+        return CoverageResult(output, weights, coverage, jnp.zeros(target_length, dtype))
+
+    def attend(chunk: Chunk, coverage: Array) -> tuple[Array, tuple[Array, Array | None, Array]]:
+        # Checkpointed: without it each step would save its keys with coverage, t S Fk floats.
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def step(coverage: Array, row: Any) -> tuple[Array, tuple[Array, Array]]:
+            q_features, allowed, bias = row
+            # The minimum of two zeros sends half of its gradient to either: to a coverage that no
+            # allowed pair reads, none must go.
+            seen = coverage if allowed is None else jnp.where(allowed, coverage, 0)
+            covered = chunk.keys + jnp.outer(seen, kernel).astype(chunk.keys.dtype)
+            query = jax.tree.map(lambda leaf: leaf[None], q_features)
+            shape = (1, source_length)
+            logits = pair_logits(score, chunk.params, query, covered, shape)[0].astype(dtype)
+            weights = masked_softmax(logits if bias is None else logits + bias, allowed)
+            if allowed is not None:
+                # They are 0 where masked already: this keeps out the cotangents that arrive there.
+                weights = jnp.where(allowed, weights, 0)
+            return coverage + weights, (weights, jnp.sum(jnp.minimum(weights, seen)))
+
+        rows = (chunk.queries, chunk.allowed, chunk.bias)
+        coverage, (weights, loss) = jax.lax.scan(step, coverage, rows, chunk.positions.size)
+        output = jnp.matmul(weights, chunk.values, precision="highest")
+        if chunk.allowed is not None:
+            any_allowed = chunk.allowed.any(1)
+            output = jnp.where(any_allowed[:, None], output, 0)
+            loss = jnp.where(any_allowed, loss, 0)
+        all_rows = weights.astype(narrow) if all_weights else None
+        return coverage, (output.astype(narrow), all_rows, loss)
+
+    coverage, (output, weights, loss) = scan_chunks(score, inputs, attend, coverage)
+    return CoverageResult(output, weights, coverage, loss)
 
 
 def _checked_vector(name: str, value: Any, size: int, batch_shape: tuple[int, ...]) -> Array:

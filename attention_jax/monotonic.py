@@ -1,155 +1,34 @@
 """Monotonic attention: every query looks at one key, at or after the one before it looked at.
 
-Query i walks over the keys from where query i-1 stopped and stops at key j with the choosing
-probability p_ij. In training one takes the expectation over all walks, which is soft and can be
-differentiated; in decoding it walks (the hard form). Both materialise [T, S].
+`monotonic_walks` says where the walks stop; here a score gives the probabilities.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.biases import Bias
-from attention_jax.capture_point import capture_point, seen_from_outside
+from attention_jax.capture_point import capture_point, capturing, seen_from_outside
 from attention_jax.checks import checked_inputs, checked_rng
-from attention_jax.float_array import any_array, float_array, integer_array
-from attention_jax.implementations import BlockSizes, Inputs, Options
+from attention_jax.core.varying import varying_as
+from attention_jax.float_array import float_array
+from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.reference import logits_and_mask
+from attention_jax.implementations.query_chunks import Chunk, pair_logits, scan_chunks
 from attention_jax.masks import Mask
+from attention_jax.monotonic_walks import (
+    checked_initial,
+    expected_weights,
+    hard_monotonic_weights,
+)
 from attention_jax.position_functions import broadcasts
-from attention_jax.scores import Params, Score, get_score
-from attention_jax.softmax import accumulator_dtype
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, get_score
 
 Array = jax.Array
-
-
-def monotonic_weights(
-    probabilities: Array, initial: Array | None = None, *, method: str = "parallel"
-) -> Array:
-    """The probability that query i stops at key j: the expected weights of monotonic attention.
-
-        alpha_ij = p_ij sum_{k <= j} alpha_{i-1,k} prod_{l=k}^{j-1} (1 - p_il)
-                 = p_ij q_ij,    q_ij = (1 - p_{i,j-1}) q_{i,j-1} + alpha_{i-1,j}
-
-    A walk that passes the last key has stopped nowhere, and later queries do not take it up: rows
-    sum to at most 1, and no row to more than the one before it.
-
-    Both methods take the queries one after another and hold the recurrence over keys as it is
-    written in q. The paper's closed form, a cumulative sum divided by a cumulative product of
-    1 - p, is not used: that product underflows, and clipping it makes the weights wrong.
-
-    Args:
-        probabilities: float [*B, T, S], p, in [0, 1] (not checked).
-        initial: float broadcastable to [*B, S], the weights of the query before the first, to go on
-            from; None for all the weight on the first key.
-        method: "recursive" takes the keys one after another; "parallel" all at once, in log2(S)
-            steps, by an associative scan. They agree to rounding.
-
-    Returns:
-        weights [*B, T, S] in the dtype of `probabilities` (computed in at least float32);
-        differentiable in any mode and order.
-
-    Raises:
-        ValueError: an argument has the wrong shape or dtype, or there is no such method.
-
-    >>> monotonic_weights(jnp.array([[0.5, 0.5, 1.0], [0.0, 0.5, 1.0]])).tolist()
-    [[0.5, 0.25, 0.25], [0.0, 0.375, 0.625]]
-
-    Source: Raffel et al. 2017, "Online and Linear-Time Attention by Enforcing Monotonic
-        Alignments", section 2.3 (their p, q and alpha; their T is our S, their U our T).
-    """
-    probabilities = _checked_probabilities(probabilities)
-    if not isinstance(method, str) or method not in _REACHED:
-        raise ValueError(f"method must be one of {', '.join(_REACHED)}; got {method!r}")
-    *batch_shape, _, source_length = probabilities.shape
-    initial = _checked_initial(initial, tuple(batch_shape), source_length)
-    dtype = accumulator_dtype(probabilities)
-    initial = jnp.broadcast_to(initial, (*batch_shape, source_length))
-    weights = _expected(probabilities.astype(dtype), initial.astype(dtype), method)
-    return weights.astype(probabilities.dtype)
-
-
-def hard_monotonic_positions(probabilities: Array, start: Array | int = 0) -> Array:
-    """Where each query stops when it takes the first key that is likelier chosen than not.
-
-        t_i = min {j >= t_{i-1} : p_ij >= 1/2},    S if there is none
-
-    A query that finds no key attends to nothing, and its walk has passed the last key: so do all
-    later ones. (The paper's Algorithm 1 gives such a query a context of zeros and does not say
-    where the next begins. Its expected weights do, for there such a walk is lost, and TensorFlow's
-    "hard" mode does the same: so both forms agree wherever all p are 0 or 1.)
-
-    Args:
-        probabilities: float [*B, T, S], p; or bool, the choices p >= 1/2.
-        start: int broadcastable to *B, from 0 to S: the position of the query before the first; S
-            if it attended to nothing.
-
-    Returns:
-        positions int32 [*B, T]; S where a query attends to nothing. No gradient passes.
-
-    Raises:
-        ValueError: an argument has the wrong shape or dtype.
-
-    >>> p = jnp.array([[0.0, 0, 0, 1, 1, 0, 1, 1], [1, 0, 0, 0, 0, 0.5, 0, 0]])
-    >>> hard_monotonic_positions(p)
-    Array([3, 5], dtype=int32)
-
-    Source: Raffel et al. 2017, Algorithm 1 (their t_i), with z_ij = 1 where p_ij >= 1/2 in place of
-        a Bernoulli draw, as in their section 2.2 at test time.
-    """
-    choices = _checked_choices(probabilities)
-    batch_shape, source_length = choices.shape[:-2], choices.shape[-1]
-    start = integer_array("start", start)
-    if not broadcasts(start.shape, batch_shape):
-        raise ValueError(f"start must broadcast to {list(batch_shape)}; got {list(start.shape)}")
-
-    # The first choice at or after each key, and one column more for walks that have ended.
-    keys = jnp.arange(source_length, dtype=jnp.int32)
-    keys = keys.reshape((1,) * (choices.ndim - 1) + keys.shape)
-    found = jnp.where(choices, keys, source_length)
-    found = jax.lax.cummin(found, axis=found.ndim - 1, reverse=True)
-    ended = [(0, 0)] * (found.ndim - 1) + [(0, 1)]
-    found = jnp.pad(found, ended, constant_values=source_length)
-
-    def walk(position: Array, found: Array) -> tuple[Array, Array]:
-        position = jnp.take_along_axis(found, position[..., None], axis=-1)[..., 0]
-        return position, position
-
-    start = jnp.broadcast_to(start.astype(jnp.int32), batch_shape)
-    _, positions = jax.lax.scan(walk, start, jnp.moveaxis(found, -2, 0))
-    return jnp.moveaxis(positions, 0, -1)
-
-
-def hard_monotonic_weights(probabilities: Array, start: Array | int = 0) -> Array:
-    """One where `hard_monotonic_positions` says, zero elsewhere.
-
-        alpha_ij = [j = t_i]
-
-    Args:
-        probabilities, start: as in `hard_monotonic_positions`.
-
-    Returns:
-        weights [*B, T, S] in the dtype of `probabilities`, float32 if that is bool; a row is all
-        zeros where the query attends to nothing. No gradient passes.
-
-    Raises:
-        ValueError: an argument has the wrong shape or dtype.
-
-    >>> hard_monotonic_weights(jnp.array([[0.25, 0.75, 1.0], [0.0, 0.25, 0.25]])).tolist()
-    [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-
-    Source: Raffel et al. 2017, Algorithm 1.
-    """
-    positions = hard_monotonic_positions(probabilities, start)
-    probabilities = jnp.asarray(probabilities)  # it has been checked
-    dtype = jnp.float32 if probabilities.dtype == jnp.bool_ else probabilities.dtype
-    # Position S, nothing, is outside, and its row zero.
-    return jax.nn.one_hot(positions, probabilities.shape[-1], dtype=dtype)
 
 
 def monotonic_attention(
@@ -157,7 +36,7 @@ def monotonic_attention(
     key: Array,
     value: Array,
     *,
-    score: str | Score = "additive",
+    score: str | Score = DEFAULT_SCORE,
     params: Params = None,
     offset: Array | float = 0.0,
     mask: Mask | Array | None = None,
@@ -166,16 +45,22 @@ def monotonic_attention(
     noise_scale: Array | float = 1.0,
     hard: bool = False,
     initial: Array | None = None,
-) -> tuple[Array, Array]:
+    return_weights: bool | Literal["last"] = True,
+) -> Any:
     """Monotonic attention with any score function.
 
         p_ij      = sigmoid(score(query_i, key_j) + bias_ij + offset + noise_ij),  0 where masked
         weights   = monotonic_weights(p),  or hard_monotonic_weights(p)
         output_i  = sum_j weights_ij value_j
 
-    [T, S] is materialised, and the queries are taken one after another. A query whose keys are all
-    masked gets output 0, and as it stops nowhere, so do later ones: let a mask leave out padded
-    queries at the end only. A key or query that no allowed pair contains may hold anything, NaN
+    The queries are taken one after another, in chunks of 64 (or sqrt(T), if that is more). The
+    gradient keeps S floats per chunk and computes each chunk again, so that only the weights of all
+    queries, if they are returned, take memory T S.
+
+    A query whose keys are all masked gets output 0 and weights 0, and sends gradient 0 whatever
+    cotangent arrives there, NaN included. It stops nowhere, so later queries get 0 too: let a mask
+    leave out padded queries at the end only. (Those later queries have keys, and a NaN cotangent of
+    theirs is sent on as NaN.) A key or query that no allowed pair contains may hold anything, NaN
     included.
 
     Args:
@@ -196,10 +81,13 @@ def monotonic_attention(
         initial: float broadcastable to [*B, S], the weights of the query before the first, to
             decode step by step; None for all the weight on the first key. The hard form begins at
             its first positive entry, and attends to nothing if there is none.
+        return_weights: True for the weights of all queries; "last" for those of the last query
+            alone, which a later call takes for `initial`; False for none.
 
     Returns:
         (output [*B, T, Dv], weights [*B, T, S]) in the query's dtype, computed in float32 (float64
-        if any input is). Rows of weights sum to at most 1.
+        if any input is). Rows of weights sum to at most 1. With "last", (output, weights [*B, S] in
+        the compute dtype); with False, the output alone.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure.
@@ -222,127 +110,95 @@ def monotonic_attention(
     batch_shape, source_length = inputs.query.shape[:-2], inputs.key.shape[-2]
     offset = _checked_scalar("offset", offset, batch_shape)
     noise_scale = _checked_scalar("noise_scale", noise_scale, batch_shape)
-    initial = _checked_initial(initial, batch_shape, source_length)
+    initial = checked_initial(initial, batch_shape, source_length)
     if not isinstance(hard, bool):
         raise ValueError(f"hard must be True or False; got {hard!r}")
-    options = Options(score, BlockSizes())
-    output, weights = _attend(options, hard, inputs, offset, noise_scale, initial)
-    seen = functools.partial(seen_from_outside, inputs, output, weights)
-    return capture_point(output, seen), weights
+    if not isinstance(return_weights, bool) and return_weights != "last":
+        raise ValueError(f"return_weights must be True, False or 'last'; got {return_weights!r}")
+    looked_into = capturing()
+    all_weights = return_weights is True or (looked_into is not None and looked_into.matrices)
+    output, last, weights = _attend(score, hard, all_weights, inputs, offset, noise_scale, initial)
+    output = capture_point(output, functools.partial(seen_from_outside, inputs, output, weights))
+    if return_weights == "last":
+        return output, last
+    return (output, weights) if return_weights else output
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _attend(
-    options: Options, hard: bool, inputs: Inputs, offset: Array, noise_scale: Array, initial: Array
-) -> tuple[Array, Array]:
-    def attend(
-        inputs: Inputs, offset: Array, noise_scale: Array, initial: Array
-    ) -> tuple[Array, Array]:
-        logits, mask = logits_and_mask(options, inputs)
-        dtype = logits.dtype
-        logits = logits + offset.astype(dtype)
-        if inputs.dropout_rng is not None:
-            noise = jax.random.normal(inputs.dropout_rng, logits.shape, dtype)
-            logits = logits + noise_scale.astype(dtype) * noise
-        if mask is not None:
-            # Before the sigmoid too: its slope at a masked NaN would reach what made the logit.
-            logits = jnp.where(mask, logits, 0)
-        probabilities = jax.nn.sigmoid(logits)
-        value = inputs.value.astype(dtype)
-        if mask is not None:
-            probabilities = jnp.where(mask, probabilities, 0)
-            # A weight of 0 does not keep a NaN out: 0 * NaN is NaN.
-            value = jnp.where(mask.any(axis=0)[:, None], value, 0)
-        if hard:
-            weights = hard_monotonic_weights(probabilities, _start(initial))
-        else:
-            weights = _expected(probabilities, initial.astype(dtype), "parallel")
-        output = jnp.matmul(weights, value, precision="highest")
-        return output.astype(inputs.query.dtype), weights.astype(inputs.query.dtype)
+    score: Score,
+    hard: bool,
+    all_weights: bool,
+    inputs: Inputs,
+    offset: Array,
+    noise_scale: Array,
+    initial: Array,
+) -> tuple[Array, Array, Array | None]:
+    """Output [*B, T, Dv], weights [*B, S] of the last query, and of all queries if asked for."""
 
+    def one_example(
+        inputs: Inputs, offset: Array, noise_scale: Array, initial: Array
+    ) -> tuple[Array, Array, Array | None]:
+        (target_length, _), (source_length, value_dim) = inputs.query.shape, inputs.value.shape
+        dtype, narrow = inputs.compute_dtype, inputs.query.dtype
+        initial = initial.astype(dtype)
+        if 0 in (target_length, source_length):
+            output = jnp.zeros((target_length, value_dim), narrow)
+            weights = jnp.zeros((target_length, source_length), narrow) if all_weights else None
+            return output, initial, weights
+
+        def attend(chunk: Chunk, previous: Array) -> tuple[Array, tuple[Array, Array | None]]:
+            shape = (chunk.positions.size, source_length)
+            logits = pair_logits(score, chunk.params, chunk.queries, chunk.keys, shape)
+            logits = logits.astype(dtype) + offset.astype(dtype)
+            if chunk.bias is not None:
+                logits = logits + chunk.bias
+            if inputs.dropout_rng is not None:
+                noise = _noise(inputs.dropout_rng, chunk.positions, source_length, dtype)
+                logits = logits + noise_scale.astype(dtype) * noise
+            # Masked before the sigmoid too: its slope at NaN would reach what made the logit.
+            probabilities = _allowed_only(chunk, jax.nn.sigmoid(_allowed_only(chunk, logits)))
+            if hard:
+                weights = hard_monotonic_weights(probabilities, _start(previous))
+            else:
+                weights = expected_weights(probabilities, previous)
+            # They are 0 where masked already: this keeps out the cotangents that arrive there.
+            weights = _allowed_only(chunk, weights)
+            output = jnp.matmul(weights, chunk.values, precision="highest")
+            if chunk.allowed is not None:
+                output = jnp.where(chunk.allowed.any(1)[:, None], output, 0)
+            # The last chunk may end with rows that are no queries.
+            end = jnp.minimum(target_length - 1 - chunk.positions[0], shape[0] - 1)
+            last = jax.lax.dynamic_index_in_dim(weights, end, keepdims=False)
+            return last, (output.astype(narrow), weights.astype(narrow) if all_weights else None)
+
+        last, (output, weights) = scan_chunks(score, inputs, attend, initial)
+        return output, last, weights
+
+    arrays = (inputs, offset, noise_scale, initial)
+    inputs, offset, noise_scale, initial = varying_as(arrays, arrays)
     others = ((offset, 0), (noise_scale, 0), (initial, 1))
-    return vmap_over_batch(options.score, attend, inputs, *others)
+    return vmap_over_batch(score, one_example, inputs, *others)
+
+
+def _allowed_only(chunk: Chunk, pairs: Array) -> Array:
+    """[t, S] with 0 in place of what is masked."""
+    return pairs if chunk.allowed is None else jnp.where(chunk.allowed, pairs, 0)
+
+
+def _noise(rng: Array, query_positions: Array, source_length: int, dtype: jnp.dtype) -> Array:
+    """Normal noise [t, S]: that of a query depends on its position, and on no chunk."""
+
+    def of_query(position: Array) -> Array:
+        return jax.random.normal(jax.random.fold_in(rng, position), (source_length,), dtype)
+
+    return jax.vmap(of_query)(query_positions)
 
 
 def _start(initial: Array) -> Array:
     """Where the hard form begins after weights [S]: the first key with any, S if there is none."""
     length = initial.shape[0]
     return jnp.min(jnp.where(initial > 0, jnp.arange(length), length), initial=length)
-
-
-# --- the expectation ---
-
-
-def _expected(probabilities: Array, initial: Array, method: str) -> Array:
-    reached = _REACHED[method]
-
-    def next_query(previous: Array, p: Array) -> tuple[Array, Array]:
-        weights = p * reached(p, previous)
-        return weights, weights
-
-    _, weights = jax.lax.scan(next_query, initial, jnp.moveaxis(probabilities, -2, 0))
-    return jnp.moveaxis(weights, 0, -2)
-
-
-def _reached_recursive(p: Array, previous: Array) -> Array:
-    """q [*B, S], the probability that the walk gets to key j, one key after another."""
-
-    def next_key(carried: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        p, previous = now
-        reached = carried + previous
-        return (1 - p) * reached, reached
-
-    by_key = (jnp.moveaxis(p, -1, 0), jnp.moveaxis(previous, -1, 0))
-    _, reached = jax.lax.scan(next_key, jnp.zeros_like(p[..., :1].sum(-1)), by_key)
-    return jnp.moveaxis(reached, 0, -1)
-
-
-def _reached_parallel(p: Array, previous: Array) -> Array:
-    """The same by composing the maps q -> pass q + gain of neighbouring keys, in pairs."""
-    # What passes key j-1 gets to key j. Nothing comes to the first, whatever its factor.
-    passing = jnp.concatenate([jnp.zeros_like(p[..., :1]), 1 - p[..., :-1]], axis=-1)
-
-    def compose(first: Any, second: Any) -> tuple[Array, Array]:
-        return first[0] * second[0], second[0] * first[1] + second[1]
-
-    return jax.lax.associative_scan(compose, (passing, previous), axis=p.ndim - 1)[1]
-
-
-_REACHED = {"parallel": _reached_parallel, "recursive": _reached_recursive}
-
-
-# --- what came ---
-
-
-def _checked_probabilities(probabilities: Any) -> Array:
-    probabilities = float_array("probabilities", probabilities)
-    if probabilities.ndim < 2:
-        raise ValueError(f"probabilities must be [*B, T, S]; got {list(probabilities.shape)}")
-    return probabilities
-
-
-def _checked_choices(probabilities: Any) -> Array:
-    """Bool [*B, T, S], p >= 1/2, of probabilities or of bools."""
-    choices = any_array("probabilities", probabilities)
-    if choices.dtype != jnp.bool_:
-        return _checked_probabilities(probabilities) >= 0.5
-    if choices.ndim < 2:
-        raise ValueError(f"probabilities must be [*B, T, S]; got {list(choices.shape)}")
-    return choices
-
-
-def _checked_initial(initial: Any, batch_shape: tuple[int, ...], source_length: int) -> Array:
-    """Weights over S keys; their leading axes broadcast to *B."""
-    if initial is None:
-        return jnp.asarray(jnp.arange(source_length) == 0, jnp.float32)
-    initial = float_array("initial", initial)
-    shape = (*batch_shape, source_length)
-    if initial.shape[-1:] != (source_length,) or not broadcasts(initial.shape, shape):
-        raise ValueError(
-            f"initial must be [..., {source_length}] and broadcast to {list(shape)};"
-            f" got {list(initial.shape)}"
-        )
-    return initial
 
 
 def _checked_scalar(name: str, number: Any, batch_shape: tuple[int, ...]) -> Array:

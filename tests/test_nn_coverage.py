@@ -56,6 +56,8 @@ def test_a_fresh_module_is_the_plain_score_and_learns(score):
     expected = coverage_attention(query, key, value, **options, bias=jnp.ones(S), coverage=coverage)
     got = learned(query, key, value, bias=jnp.ones(S), coverage=coverage)
     jax.tree.map(np.testing.assert_array_equal, got, expected)
+    without = learned(query, key, value, return_weights=False)
+    assert without.weights is None
 
 
 def test_module_fails_at_construction():

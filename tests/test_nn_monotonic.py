@@ -37,6 +37,10 @@ def test_module_is_the_function_with_its_parameters(score):
     output, weights = module(query, key, value, return_weights=True)
     np.testing.assert_array_equal(output, expected[0])
     np.testing.assert_array_equal(weights, expected[1])
+    np.testing.assert_array_equal(module(query, key, value), output)
+    again, last = module(query, key, value, return_weights="last")
+    np.testing.assert_array_equal(again, output)
+    np.testing.assert_array_equal(last, weights[:, -1])
     np.testing.assert_allclose(module(query, key), weights @ key, atol=1e-5)
 
 

@@ -66,6 +66,7 @@ class CoverageAttention(Attention):
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
         coverage: Array | None = None,
+        return_weights: bool = True,
     ) -> CoverageResult:
         """Attends, one query after another.
 
@@ -76,10 +77,11 @@ class CoverageAttention(Attention):
             mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
             bias: a `Bias`, or float broadcastable to [*B, T, S], added to the logits.
             coverage: float [*B, S], the `coverage` of an earlier call to go on from; None for 0.
+            return_weights: whether to return the weights [*B, T, S] too.
 
         Returns:
-            `CoverageResult(output, weights, coverage, loss)`, always all four: whoever decodes
-            needs the coverage, and whoever trains the loss.
+            `CoverageResult(output, weights, coverage, loss)`, its weights None with
+            `return_weights=False`.
 
         Raises:
             ValueError: an argument has the wrong shape or dtype.
@@ -94,7 +96,7 @@ class CoverageAttention(Attention):
             mask=mask,
             bias=bias,
             coverage=coverage,
+            return_weights=return_weights,
         )
-        return result._replace(
-            output=result.output.astype(dtype), weights=result.weights.astype(dtype)
-        )
+        weights = None if result.weights is None else result.weights.astype(dtype)
+        return result._replace(output=result.output.astype(dtype), weights=weights)

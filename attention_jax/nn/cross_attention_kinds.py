@@ -91,7 +91,7 @@ class LocalP(Global):
 
 
 class Coverage(Global):
-    """The carry is the coverage, the sum of the weights, which are made in any case."""
+    """The carry is the coverage, the sum of the weights so far."""
 
     drops = False
 
@@ -102,8 +102,8 @@ class Coverage(Global):
     @staticmethod
     def attend(attention, query, memory, lengths, mask, first, carry, rng, weigh) -> Any:
         del lengths, first, rng
-        result = attention(query, memory, mask=mask, coverage=carry)
-        return result.output, result.weights if weigh else None, result.coverage
+        result = attention(query, memory, mask=mask, coverage=carry, return_weights=weigh)
+        return result.output, result.weights, result.coverage
 
     @staticmethod
     def first_carry(shape: tuple[int, ...], dtype: Any) -> Carry:
@@ -122,12 +122,13 @@ class Monotonic(Global):
     @staticmethod
     def attend(attention, query, memory, lengths, mask, first, carry, rng, weigh) -> Any:
         del lengths, first
-        # The one place that makes weights [T, S] unasked: the carry is their last row.
         output, weights = attention(
-            query, memory, mask=mask, initial=carry, noise_rng=rng, return_weights=True
-        )
-        last = weights[..., -1, :].astype(accumulator_dtype(weights))
-        return output, weights if weigh else None, last
+            query, memory, mask=mask, initial=carry, noise_rng=rng,
+            return_weights=True if weigh else "last",
+        )  # fmt: skip
+        if not weigh:
+            return output, None, weights
+        return output, weights, weights[..., -1, :].astype(accumulator_dtype(weights))
 
     @staticmethod
     def first_carry(shape: tuple[int, ...], dtype: Any) -> Carry:

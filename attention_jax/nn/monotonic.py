@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ class MonotonicAttention(Attention):
         noise_rng: Array | None = None,
         hard: bool = False,
         initial: Array | None = None,
-        return_weights: bool = False,
+        return_weights: bool | Literal["last"] = False,
     ) -> Any:
         """Attends.
 
@@ -88,7 +88,8 @@ class MonotonicAttention(Attention):
             hard: take the hard form, for decoding.
             initial: float broadcastable to [*B, S], the weights of the query before the first; None
                 for all the weight on the first key.
-            return_weights: also return the weights [*B, T, S].
+            return_weights: True to return the weights [*B, T, S] too; "last" for those of the last
+                query alone, [*B, S] in the compute dtype, which a later call takes for `initial`.
 
         Returns:
             output [*B, T, Dv]; or (output, weights).
@@ -97,7 +98,7 @@ class MonotonicAttention(Attention):
             ValueError: an argument has the wrong shape or dtype.
         """
         own, (query, key, value), dtype = self._resolved(query, key, value)
-        output, weights = monotonic_attention(
+        result = monotonic_attention(
             query,
             key,
             value,
@@ -109,6 +110,9 @@ class MonotonicAttention(Attention):
             noise_scale=self.noise_scale,
             hard=hard,
             initial=initial,
+            return_weights=return_weights,
         )
-        output, weights = output.astype(dtype), weights.astype(dtype)
-        return (output, weights) if return_weights else output
+        if not return_weights:
+            return result.astype(dtype)
+        output, weights = result
+        return output.astype(dtype), weights if return_weights == "last" else weights.astype(dtype)

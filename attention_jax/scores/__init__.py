@@ -13,13 +13,14 @@ from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
 from attention_jax.scores.products import tall_product
 from attention_jax.scores.projected import ProjectedScore
-from attention_jax.scores.registry import SCORES, get_score
+from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, get_score
 from attention_jax.scores.row_scaled import RowScaled
 from attention_jax.scores.slopes import masked_pair, stand_in_tokens, stand_ins
 from attention_jax.scores.soft_cap import SoftCap
 from attention_jax.scores.wrapped import WrappedScore
 
 __all__ = [
+    "DEFAULT_SCORE",
     "SCORES",
     "Additive",
     "Concat",

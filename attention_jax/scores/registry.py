@@ -26,6 +26,8 @@ SCORES: dict[str, Score] = {
     "softcap": SoftCap(),
 }
 
+DEFAULT_SCORE = "scaled"  # of every function that takes a score and is given none
+
 
 def get_score(name_or_score: str | Score | type[Score]) -> Score:
     """The `Score` that a name stands for; a `Score` comes back as it is.

@@ -1,0 +1,261 @@
+"""Coverage and monotonic attention in chunks of queries: values, gradients, NaN, memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ordered_cases as cases
+import pytest
+from flax import nnx
+from ordered_cases import BOTH, D, S, T
+
+import attention_jax as aj
+from attention_jax.nn import CoverageAttention, MonotonicAttention
+from attention_jax.scores import DEFAULT_SCORE
+
+both = pytest.mark.parametrize("name", BOTH)
+HIDDEN = (66,), (0, 1), (40, 65, 66)  # queries without keys: at the end, the beginning, between
+
+
+def same(ours, expected, tolerance):
+    assert jax.tree.structure(ours) == jax.tree.structure(expected)
+    jax.tree_util.tree_map_with_path(
+        lambda path, left, right: np.testing.assert_allclose(
+            left, right, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)
+        ),
+        ours,
+        expected,
+    )
+
+
+def cotangents(results, seed=7):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), results)
+
+
+# --- chunks ---
+
+
+@both
+def test_chunks_are_one_plain_program(name):
+    """In both modes, for queries that do not fill their last chunk."""
+    with jax.enable_x64(True):
+        arrays, allowed = cases.arrays(dtype=np.float64), cases.allowed((66,))
+        tangents = jax.tree.map(np.cos, arrays)
+
+        def run(attend):
+            @jax.jit
+            def derivatives(arrays):
+                results, moved = jax.jvp(
+                    lambda arrays: attend(arrays, allowed), (arrays,), (tangents,)
+                )
+                pull_back = jax.vjp(lambda arrays: attend(arrays, allowed), arrays)[1]
+                return results, moved, pull_back(cotangents(results))
+
+            return derivatives(arrays)
+
+        same(*map(run, BOTH[name]), 1e-9)
+
+
+def test_the_hard_walk_goes_on_from_chunk_to_chunk():
+    arrays, allowed = cases.arrays(), cases.allowed(())
+    arrays |= {"offset": np.float32(1.0), "initial": np.eye(S, dtype=np.float32)[0]}
+    same(cases.library_monotonic(arrays, allowed, hard=True),
+         cases.monotonic(arrays, allowed, hard=True), 1e-5)  # fmt: skip
+
+
+def test_noise_of_a_query_does_not_depend_on_the_others():
+    arrays = cases.arrays()
+    tokens = [arrays[name] for name in ("query", "key", "value")]
+    options = {"score": "dot", "noise_rng": jax.random.key(1), "noise_scale": 2.0}
+    _, weights = aj.monotonic_attention(*tokens, **options)
+    _, fewer = aj.monotonic_attention(tokens[0][:50], *tokens[1:], **options)
+    np.testing.assert_allclose(weights[:50], fewer, atol=1e-6)
+    assert np.max(np.abs(weights - aj.monotonic_attention(*tokens, score="dot")[1])) > 0.01
+
+
+def test_weights_only_on_request():
+    arrays = cases.arrays()
+    tokens = [arrays[name] for name in ("query", "key", "value")]
+    output, weights = aj.monotonic_attention(*tokens)
+    np.testing.assert_array_equal(aj.monotonic_attention(*tokens, return_weights=False), output)
+    again, last = aj.monotonic_attention(*tokens, return_weights="last")
+    np.testing.assert_array_equal(again, output)
+    np.testing.assert_array_equal(last, weights[-1])
+    result = aj.coverage_attention(*tokens, coverage_kernel=arrays["kernel"])
+    without = aj.coverage_attention(*tokens, coverage_kernel=arrays["kernel"], return_weights=False)
+    assert without.weights is None
+    same(without, result._replace(weights=None), 1e-6)
+    none = aj.monotonic_attention(tokens[0][:0], *tokens[1:], initial=last, return_weights="last")
+    np.testing.assert_array_equal(none[1], last)  # no query moves the walk
+    with pytest.raises(ValueError, match="return_weights must be True, False or 'last'; got 'all'"):
+        aj.monotonic_attention(*tokens, return_weights="all")
+
+
+def test_one_default_score():
+    arrays = cases.arrays()
+    tokens = [arrays[name] for name in ("query", "key", "value")]
+    kernel = {"coverage_kernel": arrays["kernel"]}
+    for attend, options in (
+        (aj.attention, {}), (aj.monotonic_attention, {}), (aj.coverage_attention, kernel)
+    ):  # fmt: skip
+        named = attend(*tokens, score=DEFAULT_SCORE, **options)
+        jax.tree.map(np.testing.assert_array_equal, attend(*tokens, **options), named)
+
+
+# --- NaN ---
+
+
+def poisoned(cotangent, hidden, bad):
+    """The same cotangents with something bad in the rows of hidden queries."""
+    rows = np.zeros(T, bool)
+    rows[np.asarray(hidden, int)] = True
+
+    def spoil(leaf):
+        if leaf.shape[:1] != (T,):
+            return leaf
+        return np.where(rows.reshape(T, *[1] * (leaf.ndim - 1)), bad, leaf).astype(leaf.dtype)
+
+    return jax.tree.map(spoil, cotangent)
+
+
+@both
+def test_cotangents_of_queries_without_keys_reach_nothing(name):
+    attend = BOTH[name][0]
+    arrays = cases.arrays()
+    arrays["value"][S - 1] = np.nan  # no query sees it
+
+    @jax.jit
+    def gradient(arrays, allowed, cotangent):
+        results, pull_back = jax.vjp(lambda arrays: attend(arrays, allowed), arrays)
+        return results, pull_back(cotangent)[0]
+
+    shapes = jax.eval_shape(attend, arrays, cases.allowed(()))
+    cotangent = cotangents(shapes)
+    for hidden in HIDDEN:
+        table = cases.allowed(hidden)
+        # Written safely: what is hidden is left out before the loss, so that 0 arrives there.
+        results, expected = gradient(arrays, table, poisoned(cotangent, hidden, 0))
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((results, expected)))
+        for leaf in jax.tree.leaves(results):
+            assert leaf.shape[0] != T or not np.any(np.asarray(leaf)[list(hidden)])
+        for bad in (np.nan, np.inf):
+            found = gradient(arrays, table, poisoned(cotangent, hidden, bad))[1]
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(expected))
+
+
+def test_nan_in_a_value_that_others_see_spares_queries_without_keys():
+    arrays = cases.arrays()
+    arrays["value"][0] = np.nan
+    for attend, _ in BOTH.values():
+        output = attend(arrays, cases.allowed((66,)))["output"]
+        assert np.all(np.isnan(output[:66]).any(1))
+        assert not np.any(output[66])
+
+
+def test_a_nan_cotangent_of_the_coverage_passes_through_those_who_see_the_key():
+    arrays, table = cases.arrays(), cases.allowed((40, 66))
+
+    def covered(arrays):
+        return cases.library_coverage(arrays, table)["coverage"]
+
+    gradient = jax.jit(lambda cotangent: jax.vjp(covered, arrays)[1](cotangent)[0])
+    hidden = gradient(np.where(np.arange(S) == S - 1, np.nan, 0).astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(hidden.pop("initial")), np.arange(S) == S - 1)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(hidden))
+    seen = gradient(np.where(np.arange(S) == 3, np.nan, 0).astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(seen["query"]).any(1), table.any(1))
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("module", [MonotonicAttention, CoverageAttention])
+def test_modules_send_no_nan_from_queries_without_keys(module, hard):
+    if hard and module is CoverageAttention:
+        pytest.skip("there is no hard coverage")
+    rng = np.random.default_rng(2)
+    query, key = (rng.normal(size=(2, length, D)).astype(np.float32) for length in (5, S))
+    # Every query of the hard form finds a key.
+    offset = {"initial_offset": 5.0} if hard else {}
+    graph, state = nnx.split(module("additive", D, D, rngs=nnx.Rngs(0), **offset))
+    mask = aj.padding_mask(jnp.array([S, 4]), jnp.array([3, 5]))
+    options = {"hard": True} if hard else {}
+    real = jnp.array([[True] * 3 + [False] * 2, [True] * 5])[..., None]
+
+    @jax.jit
+    def gradients(params, query, key):
+        def loss(safe, params, query, key):
+            output = nnx.merge(graph, params)(query, key, mask=mask, **options)
+            output = output if isinstance(output, jax.Array) else output.output
+            if safe:
+                output = jnp.where(real, output, 1)
+            # A row of zeros has no direction: 0 / 0.
+            length = jnp.sqrt((output**2).sum(-1, keepdims=True))
+            return (jnp.where(real, output / length, 0) * query[:, :1]).sum()
+
+        return [
+            jax.grad(lambda *args, safe=safe: loss(safe, *args), (0, 1, 2))(params, query, key)
+            for safe in (False, True)
+        ]
+
+    found, expected = gradients(nnx.to_pure_dict(state), query, key)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(expected))
+    assert np.any(expected[2])
+    same(found, expected, 1e-6)
+
+
+def test_masked_bias_may_hold_nan():
+    arrays, table = cases.arrays(), cases.allowed((66,))
+
+    @jax.jit
+    def gradients(bias):
+        def loss(arrays):
+            return sum((attend(arrays, table)["output"] ** 2).sum() for attend, _ in BOTH.values())
+
+        return jax.grad(loss)({**arrays, "bias": bias})
+
+    bias = arrays["bias"]
+    expected = gradients(np.where(table, bias, 0))
+    found = gradients(np.where(table, bias, np.nan))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+# --- memory ---
+
+
+def reserved(attend, target, source, score="scaled", dim=8):
+    """Bytes of temporaries that the gradient takes; nothing runs."""
+
+    def loss(tokens, params):
+        return (attend(*tokens, score=score, params=params) ** 2).sum()
+
+    params = jax.eval_shape(lambda: aj.get_score(score).init(jax.random.key(0), dim, dim))
+    tokens = tuple(
+        jax.ShapeDtypeStruct((length, dim), jnp.float32) for length in (target, source, source)
+    )
+    compiled = jax.jit(jax.grad(loss, (0, 1))).lower(tokens, params).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def monotonic_output(*tokens, **options):
+    mask = aj.causal_mask(64) & aj.padding_mask(jnp.asarray(1000))
+    return aj.monotonic_attention(*tokens, mask=mask, return_weights=False, **options)
+
+
+def covered_output(*tokens, **options):
+    options["coverage_kernel"] = tokens[0][0]
+    mask = aj.causal_mask(64) & aj.padding_mask(jnp.asarray(1000))
+    result = aj.coverage_attention(*tokens, mask=mask, return_weights=False, **options)
+    return result.output + result.loss[:, None]
+
+
+@pytest.mark.parametrize("attend", [monotonic_output, covered_output])
+def test_memory_is_far_from_quadratic(attend):
+    once, twice = (reserved(attend, length, length) for length in (1024, 2048))
+    assert twice < 4 * 2048**2 / 2  # half of one table of float32
+    assert twice / once < 2.6  # twice the keys, and a little for as many more queries
+
+
+def test_coverage_saves_no_features_of_pairs():
+    target, source, hidden = 64, 128, 64
+    taken = reserved(covered_output, target, source, "additive", hidden)
+    assert taken < target * source * hidden * 4 / 4  # [T, S] four times, [S, A] a few times
