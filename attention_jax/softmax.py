@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.float_array import any_array, float_array
+from attention_jax.float_array import bool_array, float_array
 from attention_jax.masks import Mask
+from attention_jax.position_functions import check_batch_axes
 
 Array = jax.Array
 
@@ -33,7 +34,8 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
     Args:
         logits: float [..., T, S], any finite size; -inf entries count as masked. Masked entries
             may hold anything, NaN included.
-        mask: bool broadcastable to `logits`, or a `Mask` over its last two axes; True = may attend.
+        mask: bool with all axes of `logits` (of size 1 where it is shared), or with its last two or
+            fewer; or a `Mask` over its last two axes. True = may attend.
         axis: the axis whose weights sum to 1.
 
     Returns:
@@ -52,11 +54,12 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
     if isinstance(mask, Mask):
         if logits.ndim < 2:
             raise ValueError(f"logits must be [..., T, S] for a Mask; got {list(logits.shape)}")
-        mask = mask.materialize(*logits.shape[-2:])
+        *batch_shape, target_length, source_length = logits.shape
+        mask.check(tuple(batch_shape), target_length, source_length)
+        mask = mask.materialize(target_length, source_length)
     if mask is not None:
-        mask = any_array("mask", mask)
-        if mask.dtype != jnp.bool_:
-            raise ValueError(f"mask must be boolean, True = may attend; got dtype {mask.dtype}")
+        mask = bool_array("mask", mask, "may attend")
+        check_batch_axes("mask", mask.shape, 2, logits.shape[:-2])
         try:
             mask = jnp.broadcast_to(mask, logits.shape)
         except ValueError:

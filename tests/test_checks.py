@@ -56,7 +56,8 @@ class Transposed(aj.Score):
         (
             {"score": "general"},
             r"params must be {'kernel': \[11, 11\]} for score General\(\) with query"
-            r" \[..., T, 11\] and key \[..., S, 11\]; got {} \(make them with score.init\)",
+            r" \[..., T, 11\] and key \[..., S, 11\]; got {}: give params=score.init\(rng, 11, 11\), where"
+            r" score = General\(\)",
         ),
         (
             {"score": "dot", "params": {"kernel": jnp.ones((DK, DK))}},

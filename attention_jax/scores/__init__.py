@@ -11,9 +11,10 @@ from attention_jax.scores.contract import PairCost, Params, Score
 from attention_jax.scores.cosine import Cosine
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
+from attention_jax.scores.function import FunctionScore
 from attention_jax.scores.products import tall_product
 from attention_jax.scores.projected import ProjectedScore
-from attention_jax.scores.registry import SCORES, get_score
+from attention_jax.scores.registry import SCORES, ScoreLike, get_score
 from attention_jax.scores.row_scaled import RowScaled
 from attention_jax.scores.soft_cap import SoftCap
 from attention_jax.scores.wrapped import WrappedScore
@@ -24,6 +25,7 @@ __all__ = [
     "Concat",
     "Cosine",
     "Dot",
+    "FunctionScore",
     "General",
     "NegativeSquaredDistance",
     "PairCost",
@@ -32,6 +34,7 @@ __all__ = [
     "RowScaled",
     "ScaledDot",
     "Score",
+    "ScoreLike",
     "SoftCap",
     "WrappedScore",
     "get_score",
