@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from attention_jax.float_array import bool_array, float_array
 from attention_jax.masks import Mask
@@ -24,6 +25,11 @@ class AttentionStatistics(NamedTuple):
     )
     entropy: Array  # [*B, T]  -sum_j w_j log w_j in nats, before dropout; 0 where there are no keys
     max_logit: Array  # [*B, T]  largest allowed logit, no gradient; -inf where there are none
+
+
+export.register_namedtuple_serialization(
+    AttentionStatistics, serialized_name="attention_jax.AttentionStatistics"
+)
 
 
 def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = -1) -> Array:

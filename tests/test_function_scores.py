@@ -56,7 +56,7 @@ def rows_of(score):
         "interop": interop.dot_product_attention(*heads, score=score),
         "flax": flax_layer(QUERY),
         "module": aj.nn.Attention(score, D, D, rngs=nnx.Rngs(0))(QUERY, KEY, mask=mask),
-        "heads": aj.nn.MultiHeadAttention(score, D, D, num_heads=1, rngs=nnx.Rngs(0))(QUERY),
+        "heads": aj.nn.MultiHeadAttention(score, D, num_heads=1, rngs=nnx.Rngs(0))(QUERY),
         "gradients": analysis.attention_gradients(*arrays, VALUE[:, :T], **inputs),
         "flow": analysis.gradient_flow(*arrays, VALUE[:, :T], **inputs),
     }
