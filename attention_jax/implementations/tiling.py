@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 from attention_jax import dropout
 from attention_jax.biases import Bias
@@ -101,6 +102,11 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
 
 def plan_of(options: Options, query_length: int, key_length: int) -> Plan:
     """Even tiles no larger than the blocks asked for."""
+    if is_symbolic_dim(query_length) or is_symbolic_dim(key_length):
+        raise NotImplementedError(
+            "implementation 'tiled' needs lengths that are known when it is traced; got T ="
+            f" {query_length}, S = {key_length}: use 'reference', or export it for each length"
+        )
     blocks = options.block_sizes
     tile = BlockSizes(_even_size(query_length, blocks.query), _even_size(key_length, blocks.key))
     return Plan(
