@@ -174,10 +174,12 @@ def broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
 
 
 def take(array: Array, positions: Array, axis: int) -> Array:
-    """`array` at `positions`; an axis of size 1 stands for every position."""
-    if array.shape[axis] == 1:
+    """`array` at `positions`, its last entry beyond; an axis of size 1 stands for every position."""
+    size = array.shape[axis]
+    if size == 1:
         return array
-    return jnp.take(array, positions, axis=axis, mode="clip")
+    # A padded tile asks beyond the end. `mode="clip"` alone would do, but for `checkify`.
+    return jnp.take(array, jnp.clip(positions, 0, size - 1), axis=axis, mode="clip")
 
 
 # Ranks are made equal by hand, so that nothing here depends on implicit rank promotion, which
