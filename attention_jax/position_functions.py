@@ -174,7 +174,7 @@ def broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
 
 
 def take(array: Array, positions: Array, axis: int) -> Array:
-    """`array` at `positions`, its last entry beyond; an axis of size 1 stands for every position."""
+    """`array` at `positions`, beyond its end the last; an axis of size 1 stands for all of them."""
     size = array.shape[axis]
     if size == 1:
         return array
@@ -188,6 +188,8 @@ def take(array: Array, positions: Array, axis: int) -> Array:
 
 def pad_rank(array: Array, ndim: int) -> Array:
     """`array` with axes of size 1 in front, `ndim` axes in all."""
+    if array.ndim >= ndim:  # a reshape to the same shape costs something outside of `jit`
+        return array
     return array.reshape((1,) * (ndim - array.ndim) + array.shape)
 
 

@@ -29,9 +29,7 @@ def general(params, q, k):
 
 
 def close(got, expected):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), got, expected
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), got, expected)
 
 
 def rows_of(score):
@@ -185,7 +183,7 @@ def test_a_traced_array_from_around_the_function_is_refused():
 
 
 def test_modules_need_params_that_can_be_made():
-    with pytest.raises(ValueError, match="general takes params .* subclass Score and define init"):
+    with pytest.raises(ValueError, match=r"general takes params .* subclass Score and define init"):
         aj.nn.Attention(general, D, D, rngs=nnx.Rngs(0))
 
 

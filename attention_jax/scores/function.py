@@ -73,9 +73,9 @@ class FunctionScore(Score):
     def _takes_params(self) -> bool:
         """Whether the function takes (params, q, k), and not (q, k)."""
         try:
-            arguments = inspect.signature(self.function).parameters.values()
+            arguments = list(inspect.signature(self.function).parameters.values())
         except (TypeError, ValueError):  # of a function that is not written in Python
-            arguments = ()
+            arguments = []
         needed = [argument for argument in arguments if argument.default is argument.empty]
         kinds = {argument.kind for argument in needed}
         positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
