@@ -343,14 +343,6 @@ def test_differs_float64_is_not_rounded_to_float32():
 # --- errors ---
 
 
-def test_forward_mode_says_what_to_do():
-    query, key, value = qkv()
-    with pytest.raises(NotImplementedError, match="use implementation='checkpointed'"):
-        jax.jacfwd(lambda query: dot_product_attention(query, key, value, implementation="tiled"))(
-            query
-        )
-
-
 SWAP = "heads come before the positions in query, key and value, swap these two axes"
 ERRORS = {
     "heads": ({"query": jnp.ones((B, N, T, D))}, f"multiple of the 3 heads of key.*{SWAP}"),

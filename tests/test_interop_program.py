@@ -1,4 +1,4 @@
-"""A call of `interop.dot_product_attention` outside of `jit`: one program; which axes masks have."""
+"""A call of `interop.dot_product_attention` outside of `jit` is one program; axes of its masks."""
 
 import jax
 import jax.numpy as jnp

@@ -287,5 +287,6 @@ def _filled(tokens: Array, length: int, used: Array | None, filler: float) -> Ar
     """Tokens [length, D], with `filler` for those that are not used."""
     if used is None:
         return tokens
-    tokens = jnp.pad(tokens, ((0, length - tokens.shape[0]), (0, 0)))
-    return jnp.where(used[:, None], tokens, filler)
+    # Replaced before it is padded, so that no operation meets a NaN that a mask hides.
+    tokens = jnp.where(used[: tokens.shape[0], None], tokens, filler)
+    return jnp.pad(tokens, ((0, length - tokens.shape[0]), (0, 0)), constant_values=filler)
