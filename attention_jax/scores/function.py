@@ -73,16 +73,17 @@ class FunctionScore(Score):
     def _takes_params(self) -> bool:
         """Whether the function takes (params, q, k), and not (q, k)."""
         try:
-            arguments = list(inspect.signature(self.function).parameters.values())
+            signature = inspect.signature(self.function)
         except (TypeError, ValueError):  # of a function that is not written in Python
-            arguments = []
+            signature = inspect.Signature()
+        arguments = signature.parameters.values()
         needed = [argument for argument in arguments if argument.default is argument.empty]
         kinds = {argument.kind for argument in needed}
         positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
         if len(needed) not in (2, 3) or not kinds <= positional:
-            got = f"{self}({', '.join(map(str, arguments))})"
             raise ValueError(
-                f"score must be a name or a Score, or a function of {SIGNATURES}; got {got}"
+                f"score must be a name or a Score, or a function of {SIGNATURES}; got"
+                f" {self}{signature}"
             )
         return len(needed) == 3
 
