@@ -35,6 +35,7 @@ from attention_jax.masks import (
     mask_dataclass,
     padding_mask,
     segment_mask,
+    token_mask,
 )
 from attention_jax.memory import Memory
 from attention_jax.monotonic import monotonic_attention
@@ -117,5 +118,6 @@ __all__ = [
     "ring_attention",
     "segment_mask",
     "t5_bias",
+    "token_mask",
     "window_mask",
 ]

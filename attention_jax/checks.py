@@ -72,9 +72,10 @@ def _checked_params(
     if not _same_structure(params, expected):
         described = jax.tree.map(lambda leaf: list(leaf.shape), expected)
         got = jax.tree.map(lambda leaf: list(np.shape(leaf)), params)
+        hint = f": give params=score.init(rng, {query_dim}, {key_dim}), where score = {score}"
         raise ValueError(
             f"params must be {described} for score {score} with query [..., T, {query_dim}] and key"
-            f" [..., S, {key_dim}]; got {got or params!r} (make them with score.init)"
+            f" [..., S, {key_dim}]; got {got or params!r}{hint if expected else ''}"
         )
 
     def check(path, leaf, expected_leaf):

@@ -1,4 +1,4 @@
-"""What counts as an array of floats or of integers, and what is said of the rest."""
+"""What counts as an array of floats, integers or booleans, and what is said of the rest."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def integer_array(name: str, value: Any) -> jax.Array:
     array = any_array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{name} must be integers; got dtype {array.dtype}")
+    return array
+
+
+def bool_array(name: str, value: Any, meaning: str) -> jax.Array:
+    """`value` as a JAX array; ValueError, with what True means, unless it holds booleans."""
+    array = any_array(name, value)
+    if array.dtype != jnp.bool_:
+        raise ValueError(f"{name} must be boolean, True = {meaning}; got dtype {array.dtype}")
     return array
 
 

@@ -44,15 +44,14 @@ def mask_for_heads(mask: Mask | Array, batch_ndim: int) -> Mask:
     """A mask of inputs [*B, T, D] as one of inputs [*B, N, T, D].
 
     An array with an axis more than [*B, T, S] has its head axis already; so has an array of a
-    `Mask` with an axis more than *B.
+    `Mask` with an axis more than *B. One that lacks some of *B stays as it is, and is no mask of
+    inputs [*B, N, T, D] either: `check` says so.
     """
     mask = as_mask(mask)
 
     def with_head_axis(leaf: Array, core_ndim: int) -> Array:
         own = jnp.ndim(leaf) - core_ndim
-        if own == 0 or own > batch_ndim:
-            return leaf
-        return jnp.expand_dims(leaf, own)
+        return jnp.expand_dims(leaf, own) if own == batch_ndim > 0 else leaf
 
     return jax.tree.map(with_head_axis, mask, mask.core_ndims())
 

@@ -19,18 +19,14 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from jax.typing import ArrayLike
 
-from attention_jax.attention import attention, attention_weights
-from attention_jax.biases import Bias, as_bias
-from attention_jax.capture_point import heads_as_one_axis
-from attention_jax.checks import checked_implementation, checked_inputs, checked_rate, checked_rng
+from attention_jax.biases import Bias
+from attention_jax.checks import checked_implementation, checked_rate, checked_rng
 from attention_jax.float_array import any_array, float_array
-from attention_jax.heads import group_heads, ungroup_heads
-from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
-from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
-from attention_jax.masks import Mask, as_mask, causal_mask, local_mask, padding_mask
-from attention_jax.position_functions import PositionFunction, broadcasts, pad_rank
-from attention_jax.scores import Dot, Params, ScaledDot, Score, get_score
+from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
+from attention_jax.interop_layout import attend_by_group, checked_layout, weights_by_group
+from attention_jax.masks import Mask, causal_mask, local_mask, padding_mask
+from attention_jax.position_functions import PositionFunction, check_decorated, pad_rank
+from attention_jax.scores import Dot, Params, ScaledDot, Score, ScoreLike, get_score
 
 Array = jax.Array
 
@@ -49,7 +45,7 @@ def dot_product_attention(
     local_window_size: int | tuple[int, int] | None = None,
     implementation: str | None = None,
     return_residual: bool = False,
-    score: str | Score = "scaled",
+    score: ScoreLike = "scaled",
     params: Params = None,
 ) -> Any:
     """`jax.nn.dot_product_attention` with any score: the same arguments, then `score`, `params`.
@@ -67,7 +63,8 @@ def dot_product_attention(
       throughout (there: the softmax is float32). It also runs where JAX's dtype promotion is
       strict (there: float32 only).
     - Masks by causality, window and lengths are never stored as [T, S].
-    - `mask` may be a `Mask` and `bias` a `Bias`, whose arrays' leading axes broadcast to [B, N].
+    - `mask` may be a `Mask`, whose arrays have both axes [B, N] in front (lengths are [B, 1]) or
+      none, and `bias` a `Bias`, whose arrays' leading axes broadcast to [B, N].
     - Inputs of fewer than 3 axes, integer biases and windows of negative size are errors.
 
     Args:
@@ -85,7 +82,7 @@ def dot_product_attention(
             i - left <= j <= i + right (and j <= i if causal).
         implementation: as in `attention_jax.attention`; not "xla" or "cudnn".
         return_residual: also return the logsumexp of each row of logits.
-        score: a name in `SCORES`, "module:Name", or a `Score`.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function.
         params: the score's parameters; leaves may have leading axes that broadcast to [B, N]: one
             set for each query head is [N, ...].
 
@@ -104,23 +101,62 @@ def dot_product_attention(
     """
     score, params = _with_scale(get_score(score), params, scale)
     implementation = _not_jax_nns(implementation)
-    query = float_array("query", query)
+    arrays = (float_array(n, x) for n, x in (("query", query), ("key", key), ("value", value)))
+    static_masks = (causal_mask() if is_causal else None, _window_mask(local_window_size))
+    pairs = (_pairs_as_arrays("mask", mask), _pairs_as_arrays("bias", bias))
+    lengths = {
+        "query_seq_lengths": query_seq_lengths,
+        "key_value_seq_lengths": key_value_seq_lengths,
+    }
+    lengths = {name: any_array(name, x) for name, x in lengths.items() if x is not None}
+    params = _params_as_arrays(params)
+    return _dot_product_attention(
+        score, implementation, bool(return_residual), *arrays, *pairs, params, static_masks, lengths
+    )
+
+
+# All of it is one program, its checks included: op by op, the layout costs ten times the attention.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _dot_product_attention(
+    score: Score, implementation: str | None, return_residual: bool, query: Array, key: Array,
+    value: Array, mask: Any, bias: Any, params: Params, static_masks: tuple[Mask | None, ...],
+    lengths: dict[str, Array],
+) -> Any:  # fmt: skip
     unbatched = query.ndim == 3
     query = _four_axes("query", "[B, T, N, Dq] or [T, N, Dq]", query)
     key = _four_axes("key", "[B, S, K, Dk] or [S, K, Dk]", key)
     value = _four_axes("value", "[B, S, K, Dv] or [S, K, Dv]", value)
-    lengths = _lengths_mask(key, query_seq_lengths, key_value_seq_lengths)
-    masks = (mask, causal_mask() if is_causal else None, _window_mask(local_window_size), lengths)
-    inputs = _checked(score, query, key, value, params, bias, *masks)
-    results = _attend(score, inputs, implementation, None, return_statistics=bool(return_residual))
+    masks = (mask, *static_masks, _lengths_mask(key, lengths))
+    inputs = checked_layout(score, query, key, value, params, bias, *masks)
+    results = attend_by_group(
+        score, inputs, implementation, None, return_statistics=return_residual
+    )
     if return_residual:
         results = (results[0], results[1].logsumexp.astype(key.dtype))
     examples = 0 if unbatched else slice(None)
     return jax.tree.map(lambda array: array.swapaxes(1, 2)[examples], results)
 
 
+def _pairs_as_arrays(name: str, pairs: Any) -> Any:
+    """None, a `Mask` or `Bias`, or an array, so that `jax.jit` takes it."""
+    if pairs is None:
+        return None
+    if isinstance(pairs, PositionFunction):
+        check_decorated(pairs)
+        return pairs
+    return any_array(name, pairs)
+
+
+def _params_as_arrays(params: Params) -> Params:
+    def as_array(path: Any, leaf: Any) -> Any:
+        return leaf if isinstance(leaf, jax.Array) else any_array(f"params{keystr(path)}", leaf)
+
+    keystr = jax.tree_util.keystr
+    return jax.tree_util.tree_map_with_path(as_array, {} if params is None else params)
+
+
 def flax_attention_fn(
-    score: str | Score = "scaled",
+    score: ScoreLike = "scaled",
     params: Params = None,
     *,
     implementation: str | None = None,
@@ -141,7 +177,8 @@ def flax_attention_fn(
     exact in float32 or wider.
 
     Args:
-        score: a name in `SCORES`, "module:Name", or a `Score`; Dq and Dk are the layer's head_dim.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function; Dq and Dk are the
+            layer's head_dim.
         params: the score's parameters; leaves may have leading axes that broadcast to [*B, N].
             Arrays become `nnx.Param`; an `nnx.Variable` stays what it is, and shared.
         implementation, block_sizes: as in `attention_jax.attention`.
@@ -193,14 +230,16 @@ class _FlaxAttention(nnx.Module):
         if mask is not None and not isinstance(mask, Mask):
             mask = jnp.asarray(mask).astype(bool)  # Flax's own mask makers give float32
         causal = causal_mask() if is_causal else None
-        inputs = _checked(self.score, query, key, value, params, bias, mask, causal)
+        inputs = checked_layout(self.score, query, key, value, params, bias, mask, causal)
         if module is not None:
-            module.sow(nnx.Intermediate, "attention_weights", _weights(self.score, inputs))
+            module.sow(nnx.Intermediate, "attention_weights", weights_by_group(self.score, inputs))
         rate = 0.0 if deterministic else checked_rate(dropout_rate)
         if rate > 0:
             inputs = inputs._replace(dropout_rng=checked_rng(dropout_rng))
         options: Any = {"dropout_rate": rate, "broadcast_dropout": bool(broadcast_dropout)}
-        output = _attend(self.score, inputs, self.implementation, self.block_sizes, **options)
+        output = attend_by_group(
+            self.score, inputs, self.implementation, self.block_sizes, **options
+        )
         return jnp.swapaxes(output, -2, -3)
 
 
@@ -240,8 +279,7 @@ def _not_jax_nns(implementation: Any) -> str | None:
     return checked_implementation(implementation)
 
 
-def _four_axes(name: str, shape: str, value: ArrayLike) -> Array:
-    array = float_array(name, value)
+def _four_axes(name: str, shape: str, array: Array) -> Array:
     if array.ndim not in (3, 4):
         raise ValueError(f"{name} must be {shape}; got {list(array.shape)}")
     return pad_rank(array, 4)
@@ -259,129 +297,16 @@ def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:
         ) from error
 
 
-def _lengths_mask(key: Array, queries: Any, keys: Any) -> Mask | None:
+def _lengths_mask(key: Array, lengths: dict[str, Array]) -> Mask | None:
     batch_size, source_length = key.shape[:2]
-    lengths = {"query_seq_lengths": queries, "key_value_seq_lengths": keys}
-    given = {name: any_array(name, x) for name, x in lengths.items() if x is not None}
-    for name, array in given.items():
+    for name, array in lengths.items():
         if array.shape != (batch_size,) or not jnp.issubdtype(array.dtype, jnp.integer):
             raise ValueError(
                 f"{name} must be integers [{batch_size}]; got {array.dtype} {list(array.shape)}"
             )
-    if not given:
+    if not lengths:
         return None
-    given.setdefault("key_value_seq_lengths", jnp.full(batch_size, source_length))
+    keys = lengths.get("key_value_seq_lengths", jnp.full(batch_size, source_length))
+    queries = lengths.get("query_seq_lengths")
     # [B, 1]: the second axis broadcasts to the heads.
-    queries, keys = (None if given.get(name) is None else given[name][:, None] for name in lengths)
-    return padding_mask(keys, queries)
-
-
-# --- what both doors share ---
-
-
-def _checked(score: Score, query, key, value, params, bias, *masks) -> Inputs:
-    """`Inputs` as the doors take them, positions before heads; or a ValueError."""
-    _check_layout(query, key, value)
-    for name, pairs in (("bias", bias), *(("mask", mask) for mask in masks)):
-        _check_pairs(name, pairs, query, key)
-    given = [as_mask(mask) for mask in masks if mask is not None]
-    mask = functools.reduce(operator.and_, given) if given else None
-
-    def with_own_heads(x: Array) -> jax.ShapeDtypeStruct:
-        shape = (*x.shape[:-3], query.shape[-2], x.shape[-3], x.shape[-1])
-        return jax.ShapeDtypeStruct(shape, x.dtype)
-
-    # The front door judges the rest, as if every query head had a key head of its own.
-    check = functools.partial(checked_inputs, score, params=params, mask=mask, bias=bias)
-    jax.eval_shape(check, *map(with_own_heads, (query, key, value)))
-    params = jax.tree.map(jnp.asarray, {} if params is None else params)
-    if bias is not None:
-        bias = as_bias(bias)
-    return Inputs(query, key, value, params, mask, bias, None)
-
-
-_SWAPPED = "; if the heads come before the positions in query, key and value, swap these two axes"
-
-
-def _check_layout(query: Array, key: Array, value: Array) -> None:
-    if query.ndim < 3 or key.ndim != query.ndim or key.shape[:-3] != query.shape[:-3]:
-        raise ValueError(
-            "query and key must be [*B, T, N, Dq] and [*B, S, K, Dk]; got"
-            f" {list(query.shape)} and {list(key.shape)}"
-        )
-    if value.shape[:-1] != key.shape[:-1]:
-        raise ValueError(
-            f"value must be [*B, S, K, Dv] to match key {list(key.shape)}; got {list(value.shape)}"
-        )
-    if query.shape[-2] % max(key.shape[-2], 1) != 0:
-        raise ValueError(
-            f"query must be [*B, T, N, Dq], N a multiple of the {key.shape[-2]} heads of key"
-            f" {list(key.shape)}; got {list(query.shape)}{_SWAPPED}"
-        )
-
-
-def _check_pairs(name: str, pairs: Any, query: Array, key: Array) -> None:
-    """A mask or bias that would fit inputs with the two axes swapped gives away that they are."""
-    if pairs is None or isinstance(pairs, PositionFunction):
-        return
-    (*batch, length, heads, _), (source_length, key_heads) = query.shape, key.shape[-3:-1]
-    full, shape = (*batch, heads, length, source_length), any_array(name, pairs).shape
-    if not broadcasts(shape, full):
-        hint = _SWAPPED if broadcasts(shape, (*batch, length, heads, key_heads)) else ""
-        raise ValueError(
-            f"{name} must broadcast to {list(full)} (*B, N, T, S); got {list(shape)}{hint}"
-        )
-
-
-def _attend(
-    score: Score, inputs: Inputs, implementation: str | None, block_sizes: BlockSizes | None,
-    *, dropout_rate: float = 0.0, broadcast_dropout: bool = False, return_statistics: bool = False,
-) -> Any:  # fmt: skip
-    """Of each head: output [*B, N, T, Dv]; or (output, statistics)."""
-    inputs = _by_group(score, inputs)
-    arguments: Any = {
-        "score": score,
-        "dropout_rate": dropout_rate,
-        # Chosen for all heads together, where `attention` may see one.
-        "implementation": implementation
-        or chosen_implementation(score, inputs, jax.default_backend()),
-        "block_sizes": block_sizes or chosen_block_sizes(score, inputs),
-        "return_statistics": return_statistics,
-    }
-    if not (broadcast_dropout and dropout_rate > 0):
-        with heads_as_one_axis(inputs.query.ndim - 4):
-            return _heads_together(attention(**inputs._asdict(), **arguments), inputs)
-
-    def of_head(head: Inputs) -> Any:
-        return attention(**head._replace(dropout_rng=inputs.dropout_rng)._asdict(), **arguments)
-
-    # `attention` would split the key, so that every head had its own.
-    heads = vmap_over_batch(score, of_head, inputs._replace(dropout_rng=None))
-    return _heads_together(heads, inputs)
-
-
-def _weights(score: Score, inputs: Inputs) -> Array:
-    """Weights [*B, N, T, S]."""
-    inputs = _by_group(score, inputs)
-    query, key, _, params, mask, bias, _ = inputs
-    weights = attention_weights(query, key, score=score, params=params, mask=mask, bias=bias)
-    return _heads_together(weights, inputs)
-
-
-def _by_group(score: Score, inputs: Inputs) -> Inputs:
-    """Batch axes [*B, K, G] in front; keys and values have size 1 on the last: they are shared."""
-    query, key, value = (jnp.swapaxes(array, -2, -3) for array in inputs[:3])
-    grouped = functools.partial(group_heads, key_heads=key.shape[-3])
-    param_shapes = score.param_shapes(inputs.params, query.shape[-1], key.shape[-1])
-    param_ndims = jax.tree.map(lambda leaf: len(leaf.shape), param_shapes)
-    params = jax.tree.map(grouped, inputs.params, param_ndims)
-    mask, bias = inputs.mask, inputs.bias
-    mask = None if mask is None else jax.tree.map(grouped, mask, mask.core_ndims())
-    bias = None if bias is None else jax.tree.map(grouped, bias, bias.core_ndims())
-    key, value = key[..., None, :, :], value[..., None, :, :]
-    return Inputs(grouped(query, 2), key, value, params, mask, bias, inputs.dropout_rng)
-
-
-def _heads_together(results: Any, inputs: Inputs) -> Any:
-    """[*B, K, G, ...] as [*B, N, ...]."""
-    return ungroup_heads(results, inputs.query.ndim - 4)
+    return padding_mask(keys[:, None], None if queries is None else queries[:, None])

@@ -24,7 +24,13 @@ from attention_jax.capture_point import no_capture_points
 from attention_jax.float_array import any_array, float_array
 from attention_jax.implementations import BlockSizes
 from attention_jax.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
-from attention_jax.position_functions import array_field, broadcasts, same_rank, take
+from attention_jax.position_functions import (
+    array_field,
+    broadcasts,
+    check_batch_axes,
+    same_rank,
+    take,
+)
 from attention_jax.scores import Params, Score
 from attention_jax.softmax import accumulator_dtype
 
@@ -150,7 +156,7 @@ def predicted_centers(query: Array, params: Params, source_lengths: Array) -> Ar
     Args:
         query: float [*B, T, Dq].
         params: {"kernel": W, [Dq, A]; "v": [A]}.
-        source_lengths: int, axes that broadcast to *B; S of each example.
+        source_lengths: int [*B], size 1 where shared, or []; S of each example.
 
     Returns:
         float [*B, T] in [0, S], in at least float32; NaN, around which no window is, for a query
@@ -301,6 +307,8 @@ def checked_lengths(lengths: Any, batch_shape: tuple[int, ...] | None) -> Array:
         raise ValueError(
             f"source_lengths must be integers{shape}; got {array.dtype} {list(array.shape)}"
         )
+    if batch_shape is not None:
+        check_batch_axes("source_lengths", array.shape, 0, batch_shape)
     return array
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax.position_functions import (
     PositionFunction,
@@ -33,6 +34,8 @@ class Mask(PositionFunction):
     """Base of all masks: a boolean function of (query position, key position)."""
 
     kind = "mask"
+    # Lengths [B] of inputs [B, N, T, D] would otherwise be one per head wherever B equals N.
+    all_batch_axes = True
     __array_ufunc__ = None  # so that `numpy_array & mask` comes to `__rand__`
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
@@ -44,6 +47,7 @@ class Mask(PositionFunction):
 
         Returns:
             bool, broadcastable to [..., t, s]; leading axes are those of the mask's own arrays.
+            (`attention` calls it for one example, whose arrays have no batch axes.)
         """
         raise NotImplementedError(f"{type(self).__name__} must define allowed(query, key)")
 
@@ -67,14 +71,28 @@ class Mask(PositionFunction):
     def materialize(self, target_length: int, source_length: int) -> Array:
         """The whole table, Bool[..., T, S].
 
+        Raises:
+            ValueError: an array does not fit T, S or the batch axes of the mask's other arrays.
+
         >>> from attention_jax.masks import causal_mask
         >>> causal_mask().materialize(2, 3).astype(int).tolist()
         [[1, 0, 0], [1, 1, 0]]
         """
-        self.check(None, target_length, source_length)
+        self.check(self._batch_shape(), target_length, source_length)
         table = self.allowed(jnp.arange(target_length), jnp.arange(source_length))
         table = pad_rank(table, 2)
         return jnp.broadcast_to(table, (*table.shape[:-2], target_length, source_length))
+
+    def _batch_shape(self) -> tuple[int, ...]:
+        """The batch axes of the mask's arrays together."""
+        ndims = jax.tree.leaves(self.core_ndims())
+        own = [
+            np.shape(leaf)[: max(np.ndim(leaf) - ndim, 0)]
+            for leaf, ndim in zip(jax.tree.leaves(self), ndims, strict=True)
+        ]
+        rank = max(map(len, own), default=0)
+        sizes = zip(*(shape for shape in own if len(shape) == rank), strict=True)
+        return tuple(next((size for size in axis if size != 1), 1) for axis in sizes)
 
     def __and__(self, other: Mask | Array) -> Mask:
         return AndMask(self, as_mask(other))
@@ -201,7 +219,7 @@ class ShiftedMask(Mask):
 
 
 def as_mask(mask: Mask | Array) -> Mask:
-    """A `Mask` as it is; a boolean array broadcastable to [*B, T, S] as a `DenseMask`."""
+    """A `Mask` as it is; a boolean array [*B, T, S] or [T, S] as a `DenseMask`."""
     if isinstance(mask, Mask):
         check_decorated(mask)
         return mask

@@ -2,8 +2,9 @@
 
 A mask is boolean and `True` means "may attend". A `Mask` never stores its [T, S] table: it answers
 for the positions it is asked about, so that a tiled implementation asks tile by tile. Masks combine
-with `&`, `|` and `~`, and are pytrees: options are static and compared by value, arrays are leaves
-whose leading axes broadcast (aligned to the right, as NumPy does) to the batch axes `*B`.
+with `&`, `|` and `~`, and are pytrees: options are static and compared by value, arrays are leaves.
+An array has all batch axes `*B` in front (of size 1 where it is shared), or none of them. For
+inputs [B, N, T, D], lengths [B] are an error: they might be meant as [B, 1] or as [1, N].
 
 A mask of your own is a class with one method:
 
@@ -24,7 +25,7 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from attention_jax.float_array import integer_array
+from attention_jax.float_array import bool_array, integer_array
 from attention_jax.mask_algebra import (
     Mask,
     TileStatus,
@@ -41,6 +42,7 @@ __all__ = [
     "PaddingMask",
     "SegmentMask",
     "TileStatus",
+    "TokenMask",
     "array_field",
     "as_mask",
     "broadcasts",
@@ -50,6 +52,7 @@ __all__ = [
     "padding_mask",
     "segment_mask",
     "submask_field",
+    "token_mask",
 ]
 
 Array = jax.Array
@@ -126,6 +129,29 @@ class PaddingMask(Mask):
 
 
 @mask_dataclass
+class TokenMask(Mask):
+    """Only the keys marked in `key_tokens` exist, and only the queries marked in `query_tokens`."""
+
+    key_tokens: Array = array_field("S")
+    query_tokens: Array | None = array_field("T")
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        keys = take(self.key_tokens, key_positions, axis=-1)[..., None, :]
+        if self.query_tokens is None:
+            return keys
+        queries = take(self.query_tokens, query_positions, axis=-1)[..., :, None]
+        return jnp.logical_and(*same_rank(keys, queries))
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        keys = take(self.key_tokens, key_positions, axis=-1)
+        status = TileStatus(empty=~keys.any(), full=keys.all())
+        if self.query_tokens is None:
+            return status
+        queries = take(self.query_tokens, query_positions, axis=-1)
+        return TileStatus(status.empty | ~queries.any(), status.full & queries.all())
+
+
+@mask_dataclass
 class SegmentMask(Mask):
     """Query i sees key j when both carry the same segment number (packed sequences)."""
 
@@ -188,12 +214,12 @@ def padding_mask(key_lengths: Array, query_lengths: Array | None = None) -> Mask
     """Keys from `key_lengths` on, and queries from `query_lengths` on, are padding.
 
     Args:
-        key_lengths: int, axes that broadcast to *B: [B] for inputs [B, T, D], [B, 1] for
-            inputs [B, N, T, D].
+        key_lengths: int [*B], size 1 where shared: [B] for inputs [B, T, D], [B, 1] for inputs
+            [B, N, T, D] (`lengths[:, None]`); or [], the same length for all.
         query_lengths: the same for queries; None if every query is real.
 
     Returns:
-        a `Mask` whose leaves are the lengths.
+        a `Mask` whose leaves are the lengths. For padding that is not at the end, see `token_mask`.
 
     Raises:
         ValueError: lengths are not integers.
@@ -206,12 +232,40 @@ def padding_mask(key_lengths: Array, query_lengths: Array | None = None) -> Mask
     return PaddingMask(keys, queries)
 
 
+def token_mask(key_tokens: Array, query_tokens: Array | None = None) -> Mask:
+    """Only the tokens that are marked `True` are real; the others are padding, wherever they stand.
+
+        allowed_ij = query_tokens_i and key_tokens_j
+
+    In self attention, `token_mask(real, real)` hides padded queries too: their output is 0.
+
+    Args:
+        key_tokens: bool [*B, S], True = a real token, size 1 where shared: [B, S] for inputs
+            [B, S, D], [B, 1, S] for inputs [B, N, S, D] (`real[:, None]`); or [S].
+        query_tokens: bool [*B, T], the same for queries; None if every query is real.
+
+    Returns:
+        a `Mask` whose leaves are the two arrays; memory is linear in T and S.
+
+    Raises:
+        ValueError: the tokens are not boolean, or have no position axis.
+
+    >>> tokens = jnp.array([5, 0, 8])  # 0 is padding
+    >>> token_mask(tokens != 0, tokens != 0).materialize(3, 3).astype(int).tolist()
+    [[1, 0, 1], [0, 0, 0], [1, 0, 1]]
+    """
+    keys = _token_array("key_tokens", key_tokens)
+    return TokenMask(
+        keys, None if query_tokens is None else _token_array("query_tokens", query_tokens)
+    )
+
+
 def segment_mask(query_segments: Array, key_segments: Array) -> Mask:
     """Query i sees key j when their segment numbers are equal.
 
     Args:
-        query_segments: int [*B, T].
-        key_segments: int [*B, S].
+        query_segments: int [*B, T], or [T] for all examples; [B, 1, T] for inputs [B, N, T, D].
+        key_segments: int [*B, S], or [S].
 
     Returns:
         a `Mask` whose leaves are the segments.
@@ -228,6 +282,13 @@ def segment_mask(query_segments: Array, key_segments: Array) -> Mask:
         if segments.ndim < 1:
             raise ValueError(f"{name} must have a position axis, [*B, length]; got a scalar")
     return SegmentMask(queries, keys)
+
+
+def _token_array(name: str, tokens: Array) -> Array:
+    array = bool_array(name, tokens, "a real token (of token ids, write ids != padding_id)")
+    if array.ndim < 1:
+        raise ValueError(f"{name} must have a position axis, [*B, length]; got a scalar")
+    return array
 
 
 def _static_int(name: str, value: int) -> int:

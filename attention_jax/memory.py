@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.contract import Inputs, cast_floats
@@ -24,6 +25,9 @@ class Memory(NamedTuple):
 
     keys: Array  # [*B, S, F] projected; [*B, S, Dk] as they came, if a score's features are a tree
     values: Array  # [*B, S, Dv]
+
+
+export.register_namedtuple_serialization(Memory, serialized_name="attention_jax.Memory")
 
 
 def remember(

@@ -3,7 +3,8 @@
 What masks (which pairs may attend) and biases (what is added to the logits) have in common: they
 answer for the positions they are asked about, so that a tiled implementation asks tile by tile.
 They are pytrees: options are static and compared by value, arrays are leaves whose leading axes
-broadcast (aligned to the right, as NumPy does) to the batch axes `*B`.
+broadcast to the batch axes `*B`: all of them, or none, for a mask; aligned to the right, as NumPy
+does, for a bias.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class PositionFunction:
     """What masks and biases share: how their arrays relate to the batch axes."""
 
     kind: ClassVar[str]  # what error messages call it
+    # Whether an array has all batch axes or none. If not, fewer are aligned to the right.
+    all_batch_axes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         # Compared by value in static options, arrays would be: gradients would not reach them.
@@ -114,6 +117,8 @@ class PositionFunction:
                 for axis, size in zip(core_axes, shape[len(own) :], strict=False)
             ]
             full = (*(own if batch_shape is None else batch_shape), *core)
+            if self.all_batch_axes and batch_shape is not None:
+                check_batch_axes(self.label(name), shape, len(core_axes), batch_shape)
             if len(shape) < len(core_axes) or not broadcasts(shape, full):
                 expected = [*full, *(sizes.get(axis, axis) for axis in core_axes[len(core) :])]
                 raise ValueError(
@@ -131,6 +136,37 @@ class PositionFunction:
                 yield field.name, getattr(self, field.name), field.metadata[_CORE_AXES]
 
 
+def check_batch_axes(
+    label: str, shape: tuple[int, ...], core_ndim: int, batch_shape: tuple[int, ...]
+) -> None:
+    """Raises ValueError if an array has some of the batch axes and lacks others.
+
+    Args:
+        label: what the array is called, its name last.
+        shape: its shape.
+        core_ndim: how many axes it has without batch axes.
+        batch_shape: *B.
+    """
+    own = shape[: max(len(shape) - core_ndim, 0)]
+    missing = len(batch_shape) - len(own)
+    if not own or missing <= 0:
+        return
+    name, batch = label.split()[-1], f"[{', '.join(map(str, batch_shape))}]"
+    as_first = f"{name}[{', '.join([':'] * len(own) + ['None'] * missing)}]"
+    as_last = f"{name}[{', '.join(['None'] * missing)}]"
+    fits = [
+        code
+        for code, axes in ((as_first, batch_shape[: len(own)]), (as_last, batch_shape[missing:]))
+        if broadcasts(own, axes)
+    ]
+    if len(fits) == 2:
+        fits = [f"{as_first} if its axes are the first of {batch}", f"{as_last} if the last"]
+    raise ValueError(
+        f"{label} must have all {len(batch_shape)} batch axes *B = {batch} (size 1 where shared),"
+        f" or none; got {list(shape)}" + (f": write {', or '.join(fits)}" if fits else "")
+    )
+
+
 def broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
     """Whether an array of `shape` broadcasts to `full`, and no larger."""
     aligned = zip(reversed(shape), reversed(full), strict=False)
@@ -138,10 +174,12 @@ def broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
 
 
 def take(array: Array, positions: Array, axis: int) -> Array:
-    """`array` at `positions`; an axis of size 1 stands for every position."""
-    if array.shape[axis] == 1:
+    """`array` at `positions`, beyond its end the last; an axis of size 1 stands for all of them."""
+    size = array.shape[axis]
+    if size == 1:
         return array
-    return jnp.take(array, positions, axis=axis, mode="clip")
+    # A padded tile asks beyond the end. `mode="clip"` alone would do, but for `checkify`.
+    return jnp.take(array, jnp.clip(positions, 0, size - 1), axis=axis, mode="clip")
 
 
 # Ranks are made equal by hand, so that nothing here depends on implicit rank promotion, which
@@ -150,6 +188,8 @@ def take(array: Array, positions: Array, axis: int) -> Array:
 
 def pad_rank(array: Array, ndim: int) -> Array:
     """`array` with axes of size 1 in front, `ndim` axes in all."""
+    if array.ndim >= ndim:  # a reshape to the same shape costs something outside of `jit`
+        return array
     return array.reshape((1,) * (ndim - array.ndim) + array.shape)
 
 

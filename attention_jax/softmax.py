@@ -8,9 +8,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
-from attention_jax.float_array import any_array, float_array
+from attention_jax.float_array import bool_array, float_array
 from attention_jax.masks import Mask
+from attention_jax.position_functions import check_batch_axes
 
 Array = jax.Array
 
@@ -25,6 +27,11 @@ class AttentionStatistics(NamedTuple):
     max_logit: Array  # [*B, T]  largest allowed logit, no gradient; -inf where there are none
 
 
+export.register_namedtuple_serialization(
+    AttentionStatistics, serialized_name="attention_jax.AttentionStatistics"
+)
+
+
 def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = -1) -> Array:
     """Softmax over the allowed entries; a row with none is all zeros, and so is its gradient.
 
@@ -33,7 +40,8 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
     Args:
         logits: float [..., T, S], any finite size; -inf entries count as masked. Masked entries
             may hold anything, NaN included.
-        mask: bool broadcastable to `logits`, or a `Mask` over its last two axes; True = may attend.
+        mask: bool with all axes of `logits` (of size 1 where it is shared), or with its last two or
+            fewer; or a `Mask` over its last two axes. True = may attend.
         axis: the axis whose weights sum to 1.
 
     Returns:
@@ -52,11 +60,12 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
     if isinstance(mask, Mask):
         if logits.ndim < 2:
             raise ValueError(f"logits must be [..., T, S] for a Mask; got {list(logits.shape)}")
-        mask = mask.materialize(*logits.shape[-2:])
+        *batch_shape, target_length, source_length = logits.shape
+        mask.check(tuple(batch_shape), target_length, source_length)
+        mask = mask.materialize(target_length, source_length)
     if mask is not None:
-        mask = any_array("mask", mask)
-        if mask.dtype != jnp.bool_:
-            raise ValueError(f"mask must be boolean, True = may attend; got dtype {mask.dtype}")
+        mask = bool_array("mask", mask, "may attend")
+        check_batch_axes("mask", mask.shape, 2, logits.shape[:-2])
         try:
             mask = jnp.broadcast_to(mask, logits.shape)
         except ValueError:

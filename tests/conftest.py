@@ -75,7 +75,8 @@ def pytest_collection_modifyitems(items):
 # What these look at lies above the numerics, which the other files test as users' machines compile
 # them: here LLVM may save itself the trouble, a quarter of the time.
 ABOVE_NUMERICS = (
-    "test_batching", "test_benchmark", "test_capture", "test_command_lines", "test_compositions",
+    "test_batching", "test_benchmark", "test_capture", "test_checkify", "test_command_lines",
+    "test_compositions", "test_export",
     "test_cross_attention", "test_curvature", "test_dropout", "test_experiments", "test_gradient_",
     "test_interop", "test_learning_statistics", "test_local_and_decoding_benchmarks", "test_loop",
     "test_memory", "test_multi_head", "test_nn_", "test_reversal_", "test_seq2seq",

@@ -56,7 +56,8 @@ class Transposed(aj.Score):
         (
             {"score": "general"},
             r"params must be {'kernel': \[11, 11\]} for score General\(\) with query"
-            r" \[..., T, 11\] and key \[..., S, 11\]; got {} \(make them with score.init\)",
+            r" \[..., T, 11\] and key \[..., S, 11\]; got {}: give params=score.init\(rng, 11,"
+            r" 11\), where score = General\(\)",
         ),
         (
             {"score": "dot", "params": {"kernel": jnp.ones((DK, DK))}},
@@ -67,7 +68,7 @@ class Transposed(aj.Score):
             r"params must be {'key_kernel': \[11, 17\], 'query_kernel': \[11, 17\], 'v': \[17\]}"
             r".* got {'v': \[17\]}",
         ),
-        ({"score": "general", "params": 3.0}, r"params must be {'kernel': .* got 3.0 "),
+        ({"score": "general", "params": 3.0}, r"params must be {'kernel': .* got 3.0: give "),
         (
             {"score": "general", "params": {"kernel": jnp.ones((DK, DQ))}},
             r"params\['kernel'\] must be \[11, 11\] for score General\(\).* got \[11, 3\]",

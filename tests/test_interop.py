@@ -347,7 +347,7 @@ SWAP = "heads come before the positions in query, key and value, swap these two 
 ERRORS = {
     "heads": ({"query": jnp.ones((B, N, T, D))}, f"multiple of the 3 heads of key.*{SWAP}"),
     "mask_swapped": ({"mask": jnp.ones((B, T, N, K), bool)}, f"mask must broadcast to.*{SWAP}"),
-    "bias": ({"bias": jnp.ones((B, N, S, T))}, r"bias must broadcast to \[2, 6, 5, 7\].*5\]$"),
+    "bias": ({"bias": jnp.ones((B, N, S, T))}, r"bias must broadcast to \[2, 6, 5, 7\].*5\]"),
     "mask": ({"mask": jnp.ones((T, S))}, "mask must be boolean"),
     "key": ({"key": jnp.ones((3, S, K, D))}, r"query and key must be.*got \[2, 5.*\[3, 7"),
     "value": ({"value": jnp.ones((B, S, 2, D))}, r"value must be \[\*B, S, K, Dv\].*\[2, 7, 2, 11"),

@@ -10,9 +10,9 @@ LAYERS = [
     "core", "over_batch", "float_array", "position_functions", "mask_algebra", "masks", "biases",
     "softmax", "bits", "dropout", "pairwise_tanh", "scores", "implementations", "checks", "heads",
     "capture_point", "attention", "ring_attention", "memory", "local", "coverage",
-    "monotonic_walks", "monotonic",
-    "decoding", "interop", "nn", "analysis", "data", "training", "tasks", "plotting", "html_page",
-    "gradient_report", "command_line", "__init__",
+    "monotonic_walks", "monotonic", "decoding", "interop_layout", "interop", "nn", "analysis",
+    "data", "training", "tasks", "plotting", "html_page", "gradient_report", "command_line",
+    "__init__",
 ]  # fmt: skip
 LIBRARY = sorted((ROOT / "attention_jax").rglob("*.py"))
 OUTSIDE = [

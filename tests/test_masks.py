@@ -110,7 +110,7 @@ def test_arrays_combine_from_either_side(convert):
 
 def test_combining_masks_of_different_batch_axes():
     mask = padding_mask(jnp.array([[3], [4]])) & segment_mask(
-        jnp.zeros((3, T), int), jnp.zeros(S, int)
+        jnp.zeros((1, 3, T), int), jnp.zeros(S, int)
     )
     expected = [[table_of(lambda i, j, n=n: j < n)] * 3 for n in (3, 4)]
     np.testing.assert_array_equal(mask.materialize(T, S), expected)

@@ -73,13 +73,17 @@ def capture(
     attention with a Gaussian is seen before the Gaussian takes weight away: its rows sum to 1.
     Coverage and monotonic attention have no softmax over all keys, and so no logits here.
 
+    The function may take gradients inside, of any order and in any mode; each call of attention is
+    seen once, as it was computed. A module that Flax transforms inside (`nnx.grad`) has to be an
+    argument, as under `jax.jit`.
+
     It may be inside a `jit`, `vmap` or `grad`, and what it gives is differentiable. Outside a `jit`
     it traces at every call: to call it often, jit what calls it.
 
     Args:
         function: what to call, pure; of a `flax.nnx.Module` a copy is called, whose changes (of
             a random stream, say) are lost.
-        args: its arguments.
+        args: its arguments; of each `flax.nnx.Module` among them a copy is given.
         matrices: whether to make logits, weights and masks, which take memory T S a head. Without,
             statistics remain, in the memory of whatever implementation computes them.
         kwargs: its keyword arguments.
@@ -88,7 +92,7 @@ def capture(
         `Captured`.
 
     Raises:
-        ValueError: there is nothing to call.
+        ValueError: there is nothing to call, or there is no attention in it.
         NotImplementedError: attention is inside a `while_loop`, a `cond` or the like.
 
     >>> from attention_jax import nn
@@ -98,8 +102,9 @@ def capture(
     (2, 3, 5)
     """
     call = _as_function(_checked_function("function", function))
-    program, structure = _traced(lambda: call(*args, **kwargs), matrices)
+    program, structure = _traced(_on_copies(call, args, kwargs), matrices)
     outputs, found = evaluate(program, [])
+    _check_found("function", found)
     return Captured(jax.tree.unflatten(structure, outputs), _named(found))
 
 
@@ -129,7 +134,8 @@ def capture_gradients(
 
     Raises:
         NotImplementedError: as in `capture`.
-        ValueError: the loss is not one float, or a parameter not floating-point.
+        ValueError: the loss is not one float, a parameter is not floating-point, or there is no
+            attention in the loss.
 
     >>> from attention_jax import attention
     >>> def loss(query):
@@ -143,12 +149,13 @@ def capture_gradients(
     call = _as_function(_checked_function("loss", loss))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         float_array(f"params {jax.tree_util.keystr(path, simple=True, separator='/')}", leaf)
-    program, structure = _traced(lambda params: call(params, *args, **kwargs), matrices, params)
+    program, structure = _traced(_on_copies(call, args, kwargs), matrices, params)
 
     names: list[str] = []
 
     def evaluated(params: Any, added: list[Array] | None) -> Any:
         outputs, found = evaluate(program, jax.tree.leaves(params), added)
+        _check_found("loss", found)
         named = _named(found)
         names[:] = named
         value, auxiliary = _loss_and_auxiliary(jax.tree.unflatten(structure, outputs))
@@ -200,6 +207,38 @@ def _as_function(function: Callable[..., Any]) -> Callable[..., Any]:
         return getattr(nnx.merge(definition, state, copy=True), name)(*args, **kwargs)
 
     return call
+
+
+def _on_copies(
+    call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[..., Any]:
+    """`call` of what comes and then of these arguments, modules among them copied when traced."""
+
+    def is_module(value: Any) -> bool:
+        return isinstance(value, nnx.Module)
+
+    leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_module)
+    split = {id(leaf): nnx.split(leaf) for leaf in leaves if is_module(leaf)}
+
+    def on_copies(*first: Any) -> Any:
+        copies = {name: nnx.merge(*parts, copy=True) for name, parts in split.items()}
+        own_args, own_kwargs = jax.tree.unflatten(
+            structure, [copies.get(id(leaf), leaf) for leaf in leaves]
+        )
+        return call(*first, *own_args, **own_kwargs)
+
+    return on_copies
+
+
+def _check_found(name: str, found: Found) -> None:
+    if found:
+        return
+    raise ValueError(
+        f"{name} must call attention that can be seen: attention_jax.attention, local_attention,"
+        " coverage_attention or monotonic_attention, a module of attention_jax.nn, or"
+        " attention_jax.interop in a model of another library; found none (attention_weights and"
+        " ring_attention are not seen)"
+    )
 
 
 def _traced(

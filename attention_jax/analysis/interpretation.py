@@ -4,7 +4,8 @@ A point may stand inside a `jit`, `checkpoint` or `scan` of the program. The fir
 in line; a `scan` is made anew, its body evaluated in this way, so that what the points in it hold
 comes out stacked. A function with a gradient rule of its own keeps the rule, and is computed twice.
 Whatever has no points is evaluated as JAX does it. A `checkpoint` in line is none: its gradient
-saves what it would have computed again.
+saves what it would have computed again. Where the program itself takes the gradient of a
+`checkpoint`, the points that are computed again for it are passed over.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def points_in(jaxpr: Jaxpr) -> int:
 def _points_of(equation: JaxprEqn) -> int:
     if equation.primitive is capture_p:
         return 1
+    if equation.params.get("differentiated") is True:
+        return 0  # the gradient of a `checkpoint`, which computes again what has been seen
     return sum(points_in(inner.jaxpr) for inner in _programs_of(equation))
 
 

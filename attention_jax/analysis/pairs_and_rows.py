@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from attention_jax.analysis.entropy_terms import is_zero
 from attention_jax.float_array import float_array
 from attention_jax.masks import as_mask
-from attention_jax.position_functions import broadcasts
+from attention_jax.position_functions import broadcasts, check_batch_axes
 from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
@@ -76,4 +76,5 @@ def _per_query(name: str, value: Any, kind: Any, described: str, weights: Array)
     if array.shape[-1:] != (target_length,) or not broadcasts(array.shape[:-1], tuple(batch_shape)):
         axes = f", with batch axes that broadcast to {batch_shape}" if batch_shape else ""
         raise ValueError(f"{name} must be {[target_length]}{axes}; got {list(array.shape)}")
+    check_batch_axes(name, array.shape, 1, tuple(batch_shape))
     return jnp.broadcast_to(array, weights.shape[:-1])

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import sys
 
+from jax.export import is_symbolic_dim
+
 from attention_jax.implementations.contract import BlockSizes, Inputs
 from attention_jax.scores import Score
 
@@ -22,6 +24,9 @@ LARGEST_BLOCK = {"additive": 1024, "dot": 512, "other": 512}
 TILE_PAIRS = 2**20  # of all examples together: a few MiB for each array of a tile
 SMALLEST_BLOCK = 64
 
+# A program that `jax.export` makes for any batch size is made for this many examples per axis.
+EXAMPLES_OF_ANY_BATCH = 8
+
 
 def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
     """The name of the implementation that serves these inputs fastest.
@@ -31,9 +36,11 @@ def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
         inputs: with batch axes.
         backend: as `jax.default_backend()` says it.
     """
-    *batch, target_length, _ = inputs.query.shape
-    pairs = target_length * inputs.key.shape[-2]
-    large = math.prod(batch) * pairs >= TILED_FROM_IN_ALL
+    target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
+    if is_symbolic_dim(target_length) or is_symbolic_dim(source_length):
+        return "reference"  # how many tiles there are is not known
+    pairs = target_length * source_length
+    large = _examples(inputs) * pairs >= TILED_FROM_IN_ALL
     faster = backend == "cpu" and pairs >= TILED_FROM[score.pair_cost]
     return "tiled" if large or faster else "reference"
 
@@ -41,7 +48,7 @@ def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
 def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
     """Tiles as large as pays, smaller where many examples share the loop."""
     cost = score.pair_cost
-    pairs = TILE_PAIRS // max(math.prod(inputs.query.shape[:-2]), 1)
+    pairs = TILE_PAIRS // max(_examples(inputs), 1)
     if cost == "other":
         # Its `pair`, or the gradient of it, may hold a tile of vectors: [t, s, D].
         pairs //= inputs.key.shape[-1]
@@ -52,3 +59,9 @@ def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
     while size > SMALLEST_BLOCK and size * size > pairs:
         size //= 2
     return BlockSizes(query=size, key=size)
+
+
+def _examples(inputs: Inputs) -> int:
+    """How many examples the batch has."""
+    batch = inputs.query.shape[:-2]
+    return math.prod(EXAMPLES_OF_ANY_BATCH if is_symbolic_dim(size) else size for size in batch)

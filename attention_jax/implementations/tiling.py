@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 from attention_jax import dropout
 from attention_jax.biases import Bias
@@ -113,6 +114,11 @@ def stand_ins_of(inputs: Inputs, options: Options) -> tuple[Any, Any] | None:
 
 def plan_of(options: Options, query_length: int, key_length: int) -> Plan:
     """Even tiles no larger than the blocks asked for."""
+    if is_symbolic_dim(query_length) or is_symbolic_dim(key_length):
+        raise NotImplementedError(
+            "implementation 'tiled' needs lengths that are known when it is traced; got T ="
+            f" {query_length}, S = {key_length}: use 'reference', or export it for each length"
+        )
     blocks = options.block_sizes
     tile = BlockSizes(_even_size(query_length, blocks.query), _even_size(key_length, blocks.key))
     return Plan(
@@ -302,5 +308,6 @@ def _filled(tokens: Array, length: int, used: Array | None, filler: Array | floa
     """Tokens [length, D], with `filler`, [1, D] or one number, for those that are not used."""
     if used is None:
         return tokens
-    tokens = jnp.pad(tokens, ((0, length - tokens.shape[0]), (0, 0)))
-    return jnp.where(used[:, None], tokens, filler)
+    # Replaced before it is padded, so that no operation meets a NaN that a mask hides.
+    tokens = jnp.where(used[: tokens.shape[0], None], tokens, filler)
+    return jnp.pad(tokens, ((0, length - tokens.shape[0]), (0, 0)), constant_values=filler)

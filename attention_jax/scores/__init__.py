@@ -11,9 +11,10 @@ from attention_jax.scores.contract import PairCost, Params, Score
 from attention_jax.scores.cosine import Cosine
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
+from attention_jax.scores.function import FunctionScore
 from attention_jax.scores.products import tall_product
 from attention_jax.scores.projected import ProjectedScore
-from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, get_score
+from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, ScoreLike, get_score
 from attention_jax.scores.row_scaled import RowScaled
 from attention_jax.scores.slopes import masked_pair, stand_in_tokens, stand_ins
 from attention_jax.scores.soft_cap import SoftCap
@@ -26,6 +27,7 @@ __all__ = [
     "Concat",
     "Cosine",
     "Dot",
+    "FunctionScore",
     "General",
     "NegativeSquaredDistance",
     "PairCost",
@@ -34,6 +36,7 @@ __all__ = [
     "RowScaled",
     "ScaledDot",
     "Score",
+    "ScoreLike",
     "SoftCap",
     "WrappedScore",
     "get_score",

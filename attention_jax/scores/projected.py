@@ -8,6 +8,7 @@ import numbers
 import jax
 
 from attention_jax.scores.contract import PairCost, Params, Score
+from attention_jax.scores.wrapped import check_inner_score
 
 Array = jax.Array
 
@@ -42,8 +43,7 @@ class ProjectedScore(Score):
     key_dim: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.score, Score):
-            raise ValueError(f"score must be a Score; got {self.score!r}")
+        check_inner_score(self.score)
         for name in ("query_dim", "key_dim"):
             size: int = getattr(self, name)
             if not (isinstance(size, numbers.Integral) and size >= 1):

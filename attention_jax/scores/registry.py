@@ -1,4 +1,4 @@
-"""Scores by name, for command lines and configurations."""
+"""Scores by name, for command lines and configurations; what else stands for a score."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import dataclasses
 import difflib
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
+
+import jax
 
 from attention_jax.scores.additive import Additive, Concat
 from attention_jax.scores.contract import Score
 from attention_jax.scores.cosine import Cosine
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
+from attention_jax.scores.function import SIGNATURES, FunctionScore
 from attention_jax.scores.soft_cap import SoftCap
+
+# What `get_score` makes a `Score` of.
+ScoreLike = str | Score | type[Score] | Callable[..., jax.Array]
 
 SCORES: dict[str, Score] = {
     "additive": Additive(),
@@ -29,18 +36,20 @@ SCORES: dict[str, Score] = {
 DEFAULT_SCORE = "scaled"  # of every function that takes a score and is given none
 
 
-def get_score(name_or_score: str | Score | type[Score]) -> Score:
-    """The `Score` that a name stands for; a `Score` comes back as it is.
+def get_score(name_or_score: ScoreLike) -> Score:
+    """The `Score` that a name or a function stands for; a `Score` comes back as it is.
 
     Args:
-        name_or_score: a key of `SCORES`; or "module:Name", a `Score` of your own (class or
-            instance) in a module that can be imported; or a `Score`.
+        name_or_score: a key of `SCORES`; or "module:Name", a score of your own in a module that can
+            be imported; or a `Score`, or the class of one that needs no arguments; or a function of
+            (q [t, Dq], k [s, Dk]) or (params, q, k) that gives logits [t, s], see `FunctionScore`.
 
     Returns:
         a `Score`, hashable by value.
 
     Raises:
-        ValueError: there is no such score, or its value does not say all that it computes.
+        ValueError: there is no such score, its value does not say all that it computes, or a
+            function takes other arguments.
 
     >>> get_score("scaled")
     ScaledDot(scale=None)
@@ -63,10 +72,14 @@ def get_score(name_or_score: str | Score | type[Score]) -> Score:
         except TypeError as error:
             raise ValueError(
                 f"score must be an instance where the class needs arguments; got {found.__name__}"
-                f" ({error})"
+                f" ({error}): write {found.__name__}({_arguments_of(found)})"
             ) from error
+    if callable(found) and not isinstance(found, Score | type):
+        return FunctionScore(found)
     if not isinstance(found, Score):
-        raise ValueError(f"score must be a name or a Score; got {name_or_score!r}")
+        raise ValueError(
+            f"score must be a name or a Score, or a function of {SIGNATURES}; got {name_or_score!r}"
+        )
     _check_value_semantics(found)
     return found
 
@@ -90,6 +103,17 @@ def _check_value_semantics(score: Score) -> None:
         raise ValueError(
             f"score must be hashable: make {name} a frozen dataclass with hashable fields"
         ) from None
+
+
+def _arguments_of(score_class: type[Score]) -> str:
+    """The arguments that a class needs, as one writes them."""
+    fields = dataclasses.fields(score_class)
+    missing = dataclasses.MISSING
+    return ", ".join(
+        f"{field.name}=..."
+        for field in fields
+        if field.default is missing and field.default_factory is missing
+    )
 
 
 def _import_score(name: str) -> Any:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 
 from attention_jax.scores.contract import PairCost, Params, Score
 
 Array = jax.Array
+
+
+def check_inner_score(score: Any) -> None:
+    """Raises ValueError, with what to write instead, unless it is a `Score`."""
+    if isinstance(score, Score):
+        return
+    hint = ""
+    if isinstance(score, type) and issubclass(score, Score):
+        hint = f": write {score.__name__}()"
+    elif isinstance(score, str) or callable(score):
+        written = repr(score) if isinstance(score, str) else getattr(score, "__name__", "function")
+        hint = f": write get_score({written})"
+    raise ValueError(f"score must be a Score; got {score!r}{hint}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +40,7 @@ class WrappedScore(Score):
     score: Score
 
     def __post_init__(self) -> None:
-        if not isinstance(self.score, Score):
-            raise ValueError(f"score must be a Score; got {self.score!r}")
+        check_inner_score(self.score)
 
     @property
     def needs_equal_dims(self) -> bool:  # type: ignore[override]

@@ -1,0 +1,85 @@
+"""`jax.export` with a batch size that is not known yet: one program for every batch."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import attention_jax as aj
+
+T, S, D = 5, 7, 3
+PARAMS = aj.General().init(jax.random.key(0), D, D)
+SERIALIZES = importlib.util.find_spec("flatbuffers") is not None  # which `serialize` needs
+
+
+def attend(query, key, value, lengths, implementation):
+    """With everything whose shape has the batch size in it."""
+    return aj.attention(
+        query, key, value, score="general", params=PARAMS, mask=aj.padding_mask(lengths[:, None]),
+        dropout_rate=0.5, dropout_rng=jax.random.key(1), return_statistics=True,
+        implementation=implementation, block_sizes=aj.BlockSizes(3, 4),
+    )  # fmt: skip
+
+
+def inputs_of(examples):
+    rng = np.random.default_rng(examples)
+    tokens = [rng.normal(size=(examples, 2, length, D)).astype(np.float32) for length in (T, S, S)]
+    return *tokens, np.arange(examples, dtype=np.int32) % S + 1
+
+
+def shapes_of(batch):
+    return [jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in inputs_of(2)]
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled", None])
+def test_one_program_for_every_batch_size(implementation):
+    def call(*inputs):
+        return attend(*inputs, implementation)
+
+    (batch,) = export.symbolic_shape("b")
+    program = export.export(jax.jit(call), platforms=["cpu"])(*shapes_of(batch))
+    if SERIALIZES:
+        program = export.deserialize(program.serialize(vjp_order=1))
+
+    def gradient(function, *inputs):
+        def loss(*tokens):
+            output, statistics = function(*tokens, inputs[-1])
+            return jnp.sum(output**2) + jnp.sum(statistics.entropy)
+
+        return jax.grad(loss, argnums=(0, 1, 2))(*inputs[:3])
+
+    for examples in (1, 3) if implementation == "tiled" else (3,):
+        inputs = inputs_of(examples)
+        # The direct call has its batch size and, by default, no tiles.
+        expected = attend(*inputs, "reference")
+        for got, want in (
+            (program.call(*inputs), expected),
+            (
+                gradient(program.call, *inputs),
+                gradient(lambda *inputs: attend(*inputs, "reference"), *inputs),
+            ),
+        ):
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want
+            )
+
+
+def test_lengths_that_are_not_known():
+    target, source = export.symbolic_shape("t, s")
+    shapes = [jax.ShapeDtypeStruct((n, D), jnp.float32) for n in (target, source, source)]
+
+    def program(implementation):
+        def call(query, key, value):
+            mask = aj.causal_mask(1)
+            return aj.attention(query, key, value, mask=mask, implementation=implementation)
+
+        return export.export(jax.jit(call), platforms=["cpu"])(*shapes)
+
+    inputs = [np.random.default_rng(0).normal(size=(n, D)).astype(np.float32) for n in (T, S, S)]
+    expected = aj.attention(*inputs, mask=aj.causal_mask(1), implementation="reference")
+    np.testing.assert_allclose(program(None).call(*inputs), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(NotImplementedError, match=r"'tiled' needs lengths .*; got T = t, S = s"):
+        program("tiled")
