@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import re
 import sys
 
 import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
+from collectives import collectives
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from score_cases import DK, SCORE_CASES
 
@@ -300,40 +300,11 @@ def additive_decides_without_talking():
 
 # --- what is sent ---
 
-KINDS = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
-
-
-def collectives(compiled):
-    """[(kind, what, whether in a loop)] of all that a compiled program sends between devices."""
-    computations, name = {}, None
-    for line in compiled.as_text().splitlines():
-        if head := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
-            name = head[1]
-        computations.setdefault(name, []).append(line)
-    text = {name: "\n".join(lines) for name, lines in computations.items()}
-    calls = {
-        name: set(re.findall(r"%([\w.\-]+)", body)) & set(text) - {name}
-        for name, body in text.items()
-    }
-    looped, reached = set(), set()
-    for body in text.values():
-        looped |= set(re.findall(r"(?:body|condition)=%?([\w.\-]+)", body))
-    while looped - reached:
-        (one, *_) = looped - reached
-        reached.add(one)
-        looped |= calls.get(one, set())
-    return [
-        (sent[2], sent[1], name in looped)
-        for name, lines in computations.items()
-        for line in lines
-        if (sent := re.search(rf"= (.*?) ({KINDS})(?:-start)?\(", line))
-    ]
-
-
 LENGTH = 600
 MASKS = {
     "none": lambda lengths: {},
     "causal": lambda lengths: {"mask": aj.causal_mask()},
+    "local": lambda lengths: {"mask": aj.local_mask(200, 100)},
     "padding": lambda lengths: {"mask": aj.padding_mask(lengths)},
     "dropout": lambda lengths: {"dropout_rate": 0.1, "dropout_rng": key()},
 }
@@ -371,9 +342,9 @@ def attention_sends(*case):
     kind, _, implementation, mask_name = case
     sent = sent_by_attention(*case)
     if kind != "shard_map" and (implementation, mask_name) == ("tiled", "padding"):
-        ((collective, what, in_loop),) = sent
-        assert (collective, in_loop) == ("all-reduce", False), sent
-        assert set(re.findall(r"(\w+)\[", what)) == {"pred"}, sent
+        (reduction,) = sent
+        assert (reduction.kind, reduction.dtypes) == ("all-reduce", {"pred"}), sent
+        assert not reduction.in_loop, sent
     else:
         assert sent == [], sent
 
