@@ -107,11 +107,15 @@ def attend_by_group(
         with heads_as_one_axis(inputs.query.ndim - 4):
             return _heads_together(attention(**inputs._asdict(), **arguments), inputs)
 
-    def of_head(head: Inputs) -> Any:
-        return attention(**head._replace(dropout_rng=inputs.dropout_rng)._asdict(), **arguments)
+    def of_head(head: Inputs, dropout_rng: Array) -> Any:
+        return attention(**head._replace(dropout_rng=dropout_rng)._asdict(), **arguments)
 
     # `attention` would split the key, so that every head had its own.
-    heads = vmap_over_batch(score, of_head, inputs._replace(dropout_rng=None))
+    assert inputs.dropout_rng is not None  # the front door has checked
+    shared = (inputs.dropout_rng, 0)
+    heads = vmap_over_batch(
+        score, of_head, inputs._replace(dropout_rng=None), shared, by_query=True
+    )
     return _heads_together(heads, inputs)
 
 

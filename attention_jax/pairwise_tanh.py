@@ -21,6 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.on_each_device import on_each_device
 from attention_jax.core.varying import varying_as
 from attention_jax.over_batch import any_over_batch
 
@@ -203,11 +204,15 @@ def _in_either_form(of_form: Callable) -> Callable:
     JAX's derivatives of the quotients would overflow where z is large, and take twice the time.
     """
 
-    @jax.custom_jvp
-    def function(*args):
+    @on_each_device
+    def chosen(*args):
         by_tanh, by_exponential = (functools.partial(of_form, f) for f in (_TANH, _EXPONENTIAL))
         weights = args[3] if len(args) == 4 else args[0]
         return jax.lax.cond(_is_large(weights, *args[1:3]), by_tanh, by_exponential, *args)
+
+    @jax.custom_jvp
+    def function(*args):
+        return chosen(*args)
 
     @function.defjvp
     def function_jvp(primals, tangents):

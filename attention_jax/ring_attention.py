@@ -6,12 +6,13 @@ import functools
 from typing import Any, Literal, overload
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from attention_jax.biases import Bias
 from attention_jax.checks import check_block_sizes, checked_dropout, checked_inputs
+from attention_jax.core.explicit_axes import on_automatic_axes
 from attention_jax.implementations import BlockSizes, Inputs, Options, ring
-from attention_jax.implementations.batching import vmap_over_batch
+from attention_jax.implementations.batching import explicit_batch_spec, vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes
 from attention_jax.masks import Mask
 from attention_jax.scores import Params, Score, get_score
@@ -151,25 +152,18 @@ def _attend(options: Options, mesh: Mesh, axis_name: str, inputs: Inputs):
     tokens, others = inputs[:3], inputs[3:]
     specs: list[Any] = [*map(cut, tokens), *(PartitionSpec() for _ in others)]
 
-    def of_all_devices(mesh: Any, inputs: Inputs):
+    def of_all_devices(inputs: Inputs):
+        context = jax.sharding.get_abstract_mesh()  # Explicit axes are Auto in it
+        automatic = (AxisType.Auto,) * len(mesh.axis_names)
+        known = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
         return jax.shard_map(
             of_one_device,
-            mesh=mesh,
+            mesh=known if context.empty else context,
             in_specs=(Inputs(*specs),),
             out_specs=cut(inputs.query),
             axis_names={axis_name},  # other axes cut the batch, without our help
             check_vma=False,  # its sums over devices would stand inside the loops over tiles
         )(inputs)
 
-    types = [jax.typeof(leaf).sharding for leaf in jax.tree.leaves(inputs)]
-    meshes = [jax.sharding.get_abstract_mesh(), *(of_array.mesh for of_array in types)]
-    if not any(AxisType.Explicit in known.axis_types for known in meshes):
-        automatic = (AxisType.Auto,) * len(mesh.axis_names)
-        return of_all_devices(Mesh(mesh.devices, mesh.axis_names, axis_types=automatic), inputs)
-    # Axes that are part of the arrays' types are so no longer inside, and again of the results'.
-    batch_axes = tuple(types[0].spec)[:-2]
-    return jax.sharding.auto_axes(
-        lambda inputs: of_all_devices(jax.sharding.get_abstract_mesh(), inputs),
-        axes=mesh.axis_names,
-        out_sharding=NamedSharding(mesh, PartitionSpec(*batch_axes, axis_name)),
-    )(inputs)
+    spec = PartitionSpec(*explicit_batch_spec(inputs), axis_name)
+    return on_automatic_axes(of_all_devices, spec, inputs)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
-import re
 import shutil
 import sys
 import tempfile
@@ -16,10 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from score_cases import DK, SCORE_CASES
+from collectives import collectives
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import attention_jax as aj
 from attention_jax.nn import Seq2SeqConfig
 from attention_jax.tasks.reversal import ReversalConfig, optimizer, reversal_task, train_run
 from attention_jax.training.checkpoints import Checkpoints
@@ -30,21 +27,6 @@ from attention_jax.training.run_folder import RunFolder, read_lines
 from attention_jax.training.sharding import Layout, MeshShape
 
 DEVICES = 8
-
-
-def collectives(compiled):
-    """[(kind, dtypes, how many numbers)] that a compiled program sends between devices."""
-    kinds = (
-        "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
-    )
-    found = []
-    for line in compiled.as_text().splitlines():
-        match = re.search(rf"= (.*?) ({kinds})(-start)?\(", line)
-        if match:
-            arrays = re.findall(r"(\w+)\[([\d,]*)\]", match[1])
-            sizes = [math.prod(int(n) for n in shape.split(",") if n) for _, shape in arrays]
-            found.append((match[2], {dtype for dtype, _ in arrays}, sum(sizes)))
-    return found
 
 
 def same_bits(left, right):
@@ -88,7 +70,7 @@ def digests_move_no_leaf():
         )
         sent = collectives(_sums_on(mesh).lower([leaf]).compile())
         assert sent, "the sums of eight devices must meet"
-        assert sum(size for *_, size in sent) <= 2 * DEVICES, sent
+        assert sum(each.numbers for each in sent) <= 2 * DEVICES, sent
 
 
 # --- training ---
@@ -220,73 +202,6 @@ def draws_each_part_where_it_is_used():
         assert sorted(rows) == [(first, first + 2) for first in range(0, 16, 2)]
 
 
-# --- attention over a batch that is cut up ---
-
-MASKS = {
-    "none": lambda lengths: None,
-    "causal": lambda lengths: aj.causal_mask(),
-    "local": lambda lengths: aj.local_mask(3, 2),
-    "padding": aj.padding_mask,
-}
-B, T, S, DV = 16, 24, 32, 5
-
-
-def sent_by_attention(score_name, implementation, mask_name):
-    """What is sent forward, and to the gradient in query, key and value."""
-    case = SCORE_CASES[score_name]
-    params = case.score.init(jax.random.key(1), case.query_dim, DK)
-    options = {"implementation": implementation}
-    if implementation == "tiled":
-        options["block_sizes"] = aj.BlockSizes(8, 8)  # 3 by 4 tiles
-
-    def derivatives(query, key, value, direction, lengths):
-        def forward(query, key, value):
-            mask = MASKS[mask_name](lengths)
-            return aj.attention(
-                query, key, value, score=case.score, params=params, mask=mask, **options
-            )
-
-        output, pull_back = jax.vjp(forward, query, key, value)
-        return output, *pull_back(direction)
-
-    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
-    spread = NamedSharding(mesh, PartitionSpec("data"))
-    rng = np.random.default_rng(7)
-    shapes = ((B, T, case.query_dim), (B, S, DK), (B, S, DV), (B, T, DV))
-    arrays = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
-    arrays = jax.device_put([*arrays, jnp.arange(B, dtype=jnp.int32) + 9], spread)
-    compiled = jax.jit(derivatives, out_shardings=spread).lower(*arrays).compile()
-    return collectives(compiled)
-
-
-def attention_sends_nothing(*case):
-    sent = sent_by_attention(*case)
-    assert sent == [], sent
-
-
-def padding_sends_which_tiles_are_empty(score_name, implementation):
-    """And which are full, for all examples at once, as one yes or no a tile."""
-    sent = sent_by_attention(score_name, implementation, "padding")
-    tiles = 0 if implementation == "reference" else (T // 8) * (S // 8)
-    assert sent == ([("all-reduce", {"pred"}, 2 * tiles)] if tiles else []), sent
-
-
-GRID = {
-    "-".join(case): functools.partial(attention_sends_nothing, *case)
-    for case in itertools.product(
-        SCORE_CASES, ("reference", "tiled"), (mask for mask in MASKS if mask != "padding")
-    )
-}
-PADDING = {
-    f"{name}-{implementation}-padding": functools.partial(
-        padding_sends_which_tiles_are_empty, name, implementation
-    )
-    for name, implementation in itertools.product(SCORE_CASES, ("reference", "tiled"))
-}
-FEW = (
-    *("scaled-reference-causal", "additive-tiled-none", "additive-tiled-causal"),
-    *("scaled-tiled-local", "own-tiled-causal"),
-)
 CHECKS = {
     check.__name__: check
     for check in (
@@ -295,8 +210,6 @@ CHECKS = {
     )
 } | {
     "trains-all": functools.partial(trains_as_one_device_does, "all"),
-    **{name: GRID[name] for name in FEW},
-    **{name: PADDING[name] for name in ("scaled-reference-padding", "additive-tiled-padding")},
 }  # fmt: skip
 SLOW = {
     "-then-".join(map(str, pair)): functools.partial(goes_on_over_others, *pair)
@@ -309,8 +222,6 @@ SLOW = {
     )
 } | {
     **{f"trains-{mesh}": functools.partial(trains_as_one_device_does, mesh) for mesh in MESHES},
-    **GRID,
-    **PADDING,
 }
 SLOW = {name: check for name, check in SLOW.items() if name not in CHECKS}
 

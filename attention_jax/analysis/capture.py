@@ -17,11 +17,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import PartitionSpec
 
 from attention_jax.analysis.gradients import gradient_of_weights
 from attention_jax.analysis.interpretation import Found, evaluate
 from attention_jax.analysis.softmax_gradients import softmax_vjp
 from attention_jax.capture_point import CapturedAttention, capture_points
+from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
 from attention_jax.float_array import float_array
 
 Array = jax.Array
@@ -164,7 +166,10 @@ def capture_gradients(
 
     # Zeros added to each output: their gradients are the outputs'.
     _, (_, shapes) = jax.eval_shape(lambda params: evaluated(params, None), params)
-    zeros = [jnp.zeros(seen.output.shape, seen.output.dtype) for seen in shapes]
+    zeros = [
+        jnp.zeros(seen.output.shape, seen.output.dtype, out_sharding=seen.output.sharding)
+        for seen in shapes
+    ]
     gradient = jax.value_and_grad(evaluated, argnums=(0, 1), has_aux=True)
     (value, (auxiliary, seen)), (dparams, doutputs) = gradient(params, zeros)
     gradients = map(_output_gradient, seen, doutputs)
@@ -180,8 +185,16 @@ def capture_gradients(
 def _output_gradient(seen: CapturedAttention, doutput: Array) -> OutputGradient:
     if seen.logits is None or seen.weights is None or seen.mask is None:
         return OutputGradient(doutput, None, None)
-    dweights = gradient_of_weights(seen.value, seen.mask, doutput, seen.weights.dtype)
-    return OutputGradient(doutput, dweights, softmax_vjp(seen.weights, dweights))
+
+    def of_weights(value: Array, mask: Array, weights: Array, doutput: Array) -> Any:
+        dweights = gradient_of_weights(value, mask, doutput, weights.dtype)
+        return dweights, softmax_vjp(weights, dweights)
+
+    spec = explicit_spec(doutput)[:-1]
+    seen_arrays = seen.value, seen.mask, seen.weights, doutput
+    return OutputGradient(
+        doutput, *on_automatic_axes(of_weights, PartitionSpec(*spec), *seen_arrays)
+    )
 
 
 # --- tracing, and naming what was found ---

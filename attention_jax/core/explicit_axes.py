@@ -1,9 +1,9 @@
 """Meshes with `Explicit` axes, whose cuts are part of every array's type.
 
 `jax.make_mesh` makes such axes by default. The type of each intermediate array then says over which
-mesh axes the array is cut, and an operation whose operands are cut differently is an error. General
-code (a loop over tiles, an index, a mask that only some inputs have) cannot say for every layout
-how each intermediate is cut. `on_automatic_axes` runs such code as on a mesh with `Auto` axes, where
+mesh axes the array is cut, and an operation whose operands are cut differently is an error. Code
+for every layout (a loop over tiles, an index, a mask that only some inputs have) cannot say how
+each intermediate is cut. `on_automatic_axes` runs such code as on a mesh with `Auto` axes, where
 the compiler places the intermediates, and gives the results their cuts back.
 """
 

@@ -278,8 +278,9 @@ def visits_of(plan: Plan, mask: Mask) -> Visits:
     over_keys = jax.vmap(status, in_axes=(None, 0))
     status_of = jax.vmap(over_keys, in_axes=(0, None))
     empty, full = status_of(jnp.arange(plan.query_tiles), jnp.arange(plan.key_tiles))
-    empty = all_over_batch(empty)
-    full = all_over_batch(full) & ~empty
+    # Together: on a batch that is cut up over devices it is one small reduction.
+    empty, full = all_over_batch(jnp.stack([empty, full]))
+    full &= ~empty
     rank = jnp.where(full, 0, jnp.where(empty, 2, 1))
     order = jnp.argsort(rank, axis=1, stable=True)
     return Visits(order, jnp.sum(full, axis=1), jnp.sum(~empty, axis=1))

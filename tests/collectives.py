@@ -1,0 +1,41 @@
+"""What a compiled program sends between devices, and whether it does so inside of a loop."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+KINDS = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
+
+
+class Sent(NamedTuple):
+    kind: str
+    dtypes: frozenset[str]
+    numbers: int
+    in_loop: bool
+
+
+def collectives(compiled) -> list[Sent]:
+    """All collectives of a compiled program."""
+    computations, name = {}, ""
+    for line in compiled.as_text().splitlines():
+        if head := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
+            name = head[1]
+        computations.setdefault(name, []).append(line)
+    text = {name: "\n".join(lines) for name, lines in computations.items()}
+    looped = set()
+    called = set(re.findall(r"(?:body|condition)=%?([\w.\-]+)", "\n".join(text.values())))
+    while called:
+        looped |= called
+        names = re.findall(r"%([\w.\-]+)", "\n".join(text.get(name, "") for name in called))
+        called = (set(names) & set(text)) - looped
+    found = []
+    for name, lines in computations.items():
+        for line in lines:
+            if sent := re.search(rf"= (.*?) ({KINDS})(?:-start)?\(", line):
+                arrays = re.findall(r"(\w+)\[([\d,]*)\]", sent[1])
+                sizes = [math.prod(int(n) for n in shape.split(",") if n) for _, shape in arrays]
+                dtypes = frozenset(dtype for dtype, _ in arrays)
+                found.append(Sent(sent[2], dtypes, sum(sizes), name in looped))
+    return found

@@ -1,0 +1,381 @@
+"""What test_mesh.py runs on four devices: meshes of every kind, what is computed, what is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import sys
+
+import eight_devices
+import jax
+import jax.numpy as jnp
+import numpy as np
+from collectives import collectives
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from score_cases import DK, SCORE_CASES
+
+import attention_jax as aj
+from attention_jax import interop
+from attention_jax.analysis import capture_gradients
+from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.core.on_each_device import on_each_device
+from attention_jax.over_batch import any_over_batch
+
+P = PartitionSpec
+B, T, S, DV = 4, 5, 7, 3
+BATCH = P("data")
+
+
+def mesh_of(kind="explicit", shape=(4,), names=("data",)):
+    types = (AxisType.Auto if kind == "auto" else AxisType.Explicit,) * len(shape)
+    return jax.make_mesh(shape, names, types, devices=jax.devices()[: int(np.prod(shape))])
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def assert_close(actual, expected, tolerance=2e-5):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), tolerance, tolerance)
+
+
+# --- what is computed ---
+
+
+def attend(arrays, score="scaled", implementation="tiled", **options):
+    options = {"block_sizes": aj.BlockSizes(8, 8), **options}
+    return aj.attention(*arrays, score=score, implementation=implementation, **options)
+
+
+LENGTHS = np.array([7, 3, 1, 5], np.int32)
+BOOLS = (np.arange(B)[:, None, None] + np.arange(S) % 3) % 2 > 0  # [B, 1, S]
+QKV = normal(B, T, 4), normal(B, S, 4, seed=1), normal(B, S, DV, seed=2)
+ADDITIVE = {"query_kernel": normal(4, 6), "key_kernel": normal(4, 6), "v": normal(6)}
+
+
+def key():
+    return jax.random.key(5)
+
+
+def additive(arrays, params, **options):
+    return attend(arrays, aj.Additive(hidden_dim=6), params=params, **options)
+
+
+def on_heads(arrays, n, rng):
+    """Heads as `jax.nn` and Flax have them, [B, T, N, D]; one dropout mask for both heads."""
+    heads = [jnp.stack([array, -array], axis=2) for array in arrays]
+    dropped = interop.flax_attention_fn(block_sizes=aj.BlockSizes(8, 8), implementation="tiled")(
+        *heads, dropout_rate=0.4, dropout_rng=rng, broadcast_dropout=True, deterministic=False
+    )
+    return dropped, interop.dot_product_attention(*heads, key_value_seq_lengths=n)
+
+
+# Of each: the function, and what it takes beside the arrays.
+CALLS = {
+    "plain": (attend, {}),
+    "dropout": (lambda x, rng: attend(x, dropout_rate=0.3, dropout_rng=rng), {"rng": key}),
+    "reference-dropout": (
+        lambda x, rng: attend(x, "scaled", "reference", dropout_rate=0.3, dropout_rng=rng),
+        {"rng": key},
+    ),
+    "lengths": (lambda x, n: attend(x, mask=aj.padding_mask(n)), {"n": LENGTHS}),
+    "reference-lengths": (
+        lambda x, n: attend(x, "scaled", "reference", mask=aj.padding_mask(n)),
+        {"n": LENGTHS},
+    ),
+    "table": (lambda x, table: attend(x, mask=table), {"table": BOOLS}),
+    "bias": (lambda x, bias: attend(x, bias=bias), {"bias": normal(T, S)}),
+    "statistics": (lambda x: attend(x, mask=aj.causal_mask(), return_statistics=True), {}),
+    "additive": (additive, {"params": ADDITIVE}),
+    "weights": (lambda x: aj.attention_weights(*x[:2]), {}),
+    "heads": (on_heads, {"n": LENGTHS, "rng": key}),
+}
+
+
+def values_and_gradients(call, spread, others):
+    """Every result, and the gradient of their sum of squares."""
+
+    def total(arrays):
+        results = CALLS[call][0](arrays, **others)
+        return sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(results)), results
+
+    gradient = jax.jit(jax.value_and_grad(total, has_aux=True))
+    (_, results), gradients = gradient(spread)
+    return results, gradients
+
+
+def others_of(call):
+    made = {name: x() if callable(x) else x for name, x in CALLS[call][1].items()}
+    return jax.tree.map(jnp.asarray, made)
+
+
+def on_explicit_axes(call, with_mesh, cut_keys):
+    """As on one device, and the results are cut as the query is."""
+    expected = values_and_gradients(call, tuple(map(jnp.asarray, QKV)), others_of(call))
+    mesh = mesh_of()
+    cuts = (BATCH, *(BATCH if cut_keys else P(),) * 2)
+    spread = tuple(
+        jax.device_put(x, NamedSharding(mesh, cut)) for x, cut in zip(QKV, cuts, strict=True)
+    )
+    others = jax.device_put(others_of(call), NamedSharding(mesh, P()))
+    with jax.set_mesh(mesh) if with_mesh else contextlib.nullcontext():
+        results, gradients = values_and_gradients(call, spread, others)
+    assert_close((results, gradients), expected)
+    for leaf in jax.tree.leaves(results):
+        assert explicit_spec(leaf)[0] == "data", jax.typeof(leaf)
+    for gradient, array in zip(gradients, spread, strict=True):
+        assert jax.typeof(gradient) == jax.typeof(array)
+
+
+def on_explicit_axes_with_mesh(cut_keys):
+    for call in CALLS:
+        on_explicit_axes(call, True, cut_keys)
+
+
+def on_explicit_axes_without_mesh():
+    for call in CALLS:
+        on_explicit_axes(call, False, True)
+
+
+def queries_cut_over_devices_stay_so():
+    mesh = mesh_of()
+    tokens = normal(2, 8, 4)
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(tokens, P(None, "data"))
+        output, statistics = jax.jit(
+            lambda x: attend((x, x, x), mask=aj.causal_mask(), return_statistics=True)
+        )(spread)
+        weights = jax.jit(aj.attention_weights)(spread, spread)
+    for array in (output, weights, statistics.entropy):
+        assert tuple(explicit_spec(array)[:2]) == (None, "data")
+    assert_close(output, attend((tokens,) * 3, mask=aj.causal_mask()))
+
+
+def gradients_are_captured_on_explicit_axes():
+    def loss(arrays):
+        return jnp.sum(attend(arrays, mask=aj.causal_mask()) ** 2)
+
+    expected = capture_gradients(loss, tuple(map(jnp.asarray, QKV)))
+    mesh = mesh_of()
+    for cuts in ((BATCH,) * 3, (BATCH, P(), P())):
+        with jax.set_mesh(mesh):
+            spread = tuple(jax.device_put(x, cut) for x, cut in zip(QKV, cuts, strict=True))
+            found = jax.jit(lambda x: capture_gradients(loss, x))(spread)
+        assert_close(found, expected)
+
+
+def in_shard_map(call):
+    """As on one device; the loss of all devices is the sum of theirs."""
+    arrays, others = tuple(map(jnp.asarray, QKV)), others_of(call)
+    cut = {name: BATCH if name in ("n", "table") else P() for name in others}
+    mesh = mesh_of()
+
+    def of_one_device(arrays, others):
+        def total(arrays, floats):
+            results = CALLS[call][0](arrays, **{**others, **floats})
+            return sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(results))
+
+        floats = {name: others[name] for name in others if name in ("params", "bias")}
+        return jax.grad(total, argnums=(0, 1))(arrays, floats)
+
+    expected = of_one_device(arrays, others)
+    outside = jax.tree.map(lambda _: P(), expected[1])
+    mapped = jax.shard_map(
+        of_one_device, mesh=mesh, in_specs=(BATCH, cut), out_specs=(BATCH, outside)
+    )
+    spread = jax.device_put(arrays, NamedSharding(mesh, BATCH))
+    others = jax.device_put(others, {name: NamedSharding(mesh, cut[name]) for name in cut})
+    assert_close(jax.jit(mapped)(spread, others), expected)
+
+
+def every_call_in_shard_map():
+    # (Not dropout: each device would split the key for its own examples, and so the same.)
+    for call in ("plain", "lengths", "table", "bias", "statistics", "additive", "weights"):
+        in_shard_map(call)
+
+
+# --- the two tools ---
+
+
+def automatic_axes_in_every_transformation():
+    table, ids = normal(6, 3), np.array([[0, 5], [1, 1], [2, 4], [3, 0]], np.int32)
+    mesh = mesh_of()
+
+    def take(table, ids):
+        return on_automatic_axes(lambda t, i: jnp.sin(t)[i], explicit_spec(ids), table, ids)
+
+    def every(table, ids):
+        def loss(table):
+            return jnp.sum(take(table, ids) ** 2)
+
+        gradient = jax.grad(loss)
+        return {
+            "value": take(table, ids),
+            "vmap": jax.vmap(take, (None, 0))(table, ids),
+            "grad": gradient(table),
+            "jvp of grad": jax.jvp(gradient, (table,), (table,))[1],
+            "grad of grad": jax.grad(lambda t: jnp.sum(gradient(t) ** 2))(table),
+        }
+
+    expected = every(*map(jnp.asarray, (table, ids)))
+    np.testing.assert_allclose(expected["value"], np.sin(table)[ids], rtol=1e-6)
+    for with_mesh in (True, False):
+        with jax.set_mesh(mesh) if with_mesh else contextlib.nullcontext():
+            spread = jax.device_put(ids, NamedSharding(mesh, BATCH))
+            whole = jax.device_put(table, NamedSharding(mesh, P()))
+            found = jax.jit(every)(whole, spread)
+            assert explicit_spec(found["value"])[0] == explicit_spec(found["vmap"])[0] == "data"
+            assert_close(found, expected)
+            assert_close(take(whole, spread), expected["value"])  # eagerly
+    two = mesh_of(shape=(2, 2), names=("data", "other"))
+    with jax.set_mesh(two):
+        spread = jax.device_put(ids, P(("data", "other")))
+        partly = jax.shard_map(
+            lambda ids: take(jnp.asarray(table), ids),
+            in_specs=BATCH, out_specs=BATCH, axis_names={"data"},
+        )  # fmt: skip
+        assert_close(jax.jit(partly)(spread), expected["value"])
+
+
+@on_each_device
+def _largest_or_sum(x, y):
+    large = any_over_batch(jnp.max(x) > 5)
+    return jax.lax.cond(large, lambda: jnp.stack([x.max(), y.sum()]), lambda: x + y), y
+
+
+def each_device_computes_its_examples():
+    x, y = normal(3, B, 2), normal(B, 2, seed=1)
+    x[1, 2, 0] = 9
+
+    def mapped(x, y):
+        return jax.vmap(jax.vmap(_largest_or_sum), (0, None))(x, y)
+
+    mesh = mesh_of("auto")
+    spread = [jax.device_put(a, NamedSharding(mesh, P(*cut))) for a, cut in
+              ((x, (None, "data")), (y, ("data",)))]  # fmt: skip
+    program = jax.jit(mapped).lower(*spread).compile()
+    assert collectives(program) == []
+    found, same = program(*spread)
+    expected = x + y
+    # The examples of the device whose x is large, for all of which it takes that branch.
+    expected[:, 2] = np.stack([x[:, 2].max(-1), np.full(3, y[2].sum(), np.float32)], -1)
+    assert_close(found, expected)
+    assert_close(same, np.broadcast_to(y, (3, B, 2)))
+    alone = jax.vmap(_largest_or_sum)(x[0, :1], y[:1])[0]
+    assert_close(alone, x[0, :1] + y[:1])
+
+
+def additive_decides_without_talking():
+    """Seeds and examples are cut up; one has large inputs, and no other sees it."""
+    shape = {"v": (2, 17), "a": (2, 4, 33, 17), "b": (2, 4, 32, 17)}
+    v, a, b = (normal(*size, seed=n) for n, size in enumerate(shape.values()))
+    a[1, 2, 3] *= 1e4
+    a[1, 2, :, 5], b[1, 2, :, 5] = 1e3, -1e3
+    score = aj.Additive(hidden_dim=17)
+
+    def loss(v, a, b):
+        params = {"query_kernel": jnp.zeros((1, 17)), "key_kernel": jnp.zeros((1, 17)), "v": v}
+        return jnp.sum(jnp.sin(score.pair(params, a, b)))
+
+    def written_out(v, a, b):
+        return jnp.sum(jnp.sin(jnp.tanh(a[:, None] + b[None]) @ v))
+
+    def gradients(loss):
+        of_seed = jax.vmap(jax.value_and_grad(loss, (0, 1, 2)), (None, 0, 0))
+        return jax.jit(jax.vmap(of_seed))
+
+    mesh = mesh_of("auto", (2, 2), ("seed", "data"))
+    cuts = (P("seed"), P("seed", "data"), P("seed", "data"))
+    spread = [
+        jax.device_put(x, NamedSharding(mesh, cut)) for x, cut in zip((v, a, b), cuts, strict=True)
+    ]
+    program = gradients(loss).lower(*spread).compile()
+    assert collectives(program) == []
+    with jax.numpy_rank_promotion("allow"):
+        assert_close(program(*spread), gradients(written_out)(v, a, b), 1e-4)
+
+
+# --- what is sent ---
+
+LENGTH = 600
+MASKS = {
+    "none": lambda lengths: {},
+    "causal": lambda lengths: {"mask": aj.causal_mask()},
+    "local": lambda lengths: {"mask": aj.local_mask(200, 100)},
+    "padding": lambda lengths: {"mask": aj.padding_mask(lengths)},
+    "dropout": lambda lengths: {"dropout_rate": 0.1, "dropout_rng": key()},
+}
+
+
+def sent_by_attention(kind, score_name, implementation, mask_name):
+    """Forward, and to the gradient in query, key and value, with the default tiles."""
+    case = SCORE_CASES[score_name]
+    params = case.score.init(jax.random.key(1), case.query_dim, DK)
+
+    def derivatives(query, key, value, direction, lengths, params):
+        def forward(query, key, value):
+            return aj.attention(
+                query, key, value, score=case.score, params=params,
+                implementation=implementation, **MASKS[mask_name](lengths),
+            )  # fmt: skip
+
+        output, pull_back = jax.vjp(forward, query, key, value)
+        return output, *pull_back(direction)
+
+    mesh = mesh_of(kind)
+    shapes = ((LENGTH, case.query_dim), (LENGTH, DK), (LENGTH, DV), (LENGTH, DV))
+    arrays = [jnp.zeros((B, *shape)) for shape in shapes]
+    arrays = jax.device_put([*arrays, jnp.arange(B, dtype=jnp.int32)], NamedSharding(mesh, BATCH))
+    params = jax.device_put(params, NamedSharding(mesh, P()))
+    if kind == "shard_map":
+        specs = (*[BATCH] * 5, P())
+        derivatives = jax.shard_map(derivatives, mesh=mesh, in_specs=specs, out_specs=BATCH)
+    with jax.set_mesh(mesh) if kind == "explicit" else contextlib.nullcontext():
+        return collectives(jax.jit(derivatives).lower(*arrays, params).compile())
+
+
+def attention_sends(*case):
+    """Nothing; which tiles are empty and which are full, where lengths differ, once."""
+    kind, _, implementation, mask_name = case
+    sent = sent_by_attention(*case)
+    if kind != "shard_map" and (implementation, mask_name) == ("tiled", "padding"):
+        (reduction,) = sent
+        assert (reduction.kind, reduction.dtypes) == ("all-reduce", {"pred"}), sent
+        assert not reduction.in_loop, sent
+    else:
+        assert sent == [], sent
+
+
+GRID = {
+    "-".join(case): functools.partial(attention_sends, *case)
+    for case in itertools.product(
+        ("auto", "explicit", "shard_map"), SCORE_CASES, ("reference", "tiled"), MASKS
+    )
+}
+FEW = (
+    *("auto-additive-tiled-padding", "explicit-additive-tiled-dropout"),
+    *("shard_map-additive-tiled-causal", "explicit-scaled-reference-dropout"),
+    *("auto-additive-reference-none", "explicit-own-tiled-padding"),
+)
+CHECKS = {
+    check.__name__: check
+    for check in (
+        additive_decides_without_talking, automatic_axes_in_every_transformation,
+        each_device_computes_its_examples, every_call_in_shard_map,
+        gradients_are_captured_on_explicit_axes, on_explicit_axes_without_mesh,
+        queries_cut_over_devices_stay_so,
+    )
+} | {
+    "explicit_axes": functools.partial(on_explicit_axes_with_mesh, True),
+    "explicit_axes_and_whole_keys": functools.partial(on_explicit_axes_with_mesh, False),
+    **{name: GRID[name] for name in FEW},
+}  # fmt: skip
+SLOW = {name: check for name, check in GRID.items() if name not in CHECKS}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_disable_most_optimizations", True)  # what is sent is settled before
+    eight_devices.run({**CHECKS, **SLOW}, sys.argv[1:])
