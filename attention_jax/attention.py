@@ -27,7 +27,7 @@ from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
 from attention_jax.implementations.reference import logits_and_mask
 from attention_jax.masks import Mask
-from attention_jax.scores import Params, Score, get_score
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
 from attention_jax.softmax import AttentionStatistics, masked_softmax
 
 Array = jax.Array
@@ -35,14 +35,14 @@ Array = jax.Array
 
 @overload
 def attention(
-    query: Array, key: Array, value: Array, *, score: str | Score = ..., params: Params = ...,
+    query: Array, key: Array, value: Array, *, score: ScoreLike = ..., params: Params = ...,
     mask: Mask | Array | None = ..., bias: Bias | Array | None = ..., dropout_rate: float = ...,
     dropout_rng: Array | None = ..., implementation: str | None = ...,
     block_sizes: BlockSizes | None = ..., return_statistics: Literal[False] = ...,
 ) -> Array: ...  # fmt: skip
 @overload
 def attention(
-    query: Array, key: Array, value: Array, *, score: str | Score = ..., params: Params = ...,
+    query: Array, key: Array, value: Array, *, score: ScoreLike = ..., params: Params = ...,
     mask: Mask | Array | None = ..., bias: Bias | Array | None = ..., dropout_rate: float = ...,
     dropout_rng: Array | None = ..., implementation: str | None = ...,
     block_sizes: BlockSizes | None = ..., return_statistics: Literal[True],
@@ -52,7 +52,7 @@ def attention(
     key,
     value,
     *,
-    score="scaled",
+    score=DEFAULT_SCORE,
     params=None,
     mask=None,
     bias=None,
@@ -75,7 +75,8 @@ def attention(
         query: float [*B, T, Dq]. Heads, if any, are one more batch axis.
         key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared, not copied.
         value: float [*B, S, Dv]; the same.
-        score: a name in `SCORES`, "module:Name", or a `Score`.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function `(q, k) -> logits` or
+            `(params, q, k) -> logits` of arrays [t, Dq] and [s, Dk] (see `scores.FunctionScore`).
         params: the score's parameters, as its `init` makes them; leaves may have leading axes that
             broadcast to *B. May be left out if the score has none.
         mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
@@ -129,7 +130,7 @@ def attention_weights(
     query: Array,
     key: Array,
     *,
-    score: str | Score = "scaled",
+    score: ScoreLike = DEFAULT_SCORE,
     params: Params = None,
     mask: Mask | Array | None = None,
     bias: Bias | Array | None = None,

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from attention_jax.biases import Bias
 from attention_jax.capture_point import capture_point, capturing, seen_from_outside
 from attention_jax.checks import checked_inputs
-from attention_jax.core.varying import varying_as
 from attention_jax.float_array import float_array
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
@@ -19,7 +18,7 @@ from attention_jax.implementations.contract import cast_floats
 from attention_jax.implementations.query_chunks import Chunk, pair_logits, scan_chunks
 from attention_jax.masks import Mask
 from attention_jax.position_functions import broadcasts
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, get_score
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
 from attention_jax.softmax import accumulator_dtype, masked_softmax
 
 Array = jax.Array
@@ -39,7 +38,7 @@ def coverage_attention(
     key: Array,
     value: Array,
     *,
-    score: str | Score = DEFAULT_SCORE,
+    score: ScoreLike = DEFAULT_SCORE,
     params: Params = None,
     coverage_kernel: Array,
     mask: Mask | Array | None = None,
@@ -217,8 +216,6 @@ def _attend(
 ) -> CoverageResult:
     # Not inputs.compute_dtype in one example: kernel and coverage are floats that came in too.
     dtype = accumulator_dtype(*jax.tree.leaves(inputs._replace(mask=None)), kernel, coverage)
-    arrays = (inputs, kernel, coverage)
-    inputs, kernel, coverage = varying_as(arrays, arrays)
     attend = functools.partial(_one_example, score, all_weights, dtype)
     return vmap_over_batch(score, attend, inputs, (kernel, 1), (coverage, 1))
 
@@ -249,8 +246,8 @@ def _one_example(
             seen = coverage if allowed is None else jnp.where(allowed, coverage, 0)
             covered = chunk.keys + jnp.outer(seen, kernel).astype(chunk.keys.dtype)
             query = jax.tree.map(lambda leaf: leaf[None], q_features)
-            shape = (1, source_length)
-            logits = pair_logits(score, chunk.params, query, covered, shape)[0].astype(dtype)
+            one_row = None if allowed is None else allowed[None]
+            logits = pair_logits(score, chunk, query, covered, one_row)[0].astype(dtype)
             weights = masked_softmax(logits if bias is None else logits + bias, allowed)
             if allowed is not None:
                 # They are 0 where masked already: this keeps out the cotangents that arrive there.

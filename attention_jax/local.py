@@ -31,7 +31,7 @@ from attention_jax.position_functions import (
     same_rank,
     take,
 )
-from attention_jax.scores import Params, Score
+from attention_jax.scores import DEFAULT_SCORE, Params, ScoreLike
 from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
@@ -199,7 +199,7 @@ def local_attention(
     centers: Array,
     radius: int,
     sigma: float | Array | None = None,
-    score: str | Score = "scaled",
+    score: ScoreLike = DEFAULT_SCORE,
     params: Params = None,
     mask: Mask | Array | None = None,
     bias: Bias | Array | None = None,
@@ -267,7 +267,7 @@ def local_attention_weights(
     centers: Array,
     radius: int,
     sigma: float | Array | None = None,
-    score: str | Score = "scaled",
+    score: ScoreLike = DEFAULT_SCORE,
     params: Params = None,
     mask: Mask | Array | None = None,
     bias: Bias | Array | None = None,

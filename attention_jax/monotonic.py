@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from attention_jax.biases import Bias
 from attention_jax.capture_point import capture_point, capturing, seen_from_outside
 from attention_jax.checks import checked_inputs, checked_rng
-from attention_jax.core.varying import varying_as
 from attention_jax.float_array import float_array
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
@@ -26,7 +25,7 @@ from attention_jax.monotonic_walks import (
     hard_monotonic_weights,
 )
 from attention_jax.position_functions import broadcasts
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, get_score
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
 
 Array = jax.Array
 
@@ -36,7 +35,7 @@ def monotonic_attention(
     key: Array,
     value: Array,
     *,
-    score: str | Score = DEFAULT_SCORE,
+    score: ScoreLike = DEFAULT_SCORE,
     params: Params = None,
     offset: Array | float = 0.0,
     mask: Mask | Array | None = None,
@@ -148,8 +147,7 @@ def _attend(
             return output, initial, weights
 
         def attend(chunk: Chunk, previous: Array) -> tuple[Array, tuple[Array, Array | None]]:
-            shape = (chunk.positions.size, source_length)
-            logits = pair_logits(score, chunk.params, chunk.queries, chunk.keys, shape)
+            logits = pair_logits(score, chunk, chunk.queries, chunk.keys, chunk.allowed)
             logits = logits.astype(dtype) + offset.astype(dtype)
             if chunk.bias is not None:
                 logits = logits + chunk.bias
@@ -168,15 +166,13 @@ def _attend(
             if chunk.allowed is not None:
                 output = jnp.where(chunk.allowed.any(1)[:, None], output, 0)
             # The last chunk may end with rows that are no queries.
-            end = jnp.minimum(target_length - 1 - chunk.positions[0], shape[0] - 1)
+            end = jnp.minimum(target_length - 1 - chunk.positions[0], chunk.positions.size - 1)
             last = jax.lax.dynamic_index_in_dim(weights, end, keepdims=False)
             return last, (output.astype(narrow), weights.astype(narrow) if all_weights else None)
 
         last, (output, weights) = scan_chunks(score, inputs, attend, initial)
         return output, last, weights
 
-    arrays = (inputs, offset, noise_scale, initial)
-    inputs, offset, noise_scale, initial = varying_as(arrays, arrays)
     others = ((offset, 0), (noise_scale, 0), (initial, 1))
     return vmap_over_batch(score, one_example, inputs, *others)
 

@@ -15,7 +15,7 @@ from attention_jax.implementations import BlockSizes, Inputs, Options, ring
 from attention_jax.implementations.batching import explicit_batch_spec, vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes
 from attention_jax.masks import Mask
-from attention_jax.scores import Params, Score, get_score
+from attention_jax.scores import DEFAULT_SCORE, Params, ScoreLike, get_score
 from attention_jax.softmax import AttentionStatistics
 
 Array = jax.Array
@@ -24,14 +24,14 @@ Array = jax.Array
 @overload
 def ring_attention(
     query: Array, key: Array, value: Array, *, mesh: Mesh, axis_name: str = ...,
-    score: str | Score = ..., params: Params = ..., mask: Mask | Array | None = ...,
+    score: ScoreLike = ..., params: Params = ..., mask: Mask | Array | None = ...,
     bias: Bias | Array | None = ..., dropout_rate: float = ..., dropout_rng: Array | None = ...,
     block_sizes: BlockSizes | None = ..., return_statistics: Literal[False] = ...,
 ) -> Array: ...  # fmt: skip
 @overload
 def ring_attention(
     query: Array, key: Array, value: Array, *, mesh: Mesh, axis_name: str = ...,
-    score: str | Score = ..., params: Params = ..., mask: Mask | Array | None = ...,
+    score: ScoreLike = ..., params: Params = ..., mask: Mask | Array | None = ...,
     bias: Bias | Array | None = ..., dropout_rate: float = ..., dropout_rng: Array | None = ...,
     block_sizes: BlockSizes | None = ..., return_statistics: Literal[True],
 ) -> tuple[Array, AttentionStatistics]: ...  # fmt: skip
@@ -42,7 +42,7 @@ def ring_attention(
     *,
     mesh,
     axis_name="context",
-    score="scaled",
+    score=DEFAULT_SCORE,
     params=None,
     mask=None,
     bias=None,

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 
+import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -20,9 +20,15 @@ from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.tile_arrays import positions, untiled
-from attention_jax.implementations.tiling import Plan, allowed_pairs, in_tiles, plan_of
+from attention_jax.implementations.tiling import (
+    Plan,
+    allowed_pairs,
+    in_tiles,
+    plan_of,
+    stand_ins_of,
+)
 from attention_jax.masks import Mask, padding_mask
-from attention_jax.scores import Params, Score
+from attention_jax.scores import Params, Score, masked_pair
 
 Array = jax.Array
 
@@ -39,6 +45,7 @@ class Chunk(NamedTuple):
     bias: Array | None  # [t, S]
     allowed: Array | None  # bool [t, S], False for queries that only fill the last chunk
     positions: Array  # int [t], of the queries
+    stand_ins: tuple[Any, Any] | None  # features in place of those of masked pairs
 
 
 def scan_chunks(
@@ -68,6 +75,7 @@ def scan_chunks(
     used = (None, None) if mask is None else _used_tokens(plan, mask)
     arrays, integers = in_tiles(plan, inputs, *used)
     keys, values = jax.tree.map(lambda tiles: tiles[0], (arrays.keys, arrays.values))
+    instead = None if mask is None else stand_ins_of(inputs, plan.options)
     # Tables go into the loop row by row: the gradient of one that the loop reads as a whole would
     # be added up as a whole in every step.
     tables = [
@@ -85,7 +93,8 @@ def scan_chunks(
             bias = jnp.broadcast_to(bias, (plan.tile.query, lengths[1]))
         allowed = None if mask is None else allowed_pairs(plan, mask, index, first_key)
         where = positions(index, plan.tile.query)
-        return attend(Chunk(arrays.params, queries, keys, values, bias, allowed, where), carry)
+        now = Chunk(arrays.params, queries, keys, values, bias, allowed, where, instead)
+        return attend(now, carry)
 
     chunks = (jnp.arange(plan.query_tiles), arrays.queries, tables)
     body = chunk if plan.query_tiles == 1 else jax.checkpoint(chunk, prevent_cse=False)
@@ -94,10 +103,19 @@ def scan_chunks(
 
 
 def pair_logits(
-    score: Score, params: Params, queries: Any, keys: Any, shape: tuple[int, int]
+    score: Score, chunk: Chunk, queries: Any, keys: Any, allowed: Array | None
 ) -> Array:
-    """Logits of the features of some queries and keys; ValueError unless they have this shape."""
-    logits = score.pair(params, queries, keys)
+    """Logits [t, s] of the features of t queries and s keys.
+
+    Args:
+        score: the score.
+        chunk: what its parameters and the stand-ins for masked pairs are taken from.
+        queries: [t, Fq], some of the chunk's.
+        keys: [s, Fk].
+        allowed: bool [t, s]; None for all pairs.
+    """
+    logits = masked_pair(score, chunk.params, queries, keys, allowed, chunk.stand_ins)
+    shape = tuple(jax.tree.leaves(features)[0].shape[0] for features in (queries, keys))
     if logits.shape != shape:
         raise ValueError(
             f"score {score} must give logits {list(shape)} of {shape[0]} queries and {shape[1]}"

@@ -310,5 +310,7 @@ def _filled(tokens: Array, length: int, used: Array | None, filler: Array | floa
     if used is None:
         return tokens
     # Replaced before it is padded, so that no operation meets a NaN that a mask hides.
+    filler = jnp.broadcast_to(jnp.asarray(filler, tokens.dtype), (1, tokens.shape[1]))
     tokens = jnp.where(used[: tokens.shape[0], None], tokens, filler)
-    return jnp.pad(tokens, ((0, length - tokens.shape[0]), (0, 0)), constant_values=filler)
+    padding = jnp.broadcast_to(filler, (length - tokens.shape[0], tokens.shape[1]))
+    return jnp.concatenate([tokens, padding])
