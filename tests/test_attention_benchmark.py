@@ -261,7 +261,7 @@ def test_a_peer_that_is_not_installed_is_absent(monkeypatch, capsys, tmp_path):
 
 
 def test_memory_of_every_derivative_is_compiled(monkeypatch, capsys, tmp_path):
-    found, printed = trial(monkeypatch, capsys, tmp_path, "memory-checkpointed-additive-*")
+    found, printed = trial(monkeypatch, capsys, tmp_path, "memory-tiled-additive-*")
     rows = found["attention-memory"]["rows"]
     assert [row["direction"] for row in rows[::2]] == ["grad", "jvp", "jvp-of-grad", "grad-of-grad"]
     for shorter, longer in zip(rows[::2], rows[1::2], strict=True):

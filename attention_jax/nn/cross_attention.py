@@ -19,6 +19,7 @@ from attention_jax.masks import Mask
 from attention_jax.memory import Memory
 from attention_jax.nn.cross_attention_kinds import KINDS, Carry
 from attention_jax.nn.dropout import DropoutModule
+from attention_jax.nn.empty_rows import project_rows
 from attention_jax.nn.local import Alignment
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.placement import Positions, check_positions, rotated
@@ -199,7 +200,9 @@ class CrossAttention(DropoutModule):
         )
         if carry is not None:  # loops want the dtype they began with, whatever parameters have
             new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, carry)
-        return found if self.output is None else self.output(found), weights, new
+        if self.output is not None:
+            found = project_rows(self.output, found, feature_ndim=1)
+        return found, weights, new
 
     def remember(self, memory: Array, *, positions: Positions | None = None) -> Memory:
         """What does not depend on the queries, made once: give it as `memory`.

@@ -19,6 +19,7 @@ from attention_jax.masks import Mask, causal_mask
 from attention_jax.memory import Memory, remember, resolve
 from attention_jax.nn.cache import KeyValueCache, appended, check_cache
 from attention_jax.nn.dropout import DropoutModule
+from attention_jax.nn.empty_rows import project_rows
 from attention_jax.nn.parameters import (
     BIAS_INIT,
     KERNEL_INIT,
@@ -45,8 +46,9 @@ class MultiHeadAttention(DropoutModule):
     Every head has score parameters of its own. With score "scaled" it is
     `flax.nnx.MultiHeadAttention`, whose kernels have the shapes of these; dropout, dtypes and
     initializers are as there, and projections have no bias unless asked for. What stands in padding
-    reaches no output. NaN does reach the projections' gradients, which are sums over tokens: NaN in
-    padded tokens those of `query`, `key` and `value`, a NaN cotangent at any row that of `output`.
+    reaches no output, and a NaN cotangent at a query without keys reaches nothing. NaN in padded
+    tokens does reach the gradients of the projections of query, key and value, which are sums over
+    tokens.
 
     Args:
         score: a name in `SCORES`, "module:Name", or a `Score`.
@@ -371,7 +373,8 @@ class MultiHeadAttention(DropoutModule):
         return heads
 
     def _merged(self, heads: Array, ndim: int) -> Array:
-        return self.output(jnp.swapaxes(ungroup_heads(heads, ndim - 2), -2, -3))
+        heads = jnp.swapaxes(ungroup_heads(heads, ndim - 2), -2, -3)
+        return project_rows(self.output, heads, feature_ndim=2)
 
     # --- what goes with the pairs, by groups of heads ---
 

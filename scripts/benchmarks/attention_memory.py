@@ -84,9 +84,10 @@ def all_programs() -> dict[str, Program]:
         for implementation in ("reference", "tiled")
         for score in FOUR_SCORES
     ] + [
-        Program("checkpointed", score, 64 if score == "additive" else None, derivative)
+        Program("tiled", score, 64 if score == "additive" else None, derivative)
         for score in ("scaled", "additive")
         for derivative in _DERIVATIVES
+        if derivative != "grad"
     ]
     return {program.name: program for program in programs}
 

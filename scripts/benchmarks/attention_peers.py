@@ -51,6 +51,11 @@ def forward_backward(attend: Callable[[Tree], Array]) -> Callable[[Tree, Array],
     return both
 
 
+def pushed_forward(attend: Callable[[Tree], Array]) -> Callable[[Tree, Tree], Any]:
+    """(inputs, tangents of all inputs) -> (output, its tangent)."""
+    return lambda inputs, tangents: jax.jvp(attend, (inputs,), (tangents,))
+
+
 def ours(work: Work) -> Contestant:
     """`attention_jax.attention`; LookupError, as from every peer, says why it is absent."""
     if work.implementation not in (None, *IMPLEMENTATIONS):
@@ -92,8 +97,13 @@ def jax_contestant(
         inputs |= {name: inputs[name].swapaxes(1, 2) for name in ("query", "key", "value")}
         cotangent = cotangent.swapaxes(1, 2)
     arguments: tuple = jax.tree.map(lambda leaf: jnp.asarray(leaf, work.dtype), (inputs, cotangent))
-    program = forward_backward(attend) if work.backward else attend
-    arguments = arguments if work.backward else arguments[:1]
+    program: Callable[..., Any] = attend
+    if work.backward:
+        program = forward_backward(attend)
+    elif work.jvp:
+        program, arguments = pushed_forward(attend), (arguments[0], arguments[0])
+    else:
+        arguments = arguments[:1]
     compiled = compile_cold(program, *arguments)
     if compiled.needed_bytes > _FREE_SHARE * free_bytes():
         needed, free = (size / 2**30 for size in (compiled.needed_bytes, free_bytes()))
@@ -265,6 +275,7 @@ def _pytorch(name: str) -> Callable[[Work], Contestant]:
 PEERS: dict[str, Callable[[Work], Contestant]] = {
     "ours, reference": _ours_with(implementation="reference"),
     "ours, not causal": _ours_with(mask=""),
+    "ours, forward": _ours_with(jvp=False),
     "ours, scaled dot": _ours_with(score="scaled"),
     "ours, half as long": _half_as_long,
     "naive JAX": naive,

@@ -36,6 +36,7 @@ class Work:
         score: a key of `SCORES`, or `OWN`.
         length: T; and S, unless `key_length` says otherwise.
         backward: also the gradients of query, key, value and the score's parameters.
+        jvp: also the output's tangent, for tangents of all of these.
         batch: B.
         heads: N.
         dim: D, of query, key and value.
@@ -52,6 +53,7 @@ class Work:
     score: str
     length: int
     backward: bool = False
+    jvp: bool = False
     batch: int = 1
     heads: int = 1
     dim: int = 64
@@ -68,6 +70,13 @@ class Work:
         """T and S."""
         return self.length, self.key_length or self.length
 
+    @property
+    def direction(self) -> str:
+        """What of the function is computed."""
+        if self.jvp:
+            return "jvp"
+        return "forward + backward" if self.backward else "forward"
+
     def described(self) -> dict[str, Any]:
         """What a table says of it."""
         target, source = self.lengths
@@ -76,7 +85,7 @@ class Work:
         return {
             "work": self.name,
             "score": self.score,
-            "direction": "forward + backward" if self.backward else "forward",
+            "direction": self.direction,
             "shape": shape + (f" A{self.hidden_dim}" if self.hidden_dim else ""),
             "mask": self.mask or "none",
             "dtype": self.dtype,
@@ -161,6 +170,8 @@ def _everywhere() -> list[Work]:
         local_16k,
         *_both_directions(additive),
         *_both_directions(general),
+        dataclasses.replace(scaled, name="scaled-jvp", jvp=True, peers=("ours, forward",)),
+        Work("additive-jvp", "additive", 4096, hidden_dim=64, jvp=True, peers=("ours, forward",)),
         Work("own-distance", OWN, 4096, backward=True, peers=("ours, reference", "KeOps")),
         *(
             dataclasses.replace(

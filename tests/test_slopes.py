@@ -1,0 +1,178 @@
+"""Scores with an infinite slope: a pair that a mask hides sends no NaN.
+
+The other side is a softmax written out, with distances that are safe where the mask hides a pair.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import quick_jit
+
+import attention_jax as aj
+from attention_jax.scores import masked_pair, stand_ins
+from attention_jax.scores.slopes import has_finite_slopes
+
+T, D = 7, 3
+RNG = np.random.default_rng(8)
+TILE = aj.BlockSizes(2, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Euclidean(aj.Score):
+    """-scale |q - k|, whose slope is infinite where q = k"""
+
+    def init(self, rng, query_dim, key_dim):
+        return {"scale": jnp.ones(())}
+
+    def pair(self, params, q_features, k_features):
+        difference = q_features[:, None, :] - k_features[None, :, :]
+        return -params["scale"] * jnp.sqrt(jnp.sum(difference**2, axis=-1))
+
+
+class Angle(Euclidean):
+    """-scale arccos of the cosine, whose slope is infinite where q and k are parallel"""
+
+    def pair(self, params, q_features, k_features):
+        sizes = [jnp.linalg.norm(x, axis=-1) for x in (q_features, k_features)]
+        cosine = q_features @ k_features.T / (sizes[0][:, None] * sizes[1][None, :])
+        return -params["scale"] * jnp.arccos(jnp.clip(cosine, -1, 1))
+
+
+def safely(score, params, tokens, allowed):
+    """The same attention of tokens to themselves; hidden pairs are other pairs from the start."""
+    far = jnp.broadcast_to(jnp.array([1.0, 0.0, 0.0]), (T, T, D))
+    query = jnp.where(allowed[..., None], tokens[:, None, :], far)
+    key = jnp.where(allowed[..., None], tokens[None, :, :], jnp.roll(far, 1, axis=-1))
+    if isinstance(score, Angle):
+        sizes = jnp.linalg.norm(query, axis=-1) * jnp.linalg.norm(key, axis=-1)
+        logits = -params["scale"] * jnp.arccos(jnp.sum(query * key, axis=-1) / sizes)
+    else:
+        logits = -params["scale"] * jnp.linalg.norm(query - key, axis=-1)
+    exponentials = jnp.where(allowed, jnp.exp(logits), 0)
+    total = exponentials.sum(1, keepdims=True)
+    return exponentials / jnp.where(total == 0, 1, total) @ tokens
+
+
+def of_attention(implementation, score, params, tokens, mask):
+    if implementation == "ring":
+        mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
+        attend = functools.partial(aj.ring_attention, mesh=mesh)
+        tokens, mask = jnp.pad(tokens, ((0, 1), (0, 0))), jnp.pad(mask, ((0, 1), (0, 1)))
+    else:
+        attend = functools.partial(aj.attention, implementation=implementation)
+    return attend(tokens, tokens, tokens, score=score, params=params, mask=mask, block_sizes=TILE)[
+        :T
+    ]
+
+
+MASKS = {
+    "causal": np.tril(np.ones((T, T), bool), -1),
+    "others": ~np.eye(T, dtype=bool) & (np.arange(T) < 5),
+}
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled", "ring"])
+@pytest.mark.parametrize("score", [Euclidean(), Angle(), aj.SoftCap(Euclidean())])
+def test_hidden_pairs_send_no_nan(score, implementation):
+    tokens, direction = (RNG.normal(size=(T, D)) for _ in range(2))
+    masks = np.stack([*MASKS.values()])
+    plain = score.score if isinstance(score, aj.SoftCap) else score
+
+    def derivatives(attend):
+        def loss(params, tokens, mask):
+            return jnp.sum(jnp.sin(attend(params, tokens, mask)))
+
+        def of_mask(mask):
+            params = {"scale": jnp.asarray(0.7)}
+            gradient = jax.grad(loss, (0, 1))(params, tokens, mask)
+            return gradient, jax.jvp(
+                jax.grad(lambda x: loss(params, x, mask)), (tokens,), (direction,)
+            )
+
+        return quick_jit(jax.vmap(of_mask))(masks)
+
+    with jax.enable_x64(True):
+        got = derivatives(functools.partial(of_attention, implementation, score))
+        if plain is not score:
+            assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(got))
+            return
+        expected = derivatives(functools.partial(safely, score))
+    for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("attend", ["coverage", "monotonic"])
+def test_hidden_pairs_of_other_forms_of_attention(attend):
+    tokens = jnp.asarray(RNG.normal(size=(T, D)), jnp.float32)
+    mask = jnp.asarray(MASKS["others"])
+    hidden = jnp.where(mask, 0.0, 1.0)
+
+    def loss(params, tokens, apart):
+        """With `apart`, keys are moved away from the queries: no pair is singular, and all masked
+        pairs are other ones."""
+        arguments = {"score": Euclidean(), "params": params, "mask": mask}
+        keys = tokens + apart
+        if attend == "coverage":
+            kernel = jnp.zeros(D)
+            found = aj.coverage_attention(tokens, keys, tokens, coverage_kernel=kernel, **arguments)
+            return jnp.sum(jnp.sin(found.output)) + jnp.sum(found.loss)
+        return jnp.sum(jnp.sin(aj.monotonic_attention(tokens, keys, tokens, **arguments)[0]))
+
+    gradient = quick_jit(jax.grad(loss, (0, 1, 2)))
+    params = {"scale": jnp.float32(0.7)}
+    got = gradient(params, tokens, 0.0)
+    near = gradient(params, tokens, 1e-4)  # a gradient is continuous: nothing else is singular
+    assert hidden.sum() > 0
+    for one, other in zip(*map(jax.tree.leaves, (got, near)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-2, atol=2e-3)
+
+
+def test_which_scores_have_finite_slopes():
+    def finite(score):
+        score = aj.get_score(score)
+        params = score.init(jax.random.key(0), D, D)
+        features = score.project(params, jnp.ones((2, D)), jnp.ones((4, D)))
+        return has_finite_slopes(score, params, *features)
+
+    assert all(map(finite, aj.SCORES))
+    for smooth in (
+        lambda q, k: q @ k.T / 8,
+        lambda q, k: q @ k.T / jnp.sqrt(q.shape[-1]),
+        lambda q, k: -jnp.sum((q[:, None] - k[None]) ** 2, -1),
+        lambda q, k: jnp.tanh(jax.nn.relu(q @ k.T)) * jnp.abs(q[:, :1]),
+        jax.jit(lambda q, k: jnp.einsum("td,sd->ts", q, jnp.exp(k))),
+        aj.SoftCap(aj.Additive()),
+    ):
+        assert finite(smooth)
+    for singular in (
+        Euclidean(),
+        Angle(),
+        aj.SoftCap(Euclidean()),
+        lambda q, k: jnp.log(jnp.sum(jnp.abs(q[:, None] - k[None]), -1)),
+        lambda q, k: 1 / (q @ k.T),
+        jax.jit(lambda q, k: (q @ k.T) ** 0.5),
+        lambda q, k: (q @ k.T) ** -1,
+    ):
+        assert not finite(singular)
+
+
+def test_a_score_may_say_that_its_slopes_are_finite():
+    class Said(Euclidean):
+        finite_slopes = True
+
+    params = {"scale": jnp.ones(())}
+    assert has_finite_slopes(Said(), params, jnp.ones((2, D)), jnp.ones((3, D)))
+    assert stand_ins(Said(), params, jnp.ones((2, D)), jnp.ones((3, D))) is None
+    instead = stand_ins(Euclidean(), params, jnp.ones((2, D)), jnp.ones((3, D)))
+    allowed = jnp.array([[True, False, True], [False, True, False]])
+    tokens = [jnp.asarray(RNG.normal(size=(n, D)), jnp.float32) for n in (2, 3)]
+    logits = masked_pair(Euclidean(), params, *tokens, allowed, instead)
+    np.testing.assert_allclose(
+        jnp.where(allowed, logits, 0),
+        jnp.where(allowed, Euclidean().pair(params, *tokens), 0),
+        rtol=1e-5,
+    )
