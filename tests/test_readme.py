@@ -26,21 +26,23 @@ def test_examples_run_one_after_another():
     }
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in gradient.values())
     exec(EXAMPLES[1], namespace)
+    assert float(namespace["length"](jnp.array([3.0, 4.0]))) == 5
+    exec(EXAMPLES[2], namespace)
     assert namespace["output"].shape == (16384, 16)
     assert 0 < float(namespace["statistics"].entropy[-1]) < np.log(16384)
-    exec(EXAMPLES[2], namespace)  # compares the cached decoding with the full pass by itself
+    exec(EXAMPLES[3], namespace)  # compares the cached decoding with the full pass by itself
     assert namespace["full"].shape == (2, 5, 16)
     assert namespace["windowed"].shape == (2, 5, 16)
-    exec(EXAMPLES[3], namespace)
+    exec(EXAMPLES[4], namespace)
     seen = namespace["seen"]
     assert [array.shape for array in seen] == [(2, 5, 16), (2, 5, 7), (2, 7), (2, 5)]
     assert namespace["found"].tokens[0, 0].tolist() == [1, 2, 2, 2]
     np.testing.assert_allclose(namespace["rollout"].sum(-1), np.ones((2, 7)), atol=1e-6)
-    exec(EXAMPLES[4], namespace)
-    assert abs(float(namespace["drate"])) > 1e-3
     exec(EXAMPLES[5], namespace)
-    assert namespace["output"].shape == (2, 7, 64)
+    assert abs(float(namespace["drate"])) > 1e-3
     exec(EXAMPLES[6], namespace)
+    assert namespace["output"].shape == (2, 7, 64)
+    exec(EXAMPLES[7], namespace)
     blocks = ("encoder_0/self", "decoder_0/self", "decoder_0/cross")
     names = [f"{block}_attention" for block in blocks]
     assert list(namespace["seen"].attentions) == names
@@ -48,14 +50,14 @@ def test_examples_run_one_after_another():
     assert namespace["found"].gradients[names[0]].dlogits.shape == (2, 4, 7, 7)
     assert 0 < float(namespace["statistics"][f"{names[2]}/jacobian_norm"]) <= 0.5
     assert float(namespace["edges"](namespace["weights_and_biases"]).largest) > 0
-    exec(EXAMPLES[7], namespace)
+    exec(EXAMPLES[8], namespace)
     tokens, params = namespace["tokens"], namespace["ring_params"]
     mask = attention_jax.causal_mask()
     whole = attention_jax.attention(
         tokens, tokens, tokens, score="additive", params=params, mask=mask
     )
     np.testing.assert_allclose(namespace["ring_output"], whole, atol=1e-5)
-    assert len(EXAMPLES) == 8
+    assert len(EXAMPLES) == 9
 
 
 def test_users_own_score_attends_by_distance():
