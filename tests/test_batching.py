@@ -98,7 +98,7 @@ def test_bias_of_every_shape_and_its_gradient(implementation, shape):
         assert_close("gradient of bias", got, dbias, 2e-5)
 
 
-@pytest.mark.parametrize("axes", [(), (N,), (B, 1), (1, N), (B, N)])
+@pytest.mark.parametrize("axes", [(), (B, 1), (1, N), (B, N)])
 @every_implementation
 def test_mask_lengths_of_each_head_or_example(implementation, axes):
     lengths = RNG.integers(0, S + 1, size=axes)
