@@ -23,6 +23,7 @@ from derivative_compositions import COMPOSITIONS, K, Q, V
 from score_cases import SCORE_CASES
 
 import attention_jax as aj
+from attention_jax.core.varying import varying_as
 from attention_jax.implementations import ring, tiled
 
 SCORES = {**aj.SCORES, "own": SCORE_CASES["own"].score}
@@ -114,10 +115,87 @@ def is_the_reference(score_name, option, implementation, names=tuple(COMPOSITION
             rule.bwd = by_hand
 
 
+# --- on meshes ---
+
+
+def by_hand():
+    """tanh(x w), whose gradient by hand loops over the rows."""
+
+    def forward(x, w):
+        def row(i, out):
+            return out.at[i].set(jnp.tanh(x[i] @ w))
+
+        start = varying_as(jnp.zeros((x.shape[0], w.shape[1]), x.dtype), x, w)
+        return jax.lax.fori_loop(0, x.shape[0], row, start)
+
+    def fwd(x, w):
+        out = forward(x, w)
+        return out, (x, w, out)
+
+    def bwd(residuals, ct):
+        x, w, out = residuals
+        slopes = ct * (1 - out**2)
+        return slopes @ w.T, x.T @ slopes
+
+    f = aj.custom_vjp(forward, twin=lambda x, w: jnp.tanh(x @ w))
+    f.defvjp(fwd, bwd)
+    return f
+
+
+def tiled_attention(x, w):
+    tokens = x @ w
+    return aj.attention(
+        tokens, tokens, x, score="additive", mask=aj.causal_mask(-1), implementation="tiled",
+        params={"query_kernel": w, "key_kernel": w.T, "v": w[0]}, block_sizes=TILE,
+    )  # fmt: skip
+
+
+def on_meshes(f):
+    """In `shard_map` with its checks, and on Explicit axes: examples cut up, parameters shared."""
+    rng = np.random.default_rng(2)
+    x, w = rng.normal(size=(4, 5, 3)), rng.normal(size=(3, 3))
+    dx, dw = np.cos(x), np.sin(w)
+
+    def everything(loss, x, w, dx, dw):
+        gradient = jax.grad(loss, (0, 1))
+        slope = jax.jvp(loss, (x, w), (dx, dw))
+        product = jax.jvp(gradient, (x, w), (dx, dw))[1]
+        again = jax.grad(lambda w: jnp.sum(jax.grad(loss, 1)(x, w) ** 2))(w)
+        return slope, gradient(x, w), product, again
+
+    def total(f):
+        return lambda x, w: jnp.sum(jnp.sin(jax.vmap(f, (0, None))(x, w)) ** 2)
+
+    with jax.enable_x64(True):
+        expected = jax.jit(functools.partial(everything, total(f)))(x, w, dx, dw)
+        mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+        data, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("data",), ()))
+        spread = [jax.device_put(leaf, data) for leaf in (x, dx)]
+        shared = [jax.device_put(leaf, whole) for leaf in (w, dw)]
+        arguments = (spread[0], shared[0], spread[1], shared[1])
+
+        def in_shard_map(x, w):
+            def of_one_device(x, w):
+                return jax.lax.psum(total(f)(x, w), "data")
+
+            specs = jax.P("data"), jax.P()
+            return jax.shard_map(of_one_device, mesh=mesh, in_specs=specs, out_specs=jax.P())(x, w)
+
+        with jax.set_mesh(mesh):
+            for loss in (in_shard_map, total(f)):
+                got = jax.jit(functools.partial(everything, loss))(*arguments)
+                for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+                    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
+
+
+CHECKS = {
+    "custom_vjp_on_meshes": lambda: on_meshes(by_hand()),
+    "tiled_on_meshes": lambda: on_meshes(tiled_attention),
+}
 GRID = {
     "-".join(case): functools.partial(is_the_reference, *case)
     for case in itertools.product(SCORES, OPTIONS, RULES)
 }
 
 if __name__ == "__main__":
-    eight_devices.run(GRID, sys.argv[1:])
+    eight_devices.run({**CHECKS, **GRID}, sys.argv[1:])

@@ -187,11 +187,12 @@ def _tangent_map(rules: _Rules, arrays: Any, residuals: Any, result: Any, tangen
     for index, leaf in enumerate(leaves):
         if not (_is_symbolic_zero(leaf) or getattr(leaf, "dtype", None) == jax.dtypes.float0):
             moving.append(index)
-    dresult = jax.tree.map(_zero_tangent, result)
+    results, structure = jax.tree.flatten(result)
+    zeros = [_zero_tangent(leaf) for leaf in results]
     if not moving:
-        return dresult
-    types = [jax.typeof(leaf) for leaf in jax.tree.leaves(result)]
-    floats = [_is_float(leaf) for leaf in jax.tree.leaves(result)]
+        return jax.tree.unflatten(structure, zeros)
+    types = [jax.typeof(leaf) for leaf in results]
+    floats = [_is_float(leaf) for leaf in results]
     kept = arrays, jax.lax.stop_gradient(residuals)
 
     def evaluate(kept, tangents):
@@ -202,19 +203,17 @@ def _tangent_map(rules: _Rules, arrays: Any, residuals: Any, result: Any, tangen
     def transpose(kept, cotangents):
         cotangents = iter(cotangents)
         full = [
-            next(cotangents) if floating else leaf
-            for leaf, floating in zip(jax.tree.leaves(dresult), floats, strict=True)
+            next(cotangents) if floating else np.zeros(kind.shape, jax.dtypes.float0)
+            for kind, floating in zip(types, floats, strict=True)
         ]
-        full = jax.tree.unflatten(jax.tree.structure(dresult), full)
-        return _backward(rules, tuple(moving), *kept, full)
+        return _backward(rules, tuple(moving), *kept, jax.tree.unflatten(structure, full))
 
-    like = [leaf for leaf in jax.tree.leaves(result) if _is_float(leaf)]
+    like = [leaf for leaf, floating in zip(results, floats, strict=True) if floating]
     moved = iter(linear_map(evaluate, transpose, kept, [leaves[i] for i in moving], like))
-    leaves = [
-        next(moved) if floating else zero
-        for zero, floating in zip(jax.tree.leaves(dresult), floats, strict=True)
+    tangent = [
+        next(moved) if floating else zero for zero, floating in zip(zeros, floats, strict=True)
     ]
-    return jax.tree.unflatten(jax.tree.structure(dresult), leaves)
+    return jax.tree.unflatten(structure, tangent)
 
 
 # --- the tangent, and its own derivatives: those of the twin's tangent ---
@@ -369,8 +368,8 @@ def _is_symbolic_zero(leaf: Any) -> bool:
     return isinstance(leaf, SymbolicZero)
 
 
-def _zero_tangent(leaf: Any) -> Any:
-    return jnp.zeros_like(leaf) if _is_float(leaf) else np.zeros(np.shape(leaf), jax.dtypes.float0)
+def _zero_tangent(leaf: Any) -> SymbolicZero:
+    return SymbolicZero(jax.typeof(leaf).to_tangent_aval())
 
 
 def _positional(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple:

@@ -1,0 +1,28 @@
+"""Every derivative of every score, mask and option, in tiles and in a ring; and on meshes."""
+
+import derivative_grid
+import eight_devices
+import pytest
+
+FEW = ("general-bias-tiled", "own-statistics-ring")
+
+
+@pytest.fixture(scope="module")
+def results(request):
+    return eight_devices.results_of(derivative_grid, request)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *derivative_grid.CHECKS,
+        *FEW,
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in derivative_grid.GRID
+            if name not in FEW
+        ),
+    ],
+)
+def test_on_eight_devices(name, results):
+    assert results[name] is None, results[name]
