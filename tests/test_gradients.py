@@ -115,7 +115,7 @@ def test_equals_vjp_of_attention(implementation, score_name):
             "params": jax.tree.map(np.float64, score.init(jax.random.key(0), 4, 4)),
         }
         doutput = rng.normal(size=(2, 3, 5, 2))
-        mask = aj.causal_mask(1) & aj.padding_mask(jnp.array([7, 3, 0]))
+        mask = aj.causal_mask(1) & aj.padding_mask(jnp.array([[7, 3, 0]]))
 
         @quick_jit
         def expected_of(point):
