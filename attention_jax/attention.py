@@ -79,7 +79,7 @@ def attention(
             `(params, q, k) -> logits` of arrays [t, Dq] and [s, Dk] (see `scores.FunctionScore`).
         params: the score's parameters, as its `init` makes them; leaves may have leading axes that
             broadcast to *B. May be left out if the score has none.
-        mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
         bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
         dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
         dropout_rng: one PRNG key, needed when `dropout_rate` > 0.

@@ -77,7 +77,7 @@ def coverage_attention(
             broadcast to *B. May be left out if the score has none.
         coverage_kernel: float [Fk], of the size that `coverage_kernel_size` says; may have leading
             axes that broadcast to *B. With zeros this is `attention`.
-        mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
         bias: a `Bias`, or float broadcastable to [*B, T, S], added to the logits.
         coverage: float [*B, S], at least 0: the coverage that earlier queries left, to go on from;
             may lack batch axes. None for zeros.

@@ -70,7 +70,7 @@ def monotonic_attention(
         params: the score's parameters, as its `init` makes them.
         offset: float broadcastable to *B (one for each head, say), added to the logits; gradients
             reach it. A walk of constant p = sigmoid(offset) passes exp(-offset) keys a query.
-        mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
         bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
         noise_rng: one PRNG key for normal noise on the logits, for training: where it is on, only
             large logits choose surely, and p become 0 or 1, as the hard form takes them. None for

@@ -76,8 +76,9 @@ def ring_attention(
         axis_name: the axis of the mesh over which sequences are cut, n devices.
         score: as in `attention`; its `project` sees the tokens of one device, in another order.
         params: as in `attention`; every device has them, and their gradients are summed over all.
-        mask: a `Mask`, or bool broadcastable to [*B, T, S]. Its arrays are held by every device: a
-            function of positions (`causal_mask`, `segment_mask`, ...) is small, a table is not.
+        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]. Its arrays are held by every
+            device: a function of positions (`causal_mask`, `segment_mask`, ...) is small, a table
+            is not.
         bias: a `Bias`, or float broadcastable to [*B, T, S]; the same.
         dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
         dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
@@ -88,14 +89,13 @@ def ring_attention(
         output [*B, T, Dv] in the query's dtype, cut as the query is; or (output,
         `AttentionStatistics`), the statistics [*B, T] in the compute dtype.
 
-    Derivatives are those of `attention` with implementation "tiled": reverse mode of any order, and
-    forward mode over reverse mode. Second and higher ones keep the keys of every step: memory is
-    linear in S, but falls by less than n. `analysis.capture` does not see it.
+    It has every derivative that `attention` has, in any mode and order. Forward mode and second and
+    higher derivatives keep the keys of every step: memory is linear in S, but falls by less than n.
+    `analysis.capture` does not see it.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure; T or S is no multiple of
             2 n; the mesh has no such axis.
-        NotImplementedError (and TypeError): forward mode.
 
     >>> import jax.numpy as jnp
     >>> from attention_jax import causal_mask

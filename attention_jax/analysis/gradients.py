@@ -82,7 +82,7 @@ def attention_gradients(
         score: a name in `SCORES`, "module:Name", or a `Score`.
         params: the score's parameters, as its `init` makes them; leaves may have leading axes that
             broadcast to *B. May be left out if the score has none.
-        mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
         bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
 
     Returns:

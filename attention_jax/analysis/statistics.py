@@ -79,7 +79,8 @@ def normalized_entropy(weights: Array, mask: Mask | Array | None = None) -> Arra
 
     Args:
         weights: float [*B, T, S], as in `weight_entropy`; at masked places they may hold anything.
-        mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend. None: all S may.
+        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
+            None: all S may.
 
     Returns:
         [*B, T] in float32 (float64 if the weights are). Differentiable, as `weight_entropy` is.
@@ -161,7 +162,7 @@ def logit_variance(
     Args:
         logits: float [*B, T, S], finite where allowed; -inf counts as masked, as in
             `masked_softmax`. Masked entries may hold anything, NaN included.
-        mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
         per_row: one variance a query, over its keys: the part that the softmax sees, which adding a
             number to a row does not change.
 

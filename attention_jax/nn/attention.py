@@ -98,7 +98,7 @@ class Attention(DropoutModule):
             query: float [*B, T, Dq].
             key: float [*B, S, Dk]; or a `Memory` that `remember` made.
             value: float [*B, S, Dv]; None for `key` (the use of Bahdanau 2014 and Luong 2015).
-            mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+            mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
             bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
             deterministic: True drops nothing, False drops; None for the module's setting.
             dropout_rng: one PRNG key to drop with, whatever the module's setting; None for the next

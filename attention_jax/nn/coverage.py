@@ -74,7 +74,7 @@ class CoverageAttention(Attention):
             query: float [*B, T, Dq], in the order in which they attend.
             key: float [*B, S, Dk]; or a `Memory` that `remember` made.
             value: float [*B, S, Dv]; None for `key`, as in the paper.
-            mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+            mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
             bias: a `Bias`, or float broadcastable to [*B, T, S], added to the logits.
             coverage: float [*B, S], the `coverage` of an earlier call to go on from; None for 0.
             return_weights: whether to return the weights [*B, T, S] too.

@@ -82,7 +82,7 @@ class MonotonicAttention(Attention):
             query: float [*B, T, Dq].
             key: float [*B, S, Dk]; or a `Memory` that `remember` made.
             value: float [*B, S, Dv]; None for `key`.
-            mask: a `Mask`, or bool broadcastable to [*B, T, S]; True = may attend.
+            mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
             bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
             noise_rng: one PRNG key, for training; None for no noise.
             hard: take the hard form, for decoding.

@@ -189,7 +189,7 @@ class MultiHeadAttention(DropoutModule):
                 attention).
             value: float [*B, S, key_dim]; None for `key`.
             mask: a `Mask` whose arrays' leading axes broadcast to *B, the same for all heads; or
-                bool broadcastable to [*B, T, S], or [*B, N, T, S] with all its axes.
+                bool [*B, T, S] (sizes may be 1) or [T, S], or [*B, N, T, S] with all its axes.
             bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]),
                 or float broadcastable to [*B, N, T, S]; added to the logits. One for each example
                 and the same for all heads is [*B, 1, T, S].
