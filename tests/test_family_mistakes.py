@@ -114,7 +114,7 @@ def test_an_undeclared_array_is_refused_under_grad_too():
 def test_a_window_of_radius_zero_is_one_key():
     config = CrossAttentionConfig("local-m", radius=0)
     cross = aj.nn.CrossAttention("dot", D, D, config, rngs=nnx.Rngs(0))
-    _, weights, _ = cross(X, X)
+    _, weights, _ = cross(X, X, return_weights=True)
     assert weights[0].tolist() == jnp.eye(T)[::-1].tolist()
 
 
