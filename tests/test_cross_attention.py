@@ -154,8 +154,9 @@ def test_the_carry_keeps_its_dtype(kind, dtype):
 def test_the_carry_keeps_its_dtype_beside_wider_parameters():
     with jax.enable_x64(True):
         config = CrossAttentionConfig(attention="coverage")
-        module = CrossAttention("dot", DIM, DIM, config, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-        assert module.attention.coverage_kernel[...].dtype == jnp.float64
+        module = CrossAttention("dot", DIM, DIM, config, rngs=nnx.Rngs(0))
+        wide = module.attention.coverage_kernel[...].astype(jnp.float64)
+        module.attention.coverage_kernel = nnx.Param(wide)
         first = module.first_carry((), S, jnp.float32)
         _, _, carry = module(normal(1, DIM), normal(S, DIM), carry=first)
     assert first.dtype == carry.dtype == jnp.float32
