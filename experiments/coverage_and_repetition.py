@@ -141,6 +141,7 @@ def stuck_decoder(kernel: float) -> JSON:
     """The library's numbers, and how far those by hand are from them."""
     result = coverage_attention(
         jnp.full((STEPS, 1), QUERY), jnp.array(KEYS)[:, None], jnp.eye(len(KEYS)),
+        score="additive",
         params={
             "query_kernel": jnp.ones((1, 1)), "key_kernel": jnp.ones((1, 1)), "v": jnp.array([V]),
         },
