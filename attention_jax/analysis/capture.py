@@ -157,10 +157,10 @@ def capture_gradients(
 
     def evaluated(params: Any, added: list[Array] | None) -> Any:
         outputs, found = evaluate(program, jax.tree.leaves(params), added)
+        value, auxiliary = _loss_and_auxiliary(jax.tree.unflatten(structure, outputs))
         _check_found("loss", found)
         named = _named(found)
         names[:] = named
-        value, auxiliary = _loss_and_auxiliary(jax.tree.unflatten(structure, outputs))
         # A list, since JAX would sort a dict.
         return value, (auxiliary, list(named.values()))
 
