@@ -18,6 +18,17 @@ def both(q):
     return jnp.stack([q, q + 1])
 
 
+def steps(f, q, k, v):
+    """Three steps that each attend with what the one before gave."""
+    return jax.lax.scan(
+        lambda c, _: (jnp.pad(jax.jit(f)(c, k, v), ((0, 0), (0, 1))) + c, None), q, None, length=3
+    )[0]
+
+
+def gradient_of_gradient(loss):
+    return jax.grad(lambda *x: sum(jnp.sum(g**2) for g in jax.grad(loss, (0, 1))(*x)), (0, 1))
+
+
 def dense_root(f, q, k, v):
     """The derivative of a root q = tanh(f(q, k, v)) / 9, by a dense linear solve."""
 
@@ -94,11 +105,30 @@ COMPOSITIONS = {
         True,
     ),
     "scan": (
-        lambda f: jax.grad(
-            lambda q, k, v: jax.lax.scan(
-                lambda c, _: (jnp.pad(f(c, k, v), ((0, 0), (0, 1))) + c, None), q, None, length=3
-            )[0].sum(),
-            (0, 1),
+        lambda f: jax.grad(lambda q, k, v: steps(f, q, k, v).sum(), (0, 1)), True,
+    ),
+    "hessian of scan": (
+        lambda f: jax.hessian(lambda q, k, v: jnp.sum(jnp.sin(steps(f, q, k, v))), (1,)), True,
+    ),
+    "grad of grad of checkpoint of scan": (
+        lambda f: gradient_of_gradient(
+            jax.checkpoint(lambda q, k, v: jnp.sum(jnp.sin(steps(f, q, k, v))))
+        ),
+        True,
+    ),
+    "grad of grad of map": (
+        lambda f: gradient_of_gradient(
+            lambda q, k, v: jnp.sum(jnp.sin(jax.lax.map(lambda q: f(q, k, v), both(q))))
+        ),
+        True,
+    ),
+    "jvp of grad of fori_loop": (
+        lambda f: lambda q, k, v: jax.jvp(
+            jax.grad(lambda k: jnp.sum(jax.lax.fori_loop(
+                0, 2, lambda _, c: jnp.pad(f(c, k, v), ((0, 0), (0, 1))) + c, q
+            ) ** 2)),
+            (k,),
+            (k,),
         ),
         True,
     ),

@@ -5,9 +5,9 @@ tangents. Here a function has a twin: a second function with the same values, wh
 differentiate in any way. The backward pass by hand serves reverse mode, at every order; the twin
 serves forward mode, and the derivatives of the backward pass itself.
 
-How: the rule for tangents (`jax.custom_jvp`) ends in a linear map that carries its own transpose
-(`linear_map.py`). Forward mode evaluates the map, which is the tangent of the twin. Reverse mode
-transposes it, which is the backward pass by hand.
+How: the rule for tangents ends in a linear map that carries its own transpose (`linear_map.py`).
+Forward mode evaluates the map, which is the tangent of the twin. Reverse mode transposes it, which
+is the backward pass by hand.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.linear_map import call_with_residuals, call_with_transpose, linear_map
+from attention_jax.core.linear_map import call_with_rules, linear_map
 from attention_jax.core.varying import varying_as
-
-SymbolicZero = jax.custom_derivatives.SymbolicZero
 
 
 class custom_vjp:  # noqa: N801  # named as the decorator of JAX that it stands in for
@@ -40,10 +38,10 @@ class custom_vjp:  # noqa: N801  # named as the decorator of JAX that it stands 
         forward mode                          the tangent of plain, or `tangent` if it is given
         derivatives of fast_bwd and `tangent` those of plain
 
-    It composes with every transformation of JAX: `jit`, `vmap`, `grad`, `jvp`, `jacfwd`, `jacrev`,
-    `hessian`, `linearize`, `checkpoint`, `scan`, `while_loop`, `shard_map`, in any order and
-    depth. `jax.linear_transpose` with respect to arguments in which the function is linear runs
-    `fast_bwd` too.
+    It composes with the transformations of JAX: `jit`, `vmap`, `grad`, `jvp`, `jacfwd`, `jacrev`,
+    `hessian`, `linearize`, `checkpoint`, `scan`, `while_loop`, `shard_map`, `checkify`, in any
+    order and depth. `jax.linear_transpose` with respect to arguments in which the function is
+    linear runs `fast_bwd` too; whether it is linear in them is not checked.
 
     Args:
         fun: the function. Arguments and results are pytrees of arrays; integers, booleans and PRNG
@@ -54,12 +52,14 @@ class custom_vjp:  # noqa: N801  # named as the decorator of JAX that it stands 
             dtypes; equal values), differentiable by JAX as often as derivatives are wanted.
 
     None of the functions may close over a traced value: pass it as an argument. What `fwd` saves
-    must be a function of the arguments. Under `jax.shard_map`, all arguments are first made to vary
-    over every mesh axis that one of them varies over, so that sums over devices stand at the
-    entrance and not in the functions.
+    must be a function of the arguments. Of the interface of `jax.custom_vjp`, `nondiff_argnames`,
+    `symbolic_zeros` and `optimize_remat` are left out. Under `jax.shard_map`, all arguments are
+    first made to vary over every mesh axis that one of them varies over, so that sums over devices
+    stand at the entrance and not in the functions.
 
     Raises:
         AttributeError: it is called before `defvjp`.
+        ValueError: a function closes over a traced value.
         TypeError: what `bwd`, `tangent` or the twin gives does not match the arguments or results.
 
     >>> def stable_log1pexp_fwd(x):
@@ -82,8 +82,13 @@ class custom_vjp:  # noqa: N801  # named as the decorator of JAX that it stands 
         twin: Callable[..., Any],
     ):
         functools.update_wrapper(self, fun)
+        self.__name__ = getattr(fun, "__name__", repr(fun))
         self.fun, self.twin = fun, twin
         self.nondiff_argnums = frozenset(nondiff_argnums)
+        if any(index < 0 for index in self.nondiff_argnums):
+            raise ValueError(
+                f"nondiff_argnums must count from 0, not from the end; got {tuple(nondiff_argnums)}"
+            )
         self.fwd: Callable[..., Any] | None = None
         self.bwd: Callable[..., Any] | None = None
         self.tangent: Callable[..., Any] | None = None
@@ -102,13 +107,14 @@ class custom_vjp:  # noqa: N801  # named as the decorator of JAX that it stands 
                 cotangent of each argument; None stands for zeros, and for what has no derivative.
             tangent: optional, (*nondiff arguments, residuals, tangents) -> the result's tangent,
                 where it is cheaper than the twin's; `tangents` is a tuple with one pytree for
-                each argument, with None for each array that does not move.
+                each argument, with None for each array that does not move. The tangent of an
+                integer result is an array of zeros of dtype `jax.dtypes.float0`, as in `jax.jvp`.
         """
         self.fwd, self.bwd, self.tangent = fwd, bwd, tangent
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.fwd is None:
-            raise AttributeError(f"{self.__name__} has no rules yet: call its defvjp(fwd, bwd)")  # type: ignore[attr-defined]
+            raise AttributeError(f"{self.__name__} has no rules yet: call its defvjp(fwd, bwd)")
         args = _positional(self.fun, args, kwargs)
         static = tuple(arg for i, arg in enumerate(args) if i in self.nondiff_argnums)
         arrays = tuple(arg for i, arg in enumerate(args) if i not in self.nondiff_argnums)
@@ -146,57 +152,54 @@ class _Rules(NamedTuple):
         return self.function.bwd(*self.static, residuals, cotangents)
 
 
-# --- the value, with the rule that brings in everything else ---
+# --- the value, and its derivative as a linear map ---
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _call(rules: _Rules, arrays: tuple[Any, ...]) -> Any:
-    return call_with_transpose(rules.fun, functools.partial(_pulled_back, rules), arrays)
+    """The result, of traced arguments."""
+
+    def push(arrays, tangents):
+        result, residuals = _forward(rules, arrays)
+        return result, _tangent_map(rules, arrays, residuals, result, tangents)
+
+    pull_back = functools.partial(_pulled_back, rules)
+    return call_with_rules(rules.fun, push, arrays, pull_back)
 
 
-def _call_jvp(rules, primals, tangents):
-    (arrays,), (tangents,) = primals, tangents
-    result, residuals = _forward(rules, arrays)
-    return result, _tangent_map(rules, arrays, residuals, result, tangents)
-
-
-_call.defjvp(_call_jvp, symbolic_zeros=True)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _forward(rules: _Rules, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
     """The result and the residuals."""
-    # As `_call` does: under `vmap`, JAX wants results batched along the same axes from both.
-    return call_with_residuals(rules.fwd, arrays)
+
+    def push(arrays, tangents):
+        result, residuals = _forward(rules, arrays)
+        dresult = _tangent_map(rules, arrays, residuals, result, tangents)
+        # The residuals have the tangent 0: `_backward` and `_tangent`, which read them, have rules
+        # of their own for how they change with the arguments.
+        return (result, residuals), dresult + [None] * len(jax.tree.leaves(residuals))
+
+    return call_with_rules(rules.fwd, push, arrays, has_residuals=True)
 
 
-def _forward_jvp(rules, primals, tangents):
-    (arrays,), (tangents,) = primals, tangents
-    result, residuals = _forward(rules, arrays)
-    dresult = _tangent_map(rules, arrays, residuals, result, tangents)
-    # What reads the residuals, `_backward` and `_tangent`, knows how it moves with the arguments.
-    return (result, residuals), (dresult, jax.tree.map(_zero_tangent, residuals))
+def _tangent_map(
+    rules: _Rules, arrays: Any, residuals: Any, result: Any, tangents: list[Any]
+) -> list[Any]:
+    """The tangents of the result's leaves, by a linear map; None for each that does not move.
 
-
-_forward.defjvp(_forward_jvp, symbolic_zeros=True)
-
-
-def _tangent_map(rules: _Rules, arrays: Any, residuals: Any, result: Any, tangents: Any) -> Any:
-    """The tangent of the result, as a linear map that forward mode evaluates."""
-    leaves, moving = jax.tree.leaves(tangents, is_leaf=_is_symbolic_zero), []
-    for index, leaf in enumerate(leaves):
-        if not (_is_symbolic_zero(leaf) or getattr(leaf, "dtype", None) == jax.dtypes.float0):
-            moving.append(index)
+    Args:
+        rules: the functions.
+        arrays: the arguments.
+        residuals, result: of `fwd`.
+        tangents: of each leaf of the arguments, None where it does not move.
+    """
+    moving = tuple(index for index, tangent in enumerate(tangents) if tangent is not None)
     results, structure = jax.tree.flatten(result)
-    zeros = [_zero_tangent(leaf) for leaf in results]
     if not moving:
-        return jax.tree.unflatten(structure, zeros)
+        return [None] * len(results)
     types = [jax.typeof(leaf) for leaf in results]
     floats = [_is_float(leaf) for leaf in results]
     kept = arrays, jax.lax.stop_gradient(residuals)
 
     def evaluate(kept, tangents):
-        tangent = jax.tree.leaves(_tangent(rules, tuple(moving), *kept, tangents))
+        tangent = jax.tree.leaves(_tangent(rules, moving, *kept, tangents))
         _check_tangent(rules, types, tangent)
         return [leaf for leaf, floating in zip(tangent, floats, strict=True) if floating]
 
@@ -206,14 +209,11 @@ def _tangent_map(rules: _Rules, arrays: Any, residuals: Any, result: Any, tangen
             next(cotangents) if floating else np.zeros(kind.shape, jax.dtypes.float0)
             for kind, floating in zip(types, floats, strict=True)
         ]
-        return _backward(rules, tuple(moving), *kept, jax.tree.unflatten(structure, full))
+        return _backward(rules, moving, *kept, jax.tree.unflatten(structure, full))
 
     like = [leaf for leaf, floating in zip(results, floats, strict=True) if floating]
-    moved = iter(linear_map(evaluate, transpose, kept, [leaves[i] for i in moving], like))
-    tangent = [
-        next(moved) if floating else zero for zero, floating in zip(zeros, floats, strict=True)
-    ]
-    return jax.tree.unflatten(structure, tangent)
+    moved = iter(linear_map(evaluate, transpose, kept, [tangents[i] for i in moving], like))
+    return [next(moved) if floating else None for floating in floats]
 
 
 # --- the tangent, and its own derivatives: those of the twin's tangent ---
@@ -299,13 +299,15 @@ def _checked_cotangents(
     rules: _Rules, moving: tuple[int, ...], arrays: Any, cotangents: Any
 ) -> list[Any]:
     """One cotangent for each leaf numbered `moving`, of its shape, dtype and mesh axes."""
-    name = rules.function.__name__  # type: ignore[attr-defined]
+    name = rules.function.__name__
     # An argument may have a None of its own, which is no leaf.
     leaves = jax.tree_util.tree_leaves_with_path(arrays, is_leaf=_is_none)
     boxed = jax.tree.map(
         lambda leaf: leaf if leaf is None else _Box(leaf), cotangents, is_leaf=_is_none
     )
     try:
+        if not isinstance(cotangents, tuple | list):
+            raise TypeError("not a tuple")
         given = jax.tree.leaves(
             jax.tree.broadcast(tuple(boxed), arrays, is_leaf=_is_box), is_leaf=_is_box
         )
@@ -338,7 +340,7 @@ def _check_tangent(rules: _Rules, types: list[Any], tangent: list[Any]) -> None:
     expected = [f"{kind.to_tangent_aval().str_short()}" for kind in types]
     got = [f"{jax.typeof(leaf).str_short()}" for leaf in tangent]
     if expected != got:
-        name = rules.function.__name__  # type: ignore[attr-defined]
+        name = rules.function.__name__
         which = "twin" if rules.function.tangent is None else "tangent"
         raise TypeError(f"the {which} of {name} must give {expected}, as {name} does; got {got}")
 
@@ -364,21 +366,13 @@ class _Box(NamedTuple):
     leaf: Any
 
 
-def _is_symbolic_zero(leaf: Any) -> bool:
-    return isinstance(leaf, SymbolicZero)
-
-
-def _zero_tangent(leaf: Any) -> SymbolicZero:
-    return SymbolicZero(jax.typeof(leaf).to_tangent_aval())
-
-
 def _positional(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple:
     """All arguments by position, defaults filled in."""
     bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
     if bound.kwargs:
         raise TypeError(
-            f"{function.__name__} must have no keyword-only arguments to be a custom_vjp; got"
+            f"{function} must have no keyword-only arguments to be a custom_vjp; got"
             f" {', '.join(bound.kwargs)}"
         )
+    bound.apply_defaults()
     return bound.args

@@ -1,4 +1,4 @@
-"""A linear map that carries its own transpose, and a call that can be transposed.
+"""A linear map that carries its own transpose, and a call that carries its own rules.
 
 Forward mode evaluates a linear map, and reverse mode transposes it. A JAX primitive may say how it
 is transposed, so that a map given as a pair of functions, itself and its transpose, has both modes.
@@ -10,11 +10,13 @@ respect to the residuals.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src import checkify  # the public module has no way to add a primitive
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
@@ -125,7 +127,7 @@ def _type_of(operand: Any) -> Any:
 def _batch(axis, operands, axes, *, evaluate, transpose, count, types):
     """Residuals keep the axes they have; the inputs are batched all together."""
     params = {"evaluate": evaluate, "transpose": transpose, "count": count, "types": types}
-    if all(dim is None for dim in axes):  # JAX asks in any case
+    if _is_shared(axis, axes):
         outputs = linear_map_p.bind(*operands, **params)
         return outputs, [None] * len(outputs)
     size, mesh_axis = axis.size, axis.explicit_mesh_axis
@@ -169,98 +171,100 @@ ad.primitive_transposes[linear_map_p] = _transpose
 batching.fancy_primitive_batchers[linear_map_p] = _batch
 
 
-# --- a call that is an ordinary function, but for `jax.linear_transpose` ---
+# --- a call with rules of its own ---
 
 
-def call_with_transpose(
-    function: Callable[..., Any], pull_back: Callable[..., list[Any]], arrays: tuple[Any, ...]
+def call_with_rules(
+    function: Callable[..., Any],
+    push: Callable[[Any, list[Any]], tuple[Any, list[Any]]],
+    arrays: tuple[Any, ...],
+    pull_back: Callable[..., list[Any]] | None = None,
+    *,
+    has_residuals: bool = False,
 ) -> Any:
-    """function(*arrays), transposed by `pull_back` where it is linear in some of them.
+    """function(*arrays), with a rule for its tangent and one for `jax.linear_transpose`.
 
-    Under `vmap` all its results are batched along their first axis.
+    The rules belong to the call itself, so that no transformation of JAX can lose them. (Partial
+    evaluation of a loop drops those of `jax.custom_jvp`.) Under `vmap` all results are batched
+    along their first axis.
 
     Args:
         function: of pytrees of arrays, to a pytree of arrays.
-        pull_back: (numbers of some leaves, arrays, cotangents of the result) -> the cotangents of
-            these leaves, where the function is linear in them together.
+        push: (arrays, tangents of their leaves) -> (the result, tangents of its leaves). A tangent
+            of None is that of an array that does not move.
         arrays: the arguments.
+        pull_back: (numbers of some leaves, arrays, cotangents of the result) -> the cotangents of
+            these leaves, where the function is linear in them together; None if there is no rule.
+        has_residuals: whether the result is (result, residuals). A residual that is one of the
+            arguments then stays what it is, so that `vmap` need not batch it.
     """
     leaves, structure = jax.tree.flatten(arrays)
-    program, result = _program_of(function, arrays)
+    program, shapes = jax.make_jaxpr(
+        lambda *leaves: function(*jax.tree.unflatten(structure, leaves)), return_shape=True
+    )(*leaves)
+    if any(isinstance(const, jax.core.Tracer) for const in program.consts):
+        name = getattr(function, "__name__", repr(function))
+        raise ValueError(
+            f"{name} of a custom_vjp must not close over a traced value: pass it as an argument"
+        )
+    result_structure = jax.tree.structure(shapes)
+
+    def push_leaves(leaves, tangents):
+        result, tangents = push(jax.tree.unflatten(structure, _as_arrays(leaves)), tangents)
+        return jax.tree.leaves(result), tangents
 
     def pull_back_leaves(indices, leaves, cotangents):
-        cotangents = jax.tree.unflatten(result, cotangents)
+        if pull_back is None:
+            raise NotImplementedError(
+                "jax.linear_transpose of a custom_vjp function that is differentiated with respect"
+                " to other arguments at the same time: transpose first, and differentiate that"
+            )
+        cotangents = jax.tree.unflatten(result_structure, cotangents)
         return pull_back(indices, jax.tree.unflatten(structure, _as_arrays(leaves)), cotangents)
 
-    outputs = call_p.bind(
+    outputs: list[Any] = call_p.bind(
         *program.consts,
         *leaves,
         program=program.jaxpr,
+        push=push_leaves,
         pull_back=pull_back_leaves,
         count=len(program.consts),
     )
-    return jax.tree.unflatten(result, outputs)
-
-
-def call_with_residuals(function: Callable[..., tuple[Any, Any]], arrays: tuple[Any, ...]) -> Any:
-    """function(*arrays), a result and residuals; results are batched as in `call_with_transpose`.
-
-    A residual that is one of the arguments stays what it is, so that `vmap` need not batch it.
-    """
-    leaves = jax.tree.leaves(arrays)
-    program, structure = _program_of(function, arrays)
-    outputs = call_p.bind(
-        *program.consts,
-        *leaves,
-        program=program.jaxpr,
-        pull_back=_no_pull_back,
-        count=len(program.consts),
-    )
-    given = dict(zip(program.jaxpr.invars, leaves, strict=True))
-    variables = jax.tree.unflatten(structure, program.jaxpr.outvars)
-    result, residuals = jax.tree.unflatten(structure, outputs)
-    residuals = jax.tree.map(
-        lambda leaf, variable: (
-            leaf if isinstance(variable, core.Literal) else given.get(variable, leaf)
-        ),
-        residuals,
-        variables[1],
-    )
-    return result, residuals
-
-
-def _program_of(function: Callable[..., Any], arrays: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The function as a program of the arrays' leaves, and the structure of its result."""
-    leaves, structure = jax.tree.flatten(arrays)
-    program, result = jax.make_jaxpr(
-        lambda *leaves: function(*jax.tree.unflatten(structure, leaves)), return_shape=True
-    )(*leaves)
-    return program, jax.tree.structure(result)
-
-
-def _no_pull_back(*_: Any) -> Any:
-    raise NotImplementedError(
-        "jax.linear_transpose of a custom_vjp function that is differentiated in other arguments at"
-        " the same time is not supported: transpose first, and differentiate the result"
-    )
+    if has_residuals:
+        given = dict(zip(program.jaxpr.invars, leaves, strict=True))
+        first = len(jax.tree.leaves(shapes[0]))
+        for index, variable in enumerate(program.jaxpr.outvars[first:], start=first):
+            if not isinstance(variable, core.Literal):
+                outputs[index] = given.get(variable, outputs[index])
+    return jax.tree.unflatten(result_structure, outputs)
 
 
 # Operands: `count` constants of the program, then its arguments.
-call_p = core.Primitive("call_with_transpose")
+call_p = core.Primitive("custom_vjp_call")
 call_p.multiple_results = True
 
 
-def _call(*operands, program, pull_back, count):
-    del pull_back
+def _call(*operands, program, count, **_):
     return jax.core.eval_jaxpr(program, operands[:count], *operands[count:])
 
 
-def _call_types(*operands, program, pull_back, count):
-    del operands, pull_back, count
+def _call_types(*operands, program, **_):
     return [variable.aval for variable in program.outvars], program.effects
 
 
-def _call_transpose(cotangents, *operands, program, pull_back, count):
+def _call_jvp(primals, tangents, *, push, count, **_):
+    tangents = [
+        None if type(tangent) is ad.Zero or tangent.dtype == jax.dtypes.float0 else tangent
+        for tangent in tangents[count:]
+    ]
+    outputs, moved = push(list(primals[count:]), tangents)
+    zeros = (ad.Zero(jax.typeof(leaf).to_tangent_aval()) for leaf in outputs)
+    return outputs, [
+        zero if tangent is None else tangent for zero, tangent in zip(zeros, moved, strict=True)
+    ]
+
+
+def _call_transpose(cotangents, *operands, program, pull_back, count, **_):
     undefined = [i for i, leaf in enumerate(operands) if ad.is_undefined_primal(leaf)]
     known = [leaf for leaf in operands if not ad.is_undefined_primal(leaf)]
     kinds = [operands[index].aval for index in undefined]
@@ -270,10 +274,10 @@ def _call_transpose(cotangents, *operands, program, pull_back, count):
         return [next(inputs if i in undefined else known) for i in range(len(operands))]
 
     def evaluate(known, inputs):
-        return _call(*filled(known, inputs), program=program, pull_back=None, count=count)
+        return _call(*filled(known, inputs), program=program, count=count)
 
     def transpose(known, cotangents):
-        zeros = [jnp.zeros(kind.shape, kind.dtype) for kind in kinds]
+        zeros = [ad.instantiate_zeros(ad.Zero(kind)) for kind in kinds]
         leaves = filled(known, zeros)[count:]
         return pull_back(tuple(index - count for index in undefined), leaves, cotangents)
 
@@ -289,31 +293,72 @@ def _call_transpose(cotangents, *operands, program, pull_back, count):
     return [of_operand.get(index) for index in range(len(operands))]
 
 
-def _call_batch(axis, operands, axes, *, program, pull_back, count):
-    if all(dim is None for dim in axes):
-        outputs = call_p.bind(*operands, program=program, pull_back=pull_back, count=count)
+def _call_batch(axis, operands, axes, *, program, push, pull_back, count):
+    if _is_shared(axis, axes):
+        params = {"program": program, "push": push, "pull_back": pull_back, "count": count}
+        outputs = call_p.bind(*operands, **params)
         return outputs, [None] * len(outputs)
+    leaf_axes = list(axes[count:])
 
     def function(*operands):
-        return _call(*operands, program=program, pull_back=None, count=count)
+        return _call(*operands, program=program, count=count)
+
+    def push_batch(leaves, tangents):
+        # A tangent that is None has no axis.
+        tangent_axes = [
+            None if tangent is None else dim
+            for tangent, dim in zip(tangents, leaf_axes, strict=True)
+        ]
+        return _vmapped(push, axis, (leaf_axes, tangent_axes))(leaves, tangents)
 
     def pull_back_batch(indices, leaves, cotangents):
-        one = lambda leaves, cotangents: pull_back(indices, leaves, cotangents)  # noqa: E731
-        return _vmapped(one, axis, (list(axes[count:]), 0))(leaves, cotangents)
+        function = functools.partial(pull_back, indices)
+        return _vmapped(function, axis, (leaf_axes, 0))(leaves, cotangents)
 
     batched = jax.make_jaxpr(_vmapped(function, axis, tuple(axes)))(*operands)
+    extra = len(batched.consts)
     outputs = call_p.bind(
         *batched.consts,
         *operands,
         program=batched.jaxpr,
-        pull_back=lambda i, leaves, cotangents: pull_back_batch(i, leaves[count:], cotangents),
-        count=len(batched.consts),
+        push=lambda leaves, tangents: push_batch(leaves[count:], tangents[count:]),
+        pull_back=lambda indices, leaves, cotangents: pull_back_batch(
+            tuple(index - count for index in indices), leaves[count:], cotangents
+        ),
+        count=extra,
     )
     return outputs, [0] * len(outputs)
+
+
+def _is_shared(axis: Any, axes: Any) -> bool:
+    """Whether nothing is batched; a function that asks for its index along the axis always is."""
+    return all(dim is None for dim in axes) and not isinstance(axis.name, str)
 
 
 call_p.def_impl(_call)
 call_p.def_effectful_abstract_eval(_call_types)
 mlir.register_lowering(call_p, mlir.lower_fun(_call, multiple_results=True))
+ad.primitive_jvps[call_p] = _call_jvp
 ad.primitive_transposes[call_p] = _call_transpose
 batching.fancy_primitive_batchers[call_p] = _call_batch
+
+
+# --- checkify: it looks into both ---
+
+
+def _checked(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(*arguments, **params):
+        # (error, enabled errors, *operands), in newer versions of JAX with a context in front.
+        place = next(
+            i for i, argument in enumerate(arguments) if isinstance(argument, set | frozenset)
+        )
+        *context, error = arguments[:place]
+        operands = arguments[place + 1 :]
+        program = jax.make_jaxpr(lambda *operands: evaluate(*operands, **params))(*operands)
+        return checkify.checkify_jaxpr(*context, program, arguments[place], error, *operands)
+
+    return rule
+
+
+checkify.error_checks[call_p] = _checked(_call)
+checkify.error_checks[linear_map_p] = _checked(_evaluate)
