@@ -72,7 +72,8 @@ def coverage_attention(
         query: float [*B, T, Dq], in the order in which they attend.
         key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared, not copied.
         value: float [*B, S, Dv]; the same.
-        score: a name in `SCORES`, "module:Name", or a `Score` whose `project` gives keys [S, Fk].
+        score: a name in `SCORES`, "module:Name", a `Score` or a function, whose features of keys
+            are one array [S, Fk].
         params: the score's parameters, as its `init` makes them; leaves may have leading axes that
             broadcast to *B. May be left out if the score has none.
         coverage_kernel: float [Fk], of the size that `coverage_kernel_size` says; may have leading
@@ -169,7 +170,8 @@ def coverage_kernel_size(
     """Fk: the number of features that the score's `project` makes of a key.
 
     Args:
-        score: a name in `SCORES`, "module:Name", or a `Score`.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k) or
+            (params, q, k), see `scores.FunctionScore`.
         query_dim: Dq.
         key_dim: Dk.
         params: the score's parameters, where a size is theirs (A of `Additive`).

@@ -66,7 +66,8 @@ def monotonic_attention(
         query: float [*B, T, Dq].
         key: float [*B, S, Dk].
         value: float [*B, S, Dv].
-        score: a name in `SCORES`, "module:Name", or a `Score`.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k) or
+            (params, q, k), see `scores.FunctionScore`.
         params: the score's parameters, as its `init` makes them.
         offset: float broadcastable to *B (one for each head, say), added to the logits; gradients
             reach it. A walk of constant p = sigmoid(offset) passes exp(-offset) keys a query.

@@ -167,7 +167,7 @@ def test_decoders_with_other_kinds(kind):
     attend = CrossAttention("general", D, D, config, rngs=nnx.Rngs(0))
     (_, weights, _), attentions = captured(
         attend, normal(0, B, T, D), normal(1, B, S, D), source_lengths=LENGTHS,
-        mask=aj.padding_mask(LENGTHS),
+        mask=aj.padding_mask(LENGTHS), return_weights=True,
     )  # fmt: skip
     (seen,) = attentions.values()
     if kind == "local-p":

@@ -144,7 +144,7 @@ def test_which_scores_have_finite_slopes():
         lambda q, k: q @ k.T / jnp.sqrt(q.shape[-1]),
         lambda q, k: -jnp.sum((q[:, None] - k[None]) ** 2, -1),
         lambda q, k: jnp.tanh(jax.nn.relu(q @ k.T)) * jnp.abs(q[:, :1]),
-        jax.jit(lambda q, k: jnp.einsum("td,sd->ts", q, jnp.exp(k))),
+        jax.jit(lambda q, k: jnp.einsum("td,sd->ts", q, jnp.sin(k))),
         aj.SoftCap(aj.Additive()),
     ):
         assert finite(smooth)
@@ -154,6 +154,7 @@ def test_which_scores_have_finite_slopes():
         aj.SoftCap(Euclidean()),
         lambda q, k: jnp.log(jnp.sum(jnp.abs(q[:, None] - k[None]), -1)),
         lambda q, k: 1 / (q @ k.T),
+        lambda q, k: jnp.exp(100 * q @ k.T),  # it overflows
         jax.jit(lambda q, k: (q @ k.T) ** 0.5),
         lambda q, k: (q @ k.T) ** -1,
     ):

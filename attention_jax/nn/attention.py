@@ -29,7 +29,7 @@ class Attention(DropoutModule):
     Dropout, `deterministic`, `rngs` and the dtypes are as in `flax.nnx.MultiHeadAttention`.
 
     Args:
-        score: a name in `SCORES`, "module:Name", or a `Score`.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         query_dim: Dq.
         key_dim: Dk.
         dropout_rate: probability that a weight is dropped.

@@ -100,7 +100,7 @@ class CrossAttention(DropoutModule):
     """Attention of a decoder to a memory, and a projection of what it found to the decoder's size.
 
     Args:
-        score: a name in `SCORES`, "module:Name", or a `Score`.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         dim: size of the decoder's tokens.
         memory_dim: size of the memory's.
         config: the kind and its settings.

@@ -58,7 +58,7 @@ class LocalMAttention(_LocalAttention):
     """Local-m: attention through a window around a known alignment.
 
     Args:
-        score: a name in `SCORES`, "module:Name", or a `Score`.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         query_dim: Dq.
         key_dim: Dk.
         radius: D; a query sees the keys at most D from its center.
@@ -136,7 +136,7 @@ class LocalPAttention(_LocalAttention):
     learn through a Gaussian around the predicted position.
 
     Args:
-        score: a name in `SCORES`, "module:Name", or a `Score`.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         query_dim: Dq.
         key_dim: Dk.
         radius: D; a query sees the keys at most D from its center.

@@ -28,7 +28,7 @@ class MonotonicAttention(Attention):
     after training, not a setting that was asked for and silently left out.
 
     Args:
-        score: a name in `SCORES`, "module:Name", or a `Score`.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         query_dim: Dq.
         key_dim: Dk.
         initial_offset: where the offset begins. 0 walks one key a query before anything is learned;

@@ -51,7 +51,7 @@ class MultiHeadAttention(DropoutModule):
     tokens.
 
     Args:
-        score: a name in `SCORES`, "module:Name", or a `Score`.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         query_dim: size of x.
         num_heads: N.
         key_dim: size of y; None for `query_dim`.
