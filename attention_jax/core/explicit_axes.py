@@ -62,8 +62,8 @@ def explicit_spec(array: Any) -> PartitionSpec:
     """Over which Explicit mesh axes each axis of an array is cut; one entry for each axis.
 
     >>> import jax.numpy as jnp
-    >>> explicit_spec(jnp.ones((2, 3)))
-    PartitionSpec(None, None)
+    >>> tuple(explicit_spec(jnp.ones((2, 3))))
+    (None, None)
     """
     sharding = jax.typeof(array).sharding
     return PartitionSpec(*(*sharding.spec, *[None] * (array.ndim - len(sharding.spec))))

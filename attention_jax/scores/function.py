@@ -44,8 +44,9 @@ class FunctionScore(Score):
     >>> from attention_jax import attention_weights
     >>> def negative_distance(q, k):
     ...     return -jnp.abs(q - k.T)
-    >>> attention_weights(jnp.array([[0.0]]), jnp.array([[0.0], [1.0]]), score=negative_distance)
-    Array([[0.7310586, 0.26894143]], dtype=float32)
+    >>> query, key = jnp.array([[0.0]]), jnp.array([[0.0], [1.0]])
+    >>> attention_weights(query, key, score=negative_distance).round(2)
+    Array([[0.73, 0.27]], dtype=float32)
     """
 
     function: Callable[..., Array]

@@ -216,7 +216,8 @@ def _fake_evaluation(config: Any, beams: int, params: Any, letters: Any, lengths
     return reversal_evaluation.Evaluation(*(np.array([0.5, 0.25]) for _ in range(3)))
 
 
-def _fake_decode(model: Any, batch: Any, *, beams: int) -> Any:
+def _fake_decode(model: Any, batch: Any, *, beams: int, return_weights: bool) -> Any:
+    assert return_weights
     weights = jnp.ones((1, *batch.targets.shape, batch.source.shape[1]))
     return reversal_evaluation.Decoded(batch.targets, weights)
 
