@@ -57,7 +57,7 @@ def function_of(score_name, option, implementation):
         if option == "dropout":
             arguments |= {"dropout_rate": 0.3, "dropout_rng": jax.random.key(5)}
         if option == "bias":
-            stored = jnp.pad(jnp.sin(q[:, :1] - k[:, 1]), ((0, ROWS - len(q)), (0, KEYS - len(k))))
+            stored = jnp.pad(jnp.sin(q[:, :1] - k[None, :, 1]), ((0, ROWS - len(q)), (0, KEYS - len(k))))
             arguments["bias"] = aj.alibi_bias(size / 3) + stored
         tokens = [
             jnp.pad(x, ((0, n - len(x)), (0, 0))) for x, n in ((q, ROWS), (k, KEYS), (v, KEYS))

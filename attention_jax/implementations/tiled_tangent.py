@@ -13,16 +13,17 @@ since dw_j = w_j (dx_j - dZ), and log w_j = x_j - M - log n.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax import dropout
+from attention_jax.core.jvp_of_moving import jvp_of_moving
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles, tile_arrays, tiling
-from attention_jax.implementations.tiling import Arrays, Plan
+from attention_jax.implementations.bias_tiles import BiasTiles
+from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.softmax import AttentionStatistics
 
 Array = jax.Array
@@ -63,18 +64,16 @@ def tangent(
                 assert constants.mask is not None  # no tile is masked without one
                 allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
 
-            def logits_of(params, queries, keys, biases):
-                logits = tiling.pair_logits(
-                    plan, params, queries, keys, allowed, constants.stand_ins
-                ).astype(arrays.values.dtype)
-                bias = bias_tiles.tile_values(biases, constants.bias_integers, plan.grid, i, j)
-                return logits if bias is None else logits + bias
-
-            logits, dlogits = _jvp_of_moving(
-                logits_of,
+            logits, dlogits = _tile_jvp(
+                plan,
+                constants,
+                (i, j),
                 (arrays.params, queries, keys, arrays.biases),
                 (tangents.params, dqueries, dkeys, tangents.biases),
+                allowed,
             )
+            logits = logits.astype(largest.dtype)
+            dlogits = None if dlogits is None else dlogits.astype(largest.dtype)
             shifted = logits - largest[:, None]
             exponentials = jnp.exp(shifted)
             if allowed is not None:
@@ -119,26 +118,35 @@ def tangent(
     return doutput, statistics
 
 
-def _jvp_of_moving(
-    function: Callable[..., Array], primals: Any, tangents: Any
+def _tile_jvp(
+    plan: Plan,
+    constants: Constants,
+    tile: tuple[Array, Array],
+    primals: tuple[Any, Any, Any, BiasTiles],
+    tangents: tuple[Any, Any, Any, BiasTiles],
+    allowed: Array | None,
 ) -> tuple[Array, Array | None]:
-    """`jax.jvp` where a tangent of None is that of an array that does not move."""
-    leaves, structure = jax.tree.flatten(primals, is_leaf=_is_none)
-    given = jax.tree.leaves(tangents, is_leaf=_is_none)
-    moving = [index for index, tangent in enumerate(given) if tangent is not None]
-    if not moving:
-        return function(*primals), None
-
-    def of_moving(*moved):
-        every = list(leaves)
-        for index, leaf in zip(moving, moved, strict=True):
-            every[index] = leaf
-        return function(*jax.tree.unflatten(structure, every))
-
-    return jax.jvp(
-        of_moving, [leaves[index] for index in moving], [given[index] for index in moving]
-    )
-
-
-def _is_none(leaf: Any) -> bool:
-    return leaf is None
+    """Logits [t, s] of one tile, bias included, and their tangent; None if nothing moves."""
+    if allowed is None or constants.stand_ins is None:
+        logits, dlogits = plan.options.score.pair_jvp(*primals[:3], *tangents[:3])
+    else:
+        logits, dlogits = jvp_of_moving(
+            lambda params, queries, keys: tiling.pair_logits(
+                plan, params, queries, keys, allowed, constants.stand_ins
+            ),
+            primals[:3],
+            tangents[:3],
+        )
+    if primals[3].tables or primals[3].functions:
+        bias, dbias = jvp_of_moving(
+            lambda biases: bias_tiles.tile_values(
+                biases, constants.bias_integers, plan.grid, *tile
+            ),
+            primals[3:],
+            tangents[3:],
+        )
+        logits = logits.astype(bias.dtype) + bias
+        if dbias is not None:
+            dbias = jnp.broadcast_to(dbias, logits.shape)
+            dlogits = dbias if dlogits is None else dlogits.astype(dbias.dtype) + dbias
+    return logits, dlogits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +84,25 @@ class Additive(Score):
         # The kernels did their work in `project`.
         dparams = jax.tree.map(jnp.zeros_like, params)
         return {**dparams, "v": dv}, dq_features, dk_features
+
+    def pair_jvp(
+        self,
+        params: Params,
+        q_features: Array,
+        k_features: Array,
+        dparams: Params,
+        dq_features: Any,
+        dk_features: Any,
+    ) -> tuple[Array, Array | None]:
+        primals = (params["v"], q_features, k_features)
+        tangents = (dparams["v"], dq_features, dk_features)
+        if all(tangent is None for tangent in tangents):
+            return self.pair(params, q_features, k_features), None
+        filled = (
+            jnp.zeros_like(primal) if tangent is None else tangent
+            for primal, tangent in zip(primals, tangents, strict=True)
+        )
+        return pairwise_tanh.weighted_tanh_jvp(*primals, *filled)
 
 
 @dataclasses.dataclass(frozen=True)
