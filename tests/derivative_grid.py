@@ -46,18 +46,19 @@ def function_of(score_name, option, implementation):
     score = SCORES[score_name]
     params = score.init(jax.random.key(3), 3, 3)
 
-    def f(table, q, k, v):
+    def f(allowed, q, k, v):
         size = 1 + jnp.tanh(q[0, 0]) / 4
         arguments = {
             "score": score,
             "params": jax.tree.map(lambda leaf: leaf.astype(q.dtype) * size, params),
-            "mask": table,
+            "mask": allowed,
             "return_statistics": option == "statistics",
         }
         if option == "dropout":
             arguments |= {"dropout_rate": 0.3, "dropout_rng": jax.random.key(5)}
         if option == "bias":
-            stored = jnp.pad(jnp.sin(q[:, :1] - k[None, :, 1]), ((0, ROWS - len(q)), (0, KEYS - len(k))))
+            table = jnp.sin(q[:, :1] - k[None, :, 1])
+            stored = jnp.pad(table, ((0, ROWS - len(q)), (0, KEYS - len(k))))
             arguments["bias"] = aj.alibi_bias(size / 3) + stored
         tokens = [
             jnp.pad(x, ((0, n - len(x)), (0, 0))) for x, n in ((q, ROWS), (k, KEYS), (v, KEYS))
