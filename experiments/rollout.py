@@ -111,9 +111,7 @@ def _look(model_config: Seq2SeqConfig, params: Any, batch: Batch) -> dict[str, A
     """Weights and rollouts of one seed while the right answers are given."""
     model = bind(model_config, params)
     memory, weights = model.encode(batch.source, batch.source_lengths, return_weights=True)
-    _, cross = model.decode(
-        memory, batch.source_lengths, batch.target_inputs, return_weights=True
-    )
+    _, cross = model.decode(memory, batch.source_lengths, batch.target_inputs, return_weights=True)
     rollouts = attention_rollout(weights, return_layers=True)
     letters = batch.source.shape[1]  # the last target, EOS, is aligned with nothing
     cross = cross[-1, :, :letters]
