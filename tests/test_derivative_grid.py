@@ -4,8 +4,6 @@ import derivative_grid
 import eight_devices
 import pytest
 
-FEW = ("general-bias-tiled", "own-statistics-ring")
-
 
 @pytest.fixture(scope="module")
 def results(request):
@@ -16,12 +14,7 @@ def results(request):
     "name",
     [
         *derivative_grid.CHECKS,
-        *FEW,
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in derivative_grid.GRID
-            if name not in FEW
-        ),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in derivative_grid.GRID),
     ],
 )
 def test_on_eight_devices(name, results):
