@@ -59,6 +59,11 @@ def linear_map(
     )
 
 
+def _moves(tangent: Any) -> bool:
+    """Whether it is a tangent that may differ from 0; a Python number is one."""
+    return type(tangent) is not ad.Zero and getattr(tangent, "dtype", None) != jax.dtypes.float0
+
+
 def _as_arrays(leaves: Leaves) -> list[Any]:
     """Inside of `jit`, JAX hands over small constants as literals, which are no arrays."""
     return [leaf if hasattr(leaf, "ndim") else jnp.asarray(leaf) for leaf in leaves]
@@ -82,11 +87,7 @@ def _jvp(primals, tangents, *, evaluate, transpose, count, types):
         inputs = [ad.instantiate_zeros(tangent) for tangent in tangents[count:]]
         moved = linear_map_p.bind(*primals[:count], *inputs, **params)
     # In the residuals: plain JAX, of those that have a tangent (integers and keys have none).
-    moving = [
-        index
-        for index, tangent in enumerate(tangents[:count])
-        if type(tangent) is not ad.Zero and tangent.dtype != jax.dtypes.float0
-    ]
+    moving = [index for index, tangent in enumerate(tangents[:count]) if _moves(tangent)]
     if moving:
 
         def of_moving(*leaves):
@@ -253,10 +254,7 @@ def _call_types(*operands, program, **_):
 
 
 def _call_jvp(primals, tangents, *, push, count, **_):
-    tangents = [
-        None if type(tangent) is ad.Zero or tangent.dtype == jax.dtypes.float0 else tangent
-        for tangent in tangents[count:]
-    ]
+    tangents = [tangent if _moves(tangent) else None for tangent in tangents[count:]]
     outputs, moved = push(list(primals[count:]), tangents)
     zeros = (ad.Zero(jax.typeof(leaf).to_tangent_aval()) for leaf in outputs)
     return outputs, [
