@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.core.jvp_of_moving import of_moving
 from attention_jax.core.linear_map import call_with_rules, linear_map
 from attention_jax.core.varying import varying_as
 
@@ -246,7 +247,7 @@ def _tangent_jvp(rules, moving, primals, tangents):
 
 
 def _plain_tangent(rules: _Rules, moving: tuple[int, ...], arrays: Any, tangents: Any) -> Any:
-    twin, leaves = _of_moving(rules, moving, arrays)
+    twin, leaves = of_moving(rules.twin, arrays, moving)
     return jax.jvp(twin, (leaves,), (list(tangents),))[1]
 
 
@@ -267,7 +268,7 @@ def _backward_jvp(rules, moving, primals, tangents):
     darrays, _, dcotangents = tangents
 
     def plain(arrays, cotangents):
-        twin, leaves = _of_moving(rules, moving, arrays)
+        twin, leaves = of_moving(rules.twin, arrays, moving)
         return jax.vjp(twin, leaves)[1](cotangents)[0]
 
     _, moved = jax.jvp(plain, (arrays, cotangents), (darrays, dcotangents))
@@ -280,50 +281,32 @@ def _pulled_back(rules: _Rules, moving: tuple[int, ...], arrays: Any, cotangents
     return _backward(rules, moving, arrays, residuals, cotangents)
 
 
-def _of_moving(
-    rules: _Rules, moving: tuple[int, ...], arrays: Any
-) -> tuple[Callable[..., Any], list[Any]]:
-    """The twin as a function of the leaves numbered `moving`, and these leaves."""
-    leaves, structure = jax.tree.flatten(arrays)
-
-    def twin(moving_leaves):
-        every = list(leaves)
-        for index, leaf in zip(moving, moving_leaves, strict=True):
-            every[index] = leaf
-        return rules.twin(*jax.tree.unflatten(structure, every))
-
-    return twin, [leaves[index] for index in moving]
-
-
 def _checked_cotangents(
     rules: _Rules, moving: tuple[int, ...], arrays: Any, cotangents: Any
 ) -> list[Any]:
     """One cotangent for each leaf numbered `moving`, of its shape, dtype and mesh axes."""
     name = rules.function.__name__
-    # An argument may have a None of its own, which is no leaf.
-    leaves = jax.tree_util.tree_leaves_with_path(arrays, is_leaf=_is_none)
-    boxed = jax.tree.map(
-        lambda leaf: leaf if leaf is None else _Box(leaf), cotangents, is_leaf=_is_none
-    )
+    given: list[Any] = []
+
+    def add(cotangent: Any, argument: Any) -> None:
+        leaves = jax.tree.leaves(argument)
+        if cotangent is not None and not jax.tree_util.all_leaves([argument]):
+            raise ValueError("only None may stand for a whole argument")
+        given.extend([cotangent] * len(leaves))
+
     try:
         if not isinstance(cotangents, tuple | list):
             raise TypeError("not a tuple")
-        given = jax.tree.leaves(
-            jax.tree.broadcast(tuple(boxed), arrays, is_leaf=_is_box), is_leaf=_is_box
-        )
-        whole = [id(leaf) for leaf in given if leaf is not None]
-        if len(whole) > len(set(whole)):
-            raise ValueError("only None may stand for a whole argument")
+        jax.tree.map(add, tuple(cotangents), arrays, is_leaf=lambda leaf: leaf is None)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"bwd of {name} must give a tuple with the cotangent of each of its {len(arrays)} array"
             f" arguments, or None for zeros: {jax.tree.structure(arrays)}; got"
             f" {jax.tree.structure(cotangents)}"
         ) from error
-    every = zip(leaves, given, strict=True)
-    pairs = [(path, leaf, box and box.leaf) for (path, leaf), box in every if leaf is not None]
+    pairs = list(zip(jax.tree_util.tree_leaves_with_path(arrays), given, strict=True))
     checked = []
-    for path, leaf, cotangent in (pairs[index] for index in moving):
+    for (path, leaf), cotangent in (pairs[index] for index in moving):
         cotangent = jnp.zeros_like(leaf) if cotangent is None else cotangent
         expected, got = jax.typeof(leaf), jax.typeof(cotangent)
         if (expected.shape, expected.dtype) != (got.shape, got.dtype):
@@ -345,25 +328,11 @@ def _check_tangent(rules: _Rules, types: list[Any], tangent: list[Any]) -> None:
         raise TypeError(f"the {which} of {name} must give {expected}, as {name} does; got {got}")
 
 
-# --- leaves that have a derivative, and those that have none ---
+# --- what a call takes ---
 
 
 def _is_float(leaf: Any) -> bool:
     return jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact)
-
-
-def _is_none(leaf: Any) -> bool:
-    return leaf is None
-
-
-def _is_box(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, _Box)
-
-
-class _Box(NamedTuple):
-    """One cotangent, so that two places with the same one can be told apart."""
-
-    leaf: Any
 
 
 def _positional(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple:

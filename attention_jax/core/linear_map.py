@@ -20,6 +20,8 @@ from jax._src import checkify  # the public module has no way to add a primitive
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
+from attention_jax.core.jvp_of_moving import jvp_of_moving
+
 Leaves = Sequence[Any]
 
 
@@ -87,17 +89,11 @@ def _jvp(primals, tangents, *, evaluate, transpose, count, types):
         inputs = [ad.instantiate_zeros(tangent) for tangent in tangents[count:]]
         moved = linear_map_p.bind(*primals[:count], *inputs, **params)
     # In the residuals: plain JAX, of those that have a tangent (integers and keys have none).
-    moving = [index for index, tangent in enumerate(tangents[:count]) if _moves(tangent)]
-    if moving:
-
-        def of_moving(*leaves):
-            residuals = list(primals[:count])
-            for index, leaf in zip(moving, leaves, strict=True):
-                residuals[index] = leaf
-            return evaluate(residuals, list(primals[count:]))
-
-        _, others = jax.jvp(
-            of_moving, [primals[index] for index in moving], [tangents[index] for index in moving]
+    if any(map(_moves, tangents[:count])):
+        _, others = jvp_of_moving(
+            lambda *residuals: evaluate(list(residuals), list(primals[count:])),
+            tuple(primals[:count]),
+            tuple(tangent if _moves(tangent) else None for tangent in tangents[:count]),
         )
         moved = list(map(ad.add_tangents, moved, others))
     return outputs, moved
