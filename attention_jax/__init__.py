@@ -1,25 +1,16 @@
 """A laboratory for attention score functions: the public names, on one screen."""
 
-from attention_jax import analysis, interop, nn
-from attention_jax.attention import attention, attention_weights
-from attention_jax.biases import (
-    Bias,
-    alibi_bias,
-    alibi_slopes,
-    bias_dataclass,
-    relative_bias,
-    t5_bias,
-)
+from attention_jax import analysis, nn
 from attention_jax.core.custom_vjp import custom_vjp
-from attention_jax.coverage import (
+from attention_jax.functional import interop
+from attention_jax.functional.attention import attention, attention_weights
+from attention_jax.functional.coverage import (
     CoverageResult,
     coverage_attention,
     coverage_kernel_size,
     coverage_loss,
 )
-from attention_jax.decoding import beam_search, greedy_search
-from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
-from attention_jax.local import (
+from attention_jax.functional.local import (
     gaussian_bias,
     local_attention,
     local_attention_weights,
@@ -28,7 +19,26 @@ from attention_jax.local import (
     reversed_centers,
     window_mask,
 )
-from attention_jax.masks import (
+from attention_jax.functional.memory import Memory
+from attention_jax.functional.monotonic import monotonic_attention
+from attention_jax.functional.monotonic_walks import (
+    hard_monotonic_positions,
+    hard_monotonic_weights,
+    monotonic_weights,
+)
+from attention_jax.functional.ring_attention import ring_attention
+from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
+from attention_jax.implementations.softmax import AttentionStatistics, masked_softmax
+from attention_jax.nn.decoding import beam_search, greedy_search
+from attention_jax.pairwise.biases import (
+    Bias,
+    alibi_bias,
+    alibi_slopes,
+    bias_dataclass,
+    relative_bias,
+    t5_bias,
+)
+from attention_jax.pairwise.masks import (
     Mask,
     causal_mask,
     local_mask,
@@ -37,15 +47,7 @@ from attention_jax.masks import (
     segment_mask,
     token_mask,
 )
-from attention_jax.memory import Memory
-from attention_jax.monotonic import monotonic_attention
-from attention_jax.monotonic_walks import (
-    hard_monotonic_positions,
-    hard_monotonic_weights,
-    monotonic_weights,
-)
-from attention_jax.position_functions import array_field
-from attention_jax.ring_attention import ring_attention
+from attention_jax.pairwise.position_functions import array_field
 from attention_jax.scores import (
     SCORES,
     Additive,
@@ -60,7 +62,6 @@ from attention_jax.scores import (
     SoftCap,
     get_score,
 )
-from attention_jax.softmax import AttentionStatistics, masked_softmax
 
 __version__ = "0.1.0"
 

@@ -24,14 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiment import Expectation, conduct
+from experiment import Expectation, conduct, run_command
 from matplotlib.figure import Figure
-
-from attention_jax import plotting
-from attention_jax.command_line import run_command
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig
-from attention_jax.tasks.reversal_arms import (
+from reversal_arms import (
     EXTRAPOLATION_LENGTH,
     JSON,
     TRAINED_LENGTHS,
@@ -40,10 +35,14 @@ from attention_jax.tasks.reversal_arms import (
     mean_over_lengths,
     trained_arm,
 )
-from attention_jax.tasks.reversal_evaluation import evaluate, reverse
+
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.reports import plotting
+from attention_jax.runs.run_folder import check_folder
+from attention_jax.tasks.reversal.evaluation import evaluate, reverse
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run_folder import check_folder
 
 # What each arm is called -> what differs from the default model, whose score is scaled dot.
 ARMS: dict[str, dict[str, Any]] = {

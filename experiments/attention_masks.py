@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from attention_masks_figures import STATUSES, plot
-from experiment import JSON, Expectation, conduct, near
+from experiment import JSON, Expectation, conduct, near, run_command
 
 from attention_jax import (
     Mask,
@@ -53,8 +53,7 @@ from attention_jax import (
     segment_mask,
 )
 from attention_jax.analysis import attention_gradients
-from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import check_folder
+from attention_jax.runs.run_folder import check_folder
 
 Array = jax.Array
 

@@ -8,7 +8,7 @@ from matplotlib import colormaps
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from attention_jax import plotting
+from attention_jax.reports import plotting
 
 STATUSES = ("empty", "full", "partial")
 

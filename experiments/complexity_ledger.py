@@ -33,12 +33,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from complexity_ledger_figures import plot
-from experiment import JSON, Expectation, conduct, near
+from experiment import JSON, Expectation, conduct, near, run_command
 
 from attention_jax import SCORES, BlockSizes, attention, get_score
 from attention_jax.analysis import ledger
-from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import check_folder
+from attention_jax.runs.run_folder import check_folder
 
 Array = jax.Array
 Tree = dict[str, Array]

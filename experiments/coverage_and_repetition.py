@@ -40,20 +40,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from coverage_figures import CAPTIONS, plot
-from experiment import JSON, Expectation, conduct, near
+from experiment import JSON, Expectation, conduct, near, run_command
 from gradient_questions import follow
 
-from attention_jax.command_line import run_command
-from attention_jax.coverage import coverage_attention, coverage_loss
-from attention_jax.data.batch import Batch
-from attention_jax.data.reversal import random_batch
+from attention_jax.functional.coverage import coverage_attention, coverage_loss
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, bind, reversal_task
-from attention_jax.tasks.reversal_evaluation import decode
+from attention_jax.runs.run_folder import check_folder
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.reversal.data import random_batch
+from attention_jax.tasks.reversal.evaluation import decode
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind, reversal_task
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.losses import cross_entropy, real_tokens
 from attention_jax.training.metrics import exact_match
-from attention_jax.training.run_folder import check_folder
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 

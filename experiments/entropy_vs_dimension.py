@@ -48,13 +48,13 @@ from entropy_limits import (
     scaled_entropy_limit,
     second_order,
 )
-from experiment import JSON, Expectation, conduct, near
+from experiment import JSON, Expectation, conduct, near, run_command
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attention_jax import attention, attention_weights, plotting
-from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import check_folder
+from attention_jax import attention, attention_weights
+from attention_jax.reports import plotting
+from attention_jax.runs.run_folder import check_folder
 
 Array = jax.Array
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from attention_jax import plotting
-from attention_jax.training.run_folder import environment, make_folder, write_json
+from attention_jax.reports import plotting
+from attention_jax.runs.run_folder import environment, make_folder, write_json
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from command_line import run_command as run_command
 
 JSON = dict[str, Any]
 

@@ -39,13 +39,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near
+from experiment import JSON, Expectation, conduct, near, run_command
 from geometry_figures import plot
 
 from attention_jax import IMPLEMENTATIONS, SCORES, attention, attention_weights
 from attention_jax.analysis import softmax_jacobian_norm
-from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import check_folder
+from attention_jax.runs.run_folder import check_folder
 
 Array = jax.Array
 

@@ -6,7 +6,7 @@ import numpy as np
 from experiment import JSON
 from matplotlib.figure import Figure
 
-from attention_jax import plotting
+from attention_jax.reports import plotting
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:

@@ -34,16 +34,15 @@ from typing import Any
 
 import gradient_questions as questions
 import numpy as np
-from experiment import JSON, conduct, significant
+from experiment import JSON, conduct, run_command, significant
 from gradient_answers import expectations, report
 from gradient_figures import CAPTIONS, plot
 from gradient_questions import standard_error
 
-from attention_jax.command_line import run_command
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal import ReversalConfig
+from attention_jax.runs.run_folder import check_folder
+from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
-from attention_jax.training.run_folder import check_folder
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "main", "plot", "report", "run"]
 

@@ -12,8 +12,8 @@ from experiment import JSON
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attention_jax import plotting
-from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig
+from attention_jax.reports import plotting
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
 
 CAPTIONS = {
     "gradient_analysis_dimension": (

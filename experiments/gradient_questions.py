@@ -30,10 +30,10 @@ from attention_jax.analysis import (
     softmax_jacobian_norm,
     weight_entropy,
 )
-from attention_jax.data.batch import Batch
-from attention_jax.data.reversal import reversal_batch
 from attention_jax.scores import Additive, get_score
-from attention_jax.tasks.reversal import ReversalConfig, optimizer, reversal_task
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.reversal.data import reversal_batch
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import Task, initial_state, train_steps
 from attention_jax.training.losses import real_tokens
 

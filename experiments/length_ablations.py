@@ -23,20 +23,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Expectation, conduct
+from experiment import Expectation, conduct, run_command
 from length_evaluation import teacher_forced
 from length_figures import ablation_figure
 from length_generalization import TRAINED
 from length_generalization import Config as Recipe
 from matplotlib.figure import Figure
+from reversal_arms import JSON, trained_arm
 
-from attention_jax.command_line import run_command
 from attention_jax.nn.placement import ANY_LENGTH, PositionConfig
+from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import Additive, Params, ScaledDot, Score, WrappedScore
-from attention_jax.tasks.reversal import ReversalConfig
-from attention_jax.tasks.reversal_arms import JSON, trained_arm
+from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run_folder import check_folder
 
 Array = jax.Array
 

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.data.batch import Batch
-from attention_jax.data.reversal import reversal_batch
-from attention_jax.data.vocabulary import EOS, PAD, SOS
 from attention_jax.nn.positions import random_positions
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal import VOCABULARY, Trained, bind
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.reversal.data import reversal_batch
+from attention_jax.tasks.reversal.task import VOCABULARY, Trained, bind
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.metrics import exact_match, token_accuracy
 
 Array = jax.Array

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from attention_jax import plotting
+from attention_jax.reports import plotting
 
 JSON = dict[str, Any]
 

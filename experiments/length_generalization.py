@@ -33,19 +33,18 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from experiment import Expectation, conduct
+from experiment import Expectation, conduct, run_command
 from length_evaluation import free_running, peak_memory, teacher_forced, weights_on
 from length_figures import accuracy_figure, heat_map_figure
 from matplotlib.figure import Figure
+from reversal_arms import JSON, trained_arm
 
-from attention_jax.command_line import run_command
 from attention_jax.nn.placement import ANY_LENGTH
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal import ReversalConfig
-from attention_jax.tasks.reversal_arms import JSON, trained_arm
+from attention_jax.runs.run_folder import check_folder
+from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run_folder import check_folder
 
 TRAINED = 40  # the longest string of training
 PROTOCOL = range(TRAINED + 1, 501)

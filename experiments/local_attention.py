@@ -49,19 +49,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near
+from experiment import JSON, Expectation, conduct, near, run_command
 from local_attention_figures import CAPTIONS, plot
+from reversal_arms import accuracies, heat_map, mean_over_lengths, trained_arm
 
-from attention_jax.command_line import run_command
-from attention_jax.data.reversal import random_batch
-from attention_jax.local import local_attention_weights, reversed_centers, window_mask
+from attention_jax.functional.local import local_attention_weights, reversed_centers, window_mask
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, Trained, bind
-from attention_jax.tasks.reversal_arms import accuracies, heat_map, mean_over_lengths, trained_arm
-from attention_jax.tasks.reversal_evaluation import evaluate, reverse
+from attention_jax.runs.run_folder import check_folder
+from attention_jax.tasks.reversal.data import random_batch
+from attention_jax.tasks.reversal.evaluation import evaluate, reverse
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, Trained, bind
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.losses import real_tokens
-from attention_jax.training.run_folder import check_folder
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 

@@ -7,9 +7,9 @@ from experiment import JSON
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from reversal_arms import mean_over_lengths
 
-from attention_jax import plotting
-from attention_jax.tasks.reversal_arms import mean_over_lengths
+from attention_jax.reports import plotting
 
 CAPTIONS = {
     "local_attention": (

@@ -33,14 +33,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near
+from experiment import JSON, Expectation, conduct, near, run_command
 from qkv_walkthrough_figures import plot
 from torch_random import TorchRandom
 
 from attention_jax import SCORES, attention, masked_softmax
 from attention_jax.analysis import attention_summary
-from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import check_folder
+from attention_jax.runs.run_folder import check_folder
 
 Array = jax.Array
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from experiment import JSON, Expectation
 
-from attention_jax import html_page
+from attention_jax.reports import html_page
 
 
 def results_page(

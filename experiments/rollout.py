@@ -22,20 +22,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Expectation, conduct
+from experiment import Expectation, conduct, run_command
 from matplotlib.figure import Figure
+from reversal_arms import JSON, trained_arm
 
-from attention_jax import plotting
 from attention_jax.analysis import attention_rollout, cross_rollout
-from attention_jax.command_line import run_command
-from attention_jax.data.batch import Batch
-from attention_jax.data.reversal import random_batch
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig, bind
-from attention_jax.tasks.reversal_arms import JSON, trained_arm
-from attention_jax.tasks.reversal_evaluation import batch_of_words
+from attention_jax.reports import plotting
+from attention_jax.runs.run_folder import check_folder
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.reversal.data import random_batch
+from attention_jax.tasks.reversal.evaluation import batch_of_words
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind
 from attention_jax.training.loop import LoopConfig
-from attention_jax.training.run_folder import check_folder
 
 Array = jax.Array
 

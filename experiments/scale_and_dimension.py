@@ -31,16 +31,15 @@ from typing import Any
 
 import numpy as np
 import scale_and_dimension_training as training
-from experiment import JSON, conduct, significant
+from experiment import JSON, conduct, run_command, significant
 from scale_and_dimension_answers import expectations, report
 from scale_and_dimension_figures import CAPTIONS, plot
 from scale_and_dimension_training import Size
 
-from attention_jax.command_line import run_command
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal import ReversalConfig
+from attention_jax.runs.run_folder import check_folder
+from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
-from attention_jax.training.run_folder import check_folder
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "main", "plot", "report", "run"]
 

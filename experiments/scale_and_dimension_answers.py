@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from experiment import JSON, Expectation
 
-from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
 from attention_jax.training.metrics import mean_and_deviation
 
 # --- reading the numbers ---

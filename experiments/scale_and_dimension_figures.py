@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scale_and_dimension_answers import at_best_rate, best_rate, loss_of_guessing
 
-from attention_jax import plotting
+from attention_jax.reports import plotting
 
 CAPTIONS = {
     "scale_and_dimension_training": (

@@ -17,8 +17,8 @@ import optax
 
 from attention_jax.analysis import learning_statistics
 from attention_jax.scores import Additive, Dot, General, Params, Score, WrappedScore
-from attention_jax.tasks.reversal import ReversalConfig, bind, optimizer, reversal_task
-from attention_jax.tasks.reversal_evaluation import decode
+from attention_jax.tasks.reversal.evaluation import decode
+from attention_jax.tasks.reversal.task import ReversalConfig, bind, optimizer, reversal_task
 from attention_jax.training.loop import TrainState, initial_state, train_steps
 from attention_jax.training.metrics import exact_match
 

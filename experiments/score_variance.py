@@ -37,14 +37,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near
+from experiment import JSON, Expectation, conduct, near, run_command
 from score_variance_figures import CAPTIONS, plot
 from torch_random import TorchRandom
 
 from attention_jax import SCORES, attention_weights
 from attention_jax.analysis import logit_variance
-from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import check_folder
+from attention_jax.runs.run_folder import check_folder
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 

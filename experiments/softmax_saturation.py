@@ -39,13 +39,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from entropy_limits import expected_maximum
-from experiment import JSON, Expectation, conduct, near
+from experiment import JSON, Expectation, conduct, near, run_command
 from matplotlib.figure import Figure
 
-from attention_jax import attention_weights, plotting
+from attention_jax import attention_weights
 from attention_jax.analysis import logit_scale_sweep, softmax_jacobian_norm
-from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import check_folder
+from attention_jax.reports import plotting
+from attention_jax.runs.run_folder import check_folder
 
 Array = jax.Array
 

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.analysis import attention_rollout, capture, cross_rollout, jensen_shannon
-from attention_jax.data.batch import Batch
-from attention_jax.data.parallel_text import ParallelText
-from attention_jax.data.translation import padded_batch
-from attention_jax.data.vocabulary import EOS
-from attention_jax.tasks.translating import Translator
-from attention_jax.tasks.translation import TranslationConfig, bind
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.translation.batches import padded_batch
+from attention_jax.tasks.translation.parallel_text import ParallelText
+from attention_jax.tasks.translation.task import TranslationConfig, bind
+from attention_jax.tasks.translation.translate import Translator
+from attention_jax.tasks.vocabulary import EOS
 
 Array = jax.Array
 JSON = dict[str, Any]

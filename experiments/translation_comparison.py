@@ -23,20 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiment import Expectation, conduct
+from experiment import Expectation, conduct, run_command
 from translation_attention import Seen, agreement, attentions, heads, rollouts
 from translation_figures import CAPTIONS, plot
 
-from attention_jax.command_line import run_command
-from attention_jax.data.parallel_text import ParallelText, read_parallel_text
+from attention_jax.runs.run_folder import check_folder, read_lines
 from attention_jax.scores import get_score
-from attention_jax.tasks.translating import Search, Translator, align, translate
-from attention_jax.tasks.translation import MODEL, TranslationConfig
-from attention_jax.tasks.translation_run import load_translator, train_run
-from attention_jax.tasks.translation_scores import score_translations
+from attention_jax.tasks.translation.evaluation import score_translations
+from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
+from attention_jax.tasks.translation.run import load_translator, train_run
+from attention_jax.tasks.translation.task import MODEL, TranslationConfig
+from attention_jax.tasks.translation.translate import Search, Translator, align, translate
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run_folder import check_folder, read_lines
 
 JSON = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from attention_jax import plotting
+from attention_jax.reports import plotting
 
 JSON = dict[str, Any]
 

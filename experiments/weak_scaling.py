@@ -32,11 +32,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from experiment import JSON, Expectation, conduct, near, significant
+from experiment import JSON, Expectation, conduct, near, run_command, significant
 from matplotlib.figure import Figure
 
-from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import check_folder
+from attention_jax.runs.run_folder import check_folder
 
 ARRANGEMENTS = ("data", "fsdp", "context")
 

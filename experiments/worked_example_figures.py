@@ -7,7 +7,7 @@ from experiment import JSON
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attention_jax import plotting
+from attention_jax.reports import plotting
 
 CAPTIONS = {
     "worked_example": (

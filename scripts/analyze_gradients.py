@@ -11,12 +11,12 @@ from typing import Annotated
 
 import rich.console
 import tyro
+from command_line import run_command
 
-from attention_jax.command_line import run_command
-from attention_jax.gradient_report import report
-from attention_jax.tasks.reversal import load_states
-from attention_jax.tasks.reversal_gradients import GradientAnalysis, analyze_run
-from attention_jax.training.run_folder import check_output, write_json, write_text
+from attention_jax.reports.gradient_report import report
+from attention_jax.runs.run_folder import check_output, write_json, write_text
+from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run
+from attention_jax.tasks.reversal.task import load_states
 
 
 @dataclasses.dataclass(frozen=True)

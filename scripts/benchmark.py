@@ -22,9 +22,9 @@ from benchmarks import (
     translation,
 )
 from benchmarks.measure import JSON, Benchmark, Options, Report
+from command_line import run_command
 
-from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import check_output, environment, write_json
+from attention_jax.runs.run_folder import check_output, environment, write_json
 
 BENCHMARKS: dict[str, Benchmark] = {
     "attention": Benchmark(attention.check, attention.run),

@@ -11,21 +11,21 @@ import numpy as np
 import rich.console
 import rich.table
 import tyro
+from command_line import run_command
 
-from attention_jax.command_line import run_command
-from attention_jax.data.parallel_text import read_parallel_text
-from attention_jax.tasks.reversal import load_run
-from attention_jax.tasks.reversal_evaluation import Evaluation, check_beams, evaluate
-from attention_jax.tasks.translating import Search, translate
-from attention_jax.tasks.translation_run import load_translator
-from attention_jax.tasks.translation_scores import (
+from attention_jax.runs.checkpoints import StepName
+from attention_jax.runs.run_folder import RunFolder, check_output, write_json
+from attention_jax.tasks.reversal.evaluation import Evaluation, check_beams, evaluate
+from attention_jax.tasks.reversal.task import load_run
+from attention_jax.tasks.translation.evaluation import (
     TranslationScores,
     require_sacrebleu,
     score_translations,
 )
-from attention_jax.training.checkpoints import StepName
+from attention_jax.tasks.translation.parallel_text import read_parallel_text
+from attention_jax.tasks.translation.run import load_translator
+from attention_jax.tasks.translation.translate import Search, translate
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run_folder import RunFolder, check_output, write_json
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import jax
 import rich.console
 import tyro
+from command_line import run_command
 
-from attention_jax.command_line import run_command
-from attention_jax.training.run_folder import make_folder, write_text
+from attention_jax.runs.run_folder import make_folder, write_text
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "experiments"))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from command_line import run_command
 
-from attention_jax import plotting
-from attention_jax.command_line import run_command
-from attention_jax.tasks.reversal import load_run
-from attention_jax.tasks.reversal_evaluation import check_beams, reverse
-from attention_jax.training.checkpoints import StepName
+from attention_jax.reports import plotting
+from attention_jax.runs.checkpoints import StepName
+from attention_jax.tasks.reversal.evaluation import check_beams, reverse
+from attention_jax.tasks.reversal.task import load_run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from command_line import run_command
 
-from attention_jax.command_line import run_command
-from attention_jax.tasks import reversal, translation_run
-from attention_jax.tasks.reversal import ReversalConfig
-from attention_jax.tasks.translation import TranslationConfig
-from attention_jax.training import processes
-from attention_jax.training.processes import Distribution
+from attention_jax.runs import processes
+from attention_jax.runs.processes import Distribution
+from attention_jax.tasks.reversal import task as reversal
+from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.translation import run as translation_run
+from attention_jax.tasks.translation.task import TranslationConfig
 from attention_jax.training.run import Reached
 from attention_jax.training.sharding import MeshShape
 

@@ -12,14 +12,14 @@ from typing import Annotated, TextIO
 import rich.console
 import rich.progress
 import tyro
+from command_line import run_command
 
-from attention_jax import plotting
-from attention_jax.command_line import run_command
-from attention_jax.data.parallel_text import decode_sentences, read_sentences
-from attention_jax.tasks.translating import Search, align, translate
-from attention_jax.tasks.translation_run import load_translator
-from attention_jax.training.checkpoints import StepName
-from attention_jax.training.run_folder import check_output
+from attention_jax.reports import plotting
+from attention_jax.runs.checkpoints import StepName
+from attention_jax.runs.run_folder import check_output
+from attention_jax.tasks.translation.parallel_text import decode_sentences, read_sentences
+from attention_jax.tasks.translation.run import load_translator
+from attention_jax.tasks.translation.translate import Search, align, translate
 
 _AT_ONCE = 1024  # sentences sorted by length together, and then written
 

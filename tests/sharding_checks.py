@@ -18,12 +18,12 @@ from collectives import collectives
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention_jax.nn import Seq2SeqConfig
-from attention_jax.tasks.reversal import ReversalConfig, optimizer, reversal_task, train_run
-from attention_jax.training.checkpoints import Checkpoints
-from attention_jax.training.digest import _sums_on, digests
+from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.digest import _sums_on, digests
+from attention_jax.runs.run_folder import RunFolder, read_lines
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task, train_run
 from attention_jax.training.loop import LoopConfig, Task, initial_state, never_drawn
 from attention_jax.training.run import Run, train_in_folder
-from attention_jax.training.run_folder import RunFolder, read_lines
 from attention_jax.training.sharding import Layout, MeshShape
 
 DEVICES = 8

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.translation import TranslationConfig
+from attention_jax.tasks.translation.task import TranslationConfig
 from attention_jax.training.loop import LoopConfig
 
 TEXT = Path(__file__).parent / "parallel_text"

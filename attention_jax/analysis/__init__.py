@@ -51,7 +51,7 @@ from attention_jax.analysis.statistics import (
     saturation,
     weight_entropy,
 )
-from attention_jax.capture_point import CapturedAttention
+from attention_jax.functional.capture_point import CapturedAttention
 
 __all__ = [
     "AttentionGradients",

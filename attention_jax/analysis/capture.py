@@ -1,6 +1,6 @@
 """Every attention in a model, seen in one call: weights, logits, statistics, and their gradients.
 
-The model is traced once with a point at each attention (`attention_jax.capture_point`), and the
+The model is traced once with a point at each attention (`functional.capture_point`), and the
 program evaluated so that what is seen there comes out as values that it returns. So nothing has to
 be stored in the model and nothing can leak, whatever `jit`, `vmap`, `scan` or `checkpoint` is in
 it or around the capture.
@@ -22,9 +22,9 @@ from jax.sharding import PartitionSpec
 from attention_jax.analysis.gradients import gradient_of_weights
 from attention_jax.analysis.interpretation import Found, evaluate
 from attention_jax.analysis.softmax_gradients import softmax_vjp
-from attention_jax.capture_point import CapturedAttention, capture_points
+from attention_jax.core.arrays import float_array
 from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
-from attention_jax.float_array import float_array
+from attention_jax.functional.capture_point import CapturedAttention, capture_points
 
 Array = jax.Array
 

@@ -19,9 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from attention_jax.checks import checked_rng
-from attention_jax.float_array import float_array
-from attention_jax.softmax import accumulator_dtype
+from attention_jax.core.arrays import accumulator_dtype, float_array
+from attention_jax.core.checks import checked_rng
 
 Array = jax.Array
 Loss = Callable[[Any], Array]  # params -> float []

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.analysis.gradients import checked_doutput
-from attention_jax.biases import Bias
-from attention_jax.checks import checked_inputs
+from attention_jax.functional.checks import checked_inputs
 from attention_jax.implementations import (
     BlockSizes,
     Inputs,
@@ -31,7 +30,8 @@ from attention_jax.implementations import (
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.masks import Mask
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score, get_score
 
 Array = jax.Array

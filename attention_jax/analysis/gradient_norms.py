@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.float_array import float_array
-from attention_jax.softmax import accumulator_dtype
+from attention_jax.core.arrays import accumulator_dtype, float_array
 
 Array = jax.Array
 

@@ -22,16 +22,15 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.analysis.softmax_gradients import softmax_vjp
-from attention_jax.biases import Bias
-from attention_jax.checks import checked_inputs
-from attention_jax.float_array import float_array
+from attention_jax.core.arrays import cast_floats, float_array
+from attention_jax.functional.checks import checked_inputs
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.contract import cast_floats
 from attention_jax.implementations.reference import logits_and_mask, without_padding
-from attention_jax.masks import Mask
+from attention_jax.implementations.softmax import masked_softmax
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score, get_score
-from attention_jax.softmax import masked_softmax
 
 Array = jax.Array
 

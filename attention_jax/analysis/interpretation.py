@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from attention_jax.capture_point import CapturedAttention, capture_p, capturing
+from attention_jax.functional.capture_point import CapturedAttention, capture_p, capturing
 
 Array = jax.Array
 Found = list[tuple[str, CapturedAttention]]  # with the name scopes it stands in

@@ -13,7 +13,7 @@ from attention_jax.analysis.gradient_norms import gradient_norms
 from attention_jax.analysis.pairs_and_rows import has_keys, mean_over_rows
 from attention_jax.analysis.softmax_gradients import softmax_jacobian_norm
 from attention_jax.analysis.statistics import attention_summary, logit_variance
-from attention_jax.capture_point import CapturedAttention
+from attention_jax.functional.capture_point import CapturedAttention
 
 Array = jax.Array
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.attention import attention
+from attention_jax.functional.attention import attention
 from attention_jax.implementations import BlockSizes
 from attention_jax.scores import Score, get_score
 from attention_jax.scores.contract import init_shapes

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.analysis.entropy_terms import is_zero
-from attention_jax.float_array import float_array
-from attention_jax.masks import as_mask
-from attention_jax.position_functions import broadcasts, check_batch_axes
-from attention_jax.softmax import accumulator_dtype
+from attention_jax.core.arrays import accumulator_dtype, float_array
+from attention_jax.pairwise.masks import as_mask
+from attention_jax.pairwise.position_functions import broadcasts, check_batch_axes
 
 Array = jax.Array
 

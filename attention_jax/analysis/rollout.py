@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.checks import checked_fraction
-from attention_jax.float_array import float_array
-from attention_jax.softmax import accumulator_dtype
+from attention_jax.core.arrays import accumulator_dtype, float_array
+from attention_jax.core.checks import checked_fraction
 
 Array = jax.Array
 

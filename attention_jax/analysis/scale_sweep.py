@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 from attention_jax.analysis.gradients import checked_doutput, gradient_of_weights
 from attention_jax.analysis.softmax_gradients import softmax_jacobian_norm, softmax_vjp
-from attention_jax.checks import checked_inputs
-from attention_jax.float_array import float_array
+from attention_jax.core.arrays import float_array
+from attention_jax.functional.checks import checked_inputs
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_and_mask
-from attention_jax.masks import Mask
+from attention_jax.implementations.softmax import masked_softmax, row_statistics
+from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score, get_score
-from attention_jax.softmax import masked_softmax, row_statistics
 
 Array = jax.Array
 

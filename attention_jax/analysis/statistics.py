@@ -24,9 +24,9 @@ from attention_jax.analysis.pairs_and_rows import (
     mean_over_rows,
     only_rows,
 )
-from attention_jax.checks import checked_fraction
-from attention_jax.masks import Mask
-from attention_jax.softmax import accumulator_dtype
+from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.core.checks import checked_fraction
+from attention_jax.pairwise.masks import Mask
 
 Array = jax.Array
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.biases import Bias, DenseBias, SumBias
+from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations import tile_arrays
-from attention_jax.implementations.contract import BlockSizes, cast_floats
+from attention_jax.implementations.contract import BlockSizes
+from attention_jax.pairwise.biases import Bias, DenseBias, SumBias
 
 Array = jax.Array
 

@@ -13,9 +13,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from attention_jax.biases import Bias, bias_dataclass
-from attention_jax.mask_algebra import Mask, TileStatus, mask_dataclass
-from attention_jax.position_functions import part_field
+from attention_jax.pairwise.biases import Bias, bias_dataclass
+from attention_jax.pairwise.mask_algebra import Mask, TileStatus, mask_dataclass
+from attention_jax.pairwise.position_functions import part_field
 
 Array = jax.Array
 

@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from attention_jax.biases import Bias
-from attention_jax.masks import Mask
+from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
-from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
 Tree = TypeVar("Tree")
@@ -52,15 +52,6 @@ class Options:
     block_sizes: BlockSizes
     dropout_rate: float = 0.0
     return_statistics: bool = False
-
-
-def cast_floats(tree: Tree, dtype: jnp.dtype) -> Tree:
-    """The same pytree, its floating-point leaves in another dtype."""
-
-    def cast(leaf: Array) -> Array:
-        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-
-    return jax.tree.map(cast, tree)
 
 
 class Inputs(NamedTuple):

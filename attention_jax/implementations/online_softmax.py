@@ -23,8 +23,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax import dropout
-from attention_jax.softmax import AttentionStatistics
+from attention_jax.implementations.softmax import AttentionStatistics
+from attention_jax.pairwise import dropout
 
 Array = jax.Array
 

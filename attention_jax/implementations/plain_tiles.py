@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from attention_jax.implementations import bias_tiles, online_softmax, tiling
 from attention_jax.implementations.online_softmax import Running
+from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.softmax import AttentionStatistics
 
 Array = jax.Array
 

@@ -27,7 +27,7 @@ from attention_jax.implementations.tiling import (
     plan_of,
     stand_ins_of,
 )
-from attention_jax.masks import Mask, padding_mask
+from attention_jax.pairwise.masks import Mask, padding_mask
 from attention_jax.scores import Params, Score, masked_pair
 
 Array = jax.Array

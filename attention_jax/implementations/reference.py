@@ -16,10 +16,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from attention_jax import dropout
-from attention_jax.implementations.contract import Inputs, Options, cast_floats
+from attention_jax.core.arrays import cast_floats
+from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.softmax import (
+    AttentionStatistics,
+    masked_softmax,
+    row_statistics,
+)
+from attention_jax.pairwise import dropout
 from attention_jax.scores import masked_pair, stand_in_tokens, stand_ins
-from attention_jax.softmax import AttentionStatistics, masked_softmax, row_statistics
 
 Array = jax.Array
 

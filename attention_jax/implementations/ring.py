@@ -29,11 +29,11 @@ from attention_jax.implementations import online_softmax, plain_tiles, tiled, ti
 from attention_jax.implementations.chunks import ChunkedBias, ChunkedMask, Chunks
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.online_softmax import Running
+from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.implementations.tiled import Residuals
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.implementations.zigzag import chunk_starts, from_zigzag, to_zigzag
-from attention_jax.masks import Mask
-from attention_jax.softmax import AttentionStatistics
+from attention_jax.pairwise.masks import Mask
 
 Array = jax.Array
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax import dropout
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import (
@@ -31,9 +30,10 @@ from attention_jax.implementations import (
 )
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.online_softmax import Running
+from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.pairwise import dropout
 from attention_jax.scores import tall_product
-from attention_jax.softmax import AttentionStatistics
 
 Array = jax.Array
 

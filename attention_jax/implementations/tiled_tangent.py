@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax import dropout
 from attention_jax.core.jvp_of_moving import jvp_of_moving
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles, tile_arrays, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
+from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.softmax import AttentionStatistics
+from attention_jax.pairwise import dropout
 
 Array = jax.Array
 

@@ -17,16 +17,16 @@ import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
-from attention_jax import dropout
-from attention_jax.biases import Bias
+from attention_jax.core.over_batch import all_over_batch
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles, online_softmax
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.online_softmax import Running
 from attention_jax.implementations.tile_arrays import positions, tiled
-from attention_jax.masks import Mask, array_field, mask_dataclass, padding_mask
-from attention_jax.over_batch import all_over_batch
+from attention_jax.pairwise import dropout
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.masks import Mask, array_field, mask_dataclass, padding_mask
 from attention_jax.scores import masked_pair, stand_in_tokens, stand_ins
 
 Array = jax.Array

@@ -26,11 +26,7 @@ from attention_jax.nn.positions import (
 )
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import (
-    BlockConfig,
-    DecoderBlock,
-    EncoderBlock,
-)
+from attention_jax.nn.transformer import BlockConfig, DecoderBlock, EncoderBlock
 
 __all__ = [
     "ANY_LENGTH",

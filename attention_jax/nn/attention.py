@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.attention import attention, attention_weights
-from attention_jax.biases import Bias
-from attention_jax.checks import check_whole, checked_implementation
-from attention_jax.float_array import float_array
-from attention_jax.implementations.contract import cast_floats
-from attention_jax.masks import Mask
-from attention_jax.memory import Memory, remember, resolve
+from attention_jax.core.arrays import cast_floats, float_array
+from attention_jax.core.checks import check_integer
+from attention_jax.functional.attention import attention, attention_weights
+from attention_jax.functional.checks import checked_implementation
+from attention_jax.functional.memory import Memory, remember, resolve
 from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.parameters import Dtype, score_params, values_of
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Additive, Dot, General, ScaledDot, Score, get_score
 
 Array = jax.Array
@@ -68,7 +68,7 @@ class Attention(DropoutModule):
     ):
         self.score = get_score(score)
         for name, size in (("query_dim", query_dim), ("key_dim", key_dim)):
-            check_whole(name, size)
+            check_integer(name, size)
         if self.score.needs_equal_dims and query_dim != key_dim:
             raise ValueError(
                 f"key_dim must be {query_dim} to match score {self.score} with query_dim"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
-from attention_jax.memory import Memory
+from attention_jax.functional.memory import Memory
 
 Array = jax.Array
 

@@ -6,19 +6,23 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.biases import Bias
-from attention_jax.coverage import CoverageResult, coverage_attention, coverage_kernel_size
-from attention_jax.masks import Mask
-from attention_jax.memory import Memory
+from attention_jax.functional.coverage import (
+    CoverageResult,
+    coverage_attention,
+    coverage_kernel_size,
+)
+from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attention
 from attention_jax.nn.parameters import Dtype
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Score
 
 Array = jax.Array
 
 
 class CoverageAttention(Attention):
-    """`attention_jax.coverage.coverage_attention` with parameters of its own.
+    """`attention_jax.functional.coverage.coverage_attention` with parameters of its own.
 
     `coverage_kernel` starts at 0: a fresh layer is `Attention` with the same score and `rngs`. It
     learns from the first step on, for its gradient is not 0 there.

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.checks import check_choice, check_whole
-from attention_jax.masks import Mask
-from attention_jax.memory import Memory
+from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.core.checks import check_choice, check_integer
+from attention_jax.functional.memory import Memory
 from attention_jax.nn.cross_attention_kinds import KINDS, Carry
 from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.empty_rows import project_rows
@@ -24,8 +24,8 @@ from attention_jax.nn.local import Alignment
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.placement import Positions, check_positions, rotated
 from attention_jax.nn.positions import check_wavelength
+from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import RowScaled, Score, get_score
-from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
 AttentionKind = Literal["global", "local-m", "local-p", "coverage", "monotonic"]
@@ -71,7 +71,7 @@ class CrossAttentionConfig:
         check_choice("alignment", self.alignment, Alignment)
         # The Gaussian of local-p has half the radius for its deviation.
         for name, least in (("heads", 1), ("radius", int(self.attention == "local-p"))):
-            check_whole(name, getattr(self, name), least)
+            check_integer(name, getattr(self, name), least)
         if self.heads > 1 and self.attention != "global":
             raise ValueError(f"heads must be 1 with attention {self.attention!r}; got {self.heads}")
         if self.position_ends not in (1, 2):

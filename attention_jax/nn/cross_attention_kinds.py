@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.nn.attention import Attention
 from attention_jax.nn.coverage import CoverageAttention
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
-from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
 Carry = Any

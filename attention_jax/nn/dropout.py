@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from flax import nnx
 
-from attention_jax.checks import checked_rate
+from attention_jax.core.checks import checked_rate
 
 Array = jax.Array
 

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.dropout import drop_features
-from attention_jax.masks import Mask, padding_mask
 from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.lookup import rows_of
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.placement import Placement, Positions
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.nn.transformer import DecoderBlock, EncoderBlock, split_rng
+from attention_jax.pairwise.dropout import drop_features
+from attention_jax.pairwise.masks import Mask, padding_mask
 
 Array = jax.Array
 

@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 import jax
 from flax import nnx
 
-from attention_jax.checks import check_choice
+from attention_jax.core.checks import check_choice
 from attention_jax.nn.parameters import LayerOptions
 
 Array = jax.Array

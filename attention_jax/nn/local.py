@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.biases import Bias
-from attention_jax.checks import check_choice, check_whole
-from attention_jax.float_array import float_array
-from attention_jax.local import (
+from attention_jax.core.arrays import float_array
+from attention_jax.core.checks import check_choice, check_integer
+from attention_jax.functional.local import (
     checked_lengths,
     checked_radius,
     local_attention,
@@ -20,9 +19,10 @@ from attention_jax.local import (
     predicted_centers,
     reversed_centers,
 )
-from attention_jax.masks import Mask
-from attention_jax.memory import Memory
+from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attention
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -181,7 +181,7 @@ class LocalPAttention(_LocalAttention):
             score, query_dim, key_dim, radius=radius, sigma=sigma, rngs=rngs, **options
         )
         hidden_dim = query_dim if hidden_dim is None else hidden_dim
-        check_whole("hidden_dim", hidden_dim)
+        check_integer("hidden_dim", hidden_dim)
         kernel = jax.random.normal(rngs.params(), (query_dim, hidden_dim)) * query_dim**-0.5
         # Small, so that every window begins in the middle, where the sigmoid is steepest.
         v = jax.random.normal(rngs.params(), (hidden_dim,)) * 0.1 * hidden_dim**-0.5

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.biases import Bias
-from attention_jax.masks import Mask
-from attention_jax.memory import Memory
-from attention_jax.monotonic import monotonic_attention
+from attention_jax.functional.memory import Memory
+from attention_jax.functional.monotonic import monotonic_attention
 from attention_jax.nn.attention import Attention
 from attention_jax.nn.parameters import Dtype
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Score
 
 Array = jax.Array

@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.attention import attention, attention_weights
-from attention_jax.biases import Bias, ShiftedBias
-from attention_jax.capture_point import heads_as_one_axis
-from attention_jax.checks import check_whole, checked_implementation
-from attention_jax.float_array import float_array
-from attention_jax.heads import group_heads, pairs_for_heads, ungroup_heads
-from attention_jax.mask_algebra import ShiftedMask
-from attention_jax.masks import Mask, causal_mask
-from attention_jax.memory import Memory, remember, resolve
+from attention_jax.core.arrays import float_array
+from attention_jax.core.checks import check_integer
+from attention_jax.functional.attention import attention, attention_weights
+from attention_jax.functional.capture_point import heads_as_one_axis
+from attention_jax.functional.checks import checked_implementation
+from attention_jax.functional.heads import group_heads, pairs_for_heads, ungroup_heads
+from attention_jax.functional.memory import Memory, remember, resolve
 from attention_jax.nn.cache import KeyValueCache, appended, check_cache
 from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.empty_rows import project_rows
@@ -31,7 +29,10 @@ from attention_jax.nn.parameters import (
 )
 from attention_jax.nn.placement import Positions, check_positions, rotated
 from attention_jax.nn.positions import check_wavelength
-from attention_jax.position_functions import broadcasts
+from attention_jax.pairwise.biases import Bias, ShiftedBias
+from attention_jax.pairwise.mask_algebra import ShiftedMask
+from attention_jax.pairwise.masks import Mask, causal_mask
+from attention_jax.pairwise.position_functions import broadcasts
 from attention_jax.scores import Score, get_score
 
 Array = jax.Array
@@ -122,7 +123,7 @@ class MultiHeadAttention(DropoutModule):
             ("query_dim", query_dim), ("key_dim", key_dim), ("qkv_dim", qkv_dim),
             ("output_dim", output_dim), ("num_heads", num_heads), ("num_key_heads", num_key_heads),
         ):  # fmt: skip
-            check_whole(name, size)
+            check_integer(name, size)
         if qkv_dim % num_heads:
             raise ValueError(f"qkv_dim must be a multiple of {num_heads} heads; got {qkv_dim}")
         if num_heads % num_key_heads:

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 import jax
 from flax import nnx
 
-from attention_jax.implementations.contract import cast_floats
+from attention_jax.core.arrays import cast_floats
 from attention_jax.scores import Params
 
 Dtype = Any  # what `jnp.dtype` takes

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.checks import check_choice
+from attention_jax.core.checks import check_choice
 from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
 from attention_jax.nn.lookup import rows_of
 from attention_jax.nn.parameters import Dtype

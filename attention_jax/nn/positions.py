@@ -13,10 +13,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from attention_jax.checks import check_choice
+from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.core.checks import check_choice
 from attention_jax.nn.lookup import rows_of
-from attention_jax.position_functions import pad_rank
-from attention_jax.softmax import accumulator_dtype
+from attention_jax.pairwise.position_functions import pad_rank
 
 Array = jax.Array
 Anchor = Literal["start", "end", "both"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from attention_jax.checks import check_choice, check_whole
+from attention_jax.core.checks import check_choice, check_integer
 from attention_jax.nn.cross_attention import Alignment, AttentionKind, CrossAttentionConfig
 from attention_jax.nn.feed_forward import Activation
 from attention_jax.nn.placement import PositionConfig
@@ -88,7 +88,7 @@ class Seq2SeqConfig:
         if self.self_attention_score is not None:
             get_score(self.self_attention_score)
         for name, least in (("encoder_layers", 0), ("decoder_layers", 1)):
-            check_whole(name, getattr(self, name), least)
+            check_integer(name, getattr(self, name), least)
         self.block, self.cross  # noqa: B018 -- they check the rest
         rotates = self.positions.kind == "rotary"
         what, size = ("dim / heads", self.dim // self.heads) if rotates else ("dim", self.dim)

@@ -9,11 +9,8 @@ from typing import Any, Literal, NamedTuple, Unpack
 import jax
 from flax import nnx
 
-from attention_jax.biases import Bias
-from attention_jax.checks import check_choice, check_whole, checked_rate
-from attention_jax.dropout import drop_features
-from attention_jax.masks import Mask, causal_mask
-from attention_jax.memory import Memory
+from attention_jax.core.checks import check_choice, check_integer, checked_rate
+from attention_jax.functional.memory import Memory
 from attention_jax.nn.cache import KeyValueCache
 from attention_jax.nn.cross_attention import Carry, CrossAttention, CrossAttentionConfig
 from attention_jax.nn.dropout import DropoutModule
@@ -22,6 +19,9 @@ from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.placement import Positions
 from attention_jax.nn.positions import check_wavelength
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.dropout import drop_features
+from attention_jax.pairwise.masks import Mask, causal_mask
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -65,7 +65,7 @@ class BlockConfig:
         for name in ("dim", "hidden_dim", "heads", "key_heads"):
             size = getattr(self, name)
             if size is not None or name != "key_heads":
-                check_whole(name, size)
+                check_integer(name, size)
         if self.dim % self.heads:
             raise ValueError(f"dim must be a multiple of {self.heads} heads; got {self.dim}")
         if self.key_heads is not None and self.heads % self.key_heads:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax import pairwise_tanh
+from attention_jax.scores import pairwise_tanh
 from attention_jax.scores.contract import PairCost, Params, Score, init_shapes
 from attention_jax.scores.products import matmul
 

@@ -8,9 +8,9 @@ import math
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.scores.contract import Params
 from attention_jax.scores.dot import Dot, check_scale
-from attention_jax.softmax import accumulator_dtype
 
 Array = jax.Array
 

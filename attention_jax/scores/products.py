@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from attention_jax.softmax import accumulator_dtype
+from attention_jax.core.arrays import accumulator_dtype
 
 Array = jax.Array
 

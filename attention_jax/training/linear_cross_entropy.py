@@ -12,8 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.checks import check_whole, checked_fraction
-from attention_jax.softmax import accumulator_dtype
+from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.core.checks import check_integer, checked_fraction
 
 Array = jax.Array
 
@@ -70,7 +70,7 @@ def linear_cross_entropy(
 
     Source: Szegedy et al. 2016, section 7, for label smoothing (their epsilon is s).
     """
-    check_whole("chunk", chunk)
+    check_integer("chunk", chunk)
     smoothing = checked_fraction("label_smoothing", label_smoothing)
     dtype = accumulator_dtype(features)
     bias = jnp.zeros(kernel.shape[1], kernel.dtype) if bias is None else bias

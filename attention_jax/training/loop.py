@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from attention_jax.checks import check_whole
-from attention_jax.training import processes
-from attention_jax.training.checkpoints import Checkpoints
-from attention_jax.training.interruption import Interruption
-from attention_jax.training.progress import Progress
-from attention_jax.training.run_folder import MetricsFile
+from attention_jax.core.checks import check_integer
+from attention_jax.runs import processes
+from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.interruption import Interruption
+from attention_jax.runs.progress import Progress
+from attention_jax.runs.run_folder import MetricsFile
 from attention_jax.training.sharding import Layout
 from attention_jax.training.validation import Validation
 
@@ -75,9 +75,9 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         for name in ("seeds", "steps", "log_every", "checkpoint_every", "keep"):
-            check_whole(name, getattr(self, name))
+            check_integer(name, getattr(self, name))
         for name in ("first_seed", "keep_best"):
-            check_whole(name, getattr(self, name), 0)
+            check_integer(name, getattr(self, name), 0)
         if self.first_seed + self.seeds > 2**31:
             raise ValueError(
                 f"first_seed must leave all seeds below 2**31, as int32; got {self.first_seed}"

@@ -13,9 +13,11 @@ from typing import NamedTuple
 import jax
 import optax
 
-from attention_jax.training import processes
-from attention_jax.training.checkpoints import Checkpoints, Restored
-from attention_jax.training.interruption import Interruption
+from attention_jax.runs import processes
+from attention_jax.runs.checkpoints import Checkpoints, Restored
+from attention_jax.runs.interruption import Interruption
+from attention_jax.runs.progress import Progress
+from attention_jax.runs.run_folder import JSON, NO_FILES, MetricsFile, RunFolder, read_lines
 from attention_jax.training.loop import (
     GradientLog,
     LoopConfig,
@@ -24,14 +26,6 @@ from attention_jax.training.loop import (
     TrainState,
     initial_state,
     train,
-)
-from attention_jax.training.progress import Progress
-from attention_jax.training.run_folder import (
-    JSON,
-    NO_FILES,
-    MetricsFile,
-    RunFolder,
-    read_lines,
 )
 from attention_jax.training.sharding import Layout
 from attention_jax.training.validation import Validation, ValidationPlan

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from attention_jax.checks import check_whole
+from attention_jax.core.checks import check_integer
 
 Array = jax.Array
 
@@ -45,7 +45,7 @@ class MeshShape:
 
     def __post_init__(self) -> None:
         for name, size in dataclasses.asdict(self).items():
-            check_whole(f"mesh {name}", size)
+            check_integer(f"mesh {name}", size)
 
     @property
     def devices(self) -> int:

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_jax.training import processes
-from attention_jax.training.run_folder import JSON, MetricsFile
+from attention_jax.runs import processes
+from attention_jax.runs.run_folder import JSON, MetricsFile
 
 Line = dict[str, list[float]]
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax import masks
+from attention_jax.pairwise import masks
 from attention_jax.scores import SCORES, Additive, Score
 from benchmarks.measure import FOUR_SCORES
 

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.data.vocabulary import EOS, PAD, SOS
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal import VOCABULARY
+from attention_jax.tasks.reversal.task import VOCABULARY
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from benchmarks.measure import JSON, Options, Report, compile_cold, interleaved_seconds, say
 from benchmarks.targets import with_target
 

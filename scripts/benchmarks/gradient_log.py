@@ -14,13 +14,8 @@ import jax
 
 from attention_jax.analysis import learning_statistics
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal import ReversalConfig, optimizer, reversal_task
-from attention_jax.training.loop import (
-    TrainState,
-    gradient_statistics,
-    initial_state,
-    train_steps,
-)
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
+from attention_jax.training.loop import TrainState, gradient_statistics, initial_state, train_steps
 from benchmarks.measure import JSON, Options, Report, compile_cold, interleaved_seconds, say
 from benchmarks.targets import Target
 

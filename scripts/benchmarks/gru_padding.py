@@ -10,7 +10,7 @@ import dataclasses
 import importlib.util
 import sys
 
-from attention_jax.tasks.reversal import ReversalConfig
+from attention_jax.tasks.reversal.task import ReversalConfig
 from benchmarks.measure import JSON, Options, Report
 
 _LENGTHS = (3, 5, 7, 8, 10)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from attention_jax.data.vocabulary import EOS, PAD, SOS
-from attention_jax.tasks.reversal import VOCABULARY, ReversalConfig
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 
 
 class Dot(nn.Module):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import jax
 
-from attention_jax.tasks.reversal import ReversalConfig, optimizer, reversal_task
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import initial_state, train_steps
 from benchmarks.measure import JSON, Options, Report, interleaved_seconds
 

@@ -23,10 +23,15 @@ import numpy as np
 import optax
 from flax import nnx
 
-from attention_jax.data.batch import Batch
-from attention_jax.data.translation import padded_batch
 from attention_jax.nn import cross_attention, encoder_decoder, transformer
-from attention_jax.tasks.translation import TranslationConfig, bind, optimizer, translation_task
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.translation.batches import padded_batch
+from attention_jax.tasks.translation.task import (
+    TranslationConfig,
+    bind,
+    optimizer,
+    translation_task,
+)
 from attention_jax.training.loop import LoopConfig, initial_state, train_step
 from attention_jax.training.losses import masked_mean
 from benchmarks.measure import JSON, Options, Report, compile_cold, interleaved_seconds, say

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import jax
 
-from attention_jax.tasks.reversal import ReversalConfig, load_states, optimizer, reversal_task
-from attention_jax.training.checkpoints import Checkpoints
+from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.run_folder import RunFolder, read_lines
+from attention_jax.tasks.reversal.task import ReversalConfig, load_states, optimizer, reversal_task
 from attention_jax.training.loop import initial_state
-from attention_jax.training.run_folder import RunFolder, read_lines
 from attention_jax.training.sharding import Layout, MeshShape
 
 from .findings import WRONG, Findings, hashes

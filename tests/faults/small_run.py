@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from attention_jax.training.checkpoints import Checkpoints
+from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.run_folder import RunFolder, read_lines
 from attention_jax.training.loop import LoopConfig, Task, initial_state
 from attention_jax.training.run import Run, train_in_folder
-from attention_jax.training.run_folder import RunFolder, read_lines
 
 from .findings import Ended, Result, hashes
 

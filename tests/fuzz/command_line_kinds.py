@@ -24,6 +24,7 @@ from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
+from command_line import run_command
 from command_line_words import (
     BAD_ANALYZE,
     BAD_BENCHMARK,
@@ -42,11 +43,11 @@ from command_line_words import (
 from hypothesis import strategies as st
 from outcomes import ERROR, RESULT, Kind
 
-from attention_jax.command_line import run_command
-from attention_jax.data.batch import Batch
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks import reversal, reversal_evaluation
-from attention_jax.tasks.reversal import ReversalConfig
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.reversal import evaluation as reversal_evaluation
+from attention_jax.tasks.reversal import task as reversal
+from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 
 ROOT = Path(__file__).parents[2]
@@ -241,7 +242,7 @@ def of_command(command: Command, many: int, few: int) -> Kind:
     return CommandKind(name, command.cases, command.call, lambda case: case[1], None, many, few)
 
 
-WORK = "attention_jax.tasks.reversal"
+WORK = "attention_jax.tasks.reversal.task"
 TRAIN = Command(
     "train",
     ("--workdir", "run"),
@@ -252,13 +253,13 @@ TRAIN = Command(
 EVALUATE = Command(
     "evaluate", ("--workdir", "run"), GOOD_EVALUATE, BAD_EVALUATE,
     {
-        f"{WORK}_evaluation._evaluate": _fake_evaluation,
-        f"{WORK}_evaluation.random_batch": _fake_batch,
+        "attention_jax.tasks.reversal.evaluation._evaluate": _fake_evaluation,
+        "attention_jax.tasks.reversal.evaluation.random_batch": _fake_batch,
     },
 )  # fmt: skip
 REVERSE = Command(
     "reverse", ("word", "--workdir", "run"), GOOD_REVERSE, BAD_REVERSE,
-    {f"{WORK}_evaluation.decode": _fake_decode},
+    {"attention_jax.tasks.reversal.evaluation.decode": _fake_decode},
 )  # fmt: skip
 ANALYZE = Command(
     "analyze_gradients", ("--workdir", "run"), GOOD_ANALYZE, BAD_ANALYZE,

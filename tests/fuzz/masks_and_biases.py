@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from outcomes import Kind, mistakes
 
 import attention_jax as aj
+from attention_jax.pairwise.biases import as_bias
+from attention_jax.pairwise.masks import as_mask
 
 Shape = tuple[int, ...]
 offsets = st.sampled_from([0, 0, 1, 2, -1, -2, 7, -9, 2**31 - 1, -(2**31) + 1])
@@ -119,7 +121,7 @@ def table_of(case: Any) -> np.ndarray:
     spec, _, length, keys = case
     mask = built(spec)
     if not isinstance(mask, aj.Mask):  # a table alone, or two
-        mask = aj.masks.as_mask(mask)
+        mask = as_mask(mask)
     return np.asarray(mask.materialize(length, keys))
 
 
@@ -153,11 +155,11 @@ MISTAKEN_MASKS = [  # the function, its arguments, and what the error names
 
 # Tables that do not fit T = 2 queries and S = 3 keys.
 MISFITS = [
-    (aj.masks.as_mask(np.ones((3, 2), bool)), "mask"),
+    (as_mask(np.ones((3, 2), bool)), "mask"),
     (aj.segment_mask(np.ones(3, int), np.ones(3, int)), "query_segments"),
     (aj.segment_mask(np.ones(2, int), np.ones(2, int)), "key_segments"),
     (aj.window_mask(np.ones(3), 1), "centers"),
-    (~aj.masks.as_mask(np.ones((3, 2), bool)), "mask"),
+    (~as_mask(np.ones((3, 2), bool)), "mask"),
     (aj.causal_mask() & np.ones((5, 3), bool), "mask"),
 ]
 MISTAKEN_MASKS += [(lambda mask: mask.materialize(2, 3), (mask,), name) for mask, name in MISFITS]
@@ -207,7 +209,7 @@ def built_bias(spec: Any) -> Any:
     if kind == "sum":
         left, right = map(built_bias, parts)
         if not isinstance(left, aj.Bias) and not isinstance(right, aj.Bias):
-            left = aj.biases.as_bias(left)
+            left = as_bias(left)
         return left + right
     if kind == "array":
         return parts[0]
@@ -266,7 +268,7 @@ def same_bias(case: Any, got: Any, expected: np.ndarray) -> None:
 def bias_table(case: Any) -> Any:
     spec, _, length, keys = case
     bias = built_bias(spec)
-    return np.asarray(aj.biases.as_bias(bias).materialize(length, keys))
+    return np.asarray(as_bias(bias).materialize(length, keys))
 
 
 MISTAKEN_BIASES = [
@@ -283,7 +285,7 @@ MISTAKEN_BIASES = [
         "text", None, True, np.ones(2, complex), 1.0, {})),
     *((aj.gaussian_bias, (np.ones(2), bad), "sigma") for bad in (
         0, -1.0, np.nan, "1", None, [1.0, 0.0], 1j, np.ones(2, int), {})),
-    *((aj.biases.as_bias, (bad,), "bias") for bad in NO_FLOATS.values()),
+    *((as_bias, (bad,), "bias") for bad in NO_FLOATS.values()),
     *((lambda bad: aj.alibi_bias(0.5) + bad, (bad,), "bias") for bad in NO_FLOATS.values()),
 ]  # fmt: skip
 

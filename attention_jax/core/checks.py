@@ -1,0 +1,59 @@
+"""Checks of single arguments: each raises a ValueError with the argument's name and what came."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Raises ValueError unless `value` is one of a `typing.Literal`'s."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; got {value!r}")
+
+
+def check_integer(name: str, value: Any, least: int = 1) -> None:
+    """Raises ValueError unless `value` is an integer, no less than `least`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name} must be an integer; got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}; got {value}")
+
+
+def checked_rate(rate: Any) -> float:
+    """The dropout rate as a Python float."""
+    return checked_fraction("dropout_rate", rate)
+
+
+def checked_fraction(name: str, value: Any) -> float:
+    """A share below 1 as a Python float: it is a static option."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < 1:
+        raise ValueError(f"{name} must be a Python number in [0, 1); got {value!r}")
+    return number
+
+
+def checked_rng(rng: Any, *, name: str = "dropout_rng") -> Array:
+    """A typed PRNG key; raw uint32 keys, as `jax.random.PRNGKey` makes them, are wrapped."""
+    if not (isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)):
+        try:
+            array = jnp.asarray(rng)
+            if array.dtype != jnp.uint32:
+                raise TypeError("raw keys are uint32")
+            rng = jax.random.wrap_key_data(array)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name} must be one PRNG key, as jax.random.key makes; got {rng!r}"
+            ) from error
+    if rng.shape != ():
+        raise ValueError(f"{name} must be one PRNG key; got {list(rng.shape)} of them")
+    return rng

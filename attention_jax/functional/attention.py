@@ -1,0 +1,192 @@
+"""The front door: check what came, pick an implementation, batch it by `jax.vmap`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, overload
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.functional.capture_point import (
+    CapturedAttention,
+    Capturing,
+    capture_point,
+    capturing,
+    seen_from_outside,
+)
+from attention_jax.functional.checks import (
+    check_block_sizes,
+    checked_dropout,
+    checked_implementation,
+    checked_inputs,
+)
+from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
+from attention_jax.implementations.batching import vmap_over_batch
+from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
+from attention_jax.implementations.reference import logits_and_mask
+from attention_jax.implementations.softmax import AttentionStatistics, masked_softmax
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.masks import Mask
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
+
+Array = jax.Array
+
+
+@overload
+def attention(
+    query: Array, key: Array, value: Array, *, score: ScoreLike = ..., params: Params = ...,
+    mask: Mask | Array | None = ..., bias: Bias | Array | None = ..., dropout_rate: float = ...,
+    dropout_rng: Array | None = ..., implementation: str | None = ...,
+    block_sizes: BlockSizes | None = ..., return_statistics: Literal[False] = ...,
+) -> Array: ...  # fmt: skip
+@overload
+def attention(
+    query: Array, key: Array, value: Array, *, score: ScoreLike = ..., params: Params = ...,
+    mask: Mask | Array | None = ..., bias: Bias | Array | None = ..., dropout_rate: float = ...,
+    dropout_rng: Array | None = ..., implementation: str | None = ...,
+    block_sizes: BlockSizes | None = ..., return_statistics: Literal[True],
+) -> tuple[Array, AttentionStatistics]: ...  # fmt: skip
+def attention(
+    query,
+    key,
+    value,
+    *,
+    score=DEFAULT_SCORE,
+    params=None,
+    mask=None,
+    bias=None,
+    dropout_rate=0.0,
+    dropout_rng=None,
+    implementation=None,
+    block_sizes=None,
+    return_statistics=False,
+):
+    """Attention with any score function.
+
+        logits_ij = score(query_i, key_j) + bias_ij
+        weights_i = softmax_j(logits_ij where mask_ij)
+        output_i  = sum_j dropout(weights_ij) value_j
+
+    A query that may attend to nothing gets output 0 and sends gradient 0. A key or query that no
+    allowed pair contains (padding) may hold anything, NaN included.
+
+    Args:
+        query: float [*B, T, Dq]. Heads, if any, are one more batch axis.
+        key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared, not copied.
+        value: float [*B, S, Dv]; the same.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function `(q, k) -> logits` or
+            `(params, q, k) -> logits` of arrays [t, Dq] and [s, Dk] (see `scores.FunctionScore`).
+        params: the score's parameters, as its `init` makes them; leaves may have leading axes that
+            broadcast to *B. May be left out if the score has none.
+        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
+        bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
+        dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
+        dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
+        implementation: how to compute it; the result is the same.
+            "reference" materialises [T, S].
+            "tiled" has memory linear in T and S for any score, and is the fastest at size.
+            Both have every derivative, in forward and reverse mode and of any order.
+            None picks one by size, score and backend, from measurements
+            (`implementations/choice.py`).
+        block_sizes: tile sizes, for implementations that have tiles; None picks them.
+        return_statistics: also return each row's logsumexp, entropy (nats) and largest logit.
+
+    Returns:
+        output [*B, T, Dv] in the query's dtype; or (output, `AttentionStatistics`), the statistics
+        [*B, T] in float32 (float64 if any input is). Products and softmax run in that dtype too.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or structure.
+
+    >>> import jax.numpy as jnp
+    >>> from attention_jax import causal_mask
+    >>> query, key, value = jnp.ones((1, 2)), jnp.ones((3, 2)), jnp.array([[1.0], [2.0], [6.0]])
+    >>> attention(query, key, value)
+    Array([[3.]], dtype=float32)
+    >>> attention(query, key, value, mask=causal_mask(offset=1))
+    Array([[1.5]], dtype=float32)
+
+    Source: Bahdanau et al. 2014, Luong et al. 2015, Vaswani et al. 2017 (their Q, K, V).
+    """
+    score = get_score(score)
+    implementation = checked_implementation(implementation)
+    check_block_sizes(block_sizes)
+    dropout_rate, dropout_rng = checked_dropout(dropout_rate, dropout_rng)
+    inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    inputs = inputs._replace(dropout_rng=dropout_rng)
+    if implementation is None:
+        implementation = chosen_implementation(score, inputs, jax.default_backend())
+    block_sizes = block_sizes or chosen_block_sizes(score, inputs)
+    options = Options(
+        score, block_sizes, dropout_rate, return_statistics or capturing() is not None
+    )
+    output, statistics = _attend(implementation, options, inputs)
+    output = capture_point(output, functools.partial(_seen, score, inputs, output, statistics))
+    return (output, statistics) if return_statistics else output
+
+
+def attention_weights(
+    query: Array,
+    key: Array,
+    *,
+    score: ScoreLike = DEFAULT_SCORE,
+    params: Params = None,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+) -> Array:
+    """The weights that `attention` gives to values, materialised.
+
+        weights_i = softmax_j(score(query_i, key_j) + bias_ij where mask_ij)
+
+    Args:
+        query, key, score, params, mask, bias: as in `attention`.
+
+    Returns:
+        weights [*B, T, S] in the query's dtype; each row sums to 1, or is 0 if fully masked.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or structure.
+
+    >>> import jax.numpy as jnp
+    >>> attention_weights(jnp.ones((1, 2)), jnp.ones((4, 2)))
+    Array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
+    """
+    score = get_score(score)
+    inputs = checked_inputs(score, query, key, key, params, mask, bias)
+    return _weights(score, inputs)
+
+
+# --- the compiled functions behind the two doors ---
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _attend(implementation: str, options: Options, inputs: Inputs):
+    attend = functools.partial(IMPLEMENTATIONS[implementation], options)
+    return vmap_over_batch(options.score, attend, inputs, by_query=True)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _weights(score: Score, inputs: Inputs) -> Array:
+    return _logits_and_weights(score, inputs)[1].astype(inputs.query.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits_and_weights(score: Score, inputs: Inputs) -> tuple[Array, Array]:
+    """[*B, T, S] each in the compute dtype; logits are -inf where masked."""
+
+    def of_one_example(inputs: Inputs) -> tuple[Array, Array]:
+        logits, mask = logits_and_mask(Options(score, BlockSizes()), inputs)
+        visible = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
+        return visible, masked_softmax(logits, mask)
+
+    return vmap_over_batch(score, of_one_example, inputs, by_query=True)
+
+
+def _seen(
+    score: Score, inputs: Inputs, output: Array, statistics: AttentionStatistics, what: Capturing
+) -> CapturedAttention:
+    """What `analysis.capture` gets to see of a call."""
+    logits, weights = _logits_and_weights(score, inputs) if what.matrices else (None, None)
+    seen = seen_from_outside(inputs, output, weights, what)
+    return seen._replace(logits=logits, statistics=statistics)

@@ -1,0 +1,130 @@
+"""What users get wrong, caught before anything compiles: what was expected, and what came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.core.arrays import float_array
+from attention_jax.core.checks import (
+    checked_rate,
+    checked_rng,
+)
+from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
+from attention_jax.pairwise.biases import as_bias
+from attention_jax.pairwise.masks import as_mask
+from attention_jax.pairwise.position_functions import broadcasts
+from attention_jax.scores import Params, Score
+
+Array = jax.Array
+
+
+def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Inputs:
+    """All as JAX arrays of fitting shapes and dtypes, or a ValueError that says what is wrong."""
+    query = float_array("query", query)
+    key = float_array("key", key)
+    value = float_array("value", value)
+    for name, array, shape in (
+        ("query", query, "[*B, T, Dq]"),
+        ("key", key, "[*B, S, Dk]"),
+        ("value", value, "[*B, S, Dv]"),
+    ):
+        if array.ndim < 2:
+            raise ValueError(f"{name} must be {shape}; got {list(array.shape)}")
+    for name, array in (("query", query), ("key", key)):
+        if array.shape[-1] == 0:
+            raise ValueError(f"{name} must have at least one feature; got {list(array.shape)}")
+    *batch_shape, target_length, query_dim = query.shape
+    source_length, key_dim = key.shape[-2:]
+    for name, array in (("key", key), ("value", value)):
+        if not broadcasts(array.shape[:-2], tuple(batch_shape)):
+            raise ValueError(
+                f"{name} must have batch axes that broadcast to {batch_shape}, those of query"
+                f" {list(query.shape)}; got {list(array.shape)}"
+            )
+    if value.shape[-2] != source_length:
+        raise ValueError(
+            f"value must be [..., {source_length}, Dv] to match key {list(key.shape)};"
+            f" got {list(value.shape)}"
+        )
+    if score.needs_equal_dims and key_dim != query_dim:
+        raise ValueError(
+            f"key must be [..., S, {query_dim}] to match score {score} with query"
+            f" [..., T, {query_dim}]; got {list(key.shape)}"
+        )
+    batch = tuple(batch_shape)
+    params = _checked_params(score, params, query_dim, key_dim, batch)
+    if mask is not None:
+        mask = as_mask(mask)
+        mask.check(batch, target_length, source_length)
+    if bias is not None:
+        bias = jax.tree.map(jnp.asarray, as_bias(bias))  # a user's own may hold Python numbers
+        bias.check(batch, target_length, source_length)
+    return Inputs(query, key, value, params, mask, bias, None)
+
+
+def _checked_params(
+    score: Score, params: Params, query_dim: int, key_dim: int, batch_shape: tuple[int, ...]
+) -> Params:
+    params = {} if params is None else params
+    expected = score.param_shapes(params, query_dim, key_dim)
+    if not _same_structure(params, expected):
+        described = jax.tree.map(lambda leaf: list(leaf.shape), expected)
+        got = jax.tree.map(lambda leaf: list(np.shape(leaf)), params)
+        hint = f": give params=score.init(rng, {query_dim}, {key_dim}), where score = {score}"
+        raise ValueError(
+            f"params must be {described} for score {score} with query [..., T, {query_dim}] and key"
+            f" [..., S, {key_dim}]; got {got or params!r}{hint if expected else ''}"
+        )
+
+    def check(path, leaf, expected_leaf):
+        name = f"params{jax.tree_util.keystr(path)}"
+        array = float_array(name, leaf)
+        core = list(expected_leaf.shape)
+        ndim = array.ndim - len(core)
+        if list(array.shape[ndim:]) != core or ndim < 0:
+            raise ValueError(
+                f"{name} must be {core} for score {score} with query [..., T, {query_dim}] and key"
+                f" [..., S, {key_dim}]; got {list(array.shape)}"
+            )
+        _check_broadcasts(name, array, (*batch_shape, *core))
+        return array
+
+    return jax.tree_util.tree_map_with_path(check, params, expected)
+
+
+def checked_implementation(name: Any) -> str | None:
+    """None, or the name of an implementation that exists."""
+    if name is None or (isinstance(name, str) and name in IMPLEMENTATIONS):
+        return name
+    raise ValueError(
+        f"implementation must be None or one of {', '.join(IMPLEMENTATIONS)}; got {name!r}"
+    )
+
+
+def checked_dropout(rate: Any, rng: Any) -> tuple[float, Array | None]:
+    """The dropout rate, and the key that it needs if it is greater than 0."""
+    rate = checked_rate(rate)
+    if rate == 0:
+        return rate, None
+    if rng is None:
+        raise ValueError(f"dropout_rng must be a PRNG key when dropout_rate is {rate}; got None")
+    return rate, checked_rng(rng)
+
+
+def check_block_sizes(block_sizes: Any) -> None:
+    """Raises ValueError unless they are a `BlockSizes` or left open."""
+    if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
+        raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
+
+
+def _check_broadcasts(name: str, array: Array, full_shape: tuple[int, ...]) -> None:
+    if not broadcasts(array.shape, full_shape):
+        raise ValueError(f"{name} must broadcast to {list(full_shape)}; got {list(array.shape)}")
+
+
+def _same_structure(left: Any, right: Any) -> bool:
+    return bool(jax.tree.structure(left) == jax.tree.structure(right))  # type: ignore[operator]

@@ -1,0 +1,278 @@
+"""Coverage: attention that remembers where it has looked, so that it need not look there twice."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
+from attention_jax.functional.capture_point import capture_point, capturing, seen_from_outside
+from attention_jax.functional.checks import checked_inputs
+from attention_jax.implementations import Inputs
+from attention_jax.implementations.batching import vmap_over_batch
+from attention_jax.implementations.query_chunks import Chunk, pair_logits, scan_chunks
+from attention_jax.implementations.softmax import masked_softmax
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.masks import Mask
+from attention_jax.pairwise.position_functions import broadcasts
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
+
+Array = jax.Array
+
+
+class CoverageResult(NamedTuple):
+    """What attention with coverage gives: where it looked, and what it cost to look there again."""
+
+    output: Array  # [*B, T, Dv] in the query's dtype
+    weights: Array | None  # [*B, T, S] in the query's dtype; None if they were not asked for
+    coverage: Array  # [*B, S] after the last query, in the compute dtype
+    loss: Array  # [*B, T] sum_j min(weights_tj, coverage_tj), in the compute dtype
+
+
+def coverage_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    score: ScoreLike = DEFAULT_SCORE,
+    params: Params = None,
+    coverage_kernel: Array,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    coverage: Array | None = None,
+    return_weights: bool = True,
+) -> CoverageResult:
+    """Attention whose queries come in order, each knowing how much every key was attended to.
+
+        coverage_tj = coverage_j + sum_{t' < t} weights_t'j
+        logits_tj   = pair(q_features_t, k_features_j + coverage_tj coverage_kernel) + bias_tj
+        weights_t   = softmax_j(logits_tj where mask_tj)
+        output_t    = sum_j weights_tj value_j
+        loss_t      = sum_j min(weights_tj, coverage_tj)
+
+    The features are what the score's `project` makes of the tokens, once, before the first query.
+    With `Additive` the logits are v . tanh(Wq q_t + Wk k_j + coverage_tj coverage_kernel); a dot
+    product gets coverage_tj (q_features_t . coverage_kernel) more.
+
+    Each query waits for the one before it: T steps in a row, whatever the hardware. They come in
+    chunks of 64 (or sqrt(T), if that is more); the gradient keeps the coverage before each chunk
+    and computes the rest again, so that only the weights, if they are returned, take memory T S.
+
+    A query that may attend to nothing gets output 0, weights 0 and loss 0 and leaves the coverage
+    as it is. It sends gradient 0 whatever cotangents arrive at those three, NaN included. (The
+    coverage after the last query belongs to no query: a NaN cotangent of its entry j goes to the
+    coverage j that came in, and to every query that may attend to key j.) A key or query that no
+    allowed pair contains (padding) may hold anything, NaN included, and so may its coverage.
+
+    Args:
+        query: float [*B, T, Dq], in the order in which they attend.
+        key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared, not copied.
+        value: float [*B, S, Dv]; the same.
+        score: a name in `SCORES`, "module:Name", a `Score` or a function, whose features of keys
+            are one array [S, Fk].
+        params: the score's parameters, as its `init` makes them; leaves may have leading axes that
+            broadcast to *B. May be left out if the score has none.
+        coverage_kernel: float [Fk], of the size that `coverage_kernel_size` says; may have leading
+            axes that broadcast to *B. With zeros this is `attention`.
+        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
+        bias: a `Bias`, or float broadcastable to [*B, T, S], added to the logits.
+        coverage: float [*B, S], at least 0: the coverage that earlier queries left, to go on from;
+            may lack batch axes. None for zeros.
+        return_weights: whether to return the weights [*B, T, S] too.
+
+    Returns:
+        `CoverageResult`, its weights None with `return_weights=False`. The compute dtype is
+        float32, or float64 if any input is.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or structure, or the score's features of
+            keys are not one array [S, Fk].
+
+    >>> keys = jnp.ones((2, 1))  # no key is better than the other, but the first is seen first
+    >>> result = coverage_attention(
+    ...     keys, keys, keys, score="dot", coverage_kernel=-jnp.log(jnp.array([3.0])),
+    ...     mask=jnp.array([[True, False], [True, True]]),
+    ... )
+    >>> result.weights.round(2)
+    Array([[1.  , 0.  ],
+           [0.25, 0.75]], dtype=float32)
+    >>> result.loss.round(2)
+    Array([0.  , 0.25], dtype=float32)
+
+    Source: See, Liu and Manning 2017, equations 10-13: their s_t, h_i, c^t_i, a^t_i, w_c, covloss_t
+    are query_t, key_i, coverage_ti, weights_ti, coverage_kernel, loss_t; their W_s, W_h, v are the
+    query_kernel, key_kernel, v of `Additive`, which has no b_attn. Other scores are ours.
+    """
+    score = get_score(score)
+    inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    *batch_shape, _, query_dim = inputs.query.shape
+    source_length, key_dim = inputs.key.shape[-2:]
+    feature_dim = coverage_kernel_size(score, query_dim, key_dim, inputs.params)
+    coverage_kernel = _checked_vector(
+        "coverage_kernel", coverage_kernel, feature_dim, tuple(batch_shape)
+    )
+    if coverage is None:
+        coverage = jnp.zeros(source_length, inputs.compute_dtype)
+    coverage = _checked_vector("coverage", coverage, source_length, tuple(batch_shape))
+    looked_into = capturing()
+    all_weights = return_weights or (looked_into is not None and looked_into.matrices)
+    result = _attend(score, all_weights, inputs, coverage_kernel, coverage)
+    seen = functools.partial(seen_from_outside, inputs, result.output, result.weights)
+    weights = result.weights if return_weights else None
+    return result._replace(output=capture_point(result.output, seen), weights=weights)
+
+
+def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:
+    """How much each query attends to what those before it have attended to.
+
+        loss_t = sum_j min(weights_tj, coverage_j + sum_{t' < t} weights_t'j)
+
+    Between 0 (nothing twice) and 1. Of any attention's weights; of those of `coverage_attention`
+    it is the `loss` that came with them.
+
+    Args:
+        weights: float [*B, T, S].
+        coverage: float [*B, S], what earlier queries left; may lack batch axes. None for zeros.
+
+    Returns:
+        loss [*B, T] in float32, or float64 if any input is.
+
+    Raises:
+        ValueError: an argument has the wrong shape or dtype.
+
+    >>> coverage_loss(jnp.array([[1.0, 0.0], [0.25, 0.75], [0.5, 0.5]]))
+    Array([0.  , 0.25, 1.  ], dtype=float32)
+
+    Source: See, Liu and Manning 2017, equation 12 (their a^t, c^t are weights_t and the sum).
+    """
+    weights = float_array("weights", weights)
+    if weights.ndim < 2:
+        raise ValueError(f"weights must be [*B, T, S]; got {list(weights.shape)}")
+    *batch_shape, _, source_length = weights.shape
+    if coverage is None:
+        coverage = jnp.zeros(source_length, weights.dtype)
+    coverage = _checked_vector("coverage", coverage, source_length, tuple(batch_shape))
+    dtype = accumulator_dtype(weights, coverage)
+    weights = weights.astype(dtype)
+    first = jnp.broadcast_to(coverage.astype(dtype), (*batch_shape, source_length))
+    before = jnp.concatenate([first[..., None, :], weights[..., :-1, :]], axis=-2)
+    before = before[..., : weights.shape[-2], :]  # no query, no coverage before it
+    return jnp.sum(jnp.minimum(weights, jnp.cumsum(before, axis=-2)), axis=-1)
+
+
+def coverage_kernel_size(
+    score: str | Score, query_dim: int, key_dim: int, params: Params = None
+) -> int:
+    """Fk: the number of features that the score's `project` makes of a key.
+
+    Args:
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k) or
+            (params, q, k), see `scores.FunctionScore`.
+        query_dim: Dq.
+        key_dim: Dk.
+        params: the score's parameters, where a size is theirs (A of `Additive`).
+
+    Returns:
+        the size of `coverage_kernel`.
+
+    Raises:
+        ValueError: the features of keys are not one floating-point array [S, Fk].
+
+    >>> coverage_kernel_size("dot", 4, 4)
+    4
+
+    Source: See, Liu and Manning 2017, below equation 11: w_c is "of same length as v".
+    """
+    score = get_score(score)
+
+    def float32(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    expected = score.param_shapes({} if params is None else params, query_dim, key_dim)
+    length = 2
+    features: Any = jax.eval_shape(
+        score.project,
+        jax.tree.map(lambda leaf: float32(*leaf.shape), expected),
+        float32(1, query_dim),
+        float32(length, key_dim),
+    )[1]
+    shape: tuple[int, ...] = getattr(features, "shape", ())
+    if len(shape) != 2 or shape[0] != length or not jnp.issubdtype(features.dtype, jnp.floating):
+        raise ValueError(
+            f"score must project keys to one floating-point array [S, Fk], for coverage to be added"
+            f" to; {score} makes of {length} keys {features}"
+        )
+    return int(shape[1])
+
+
+# --- the compiled function behind the door ---
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _attend(
+    score: Score, all_weights: bool, inputs: Inputs, kernel: Array, coverage: Array
+) -> CoverageResult:
+    # Not inputs.compute_dtype in one example: kernel and coverage are floats that came in too.
+    dtype = accumulator_dtype(*jax.tree.leaves(inputs._replace(mask=None)), kernel, coverage)
+    attend = functools.partial(_one_example, score, all_weights, dtype)
+    return vmap_over_batch(score, attend, inputs, (kernel, 1), (coverage, 1))
+
+
+def _one_example(
+    score: Score,
+    all_weights: bool,
+    dtype: jnp.dtype,
+    inputs: Inputs,
+    kernel: Array,
+    coverage: Array,
+) -> CoverageResult:
+    narrow = inputs.query.dtype
+    inputs, kernel, coverage = cast_floats((inputs, kernel, coverage), dtype)
+    (target_length, _), (source_length, value_dim) = inputs.query.shape, inputs.value.shape
+    if 0 in (target_length, source_length):
+        output = jnp.zeros((target_length, value_dim), narrow)
+        weights = jnp.zeros((target_length, source_length), narrow) if all_weights else None
+        return CoverageResult(output, weights, coverage, jnp.zeros(target_length, dtype))
+
+    def attend(chunk: Chunk, coverage: Array) -> tuple[Array, tuple[Array, Array | None, Array]]:
+        # Checkpointed: without it each step would save its keys with coverage, t S Fk floats.
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def step(coverage: Array, row: Any) -> tuple[Array, tuple[Array, Array]]:
+            q_features, allowed, bias = row
+            # The minimum of two zeros sends half of its gradient to either: to a coverage that no
+            # allowed pair reads, none must go.
+            seen = coverage if allowed is None else jnp.where(allowed, coverage, 0)
+            covered = chunk.keys + jnp.outer(seen, kernel).astype(chunk.keys.dtype)
+            query = jax.tree.map(lambda leaf: leaf[None], q_features)
+            one_row = None if allowed is None else allowed[None]
+            logits = pair_logits(score, chunk, query, covered, one_row)[0].astype(dtype)
+            weights = masked_softmax(logits if bias is None else logits + bias, allowed)
+            if allowed is not None:
+                # They are 0 where masked already: this keeps out the cotangents that arrive there.
+                weights = jnp.where(allowed, weights, 0)
+            return coverage + weights, (weights, jnp.sum(jnp.minimum(weights, seen)))
+
+        rows = (chunk.queries, chunk.allowed, chunk.bias)
+        coverage, (weights, loss) = jax.lax.scan(step, coverage, rows, chunk.positions.size)
+        output = jnp.matmul(weights, chunk.values, precision="highest")
+        if chunk.allowed is not None:
+            any_allowed = chunk.allowed.any(1)
+            output = jnp.where(any_allowed[:, None], output, 0)
+            loss = jnp.where(any_allowed, loss, 0)
+        all_rows = weights.astype(narrow) if all_weights else None
+        return coverage, (output.astype(narrow), all_rows, loss)
+
+    coverage, (output, weights, loss) = scan_chunks(score, inputs, attend, coverage)
+    return CoverageResult(output, weights, coverage, loss)
+
+
+def _checked_vector(name: str, value: Any, size: int, batch_shape: tuple[int, ...]) -> Array:
+    array = float_array(name, value)
+    # `broadcasts` alone would let a last axis of size 1 pass.
+    if array.shape[-1:] != (size,) or not broadcasts(array.shape[:-1], batch_shape):
+        axes = f", with batch axes that broadcast to {list(batch_shape)}" if batch_shape else ""
+        raise ValueError(f"{name} must be {[size]}{axes}; got {list(array.shape)}")
+    return array

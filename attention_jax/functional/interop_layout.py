@@ -1,0 +1,146 @@
+"""Attention of inputs with positions before heads: what the doors of `interop` share.
+
+Queries are [*B, T, N, Dq] and keys [*B, S, K, Dk], N = K G; the core takes [*B, K, G, T, Dq] and
+[*B, K, 1, S, Dk].
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.arrays import any_array
+from attention_jax.functional.attention import attention, attention_weights
+from attention_jax.functional.capture_point import heads_as_one_axis
+from attention_jax.functional.checks import checked_inputs
+from attention_jax.functional.heads import group_heads, ungroup_heads
+from attention_jax.implementations import BlockSizes, Inputs
+from attention_jax.implementations.batching import vmap_over_batch
+from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
+from attention_jax.pairwise.biases import as_bias
+from attention_jax.pairwise.masks import Mask, as_mask
+from attention_jax.pairwise.position_functions import PositionFunction, broadcasts, pad_rank
+from attention_jax.scores import Score
+
+Array = jax.Array
+
+
+def checked_layout(score: Score, query, key, value, params, bias, *masks) -> Inputs:
+    """`Inputs` as the doors take them, positions before heads; or a ValueError."""
+    _check_layout(query, key, value)
+    for name, pairs in (("bias", bias), *(("mask", mask) for mask in masks)):
+        _check_pairs(name, pairs, query, key)
+    # Of an array the missing axes are the first ones, as in `jax.nn` and Flax.
+    given = [
+        as_mask(mask if isinstance(mask, Mask) else pad_rank(any_array("mask", mask), query.ndim))
+        for mask in masks
+        if mask is not None
+    ]
+    mask = functools.reduce(operator.and_, given) if given else None
+
+    def with_own_heads(x: Array) -> jax.ShapeDtypeStruct:
+        shape = (*x.shape[:-3], query.shape[-2], x.shape[-3], x.shape[-1])
+        return jax.ShapeDtypeStruct(shape, x.dtype)
+
+    # The front door judges the rest, as if every query head had a key head of its own.
+    check = functools.partial(checked_inputs, score, params=params, mask=mask, bias=bias)
+    jax.eval_shape(check, *map(with_own_heads, (query, key, value)))
+    params = jax.tree.map(jnp.asarray, {} if params is None else params)
+    if bias is not None:
+        bias = as_bias(bias)
+    return Inputs(query, key, value, params, mask, bias, None)
+
+
+_SWAPPED = "; if the heads come before the positions in query, key and value, swap these two axes"
+
+
+def _check_layout(query: Array, key: Array, value: Array) -> None:
+    if query.ndim < 3 or key.ndim != query.ndim or key.shape[:-3] != query.shape[:-3]:
+        raise ValueError(
+            "query and key must be [*B, T, N, Dq] and [*B, S, K, Dk]; got"
+            f" {list(query.shape)} and {list(key.shape)}"
+        )
+    if value.shape[:-1] != key.shape[:-1]:
+        raise ValueError(
+            f"value must be [*B, S, K, Dv] to match key {list(key.shape)}; got {list(value.shape)}"
+        )
+    if query.shape[-2] % max(key.shape[-2], 1) != 0:
+        raise ValueError(
+            f"query must be [*B, T, N, Dq], N a multiple of the {key.shape[-2]} heads of key"
+            f" {list(key.shape)}; got {list(query.shape)}{_SWAPPED}"
+        )
+
+
+def _check_pairs(name: str, pairs: Any, query: Array, key: Array) -> None:
+    """A mask or bias that would fit inputs with the two axes swapped gives away that they are."""
+    if pairs is None or isinstance(pairs, PositionFunction):
+        return
+    (*batch, length, heads, _), (source_length, key_heads) = query.shape, key.shape[-3:-1]
+    full, shape = (*batch, heads, length, source_length), any_array(name, pairs).shape
+    if not broadcasts(shape, full):
+        hint = _SWAPPED if broadcasts(shape, (*batch, length, heads, key_heads)) else ""
+        raise ValueError(
+            f"{name} must broadcast to {list(full)} (*B, N, T, S); got {list(shape)}{hint}"
+        )
+
+
+def attend_by_group(
+    score: Score, inputs: Inputs, implementation: str | None, block_sizes: BlockSizes | None,
+    *, dropout_rate: float = 0.0, broadcast_dropout: bool = False, return_statistics: bool = False,
+) -> Any:  # fmt: skip
+    """Of each head: output [*B, N, T, Dv]; or (output, statistics)."""
+    inputs = _by_group(score, inputs)
+    arguments: Any = {
+        "score": score,
+        "dropout_rate": dropout_rate,
+        # Chosen for all heads together, where `attention` may see one.
+        "implementation": implementation
+        or chosen_implementation(score, inputs, jax.default_backend()),
+        "block_sizes": block_sizes or chosen_block_sizes(score, inputs),
+        "return_statistics": return_statistics,
+    }
+    if not (broadcast_dropout and dropout_rate > 0):
+        with heads_as_one_axis(inputs.query.ndim - 4):
+            return _heads_together(attention(**inputs._asdict(), **arguments), inputs)
+
+    def of_head(head: Inputs, dropout_rng: Array) -> Any:
+        return attention(**head._replace(dropout_rng=dropout_rng)._asdict(), **arguments)
+
+    # `attention` would split the key, so that every head had its own.
+    assert inputs.dropout_rng is not None  # the front door has checked
+    shared = (inputs.dropout_rng, 0)
+    heads = vmap_over_batch(
+        score, of_head, inputs._replace(dropout_rng=None), shared, by_query=True
+    )
+    return _heads_together(heads, inputs)
+
+
+def weights_by_group(score: Score, inputs: Inputs) -> Array:
+    """Weights [*B, N, T, S]."""
+    inputs = _by_group(score, inputs)
+    query, key, _, params, mask, bias, _ = inputs
+    weights = attention_weights(query, key, score=score, params=params, mask=mask, bias=bias)
+    return _heads_together(weights, inputs)
+
+
+def _by_group(score: Score, inputs: Inputs) -> Inputs:
+    """Batch axes [*B, K, G] in front; keys and values have size 1 on the last: they are shared."""
+    query, key, value = (jnp.swapaxes(array, -2, -3) for array in inputs[:3])
+    grouped = functools.partial(group_heads, key_heads=key.shape[-3])
+    param_shapes = score.param_shapes(inputs.params, query.shape[-1], key.shape[-1])
+    param_ndims = jax.tree.map(lambda leaf: len(leaf.shape), param_shapes)
+    params = jax.tree.map(grouped, inputs.params, param_ndims)
+    mask, bias = inputs.mask, inputs.bias
+    mask = None if mask is None else jax.tree.map(grouped, mask, mask.core_ndims())
+    bias = None if bias is None else jax.tree.map(grouped, bias, bias.core_ndims())
+    key, value = key[..., None, :, :], value[..., None, :, :]
+    return Inputs(grouped(query, 2), key, value, params, mask, bias, inputs.dropout_rng)
+
+
+def _heads_together(results: Any, inputs: Inputs) -> Any:
+    """[*B, K, G, ...] as [*B, N, ...]."""
+    return ungroup_heads(results, inputs.query.ndim - 4)

@@ -1,0 +1,209 @@
+"""Monotonic attention: every query looks at one key, at or after the one before it looked at.
+
+`monotonic_walks` says where the walks stop; here a score gives the probabilities.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.arrays import float_array
+from attention_jax.core.checks import checked_rng
+from attention_jax.functional.capture_point import capture_point, capturing, seen_from_outside
+from attention_jax.functional.checks import checked_inputs
+from attention_jax.functional.monotonic_walks import (
+    checked_initial,
+    expected_weights,
+    hard_monotonic_weights,
+)
+from attention_jax.implementations import Inputs
+from attention_jax.implementations.batching import vmap_over_batch
+from attention_jax.implementations.query_chunks import Chunk, pair_logits, scan_chunks
+from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.masks import Mask
+from attention_jax.pairwise.position_functions import broadcasts
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
+
+Array = jax.Array
+
+
+def monotonic_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    score: ScoreLike = DEFAULT_SCORE,
+    params: Params = None,
+    offset: Array | float = 0.0,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    noise_rng: Array | None = None,
+    noise_scale: Array | float = 1.0,
+    hard: bool = False,
+    initial: Array | None = None,
+    return_weights: bool | Literal["last"] = True,
+) -> Any:
+    """Monotonic attention with any score function.
+
+        p_ij      = sigmoid(score(query_i, key_j) + bias_ij + offset + noise_ij),  0 where masked
+        weights   = monotonic_weights(p),  or hard_monotonic_weights(p)
+        output_i  = sum_j weights_ij value_j
+
+    The queries are taken one after another, in chunks of 64 (or sqrt(T), if that is more). The
+    gradient keeps S floats per chunk and computes each chunk again, so that only the weights of all
+    queries, if they are returned, take memory T S.
+
+    A query whose keys are all masked gets output 0 and weights 0, and sends gradient 0 whatever
+    cotangent arrives there, NaN included. It stops nowhere, so later queries get 0 too: let a mask
+    leave out padded queries at the end only. (Those later queries have keys, and a NaN cotangent of
+    theirs is sent on as NaN.) A key or query that no allowed pair contains may hold anything, NaN
+    included.
+
+    Args:
+        query: float [*B, T, Dq].
+        key: float [*B, S, Dk].
+        value: float [*B, S, Dv].
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k) or
+            (params, q, k), see `scores.FunctionScore`.
+        params: the score's parameters, as its `init` makes them.
+        offset: float broadcastable to *B (one for each head, say), added to the logits; gradients
+            reach it. A walk of constant p = sigmoid(offset) passes exp(-offset) keys a query.
+        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
+        bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
+        noise_rng: one PRNG key for normal noise on the logits, for training: where it is on, only
+            large logits choose surely, and p become 0 or 1, as the hard form takes them. None for
+            no noise.
+        noise_scale: standard deviation of the noise.
+        hard: take the hard form, for decoding. It has no gradient but that of `value`.
+        initial: float broadcastable to [*B, S], the weights of the query before the first, to
+            decode step by step; None for all the weight on the first key. The hard form begins at
+            its first positive entry, and attends to nothing if there is none.
+        return_weights: True for the weights of all queries; "last" for those of the last query
+            alone, which a later call takes for `initial`; False for none.
+
+    Returns:
+        (output [*B, T, Dv], weights [*B, T, S]) in the query's dtype, computed in float32 (float64
+        if any input is). Rows of weights sum to at most 1. With "last", (output, weights [*B, S] in
+        the compute dtype); with False, the output alone.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or structure.
+
+    >>> query, key, value = jnp.ones((2, 1)), jnp.zeros((3, 1)), jnp.array([[1.0], [2.0], [4.0]])
+    >>> output, weights = monotonic_attention(query, key, value, score="dot")
+    >>> weights.tolist()
+    [[0.5, 0.25, 0.125], [0.25, 0.25, 0.1875]]
+    >>> output.tolist()
+    [[1.5], [1.5]]
+
+    Source: Raffel et al. 2017, section 2.2 to 2.4 (their a(s, h) is our score, r our offset). They
+        normalise additive attention's v; here a score stays what it is elsewhere.
+    """
+    score = get_score(score)
+    inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    if noise_rng is not None:
+        rng = checked_rng(noise_rng, name="noise_rng")
+        inputs = inputs._replace(dropout_rng=rng)  # split over the batch
+    batch_shape, source_length = inputs.query.shape[:-2], inputs.key.shape[-2]
+    offset = _checked_scalar("offset", offset, batch_shape)
+    noise_scale = _checked_scalar("noise_scale", noise_scale, batch_shape)
+    initial = checked_initial(initial, batch_shape, source_length)
+    if not isinstance(hard, bool):
+        raise ValueError(f"hard must be True or False; got {hard!r}")
+    if not isinstance(return_weights, bool) and return_weights != "last":
+        raise ValueError(f"return_weights must be True, False or 'last'; got {return_weights!r}")
+    looked_into = capturing()
+    all_weights = return_weights is True or (looked_into is not None and looked_into.matrices)
+    output, last, weights = _attend(score, hard, all_weights, inputs, offset, noise_scale, initial)
+    output = capture_point(output, functools.partial(seen_from_outside, inputs, output, weights))
+    if return_weights == "last":
+        return output, last
+    return (output, weights) if return_weights else output
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _attend(
+    score: Score,
+    hard: bool,
+    all_weights: bool,
+    inputs: Inputs,
+    offset: Array,
+    noise_scale: Array,
+    initial: Array,
+) -> tuple[Array, Array, Array | None]:
+    """Output [*B, T, Dv], weights [*B, S] of the last query, and of all queries if asked for."""
+
+    def one_example(
+        inputs: Inputs, offset: Array, noise_scale: Array, initial: Array
+    ) -> tuple[Array, Array, Array | None]:
+        (target_length, _), (source_length, value_dim) = inputs.query.shape, inputs.value.shape
+        dtype, narrow = inputs.compute_dtype, inputs.query.dtype
+        initial = initial.astype(dtype)
+        if 0 in (target_length, source_length):
+            output = jnp.zeros((target_length, value_dim), narrow)
+            weights = jnp.zeros((target_length, source_length), narrow) if all_weights else None
+            return output, initial, weights
+
+        def attend(chunk: Chunk, previous: Array) -> tuple[Array, tuple[Array, Array | None]]:
+            logits = pair_logits(score, chunk, chunk.queries, chunk.keys, chunk.allowed)
+            logits = logits.astype(dtype) + offset.astype(dtype)
+            if chunk.bias is not None:
+                logits = logits + chunk.bias
+            if inputs.dropout_rng is not None:
+                noise = _noise(inputs.dropout_rng, chunk.positions, source_length, dtype)
+                logits = logits + noise_scale.astype(dtype) * noise
+            # Masked before the sigmoid too: its slope at NaN would reach what made the logit.
+            probabilities = _allowed_only(chunk, jax.nn.sigmoid(_allowed_only(chunk, logits)))
+            if hard:
+                weights = hard_monotonic_weights(probabilities, _start(previous))
+            else:
+                weights = expected_weights(probabilities, previous)
+            # They are 0 where masked already: this keeps out the cotangents that arrive there.
+            weights = _allowed_only(chunk, weights)
+            output = jnp.matmul(weights, chunk.values, precision="highest")
+            if chunk.allowed is not None:
+                output = jnp.where(chunk.allowed.any(1)[:, None], output, 0)
+            # The last chunk may end with rows that are no queries.
+            end = jnp.minimum(target_length - 1 - chunk.positions[0], chunk.positions.size - 1)
+            last = jax.lax.dynamic_index_in_dim(weights, end, keepdims=False)
+            return last, (output.astype(narrow), weights.astype(narrow) if all_weights else None)
+
+        last, (output, weights) = scan_chunks(score, inputs, attend, initial)
+        return output, last, weights
+
+    others = ((offset, 0), (noise_scale, 0), (initial, 1))
+    return vmap_over_batch(score, one_example, inputs, *others)
+
+
+def _allowed_only(chunk: Chunk, pairs: Array) -> Array:
+    """[t, S] with 0 in place of what is masked."""
+    return pairs if chunk.allowed is None else jnp.where(chunk.allowed, pairs, 0)
+
+
+def _noise(rng: Array, query_positions: Array, source_length: int, dtype: jnp.dtype) -> Array:
+    """Normal noise [t, S]: that of a query depends on its position, and on no chunk."""
+
+    def of_query(position: Array) -> Array:
+        return jax.random.normal(jax.random.fold_in(rng, position), (source_length,), dtype)
+
+    return jax.vmap(of_query)(query_positions)
+
+
+def _start(initial: Array) -> Array:
+    """Where the hard form begins after weights [S]: the first key with any, S if there is none."""
+    length = initial.shape[0]
+    return jnp.min(jnp.where(initial > 0, jnp.arange(length), length), initial=length)
+
+
+def _checked_scalar(name: str, number: Any, batch_shape: tuple[int, ...]) -> Array:
+    """One float an example."""
+    number = float_array(name, float(number) if isinstance(number, int) else number)
+    if not broadcasts(number.shape, batch_shape):
+        raise ValueError(
+            f"{name} must broadcast to the batch axes {list(batch_shape)}; got {list(number.shape)}"
+        )
+    return number

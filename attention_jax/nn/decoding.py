@@ -1,0 +1,331 @@
+"""Search for likely sequences with any step function: greedy, and a beam; one compiled loop.
+
+A model comes in as a step, `step(state, tokens) -> (logits, state)`: `tokens` int32 [n] are what
+the n rows said last (SOS at first), `logits` float [n, V] what they may say next, and `state` any
+pytree of arrays that keeps its structure, shapes and dtypes. Rows that have ended are fed PAD, and
+what the step says of them is not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.arrays import accumulator_dtype
+
+Array = jax.Array
+State = Any
+Step = Callable[[State, Array], tuple[Array, State]]
+
+
+class BeamResult(NamedTuple):
+    """The hypotheses that beam search kept for each row, best first.
+
+    Where fewer than `beams` sequences exist, those left have score -inf, length 0 and PAD only.
+    """
+
+    tokens: Array  # int32 [B, beams, max_length], PAD after EOS
+    scores: Array  # float [B, beams], log-probability over its length penalty; what they rank by
+    log_probabilities: Array  # float [B, beams], nats
+    lengths: Array  # int32 [B, beams], tokens with EOS counted
+
+
+def greedy_search(
+    step: Step, state: State, *, batch_size: int, max_length: int, sos: int, eos: int, pad: int
+) -> Array:
+    """Feeds back the likeliest token at every step, and stops when every row has said EOS.
+
+        y_t = argmax_v logits(y_1 .. y_{t-1})_v
+
+    Args:
+        step: `step(state, tokens) -> (logits, state)`, tokens int32 [n] that the rows said last,
+            logits float [n, V] of what they may say next, for n = `batch_size` rows.
+        state: what its first call takes.
+        batch_size: B.
+        max_length: longest output, EOS included.
+        sos: the token that every row begins with; not in the output.
+        eos: the token that ends a row, from 0 to V - 1.
+        pad: what follows it.
+
+    Returns:
+        tokens int32 [B, max_length], PAD after EOS. Of equally likely tokens the lowest is taken.
+
+    Raises:
+        ValueError: a number is out of range, or the step gives other than it should.
+
+    >>> def count(state, tokens):  # says the number after the last one
+    ...     return jax.nn.one_hot(tokens + 1, 5), state
+    >>> greedy_search(count, (), batch_size=1, max_length=6, sos=0, eos=4, pad=0)
+    Array([[1, 2, 3, 4, 0, 0]], dtype=int32)
+    """
+    _check_numbers(batch_size=batch_size, max_length=max_length, sos=sos, eos=eos, pad=pad)
+    state = jax.tree.map(jnp.asarray, state)
+    _check_step(step, state, batch_size, eos)
+
+    def unfinished(carried: Any) -> Array:
+        t, _, _, _, ended = carried
+        return (t < max_length) & ~jnp.all(ended)
+
+    def extend(carried: Any) -> Any:
+        t, state, last, tokens, ended = carried
+        logits, state = step(state, last)
+        # Not argmax: ties and signed zeros come out as in `beam_search`.
+        best = jax.lax.top_k(logits, 1)[1][:, 0].astype(jnp.int32)
+        best = jnp.where(ended, pad, best)
+        return t + 1, state, best, tokens.at[:, t].set(best), ended | (best == eos)
+
+    last = jnp.full((batch_size,), sos, jnp.int32)
+    tokens = jnp.full((batch_size, max_length), pad, jnp.int32)
+    # PAD may be EOS: a row ends by what it says itself.
+    carried = (jnp.int32(0), state, last, tokens, jnp.zeros((batch_size,), bool))
+    return jax.lax.while_loop(unfinished, extend, carried)[3]
+
+
+def beam_search(
+    step: Step,
+    state: State,
+    *,
+    batch_size: int,
+    beams: int,
+    max_length: int,
+    sos: int,
+    eos: int,
+    pad: int,
+    length_penalty: float = 0.0,
+    row_axes: Any = 0,
+) -> BeamResult:
+    """Keeps the `beams` likeliest beginnings of each row, and the best hypotheses that have ended.
+
+        score(Y) = log P(Y) / ((5 + |Y|) / 6)^length_penalty
+
+    Each step takes the `beams` likeliest of all continuations of the live beginnings, EOS among
+    them. Those that end so are finished: they are kept beside the live ones, and lost to nothing
+    but `beams` finished ones that score no lower. A row stops when no live beginning is left, or
+    when not even the likeliest, were it as likely at the longest length as it is now, would score
+    above the worst of `beams` finished ones. At `max_length` the live ones count as they are.
+    One beam gives the tokens of `greedy_search`, whatever the penalty.
+
+    Args:
+        step: as in `greedy_search`, for n = B * beams rows, the beams of a row adjacent.
+        state: what its first call would take for n = B rows; it is repeated for the beams here.
+        batch_size: B.
+        beams: hypotheses kept for each row, at least 1; may be more than V.
+        max_length: longest output, EOS included.
+        sos, eos, pad: as in `greedy_search`.
+        length_penalty: 0 ranks by log-probability; the larger, the longer the hypotheses preferred.
+        row_axes: which axis of each leaf of `state` holds the rows, None for a leaf that all rows
+            share (a step counter, say): an int, None, or a tree of them that is a prefix of
+            `state`, as `in_axes` of `jax.vmap`. Rows change places as beginnings are taken and
+            left, and the state goes with them.
+
+    Returns:
+        `BeamResult`; log-probabilities in float32 (float64 if the logits are).
+
+    Raises:
+        ValueError: a number is out of range, or the state or the step is other than it should be.
+
+    >>> def chain(state, tokens):  # the likeliest first token, 1, leads nowhere likely
+    ...     table = jnp.array([[0.0, 0.5, 0.5], [0.4, 0.3, 0.3], [0.9, 0.1, 0.0], [0.0, 0.6, 0.4]])
+    ...     return jnp.log(table)[tokens], state
+    >>> numbers = dict(batch_size=1, max_length=2, sos=3, eos=0, pad=0)
+    >>> greedy_search(chain, (), **numbers).tolist()
+    [[1, 0]]
+    >>> found = beam_search(chain, (), beams=2, **numbers)
+    >>> found.tokens.tolist(), found.scores.round(2)  # log 0.36 and log 0.24
+    ([[[2, 0], [1, 0]]], Array([[-1.02, -1.43]], dtype=float32))
+
+    Source: Wu et al. 2016, equation 14 (their alpha is `length_penalty`), without their coverage
+        penalty (beta = 0); |Y| counts EOS.
+    """
+    _check_numbers(
+        batch_size=batch_size, beams=beams, max_length=max_length, sos=sos, eos=eos, pad=pad
+    )
+    penalty = _checked_penalty(length_penalty)
+    state = jax.tree.map(jnp.asarray, state)
+    axes = _checked_axes(row_axes, state, batch_size)
+    state = _per_row(lambda leaf, axis: jnp.repeat(leaf, beams, axis), axes, state)
+    logits_dtype = _check_step(step, state, batch_size * beams, eos)
+    dtype = accumulator_dtype(jnp.empty((), logits_dtype))
+
+    def scores_of(log_probabilities: Array, length: Array | int) -> Array:
+        return log_probabilities / ((5 + jnp.asarray(length, dtype)) / 6) ** penalty
+
+    def unfinished(search: _Search) -> Array:
+        return (search.t < max_length) & jnp.any(search.live > -jnp.inf)
+
+    def extend(search: _Search) -> _Search:
+        logits, state = step(search.state, search.last.reshape(-1))
+        # The best of each beginning by its logits, then the best of all: sums of log-probabilities
+        # round, and what rounds to a tie keeps the order of the logits.
+        choices = min(beams, logits.shape[-1])
+        chosen = jax.lax.top_k(logits, choices)[1]
+        log_p = jax.nn.log_softmax(logits.astype(dtype))
+        log_p = jnp.take_along_axis(log_p, chosen, axis=-1).reshape(batch_size, beams, choices)
+        totals = (search.live[:, :, None] + log_p).reshape(batch_size, beams * choices)
+        live, index = jax.lax.top_k(totals, beams)
+        index = index.astype(jnp.int32)
+        said = jnp.take_along_axis(chosen.reshape(totals.shape), index, axis=1).astype(jnp.int32)
+        parents = index // choices
+        tokens = jnp.take_along_axis(search.tokens, parents[:, :, None], axis=1)
+        tokens = tokens.at[:, :, search.t].set(said)
+        rows = jnp.arange(batch_size, dtype=jnp.int32)[:, None] * beams + parents
+        state = _per_row(
+            lambda leaf, axis: jnp.take(leaf, rows.reshape(-1), axis, mode="clip"), axes, state
+        )
+
+        length = search.t + 1
+        ended = jnp.where(said == eos, live, -jnp.inf)
+        kept = _better(search.kept, _hypotheses(tokens, ended, scores_of(ended, length), length))
+        # A live beginning's log-probability can only fall, and no length divides it by more.
+        live = jnp.where(said == eos, -jnp.inf, live)
+        bound = scores_of(jnp.max(live, axis=1), max_length)
+        # Row by row, so that what a row finds does not depend on how long the others take.
+        live = jnp.where((kept.scores[:, -1] >= bound)[:, None], -jnp.inf, live)
+        last = jnp.where(live > -jnp.inf, said, pad)
+        return _Search(length, state, last, tokens, live, kept)
+
+    shape = (batch_size, beams)
+    tokens = jnp.full((*shape, max_length), pad, jnp.int32)
+    nothing = jnp.full(shape, -jnp.inf, dtype)
+    search = _Search(
+        t=jnp.int32(0),
+        state=state,
+        last=jnp.full(shape, sos, jnp.int32),
+        tokens=tokens,
+        live=nothing.at[:, 0].set(0),  # one empty beginning a row, not the same one `beams` times
+        kept=_hypotheses(tokens, nothing, nothing, 0),
+    )
+    search = jax.lax.while_loop(unfinished, extend, search)
+    scores = scores_of(search.live, max_length)
+    kept = _better(search.kept, _hypotheses(search.tokens, search.live, scores, max_length))
+    exists = kept.scores > -jnp.inf
+    return kept._replace(
+        tokens=jnp.where(exists[:, :, None], kept.tokens, pad),
+        lengths=jnp.where(exists, kept.lengths, 0),
+    )
+
+
+class _Search(NamedTuple):
+    """What beam search carries from step to step."""
+
+    t: Array  # int32 [], tokens said so far
+    state: State  # of B * beams rows
+    last: Array  # int32 [B, beams], what was said last
+    tokens: Array  # int32 [B, beams, max_length], the live beginnings
+    live: Array  # float [B, beams], their log-probabilities; -inf where there is none
+    kept: BeamResult  # the best of those that have ended, best first; scores -inf for none
+
+
+def _hypotheses(
+    tokens: Array, log_probabilities: Array, scores: Array, length: Array | int
+) -> BeamResult:
+    """Hypotheses of one length."""
+    lengths = jnp.full(scores.shape, length, jnp.int32)
+    return BeamResult(tokens, scores, log_probabilities, lengths)
+
+
+def _better(kept: BeamResult, new: BeamResult) -> BeamResult:
+    """The best of both, as many as were kept; of equal ones those kept before."""
+    both = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), kept, new)
+    _, index = jax.lax.top_k(both.scores, kept.scores.shape[1])
+
+    def take(array: Array) -> Array:
+        return jnp.take_along_axis(array, index[:, :, None] if array.ndim == 3 else index, axis=1)
+
+    return jax.tree.map(take, both)
+
+
+def _per_row(function: Callable[[Array, int], Array], axes: list[int | None], state: State) -> Any:
+    """`function(leaf, axis)` of each leaf that holds rows; the others as they are."""
+    leaves, structure = jax.tree.flatten(state)
+    pairs = zip(leaves, axes, strict=True)
+    leaves = [leaf if axis is None else function(leaf, axis) for leaf, axis in pairs]
+    return jax.tree.unflatten(structure, leaves)
+
+
+# --- what came ---
+
+
+def _check_numbers(**numbers: Any) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise ValueError(f"{name} must be a Python integer; got {number!r}")
+        if name in ("batch_size", "beams", "max_length") and number < 1:
+            raise ValueError(f"{name} must be at least 1; got {number}")
+
+
+def _checked_penalty(length_penalty: Any) -> float:
+    try:
+        penalty = float(length_penalty)
+    except (TypeError, ValueError):
+        penalty = math.nan
+    # Below 0 a longer hypothesis is divided by less, and the bound at which a row stops is another.
+    if not 0 <= penalty < math.inf:
+        raise ValueError(
+            f"length_penalty must be a finite Python number of at least 0; got {length_penalty!r}"
+        )
+    return penalty
+
+
+def _checked_axes(row_axes: Any, state: State, batch_size: int) -> list[int | None]:
+    """One axis (not negative) or None for each leaf of the state."""
+
+    axes: list[Any] = []
+
+    def note(axis: Any, part: Any) -> None:
+        axes.extend([axis] * len(jax.tree.leaves(part)))
+
+    try:
+        jax.tree.map(note, row_axes, state, is_leaf=lambda leaf: leaf is None)
+    except ValueError as error:
+        raise ValueError(
+            "row_axes must be an int, None, or a tree of them that is a prefix of state;"
+            f" got {row_axes!r} for {jax.tree.structure(state)}"
+        ) from error
+    checked: list[int | None] = []
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    for (path, leaf), axis in zip(leaves, axes, strict=True):
+        name = f"state{jax.tree_util.keystr(path)}"
+        if axis is None:
+            checked.append(None)
+        elif not isinstance(axis, int):
+            raise ValueError(f"row_axes must hold ints and None only; got {axis!r} for {name}")
+        elif not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != batch_size:
+            raise ValueError(
+                f"{name} must have {batch_size} rows on axis {axis}; got {list(leaf.shape)}"
+                " (row_axes says which axis, None for what all rows share)"
+            )
+        else:
+            checked.append(axis % leaf.ndim)
+    return checked
+
+
+def _check_step(step: Step, state: State, rows: int, eos: int) -> jnp.dtype:
+    """The dtype of the step's logits, when it has been found to give what it should."""
+    if not callable(step):
+        raise ValueError(f"step must be a function of (state, tokens); got {step!r}")
+    result = jax.eval_shape(step, state, jax.ShapeDtypeStruct((rows,), jnp.int32))
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ValueError(f"step must return (logits, state); got {type(result).__name__}")
+    logits, after = result
+    if not (
+        isinstance(logits, jax.ShapeDtypeStruct)
+        and jnp.issubdtype(logits.dtype, jnp.floating)
+        and len(logits.shape) == 2
+        and logits.shape[0] == rows
+    ):
+        raise ValueError(f"step must return floating-point logits [{rows}, V]; got {logits}")
+    if not 0 <= eos < logits.shape[1]:
+        raise ValueError(f"eos must be from 0 to {logits.shape[1] - 1}, a token; got {eos}")
+
+    before, after = (
+        jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
+        for tree in (state, after)
+    )
+    if jax.tree.flatten(after) != jax.tree.flatten(before):  # leaves and structure
+        raise ValueError(f"step must return a state like the one it takes, {before}; got {after}")
+    return logits.dtype

@@ -1,0 +1,381 @@
+"""What is added to the logits, as functions of position: ALiBi, T5's buckets, learned tables.
+
+A `Bias` never stores its [T, S] table: it answers for the positions of a tile, forward and
+backward, and gradients reach its arrays. Biases add up with `+`, are pytrees, and go where a
+float array [*B, T, S] goes, with every score. One of your own is a class with one method:
+
+    @bias_dataclass
+    class Logarithmic(Bias):
+        rate: Array = array_field()
+        def values(self, query_positions, key_positions):
+            distance = abs(query_positions[:, None] - key_positions[None, :])
+            return -self.rate[..., None, None] * jnp.log1p(distance.astype(float))
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.arrays import float_array
+from attention_jax.pairwise.position_functions import (
+    PositionFunction,
+    array_field,
+    check_decorated,
+    pad_rank,
+    part_field,
+    same_rank,
+    take,
+)
+from attention_jax.pairwise.position_functions import position_dataclass as bias_dataclass
+
+Array = jax.Array
+
+
+class Bias(PositionFunction):
+    """Base of all biases: a float function of (query position, key position)."""
+
+    kind = "bias"
+    __array_ufunc__ = None  # so that `numpy_array + bias` comes to `__radd__`
+
+    def values(self, query_positions: Array, key_positions: Array) -> Array:
+        """What is added to the logit of query i and key j.
+
+        Args:
+            query_positions: int [t], i >= 0, consecutive; beyond T in a padded tile.
+            key_positions: int [s], j >= 0, consecutive.
+
+        Returns:
+            float, broadcastable to [..., t, s]; leading axes are those of the bias's own arrays.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define values(query, key)")
+
+    def materialize(self, target_length: int, source_length: int) -> Array:
+        """The whole table, float [..., T, S]."""
+        self.check(None, target_length, source_length)
+        table = pad_rank(self.values(jnp.arange(target_length), jnp.arange(source_length)), 2)
+        return jnp.broadcast_to(table, (*table.shape[:-2], target_length, source_length))
+
+    def __add__(self, other: Bias | Array) -> Bias:
+        return SumBias(self, as_bias(other))
+
+    def __radd__(self, other: Array) -> Bias:
+        return SumBias(as_bias(other), self)
+
+
+@bias_dataclass
+class DenseBias(Bias):
+    """A stored table; axes T and S may have size 1."""
+
+    table: Array = array_field("T", "S")
+
+    def label(self, name: str) -> str:
+        return "bias"
+
+    def materialize(self, target_length: int, source_length: int) -> Array:
+        self.check(None, target_length, source_length)
+        shape = (*self.table.shape[:-2], target_length, source_length)
+        return jnp.broadcast_to(self.table, shape)
+
+    def values(self, query_positions: Array, key_positions: Array) -> Array:
+        rows = take(self.table, query_positions, axis=-2)
+        return take(rows, key_positions, axis=-1)
+
+
+@bias_dataclass
+class SumBias(Bias):
+    """Two biases, added."""
+
+    left: Bias = part_field()
+    right: Bias = part_field()
+
+    def values(self, query_positions: Array, key_positions: Array) -> Array:
+        parts = same_rank(
+            self.left.values(query_positions, key_positions),
+            self.right.values(query_positions, key_positions),
+        )
+        with jax.numpy_dtype_promotion("standard"):  # the two may be floats of different widths
+            return jnp.add(*parts)
+
+
+@bias_dataclass
+class ShiftedBias(Bias):
+    """Query i is query i + shift of another bias: later rows of a longer table.
+
+    What a step of decoding needs, whose one query stands at a position that is known when it runs.
+    """
+
+    bias: Bias = part_field()
+    shift: Array = array_field()  # one for all examples: int []
+
+    def values(self, query_positions: Array, key_positions: Array) -> Array:
+        return self.bias.values(query_positions + self.shift, key_positions)
+
+    def check(
+        self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
+    ) -> None:
+        # Rows of a table [T, S] are counted from the beginning of the longer sequence: any T fits.
+        if self.shift.ndim:
+            raise ValueError(f"bias shift must be one integer; got {list(self.shift.shape)}")
+
+
+class RelativeBias(Bias):
+    """Base of biases that are functions of the distance j - i alone: define `of_distance`.
+
+    A tile of t queries and s keys has t + s - 1 distances, so that the function runs that often
+    and not t s times, and the gradient is a sum along diagonals, without a scatter.
+    """
+
+    def of_distance(self, distances: Array) -> Array:
+        """The bias at each distance j - i, int [n] -> float [..., n]."""
+        raise NotImplementedError(f"{type(self).__name__} must define of_distance(distances)")
+
+    def values(self, query_positions: Array, key_positions: Array) -> Array:
+        t, s = query_positions.size, key_positions.size
+        if 0 in (t, s):
+            return jnp.zeros((t, s))
+        first = key_positions[0] - query_positions[-1]
+        diagonals = self.of_distance(first + jnp.arange(t + s - 1))
+        # A table of one entry answers with it alone.
+        diagonals = jnp.broadcast_to(diagonals, (*diagonals.shape[:-1], t + s - 1))
+        return _from_diagonals(diagonals, t, s)
+
+
+def _from_diagonals(diagonals: Array, t: int, s: int) -> Array:
+    """[..., t + s - 1] -> [..., t, s] with entry (i, j) = diagonals[j - i + t - 1].
+
+    Rows of length t + s - 1, read from a sequence of period t + s, begin one entry earlier each.
+    """
+    batch = diagonals.shape[:-1]
+    period = jnp.pad(diagonals, [(0, 0)] * len(batch) + [(0, 1)])
+    rows = jnp.broadcast_to(period[..., None, :], (*batch, t, t + s))
+    rows = rows.reshape(*batch, t * (t + s))[..., : t * (t + s - 1)]
+    return rows.reshape(*batch, t, t + s - 1)[..., t - 1 :]
+
+
+@bias_dataclass
+class AlibiBias(RelativeBias):
+    """b_ij = -slope |i - j|"""
+
+    slopes: Array = array_field()
+
+    def of_distance(self, distances: Array) -> Array:
+        slopes, sizes = same_rank(
+            self.slopes[..., None], jnp.abs(distances).astype(self.slopes.dtype)
+        )
+        return -slopes * sizes
+
+
+@bias_dataclass
+class TableBias(RelativeBias):
+    """b_ij = table[clip(j - i, -R, R) + R], a table of 2 R + 1 entries"""
+
+    table: Array = array_field("2 R + 1")
+
+    def of_distance(self, distances: Array) -> Array:
+        radius = self.table.shape[-1] // 2
+        return take(self.table, jnp.clip(distances, -radius, radius) + radius, axis=-1)
+
+
+@bias_dataclass
+class BucketBias(RelativeBias):
+    """b_ij = table[bucket(j - i)], buckets wider the farther away"""
+
+    bidirectional: bool
+    max_distance: int
+    table: Array = array_field("buckets")
+
+    def of_distance(self, distances: Array) -> Array:
+        buckets = relative_position_bucket(
+            distances,
+            buckets=self.table.shape[-1],
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+        )
+        return take(self.table, buckets, axis=-1)
+
+
+def alibi_bias(slopes: Array) -> Bias:
+    """Attention with linear biases: b_ij = -slope |i - j|
+
+    Args:
+        slopes: float, axes that broadcast to *B: `alibi_slopes(N)`, [N], for inputs [B, N, T, D].
+
+    Returns:
+        a `Bias`; gradients reach the slopes.
+
+    Raises:
+        ValueError: slopes are not floating-point.
+
+    >>> alibi_bias(jnp.array(0.5)).materialize(2, 3).tolist()
+    [[-0.0, -0.5, -1.0], [-0.5, -0.0, -0.5]]
+
+    Source: Press, Smith and Lewis 2022, section 3 (causal there, where |i - j| is i - j).
+    """
+    return AlibiBias(_floats("slopes", slopes, 0))
+
+
+def alibi_slopes(heads: int) -> Array:
+    """One slope for each head, a geometric sequence down to 2^-8.
+
+        slope_n = 2^(-8 n / N), n = 1 ... N
+
+    for N a power of two; else those of the next lower power of two, and then every second one of
+    the next higher.
+
+    Args:
+        heads: N, at least 1.
+
+    Returns:
+        float32 [N].
+
+    Raises:
+        ValueError: there are no heads.
+
+    >>> alibi_slopes(4).tolist()
+    [0.25, 0.0625, 0.015625, 0.00390625]
+
+    Source: Press, Smith and Lewis 2022, section 3; for other N their published code.
+    """
+    heads = _whole("heads", heads)
+    if heads < 1:
+        raise ValueError(f"heads must be at least 1; got {heads}")
+    lower = 2 ** int(math.log2(heads))
+    slopes = [2.0 ** (-8 * n / lower) for n in range(1, lower + 1)]
+    slopes += [2.0 ** (-8 * n / (2 * lower)) for n in range(1, 2 * (heads - lower) + 1, 2)]
+    return jnp.array(slopes, jnp.float32)
+
+
+def relative_bias(table: Array) -> Bias:
+    """A learned number for each distance: b_ij = table[clip(j - i, -R, R) + R]
+
+    Args:
+        table: float [*B, 2 R + 1], from distance -R (the key stands R before the query) to R;
+            [N, 2 R + 1] for inputs [B, N, T, D], one for each head.
+
+    Returns:
+        a `Bias`; gradients reach the table.
+
+    Raises:
+        ValueError: the table is not floating-point, or has an even number of entries.
+
+    >>> relative_bias(jnp.array([-1.0, 0.0, 2.0])).materialize(2, 3).tolist()
+    [[0.0, 2.0, 2.0], [-1.0, 0.0, 2.0]]
+
+    Source: Shaw, Uszkoreit and Vaswani 2018, section 3.1, whose relative vectors this has as
+    numbers (as in T5); their k is R.
+    """
+    table = _floats("table", table, 1)
+    if table.shape[-1] % 2 == 0:
+        raise ValueError(f"table must be [*B, 2 R + 1], an odd number; got {list(table.shape)}")
+    return TableBias(table)
+
+
+def t5_bias(table: Array, *, bidirectional: bool = True, max_distance: int = 128) -> Bias:
+    """A learned number for each bucket of distances: b_ij = table[bucket(j - i)]
+
+    Args:
+        table: float [*B, buckets]; [N, 32] for inputs [B, N, T, D] and 32 buckets.
+        bidirectional: half of the buckets are for keys after the query; False (under a causal
+            mask): all are for keys before it, and keys after it share the bucket of distance 0.
+        max_distance: distances from here on share the last bucket.
+
+    Returns:
+        a `Bias`; gradients reach the table.
+
+    Raises:
+        ValueError: the table is not floating-point, or a size does not fit (see
+            `relative_position_bucket`).
+
+    >>> t5_bias(jnp.arange(4.0), max_distance=8).materialize(1, 4).tolist()
+    [[0.0, 3.0, 3.0, 3.0]]
+
+    Source: Raffel et al. 2020, section 2.1.
+    """
+    table = _floats("table", table, 1)
+    _check_buckets(table.shape[-1], max_distance, bidirectional)
+    return BucketBias(bidirectional, max_distance, table)
+
+
+def relative_position_bucket(
+    distances: Array, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+) -> Array:
+    """T5's buckets: one for each of the shortest distances, then logarithmically wider ones.
+
+    With n buckets a side and m = n // 2, distance d >= 0 has bucket
+
+        d                                                  for d < m,
+        min(m + floor(log(d / m) / log(max_distance / m) (n - m)), n - 1)   from there on.
+
+    Args:
+        distances: int, j - i.
+        buckets: how many there are in all.
+        max_distance: distances from here on share the last bucket.
+        bidirectional: half of the buckets, from `buckets` // 2 on, are for j > i.
+
+    Returns:
+        int32, 0 <= bucket < `buckets`, same shape.
+
+    Raises:
+        ValueError: fewer than 2 buckets a side, or `max_distance` below what one-by-one buckets
+            already tell apart.
+
+    >>> relative_position_bucket(jnp.array([0, -1, -9, -500, 1])).tolist()
+    [0, 1, 8, 15, 17]
+
+    Source: Raffel et al. 2020, section 2.1, and their published code.
+    """
+    side = _check_buckets(buckets, max_distance, bidirectional)
+    offset = jnp.where(distances > 0, side, 0) if bidirectional else jnp.zeros_like(distances)
+    sizes = jnp.abs(distances) if bidirectional else jnp.maximum(-distances, 0)
+    exact = side // 2
+    ratio = jnp.maximum(sizes, exact).astype(jnp.float32) / exact
+    wide = exact + jnp.floor(
+        jnp.log(ratio) / math.log(max_distance / exact) * (side - exact)
+    ).astype(sizes.dtype)
+    bucket = jnp.where(sizes < exact, sizes, jnp.minimum(wide, side - 1))
+    return (offset + bucket).astype(jnp.int32)
+
+
+def as_bias(bias: Bias | Array) -> Bias:
+    """A `Bias` as it is; a float array broadcastable to [*B, T, S] as a `DenseBias`."""
+    if isinstance(bias, Bias):
+        check_decorated(bias)
+        return bias
+    table = _floats("bias", bias, 0)
+    return DenseBias(pad_rank(table, max(2, table.ndim)))
+
+
+def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> int:
+    """How many buckets there are for one direction."""
+    buckets, max_distance = _whole("buckets", buckets), _whole("max_distance", max_distance)
+    side = buckets // 2 if bidirectional else buckets
+    if side < 2 or (bidirectional and buckets % 2):
+        raise ValueError(
+            "buckets must be at least 2 a side, and even if bidirectional; got"
+            f" {buckets} with bidirectional={bidirectional}"
+        )
+    if max_distance <= side // 2:
+        raise ValueError(
+            f"max_distance must be greater than {side // 2}, the distances with a bucket each;"
+            f" got {max_distance}"
+        )
+    return side
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer; got {value!r}") from None
+
+
+def _floats(name: str, value: Any, ndim: int) -> Array:
+    array = float_array(name, value)
+    if array.ndim < ndim:
+        raise ValueError(f"{name} must have at least {ndim} axis; got {list(array.shape)}")
+    return array

@@ -1,0 +1,233 @@
+"""What a mask is, and how masks combine: `&`, `|`, `~`, and stored tables among them."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.pairwise.position_functions import (
+    PositionFunction,
+    array_field,
+    check_decorated,
+    pad_rank,
+    same_rank,
+    take,
+)
+from attention_jax.pairwise.position_functions import part_field as submask_field
+from attention_jax.pairwise.position_functions import position_dataclass as mask_dataclass
+
+Array = jax.Array
+
+
+class TileStatus(NamedTuple):
+    """What is known of a tile of pairs without looking at each; False, False: nothing."""
+
+    empty: Array  # bool []: no pair of the tile is allowed
+    full: Array  # bool []: every pair of the tile is
+
+
+class Mask(PositionFunction):
+    """Base of all masks: a boolean function of (query position, key position)."""
+
+    kind = "mask"
+    # Lengths [B] of inputs [B, N, T, D] would otherwise be one per head wherever B equals N.
+    all_batch_axes = True
+    __array_ufunc__ = None  # so that `numpy_array & mask` comes to `__rand__`
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        """Whether query i may attend to key j.
+
+        Args:
+            query_positions: int [t], 0 <= i < T.
+            key_positions: int [s], 0 <= j < S.
+
+        Returns:
+            bool, broadcastable to [..., t, s]; leading axes are those of the mask's own arrays.
+            (`attention` calls it for one example, whose arrays have no batch axes.)
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define allowed(query, key)")
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        """What is known of a tile: an empty one is skipped, a full one not masked.
+
+        Answering "nothing" is always right and costs time only. Asked of one example: the mask's
+        arrays have no batch axes.
+
+        Args:
+            query_positions: int [t], consecutive.
+            key_positions: int [s], consecutive.
+        """
+        del query_positions, key_positions
+        return TileStatus(empty=jnp.zeros((), bool), full=jnp.zeros((), bool))
+
+    def most_keys(self) -> int:
+        """How many keys a query sees at most, as far as static options tell; it sizes tiles."""
+        return sys.maxsize
+
+    def materialize(self, target_length: int, source_length: int) -> Array:
+        """The whole table, Bool[..., T, S].
+
+        Raises:
+            ValueError: an array does not fit T, S or the batch axes of the mask's other arrays.
+
+        >>> from attention_jax.pairwise.masks import causal_mask
+        >>> causal_mask().materialize(2, 3).astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0]]
+        """
+        self.check(self._batch_shape(), target_length, source_length)
+        table = self.allowed(jnp.arange(target_length), jnp.arange(source_length))
+        table = pad_rank(table, 2)
+        return jnp.broadcast_to(table, (*table.shape[:-2], target_length, source_length))
+
+    def _batch_shape(self) -> tuple[int, ...]:
+        """The batch axes of the mask's arrays together."""
+        ndims = jax.tree.leaves(self.core_ndims())
+        own = [
+            np.shape(leaf)[: max(np.ndim(leaf) - ndim, 0)]
+            for leaf, ndim in zip(jax.tree.leaves(self), ndims, strict=True)
+        ]
+        rank = max(map(len, own), default=0)
+        sizes = zip(*(shape for shape in own if len(shape) == rank), strict=True)
+        return tuple(next((size for size in axis if size != 1), 1) for axis in sizes)
+
+    def __and__(self, other: Mask | Array) -> Mask:
+        return AndMask(self, as_mask(other))
+
+    def __or__(self, other: Mask | Array) -> Mask:
+        return OrMask(self, as_mask(other))
+
+    def __rand__(self, other: Array) -> Mask:
+        return AndMask(as_mask(other), self)
+
+    def __ror__(self, other: Array) -> Mask:
+        return OrMask(as_mask(other), self)
+
+    def __invert__(self) -> Mask:
+        return NotMask(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a Mask has no truth value: combine masks with &, | and ~")
+
+
+@mask_dataclass
+class DenseMask(Mask):
+    """A stored boolean table; axes T and S may have size 1."""
+
+    table: Array = array_field("T", "S")
+
+    def label(self, name: str) -> str:
+        return "mask"
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        rows = take(self.table, query_positions, axis=-2)
+        return take(rows, key_positions, axis=-1)
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        tile = self.allowed(query_positions, key_positions)
+        return TileStatus(empty=~tile.any(), full=tile.all())
+
+    def materialize(self, target_length: int, source_length: int) -> Array:
+        self.check(None, target_length, source_length)
+        shape = (*self.table.shape[:-2], target_length, source_length)
+        return jnp.broadcast_to(self.table, shape)
+
+
+@mask_dataclass
+class _TwoMasks(Mask):
+    """What `&` and `|` share."""
+
+    left: Mask = submask_field()
+    right: Mask = submask_field()
+
+    def _both(self, *positions: Array) -> tuple[Array, Array]:
+        return same_rank(self.left.allowed(*positions), self.right.allowed(*positions))
+
+    def _statuses(self, *positions: Array) -> tuple[TileStatus, TileStatus]:
+        return self.left.tile_status(*positions), self.right.tile_status(*positions)
+
+
+@mask_dataclass
+class AndMask(_TwoMasks):
+    """Both may."""
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        return jnp.logical_and(*self._both(query_positions, key_positions))
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        left, right = self._statuses(query_positions, key_positions)
+        return TileStatus(empty=left.empty | right.empty, full=left.full & right.full)
+
+    def most_keys(self) -> int:
+        return min(self.left.most_keys(), self.right.most_keys())
+
+
+@mask_dataclass
+class OrMask(_TwoMasks):
+    """Either may."""
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        return jnp.logical_or(*self._both(query_positions, key_positions))
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        left, right = self._statuses(query_positions, key_positions)
+        return TileStatus(empty=left.empty & right.empty, full=left.full | right.full)
+
+
+@mask_dataclass
+class NotMask(Mask):
+    """The other pairs may."""
+
+    mask: Mask = submask_field()
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        return ~self.mask.allowed(query_positions, key_positions)
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        status = self.mask.tile_status(query_positions, key_positions)
+        return TileStatus(empty=status.full, full=status.empty)
+
+
+@mask_dataclass
+class ShiftedMask(Mask):
+    """Query i is query i + shift of another mask: later rows of a longer table.
+
+    What a step of decoding needs, whose one query stands at a position that is known when it runs.
+    """
+
+    mask: Mask = submask_field()
+    shift: Array = array_field()  # one for all examples: int []
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        return self.mask.allowed(query_positions + self.shift, key_positions)
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        return self.mask.tile_status(query_positions + self.shift, key_positions)
+
+    def most_keys(self) -> int:
+        return self.mask.most_keys()
+
+    def check(
+        self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
+    ) -> None:
+        # Rows of a table [T, S] are counted from the beginning of the longer sequence: any T fits.
+        if self.shift.ndim:
+            raise ValueError(f"mask shift must be one integer; got {list(self.shift.shape)}")
+
+
+def as_mask(mask: Mask | Array) -> Mask:
+    """A `Mask` as it is; a boolean array [*B, T, S] or [T, S] as a `DenseMask`."""
+    if isinstance(mask, Mask):
+        check_decorated(mask)
+        return mask
+    try:
+        table = jnp.asarray(mask)
+    except (TypeError, ValueError):
+        what = repr(mask) if isinstance(mask, str) else type(mask).__name__
+        raise ValueError(f"mask must be a Mask or a boolean array; got {what}") from None
+    if table.dtype != jnp.bool_:
+        raise ValueError(f"mask must be boolean, True = may attend; got dtype {table.dtype}")
+    return DenseMask(pad_rank(table, 2))

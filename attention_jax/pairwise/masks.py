@@ -1,0 +1,326 @@
+"""Which pairs may attend, as composable functions of position.
+
+A mask is boolean and `True` means "may attend". A `Mask` never stores its [T, S] table: it answers
+for the positions it is asked about, so that a tiled implementation asks tile by tile. Masks combine
+with `&`, `|` and `~`, and are pytrees: options are static and compared by value, arrays are leaves.
+An array has all batch axes `*B` in front (of size 1 where it is shared), or none of them. For
+inputs [B, N, T, D], lengths [B] are an error: they might be meant as [B, 1] or as [1, N].
+
+A mask of your own is a class with one method:
+
+    @mask_dataclass
+    class Strided(Mask):
+        stride: int
+        def allowed(self, query_positions, key_positions):
+            return (query_positions[:, None] - key_positions[None, :]) % self.stride == 0
+
+It may also say which tiles are empty or full (`tile_status`), which saves their work.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.arrays import bool_array, integer_array
+from attention_jax.pairwise.mask_algebra import (
+    Mask,
+    TileStatus,
+    as_mask,
+    mask_dataclass,
+    submask_field,
+)
+from attention_jax.pairwise.position_functions import (
+    array_field,
+    broadcasts,
+    pad_rank,
+    same_rank,
+    take,
+)
+
+__all__ = [
+    "CausalMask",
+    "LocalMask",
+    "Mask",
+    "PaddingMask",
+    "SegmentMask",
+    "TileStatus",
+    "TokenMask",
+    "array_field",
+    "as_mask",
+    "broadcasts",
+    "causal_mask",
+    "local_mask",
+    "mask_dataclass",
+    "padding_mask",
+    "segment_mask",
+    "submask_field",
+    "token_mask",
+]
+
+Array = jax.Array
+
+
+@mask_dataclass
+class CausalMask(Mask):
+    """Query i sees keys j <= i + offset."""
+
+    offset: int
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        # The difference of two positions never overflows, as position + offset might.
+        return key_positions[None, :] - query_positions[:, None] <= self.offset
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        nearest, farthest = _distances(query_positions, key_positions)
+        return TileStatus(empty=nearest > self.offset, full=farthest <= self.offset)
+
+
+@mask_dataclass
+class LocalMask(Mask):
+    """Query i sees keys i - left <= j <= i + right; `None` leaves that side open."""
+
+    left: int | None
+    right: int | None
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        distance = key_positions[None, :] - query_positions[:, None]
+        near = jnp.ones_like(distance, dtype=bool)
+        if self.left is not None:
+            near &= distance >= -self.left
+        if self.right is not None:
+            near &= distance <= self.right
+        return near
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        nearest, farthest = _distances(query_positions, key_positions)
+        empty, full = jnp.zeros((), bool), jnp.ones((), bool)
+        if self.left is not None:
+            empty, full = empty | (farthest < -self.left), full & (nearest >= -self.left)
+        if self.right is not None:
+            empty, full = empty | (nearest > self.right), full & (farthest <= self.right)
+        return TileStatus(empty, full)
+
+    def most_keys(self) -> int:
+        if self.left is None or self.right is None:
+            return sys.maxsize
+        return self.left + self.right + 1
+
+
+@mask_dataclass
+class PaddingMask(Mask):
+    """Only the first `key_lengths` keys exist, and only the first `query_lengths` queries."""
+
+    key_lengths: Array = array_field()
+    query_lengths: Array | None = array_field()
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        real = _exist(key_positions[None, :], self.key_lengths)
+        if self.query_lengths is not None:
+            real_query = _exist(query_positions[:, None], self.query_lengths)
+            real = jnp.logical_and(*same_rank(real, real_query))
+        return real
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        sides = [(key_positions, self.key_lengths), (query_positions, self.query_lengths)]
+        empty, full = jnp.zeros((), bool), jnp.ones((), bool)
+        for positions, lengths in sides:
+            if lengths is not None:
+                end = lengths.astype(positions.dtype)
+                empty, full = empty | (positions[0] >= end), full & (positions[-1] < end)
+        return TileStatus(empty, full)
+
+
+@mask_dataclass
+class TokenMask(Mask):
+    """Only the keys marked in `key_tokens` exist, and only the queries marked in `query_tokens`."""
+
+    key_tokens: Array = array_field("S")
+    query_tokens: Array | None = array_field("T")
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        keys = take(self.key_tokens, key_positions, axis=-1)[..., None, :]
+        if self.query_tokens is None:
+            return keys
+        queries = take(self.query_tokens, query_positions, axis=-1)[..., :, None]
+        return jnp.logical_and(*same_rank(keys, queries))
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        keys = take(self.key_tokens, key_positions, axis=-1)
+        status = TileStatus(empty=~keys.any(), full=keys.all())
+        if self.query_tokens is None:
+            return status
+        queries = take(self.query_tokens, query_positions, axis=-1)
+        return TileStatus(status.empty | ~queries.any(), status.full & queries.all())
+
+
+@mask_dataclass
+class SegmentMask(Mask):
+    """Query i sees key j when both carry the same segment number (packed sequences)."""
+
+    query_segments: Array = array_field("T")
+    key_segments: Array = array_field("S")
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        queries = take(self.query_segments, query_positions, axis=-1)[..., :, None]
+        keys = take(self.key_segments, key_positions, axis=-1)[..., None, :]
+        with jax.numpy_dtype_promotion("standard"):  # the two may be integers of different widths
+            return jnp.equal(*same_rank(queries, keys))
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        queries = take(self.query_segments, query_positions, axis=-1)
+        keys = take(self.key_segments, key_positions, axis=-1)
+        with jax.numpy_dtype_promotion("standard"):
+            apart = (queries.max() < keys.min()) | (keys.max() < queries.min())
+            one = (queries.min() == keys.max()) & (queries.max() == keys.min())
+        return TileStatus(empty=apart, full=one)
+
+
+def causal_mask(offset: int = 0) -> Mask:
+    """Query i sees keys j <= i + offset (aligned at the top left when T != S, as in `jax.nn`).
+
+    Args:
+        offset: how many keys beyond its own position a query may see; may be negative.
+
+    Returns:
+        a `Mask` without arrays: static, hashable, for any T and S.
+
+    Raises:
+        ValueError: `offset` is no Python integer of 32 bits.
+
+    >>> causal_mask(offset=1).materialize(2, 4).astype(int).tolist()
+    [[1, 1, 0, 0], [1, 1, 1, 0]]
+    """
+    return CausalMask(_static_int("offset", offset))
+
+
+def local_mask(left: int | None, right: int | None) -> Mask:
+    """Query i sees keys i - left <= j <= i + right (a sliding window).
+
+    Args:
+        left: keys to the left of the query's position that it may see, >= 0; None for all.
+        right: the same to the right.
+
+    Returns:
+        a `Mask` without arrays: static, hashable, for any T and S.
+
+    Raises:
+        ValueError: `left` or `right` is negative, or no Python integer of 32 bits.
+
+    >>> local_mask(1, 0).materialize(3, 3).astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    """
+    return LocalMask(_window("left", left), _window("right", right))
+
+
+def padding_mask(key_lengths: Array, query_lengths: Array | None = None) -> Mask:
+    """Keys from `key_lengths` on, and queries from `query_lengths` on, are padding.
+
+    Args:
+        key_lengths: int [*B], size 1 where shared: [B] for inputs [B, T, D], [B, 1] for inputs
+            [B, N, T, D] (`lengths[:, None]`); or [], the same length for all.
+        query_lengths: the same for queries; None if every query is real.
+
+    Returns:
+        a `Mask` whose leaves are the lengths. For padding that is not at the end, see `token_mask`.
+
+    Raises:
+        ValueError: lengths are not integers.
+
+    >>> padding_mask(jnp.array([1, 3])).materialize(1, 3).astype(int).tolist()
+    [[[1, 0, 0]], [[1, 1, 1]]]
+    """
+    keys = integer_array("key_lengths", key_lengths)
+    queries = None if query_lengths is None else integer_array("query_lengths", query_lengths)
+    return PaddingMask(keys, queries)
+
+
+def token_mask(key_tokens: Array, query_tokens: Array | None = None) -> Mask:
+    """Only the tokens that are marked `True` are real; the others are padding, wherever they stand.
+
+        allowed_ij = query_tokens_i and key_tokens_j
+
+    In self attention, `token_mask(real, real)` hides padded queries too: their output is 0.
+
+    Args:
+        key_tokens: bool [*B, S], True = a real token, size 1 where shared: [B, S] for inputs
+            [B, S, D], [B, 1, S] for inputs [B, N, S, D] (`real[:, None]`); or [S].
+        query_tokens: bool [*B, T], the same for queries; None if every query is real.
+
+    Returns:
+        a `Mask` whose leaves are the two arrays; memory is linear in T and S.
+
+    Raises:
+        ValueError: the tokens are not boolean, or have no position axis.
+
+    >>> tokens = jnp.array([5, 0, 8])  # 0 is padding
+    >>> token_mask(tokens != 0, tokens != 0).materialize(3, 3).astype(int).tolist()
+    [[1, 0, 1], [0, 0, 0], [1, 0, 1]]
+    """
+    keys = _token_array("key_tokens", key_tokens)
+    return TokenMask(
+        keys, None if query_tokens is None else _token_array("query_tokens", query_tokens)
+    )
+
+
+def segment_mask(query_segments: Array, key_segments: Array) -> Mask:
+    """Query i sees key j when their segment numbers are equal.
+
+    Args:
+        query_segments: int [*B, T], or [T] for all examples; [B, 1, T] for inputs [B, N, T, D].
+        key_segments: int [*B, S], or [S].
+
+    Returns:
+        a `Mask` whose leaves are the segments.
+
+    Raises:
+        ValueError: segments are not integers, or have no position axis.
+
+    >>> segment_mask(jnp.array([0, 1]), jnp.array([0, 0, 1])).materialize(2, 3).astype(int).tolist()
+    [[1, 1, 0], [0, 0, 1]]
+    """
+    queries = integer_array("query_segments", query_segments)
+    keys = integer_array("key_segments", key_segments)
+    for name, segments in (("query_segments", queries), ("key_segments", keys)):
+        if segments.ndim < 1:
+            raise ValueError(f"{name} must have a position axis, [*B, length]; got a scalar")
+    return SegmentMask(queries, keys)
+
+
+def _token_array(name: str, tokens: Array) -> Array:
+    array = bool_array(name, tokens, "a real token (of token ids, write ids != padding_id)")
+    if array.ndim < 1:
+        raise ValueError(f"{name} must have a position axis, [*B, length]; got a scalar")
+    return array
+
+
+def _static_int(name: str, value: int) -> int:
+    try:
+        integer = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a Python integer; got {value!r}") from None
+    if abs(integer) >= 2**31:
+        raise ValueError(f"{name} must be below 2**31 in size; got {integer}")
+    return integer
+
+
+def _window(name: str, size: int | None) -> int | None:
+    if size is None:
+        return None
+    size = _static_int(name, size)
+    if size < 0:
+        raise ValueError(f"{name} must be at least 0, or None for no bound; got {size}")
+    return size
+
+
+def _distances(query_positions: Array, key_positions: Array) -> tuple[Array, Array]:
+    """The smallest and the largest j - i of a tile."""
+    return key_positions[0] - query_positions[-1], key_positions[-1] - query_positions[0]
+
+
+def _exist(positions: Array, lengths: Array) -> Array:
+    """Whether positions, a row [1, s] or a column [t, 1], are below lengths [*B]."""
+    return pad_rank(positions, lengths.ndim + 2) < lengths[..., None, None].astype(positions.dtype)

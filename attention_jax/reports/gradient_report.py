@@ -1,0 +1,286 @@
+"""The page that `scripts/analyze_gradients.py` writes: figures and tables of several runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attention_jax.reports import html_page, plotting
+from attention_jax.training.metrics import mean_and_deviation
+
+JSON = dict[str, Any]
+
+# Groups of parameters, as paths of `gradient_norms` begin or go on.
+_GROUPS = {
+    "embeddings": r"(source|target)_embedding",
+    "encoder, self attention": r"encoder/\d+/self_attention",
+    "encoder, feed-forward": r"encoder/\d+/feed_forward(/|$)",
+    "decoder, self attention": r"decoder/\d+/self_attention",
+    "decoder, cross attention": r"decoder/\d+/cross_attention",
+    "decoder, feed-forward": r"decoder/\d+/feed_forward(/|$)",
+    "normalisation": r"(.*_norm|.*_residual)",
+    "output layer": r"logits",
+}
+
+_STATISTICS = {
+    "entropy": "entropy (nats)",
+    "saturation": "saturated rows (share)",
+    "logit_sd": "sd of a row's logits",
+    "jacobian_norm": "softmax Jacobian (norm)",
+    "dlogits_norm": "a row's dlogits (norm)",
+}
+
+
+def report(runs: Sequence[JSON], *, command: str) -> str:
+    """The page, from what `tasks.reversal_gradients.analyze_run` says of each run."""
+    named = [{**run, "label": label} for run, label in zip(runs, _labels(runs), strict=True)]
+    return html_page.page("Gradients of attention", list(_parts(named, command)))
+
+
+def _labels(runs: Sequence[JSON]) -> list[str]:
+    """What each run is called: its folder too, where two would be called the same."""
+    labels = [run["label"] for run in runs]
+    return [
+        label if labels.count(label) == 1 else f"{label} ({run['workdir']})"
+        for run, label in zip(runs, labels, strict=True)
+    ]
+
+
+def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
+    yield html_page.command(command)
+    yield html_page.table(
+        ("run", "folder", "seeds", "step"),
+        [(run["label"], run["workdir"], str(run["seeds"]), str(run["step"])) for run in runs],
+    )
+    yield html_page.paragraph(
+        "Lines are means over seeds, bands one standard deviation. Statistics are of the batch that"
+        " the next step would learn from; only rows count on which the loss depends, with two keys"
+        " or more to choose from."
+    )
+    yield html_page.heading("How much gradient comes where")
+    yield html_page.figure(
+        norms_by_step(runs),
+        "The norm of the loss's gradient in each group of parameters against the training step.",
+    )
+    yield html_page.heading("How peaked attention is")
+    yield html_page.figure(
+        statistics_by_step(runs),
+        "Entropy, saturation, spread of the logits, and what of the gradient comes through the"
+        " softmax, for each attention against the training step. A row is saturated if one weight"
+        " exceeds 0.99.",
+    )
+    yield html_page.heading("Weights, and the gradient of their logits")
+    for run in runs:
+        for word in run["words"][str(run["step"])]:
+            yield html_page.figure(word_heatmaps(run, word), _word_caption(run, word))
+    yield from _scale_parts(runs)
+    yield from _curvature_parts(runs)
+
+
+def _word_caption(run: JSON, word: str) -> str:
+    caption = f"{run['label']}: cross-attention weights of {word!r}"
+    if run["words"][str(run["step"])][word]["dlogits"] is not None:
+        caption += " and the loss's gradient in their logits"
+    caption += ", before training and after, of the first seed; means over heads, if there are any."
+    if run["words"][str(run["step"])][word]["dlogits"] is not None:
+        caption += " Red: the loss wants this logit lower; blue: higher."
+    return caption
+
+
+def norms_by_step(runs: Sequence[JSON]) -> Figure:
+    """One panel a group of parameters, one line a run."""
+    figure, axes = plotting.new_figure(11, 5.6, rows=2, columns=4, sharex=True)
+    for ax, (group, pattern) in zip(axes, _GROUPS.items(), strict=True):
+        for index, run in enumerate(runs):
+            names = [name for name in run["by_step"] if re.match(f"gradient_norm/{pattern}", name)]
+            if names:
+                squares = sum(_series(run, name) ** 2 for name in names)
+                _draw(ax, run, np.sqrt(squares), index, log=True)
+        ax.set_yscale("log")
+        ax.set_title(group, fontsize=10)
+    return _finished(figure, axes, runs, "gradient norm", columns=4)
+
+
+def statistics_by_step(runs: Sequence[JSON]) -> Figure:
+    """One row an attention, one column a statistic, one line a run."""
+    attentions = list(
+        dict.fromkeys(
+            name.rpartition("/")[0]
+            for run in runs
+            for name in sorted(run["by_step"], key=_in_order)
+            if name.endswith("/entropy")
+        )
+    )
+    columns = len(_STATISTICS)
+    figure, axes = plotting.new_figure(
+        2.3 * columns, 2.1 * len(attentions) + 0.6, rows=len(attentions), columns=columns,
+        sharex=True,
+    )  # fmt: skip
+    for row, attention in enumerate(attentions):
+        for column, (statistic, label) in enumerate(_STATISTICS.items()):
+            ax, name = axes[row * columns + column], f"{attention}/{statistic}"
+            for index, run in enumerate(runs):
+                if name in run["by_step"]:
+                    _draw(ax, run, _series(run, name), index)
+            if row == 0:
+                ax.set_title(label, fontsize=11)
+            if column == 0:
+                ax.set_ylabel(attention.replace("/", "\n"))
+            if statistic == "dlogits_norm":
+                ax.set_yscale("log")
+            if statistic == "saturation":
+                ax.set_ylim(-0.05, 1.05)
+    return _finished(figure, axes, runs, None, columns=columns)
+
+
+def word_heatmaps(run: JSON, word: str) -> Figure:
+    """Weights and gradients of a word at the first step and the newest."""
+    looks = [(step, run["words"][step][word]) for step in ("0", str(run["step"]))]
+    figure, axes = plotting.new_figure(12, 3.1, columns=4)
+    for pair, (step, table) in zip((axes[:2], axes[2:]), looks, strict=True):
+        labels = (table["row_labels"], table["column_labels"])
+        image = plotting.draw_weights(pair[0], np.array(table["weights"]), *labels)
+        figure.colorbar(image, ax=pair[0], shrink=0.75)
+        pair[0].set_title(f"step {step}: weights")
+        if table["dlogits"] is None:
+            pair[1].remove()
+            continue
+        image = plotting.draw_gradients(pair[1], np.array(table["dlogits"]), *labels)
+        figure.colorbar(image, ax=pair[1], shrink=0.75)
+        pair[1].set_title(f"step {step}: d loss / d logits")
+    axes[0].set_ylabel("letter written (query)")
+    return figure
+
+
+def _scale_parts(runs: Sequence[JSON]) -> Iterator[str]:
+    yield html_page.heading("What the scale of the logits leaves of the gradient")
+    swept = [run for run in runs if run["scale_sweep"][str(run["step"])] is not None]
+    if not swept:
+        yield html_page.paragraph("None of these attentions has a softmax over its logits.")
+        return
+    left_out = [run["label"] for run in runs if run not in swept]
+    if left_out:
+        yield html_page.paragraph(f"Without a softmax over their logits: {', '.join(left_out)}.")
+    yield html_page.figure(
+        scale_curves(swept),
+        "The norm of the softmax's Jacobian, through which all gradient to the score passes, and"
+        " the entropy, if the cross attention's logits were all larger or smaller than they are."
+        " Open markers: where the model stands before training; filled: after.",
+    )
+
+
+def scale_curves(runs: Sequence[JSON]) -> Figure:
+    """Against the standard deviation that the logits would have; the model's own is marked."""
+    figure, axes = plotting.new_figure(10, 4, columns=2)
+    labels = {"jacobian_norm": "norm of the softmax's Jacobian", "entropy": "entropy (nats)"}
+    for ax, (name, label) in zip(axes, labels.items(), strict=True):
+        for index, run in enumerate(runs):
+            sweeps = run["scale_sweep"]
+            scales = np.array(sweeps["scales"])
+            color = plotting.COLORS[index % len(plotting.COLORS)]
+            marker = plotting.MARKERS[index % len(plotting.MARKERS)]
+            for step, style, face in (("0", ":", "white"), (str(run["step"]), "-", color)):
+                sweep = sweeps[step]
+                sd = float(np.mean(sweep["logit_sd"]))
+                values = np.mean(np.array(sweep[name], float), axis=0)
+                ax.plot(scales * sd, values, style, color=color,
+                        label=run["label"] if style == "-" else None)  # fmt: skip
+                here = np.interp(0.0, np.log(scales), values)  # at scale 1
+                ax.plot(sd, here, marker, color=color, markerfacecolor=face, markersize=8)
+        ax.set(xscale="log", xlabel="standard deviation of a row's logits", ylabel=label)
+        ax.grid(alpha=0.3)
+    axes[0].legend(title="solid: trained, dotted: at step 0")
+    return figure
+
+
+def _curvature_parts(runs: Sequence[JSON]) -> Iterator[str]:
+    measured = [run for run in runs if "curvature" in run]
+    if not measured:
+        return
+    yield html_page.heading("How curved the loss is")
+    yield html_page.paragraph(
+        "Edges of the spectrum of the Hessian of one batch's loss in all parameters (Lanczos), and"
+        " its trace (Hutchinson): mean ± standard deviation over seeds. A step of gradient descent"
+        " is stable up to a rate of 2 / largest."
+    )
+    rows = [
+        (run["label"], step, *(_cell(curvature[name]) for name in ("largest", "smallest", "trace")))
+        for run in measured
+        for step, curvature in run["curvature"].items()
+    ]
+    yield html_page.table(
+        ("run", "step", "largest eigenvalue", "smallest eigenvalue", "trace"), rows
+    )
+    yield html_page.figure(
+        spectrum_edges(measured),
+        "The largest and the smallest eigenvalue of the loss's Hessian, before training and after;"
+        " one marker a seed.",
+    )
+
+
+def spectrum_edges(runs: Sequence[JSON]) -> Figure:
+    """One column a run and step, one marker a seed."""
+    figure, (axes,) = plotting.new_figure(max(6.0, 1.6 * len(runs) + 3), 4)
+    ticks: list[str] = []
+    for index, run in enumerate(runs):
+        for step, curvature in run["curvature"].items():
+            color = plotting.COLORS[index % len(plotting.COLORS)]
+            for name, marker in (("largest", "^"), ("smallest", "v")):
+                values = np.array(curvature[name], float)
+                x = np.full(len(values), len(ticks))
+                axes.plot(x, values, marker, color=color, alpha=0.7, linestyle="none")
+            ticks.append(f"{run['label']}\nstep {step}")
+    axes.axhline(0, color="#888888", linewidth=0.8)
+    axes.margins(y=0.1)
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_xticks(range(len(ticks)), ticks)
+    axes.set_ylabel("eigenvalue (▲ largest, ▼ smallest)")
+    axes.grid(alpha=0.3, axis="y")
+    return figure
+
+
+def _in_order(name: str) -> tuple[bool, list[str], bool]:
+    """Encoder before decoder, layer by layer, self before cross attention."""
+    numbers = [number.zfill(4) for number in re.findall(r"\d+", name)]
+    return (not name.startswith("encoder"), numbers, "cross_attention" in name)
+
+
+def _series(run: JSON, name: str) -> np.ndarray:
+    """[steps, seeds], NaN where a number was not finite."""
+    return np.array(run["by_step"][name], float)
+
+
+def _draw(ax: Axes, run: JSON, values: np.ndarray, index: int, *, log: bool = False) -> None:
+    steps = run["by_step"]["steps"]
+    plotting.draw_band(ax, steps, values, index=index, label=run["label"], log=log)
+
+
+def _finished(
+    figure: Figure, axes: list[Axes], runs: Sequence[JSON], ylabel: str | None, *, columns: int
+) -> Figure:
+    for ax in axes:
+        ax.grid(alpha=0.3)
+    for ax in axes[-columns:]:
+        ax.set_xlabel("step")
+    if ylabel is not None:
+        for ax in axes[::columns]:
+            ax.set_ylabel(ylabel)
+    if len(runs) > 1:
+        lines: dict[str, Any] = {}  # a run may be missing from a panel
+        for ax in axes:
+            handles, labels = ax.get_legend_handles_labels()
+            lines = {**dict(zip(labels, handles, strict=True)), **lines}
+        shown = [run["label"] for run in runs if run["label"] in lines]
+        handles = [lines[label] for label in shown]
+        figure.legend(handles, shown, loc="outside upper center", ncols=min(len(shown), 4))
+    return figure
+
+
+def _cell(values: Sequence[float | None]) -> str:
+    mean, deviation = mean_and_deviation(np.array(values, float))
+    return f"{mean:.3g} ± {deviation:.2g}"

@@ -1,0 +1,63 @@
+"""String reversal: batches made on the device, as a pure function of a PRNG key."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Vocabulary
+
+Array = jax.Array
+
+
+def random_batch(
+    rng: Array, *, vocabulary: Vocabulary, batch_size: int, min_length: int, max_length: int
+) -> Batch:
+    """Random strings, lengths uniform in [min_length, max_length], and their reversals.
+
+    Args:
+        rng: one PRNG key; the same key gives the same batch.
+        vocabulary: whose letters to draw from, uniformly.
+        batch_size: B.
+        min_length: shortest string, at least 1.
+        max_length: S, longest string.
+
+    Returns:
+        a `Batch` with S = max_length and T = S + 1, which leaves room for EOS.
+
+    >>> batch = random_batch(
+    ...     jax.random.key(0), vocabulary=Vocabulary(), batch_size=2, min_length=3, max_length=3)
+    >>> [Vocabulary().decode(ids) for ids in (*batch.source, *batch.targets)]
+    ['sky', 'llt', 'yks', 'tll']
+    """
+    length_rng, letter_rng = jax.random.split(rng)
+    lengths = jax.random.randint(length_rng, (batch_size,), min_length, max_length + 1)
+    first_letter = vocabulary.size - len(vocabulary.alphabet)
+    letters = jax.random.randint(
+        letter_rng, (batch_size, max_length), first_letter, vocabulary.size
+    )
+    return reversal_batch(letters, lengths)
+
+
+def reversal_batch(letters: Array, lengths: Array) -> Batch:
+    """The reversal task for given strings.
+
+    Args:
+        letters: int32 [B, S], ids of letters; what stands from `lengths` on is ignored.
+        lengths: int32 [B], 0 <= length <= S.
+    """
+    batch_size, max_length = letters.shape
+    ends = lengths[:, None]
+    positions = jnp.arange(max_length + 1)[None, :]
+    letters = jnp.pad(letters, ((0, 0), (0, 1)))
+    mirrored = jnp.take_along_axis(letters, jnp.maximum(ends - 1 - positions, 0), axis=1)
+    targets = jnp.where(positions < ends, mirrored, PAD)
+    start = jnp.full((batch_size, 1), SOS, letters.dtype)
+    return Batch(
+        source=jnp.where(positions < ends, letters, PAD)[:, :max_length],
+        source_lengths=lengths,
+        target_inputs=jnp.concatenate([start, targets[:, :max_length]], axis=1),
+        targets=jnp.where(positions == ends, EOS, targets),
+        target_lengths=lengths + 1,
+    )

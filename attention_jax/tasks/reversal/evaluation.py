@@ -1,0 +1,180 @@
+"""How well a trained reversal model reverses: accuracies by length, and single words."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.nn.seq2seq import Decoded, Seq2Seq
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.reversal.data import random_batch, reversal_batch
+from attention_jax.tasks.reversal.task import VOCABULARY, Trained, bind
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+from attention_jax.training.metrics import exact_match, token_accuracy
+
+Array = jax.Array
+Params = Any
+
+
+class Evaluation(NamedTuple):
+    """Three accuracies of strings of one length, each [seeds].
+
+    Token accuracies count letters, not EOS; an exact match has every letter and EOS in its place.
+    """
+
+    teacher_forced_tokens: Array  # each letter predicted from the right ones before it
+    free_running_tokens: Array  # each letter predicted from the model's own
+    free_running_exact: Array  # the whole string
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _evaluate(
+    config: Seq2SeqConfig, beams: int, params: Params, letters: Array, lengths: Array
+) -> Evaluation:
+    batch = reversal_batch(letters, lengths)
+
+    def one_seed(params: Params) -> Evaluation:
+        model = bind(config, params)
+        logits = model(batch.source, batch.source_lengths, batch.target_inputs)
+        forced = jnp.argmax(logits, axis=-1)
+        free = decode(model, batch, beams=beams).tokens
+        return Evaluation(
+            token_accuracy(forced, batch.targets, lengths),
+            token_accuracy(free, batch.targets, lengths),
+            exact_match(free, batch.targets, batch.target_lengths),
+        )
+
+    return jax.vmap(one_seed)(params)
+
+
+def evaluate(
+    trained: Trained,
+    *,
+    lengths: Sequence[int],
+    strings: int = 1000,
+    seed: int = 0,
+    pad_to: int | None = None,
+    beams: int = 1,
+) -> dict[int, Evaluation]:
+    """Accuracies by length, on fresh random strings that every seed and score shares.
+
+    Args:
+        trained: the run.
+        lengths: lengths of strings, each at least 1.
+        strings: how many of each length.
+        seed: of the strings.
+        pad_to: sources are padded to this length. A model that masks padding does not notice;
+            None pads to the longest of `lengths`.
+        beams: how many beginnings of an answer are kept while it is searched for; 1 is greedy.
+
+    Raises:
+        ValueError: there are no strings or no lengths, or one that does not fit.
+    """
+    check_beams(beams)
+    if strings < 1:
+        raise ValueError(f"strings must be at least 1; got {strings}")
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"lengths must be one or more, each at least 1; got {list(lengths)}")
+    width = max(lengths) if pad_to is None else pad_to
+    if width < max(lengths):
+        raise ValueError(f"pad_to must be at least the longest length {max(lengths)}; got {pad_to}")
+    results = {}
+    for length in lengths:
+        rng = jax.random.fold_in(jax.random.key(seed), length)
+        batch = random_batch(
+            rng,
+            vocabulary=trained.config.drawn,
+            batch_size=strings,
+            min_length=length,
+            max_length=length,
+        )
+        letters = jnp.pad(batch.source, ((0, 0), (0, width - length)))
+        results[length] = _evaluate(
+            trained.config.model, beams, trained.params, letters, batch.source_lengths
+        )
+    return results
+
+
+def decode(
+    model: Seq2Seq, batch: Batch, *, beams: int = 1, return_weights: bool = False
+) -> Decoded:
+    """The model's own answer, as long as the longest right one may be: greedy, or a beam's best."""
+    source = (batch.source, batch.source_lengths)
+    ends: Any = {"max_length": batch.targets.shape[1], "sos": SOS, "eos": EOS, "pad": PAD}
+    if beams == 1:
+        return model.greedy_decode(*source, **ends, return_weights=return_weights)
+    best = model.beam_decode(*source, beams=beams, **ends).tokens[:, 0].astype(batch.source.dtype)
+    return Decoded(best, model.weights_of(*source, best, sos=SOS) if return_weights else None)
+
+
+def check_beams(beams: int) -> None:
+    """Raises ValueError unless there is at least one."""
+    if beams < 1:
+        raise ValueError(f"beams must be at least 1; got {beams}")
+
+
+def batch_of_words(words: Sequence[str]) -> Batch:
+    """Words, padded to the longest, and their reversals.
+
+    Raises:
+        ValueError: a word has a letter outside the vocabulary.
+    """
+    ids = [VOCABULARY.encode(word) for word in words]
+    width = max(map(len, ids))
+    letters = jnp.array([row + [PAD] * (width - len(row)) for row in ids], jnp.int32)
+    return reversal_batch(letters, jnp.array([len(row) for row in ids], jnp.int32))
+
+
+class Reversed(NamedTuple):
+    """A word, the model's answer, and the weights with which it was found."""
+
+    word: str
+    answer: str
+    weights: Array  # [letters of the answer + 1 for EOS if it came, letters of the word]
+
+    @property
+    def row_labels(self) -> list[str]:
+        """What each row of `weights` writes."""
+        return [*self.answer, VOCABULARY.label(EOS)][: self.weights.shape[0]]
+
+
+def reverse(
+    trained: Trained, words: Sequence[str], *, seed_index: int = 0, beams: int = 1
+) -> list[Reversed]:
+    """Reverses words with one of the trained seeds, greedily or by a beam search.
+
+    Raises:
+        ValueError: there are no words or no such seed; a word is empty or has a letter outside the
+            vocabulary.
+    """
+    if not words or not all(words):
+        raise ValueError(f"words must be one or more, none of them empty; got {list(words)}")
+    if not 0 <= seed_index < trained.config.loop.seeds:
+        raise ValueError(
+            f"seed_index must be from 0 to {trained.config.loop.seeds - 1}; got {seed_index}"
+        )
+    check_beams(beams)
+    batch = batch_of_words(words)
+    params = jax.tree.map(lambda leaf: leaf[seed_index], trained.params)
+
+    @jax.jit
+    def found(params: Any) -> Decoded:
+        model = bind(trained.config.model, params)
+        return decode(model, batch, beams=beams, return_weights=True)
+
+    decoded = found(params)
+    assert decoded.weights is not None
+    answers = []
+    for row, word in enumerate(words):
+        tokens = decoded.tokens[row].tolist()
+        end = tokens.index(EOS) + 1 if EOS in tokens else len(tokens)
+        # A model that has learned little may say PAD or SOS, which are no letters of its answer.
+        steps = [step for step in range(end) if tokens[step] not in (PAD, SOS)]
+        weights = decoded.weights[-1, row, jnp.array(steps, int), : len(word)]
+        answers.append(Reversed(word, VOCABULARY.decode(tokens), weights))
+    return answers

@@ -1,0 +1,238 @@
+"""What a run's checkpoints say of its gradients: numbers for a report, as JSON keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.analysis import (
+    capture_gradients,
+    hessian_spectrum_edges,
+    hessian_trace,
+    learning_statistics,
+    logit_scale_sweep,
+    logit_variance,
+)
+from attention_jax.runs.run_folder import RunFolder, read_lines
+from attention_jax.tasks.reversal.data import random_batch
+from attention_jax.tasks.reversal.evaluation import batch_of_words
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, load_states, reversal_task
+from attention_jax.tasks.vocabulary import EOS
+from attention_jax.training.loop import TrainState, gradient_statistics
+
+Array = jax.Array
+JSON = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientAnalysis:
+    """What is looked at.
+
+    Attributes:
+        words: strings whose weights and gradients are drawn, of the first seed.
+        strings: random strings, of the lengths trained on, for the scale sweep and the curvature.
+        iterations: of Lanczos, for the edges of the Hessian's spectrum; 0 leaves curvature out.
+        samples: random vectors for the Hessian's trace.
+    """
+
+    words: tuple[str, ...] = ("reverse", "abc")
+    strings: int = 64
+    iterations: int = 20
+    samples: int = 8
+
+    def __post_init__(self) -> None:
+        for name, least in (("strings", 1), ("iterations", 0), ("samples", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if not self.words:
+            raise ValueError("words must be at least one; got none")
+        for word in self.words:
+            if not VOCABULARY.encode(word):
+                raise ValueError("words must have at least one letter each; got an empty one")
+
+
+def analyze_run(
+    workdir: Path, analysis: GradientAnalysis, *, progress: Callable[[str], None]
+) -> JSON:
+    """All numbers of one run; every list over seeds has one entry a seed.
+
+    Args:
+        workdir: a run folder of the reversal task.
+        analysis: what to look at.
+        progress: told what is being computed.
+
+    Returns:
+        {"label", "workdir", "step", "seeds", "by_step": {"steps", statistic: [steps][seeds]},
+        "words": {step: {word: {"row_labels", "column_labels", "weights", "dlogits"}}},
+        "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
+        {statistic: [seeds]}}}, where step is "0" or the newest; None stands for what is not finite,
+        or not there without a softmax.
+
+    Raises:
+        ValueError: the folder holds no run, or none that can be read.
+    """
+    config, states = load_states(workdir)
+    loaded = {step: load() for step, load in states.items()}
+    newest, label = max(loaded), config.model.label
+    progress(f"{label}: gradients by step")
+    numbers: JSON = {
+        "label": label,
+        "workdir": str(workdir),
+        "step": newest,
+        "seeds": config.loop.seeds,
+        "by_step": _by_step(workdir, config, loaded),
+    }
+    looks = {str(step): loaded[step] for step in (0, newest)}
+    progress(f"{label}: weights and gradients of {', '.join(analysis.words)}")
+    look = jax.jit(functools.partial(_of_words, config, analysis.words))
+    numbers["words"] = {
+        step: _word_tables(config, analysis.words, look(state)) for step, state in looks.items()
+    }
+    progress(f"{label}: scales of the logits")
+    sweep = jax.jit(jax.vmap(functools.partial(_scale_sweep, config, analysis.strings)))
+    numbers["scale_sweep"] = {
+        "scales": _rounded(_SCALES),
+        **{step: _rounded(sweep(state.params)) for step, state in looks.items()},
+    }
+    if analysis.iterations:
+        progress(f"{label}: curvature of the loss")
+        curvature = jax.jit(functools.partial(_curvature, config, analysis))
+        numbers["curvature"] = {
+            step: _rounded(curvature(state.params)) for step, state in looks.items()
+        }
+    return numbers
+
+
+def _by_step(workdir: Path, config: ReversalConfig, states: dict[int, TrainState]) -> JSON:
+    """{"steps": [...], statistic: [[one number a seed] a step]}: logged, and of the checkpoints."""
+    task = reversal_task(config)
+    look = jax.jit(functools.partial(gradient_statistics, task, learning_statistics))
+    lines = {line.pop("step"): line for line in read_lines(RunFolder(workdir).gradients)}
+    for step, state in states.items():
+        if step not in lines:
+            lines[step] = {name: np.asarray(x).tolist() for name, x in look(state).items()}
+    steps = sorted(lines)
+    missing = [None] * config.loop.seeds
+    names = sorted({name for line in lines.values() for name in line})
+    table = {name: [_rounded(lines[step].get(name, missing)) for step in steps] for name in names}
+    return {"steps": steps, **table}
+
+
+def _cross_attention(config: ReversalConfig) -> str:
+    """The name of the last decoder layer's, whose score is under study."""
+    return f"decoder_{config.model.decoder_layers - 1}/cross_attention"
+
+
+def _of_words(config: ReversalConfig, words: tuple[str, ...], state: TrainState) -> dict[str, Any]:
+    """The first seed's cross-attention weights and their logits' gradients: [B, T, S]."""
+    params = jax.tree.map(lambda leaf: leaf[0], state.params)
+    loss, batch = reversal_task(config).loss, batch_of_words(words)
+    found = capture_gradients(loss, params, batch, jax.random.key(0))
+    name = _cross_attention(config)
+    return {
+        "weights": _mean_over_heads(found.attentions[name].weights),
+        "dlogits": _mean_over_heads(found.gradients[name].dlogits),
+    }
+
+
+def _mean_over_heads(pairs: Array | None) -> Array | None:
+    """[B, T, S] or [B, N, T, S] -> [B, T, S]"""
+    return pairs if pairs is None or pairs.ndim == 3 else jnp.mean(pairs, axis=1)
+
+
+def _word_tables(config: ReversalConfig, words: tuple[str, ...], found: dict[str, Any]) -> JSON:
+    """Each word's rows and columns, without padding if the model leaves it out."""
+    source = np.asarray(batch_of_words(words).source)
+    tables: JSON = {}
+    for index, word in enumerate(words):
+        keys = len(word) if config.model.mask_padding else source.shape[1]
+        rows = len(word) + 1
+        tables[word] = {
+            "row_labels": [*reversed(word), VOCABULARY.label(EOS)],
+            "column_labels": [VOCABULARY.label(token) for token in source[index, :keys]],
+            **{
+                name: None if pairs is None else _rounded(pairs[index, :rows, :keys])
+                for name, pairs in found.items()
+            },
+        }
+    return tables
+
+
+_SCALES = np.geomspace(1 / 64, 64, 37)
+
+
+def _scale_sweep(config: ReversalConfig, strings: int, params: Any) -> dict[str, Array] | None:
+    """The cross attention of one seed, were its logits all `_SCALES` times what they are: [n]."""
+    loss, batch = reversal_task(config).loss, _batch(config, strings)
+    found = capture_gradients(loss, params, batch, jax.random.key(0))
+    name = _cross_attention(config)
+    seen, doutput = found.attentions[name], found.gradients[name].doutput
+    if seen.logits is None or seen.mask is None:
+        return None
+    mask = seen.mask & jnp.any(doutput != 0, axis=-1)[..., None]
+    logits = jnp.where(mask, seen.logits, 0)
+    # Logits as they are: their dot product with unit vectors.
+    unit = jnp.eye(logits.shape[-1], dtype=logits.dtype)
+    sweep = logit_scale_sweep(
+        logits, unit, seen.value, doutput, jnp.asarray(_SCALES), score="dot", mask=mask
+    )
+    variance = logit_variance(logits, mask, per_row=True)
+    return {
+        "logit_sd": jnp.sqrt(jnp.mean(variance, where=jnp.any(mask, axis=-1))),
+        "jacobian_norm": sweep.jacobian_norm,
+        "entropy": sweep.entropy,
+    }
+
+
+def _curvature(config: ReversalConfig, analysis: GradientAnalysis, params: Any) -> dict[str, Array]:
+    """Of the loss of one batch in all parameters: [seeds] each."""
+    loss, batch = reversal_task(config).loss, _batch(config, analysis.strings)
+    rngs = jax.random.split(jax.random.key(0))
+
+    def one_seed(params: Any) -> dict[str, Array]:
+        def of_params(params: Any) -> Array:
+            return loss(params, batch, jax.random.key(0))[0]
+
+        edges = hessian_spectrum_edges(
+            of_params, params, rngs[0], iterations=analysis.iterations, outer="forward"
+        )
+        trace = hessian_trace(of_params, params, rngs[1], samples=analysis.samples)
+        return {
+            "largest": edges.largest,
+            "largest_error": edges.residuals[-1],
+            "smallest": edges.smallest,
+            "smallest_error": edges.residuals[0],
+            "trace": trace.mean,
+            "trace_error": trace.standard_error,
+        }
+
+    return jax.vmap(one_seed)(params)
+
+
+def _batch(config: ReversalConfig, strings: int) -> Any:
+    return random_batch(
+        jax.random.key(0),
+        vocabulary=config.drawn,
+        batch_size=strings,
+        min_length=config.min_length,
+        max_length=config.max_length,
+    )
+
+
+def _rounded(numbers: Any) -> Any:
+    """As nested lists of floats with six digits; None where a number is not finite."""
+    if numbers is None:
+        return None
+    if isinstance(numbers, dict):
+        return {name: _rounded(value) for name, value in numbers.items()}
+    array = np.asarray(numbers, np.float64)  # of None, NaN
+    if array.ndim:
+        return [_rounded(row) for row in array]
+    return float(f"{array:.6g}") if np.isfinite(array) else None

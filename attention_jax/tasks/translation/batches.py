@@ -1,0 +1,218 @@
+"""Batches of sentence pairs: few shapes, and each epoch a function of (seed, epoch)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_jax.core.checks import check_integer
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.translation.parallel_text import ParallelText
+from attention_jax.tasks.translation.subwords import Subwords
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+
+Ids = list[int]
+
+
+class Pairs(NamedTuple):
+    """Sentences as ids, EOS last, and how many there were that are none of them."""
+
+    source: list[Ids]
+    target: list[Ids]
+    skipped_empty: int  # without text on one side or both
+    skipped_long: int  # with more subwords than a sentence may have
+
+
+class Bucket(NamedTuple):
+    """Pairs of similar length, whose batches have one shape."""
+
+    rows: np.ndarray  # int [n], which pairs
+    source_width: int  # S, the longest of them
+    target_width: int  # T
+    batch_size: int  # B
+    batches: int  # an epoch
+
+
+def encode_pairs(text: ParallelText, source: Subwords, target: Subwords, max_tokens: int) -> Pairs:
+    """The pairs that are to be learned from.
+
+    Args:
+        text: all pairs.
+        source: subwords of the source.
+        target: subwords of the target.
+        max_tokens: most subwords of a sentence, EOS not counted.
+
+    Raises:
+        ValueError: none is left.
+    """
+    check_integer("max_tokens", max_tokens)
+    kept: tuple[list[Ids], list[Ids]] = ([], [])
+    empty = long = 0
+    encoded = (source.encode(text.source), target.encode(text.target))
+    for pair in zip(*encoded, strict=True):
+        if not all(pair):
+            empty += 1
+        elif max(map(len, pair)) > max_tokens:
+            long += 1
+        else:
+            for side, ids in zip(kept, pair, strict=True):
+                side.append([*ids, EOS])
+    if not kept[0]:
+        raise ValueError(
+            f"no pair of sentences is left to learn from: {empty} have an empty side, and {long}"
+            f" have more than max_tokens {max_tokens} subwords"
+        )
+    return Pairs(*kept, empty, long)
+
+
+class Batches:
+    """Batches without end: those of an epoch hold each pair once, in an order of its own.
+
+    Pairs are put in buckets by length, so that padding is little and shapes are few: XLA compiles
+    one program a shape. Which bucket a batch is from depends on the epoch alone, so that several
+    seeds can be trained at once; which pairs are in it depends on (seed, epoch). Nothing else does:
+    a run can stop anywhere and go on, and the number of steps done is all the state there is.
+
+    Args:
+        pairs: what is to be learned from.
+        tokens: of a batch at most, padding and both sides counted, but one pair at least; rows
+            that `multiple_of` adds are not counted.
+        buckets: how many at most.
+        multiple_of: numbers of pairs are multiples of this, filled up with empty ones: which pairs
+            are in a batch does not depend on it.
+    """
+
+    def __init__(self, pairs: Pairs, *, tokens: int, buckets: int = 6, multiple_of: int = 1):
+        for name, number in (
+            ("tokens", tokens),
+            ("buckets", buckets),
+            ("multiple_of", multiple_of),
+        ):
+            check_integer(name, number)
+        self._pairs = pairs
+        self.buckets = _buckets(pairs, tokens, buckets, multiple_of)
+        self.steps_per_epoch = sum(bucket.batches for bucket in self.buckets)
+        self._epoch = functools.lru_cache(maxsize=16)(self._drawn_epoch)  # a few seeds' epochs
+
+    @property
+    def real_tokens(self) -> int:
+        """Of an epoch, both sides, EOS included, padding not."""
+        return sum(len(ids) for side in (self._pairs.source, self._pairs.target) for ids in side)
+
+    @property
+    def padded_tokens(self) -> int:
+        """Of an epoch, padding included."""
+        return sum(
+            bucket.batches * bucket.batch_size * (bucket.source_width + bucket.target_width)
+            for bucket in self.buckets
+        )
+
+    def batch(self, seed: int, step: int) -> Batch:
+        """What a seed learns from in a step, as NumPy arrays; rows that are left over are empty."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        bucket, rows = self._epoch(seed, epoch)[index]
+        shape = self.buckets[bucket]
+        source, target = ([side[row] for row in rows] for side in self._pairs[:2])
+        return padded_batch(
+            source, target, shape.batch_size, shape.source_width, shape.target_width
+        )
+
+    def _drawn_epoch(self, seed: int, epoch: int) -> list[tuple[int, np.ndarray]]:
+        """Each batch's bucket, and its pairs."""
+        parts: list[Iterator[np.ndarray]] = []
+        for number, bucket in enumerate(self.buckets):
+            order = _shuffled(len(bucket.rows), seed, epoch, number)
+            # Parts that differ by one pair at most: no batch is a small rest.
+            parts.append(iter(np.array_split(bucket.rows[order], bucket.batches)))
+        turns = np.repeat(np.arange(len(parts)), [bucket.batches for bucket in self.buckets])
+        turns = turns[_shuffled(len(turns), 0, epoch, len(parts))]
+        return [(int(turn), next(parts[turn])) for turn in turns]
+
+
+def padded_batch(
+    source: Sequence[Ids],
+    target: Sequence[Ids],
+    batch_size: int,
+    source_width: int,
+    target_width: int,
+) -> Batch:
+    """A `Batch` of NumPy arrays; sentences have their EOS already, and rows without one follow."""
+    targets = _padded(target, batch_size, target_width)
+    inputs = np.concatenate([np.full((batch_size, 1), SOS, np.int32), targets[:, :-1]], axis=1)
+    arrays: Any = {
+        "source": _padded(source, batch_size, source_width),
+        "source_lengths": _lengths(source, batch_size),
+        "target_inputs": np.where(inputs == EOS, PAD, inputs),
+        "targets": targets,
+        "target_lengths": _lengths(target, batch_size),
+    }
+    return Batch(**arrays)
+
+
+def padded_sources(source: Sequence[Ids], batch_size: int, width: int) -> Any:
+    """(int32 [batch_size, width], lengths int32 [batch_size]), to be translated."""
+    return _padded(source, batch_size, width), _lengths(source, batch_size)
+
+
+def best_widths(lengths: np.ndarray, count: int) -> list[int]:
+    """At most `count` widths to which lengths are padded with the fewest tokens, rising.
+
+    Dynamic programming over the lengths that occur.
+
+    >>> best_widths(np.array([3, 3, 4, 9, 10]), 2)
+    [4, 10]
+    """
+    sizes, numbers = np.unique(lengths, return_counts=True)
+    up_to = np.concatenate([[0], np.cumsum(numbers)])
+    # cost[j]: of the j smallest sizes in as many buckets as rounds were made; from[j]: the cut.
+    cost = np.concatenate([[0], np.full(len(sizes), np.inf)])
+    cuts: list[np.ndarray] = []
+    for _ in range(min(count, len(sizes))):
+        added = sizes[None, :] * (up_to[None, 1:] - up_to[:-1, None])  # [from, to]
+        added = np.where(np.tri(len(sizes), dtype=bool).T, added, np.inf)
+        totals = cost[:-1, None] + added
+        cuts.append(np.argmin(totals, axis=0))
+        cost = np.concatenate([[np.inf], np.min(totals, axis=0)])
+    widths, end = [], len(sizes)
+    for cut in reversed(cuts):
+        widths.append(int(sizes[end - 1]))
+        end = int(cut[end - 1])
+    return widths[::-1]
+
+
+def _buckets(pairs: Pairs, tokens: int, count: int, multiple_of: int) -> tuple[Bucket, ...]:
+    sides = [np.array([len(ids) for ids in side]) for side in pairs[:2]]
+    longer = np.maximum(*sides)
+    buckets, shorter_than = [], 0
+    for width in best_widths(longer, count):
+        rows = np.flatnonzero((longer > shorter_than) & (longer <= width))
+        source_width, target_width = (int(side[rows].max()) for side in sides)
+        most = max(1, tokens // (source_width + target_width))
+        batches = -(-len(rows) // most)
+        batch_size = -(-len(rows) // batches)
+        batch_size = -(-batch_size // multiple_of) * multiple_of
+        buckets.append(Bucket(rows, source_width, target_width, batch_size, batches))
+        shorter_than = width
+    return tuple(buckets)
+
+
+def _shuffled(count: int, *key: int) -> np.ndarray:
+    """A permutation that depends on the key alone, in any version of NumPy."""
+    entropy = np.random.SeedSequence(list(key))
+    return np.argsort(np.random.Philox(entropy).random_raw(count), kind="stable")
+
+
+def _padded(rows: Sequence[Ids], batch_size: int, width: int) -> np.ndarray:
+    padded = np.full((batch_size, width), PAD, np.int32)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded
+
+
+def _lengths(rows: Sequence[Ids], batch_size: int) -> np.ndarray:
+    lengths = np.zeros(batch_size, np.int32)
+    lengths[: len(rows)] = [len(row) for row in rows]
+    return lengths

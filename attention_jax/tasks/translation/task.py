@@ -1,0 +1,343 @@
+"""The translation task: settings, text and subwords, loss, optimiser, and a run in a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from attention_jax.core.checks import check_choice, check_integer, checked_fraction
+from attention_jax.nn import seq2seq_params
+from attention_jax.nn.placement import PositionConfig
+from attention_jax.nn.seq2seq import Seq2Seq
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.translation.batches import Batches, encode_pairs
+from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
+from attention_jax.tasks.translation.subwords import Subwords
+from attention_jax.training.linear_cross_entropy import LinearCrossEntropy, linear_cross_entropy
+from attention_jax.training.loop import LoopConfig, Task, never_drawn
+from attention_jax.training.losses import real_tokens
+
+Array = jax.Array
+Params = Any
+JSON = dict[str, Any]
+
+Sharing = Literal["joint", "separate"]
+Schedule = Literal["inverse-sqrt", "cosine"]
+Precision = Literal["float32", "bfloat16"]
+ValidationMetric = Literal["bleu", "loss"]
+
+MODEL = Seq2SeqConfig(
+    heads=4,
+    dim=128,
+    hidden_dim=512,
+    encoder_layers=3,
+    decoder_layers=3,
+    dropout_rate=0.2,
+    tied_embeddings="all",
+)
+LOOP = LoopConfig(seeds=1, steps=9000, log_every=25, checkpoint_every=500, keep=5, keep_best=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationConfig:
+    """Settings of one training run; all defaults stand here and in the two parts.
+
+    Attributes:
+        source: sentences to translate, one a line, UTF-8, plain or .gz.
+        target: their translations, line by line.
+        validation_source: sentences that are not learned from, to validate with at each
+            checkpoint; None for no validation.
+        validation_target: their translations.
+        vocabulary: subwords of both languages together ("joint"), or of each alone ("separate").
+        vocabulary_size: of each vocabulary: subwords, the 256 bytes and 4 special ones.
+        max_tokens: pairs with a longer side, in subwords, are not learned from.
+        model: the model.
+        loop: steps, seeds, checkpoints.
+        batch_tokens: subwords of a batch at most, both sides and padding.
+        buckets: shapes of batches at most: each is compiled once, and more have less padding.
+        learning_rate: Adam's highest rate.
+        warmup_steps: updates over which it rises from 0.
+        schedule: how it falls: as 1 / sqrt(updates) ("inverse-sqrt"), or along a cosine to 0 at the
+            last step.
+        clip_norm: the gradient's norm is clipped to this.
+        weight_decay: of AdamW, times the rate; 0 for Adam.
+        accumulate: batches whose mean gradient makes one update.
+        label_smoothing: see `linear_cross_entropy`.
+        precision: what products are computed in; parameters and sums are float32.
+        validation_metric: by which of the validation's numbers the best checkpoint is chosen.
+        patience: checkpoints without a better one after which training stops; None for never.
+
+    Raises:
+        ValueError: a setting is out of range, or settings do not go together.
+    """
+
+    source: Path
+    target: Path
+    validation_source: Path | None = None
+    validation_target: Path | None = None
+    vocabulary: Sharing = "joint"
+    vocabulary_size: int = 4000
+    max_tokens: int = 60
+    model: Seq2SeqConfig = MODEL
+    loop: LoopConfig = LOOP
+    batch_tokens: int = 2560
+    buckets: int = 8
+    learning_rate: float = 2e-3
+    warmup_steps: int = 1000
+    schedule: Schedule = "inverse-sqrt"
+    clip_norm: float = 1.0
+    weight_decay: float = 0.0
+    accumulate: int = 1
+    label_smoothing: float = 0.1
+    precision: Precision = "float32"
+    validation_metric: ValidationMetric = "bleu"
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("score", "self_attention_score"):
+            if not isinstance(getattr(self.model, name), str | None):
+                raise ValueError(
+                    f"model.{name} must be a name, for config.json to hold it;"
+                    f" got {getattr(self.model, name)!r}"
+                )
+        if (self.validation_source is None) != (self.validation_target is None):
+            raise ValueError(
+                "validation_source and validation_target must be given both or neither; got"
+                f" {self.validation_source} and {self.validation_target}"
+            )
+        for name, choices in (
+            ("vocabulary", Sharing), ("schedule", Schedule), ("precision", Precision),
+            ("validation_metric", ValidationMetric),
+        ):  # fmt: skip
+            check_choice(name, getattr(self, name), choices)
+        if self.vocabulary == "separate" and self.model.tied_embeddings == "all":
+            raise ValueError(
+                "tied_embeddings must be output or none with separate vocabularies; got all"
+            )
+        for name in ("vocabulary_size", "max_tokens", "batch_tokens", "buckets", "accumulate"):
+            check_integer(name, getattr(self, name))
+        check_integer("warmup_steps", self.warmup_steps, 0)
+        for name in ("learning_rate", "clip_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be greater than 0; got {getattr(self, name)}")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must be at least 0; got {self.weight_decay}")
+        checked_fraction("label_smoothing", self.label_smoothing)
+        if self.patience is not None:
+            check_integer("patience", self.patience)
+            if self.validation_source is None:
+                raise ValueError(
+                    "patience needs validation_source and validation_target; got neither"
+                )
+        self.model.positions.check_room(self.max_tokens + 1)
+
+    @property
+    def vocabulary_sizes(self) -> tuple[int, int]:
+        """Of the source, of the target."""
+        return self.vocabulary_size, self.vocabulary_size
+
+    def to_json(self) -> JSON:
+        """For config.json."""
+        content: JSON = json.loads(json.dumps(dataclasses.asdict(self), default=str))
+        return {"task": "translation", **content}
+
+    @classmethod
+    def from_json(cls, content: JSON) -> TranslationConfig:
+        """What `to_json` made."""
+        try:
+            if content.get("task") != "translation":
+                raise ValueError("config.json is not that of a translation run")
+            fields = {name: value for name, value in content.items() if name in _FIELDS}
+            fields |= {name: Path(fields[name]) for name in ("source", "target")}
+            for name in ("validation_source", "validation_target"):
+                value = fields.get(name)
+                fields[name] = None if value is None else Path(value)
+            positions = PositionConfig(**fields["model"].get("positions", {}))
+            model = Seq2SeqConfig(**{**fields["model"], "positions": positions})
+            return cls(**{**fields, "model": model, "loop": LoopConfig(**fields["loop"])})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"config.json is not that of a translation run: {error}") from error
+
+
+_FIELDS = {field.name for field in dataclasses.fields(TranslationConfig)}
+
+
+class Vocabularies(NamedTuple):
+    """Subwords of the source and of the target; one and the same if they are joint."""
+
+    source: Subwords
+    target: Subwords
+
+    @classmethod
+    def learned(cls, config: TranslationConfig, text: ParallelText) -> Vocabularies:
+        """From the text that is trained on.
+
+        Raises:
+            ValueError: it has not so many subwords, or more letters.
+        """
+        if config.vocabulary == "joint":
+            joint = Subwords.learned([*text.source, *text.target], config.vocabulary_size)
+            return cls(joint, joint)
+        return cls(*(Subwords.learned(side, config.vocabulary_size) for side in text))
+
+    @staticmethod
+    def names(config: TranslationConfig) -> list[str]:
+        """Of the files in which a run's folder keeps them."""
+        if config.vocabulary == "joint":
+            return ["subwords.model"]
+        return ["source_subwords.model", "target_subwords.model"]
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Those files."""
+        if self.source is self.target:
+            return {"subwords.model": self.source.model}
+        return {
+            "source_subwords.model": self.source.model,
+            "target_subwords.model": self.target.model,
+        }
+
+    @classmethod
+    def kept(cls, config: TranslationConfig, folder: Path) -> Vocabularies:
+        """Those of a run's folder.
+
+        Raises:
+            ValueError: they are not there, or damaged.
+        """
+        found = [
+            _kept_subwords(folder / name, config.vocabulary_size) for name in cls.names(config)
+        ]
+        return cls(found[0], found[-1])
+
+
+def _kept_subwords(path: Path, size: int) -> Subwords:
+    try:
+        found = Subwords(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if found.size != size:
+        raise ValueError(f"{path} must have {size} subwords; it has {found.size}")
+    return found
+
+
+def read_text(config: TranslationConfig) -> tuple[ParallelText, ParallelText | None]:
+    """What is trained on, and what is validated with.
+
+    Raises:
+        ValueError: see `read_parallel_text`.
+    """
+    text = read_parallel_text(config.source, config.target)
+    if config.validation_source is None or config.validation_target is None:
+        return text, None
+    return text, read_parallel_text(config.validation_source, config.validation_target)
+
+
+def training_batches(
+    config: TranslationConfig, text: ParallelText, vocabularies: Vocabularies, multiple_of: int = 1
+) -> tuple[Batches, str]:
+    """Batches of the text, and what there is to say of it."""
+    pairs = encode_pairs(text, *vocabularies, config.max_tokens)
+    batches = Batches(
+        pairs, tokens=config.batch_tokens, buckets=config.buckets, multiple_of=multiple_of
+    )
+    padding = 1 - batches.real_tokens / batches.padded_tokens
+    skipped = "".join(
+        f"; {count} skipped, {why}"
+        for count, why in (
+            (pairs.skipped_empty, "one side empty"),
+            (pairs.skipped_long, f"longer than max_tokens {config.max_tokens}"),
+        )
+        if count
+    )
+    return batches, (
+        f"{len(pairs.source)} pairs of sentences{skipped}; {batches.steps_per_epoch} batches an"
+        f" epoch, of {len(batches.buckets)} shapes; {batches.real_tokens} subwords,"
+        f" {padding:.0%} of the batches is padding"
+    )
+
+
+def translation_task(config: TranslationConfig, batches: Batches | None = None) -> Task:
+    """Initialisation, loss and batches, as `training.loop` wants them."""
+
+    def init(rng: Array) -> Params:
+        source_size, target_size = config.vocabulary_sizes
+        return seq2seq_params.initial_params(config.model, target_size, rng, source_size)
+
+    def loss(params: Params, batch: Batch, rng: Array) -> tuple[Array, dict[str, Array]]:
+        found, tokens = sums_of(config, params, batch, rng)
+        return found.loss / tokens, {
+            "negative_log_likelihood": found.negative_log_likelihood / tokens,
+            "accuracy": found.right / tokens,
+        }
+
+    return Task(init, never_drawn, loss, None if batches is None else batches.batch)
+
+
+def sums_of(
+    config: TranslationConfig, params: Params, batch: Batch, rng: Array | None
+) -> tuple[LinearCrossEntropy, Array]:
+    """The loss and more, summed over the target's subwords with EOS; and how many those are."""
+    model = bind(config, params)
+    features = model.features(
+        batch.source, batch.source_lengths, batch.target_inputs, dropout_rng=rng
+    )
+    real = real_tokens(batch.target_lengths, batch.targets.shape[1]).astype(jnp.float32)
+    found = linear_cross_entropy(
+        features.reshape(-1, features.shape[-1]), *seq2seq_params.output_layer(model),
+        batch.targets.reshape(-1), real.reshape(-1), label_smoothing=config.label_smoothing,
+    )  # fmt: skip
+    return found, jnp.maximum(jnp.sum(real), 1)
+
+
+def bind(config: TranslationConfig, params: Params) -> Seq2Seq:
+    """The model with given parameters, in the precision that it computes with."""
+    dtype = jnp.dtype(config.precision)
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(dtype), params)
+    source_size, target_size = config.vocabulary_sizes
+    return seq2seq_params.bind(config.model, params, target_size, source_size)
+
+
+def optimizer(config: TranslationConfig) -> optax.GradientTransformation:
+    """Clipping, then Adam with a warm-up, one update for every `accumulate` batches."""
+    updates = -(-config.loop.steps // config.accumulate)
+    chain = optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(
+            rate_schedule(config, updates), b2=0.98, eps=1e-9, weight_decay=config.weight_decay
+        ),
+    )
+    if config.accumulate == 1:
+        return chain
+    steps = optax.MultiSteps(chain, config.accumulate)
+    return optax.GradientTransformation(steps.init, steps.update)
+
+
+def rate_schedule(config: TranslationConfig, updates: int) -> optax.Schedule:
+    """The rate after so many updates.
+
+    Source: Vaswani et al. 2017, section 5.3, for "inverse-sqrt" and Adam's constants.
+    """
+    warmup = config.warmup_steps
+    if config.schedule == "cosine":
+        return optax.warmup_cosine_decay_schedule(
+            0.0 if warmup else config.learning_rate,
+            config.learning_rate,
+            warmup,
+            max(updates, warmup + 1),
+        )
+
+    def inverse_sqrt(count: Array) -> Array:
+        done = jnp.asarray(count, jnp.float32) + 1.0
+        reference = float(max(warmup, 1))
+        return config.learning_rate * jnp.minimum(done / reference, jnp.sqrt(reference / done))
+
+    return inverse_sqrt

@@ -1,0 +1,225 @@
+"""What `capture` sees of modules, against what they say of their weights themselves."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import quick_jit
+from flax import nnx
+
+import attention_jax as aj
+from attention_jax import nn
+from attention_jax.analysis import capture
+from attention_jax.functional.interop import dot_product_attention, flax_attention_fn
+from attention_jax.functional.local import monotonic_centers
+from attention_jax.nn.cross_attention import CrossAttention, CrossAttentionConfig
+
+B, T, S, D = 2, 5, 7, 6
+LENGTHS = jnp.array([7, 4])
+NAMES = ["encoder_0/self_attention", "decoder_0/self_attention", "decoder_0/cross_attention"]
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def captured(function, *args, **kwargs):
+    return quick_jit(lambda *args: capture(function, *args, **kwargs))(*args)
+
+
+def close(got, expected, tolerance=1e-6):
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+# --- heads are one axis ---
+
+
+def test_grouped_heads():
+    attend = nn.MultiHeadAttention("additive", D, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
+    x, y = normal(0, B, T, D), normal(1, B, S, D)
+    mask = np.random.default_rng(2).random((B, 6, T, S)) < 0.6
+
+    @quick_jit
+    def both(x, y):
+        found = capture(attend, x, y, mask=mask, return_weights=True)
+        return found, attend(x, y, mask=mask), jnp.swapaxes(attend.key(y), 1, 2)
+
+    ((output, weights), attentions), expected, keys = both(x, y)
+    close(output, expected)
+    seen = attentions["attention"]
+    assert seen.weights.shape == seen.logits.shape == (B, 6, T, S)
+    close(seen.weights, weights)
+    np.testing.assert_array_equal(seen.mask, mask)
+    np.testing.assert_array_equal(np.isneginf(seen.logits), ~mask)
+    assert seen.statistics.entropy.shape == (B, 6, T)
+    # Query heads 0, 1, 2 read the first head of keys.
+    close(seen.key, np.repeat(keys, 3, axis=1))
+    assert seen.query.shape == seen.output.shape == (B, 6, T, 1)
+    close(seen.output, jnp.matmul(seen.weights, seen.value))
+
+
+def test_a_cache_is_seen_with_room_to_spare():
+    attend = nn.MultiHeadAttention("scaled", D, num_heads=2, rngs=nnx.Rngs(0))
+    x = normal(0, B, 3, D)
+
+    @quick_jit
+    def both(x):
+        _, attentions = capture(attend.extend, x, attend.empty_cache((B,), 4))
+        return attentions["attention"], attend(x, mask=aj.causal_mask(), return_weights=True)
+
+    seen, (_, expected) = both(x)
+    weights = seen.weights
+    assert weights.shape == (B, 2, 3, 4)
+    close(weights[..., :3], expected)
+    assert not np.any(weights[..., 3])
+
+
+def test_inside_of_flaxs_multi_head_attention():
+    """Flax's own weights, of a layer with the same parameters, are the other side."""
+    theirs, ours = (
+        nnx.MultiHeadAttention(3, D, num_kv_heads=1, decode=False, rngs=nnx.Rngs(0), **own)
+        for own in ({}, {"attention_fn": flax_attention_fn()})
+    )
+    x, y = normal(0, B, T, D), normal(1, B, S, D)
+    mask = np.random.default_rng(2).random((B, 3, T, S)) < 0.6
+    mask[..., 0] = True  # no row without keys: there the two differ
+
+    @quick_jit
+    def both(x, y):
+        found = capture(ours, x, y, mask=mask)
+        copied = nnx.clone(theirs)  # what Flax changes has to be made while tracing
+        return found, nnx.capture(copied, nnx.Intermediate)(x, y, mask=mask, sow_weights=True)
+
+    with jax.numpy_rank_promotion("allow"):  # Flax relies on it
+        (output, attentions), (expected, sown) = both(x, y)
+    close(output, expected)
+    (weights,) = jax.tree.leaves(sown)
+    close(attentions["attention"].weights, weights)
+
+
+def test_inside_of_the_door_shaped_like_jax_nn():
+    query, key = normal(0, B, T, 6, D), normal(1, B, S, 2, D)
+    _, attentions = captured(dot_product_attention, query, key, key, is_causal=True)
+    logits = np.einsum("btnd,bsnd->bnts", query, np.repeat(key, 3, axis=2)) / np.sqrt(D)
+    logits = np.where(np.tri(T, S, dtype=bool), logits, -np.inf)
+    close(attentions["attention"].logits, logits, 1e-5)
+
+
+# --- other kinds of attention ---
+
+
+def kinds():
+    query, key = normal(0, B, T, D), normal(1, B, S, D)
+    local = {"centers": monotonic_centers(T), "radius": 1}
+    coverage = {"score": "dot", "coverage_kernel": normal(2, D)}
+    return {
+        "local-m": (
+            lambda: (
+                aj.local_attention(query, key, key, **local),
+                aj.local_attention_weights(query, key, **local),
+            ),
+            True,
+        ),
+        "coverage": (lambda: aj.coverage_attention(query, key, key, **coverage)[:2], False),
+        "monotonic": (lambda: aj.monotonic_attention(query, key, key, score="dot"), False),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_other_kinds(kind):
+    function, has_softmax = kinds()[kind]
+    (output, weights), attentions = captured(function)
+    assert list(attentions) == ["attention"]
+    seen = attentions["attention"]
+    close(seen.weights, weights)
+    np.testing.assert_array_equal(seen.output, output)
+    assert (seen.logits is not None) == (seen.statistics is not None) == has_softmax
+    assert seen.mask.shape == (B, T, S)
+    assert bool(seen.mask.all()) != has_softmax
+
+
+def test_local_p_is_seen_once_and_before_its_gaussian():
+    query, key = normal(0, B, T, D), normal(1, B, S, D)
+    centers = jnp.abs(normal(2, B, T))
+    attend = functools.partial(aj.local_attention, centers=centers, radius=2, sigma=1.0)
+
+    @quick_jit
+    def both(query, key):
+        found = capture(attend, query, key, key)
+        weights = aj.local_attention_weights(query, key, centers=centers, radius=2, sigma=1.0)
+        return found, attend(query, key, key), weights
+
+    (output, attentions), expected, weights = both(query, key)
+    close(output, expected)
+    assert list(attentions) == ["attention"]  # its second pass, for the normaliser, is not one
+    seen = attentions["attention"]
+    close(seen.weights, weights / weights.sum(-1, keepdims=True))
+    assert np.all(weights.sum(-1) < 0.99)
+
+
+@pytest.mark.parametrize("kind", ["local-m", "local-p", "coverage", "monotonic"])
+def test_decoders_with_other_kinds(kind):
+    config = CrossAttentionConfig(attention=kind, radius=1)
+    attend = CrossAttention("general", D, D, config, rngs=nnx.Rngs(0))
+    (_, weights, _), attentions = captured(
+        attend, normal(0, B, T, D), normal(1, B, S, D), source_lengths=LENGTHS,
+        mask=aj.padding_mask(LENGTHS), return_weights=True,
+    )  # fmt: skip
+    (seen,) = attentions.values()
+    if kind == "local-p":
+        sums = weights.sum(-1, keepdims=True)
+        weights = weights / jnp.where(sums == 0, 1, sums)
+    close(seen.weights, weights)
+    assert not np.any(seen.mask[1, :, 4:])
+    assert seen.mask.any()
+
+
+# --- models ---
+
+
+@functools.cache
+def model():
+    config = nn.Seq2SeqConfig(score="additive", heads=2, dim=D, hidden_dim=3)
+    return nn.Seq2Seq(config, 11, rngs=nnx.Rngs(0))
+
+
+def batch():
+    rng = np.random.default_rng(3)
+    return (
+        jnp.asarray(rng.integers(1, 11, (B, S))),
+        LENGTHS,
+        jnp.asarray(rng.integers(1, 11, (B, T))),
+    )
+
+
+@pytest.mark.parametrize("checkpoint_blocks", [False, True])
+def test_seq2seq(checkpoint_blocks):
+    seq2seq, names = nnx.clone(model()), []
+    seq2seq.config = dataclasses.replace(seq2seq.config, checkpoint_blocks=checkpoint_blocks)
+
+    @quick_jit
+    def all_ways(*batch):
+        found = capture(seq2seq, *batch, return_weights=True)
+        names.extend(found.attentions)
+        encoder = seq2seq.encode(*batch[:2], return_weights=True)[1]
+        return found, seq2seq(*batch), encoder
+
+    ((logits, weights), attentions), expected, encoder = all_ways(*batch())
+    assert names == NAMES  # in the order of computation, which `jax.jit` does not keep
+    close(logits, expected, 1e-5)
+    # The module gives means over heads, of each layer.
+    close(attentions[NAMES[2]].weights.mean(1), weights[0])
+    close(attentions[NAMES[0]].weights, encoder[0])
+    allowed = np.broadcast_to(np.tri(T, dtype=bool), (B, 2, T, T))
+    np.testing.assert_array_equal(attentions[NAMES[1]].mask, allowed)
+
+
+def test_decoding_in_a_while_loop_is_refused():
+    source, lengths, _ = batch()
+    decode = functools.partial(model().greedy_decode, max_length=3, sos=1, eos=2, pad=0)
+    with pytest.raises(NotImplementedError, match="attention inside a while"):
+        jax.eval_shape(lambda *batch: capture(decode, *batch).output, source, lengths)

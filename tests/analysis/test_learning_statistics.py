@@ -1,0 +1,179 @@
+"""What is watched while a model learns, against NumPy and against the model's own weights."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import quick_jit
+
+import attention_jax as aj
+from attention_jax.analysis.learning_statistics import learning_statistics
+from attention_jax.nn import Seq2SeqConfig
+from attention_jax.tasks.reversal.task import ReversalConfig, reversal_task
+
+B, T, S, D, DV = 2, 5, 7, 3, 2
+OF_ANY = ("entropy", "largest_weight", "saturation")
+OF_SOFTMAX = ("logit_sd", "jacobian_norm", "dlogits_norm")
+KEYS = np.array([7, 4])  # real keys of each example
+QUERIES = np.array([3, 5])  # and queries
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def params():
+    # Sharp enough for some rows to be saturated, and not all.
+    return {"first": {"kernel": 3 * normal(0, D, D)}, "second": {"value": normal(1, S, DV)}}
+
+
+def inputs():
+    return normal(2, B, T, D), normal(3, B, S, D)
+
+
+def output_of(params, query, key, allowed):
+    return aj.attention(
+        query, key, params["second"]["value"], score="general", params=params["first"],
+        mask=allowed,
+    )  # fmt: skip
+
+
+def loss(params, query, key, allowed, counted):
+    output = output_of(params, query, key, allowed)
+    return jnp.sum(jnp.where(counted[..., None], output**2, 0)) / 2
+
+
+def masks(empty_row):
+    """Which keys are seen, and which queries the loss depends on."""
+    allowed = np.broadcast_to((np.arange(S) < KEYS[:, None])[:, None, :], (B, T, S)).copy()
+    if empty_row:
+        allowed[1, 2] = False
+    return allowed, np.arange(T) < QUERIES[:, None]
+
+
+def by_hand(params, query, key, allowed, counted):
+    """Row by row; of a row without keys there is nothing to say."""
+    kernel, value = params["first"]["kernel"], params["second"]["value"]
+    rows = {name: [] for name in (*OF_ANY, *OF_SOFTMAX)}
+    total, dkernel, dvalue = 0.0, np.zeros((D, D)), np.zeros((S, DV))
+    for b, i in np.ndindex(B, T):
+        keys = np.flatnonzero(allowed[b, i])
+        if not counted[b, i] or not keys.size:
+            continue
+        logits = query[b, i] @ kernel @ key[b, keys].T
+        weights = np.exp(logits - logits.max())
+        weights /= weights.sum()
+        output = weights @ value[keys]
+        total += np.sum(output**2) / 2
+        jacobian = np.diag(weights) - np.outer(weights, weights)
+        dlogits = jacobian @ value[keys] @ output
+        dvalue[keys] += np.outer(weights, output)
+        dkernel += np.outer(query[b, i], dlogits @ key[b, keys])
+        rows["entropy"].append(-np.sum(weights * np.log(np.where(weights, weights, 1))))
+        rows["largest_weight"].append(weights.max())
+        rows["saturation"].append(weights.max() > 0.99)
+        rows["logit_sd"].append(np.var(logits))
+        rows["jacobian_norm"].append(np.linalg.norm(jacobian))
+        rows["dlogits_norm"].append(np.linalg.norm(dlogits))
+    means = {f"attention/{name}": np.mean(of_rows) for name, of_rows in rows.items()}
+    means["attention/logit_sd"] = np.sqrt(means["attention/logit_sd"])
+    return {
+        "loss": total,
+        "gradient_norm/first/kernel": np.linalg.norm(dkernel),
+        "gradient_norm/second/value": np.linalg.norm(dvalue),
+        **means,
+    }
+
+
+def assert_close(got, expected, rtol):
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        assert got[name].shape == np.shape(value), name
+        np.testing.assert_allclose(got[name], value, rtol=rtol, err_msg=name)
+
+
+@pytest.mark.parametrize("empty_row", [False, True])
+def test_row_by_row(empty_row):
+    """Neither padded queries nor one without keys count."""
+    with jax.enable_x64(True):
+        arguments = (params(), *inputs(), *masks(empty_row))
+        expected = by_hand(*arguments)
+        assert 0 < expected["attention/saturation"] < 1
+        assert_close(
+            quick_jit(lambda *x: learning_statistics(loss, *x))(*arguments), expected, 1e-10
+        )
+
+
+def test_what_stands_in_padding_does_not_matter():
+    with jax.enable_x64(True):
+        (query, key), (allowed, counted) = inputs(), masks(False)
+        noisy = np.where(counted[..., None], query, 100 * normal(5, B, T, D))
+        dirty = np.where((np.arange(S) < KEYS[:, None])[..., None], key, np.nan)
+        statistics = quick_jit(lambda *x: learning_statistics(loss, *x))
+        expected = statistics(params(), query, key, allowed, counted)
+        assert_close(statistics(params(), noisy, dirty, allowed, counted), expected, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("depth", "groups"),
+    [(0, [""]), (1, ["first", "second"]), (None, ["first/kernel", "second/value"])],
+)
+def test_groups_of_parameters(depth, groups):
+    arguments = jax.tree.map(lambda x: x.astype(np.float32), (params(), *inputs()))
+    got = quick_jit(lambda *x: learning_statistics(loss, *x, *masks(False), depth=depth))(
+        *arguments
+    )
+    norms = {name: value for name, value in got.items() if name.startswith("gradient_norm/")}
+    assert list(norms) == [f"gradient_norm/{group}" for group in groups]
+    whole = by_hand(params(), *inputs(), *masks(False))
+    squares = [whole[f"gradient_norm/{name}"] ** 2 for name in ("first/kernel", "second/value")]
+    total = sum(float(norm) ** 2 for norm in norms.values())
+    np.testing.assert_allclose(total, sum(squares), rtol=1e-3)
+
+
+def test_mapped_over_seeds():
+    """Parameters and queries differ, keys and masks are shared."""
+    with jax.enable_x64(True):
+        (query, key), (allowed, counted) = inputs(), masks(True)
+        factors = (1.0, 0.25, 0.5)
+
+        def of_seed(factor):
+            return jax.tree.map(lambda leaf: factor * leaf, params()), query + factor
+
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(of_seed, factors))
+        one = functools.partial(learning_statistics, loss)
+        mapped = quick_jit(jax.vmap(one, (0, 0, None, None, None)))(*stacked, key, allowed, counted)
+        for index, factor in enumerate(factors):
+            expected = by_hand(*of_seed(factor), key, allowed, counted)
+            assert_close({name: of[index] for name, of in mapped.items()}, expected, 1e-10)
+
+
+# --- the reversal task ---
+
+
+def reversal(kind):
+    model = Seq2SeqConfig(attention=kind, dim=4, hidden_dim=3, encoder_layers=0, score="general")
+    return reversal_task(ReversalConfig(model=model, batch_size=5, min_length=1, max_length=3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_softmax"),
+    [("global", True), ("local-p", True), ("coverage", False), ("monotonic", False)],
+)
+def test_keys_of_the_reversal_task(kind, has_softmax):
+    task = reversal(kind)
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    got = jax.eval_shape(
+        lambda params, rng: learning_statistics(task.loss, params, task.batch(rng), rng),
+        shapes, jax.random.key(0),
+    )  # fmt: skip
+    own = {f"decoder_0/self_attention/{name}" for name in (*OF_ANY, *OF_SOFTMAX)}
+    kinds = (*OF_ANY, *OF_SOFTMAX) if has_softmax else OF_ANY
+    cross = {f"decoder_0/cross_attention/{name}" for name in kinds}
+    norms = {name for name in got if name.startswith("gradient_norm/")}
+    assert got.keys() == {"loss"} | own | cross | norms
+    assert "gradient_norm/decoder/0/cross_attention" in norms
+    assert len(norms) > 5
+    assert {(value.shape, value.dtype) for value in got.values()} == {((), jnp.dtype("float32"))}

@@ -1,0 +1,146 @@
+"""Masks drawn, counted and misread: against tables by hand, and what the experiment found."""
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+from command_lines import ROOT, load
+
+from attention_jax import Mask, causal_mask, local_mask, mask_dataclass
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
+    experiment = load("experiments/attention_masks.py")
+
+
+def tables_by_hand(length):
+    """Each mask pair by pair."""
+    window, real, first = length // 8, length * 2 // 3, length // 12
+    ends = length // 4, length * 7 // 12
+
+    def segment(i):
+        return sum(i >= end for end in ends)
+
+    rules = {
+        "causal": lambda i, j: j <= i,
+        "local, to the left": lambda i, j: i - window <= j <= i,
+        "padding": lambda i, j: j < real,
+        "segments": lambda i, j: segment(i) == segment(j),
+        "causal & padding": lambda i, j: j <= i and j < real,
+        "causal & segments": lambda i, j: j <= i and segment(i) == segment(j),
+        "window & padding": lambda i, j: abs(i - j) <= window and j < real,
+        "window | first keys, causal": lambda i, j: j <= i and (i - j <= window or j < first),
+        "~causal": lambda i, j: j > i,
+    }
+    return {
+        name: np.array([[rule(i, j) for j in range(length)] for i in range(length)])
+        for name, rule in rules.items()
+    }
+
+
+def test_masks_are_what_their_names_say():
+    masks, tables = experiment.masks(31), tables_by_hand(31)
+    assert list(masks) == list(tables)
+    for name, mask in masks.items():
+        np.testing.assert_array_equal(mask.materialize(31, 31), tables[name], err_msg=name)
+
+
+def test_tiles_of_a_causal_mask():
+    # 5 tiles in a row: 5 on the diagonal are partial, 10 below full, 10 above empty.
+    counts = {"empty": 10, "full": 10, "partial": 5}
+    assert experiment.tile_counts(causal_mask(), 35, 7) == {"said": counts, "shown": counts}
+
+
+def test_a_mask_may_say_less_than_its_table_shows():
+    never = local_mask(3, 0) & ~local_mask(3, 0)
+    found = experiment.tile_counts(never, 21, 7)
+    assert found["shown"] == {"empty": 9, "full": 0, "partial": 0}
+    assert found["said"]["partial"] > 0
+
+
+@mask_dataclass
+class Mistaken(Mask):
+    """Says of every tile that it is full."""
+
+    def allowed(self, query_positions, key_positions):
+        return query_positions[:, None] > key_positions[None, :]
+
+    def tile_status(self, query_positions, key_positions):
+        status = causal_mask().tile_status(query_positions, key_positions)
+        return status._replace(full=~status.empty)
+
+
+CHOSEN = ("causal", "window & padding", "~causal")
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """Of three masks only: each is compiled for. The committed run has them all."""
+    config, every = experiment.QUICK, experiment.masks
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            experiment, "masks", lambda length: {name: every(length)[name] for name in CHOSEN}
+        )
+        numbers = experiment.run(config) | {"config": dataclasses.asdict(config)}
+    return json.loads(json.dumps(numbers, default=str))
+
+
+def missed(numbers):
+    return [one.claim for one in experiment.expectations(numbers) if not one.met]
+
+
+def test_a_quick_run_meets_what_is_expected(quick):
+    assert missed(quick) == []
+    assert set(experiment.plot(quick)) == set(experiment.CAPTIONS)
+    by_hand = tables_by_hand(24)
+    for name, table in quick["tables"].items():
+        np.testing.assert_array_equal(table, by_hand[name], err_msg=name)
+    # The last query sees no future: zeros, and not NaN.
+    assert quick["misread"]["causal"]["misread"][-1] == [0.0] * 6
+    checks = quick["checks"]
+    assert {name for name in checks if checks[name]["queries_without_keys"]} == {
+        "window & padding", "~causal",
+    }  # fmt: skip
+
+
+def test_what_is_wrong_is_found_out(quick):
+    numbers = json.loads(json.dumps(quick))
+    numbers["tiles"]["causal"] = experiment.tile_counts(Mistaken(), 64, 16)
+    numbers["checks"]["~causal"]["weight_where_masked"] = 1e-30
+    assert len(missed(numbers)) == 2
+
+
+def test_a_query_without_keys_by_hand(quick):
+    ways = quick["no_keys"]
+    # softmax(0.5, -0.25) in every way, where the first query has two keys.
+    larger = 1 / (1 + np.exp(-0.75))
+    for way in ways.values():
+        np.testing.assert_allclose(way["table"][0], [larger, 1 - larger, 0], atol=1e-4)
+    assert ways["zeros (ours)"]["table"][1] == ways["-inf, nan_to_num"]["table"][1] == [0, 0, 0]
+    assert ways["-inf"]["table"][1] == [None] * 3
+    assert ways["-1e9"]["table"][1] == [0.3333] * 3
+
+
+def test_the_committed_numbers():
+    numbers = json.loads((ROOT / "experiments/results/attention_masks.json").read_text())
+    found = experiment.expectations(numbers)
+    assert len(found) == 9 * 5 + 9 * 2 + 2 + 5 * 3 * 2
+    assert missed(numbers) == []
+    assert numbers["tiles"]["causal"]["said"] == {"empty": 496, "full": 496, "partial": 32}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length": 100}, "length must be at least 16 and a multiple of tile; got 100 and 128"),
+        ({"drawn_length": 8}, "drawn_length must be at least 16"),
+        ({"drawn_tile": 5}, "drawn_length must be .* a multiple of drawn_tile; got 24 and 5"),
+        ({"tile": 0}, "a multiple of tile; got 4096 and 0"),
+        ({"samples": 0}, "samples must be at least 1; got 0"),
+    ],
+)
+def test_mistakes(settings, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(experiment.Config(), **settings)

@@ -1,0 +1,107 @@
+"""The ledger of costs: its naive forms are the scores, and its numbers are as stated."""
+
+import dataclasses
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+from command_lines import ROOT, load
+from numpy_model import PAIRS, normal, softmax_where
+
+from attention_jax import SCORES
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
+    experiment = load("experiments/complexity_ledger.py")
+
+T, S, D = 5, 7, 3
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_naive_form_is_its_score(name):
+    query, key, value = normal(T, D), normal(S, D, seed=3), normal(S, D, seed=4)
+    params = SCORES[name].init(jax.random.key(1), D, D)
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    logits = PAIRS[name](wide, query[:, None].astype(float), key[None].astype(float))
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        output = experiment.naive_attention(name)(query, key, value, params)
+    np.testing.assert_allclose(output, softmax_where(logits) @ value, atol=2e-6)
+
+
+def test_growth_of_increments_sees_through_a_constant():
+    lengths = (1, 2, 4, 8)
+    with_constant = [1000 + 3 * n for n in lengths]
+    assert experiment.growth_of_increments(lengths, with_constant) == pytest.approx(1)
+    squares = [1000 + 3 * n * n for n in lengths]
+    assert experiment.growth_of_increments(lengths, squares) == pytest.approx(2)
+    assert experiment.growth_of_increments(lengths, [5, 5, 5, 5]) == 0
+    assert experiment.growth_of_increments(lengths, [1, 2, 2, 8]) == pytest.approx(0.9)
+
+
+def test_temporary_memory_of_real_programs():
+    config, table = experiment.QUICK, 4 * 128 * 128
+    held = [
+        experiment._temporary("additive", "naive", 128, backward, config) for backward in (0, 1)
+    ]
+    assert held[0] >= config.dim * table  # [T, S, A]
+    assert held[1] >= 2 * config.dim * table  # and its gradient
+    assert experiment._temporary("scaled", "tiled", 128, False, config) < table / 2
+
+
+def counted(monkeypatch, exponents, scores=tuple(experiment.PUBLISHED_PARAMETERS)):
+    """The numbers of a run whose memory grows as it is told, and not compiled for."""
+
+    def temporary(score, form, length, backward, config):
+        return 1000 + 7 * length ** exponents[form]
+
+    monkeypatch.setattr(experiment, "_temporary", temporary)
+    config = dataclasses.replace(experiment.QUICK, scores=scores)
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        numbers = experiment.run(config)
+    return json.loads(json.dumps(numbers | {"config": dataclasses.asdict(config)}, default=str))
+
+
+def test_a_run_counts_and_is_held_to_what_was_stated(monkeypatch):
+    numbers = counted(monkeypatch, {"naive": 2, "reference": 2, "tiled": 1})
+    assert [str(one) for one in experiment.expectations(numbers) if not one.met] == []
+    assert numbers["scores"]["general"]["parameters"] == 16 * 16
+    assert numbers["scores"]["scaled"]["memory"]["tiled"]["forward"]["bytes"][0] == 1448
+    assert numbers["stated_flops_per_query"]["additive"][0] == 2 * 64 * (2 * 16**2 + 16)
+
+
+def test_tiles_that_grow_as_a_square_are_found_out(monkeypatch):
+    numbers = counted(monkeypatch, {"naive": 2, "reference": 2, "tiled": 2})
+    missed = [one.claim for one in experiment.expectations(numbers) if not one.met]
+    assert len(missed) == 4 * 2
+    assert all("tiled" in claim for claim in missed)
+
+
+def test_the_committed_numbers():
+    numbers = json.loads((ROOT / "experiments/results/complexity_ledger.json").read_text())
+    found = experiment.expectations(numbers)
+    assert len(found) == 4 + 1 + 3 + 1 + 2 + len(SCORES) * 3 * 2
+    assert [str(one) for one in found if not one.met] == []
+    assert set(experiment.plot(numbers)) == set(experiment.CAPTIONS)
+    for of_score in numbers["scores"].values():
+        naive, tiled = (
+            of_score["memory"][form]["backward"]["bytes"] for form in ("naive", "tiled")
+        )
+        assert tiled[-1] < naive[-1] / 40
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scores": ("dott",)}, "scores must be of .*; got 'dott'"),
+        ({"scores": ("dot", "scaled")}, "additive, general missing"),
+        ({"lengths": (64, 128)}, "at least three, rising"),
+        ({"lengths": (64, 256, 128)}, "at least three, rising"),
+        ({"dim": 0}, "dim must be at least 1; got 0"),
+        ({"block": 0}, "block must be at least 1; got 0"),
+    ],
+)
+def test_mistakes(settings, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(experiment.Config(), **settings)

@@ -1,0 +1,156 @@
+"""The experiment on coverage: its counting on paper, and what is committed."""
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import coverage_and_repetition as experiment  # experiments/coverage_and_repetition.py
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from experiment import conduct
+
+from attention_jax.tasks.reversal.evaluation import batch_of_words
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+RESULTS = EXPERIMENTS / "results"
+B, T, S = 3, 7, 5
+LEARNED = ("with its loss", "by its loss")  # claims that a few steps of training do not bear out
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return json.loads((RESULTS / "coverage_and_repetition.json").read_text())
+
+
+def test_stuck_decoder_on_paper():
+    # The first row is softmax(10 tanh(0.8), ...); where nothing is remembered each row is that row.
+    exps = np.exp(10 * np.tanh([0.8, 0.4, 0.0, -0.4]))
+    plain = experiment.stuck_decoder_by_hand(0.0)
+    np.testing.assert_allclose(plain["weights"], np.tile(exps / exps.sum(), (4, 1)))
+    np.testing.assert_allclose(plain["loss"], [0, 1, 1, 1])
+    # With a kernel the second row has 10 tanh(k + w a), a the first row.
+    first = exps / exps.sum()
+    logits = 10 * np.tanh(np.array([0.8, 0.4, 0.0, -0.4]) - 2 * first)
+    second = np.exp(logits) / np.exp(logits).sum()
+    moved = experiment.stuck_decoder_by_hand(-2.0)
+    np.testing.assert_allclose(moved["weights"][1], second)
+    assert moved["loss"][1] == pytest.approx(np.minimum(first, second).sum())
+    assert experiment.stuck_decoder(-2.0)["largest_difference"] < 1e-6
+
+
+def test_looking_twice_against_loops():
+    rng = np.random.default_rng(0)
+    weights = rng.dirichlet(np.full(S, 0.3), size=(B, T))
+    lengths = np.array([2, 7, 4])
+    losses, excess = [], []
+    for rows, length in zip(weights, lengths, strict=True):
+        coverage, loss = np.zeros(S), 0.0
+        for row in rows[:length]:
+            loss += sum(min(w, c) for w, c in zip(row, coverage, strict=True))
+            coverage += row
+        losses.append(loss)
+        excess.append(sum(max(0.0, c - 1) for c in coverage))
+    found = experiment.looked_twice(jnp.asarray(weights, jnp.float32), jnp.asarray(lengths))
+    assert float(found["coverage_loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
+    assert float(found["excess"]) == pytest.approx(np.mean(excess), rel=1e-5)
+
+
+@pytest.mark.parametrize("last", [0, 3])
+def test_each_letter_once_and_one_query_more_is_the_floor(last):
+    rows = [*np.eye(S)[::-1], np.eye(S)[last]]
+    found = experiment.looked_twice(jnp.array([rows], jnp.float32), jnp.array([S + 1]))
+    assert float(found["coverage_loss"]) == float(found["excess"]) == 1
+
+
+def test_no_attention_is_below_the_floor():
+    rng = np.random.default_rng(1)
+    for sharpness in (0.01, 0.1, 1, 10):
+        weights = jnp.asarray(rng.dirichlet(np.full(S, sharpness), size=(40, S + 1)), jnp.float32)
+        for row in weights:
+            found = experiment.looked_twice(row[None], jnp.array([S + 1]))
+            assert min(map(float, found.values())) >= 1 - 1e-5
+
+
+@pytest.mark.parametrize(
+    ("word", "answer", "repeated", "written"),
+    [
+        ("abc", "cba", 0, 3),
+        ("abc", "ccb", 1, 3),
+        ("abca", "acba", 0, 4),  # twice, as in the right answer
+        ("abca", "aaaa", 2, 4),
+        ("abc", "xyx", 1, 3),  # no letter of the word, but twice
+        ("abc", "xyz", 0, 3),  # wrong, and nothing twice
+    ],
+)
+def test_letters_written_once_too_often(word, answer, repeated, written):
+    batch, answers = batch_of_words([word]), batch_of_words([answer[::-1]]).targets
+    assert float(experiment.repeated_letters(answers, batch)) == pytest.approx(repeated / written)
+
+
+def test_nothing_written_is_nothing_repeated():
+    batch = batch_of_words(["abc"])
+    assert float(experiment.repeated_letters(jnp.array([[2, 0, 0, 0]]), batch)) == 0
+
+
+def test_committed_numbers_meet_what_is_expected(committed):
+    found = experiment.expectations(committed)
+    assert [str(one) for one in found if not one.met] == []
+    assert all(any(part in one.claim for one in found) for part in LEARNED)
+    assert list(experiment.plot(committed)) == list(experiment.CAPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("claim", "path", "value"),
+    [
+        ("the stuck decoder by hand", ("stuck", 1, "largest_difference"), 1e-3),
+        ("the stuck decoder without", ("stuck", 0, "loss"), [0, 1, 1, 0.9]),
+        ("coverage loss of a string is", ("arms", "no coverage", "longer", "coverage_loss"), [0.9]),
+        ("excess of a string is", ("arms", "no coverage", "longer", "excess"), [0.9]),
+    ],
+)
+def test_other_numbers_do_not(committed, claim, path, value):
+    changed = copy.deepcopy(committed)
+    *parents, last = path
+    place = changed
+    for name in parents:
+        place = place[name]
+    place[last] = value
+    (found,) = [one for one in experiment.expectations(changed) if one.claim.startswith(claim)]
+    assert not found.met
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kernels": (0.0,)}, "kernels must be 0 and then one or more below it"),
+        ({"kernels": (0.0, 1.0)}, "kernels must be 0 and then"),
+        ({"kernels": (-1.0, -2.0)}, "kernels must be 0 and then"),
+        ({"seeds": 1}, "seeds must be at least 2; got 1"),
+        ({"strings": 0}, "strings must be at least 1; got 0"),
+        ({"steps": 7}, "steps must be a multiple of look_every 50; got 7"),
+        ({"far_length": 8}, "far_length must be at least 9; got 8"),
+        ({"results": Path(__file__)}, "results"),
+    ],
+)
+def test_mistakes_before_anything_is_computed(settings, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(experiment.Config(), **settings)
+
+
+@pytest.mark.slow
+def test_quick_run(tmp_path):
+    config = dataclasses.replace(experiment.QUICK, results=tmp_path)
+    conduct(
+        "coverage_and_repetition", config, experiment.run, experiment.plot, experiment.expectations
+    )
+    numbers = json.loads((tmp_path / "coverage_and_repetition.json").read_text())
+    missed = [one.claim for one in experiment.expectations(numbers) if not one.met]
+    assert [claim for claim in missed if not any(part in claim for part in LEARNED)] == []
+    for arm in numbers["arms"].values():
+        for seen in arm.values():
+            assert {np.shape(values) for values in seen.values()} == {(3, 2)}
+    # The arms begin as the same model, but for coverage, whose kernel begins at 0.
+    first = [arm["longer"]["cross_entropy"][0] for arm in numbers["arms"].values()]
+    np.testing.assert_allclose(first, np.broadcast_to(first[0], np.shape(first)), rtol=1e-4)

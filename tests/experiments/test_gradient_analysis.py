@@ -1,0 +1,265 @@
+"""The walk-through of gradients: its mathematics on tiny cases, and what it found."""
+
+import copy
+import dataclasses
+import json
+import math
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from command_lines import ROOT, load
+
+from attention_jax.analysis import CapturedAttention, OutputGradient
+from attention_jax.scores import Additive
+from attention_jax.tasks.reversal.data import reversal_batch
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
+    analysis = load("experiments/gradient_analysis.py")
+questions = sys.modules["gradient_questions"]
+
+T, S, D, DV = 5, 7, 3, 11
+RESULTS = ROOT / "experiments" / "results"
+TRAINED = ("ends above", "needs it")  # claims that two steps of training do not bear out
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return json.loads((RESULTS / "gradient_analysis.json").read_text())
+
+
+def arrays(*shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+# --- 1. the size of a dot product ---
+
+
+def test_gap_of_two_normal_numbers():
+    # |z1 - z2| has deviation sqrt(2), its density at 0 is twice that of a normal number.
+    assert questions.gap_density(2) == pytest.approx(2 / math.sqrt(2 * 2 * math.pi), rel=1e-4)
+
+
+def test_gap_of_more_against_samples():
+    z = np.sort(np.random.default_rng(1).normal(size=(400_000, 5)), axis=-1)
+    within = np.mean(z[:, -1] - z[:, -2] < 0.02) / 0.02
+    error = math.sqrt(within / 0.02 / len(z))
+    # A density of nearly f exp(-f gap) has fallen by 0.02 f at the end, by half of it on average.
+    density = questions.gap_density(5)
+    assert abs(within - density) < 4 * error + 0.01 * density**2
+
+
+def test_entropy_of_standard_normal_logits_of_two_keys():
+    gap = np.linspace(-12, 12, 4001)  # of deviation sqrt(2)
+    p = 1 / (1 + np.exp(-gap))
+    entropy = -p * np.log(p) - (1 - p) * np.log(1 - p)
+    density = np.exp(-(gap**2) / 4) / math.sqrt(4 * math.pi)
+    expected = np.sum(entropy * density) * (gap[1] - gap[0])
+    found = questions.limit_of_entropy(2, samples=100_000, seed=0)
+    assert found == pytest.approx(expected, abs=4 * 0.2 / math.sqrt(100_000))
+
+
+def test_random_rows_of_two_keys_by_hand():
+    found = questions.random_products(D, source_length=2, samples=101, seed=3)
+    for rows in found.values():
+        gap = np.sqrt(2 * rows["logit_variance"].astype(np.float64))  # one degree of freedom
+        p = 1 / (1 + np.exp(-gap))
+        entropy = -p * np.log(p) - (1 - p) * np.log(1 - p)
+        np.testing.assert_allclose(rows["jacobian_norm"], 2 * p * (1 - p), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(rows["entropy"], entropy, rtol=1e-3, atol=1e-6)
+    dot, scaled = found["dot"]["logit_variance"], found["scaled"]["logit_variance"]
+    np.testing.assert_allclose(dot, D * scaled, rtol=1e-4, atol=1e-6)
+    assert not np.allclose(found["dot"]["dlogits_norm"], found["scaled"]["dlogits_norm"])
+
+
+# --- 2. the tanh ---
+
+
+def norm(gradient):
+    return float(jnp.linalg.norm(gradient))
+
+
+def output_along(logits, value, doutput):
+    """A loss with gradient doutput in the output."""
+    return jnp.sum((jax.nn.softmax(logits) @ value) * doutput)
+
+
+def test_additive_gradients_and_saturation_against_the_formula():
+    query, key, value, doutput = arrays((T, D), (S, D), (S, DV), (T, DV))
+    params = Additive(hidden_dim=13).init(jax.random.key(0), D, D)
+    params = {**params, "query_kernel": 5 * params["query_kernel"]}
+
+    def units(params):
+        q, k = query @ params["query_kernel"], key @ params["key_kernel"]
+        return jnp.tanh(q[:, None, :] + k[None, :, :])
+
+    def loss(params):
+        return output_along(units(params) @ params["v"], value, doutput)
+
+    expected = jax.jit(jax.grad(loss))(params)
+    found = jax.jit(questions._additive)(params, query, key, value, doutput)
+    for name, gradient in expected.items():
+        assert float(found[name]) == pytest.approx(norm(gradient), rel=1e-4)
+    materialised = np.asarray(units(params), np.float64)
+    logits = materialised @ np.asarray(params["v"])
+    assert float(found["saturated_units"]) == pytest.approx(np.mean(np.abs(materialised) > 0.99))
+    assert 0.1 < float(found["saturated_units"]) < 0.9
+    bound = np.abs(np.asarray(params["v"])).sum()
+    assert float(found["largest_logit_of_bound"]) == pytest.approx(
+        np.abs(logits).max() / bound, rel=1e-5
+    )
+    assert float(found["logit_variance"]) == pytest.approx(logits.var(-1).mean(), rel=1e-4)
+
+
+def test_projected_dot_gradients_against_the_formula():
+    query, key, value, doutput, wq, wk = arrays(
+        (T, D), (S, D), (S, DV), (T, DV), (D, 13), (D, 13), seed=2
+    )
+
+    def loss(kernels):
+        logits = (query @ kernels["query_kernel"]) @ (key @ kernels["key_kernel"]).T / 13**0.5
+        return output_along(logits, value, doutput)
+
+    kernels = {"query_kernel": wq, "key_kernel": wk}
+    found = jax.jit(questions._projected_dot)(kernels, query, key, value, doutput)
+    for name, gradient in jax.jit(jax.grad(loss))(kernels).items():
+        assert float(found[name]) == pytest.approx(norm(gradient), rel=1e-4)
+
+
+def test_kernels_at_scale_one_give_unit_variance():
+    found = questions.growing_kernels((1.0, 30.0), dim=16, length=S, samples=64, seed=0)
+    variances = found["scaled"]["logit_variance"][0] * S / (S - 1)
+    assert abs(variances.mean() - 1) < 4 * questions.standard_error(variances)
+    # 30 times the kernels on either side: 900 times the logits.
+    growth = found["scaled"]["logit_variance"][1] / found["scaled"]["logit_variance"][0]
+    np.testing.assert_allclose(growth, 900.0**2, rtol=1e-3)
+
+
+# --- 3. padding ---
+
+
+def test_shares_at_padding_on_paper():
+    # Two strings, of 1 and 2 letters, padded to 3; two queries, of which the loss depends on the
+    # first of each string and on the second of the second.
+    weights = np.array([[[0.5, 0.3, 0.2], [9, 9, 9]], [[0.1, 0.2, 0.7], [0.4, 0.5, 0.1]]])
+    doutput = np.array([[[1.0], [0.0]], [[1.0], [-1.0]]])
+    dlogits = np.array([[[-4.0, 3.0, 1.0], [0, 0, 0]], [[1, 1, -2], [3, -1, -2]]])
+    seen = dict.fromkeys(CapturedAttention._fields) | {"weights": jnp.asarray(weights)}
+    gradient = OutputGradient(jnp.asarray(doutput), None, jnp.asarray(dlogits))
+    batch = reversal_batch(jnp.full((2, 3), 5), jnp.array([1, 2]))
+    padding_shares = jax.jit(questions.padding_shares)
+    shares = padding_shares(CapturedAttention(**seen), gradient, batch)
+    assert float(shares["weights"]) == pytest.approx((0.5 + 0.7 + 0.1) / 3)
+    assert float(shares["gradient"]) == pytest.approx((4 + 2 + 2) / (8 + 4 + 6))
+    assert float(shares["keys"]) == pytest.approx((2 + 1 + 1) / 9)
+    # A head more, the same in both.
+    two_heads = CapturedAttention(**seen | {"weights": jnp.stack([weights, weights], 1)})
+    gradient = OutputGradient(*(jnp.stack([x, x], 1) for x in (doutput, doutput, dlogits)))
+    again = padding_shares(two_heads, gradient, batch)
+    assert jax.tree.map(float, again) == pytest.approx(jax.tree.map(float, shares))
+
+
+def test_wider_batches_hold_the_same_strings():
+    letters = jnp.array([[5, 6, 7], [8, 9, 10]])
+    batch = reversal_batch(letters, jnp.array([2, 3]))
+    wide = jax.jit(questions.widened, static_argnums=1)(batch, S)
+    assert wide.source.tolist() == [[5, 6, 0, 0, 0, 0, 0], [8, 9, 10, 0, 0, 0, 0]]
+    assert wide.targets[:, :4].tolist() == batch.targets.tolist()
+    assert wide.targets.shape == (2, S + 1)
+    assert wide.target_lengths.tolist() == [3, 4]
+
+
+# --- 4. curvature ---
+
+
+def test_sum_of_squared_eigenvalues_of_a_known_hessian():
+    # Of a diagonal Hessian |H z|^2 is the same for all signs.
+    def loss(params):
+        return jnp.sum(params["x"] ** 2) + 1.5 * params["y"] ** 2 / 3
+
+    params = {"x": jnp.ones(2), "y": jnp.array(4.0)}
+    squares = jax.jit(
+        lambda rng: questions._sum_of_squared_eigenvalues(loss, params, rng, samples=3)
+    )
+    found = squares(jax.random.key(0))
+    assert float(found) == pytest.approx(2**2 + 2**2 + 1)
+
+
+# --- what was found ---
+
+
+def test_committed_numbers_meet_what_is_expected(numbers):
+    found = analysis.expectations(numbers)
+    assert [str(one) for one in found if not one.met] == []
+    claims = [one.claim for one in found]
+    assert all(any(part in claim for claim in claims) for part in TRAINED)
+
+
+@pytest.mark.parametrize(
+    ("claim", "path"),
+    [
+        ("the variance of unscaled", ("random", "scores", "dot", "logit_variance", "mean")),
+        ("entropy of scaled dot", ("random", "scores", "scaled", "entropy", "mean")),
+        ("unscaled dot's mean Jacobian", ("random", "scores", "dot", "jacobian_norm", "mean")),
+        ("median |dlogits|", ("random", "scores", "dot", "dlogits_norm", "median")),
+        ("no additive logit", ("kernels", "additive", "largest_logit_of_bound", "largest")),
+        ("share of units", ("kernels", "additive", "saturated_units", "mean")),
+        ("variance of additive", ("kernels", "additive", "logit_variance", "mean")),
+        ("share of weights and gradient", ("padding", "masked, 8", questions.CROSS, "gradient")),
+        ("with the mask", ("padding", "masked, 8", "bare")),
+        ("an eigenvalue lies", ("curvature", "dot", "largest_residual")),
+    ],
+)
+def test_other_numbers_do_not(numbers, claim, path):
+    changed = copy.deepcopy(numbers)
+    *parents, last = path
+    place = changed
+    for name in parents:
+        place = place[name]
+    place[last] = (1.7 * np.array(place[last]) + 0.7).tolist()
+    (found,) = [one for one in analysis.expectations(changed) if one.claim.startswith(claim)]
+    assert not found.met
+
+
+def test_figures_and_answers_come_from_the_numbers(numbers):
+    figures = analysis.plot(numbers)
+    assert list(figures) == list(analysis.CAPTIONS)
+    paragraphs = analysis.report(numbers).split("\n\n")
+    assert [paragraph[:2] for paragraph in paragraphs] == ["1.", "2.", "3.", "4."]
+    losses = np.array(numbers["training"]["dot"]["loss"][-1])
+    assert f"loss ends at {float(f'{losses.mean():.3g}'):g} ± " in paragraphs[0]
+    assert all(f"{score}: largest eigenvalue" in paragraphs[3] for score in numbers["curvature"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dims": ()}, "dims must be at least one; got none"),
+        ({"dims": (4, 0)}, "dims must be at least 1; got 0"),
+        ({"kernel_scales": (0.0,)}, "kernel_scales must be greater than 0; got 0.0"),
+        ({"trained_steps": 7}, "trained_steps must be a multiple of look_every 25; got 7"),
+        ({"seeds": 1}, "seeds must be at least 2; got 1"),
+        ({"widths": (7,)}, "widths must be at least 8; got 7"),
+        ({"curvature_scores": ("dott",)}, "dott"),
+        ({"model_dims": (15,)}, "dim must be a multiple of 2, .*; got 15"),
+    ],
+)
+def test_mistakes_before_anything_is_computed(settings, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(analysis.Config(), **settings)
+
+
+@pytest.mark.slow
+def test_quick_run(tmp_path, capsys):
+    analysis.main(dataclasses.replace(analysis.QUICK, results=tmp_path))
+    numbers = json.loads((tmp_path / "gradient_analysis.json").read_text())
+    missed = [one.claim for one in analysis.expectations(numbers) if not one.met]
+    assert [claim for claim in missed if not any(part in claim for part in TRAINED)] == []
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        f"{stem}.png" for stem in analysis.CAPTIONS
+    }
+    assert "1. Dimension." in capsys.readouterr().out

@@ -1,0 +1,169 @@
+"""The experiment on local attention: windows and Gaussian on paper, and what is committed."""
+
+import copy
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import jax.numpy as jnp
+import local_attention as experiment  # experiments/local_attention.py
+import numpy as np
+import pytest
+from experiment import conduct
+
+from attention_jax.functional.local import monotonic_centers, window_mask
+from attention_jax.tasks.reversal.task import Trained
+
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return json.loads((RESULTS / "local_attention.json").read_text())
+
+
+def test_masks_are_those_that_the_chapter_draws():
+    source, target, radius = 20, 16, 3
+    rng = np.random.default_rng(2)
+    local_m, local_p = np.zeros((2, target, source), int)
+    for i in range(target):
+        p = int(i * source / target)
+        local_m[i, max(0, p - radius) : min(source, p + radius + 1)] = 1
+        p = int(np.clip(i * source / target + rng.normal(0, 2), 0, source - 1))
+        local_p[i, max(0, p - radius) : min(source, p + radius + 1)] = 1
+    found = experiment.chapter_masks()
+    assert found["pairs"]["local-m"] == local_m.tolist()
+    assert found["pairs"]["local-p"] == local_p.tolist()
+    assert np.sum(found["pairs"]["global"]) == source * target
+    for i, row in enumerate(found["pairs"]["anti-diagonal"]):
+        assert np.flatnonzero(row).tolist() == [
+            j for j in range(source) if abs(j - (source - 1 - i)) <= radius
+        ]
+    # One row of the Gaussian by hand: uniform over the keys at most 3 away, then damped.
+    center, row = found["gaussian_centers"][5], np.array(found["gaussian_weights"][5])
+    keys = [j for j in range(source) if abs(j - center) <= radius]
+    expected = [math.exp(-((j - center) ** 2) / (2 * 1.5**2)) / len(keys) for j in keys]
+    np.testing.assert_allclose(row[keys], expected, atol=2e-5)
+    assert row.sum() == pytest.approx(sum(expected), abs=1e-4)
+
+
+def test_what_a_gaussian_leaves_on_paper():
+    assert experiment.mass_on_a_key(1) == pytest.approx((1 + 2 * math.exp(-2)) / 3)
+    x = (np.arange(100_000) + 0.5) / 100_000 * 2 - 1  # midpoints in [-1, 1]
+    between = np.mean(np.exp(-2 * x**2))
+    assert experiment.mass_between_keys() == pytest.approx(between, rel=1e-8)
+    assert experiment.mass_on_a_key(1000) == pytest.approx(between, rel=1e-3)
+
+
+def test_what_a_gaussian_leaves_of_random_rows():
+    config = dataclasses.replace(experiment.Config(), samples=1009)
+    found = experiment.gaussian_mass(config, 3)
+    for place in ("on a key", "between keys"):
+        of = found[place]
+        assert abs(of["mean"] - of["formula"]) < 4 * of["standard_error"]
+        assert 0 < of["standard_error"] < 0.02
+
+
+@pytest.mark.parametrize("radius", [0, 1, 2, 5])
+@pytest.mark.parametrize("length", [3, 4, 7])
+def test_ceiling_counts_letters_out_of_sight(length, radius):
+    seen = np.asarray(window_mask(monotonic_centers(length), radius).materialize(length, length))
+    wanted = seen[np.arange(length), np.arange(length)[::-1]]
+    expected = (1 / 26) ** (np.sum(~wanted) // 2)
+    assert experiment.exact_match_ceiling(length, radius) == pytest.approx(expected)
+    assert (expected == 1) == (length <= radius + 1)
+
+
+def test_where_a_model_looks(monkeypatch):
+    """Row by row; the weights are random, and do not sum to 1."""
+    config = experiment.Config().training("no encoder", "predicted", 2)
+    random = np.random.default_rng(0).random((2, 1, 5, 9, 8)).astype(np.float32)
+    seen = {}
+
+    class Model:
+        def __init__(self, weights):
+            self.weights = weights
+
+        def __call__(self, source, lengths, inputs, *, return_weights):
+            seen["lengths"] = lengths
+            return None, self.weights
+
+    monkeypatch.setattr(experiment, "bind", lambda _, weights: Model(weights))
+    found = experiment._where_it_looks(Trained(config, jnp.asarray(random), 0), 5)
+    rows = [(b, i, int(n)) for b, n in enumerate(seen["lengths"]) for i in range(n)]
+    for seed, weights in enumerate(random[:, 0].astype(np.float64)):
+        sums = [weights[b, i].sum() for b, i, _ in rows]
+        right = [weights[b, i, n - 1 - i] for b, i, n in rows]
+        assert found["weight"][seed] == pytest.approx(np.mean(sums), rel=1e-4)
+        assert found["on_the_letter"][seed] == pytest.approx(np.mean(right), rel=1e-4)
+
+
+def test_every_arm_is_another_model():
+    config = experiment.Config()
+    models = [
+        config.training(encoder, centers, radius).model
+        for encoder, centers in experiment.ARMS
+        for radius in config.radii_of(encoder, centers)
+    ]
+    assert len(set(models)) == len(models)
+    assert {model.encoder_layers for model in models} == {0, 1}
+
+
+def test_committed_numbers_meet_what_is_expected(committed):
+    assert [str(one) for one in experiment.expectations(committed) if not one.met] == []
+    assert list(experiment.plot(committed)) == list(experiment.CAPTIONS)
+    assert np.shape(committed["ceiling"]["5"]) == (6,)
+
+
+@pytest.mark.parametrize(
+    ("claim", "arm", "radius", "length", "exact"),
+    [
+        ("no encoder, D = 3", "no encoder, diagonal", "3", "8", 5.0),
+        ("no encoder, anti-diagonal: ", "no encoder, anti-diagonal", "5", "8", 2.0),
+        ("no encoder, anti-diagonal, D = 0", "no encoder, anti-diagonal", "0", "5", 0.1),
+        ("no encoder, diagonal, D = 2: exact match up to", "no encoder, diagonal", "2", "3", 0.5),
+        ("no encoder, diagonal, D = 2: exact match from", "no encoder, diagonal", "2", "6", 0.5),
+        ("encoder, diagonal, D = 0", "encoder, diagonal", "0", "3", -5.0),
+    ],
+)
+def test_other_numbers_do_not(committed, claim, arm, radius, length, exact):
+    changed = copy.deepcopy(committed)
+    seeds = changed["config"]["seeds"]
+    changed["arms"][arm][radius]["accuracy"]["free_running_exact"][length] = [exact] * seeds
+    (found,) = [one for one in experiment.expectations(changed) if one.claim.startswith(claim)]
+    assert not found.met
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"radii": ()}, "radii must be at least 0, each larger than the last"),
+        ({"radii": (2, 1)}, "radii must be at least 0, each larger than the last"),
+        ({"encoder_radii": (-1, 2)}, "encoder_radii must be at least 0"),
+        ({"encoder_radii": (0, 4)}, "one of at least 1 in common"),
+        ({"samples": 1}, "samples must be at least 2; got 1"),
+        ({"strings": 0}, "strings must be at least 1; got 0"),
+        ({"seeds": 0}, "seeds must be at least 1; got 0"),
+        ({"word": ""}, "word must have at least one letter; got none"),
+        ({"workdir": Path(__file__)}, "workdir"),
+    ],
+)
+def test_mistakes_before_anything_is_trained(settings, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(experiment.Config(), **settings)
+
+
+@pytest.mark.slow
+def test_quick_run(tmp_path):
+    folders = {"results": tmp_path / "results", "workdir": tmp_path / "runs"}
+    config = dataclasses.replace(experiment.QUICK, steps=2, strings=3, word="abc", **folders)
+    conduct("local_attention", config, experiment.run, experiment.plot, experiment.expectations)
+    numbers = json.loads((tmp_path / "results" / "local_attention.json").read_text())
+    assert set(numbers["arms"]) == {f"{encoder}, {center}" for encoder, center in experiment.ARMS}
+    for arm in numbers["arms"].values():
+        assert np.shape(arm["2"]["accuracy"]["free_running_exact"]["8"]) == (2,)
+    for weights in numbers["arms"]["encoder, diagonal"]["2"]["weights"]:
+        np.testing.assert_allclose(sum(weights), 1, atol=1e-3)
+    stems = {path.stem for path in (tmp_path / "results").glob("*.png")}
+    assert stems == set(experiment.CAPTIONS)

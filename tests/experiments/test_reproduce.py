@@ -1,0 +1,210 @@
+"""scripts/reproduce.py: what runs, what is skipped, what is told, and the page."""
+
+import dataclasses
+import json
+import sys
+import types
+from pathlib import Path
+
+import jax
+import pytest
+from command_lines import ROOT, call, load
+from experiment import Expectation, conduct, near
+from html_reader import Reader
+from matplotlib.figure import Figure
+from results_page import labelled, question, results_page
+
+reproduce = load("scripts/reproduce.py")
+RESULTS = ROOT / "experiments" / "results"
+DOC = """What is {name}?
+
+Source:   a book, section 1,
+          and another.
+Command:  .venv/bin/python experiments/{name}.py
+Time:     a second.
+
+More of it.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    size: int = 3
+    results: Path = Path("experiments/results")
+
+
+def stand_in(name, calls, measured=1.0, error=None):
+    """An experiment that takes no time."""
+
+    def run(config):
+        calls.append((name, config.size))
+        if error is not None:
+            raise error
+        return {"measured": measured}
+
+    def expectations(numbers):
+        return [near(f"{name} is 1", "1.0", numbers["measured"], 1, 0.1, "no sampling")]
+
+    module = types.ModuleType(name, DOC.format(name=name))
+    module.__dict__.update(
+        Config=Config, QUICK=Config(size=2), CAPTIONS={name: f"A drawing of {name}."}, run=run,
+        plot=lambda numbers: {name: Figure(figsize=(1, 1))}, expectations=expectations,
+    )  # fmt: skip
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _compiled_as_before():
+    """--quick has everything that follows in the process compiled without optimisation."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """Three experiments, the second of which fails; the list of what was run."""
+    calls = []
+    monkeypatch.setattr(reproduce, "ROOT", tmp_path)
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", ("first", "second", "third"))
+    for name, error in (("first", None), ("second", RuntimeError("out of luck")), ("third", None)):
+        monkeypatch.setitem(sys.modules, name, stand_in(name, calls, error=error))
+    return calls
+
+
+def run(*arguments, monkeypatch):
+    return call(reproduce, *arguments, monkeypatch=monkeypatch)
+
+
+def test_one_failure_does_not_keep_the_others_from_running(house, tmp_path, monkeypatch, capsys):
+    assert run(monkeypatch=monkeypatch) == 1
+    assert house == [("first", 3), ("second", 3), ("third", 3)]
+    out, err = capsys.readouterr()
+    assert "failed: second" in err
+    assert "out of luck" in err
+    page = Reader((tmp_path / "experiments/results/index.html").read_text())
+    assert [image["alt"] for image in page.attributes("img")] == [
+        "A drawing of first.", "A drawing of third."
+    ]  # fmt: skip
+    assert str(tmp_path / "experiments/results/index.html") in out
+
+
+def test_what_is_there_is_not_run_again_unless_forced(house, tmp_path, monkeypatch):
+    assert run("first", "third", monkeypatch=monkeypatch) == 0
+    assert run("first", "third", monkeypatch=monkeypatch) == 0
+    assert house == [("first", 3), ("third", 3)]
+    assert run("first", "--force", monkeypatch=monkeypatch) == 0
+    assert house[2:] == [("first", 3)]
+
+
+def test_quick_leaves_the_numbers_of_the_default_settings_alone(house, tmp_path, monkeypatch):
+    assert run("first", "--quick", monkeypatch=monkeypatch) == 0
+    assert house == [("first", 2)]
+    assert json.loads((tmp_path / "runs/quick/first.json").read_text())["config"]["size"] == 2
+    assert not (tmp_path / "experiments").exists()
+    assert "Small settings" in (tmp_path / "runs/quick/index.html").read_text()
+
+
+def test_a_missed_expectation_is_reported_and_the_status(house, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "third", stand_in("third", house, measured=1.2))
+    assert run("third", monkeypatch=monkeypatch) == 1
+    out, err = capsys.readouterr()
+    assert "MISS third is 1: 1.2 (0.9 to 1.1)" in out
+    assert "not as expected: third: third is 1" in err
+    page = Reader((tmp_path / "experiments/results/index.html").read_text())
+    assert "NO" in page.text
+    assert "0 of 1" in page.text
+
+
+def test_stopped_it_writes_the_page_of_what_there_is(house, tmp_path, monkeypatch):
+    stopped = stand_in("second", house, error=KeyboardInterrupt())
+    monkeypatch.setitem(sys.modules, "second", stopped)
+    assert run(monkeypatch=monkeypatch) == 130
+    assert house == [("first", 3), ("second", 3)]
+    page = (tmp_path / "experiments/results/index.html").read_text()
+    assert "A drawing of first." in page
+
+
+def test_an_unknown_name_is_a_mistake(house, monkeypatch, capsys):
+    assert run("fourth", monkeypatch=monkeypatch) == 2
+    assert "first, second, third" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert house == []
+
+
+def test_damaged_numbers_are_named(house, tmp_path, monkeypatch, capsys):
+    assert run("first", monkeypatch=monkeypatch) == 0
+    (tmp_path / "experiments/results/first.json").write_text('{"config"')
+    capsys.readouterr()
+    assert run("first", monkeypatch=monkeypatch) == 2
+    assert "first.json cannot be read" in (err := capsys.readouterr().err)
+    assert "first --force makes it anew" in err
+    assert run("first", "--force", monkeypatch=monkeypatch) == 0
+
+
+def test_settings_of_ones_own_are_not_held_to_the_defaults_numbers(tmp_path, capsys):
+    module = stand_in("mine", [], measured=2.0)
+    parts = (module.run, module.plot, module.expectations)
+    assert conduct("mine", Config(results=tmp_path), *parts) == 1
+    assert conduct("mine", Config(size=4, results=tmp_path), *parts) == 0
+    assert "not the default" in capsys.readouterr().out
+
+
+def test_results_that_cannot_be_written_are_told_before_anything_runs(
+    house, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "experiments").write_text("a file where the folder should be")
+    assert run(monkeypatch=monkeypatch) == 2
+    assert "results" in (line := capsys.readouterr().err)
+    assert "cannot be made" in line
+    assert house == []
+    parts = (lambda config: house.append(config), None, None)
+    with pytest.raises(ValueError, match=r"results .* cannot be made"):
+        conduct("mine", Config(results=tmp_path / "experiments" / "results"), *parts)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ValueError, match=r"results .* cannot be written"):
+        conduct("mine", Config(results=tmp_path), *parts)
+    assert house == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "measured", "met"),
+    [(0, 1, 1, True), (0, 1, 1.001, False), (0, 1, float("nan"), False), (3, 5, 2, False)],
+)
+def test_expectations(low, high, measured, met):
+    assert Expectation("claim", "", measured, low, high, "").met is met
+
+
+def test_docstrings_are_read_by_label():
+    module = stand_in("mine", [])
+    assert question(module) == "What is mine?"
+    assert labelled(module, "Source") == "a book, section 1, and another."
+    assert labelled(module, "Time") == "a second."
+    assert labelled(module, "Expected") == ""
+
+
+@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+def test_committed_numbers_are_as_expected_and_every_figure_has_words(name):
+    experiment = __import__(name)
+    numbers = json.loads((RESULTS / f"{name}.json").read_text())
+    found = experiment.expectations(numbers)
+    assert found
+    assert [str(expectation) for expectation in found if not expectation.met] == []
+    for stem, caption in experiment.CAPTIONS.items():
+        assert (RESULTS / f"{stem}.png").is_file()
+        assert len(caption) > 40
+    for label in ("Source", "Command", "Time"):
+        assert labelled(experiment, label)
+    assert f"experiments/{name}.py" in labelled(experiment, "Command")
+    page = Reader(
+        results_page({name: experiment}, {name: numbers}, {name: found}, RESULTS, quick=False)
+    )
+    assert page.open == []
+    assert len(page.attributes("img")) == len(experiment.CAPTIONS)
+
+
+@pytest.mark.slow
+def test_all_of_it_quickly(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "ROOT", tmp_path)
+    assert run("--quick", monkeypatch=monkeypatch) == 0
+    written = {path.stem for path in (tmp_path / "runs/quick").glob("*.json")}
+    assert written == set(reproduce.EXPERIMENTS)

@@ -1,0 +1,171 @@
+"""The committed results hold what README claims of them."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "experiments" / "results"
+NUMBERS = json.loads((RESULTS / "reversal_comparison.json").read_text())
+
+
+@pytest.mark.parametrize("score", ["additive", "dot", "general", "scaled"])
+def test_every_score_reverses_the_trained_lengths(score):
+    measured = NUMBERS["masked"][score]["accuracy"]["free_running_exact"]
+    by_seed = np.mean([measured[length] for length in "345678"], axis=0)
+    assert len(by_seed) >= 5
+    assert by_seed.mean() >= 0.995
+    assert by_seed.min() >= 0.98
+
+
+@pytest.mark.parametrize("score", ["additive", "dot", "general", "scaled"])
+def test_without_the_mask_only_padded_strings_come_out_right(score):
+    measured = NUMBERS["unmasked"][score]
+    bare = measured["accuracy"]["teacher_forced_tokens"]["5"]
+    padded = measured["accuracy_padded"]["teacher_forced_tokens"]["5"]
+    assert np.mean(bare) < 0.7
+    assert np.mean(padded) > 0.99
+
+
+def test_only_positions_for_any_length_reach_beyond_those_of_training():
+    arms = NUMBERS["masked"] | {"any length": NUMBERS["any_length"]}
+    right = {
+        name: np.mean(arm["accuracy"]["free_running_tokens"]["50"]) for name, arm in arms.items()
+    }
+    assert right.pop("any length") > 0.99
+    assert max(right.values()) < 0.2
+
+
+def experiment_of(name):
+    path = ROOT / "experiments" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_of_results", path)
+    experiment = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = experiment
+    spec.loader.exec_module(experiment)
+    return experiment
+
+
+def test_readme_shows_the_committed_table():
+    report = experiment_of("reversal_comparison").report(NUMBERS)
+    assert report in (ROOT / "README.md").read_text()
+
+
+def test_readme_shows_how_far_strings_are_reversed():
+    experiment = experiment_of("length_generalization")
+    numbers = json.loads((RESULTS / "length_generalization.json").read_text())
+    assert experiment.report(numbers) in (ROOT / "README.md").read_text()
+    for arms in numbers["arms"].values():
+        by_score = [np.mean(arm["mean_tokens"]) for arm in arms.values()]
+        assert len(by_score) == 4
+        assert min(by_score) >= 0.99
+        assert max(by_score) >= 0.999
+
+
+def test_every_kind_of_attention_reverses_but_those_that_cannot():
+    family = experiment_of("attention_family")
+    numbers = json.loads((RESULTS / "attention_family.json").read_text())
+    assert list(numbers["arms"]) == list(family.ARMS)
+    for arm, measured in numbers["arms"].items():
+        for accuracy in (measured["accuracy"], measured["accuracy_beam"]):
+            exact = np.mean([accuracy["free_running_exact"][n] for n in "345678"], axis=0)
+            assert len(exact) >= 3
+            if arm in family.MUST_FAIL:
+                assert exact.max() < 0.5, arm
+            elif arm == "no encoder":  # one block, no projections: it mostly does
+                assert exact.min() >= 0.9
+            else:
+                assert exact.min() >= 0.99, arm
+    assert family.report(numbers) in (ROOT / "README.md").read_text()
+
+
+def test_rollouts_are_shares():
+    numbers = json.loads((RESULTS / "rollout.json").read_text())
+    assert numbers["largest_row_sum_error"] < 1e-5
+    raw, mixed = (
+        np.array(numbers[name]) for name in ("cross_on_the_letter", "cross_rollout_on_the_letter")
+    )
+    assert len(raw) >= 3
+    assert np.all(raw > 0.8)
+    assert np.all(mixed < raw)
+
+
+BENCHMARKS = json.loads((RESULTS / "benchmark.json").read_text())["benchmarks"]
+
+
+def test_readmes_show_the_committed_tables_of_attention(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks import readme_tables
+
+    readme = (ROOT / "README.md").read_text()
+    assert readme_tables.speed_table(BENCHMARKS["attention"]["rows"]) in readme
+    assert readme_tables.memory_table(BENCHMARKS["attention-memory"]["rows"]) in readme
+    assert readme_tables.local_table(BENCHMARKS["local"]["rows"]) in readme
+    assert readme_tables.decoding_table(BENCHMARKS["decoding"]["rows"]) in readme
+    table = readme_tables.targets_table(BENCHMARKS["attention-targets"]["rows"])
+    assert table in (ROOT / "experiments" / "README.md").read_text()
+
+
+def test_memory_is_linear_and_within_its_targets():
+    rows = BENCHMARKS["attention-targets"]["rows"]
+    memory = [row for row in rows if "temporary" in row["what"]]
+    assert len(memory) == 12
+    assert [row for row in memory if row["met"] != "yes"] == []
+
+
+def test_windows_and_caches_pay_as_they_should():
+    rows = [*BENCHMARKS["local"]["rows"], *BENCHMARKS["decoding"]["rows"]]
+    with_target = [row for row in rows if "target" in row]
+    assert len(with_target) >= 3
+    assert [row for row in with_target if row["met"] != "yes"] == []
+
+
+def test_readme_shows_the_committed_benchmark():
+    readme = (ROOT / "README.md").read_text()
+    rows = BENCHMARKS["reversal"]["rows"]
+    ours = [row for row in rows if row["model"] == "ours"]
+    assert len(ours) == 4
+    for row in ours:
+        assert f"| {row['score']} | {row['steps_per_second']:.0f} steps/s |" in readme
+        assert f"| {row['times_peer']:.1f}× |" in readme
+
+
+def test_readme_says_what_logging_gradients_costs():
+    numbers = json.loads((RESULTS / "gradient_log.json").read_text())
+    rows = numbers["benchmarks"]["gradient-log"]["rows"]
+    text = (ROOT / "README.md").read_text()
+    for row in rows:
+        assert row["share"] <= 0.1
+        assert f"{100 * row['share']:.1f} % " in text
+    assert [row["score"] for row in rows] == ["scaled", "additive"]
+
+
+def test_memory_of_the_ring_falls_with_the_number_of_devices(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks import readme_tables
+
+    rows = json.loads((RESULTS / "ring_memory.json").read_text())["benchmarks"]["ring"]["rows"]
+    assert readme_tables.ring_table(rows) in (ROOT / "README.md").read_text()
+    alone, many = ([row for row in rows if row["devices"] == count] for count in (1, 8))
+    assert len(alone) == len(many) == 4
+    for one, eight in zip(alone, many, strict=True):
+        assert eight["argument_mib"] == pytest.approx(one["argument_mib"] / 8, rel=0.1)
+        # What is left of additive attention is a tile, the same on any number of devices.
+        assert eight["temporary_mib"] < one["temporary_mib"] / (
+            4 if one["score"] == "scaled" else 2
+        )
+
+
+def test_readme_shows_what_a_step_of_the_translator_takes(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks import readme_tables
+
+    numbers = json.loads((RESULTS / "translation_speed.json").read_text())
+    rows = numbers["benchmarks"]["translation"]["rows"]
+    assert readme_tables.translation_table(rows) in (ROOT / "README.md").read_text()
+    assert {row["score"] for row in rows} == {"additive", "dot", "general", "scaled"}
+    memory = {row["variant"]: row["temporary_mib"] for row in rows if row["score"] == "additive"}
+    assert memory["optax loss"] > 1.2 * memory["ours"]  # else what is ours for?

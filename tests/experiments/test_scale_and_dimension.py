@@ -1,0 +1,370 @@
+"""The experiment on scale and dimension: its scores and its bookkeeping, and what it found."""
+
+import copy
+import dataclasses
+import json
+import math
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from command_lines import ROOT, load
+
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.scores import ScaledDot
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
+from attention_jax.training.loop import LoopConfig
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
+    experiment = load("experiments/scale_and_dimension.py")
+training = sys.modules["scale_and_dimension_training"]
+answers = sys.modules["scale_and_dimension_answers"]
+
+T, S, D = 5, 7, 12
+RESULTS = ROOT / "experiments" / "results"
+# Claims that a few steps of training do not bear out.
+LEARNED = ("dot's loss ends above", "scaled dot is not the worst", "scaling harms at no")
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return json.loads((RESULTS / "scale_and_dimension.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def compile_quickly():
+    """What is looked at here lies above the numerics."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def tokens(seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(T, D)), rng.normal(size=(S, D))
+
+
+def with_factor(score, factor):
+    params = score.init(jax.random.key(3), D, D)
+    return {**params, "factor": jnp.float32(factor)}
+
+
+# --- scores ---
+
+FORMULAS = {
+    "ADDITIVE": lambda p, q, k: (
+        np.tanh((q @ p["query_kernel"])[:, None] + (k @ p["key_kernel"])[None]) @ p["v"]
+    ),
+    "DOT": lambda p, q, k: q @ k.T,
+    "GENERAL": lambda p, q, k: q @ p["kernel"] @ k.T,
+    "PROJECTED_DOT": lambda p, q, k: (q @ p["query_kernel"]) @ (k @ p["key_kernel"]).T,
+}
+FORMULAS["HALF_ADDITIVE"] = FORMULAS["ADDITIVE"]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_scores_are_their_formulas_times_the_factor(name):
+    score = getattr(training, name)
+    params, (query, key) = with_factor(score, -2.5), tokens()
+    arrays = {part: np.asarray(leaf, np.float64) for part, leaf in params["score"].items()}
+    expected = -2.5 * FORMULAS[name](arrays, query, key)
+    found = score(params, jnp.float32(query), jnp.float32(key))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_gradient_comes_to_the_factor():
+    score = training.PROJECTED_DOT
+    params, (query, key) = with_factor(score, 1.5), tokens()
+    loss = lambda params, query: jnp.sum(score(params, query, jnp.float32(key)) ** 2)  # noqa: E731
+    dparams, dquery = jax.grad(loss, argnums=(0, 1))(params, jnp.float32(query))
+    assert float(dparams["factor"]) == 0
+    kernels = {name: np.asarray(leaf, np.float64) for name, leaf in params["score"].items()}
+    bilinear = 1.5 * kernels["query_kernel"] @ kernels["key_kernel"].T
+    dlogits = 2 * query @ bilinear @ key.T
+    np.testing.assert_allclose(dquery, dlogits @ key @ bilinear.T, rtol=1e-4, atol=1e-3)
+    dkernel = 1.5 * query.T @ dlogits @ key @ kernels["key_kernel"]
+    np.testing.assert_allclose(dparams["score"]["query_kernel"], dkernel, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("ADDITIVE", 2 * D * D + D),
+        ("DOT", 0),
+        ("GENERAL", D * D),
+        ("HALF_ADDITIVE", D * D + D // 2),
+        ("PROJECTED_DOT", D * D),
+    ],
+)
+def test_numbers_of_parameters(name, count):
+    params = getattr(training, name).init(jax.random.key(0), D, D)["score"]
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
+
+
+def test_dot_and_scaled_dot_are_one_function_of_equal_logits():
+    query, key = (jnp.float32(x) for x in tokens())
+    scaled = training.Times(ScaledDot())
+    found = scaled(with_factor(scaled, 3.0), query, key)
+    dot = training.DOT(with_factor(training.DOT, 3.0 / math.sqrt(D)), query, key)
+    np.testing.assert_allclose(dot, found, rtol=1e-5, atol=1e-6)
+
+
+def test_projections_keep_unit_variance():
+    query_dim, key_dim = 48, 64
+    kernels = training.PROJECTED_DOT.init(jax.random.key(0), query_dim, key_dim)["score"]
+    for name, dim in (("query_kernel", query_dim), ("key_kernel", key_dim)):
+        assert kernels[name].shape == (dim, key_dim // 2)
+        variance = float(np.var(kernels[name], ddof=1)) * dim
+        assert abs(variance - 1) < 4 * math.sqrt(2 / kernels[name].size)
+    assert not np.allclose(kernels["query_kernel"], kernels["key_kernel"][:query_dim])
+
+
+# --- training ---
+
+
+def test_a_rate_that_is_traced_is_the_rate_of_the_configuration():
+    config = ReversalConfig(learning_rate=3e-3, loop=LoopConfig(steps=7))
+    params = {"x": jnp.array([1.0, -2.0, 0.5])}
+    state, same = params, params
+    traced = jax.jit(
+        lambda gradient, state, rate: training.optimizer_at(config, rate).update(gradient, state)
+    )
+    states = optimizer(config).init(params), training.optimizer_at(config, 1.0).init(params)
+    with jax.numpy_dtype_promotion("standard"):
+        for step in range(3):
+            gradient = {"x": jnp.array([0.3, -4.0, 2.0]) * (step - 1.5)}
+            updates, first = optimizer(config).update(gradient, states[0])
+            others, second = traced(gradient, states[1], 3e-3)
+            states = first, second
+            state, same = optax.apply_updates(state, updates), optax.apply_updates(same, others)
+    assert not np.allclose(state["x"], params["x"], atol=1e-3)
+    np.testing.assert_allclose(same["x"], state["x"], rtol=1e-6)
+
+
+@pytest.mark.slow  # it compiles for 10 s; what `run` makes of its numbers is tested below
+@pytest.mark.usefixtures("compile_quickly")
+def test_runs_of_one_program_have_their_own_size_and_rate():
+    config = ReversalConfig(
+        model=Seq2SeqConfig(
+            score=training.name_of("PROJECTED_DOT"), dim=8, hidden_dim=3, encoder_layers=0
+        ),
+        loop=LoopConfig(seeds=2, steps=2),
+        batch_size=5,
+        max_length=3,
+    )
+    runs = [(training.Size(sd=2.0), 1e-30), (training.Size(factor=3.0), 1e-2)]
+    found = training.trained(config, runs, every=1, strings=7, test_strings=3, seed=0)
+    deviations, losses = found["curves"]["logit_sd"], found["curves"]["loss"]
+    assert losses.shape == (2, 2, 3)
+    np.testing.assert_allclose(deviations[0, :, 0], 2, rtol=1e-5)
+    np.testing.assert_allclose(deviations[0, :, 0] / found["factor"][0], deviations[1, :, 0] / 3,
+                               rtol=1e-5)  # fmt: skip
+    assert found["factor"][0, 0] != found["factor"][0, 1]
+    np.testing.assert_allclose(losses[0], losses[0, :, :1] * np.ones(3), rtol=1e-5)
+    assert np.all(losses[1, :, 0] > losses[1, :, 1])
+    assert found["exact_match"].shape == found["loss"].shape == (2, 2)
+    assert found["parameters"] == 8 * 8
+
+
+# --- bookkeeping ---
+
+
+def test_every_number_comes_from_the_run_that_it_is_said_to(monkeypatch):
+    """Training replaced by numbers that say what was asked for."""
+    kinds = ("DOT", "ADDITIVE", "GENERAL", "HALF_ADDITIVE", "PROJECTED_DOT")
+
+    def says(score, dim, size, rate, seed):
+        wanted = 100 * size.factor if size.sd is None else -size.sd
+        return kinds.index(score) * 1000 + dim + wanted + rate + 0.5 * seed
+
+    def trained(config, runs, *, every, **_):
+        model, loop = config.model, config.loop
+        score = model.score.split(":")[1]
+        losses = np.array(
+            [[says(score, model.dim, *run, seed) for seed in range(loop.seeds)] for run in runs]
+        )
+        looks = np.arange(loop.steps // every + 1)
+        curves = dict.fromkeys(experiment.CURVES, losses[..., None] + looks)
+        rest = {"curves": curves, "exact_match": losses, "factor": losses}
+        return {"loss": losses, "parameters": np.array(7), **rest}
+
+    monkeypatch.setattr(training, "trained", trained)
+    monkeypatch.setattr(experiment, "significant", lambda numbers: np.asarray(numbers).tolist())
+    config = experiment.Config(
+        dims=(4, 8), steps=(3, 5), size_dims=(8,), sizes=(2, 3), score_dim=8, score_size=0.5,
+        rates=(0.25, 0.125), seeds=2, look_every=1,
+    )  # fmt: skip
+    numbers = experiment.run(config)
+    size_of = training.Size
+
+    def check(arm, score, dim, size):
+        rates = [8 / dim * rate for rate in config.rates]
+        assert [float(rate) for rate in arm["rates"]] == rates
+        for rate, of_rate in zip(rates, arm["rates"].values(), strict=True):
+            by_seed = [says(score, dim, size, rate, seed) for seed in (0, 1)]
+            assert of_rate["loss"] == of_rate["exact_match"] == by_seed
+        return of_rate  # of the last rate
+
+    for dim, steps in ((4, 3), (8, 5)):
+        of_dim = numbers["dimension"][str(dim)]
+        assert of_dim["steps"] == list(range(steps + 1))
+        last = check(of_dim["dot"], "DOT", dim, size_of())
+        assert np.array(last["curves"]["entropy"]).shape == (steps + 1, 2)
+        assert last["entropy"] == last["curves"]["entropy"][-1]
+        check(of_dim["scaled"], "DOT", dim, size_of(dim**-0.5))
+    assert list(numbers["size"]) == ["8"]
+    for size in (2, 3):
+        check(numbers["size"]["8"][f"{size}"], "DOT", 8, size_of(sd=size))
+    found = {what: dict(arms) for what, arms in numbers["scores"].items()}
+    as_they_are, equal, parameters, both = found.values()
+    for arms, additive, dot in (
+        (as_they_are, "ADDITIVE", "DOT"), (parameters, "HALF_ADDITIVE", "PROJECTED_DOT"),
+    ):  # fmt: skip
+        check(arms["additive"], additive, 8, size_of())
+        check(arms["dot"], dot, 8, size_of())
+        check(arms["general"], "GENERAL", 8, size_of())
+        check(arms["scaled"], dot, 8, size_of((8 if dot == "DOT" else 4) ** -0.5))
+    for arms, additive, dot in (
+        (equal, "ADDITIVE", "DOT"), (both, "HALF_ADDITIVE", "PROJECTED_DOT"),
+    ):  # fmt: skip
+        check(arms["additive"], additive, 8, size_of(sd=0.5))
+        check(arms["dot = scaled"], dot, 8, size_of(sd=0.5))
+        check(arms["general"], "GENERAL", 8, size_of(sd=0.5))
+
+
+# --- reading the numbers ---
+
+
+def arm(**losses):
+    return {
+        "rates": {rate: {"loss": values, "exact_match": values} for rate, values in losses.items()}
+    }
+
+
+def test_an_arm_is_read_at_its_best_rate():
+    of_two = arm(a=[1.0, 5.0, 3.0], b=[2.0, 2.5, 3.0])
+    assert answers.best_rate(of_two) == "b"
+    assert answers.at_best_rate(of_two, "exact_match").tolist() == [2.0, 2.5, 3.0]
+
+
+def test_difference_of_paired_seeds_by_hand():
+    # Gaps 1, 2, 3: mean 2, deviation 1.
+    gap, bound = answers.difference(arm(a=[2.0, 4.0, 6.0]), arm(b=[1.0, 2.0, 3.0]))
+    assert (gap, bound) == pytest.approx((2, 2 / math.sqrt(3)))
+
+
+def test_sizes_that_fail_are_larger_and_worse_than_by_chance():
+    arms = {
+        "0.5": arm(a=[5.0, 5.1, 5.2]),  # worse, but smaller
+        "1": arm(a=[1.0, 1.2, 1.1]),
+        "4": arm(a=[1.9, 0.6, 1.1]),  # worse, but by chance
+        "16": arm(a=[2.0, 2.1, 2.2]),
+        "8": arm(a=[1.5, 1.8, 1.7]),
+    }
+    assert answers.sizes_that_fail(arms) == ("1", ["8", "16"])
+
+
+def test_guessing_letters_costs():
+    assert answers.loss_of_guessing() == pytest.approx(5.5 / 6.5 * math.log(26))
+
+
+# --- what was found ---
+
+
+def test_committed_numbers_meet_what_is_expected(numbers):
+    found = experiment.expectations(numbers)
+    assert [str(one) for one in found if not one.met] == []
+    assert all(any(part in one.claim for one in found) for part in LEARNED)
+
+
+def swap(arms, a, b):
+    arms[a], arms[b] = arms[b], arms[a]
+
+
+def spoil(numbers, claim):
+    config = numbers["config"]
+    largest = numbers["dimension"][str(config["dims"][-1])]
+    if claim in ("at d = 256 unscaled dot's loss", "at d = 256 dot begins"):
+        swap(largest, "dot", "scaled")
+    elif claim.startswith("dot's logits begin"):
+        largest["dot"]["initial_logit_sd"][0] *= 1.01
+    elif claim.startswith("logits begin"):
+        numbers["scores"]["equal logits"]["general"]["initial_logit_sd"][0] *= 1.01
+    elif claim.startswith("most parameters"):
+        numbers["scores"]["equal parameters"]["additive"]["parameters"] += 100
+    elif claim.startswith("scaling harms"):
+        rates = numbers["dimension"]["16"]["scaled"]["rates"]
+        rates["0.004"]["loss"] = [3.0, 3.0, 3.0]
+    else:
+        swap(numbers["scores"]["as they are"], "scaled", "dot")
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "at d = 256 unscaled dot's loss",
+        "at d = 256 dot begins",
+        "dot's logits begin",
+        "logits begin",
+        "most parameters",
+        "scaling harms",
+        "at d = 64, padding masked",
+    ],
+)
+def test_other_numbers_do_not(numbers, claim):
+    changed = copy.deepcopy(numbers)
+    spoil(changed, claim)
+    (found,) = [one for one in experiment.expectations(changed) if one.claim.startswith(claim)]
+    assert not found.met
+
+
+def test_figures_and_answers_come_from_the_numbers(numbers):
+    assert list(experiment.plot(numbers)) == list(experiment.CAPTIONS)
+    paragraphs = experiment.report(numbers).split("\n\n")
+    assert [paragraph[:2] for paragraph in paragraphs] == ["1.", "2.", "3."]
+    for dim, of_dim in numbers["dimension"].items():
+        losses = answers.at_best_rate(of_dim["dot"], "loss")
+        assert f"At d = {dim}, {of_dim['steps'][-1]} steps, dot ends at" in paragraphs[0]
+        assert f"{float(f'{losses.mean():.3g}'):g} ± " in paragraphs[0]
+    best = min(
+        numbers["scores"]["equal logits and parameters"].items(),
+        key=lambda arm: min(np.mean(rate["loss"]) for rate in arm[1]["rates"].values()),
+    )[0]
+    assert f"Equal logits and parameters, best first: {best} (" in paragraphs[2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dims": (), "steps": ()}, "dims must be at least one, each once"),
+        ({"rates": (1e-3, 1e-3)}, "rates must be at least one, each once"),
+        ({"size_dims": ()}, "size_dims must be at least one, each once"),
+        ({"sizes": (1.0, 0.0)}, "sizes must be finite and greater than 0; got 0.0"),
+        ({"score_size": math.inf}, "score_size must be finite and greater than 0; got inf"),
+        ({"seeds": 1}, "seeds must be at least 2; got 1"),
+        ({"steps": (400, 400)}, "steps must be one for each of dims"),
+        ({"steps": (400, 400, 310)}, "steps must be multiples of look_every 25; got 310"),
+        ({"dims": (16, 64, 258)}, "dims must be multiples of 4; got 258"),
+        ({"size_dims": (32,)}, r"size_dims must be among dims \(16, 64, 256\); got 32"),
+        ({"score_dim": 32}, r"score_dim must be among dims \(16, 64, 256\); got 32"),
+    ],
+)
+def test_mistakes_before_anything_is_computed(settings, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(experiment.Config(), **settings)
+
+
+@pytest.mark.slow
+def test_quick_run(tmp_path, capsys):
+    experiment.main(dataclasses.replace(experiment.QUICK, results=tmp_path))
+    numbers = json.loads((tmp_path / "scale_and_dimension.json").read_text())
+    missed = [one.claim for one in experiment.expectations(numbers) if not one.met]
+    assert [claim for claim in missed if not any(part in claim for part in LEARNED)] == []
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        f"{stem}.png" for stem in experiment.CAPTIONS
+    }
+    assert "1. Dimension." in capsys.readouterr().out

@@ -1,0 +1,69 @@
+"""Heads as batch axes, against indexing one head at a time."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax import causal_mask, padding_mask, segment_mask
+from attention_jax.functional.heads import group_heads, mask_for_heads, ungroup_heads
+
+B, N, K, T, S = 2, 6, 3, 5, 7
+
+
+def test_groups_are_neighbouring_heads_and_back():
+    queries = np.arange(B * N * T * S).reshape(B, N, T, S)
+    grouped = group_heads(jnp.array(queries), 2, K)
+    assert grouped.shape == (B, K, N // K, T, S)
+    for head in range(N):
+        group, member = divmod(head, N // K)
+        np.testing.assert_array_equal(grouped[:, group, member], queries[:, head])
+    parts = ungroup_heads({"both": grouped, "first": grouped[..., 0, 0]}, 1)
+    np.testing.assert_array_equal(parts["both"], queries)
+    np.testing.assert_array_equal(parts["first"], queries[..., 0, 0])
+
+
+def test_one_for_all_heads_and_none():
+    one = jnp.arange(B * T).reshape(B, 1, T)
+    np.testing.assert_array_equal(group_heads(one, 1, K), one[:, None])
+    np.testing.assert_array_equal(group_heads(one[0, 0], 1, K), one[0, 0])  # no head axis
+
+
+def test_masks_get_a_head_axis_after_their_batch_axes():
+    lengths = jnp.array([4, 7])
+    segments = jnp.arange(B * T).reshape(B, T) % 3, jnp.arange(S) % 3
+    mask = padding_mask(lengths) & segment_mask(*segments) & causal_mask(1)
+    for_heads = mask_for_heads(mask, 1)
+    table = for_heads.materialize(T, S)
+    assert table.shape == (B, 1, T, S)
+    for row in range(B):
+        for i in range(T):
+            for j in range(S):
+                same = int(segments[0][row, i]) == j % 3
+                expected = j < lengths[row] and same and j <= i + 1
+                assert bool(table[row, 0, i, j]) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((T, S), (T, S)),
+        ((S,), (1, S)),
+        ((B, 1, S), (B, 1, 1, S)),
+        ((B, N, T, S), (B, N, T, S)),
+    ],
+)
+def test_arrays(shape, expected):
+    table = np.random.default_rng(0).random(shape) < 0.5
+    mask = mask_for_heads(jnp.array(table), 1)
+    assert mask.table.shape == expected
+    np.testing.assert_array_equal(np.asarray(mask.table).reshape(shape), table)
+
+
+def test_lengths_of_each_head_stay_as_they_are():
+    lengths = jnp.arange(B * N).reshape(B, N)
+    np.testing.assert_array_equal(mask_for_heads(padding_mask(lengths), 1).key_lengths, lengths)
+
+
+def test_no_examples():
+    parts = ungroup_heads(jnp.ones((0, K, N // K, T)), 1)
+    assert parts.shape == (0, N, T)

@@ -1,0 +1,71 @@
+"""A call of `interop.dot_product_attention` outside of `jit` is one program; axes of its masks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax.functional.interop import dot_product_attention
+
+B, T, S, N, K, D = 4, 5, 7, 4, 2, 3  # as many heads as examples
+RNG = np.random.default_rng(0)
+QUERY = RNG.normal(size=(B, T, N, D)).astype(np.float32)
+KEY = RNG.normal(size=(B, S, K, D)).astype(np.float32)
+
+
+def test_all_of_it_is_one_program_that_is_traced_once():
+    traces = []
+
+    def score(q, k):
+        traces.append(q.shape)
+        return q @ k.T
+
+    def call(query, lengths, bias):
+        return dot_product_attention(
+            query, KEY, KEY, bias, aj.causal_mask(1), is_causal=True, score=score,
+            key_value_seq_lengths=lengths, local_window_size=3, return_residual=True,
+        )  # fmt: skip
+
+    inputs = (jnp.asarray(QUERY), jnp.array([1, 3, 7, 2]), jnp.zeros((N, 1, 1)))
+    # Outside of `jit`, each equation of this would be a program of its own.
+    equations = jax.make_jaxpr(call)(*inputs).eqns
+    assert len(equations) == 1
+    call(*inputs)
+    once = len(traces)
+    call(2 * inputs[0], inputs[1] + 0, inputs[2] + 1)
+    assert len(traces) == once > 0
+
+
+def test_an_array_of_three_axes_has_heads_first_as_in_jax_nn():
+    mask = RNG.random((N, T, S)) < 0.5
+    mask[..., 0] = True
+    key = np.repeat(KEY, N // K, axis=2)
+    expected = jax.nn.dot_product_attention(QUERY, key, key, mask=jnp.asarray(mask))
+    got = dot_product_attention(QUERY, KEY, KEY, mask=mask)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_in_a_mask_need_the_head_axis():
+    mask = aj.padding_mask(jnp.array([1, 3, 7, 2]))
+    with pytest.raises(ValueError, match=r"key_lengths must have all 2 batch .*key_lengths\[:, No"):
+        dot_product_attention(QUERY, KEY, KEY, mask=mask)
+    lengths = np.array([1, 3, 7, 2], np.int32)
+    mask = aj.padding_mask(lengths[:, None])
+    got = dot_product_attention(QUERY, KEY, KEY, mask=mask)
+    expected = dot_product_attention(QUERY, KEY, KEY, key_value_seq_lengths=lengths)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mask": "causal"}, "mask must be an array; got str"),
+        ({"bias": "alibi"}, "bias must be an array; got str"),
+        ({"params": {"kernel": "big"}, "score": "general"}, r"params\['kernel'\] must be an array"),
+        ({"key_value_seq_lengths": "long"}, "key_value_seq_lengths must be an array; got str"),
+    ],
+)
+def test_what_is_no_array_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        dot_product_attention(QUERY, KEY, KEY, **arguments)

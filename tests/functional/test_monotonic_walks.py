@@ -1,0 +1,208 @@
+"""Where walks stop, against a triple loop in float64 and a walk by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+from walk_cases import numpy_walk, numpy_weights, probabilities
+
+from attention_jax.functional.monotonic_walks import (
+    hard_monotonic_positions,
+    hard_monotonic_weights,
+    monotonic_weights,
+)
+
+B, T, S = 2, 5, 7
+both_methods = pytest.mark.parametrize("method", ["parallel", "recursive"])
+
+
+# --- weights from probabilities ---
+
+
+@both_methods
+@pytest.mark.parametrize("with_initial", [False, True])
+def test_weights_are_the_papers_sum(method, with_initial):
+    p = probabilities(B, 3, T, S)
+    initial = probabilities(3, S, seed=1) / S if with_initial else None
+    weights = monotonic_weights(p, initial, method=method)
+    assert weights.shape == p.shape
+    assert weights.dtype == jnp.float32
+    for b, n in np.ndindex(B, 3):
+        expected = numpy_weights(p[b, n], None if initial is None else initial[n])
+        np.testing.assert_allclose(weights[b, n], expected, atol=1e-6)
+    sums = np.sum(np.asarray(weights, np.float64), -1)
+    assert np.all(np.diff(sums, axis=-1, prepend=1) <= 1e-6)  # what passes the last key is lost
+
+
+@both_methods
+def test_saturated_and_long_stays_exact(method):
+    """Here the paper's cumulative product underflows: 211 keys, p of 0, 1 and all between."""
+    p = probabilities(T, 211) ** 2
+    p[:, 50:150] = 0
+    p[:, 151:160] = 1
+    p[1, :40] = 1 - 1e-6
+    p[2] = 0.75
+    weights = monotonic_weights(p, method=method)
+    np.testing.assert_allclose(weights, numpy_weights(p), atol=2e-6)
+
+
+@both_methods
+def test_gradients_to_second_order(method):
+    with jax.enable_x64(True):
+        p = jnp.asarray(np.random.default_rng(2).uniform(0.1, 0.9, size=(3, 5)))
+        initial = jnp.full((5,), 0.2, jnp.float64)
+        weights = jax.jit(lambda *args: jnp.sin(3 * monotonic_weights(*args, method=method)))
+        check_grads(weights, (p, initial), order=2, modes=["rev"], atol=1e-5, rtol=1e-5)
+        check_grads(weights, (p, initial), order=1, modes=["fwd"], atol=1e-6, rtol=1e-6)
+
+
+@both_methods
+def test_gradients_are_finite_and_right_at_0_and_1(method):
+    p = np.array([[0, 1, 0.5], [0, 0, 0], [1, 1, 1]], np.float64)
+    with jax.enable_x64(True):
+        cotangent = np.random.default_rng(0).normal(size=p.shape)
+
+        def loss(p):
+            return jnp.sum(monotonic_weights(p, method=method) * cotangent)
+
+        gradient = jax.grad(loss)(jnp.asarray(p))
+    # Weights are polynomials in p: differences work beyond [0, 1] too.
+    expected = np.zeros_like(p)
+    for index in np.ndindex(p.shape):
+        step = np.zeros_like(p)
+        step[index] = 1e-6
+        difference = numpy_weights(p + step) - numpy_weights(p - step)
+        expected[index] = np.sum(difference * cotangent) / 2e-6
+    np.testing.assert_allclose(gradient, expected, atol=1e-8)
+
+
+@both_methods
+def test_jit_vmap_and_batch_axes_agree(method):
+    p, initial = probabilities(3, T, S), probabilities(3, S, seed=1) / S
+
+    weights = functools.partial(monotonic_weights, method=method)
+    expected = np.stack([weights(*example) for example in zip(p, initial, strict=True)])
+    np.testing.assert_allclose(jax.jit(weights)(p, initial), expected, atol=1e-7)
+    np.testing.assert_allclose(jax.vmap(weights)(p, initial), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_low_precision_is_computed_in_float32(dtype):
+    p = jnp.asarray(probabilities(T, S), dtype)
+    weights = monotonic_weights(p)
+    np.testing.assert_array_equal(weights, monotonic_weights(p.astype(jnp.float32)).astype(dtype))
+    assert weights.dtype == hard_monotonic_weights(p).dtype == dtype
+
+
+@both_methods
+def test_no_queries_and_no_keys(method):
+    for shape in ((0, S), (T, 0), (B, 0, 0)):
+        p = jnp.zeros(shape)
+        assert monotonic_weights(p, method=method).shape == shape
+        assert hard_monotonic_weights(p).shape == shape
+
+
+# --- the hard form ---
+
+
+def test_first_choice_at_or_after_the_last_position():
+    p = jnp.array([[0.0, 0, 0, 1, 1, 0, 1, 1]])
+    assert [hard_monotonic_positions(p, start).tolist() for start in (0, 4, 5)] == [[3], [4], [6]]
+    assert hard_monotonic_weights(p).tolist() == [[0, 0, 0, 1, 0, 0, 0, 0]]
+
+
+def test_walks_against_a_loop_and_a_half_is_chosen():
+    p = probabilities(3, T, S, seed=7)
+    p[:, :, 2] = 0.5
+    start = np.array([0, 2, 5])
+    positions = hard_monotonic_positions(p, start)
+    assert positions.dtype == jnp.int32
+    for example, first, found in zip(p, start, positions, strict=True):
+        assert found.tolist() == numpy_walk(example >= 0.5, first)
+    np.testing.assert_array_equal(hard_monotonic_positions(p >= 0.5, start), positions)
+    for transform in (jax.jit, jax.vmap):
+        np.testing.assert_array_equal(transform(hard_monotonic_positions)(p, start), positions)
+
+
+def test_after_a_query_that_finds_nothing_none_does():
+    p = jnp.array([[0.0, 1, 0], [0, 0, 0], [1, 1, 1]])
+    assert hard_monotonic_weights(p).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert hard_monotonic_positions(p, 3).tolist() == [3, 3, 3]
+
+
+@both_methods
+def test_hard_is_soft_where_all_probabilities_are_0_or_1(method):
+    choices = np.float32(probabilities(17, T, S) < 0.4)
+    hard = hard_monotonic_weights(choices)
+    assert 0 < np.sum(hard) < 17 * T  # some queries find a key, some do not
+    np.testing.assert_array_equal(monotonic_weights(choices, method=method), hard)
+
+
+# --- bad input ---
+
+P = jnp.ones((B, T, S))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda: monotonic_weights(P, method="cumprod"), "one of parallel, recursive; got 'cump"),
+        (lambda: monotonic_weights(P > 0), "must be floating-point; got dtype bool"),
+        (lambda: monotonic_weights(P[0, 0]), r"must be \[\*B, T, S\]; got \[7\]"),
+        (lambda: monotonic_weights(P, P[0]), r"\[..., 7\] and broadcast to \[2, 7\]; got \[5, 7\]"),
+        (lambda: monotonic_weights(P, jnp.ones(S, int)), "initial must be floating-point"),
+        (lambda: hard_monotonic_positions(P, 0.5), "start must be integers; got dtype float32"),
+        (lambda: hard_monotonic_positions(P, np.arange(3)), r"start must broadcast to \[2\]"),
+    ],
+)
+def test_wrong_weights_arguments(function, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        function()
+    assert "\n" not in str(caught.value)
+
+
+# --- probabilities that are none ---
+
+every_walk = pytest.mark.parametrize(
+    "walk", [monotonic_weights, hard_monotonic_positions, hard_monotonic_weights]
+)
+
+
+@every_walk
+def test_logits_are_no_probabilities(walk):
+    p = probabilities(B, T, S)
+    for value, said in ((-3.5, "-3.5"), (1.25, "1.25"), (np.inf, "inf"), (-np.inf, "-inf")):
+        for dtype in (jnp.bfloat16, np.float32):
+            wrong = p.astype(dtype)
+            wrong[1, 2, 3] = value
+            for array in (wrong, jnp.asarray(wrong)):
+                with pytest.raises(
+                    ValueError, match=r"probabilities must be in \[0, 1\]"
+                ) as caught:
+                    walk(array)
+                assert f"got {said} (" in str(caught.value)
+
+
+@every_walk
+def test_what_may_be_a_probability_passes(walk):
+    p = probabilities(B, T, S)
+    expected = walk(p)
+    np.testing.assert_array_equal(walk(p.astype(np.float16)).shape, expected.shape)
+    p[0, 0, 0] = 1 + 1e-7  # rounding
+    walk(p)
+    # NaN reaches no key before its own and no query before its own.
+    p = probabilities(B, T, S)
+    p[:, 3:, 4:] = np.nan
+    with_nan = walk(p)
+    if walk is not hard_monotonic_positions:
+        expected, with_nan = expected[..., :4], with_nan[..., :4]
+    np.testing.assert_allclose(with_nan[:, :3], expected[:, :3], atol=1e-7)
+    # What is traced has no numbers yet.
+    outside = p + 2
+    for transformed in (jax.jit(walk), jax.vmap(walk), jax.jit(jax.vmap(walk))):
+        assert transformed(outside).shape[0] == B
+    if walk is monotonic_weights:
+        jax.grad(lambda p: walk(p).sum())(outside)

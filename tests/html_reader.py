@@ -1,0 +1,28 @@
+"""Reads a page's elements and text."""
+
+import html.parser
+
+
+class Reader(html.parser.HTMLParser):
+    """Every element's attributes, and the tags that are still open."""
+
+    VOID = ("meta", "img")
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def attributes(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]

@@ -1,0 +1,224 @@
+"""Every kind of cross attention: all queries at once, one after another, and against its core."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from numpy_model import linear, multi_head, normal, scrambled, softmax_where, weights_of
+
+from attention_jax import get_score, padding_mask
+from attention_jax.functional.coverage import coverage_attention
+from attention_jax.functional.monotonic import monotonic_attention
+from attention_jax.nn import CrossAttention, CrossAttentionConfig
+
+B, T, S, DIM, MEMORY_DIM = 2, 5, 7, 12, 13
+LENGTHS = [4, 7]
+KINDS = {
+    "global": {},
+    "heads": {"heads": 4},
+    "local-m": {"attention": "local-m", "radius": 1},
+    "local-m-monotonic": {"attention": "local-m", "radius": 1, "alignment": "monotonic"},
+    "local-p": {"attention": "local-p", "radius": 2},
+    "coverage": {"attention": "coverage"},
+    "monotonic": {"attention": "monotonic"},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def make(kind, score="additive", **options):
+    config = CrossAttentionConfig(**KINDS[kind])
+    options = {"keep_rngs": False, "rngs": nnx.Rngs(0), **options}
+    return scrambled(CrossAttention(score, DIM, MEMORY_DIM, config, **options))
+
+
+def tokens():
+    return normal(B, T, DIM), normal(B, S, MEMORY_DIM, seed=3)
+
+
+def expected_weights(kind, params, query, memory, length):
+    """[T, S] of one example in float64; only of kinds without a past."""
+    i, j = np.arange(T)[:, None], np.arange(S)[None, :]
+    allowed, own = j < length, params["attention"]
+    if kind == "heads":
+        return multi_head("additive", own, query, memory, allowed)[1].mean(0)
+    if kind.startswith("local-m"):
+        center = i if kind == "local-m-monotonic" else length - 1 - i
+        allowed = allowed & (np.abs(j - center) <= 1)
+    weights = weights_of("additive", own["params"], query, memory, allowed)
+    if kind == "local-p":
+        hidden = np.tanh(query @ own["position_kernel"]) @ own["position_v"]
+        center = length / (1 + np.exp(-hidden))[:, None]
+        distances = np.abs(j - center)
+        logits = np.log(weights_of("additive", own["params"], query, memory, allowed) + 1e-300)
+        # The window's keys share the weight, and then a Gaussian of sigma = D / 2 scales it down.
+        weights = softmax_where(logits, allowed & (distances <= 2)) * np.exp(-(distances**2) / 2)
+    return weights
+
+
+@every_kind
+def test_all_at_once_is_one_after_another(kind):
+    module, params = make(kind)
+    query, memory = tokens()
+    spoiled = memory.copy()
+    for row, length in enumerate(LENGTHS):
+        spoiled[row, length:] = np.nan
+
+    @jax.jit
+    def both(query, memory, lengths):
+        options = {"source_lengths": lengths, "mask": padding_mask(lengths)}
+        remembered = module.remember(memory)
+
+        def step(carry, token):
+            first, carry = carry
+            found = module(
+                token[:, None], remembered, first=first, carry=carry, return_weights=True, **options
+            )
+            return (first + 1, found[2]), (found[0][:, 0], found[1][:, 0])
+
+        start = (0, module.first_carry((B,), S))
+        (_, carry), steps = jax.lax.scan(step, start, jnp.swapaxes(query, 0, 1))
+        steps = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), steps)
+        return module(query, memory, return_weights=True, **options), (*steps, carry)
+
+    whole, steps = both(query, memory, jnp.array(LENGTHS))
+    output, weights, _ = whole
+    assert (output.shape, weights.shape) == ((B, T, DIM), (B, T, S))
+    for one, other in zip(*map(jax.tree.leaves, (steps, whole)), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    for found in both(query, spoiled, jnp.array(LENGTHS)):  # what padding holds is not seen
+        for one, other in zip(found[:2], whole[:2], strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+    for row, length in enumerate(LENGTHS):
+        np.testing.assert_array_equal(weights[row, :, length:], 0)
+        wide = (query[row].astype(np.float64), memory[row].astype(np.float64))
+        if kind not in ("coverage", "monotonic"):
+            expected = expected_weights(kind, params, *wide, length)
+            np.testing.assert_allclose(weights[row], expected, atol=1e-5)
+        if kind == "heads":
+            expected = multi_head("additive", params["attention"], *wide, np.arange(S) < length)[0]
+        else:
+            expected = linear(params["output"], np.asarray(weights[row], np.float64) @ wide[1])
+        np.testing.assert_allclose(output[row], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["coverage", "monotonic"])
+def test_kinds_with_a_past_are_their_core(kind):
+    module, params = make(kind)
+    (query, memory), lengths = tokens(), jnp.array(LENGTHS)
+    own = jax.tree.map(np.float32, params["attention"])
+    options = {
+        "score": get_score("additive"),
+        "params": own["params"],
+        "mask": padding_mask(lengths),
+    }
+    output, weights, carry = module(query, memory, mask=padding_mask(lengths), return_weights=True)
+    if kind == "coverage":
+        kernel = own["coverage_kernel"]
+        core = coverage_attention(query, memory, memory, coverage_kernel=kernel, **options)
+        expected, found, last = core.output, core.weights, core.coverage
+        np.testing.assert_allclose(carry, np.sum(weights, axis=1), atol=1e-5)
+    else:
+        expected, found = monotonic_attention(
+            query, memory, memory, offset=own["offset"], **options
+        )
+        last = found[:, -1]
+    np.testing.assert_allclose(weights, found, atol=1e-6)
+    np.testing.assert_allclose(carry, last, atol=1e-6)
+    expected = np.asarray(expected, np.float64) @ params["output"]["kernel"]
+    np.testing.assert_allclose(output, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("kind", ["coverage", "monotonic"])
+def test_the_carry_keeps_its_dtype(kind, dtype):
+    with jax.enable_x64(True):  # float32 stays float32 there, too
+        graph, state = nnx.split(make(kind)[0])
+        module = nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype(dtype), state))
+        query, memory = (jnp.asarray(array, dtype) for array in tokens())
+
+        def step(carry, token):
+            output, _, carry = module(token[:, None], memory, carry=carry)
+            return carry, output[:, 0]
+
+        first = module.first_carry((B,), S, query.dtype)
+        carry, steps = jax.lax.scan(step, first, jnp.swapaxes(query, 0, 1))
+        assert steps.dtype == dtype
+        assert carry.dtype == (jnp.float64 if dtype == "float64" else jnp.float32)
+        expected = module(query, memory)[0]
+        tolerance = {"bfloat16": 0.05, "float32": 1e-5, "float64": 1e-12}[dtype]
+        steps = np.asarray(jnp.swapaxes(steps, 0, 1), np.float64)
+        np.testing.assert_allclose(steps, np.asarray(expected, np.float64), atol=tolerance)
+
+
+def test_the_carry_keeps_its_dtype_beside_wider_parameters():
+    with jax.enable_x64(True):
+        config = CrossAttentionConfig(attention="coverage")
+        module = CrossAttention("dot", DIM, DIM, config, rngs=nnx.Rngs(0))
+        wide = module.attention.coverage_kernel[...].astype(jnp.float64)
+        module.attention.coverage_kernel = nnx.Param(wide)
+        first = module.first_carry((), S, jnp.float32)
+        _, _, carry = module(normal(1, DIM), normal(S, DIM), carry=first)
+    assert first.dtype == carry.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("kind", ["global", "heads", "local-m", "local-p", "monotonic"])
+def test_dropout_or_noise_only_with_a_rng(kind):
+    module, _ = make(kind, dropout_rate=0.5)
+    plain, _ = make(kind)
+    query, memory = tokens()
+    call = jax.jit(lambda rng: module(query, memory, dropout_rng=rng)[0])
+    module.eval()
+    first = np.asarray(call(jax.random.key(0)))
+    np.testing.assert_array_equal(first, call(jax.random.key(0)))
+    without = np.asarray(plain(query, memory)[0])
+    assert np.any(np.abs(first - without) > 1e-3)
+    np.testing.assert_allclose(module(query, memory)[0], without, atol=1e-5)
+    assert np.any(first != call(jax.random.key(1)))
+
+
+def test_without_lengths_all_of_the_memory_is_real():
+    module, _ = make("local-m")
+    query, memory = tokens()
+    whole = jnp.full((B,), S)
+    found = module(query, memory, return_weights=True)
+    expected = module(query, memory, source_lengths=whole)
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-6)
+    weights = np.asarray(found[1])
+    window = np.abs(np.arange(S)[None, :] - (S - 1 - np.arange(T))[:, None]) <= 1
+    np.testing.assert_array_equal(weights != 0, np.broadcast_to(window, weights.shape))
+
+
+def test_first_places_the_window():
+    module, _ = make("local-m-monotonic")
+    query, memory = tokens()
+    weights = module(query[:, :2], memory, first=3, return_weights=True)[1]
+    window = np.abs(np.arange(S)[None, :] - np.array([3, 4])[:, None]) <= 1
+    np.testing.assert_array_equal(np.asarray(weights) != 0, np.broadcast_to(window, (B, 2, S)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention": "locally"},
+         "attention must be one of global, local-m, local-p, coverage, monotonic; got 'locally'"),
+        ({"alignment": "none"}, "alignment must be one of monotonic, reversed; got 'none'"),
+        ({"heads": 0}, "heads must be at least 1; got 0"),
+        ({"radius": -1}, "radius must be at least 0; got -1"),
+    ],
+)  # fmt: skip
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        CrossAttentionConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"heads": 5}, "qkv_dim must be a multiple of 5 heads; got 12"),
+        ({}, "key_dim must be 12 to match score"),
+    ],
+)
+def test_what_cannot_be_made(config, message):
+    with pytest.raises(ValueError, match=message):
+        CrossAttention("dot", DIM, MEMORY_DIM, CrossAttentionConfig(**config), rngs=nnx.Rngs(0))

@@ -1,0 +1,381 @@
+"""Greedy and beam search against plain loops and against every sequence there is, in float64."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.nn.decoding import BeamResult, beam_search, greedy_search
+
+B, V, L, EOS, PAD = 3, 5, 7, 1, -1
+SOS = 0
+NUMBERS = {"batch_size": B, "max_length": L, "sos": SOS, "eos": EOS, "pad": PAD}
+every_alpha = pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+
+
+def sharpened(steps):
+    """What step t multiplies logits by: without it the same tokens in another order would tie."""
+    return 1 + steps / 8
+
+
+def tables(batch=B, vocabulary=V, seed=0, spread=1.5, dtype=np.float32):
+    """Logits [batch, previous token, last token, next token]."""
+    rng = np.random.default_rng(seed)
+    return (spread * rng.normal(size=(batch, *(vocabulary,) * 3))).astype(dtype)
+
+
+def chain(state, tokens):
+    """Logits of the last two tokens and the step, which is a counter that all rows share."""
+    rows = jnp.arange(tokens.shape[0])
+    logits = state["tables"][rows, state["previous"], tokens]
+    logits = logits * sharpened(state["steps"]).astype(logits.dtype)
+    return logits, state | {"previous": tokens, "steps": state["steps"] + 1}
+
+
+def chain_state(table):
+    table = jnp.asarray(table)
+    previous = jnp.full((table.shape[0],), SOS, jnp.int32)
+    return {"tables": table, "previous": previous, "steps": jnp.int32(0)}
+
+
+ROW_AXES = {"tables": 0, "previous": 0, "steps": None}
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits, np.float64)
+    shifted = logits - logits.max()
+    return shifted - np.log(np.sum(np.exp(shifted)))
+
+
+def penalised(log_p, length, alpha):
+    return log_p / ((5 + length) / 6) ** alpha
+
+
+def log_probability(table, sequence):
+    """Of one row: all its tokens given those before."""
+    total, previous, last = 0.0, SOS, SOS
+    for step, token in enumerate(sequence):
+        total += log_softmax(table[previous, last] * sharpened(step))[token]
+        previous, last = last, token
+    return total
+
+
+def every_sequence(table, max_length, alpha, eos=EOS):
+    """(score, log-probability, tokens) of all that end in EOS or are `max_length` long, sorted."""
+    others = [token for token in range(table.shape[-1]) if token != eos]
+    found = []
+    for length in range(max_length + 1):
+        for beginning in itertools.product(others, repeat=length):
+            sequence = beginning if length == max_length else (*beginning, eos)
+            log_p = log_probability(table, sequence)
+            found.append((penalised(log_p, len(sequence), alpha), log_p, list(sequence)))
+    return sorted(found, key=lambda hypothesis: -hypothesis[0])
+
+
+def numpy_beam(table, beams, max_length, alpha):
+    """The search as its docstring has it, one row, without any early stop."""
+    live, kept = [(0.0, [])], []
+    for t in range(max_length):
+        continued = [
+            (log_probability(table, [*tokens, token]), [*tokens, token])
+            for _, tokens in live
+            for token in range(table.shape[-1])
+        ]
+        best = sorted(continued, key=lambda hypothesis: -hypothesis[0])[:beams]
+        kept += [(penalised(log_p, t + 1, alpha), log_p, y) for log_p, y in best if y[-1] == EOS]
+        live = [hypothesis for hypothesis in best if hypothesis[1][-1] != EOS]
+    kept += [(penalised(log_p, max_length, alpha), log_p, tokens) for log_p, tokens in live]
+    return sorted(kept, key=lambda hypothesis: -hypothesis[0])[:beams]
+
+
+def hypotheses(found, row):
+    """Those of one row that exist: (score, log-probability, tokens up to their length)."""
+    columns = (np.asarray(field[row]) for field in found)
+    return [
+        (score, log_p, tokens[:length].tolist())
+        for tokens, score, log_p, length in zip(*columns, strict=True)
+        if score > -np.inf
+    ]
+
+
+def assert_same(found, row, expected, rtol=1e-5):
+    ours = hypotheses(found, row)
+    assert [tokens for *_, tokens in ours] == [tokens for *_, tokens in expected]
+    for index in (0, 1):
+        np.testing.assert_allclose(
+            [hypothesis[index] for hypothesis in ours],
+            [hypothesis[index] for hypothesis in expected],
+            rtol=rtol,
+        )
+    for tokens, length in zip(found.tokens[row], found.lengths[row], strict=True):
+        assert np.all(np.asarray(tokens)[int(length) :] == PAD)
+
+
+# --- greedy ---
+
+
+def test_greedy_against_a_loop_with_unequal_ends():
+    table = tables(11)
+    tokens = greedy_search(chain, chain_state(table), **(NUMBERS | {"batch_size": 11}))
+    assert tokens.dtype == jnp.int32
+    lengths = set()
+    for row in range(11):
+        expected, previous, last = [], SOS, SOS
+        while len(expected) < L and last != EOS:
+            previous, last = last, int(np.argmax(table[row, previous, last]))
+            expected.append(last)
+        lengths.add(len(expected))
+        assert tokens[row].tolist() == expected + [PAD] * (L - len(expected))
+    assert len(lengths) > 3
+
+
+def counting_step(calls):
+    def step(state, tokens):
+        jax.debug.callback(lambda: calls.append(1))
+        return jax.nn.one_hot(jnp.where(tokens == SOS, 2, EOS), V), state
+
+    return step
+
+
+def test_greedy_stops_when_every_row_has_ended():
+    calls = []
+    tokens = greedy_search(counting_step(calls), (), **(NUMBERS | {"max_length": 101}))
+    jax.block_until_ready(tokens)
+    jax.effects_barrier()
+    assert tokens[:, :3].tolist() == [[2, EOS, PAD]] * B
+    assert len(calls) == 2
+
+
+# --- beams ---
+
+
+@every_alpha
+def test_with_beams_enough_every_sequence_is_found_best_first(alpha):
+    table = tables(2, 3, seed=5, dtype=np.float64)
+    with jax.enable_x64(True):
+        numbers = {"batch_size": 2, "max_length": 4, "sos": SOS, "eos": EOS, "pad": PAD}
+        found = beam_search(
+            chain, chain_state(table), beams=37, length_penalty=alpha, row_axes=ROW_AXES, **numbers
+        )
+        assert found.scores.dtype == jnp.float64
+        assert (found.tokens.dtype, found.lengths.dtype) == (jnp.int32, jnp.int32)
+        assert found.tokens.shape == (2, 37, 4)
+        for row in range(2):
+            expected = every_sequence(table[row], 4, alpha)
+            assert len(expected) == 31
+            assert_same(found, row, expected, rtol=1e-12)
+            # The six places without a sequence.
+            assert np.all(np.asarray(found.scores[row, 31:]) == -np.inf)
+            assert np.all(np.asarray(found.log_probabilities[row, 31:]) == -np.inf)
+            assert np.all(np.asarray(found.lengths[row, 31:]) == 0)
+            assert np.all(np.asarray(found.tokens[row, 31:]) == PAD)
+
+
+@every_alpha
+@pytest.mark.parametrize("beams", [2, 3, 7])
+def test_few_beams_against_a_loop_that_never_stops_early(alpha, beams):
+    """The step's state depends on the history: rows that were not reordered would be found out."""
+    table = tables(11, seed=beams)
+    numbers = NUMBERS | {"batch_size": 11}
+    search = jax.jit(
+        lambda state: beam_search(
+            chain, state, beams=beams, length_penalty=alpha, row_axes=ROW_AXES, **numbers
+        )
+    )
+    found = search(chain_state(table))
+    for row in range(11):
+        assert_same(found, row, numpy_beam(table[row], beams, L, alpha))
+    assert len(np.unique(found.lengths)) > 3
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 7.0])
+def test_one_beam_is_greedy(alpha):
+    table = tables(31, seed=9)
+    table[:3] = np.round(table[:3])  # ties
+    table[3:13] *= 1e-7  # no ties, but their log-probabilities would round to some
+    numbers = NUMBERS | {"batch_size": 31}
+    greedy = greedy_search(chain, chain_state(table), **numbers)
+    found = beam_search(
+        chain, chain_state(table), beams=1, length_penalty=alpha, row_axes=ROW_AXES, **numbers
+    )
+    np.testing.assert_array_equal(found.tokens[:, 0], greedy)
+    for row in range(31):
+        tokens = found.tokens[row, 0, : int(found.lengths[row, 0])].tolist()
+        assert (tokens[-1] == EOS) or len(tokens) == L
+        np.testing.assert_allclose(
+            found.log_probabilities[row, 0], log_probability(table[row], tokens), rtol=1e-5
+        )
+
+
+def test_two_beams_beat_greedy():
+    """0.6 for the first token, but nothing likely after it; 0.4 and then 0.9 is more than 0.6 / 3.
+
+    Tokens: 0 SOS, 1 EOS, 2 and 3.
+    """
+    table = np.array([[0, 0, 0.6, 0.4], [1, 0, 0, 0], [0, 0.34, 0.33, 0.33], [0, 0.9, 0.1, 0]])
+
+    def step(state, tokens):
+        return jnp.log(jnp.asarray(table, jnp.float32))[tokens], state
+
+    numbers = {"batch_size": 1, "max_length": 3, "sos": 0, "eos": 1, "pad": 0}
+    assert greedy_search(step, (), **numbers).tolist() == [[2, 1, 0]]
+    found = beam_search(step, (), beams=2, **numbers)
+    assert found.tokens.tolist() == [[[3, 1, 0], [2, 1, 0]]]
+    np.testing.assert_allclose(np.exp(found.scores), [[0.36, 0.204]], rtol=1e-5)
+    assert found.lengths.tolist() == [[2, 2]]
+
+
+def test_the_penalty_prefers_long_hypotheses():
+    # EOS at once with 0.5; otherwise 2 for ever, which costs 0.5 once.
+    def step(state, tokens):
+        first = jnp.array([0.0, 0.5, 0.5])[None, :]
+        later = jnp.array([0.0, 0.2, 0.8])[None, :]
+        return jnp.log(jnp.where(tokens[:, None] == SOS, first, later)), state
+
+    numbers = {"batch_size": 1, "max_length": 3, "sos": SOS, "eos": EOS, "pad": PAD, "beams": 2}
+    short = beam_search(step, (), **numbers)
+    long = beam_search(step, (), length_penalty=7.0, **numbers)
+    assert short.tokens[0, 0].tolist() == [EOS, PAD, PAD]
+    assert long.tokens[0, 0].tolist() == [2, 2, 2]
+    np.testing.assert_allclose(long.scores[0, 0], np.log(0.32) / (8 / 6) ** 7, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("alpha", "steps", "best"), [(0.0, 2, [2, EOS]), (1.0, 11, [2] * 11)])
+def test_a_row_stops_when_nothing_live_can_win_and_not_before(alpha, steps, best):
+    """Of two beams, "EOS" ends with 0.3 and "2 EOS" with 0.42; "2 2 2 ..." lives on with 0.28.
+
+    Without a penalty it can no longer win; with one it can: log(0.28) / (16 / 6) > log(0.42).
+    """
+    calls = []
+
+    def step(t, tokens):
+        jax.debug.callback(lambda: calls.append(1))
+        p = jnp.array([[0, 0.3, 0.7], [0, 0.6, 0.4], [0, 0, 1.0]])
+        return jnp.broadcast_to(jnp.log(p[jnp.minimum(t, 2)])[None, :], (tokens.size, 3)), t + 1
+
+    numbers = NUMBERS | {"batch_size": 1, "max_length": 11, "beams": 2}
+    found = jax.block_until_ready(
+        beam_search(step, 0, length_penalty=alpha, row_axes=None, **numbers)
+    )
+    jax.effects_barrier()
+    assert len(calls) == steps
+    assert hypotheses(found, 0)[0][2] == best
+    assert len(hypotheses(found, 0)) == 2
+
+
+def test_rows_do_not_depend_on_each_other():
+    table = tables(5, seed=3)
+    options = {"beams": 3, "length_penalty": 0.6, "row_axes": ROW_AXES}
+    together = beam_search(chain, chain_state(table), **options, **(NUMBERS | {"batch_size": 5}))
+    for row in range(5):
+        alone = beam_search(
+            chain, chain_state(table[row : row + 1]), **options, **(NUMBERS | {"batch_size": 1})
+        )
+        for ours, theirs in zip(together, alone, strict=True):
+            np.testing.assert_allclose(ours[row], theirs[0], rtol=1e-6)
+
+
+def test_jit_and_vmap():
+    many = tables(2 * B, seed=4).reshape(2, B, V, V, V)
+
+    def search(table):
+        state = chain_state(table)
+        greedy = greedy_search(chain, state, **NUMBERS)
+        return greedy, beam_search(chain, state, beams=3, row_axes=ROW_AXES, **NUMBERS)
+
+    mapped = jax.jit(jax.vmap(search))(jnp.asarray(many))
+    for index in range(2):
+        expected = search(many[index])
+        for ours, theirs in zip(jax.tree.leaves(mapped), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(ours[index], theirs, rtol=1e-6)
+    assert isinstance(mapped[1], BeamResult)
+
+
+def test_rows_on_any_axis_and_a_prefix_of_axes():
+    table = tables(seed=6)
+    expected = beam_search(chain, chain_state(table), beams=3, row_axes=ROW_AXES, **NUMBERS)
+
+    def step(state, tokens):
+        rows, (steps, unused) = state
+        logits, after = chain(
+            {"tables": jnp.moveaxis(rows[0], -1, 0), "previous": rows[1], "steps": steps}, tokens
+        )
+        return logits, ((rows[0], after["previous"]), (after["steps"], unused))
+
+    state = chain_state(table)
+    moved = jnp.moveaxis(state["tables"], 0, -1)
+    state = ((moved, state["previous"]), (state["steps"], jax.random.key(0)))
+    found = beam_search(step, state, beams=3, row_axes=(-1, None), **NUMBERS)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_narrow_logits_and_impossible_tokens():
+    table = jnp.asarray(tables(seed=8), jnp.bfloat16).at[..., 3].set(-jnp.inf)
+    found = beam_search(chain, chain_state(table), beams=3, row_axes=ROW_AXES, **NUMBERS)
+    assert found.scores.dtype == jnp.float32
+    assert np.all(np.isfinite(found.scores))
+    assert not np.any(np.asarray(found.tokens) == 3)
+    for row in range(B):
+        wide = np.asarray(table[row].astype(jnp.float32))
+        _, log_p, tokens = hypotheses(found, row)[0]
+        assert log_p == pytest.approx(log_probability(wide, tokens), rel=2e-2)
+
+
+def test_pad_may_be_eos():
+    table = tables(seed=2)
+    numbers = NUMBERS | {"pad": EOS}
+    greedy = greedy_search(chain, chain_state(table), **numbers)
+    found = beam_search(chain, chain_state(table), beams=1, row_axes=ROW_AXES, **numbers)
+    np.testing.assert_array_equal(found.tokens[:, 0], greedy)
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beams": 0}, "beams must be at least 1; got 0"),
+        ({"beams": 1.5}, "beams must be a Python integer; got 1.5"),
+        ({"max_length": 0}, "max_length must be at least 1; got 0"),
+        ({"batch_size": 2}, r"state\['previous'\] must have 2 rows on axis 0; got \[3\]"),
+        ({"eos": 5}, "eos must be from 0 to 4, a token; got 5"),
+        ({"sos": None}, "sos must be a Python integer; got None"),
+        ({"length_penalty": -0.5}, "length_penalty must be a finite Python number of at least 0"),
+        ({"length_penalty": "long"}, "length_penalty must be a finite Python number"),
+        ({"row_axes": 0}, r"state\['steps'\] must have 3 rows on axis 0; got \[\]"),
+        ({"row_axes": {"tables": 0}}, "row_axes must be an int, None, or a tree"),
+        ({"row_axes": {**ROW_AXES, "steps": "no"}}, "row_axes must hold ints and None only"),
+        ({"row_axes": {**ROW_AXES, "previous": 1}}, r"must have 3 rows on axis 1; got \[3\]"),
+    ],
+)
+def test_wrong_arguments(options, message):
+    options = NUMBERS | {"beams": 2, "row_axes": ROW_AXES} | options
+    with pytest.raises(ValueError, match=message) as caught:
+        beam_search(chain, chain_state(tables()), **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (None, r"step must be a function of \(state, tokens\); got None"),
+        (lambda state, tokens: jnp.ones((6, V)), r"step must return \(logits, state\)"),
+        (lambda state, tokens: (jnp.ones((B, V)), state), r"logits \[6, V\]; got .*\(3, ?5\)"),
+        (lambda state, tokens: (jnp.ones((6, V), int), state), "floating-point logits"),
+        (lambda state, tokens: (jnp.ones((6, V)), tokens), "a state like the one it takes, {}"),
+    ],
+)
+def test_wrong_steps(step, message):
+    with pytest.raises(ValueError, match=message):
+        beam_search(step, {}, beams=2, **NUMBERS)
+
+
+def test_greedy_checks_too():
+    with pytest.raises(ValueError, match="step must return"):
+        greedy_search(lambda state, tokens: (state, tokens), (), **NUMBERS)
+    with pytest.raises(ValueError, match="batch_size must be at least 1; got 0"):
+        greedy_search(chain, chain_state(tables()), **(NUMBERS | {"batch_size": 0}))

@@ -1,0 +1,205 @@
+"""Self attention token by token, and in chunks, against one call with all tokens."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from numpy_model import multi_head, normal, scrambled
+
+from attention_jax import (
+    SCORES,
+    Score,
+    alibi_bias,
+    alibi_slopes,
+    causal_mask,
+    local_mask,
+    padding_mask,
+)
+from attention_jax.nn import MultiHeadAttention
+from attention_jax.pairwise.biases import as_bias
+
+B, T, ROOM, DIM, OUT = 2, 5, 7, 11, 13
+N, K, D = 6, 2, 4
+LENGTHS = [3, 5]
+TABLE = np.random.default_rng(3).random((B, ROOM, ROOM)) < 0.8
+TABLE[:, 2, :] = False  # a query that may attend to nothing
+STORED = normal(N, ROOM, ROOM, seed=4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction(Score):
+    """A user's own, whose features are trees: gain * q . k / |k| - |q|."""
+
+    def init(self, rng, query_dim, key_dim):
+        return {"gain": jax.random.normal(rng, ())}
+
+    def project(self, params, query, key):
+        sizes = (jnp.linalg.norm(x, axis=-1) for x in (query, key))
+        return tuple({"tokens": x, "size": size} for x, size in zip((query, key), sizes))  # noqa: B905
+
+    def pair(self, params, q_features, k_features):
+        logits = q_features["tokens"] @ (k_features["tokens"] / k_features["size"][:, None]).T
+        return params["gain"] * logits - q_features["size"][:, None]
+
+
+def direction(params, q, k):
+    norms = (np.linalg.norm(x, axis=-1) for x in (q, k))
+    q_norm, k_norm = norms
+    return params["gain"] * (q * k).sum(-1) / k_norm - q_norm
+
+
+def make(score, **options):
+    options = {"num_heads": N, "num_key_heads": K, "qkv_dim": N * D, "output_dim": OUT} | options
+    return scrambled(MultiHeadAttention(score, DIM, **options, rngs=nnx.Rngs(0)))
+
+
+def pairs(length):
+    """Mask and bias of a call with this many tokens."""
+    mask = padding_mask(jnp.array(LENGTHS)) & local_mask(2, None) & TABLE[:, :length, :length]
+    return {
+        "mask": mask,
+        "bias": alibi_bias(alibi_slopes(N)) + jnp.asarray(STORED[:, :length, :length]),
+    }
+
+
+def in_chunks(module, x, sizes, **options):
+    cache, outputs, start = module.empty_cache((B,), ROOM), [], 0
+    for size in sizes:
+        output, cache = module.extend(x[:, start : start + size], cache, **options)
+        outputs.append(output)
+        start += size
+    return jnp.concatenate(outputs, axis=1), cache
+
+
+def token_by_token(module, x, **options):
+    def step(cache, token):
+        output, cache = module.extend(token[:, None], cache, **options)
+        return cache, output[:, 0]
+
+    _, outputs = jax.lax.scan(step, module.empty_cache((B,), ROOM), jnp.swapaxes(x, 0, 1))
+    return jnp.swapaxes(outputs, 0, 1)
+
+
+@pytest.mark.parametrize("key_heads", [N, K])
+@pytest.mark.parametrize("score", sorted(SCORES))
+def test_token_by_token_is_one_call_with_all(score, key_heads):
+    options = {"rotary_wavelength": 50.0, "normalize_qk": True} if key_heads == K else {}
+    module, _ = make(score, num_key_heads=key_heads, **options)
+    x = normal(B, T, DIM)
+
+    @jax.jit
+    def both(x):
+        given = pairs(T)
+        whole = module(x, mask=given["mask"] & causal_mask(), bias=given["bias"])
+        return whole, token_by_token(module, x, **pairs(ROOM))
+
+    whole, steps = both(x)
+    assert whole.shape == (B, T, OUT)
+    np.testing.assert_allclose(steps, whole, atol=2e-6 * np.max(np.abs(whole)))
+    np.testing.assert_array_equal(steps[:, 2], 0)
+    assert np.all(np.any(np.asarray(steps)[:, [0, 1, 3, 4]] != 0, axis=-1)[1])
+
+
+def test_chunks_are_the_formula():
+    module, params = make("additive", rotary_wavelength=50.0, normalize_qk=True)
+    x = normal(B, T, DIM)
+    distances = np.arange(T)[None, :] - np.arange(T)[:, None]
+    slopes = np.array([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3])
+    bias = STORED[:, :T, :T] - slopes[:, None, None] * np.abs(distances)
+    for sizes in ([2, 3], [4, 1]):
+        output, cache = in_chunks(module, x, sizes, **pairs(ROOM))
+        assert int(cache.length) == T
+        for row, length in enumerate(LENGTHS):
+            allowed = (np.arange(T) < length) & (distances <= 0) & (distances >= -2)
+            allowed = allowed & TABLE[row, :T, :T]
+            wide = x[row].astype(np.float64)
+            expected, _ = multi_head("additive", params, wide, wide, allowed, bias, wavelength=50.0)
+            np.testing.assert_allclose(output[row], expected, atol=2e-5)
+
+
+def test_a_users_score_whose_features_are_a_tree():
+    module, params = make(Direction())
+    x = normal(B, T, DIM)
+    causal = np.tril(np.ones((T, T), bool))
+    output = jax.jit(functools.partial(token_by_token, module))(x)
+    remembered = module(x, module.remember(x), mask=causal_mask())
+    assert module.remember(x).keys.shape == (B, K, 1, T, D)  # as they came
+    for row in range(B):
+        wide = x[row].astype(np.float64)
+        expected, _ = multi_head(direction, params, wide, wide, causal)
+        np.testing.assert_allclose(output[row], expected, atol=2e-5)
+        np.testing.assert_allclose(remembered[row], expected, atol=2e-5)
+
+
+def test_beyond_the_room_there_is_no_number():
+    module, _ = make("dot")
+    x = normal(B, ROOM + 2, DIM)
+    output, cache = in_chunks(module, x, [ROOM, 1, 1])
+    np.testing.assert_allclose(output[:, :ROOM], module(x[:, :ROOM], mask=causal_mask()), atol=1e-5)
+    assert np.all(np.isnan(output[:, ROOM:]))
+    assert int(cache.length) == ROOM + 2
+    output, _ = in_chunks(module, x, [ROOM - 1, 2])  # a part of it would fit
+    assert np.all(np.isnan(output[:, ROOM - 1 :]))
+    assert np.all(np.isfinite(output[:, : ROOM - 1]))
+
+
+def test_batch_axes_and_dtype_of_the_cache():
+    module, params = make("distance")
+    cache = module.empty_cache((), ROOM)
+    assert cache.memory.values.shape == (K, 1, ROOM, D)
+    x = normal(T, DIM)
+    output, _ = module.extend(x, cache)
+    causal = np.tril(np.ones((T, T), bool))
+    wide = x.astype(np.float64)
+    expected, _ = multi_head("distance", params, wide, wide, causal)
+    np.testing.assert_allclose(output, expected, atol=2e-5)
+
+    graph, state = nnx.split(module)
+    narrow = nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state))
+    cache = narrow.empty_cache((), ROOM, jnp.bfloat16)
+    assert cache.memory.values.dtype == jnp.bfloat16
+    steps = []
+    for token in jnp.asarray(x, jnp.bfloat16):
+        output, cache = narrow.extend(token[None], cache)
+        assert output.dtype == jnp.bfloat16
+        steps.append(np.asarray(output[0], np.float64))
+    assert cache.memory.values.dtype == jnp.bfloat16
+    assert np.max(np.abs(np.array(steps) - expected)) < 0.03 * np.max(np.abs(expected))
+
+
+def test_gradients_pass_through_the_cache():
+    graph, state = nnx.split(make("additive", num_key_heads=1)[0])
+    x, cotangent = normal(B, T, DIM), normal(B, T, OUT, seed=5)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradient(steps, params):
+        def loss(params):
+            module = nnx.merge(graph, params)
+            outputs = token_by_token(module, x) if steps else module(x, mask=causal_mask())
+            return jnp.sum(outputs * cotangent)
+
+        return jax.grad(loss)(params)
+
+    params = nnx.to_pure_dict(state)
+    found, expected = (jax.tree.leaves(gradient(steps, params)) for steps in (True, False))
+    assert len(found) == 7
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5 * np.max(np.abs(other)))
+
+
+def test_what_is_refused():
+    module, _ = make("dot")
+    cache = module.empty_cache((B,), ROOM)
+    with pytest.raises(ValueError, match="max_length must be at least 1; got 0"):
+        module.empty_cache((B,), 0)
+    with pytest.raises(ValueError, match=r"x must be \[\*B, length, 11\]; got \[2, 1, 13\]"):
+        module.extend(normal(B, 1, OUT), cache)
+    token = normal(B, 1, DIM)
+    with pytest.raises(ValueError, match=r"mask must broadcast to \[2, 6, 7, 7\] .*; got"):
+        module.extend(token, cache, mask=jnp.ones((T, T), bool))
+    with pytest.raises(ValueError, match=r"bias must broadcast to \[2, 6, 7, 7\] .*; got"):
+        module.extend(token, cache, bias=as_bias(normal(K, ROOM, ROOM)))

@@ -1,0 +1,348 @@
+"""The model told where its tokens stand, against float64 NumPy: kinds, ends, draws, sharpening."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from placed_model import (
+    BARE,
+    EOS,
+    GAPS,
+    LENGTHS,
+    NUMBERS,
+    PAD,
+    SOS,
+    B,
+    S,
+    T,
+    make,
+    numpy_seq2seq,
+    settings,
+    sources,
+    targets,
+)
+
+from attention_jax.nn import Seq2SeqConfig
+from attention_jax.nn.placement import ANY_LENGTH, PositionConfig
+from attention_jax.tasks.reversal.task import ReversalConfig
+
+# --- all at once, and one token after another ---
+
+
+@functools.cache
+def answers(config, places=None):
+    """Parameters; teacher forcing's logits and weights, stepped logits; these at other padding."""
+    model, params = make(config)
+    given = None if places is None else jnp.array(places)
+
+    @jax.jit
+    def run(source, lengths, inputs, given):
+        def step(state, tokens):
+            logits, state = model.decode_step(state, tokens)
+            return state, logits
+
+        forced = model(source, lengths, inputs, places=given, return_weights=True)
+        state = model.start_decoding(source, lengths, max_length=T + 1, places=given)
+        _, stepped = jax.lax.scan(step, state, inputs.T)
+        return *forced, jnp.swapaxes(stepped, 0, 1)
+
+    real = np.arange(S)[None, :] < np.array(LENGTHS)[:, None]
+    lengths = jnp.array(LENGTHS)
+    padded = [
+        run(np.where(real, sources(), junk).astype(np.int32), lengths, targets(), given)
+        for junk in (PAD, 9)
+    ]
+    return params, *padded
+
+
+CASES = [
+    (settings("sinusoidal", "end"), None),
+    (settings("sinusoidal", "both", "window", heads=2), None),
+    (settings("sinusoidal", "both", "subset", sharpen_from=5, **BARE), GAPS),
+    (settings("learned", "start", decoder_self_attention=False), GAPS),
+    (settings("learned", "both", "subset", self_attention_score="general"), None),
+    (settings("learned", "end", norm="post", encoder_layers=0), GAPS),
+    (settings("rotary", "start", sharpen_from=2), None),
+    (settings("rotary", "end", "window", score="general"), None),
+    (settings("rotary", "both", heads=2, decoder_layers=2), None),
+    (settings("rotary", "both", score="scaled", decoder_self_attention=False), GAPS),
+    (settings("rotary", "end", heads=2, score="scaled", **BARE), GAPS),
+    (settings("none", "both", sharpen_from=1, **BARE), None),
+]  # fmt: skip
+every_case = pytest.mark.parametrize(
+    ("config", "places"), CASES, ids=lambda case: getattr(case, "label", None)
+)
+
+
+@every_case
+def test_is_the_formula(config, places):
+    params, (logits, weights, _), _ = answers(config, places)
+    if places is None:  # limit // 8 is 2
+        places = range(0 if config.positions.draw == "none" else 2, 17)
+    for row in range(B):
+        expected_logits, expected_weights = numpy_seq2seq(
+            config, params, sources()[row], LENGTHS[row], targets()[row], places
+        )
+        np.testing.assert_allclose(logits[row], expected_logits, atol=5e-5)
+        np.testing.assert_allclose(weights[-1, row], expected_weights, atol=2e-5)
+
+
+@every_case
+def test_steps_are_teacher_forcing(config, places):
+    _, (forced, _, stepped), _ = answers(config, places)
+    np.testing.assert_allclose(stepped, forced, atol=5e-5)
+    assert np.min(np.std(np.asarray(forced), axis=1)) > 1e-4
+
+
+@every_case
+def test_padding_is_invisible(config, places):
+    _, one, other = answers(config, places)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize(
+    ("config", "places"),
+    [
+        pytest.param(settings("rotary"), GAPS, id="gaps"),
+        # No dot product: more than the distance matters.
+        pytest.param(
+            settings("rotary", draw="window", self_attention_score=None), None, id="additive"
+        ),
+    ],
+)
+def test_steps_rotate_in_self_attention_as_teacher_forcing_does(config, places):
+    test_steps_are_teacher_forcing(config, places)
+
+
+def test_too_few_places():
+    model, _ = make(settings())
+    with pytest.raises(ValueError, match=r"places must be \[P\], P at least 7 .*; got \[6\]"):
+        model(sources(), jnp.array(LENGTHS), targets(), places=jnp.arange(6))
+
+
+def test_a_wider_batch_counts_the_same_ends():
+    config, _ = CASES[0]
+    model, _ = make(config)
+    wider = np.pad(sources(), ((0, 0), (0, 4)), constant_values=8)
+    found = jax.jit(model)(wider, jnp.array(LENGTHS), targets())
+    np.testing.assert_allclose(found, answers(config)[1][0], atol=2e-5)
+
+
+# --- counted from the end ---
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary"])
+@pytest.mark.parametrize("anchor", ["end", "start"])
+def test_letters_in_front_leave_those_behind_as_they_were(kind, anchor):
+    """Weights among the letters that stay keep their proportions: their logits are the same."""
+    model, _ = make(settings(kind, anchor, **BARE), noise=1.0)
+    forward = jax.jit(functools.partial(model, return_weights=True))
+    short = sources()[:1, :5]
+    long = np.concatenate([np.array([[3, 8]], np.int32), short], axis=1)
+    _, before = forward(short, jnp.array([5]), targets()[:1])
+    _, after = forward(long, jnp.array([7]), targets()[:1])
+    kept = np.asarray(after, np.float64)[0, 0, :, 2:]
+    assert np.all(kept.sum(-1) < 0.999)  # the letters in front are seen
+    proportions = kept / kept.sum(-1, keepdims=True)
+    error = np.max(np.abs(proportions - np.asarray(before[0, 0])))
+    assert error < 1e-5 if anchor == "end" else error > 1e-2
+
+
+# --- a decoder without self attention ---
+
+
+def test_without_self_attention_an_output_knows_its_own_token_alone():
+    model, params = make(settings("sinusoidal", "end", decoder_self_attention=False))
+    assert set(params["decoder"][0]) == {
+        "cross_attention", "cross_residual", "feed_forward", "feed_forward_residual",
+    }  # fmt: skip
+    forward = jax.jit(model)
+    source, lengths = sources(), jnp.array(LENGTHS)
+    plain = forward(source, lengths, targets())
+    for t in range(T):
+        inputs = targets()
+        inputs[:, t] = SOS
+        changed = np.max(np.abs(np.asarray(forward(source, lengths, inputs) - plain)), axis=(0, 2))
+        assert changed[t] > 1e-3
+        np.testing.assert_array_equal(np.delete(changed, t), 0)
+
+
+# --- drawn positions ---
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary"])
+def test_positions_are_drawn_where_there_is_an_rng(kind):
+    config = settings(kind, "end", "window", **BARE)  # no dropout: nothing else is random
+    model, params = make(config)
+    forward = jax.jit(lambda rng: model(sources(), jnp.array(LENGTHS), targets(), dropout_rng=rng))
+    first, second = (np.asarray(forward(jax.random.key(seed))) for seed in (0, 1))
+    np.testing.assert_array_equal(first, forward(jax.random.key(0)))
+    assert np.max(np.abs(first - second)) > 1e-2
+    without = np.asarray(forward(None))
+    for drawn in (first, second):
+        assert np.max(np.abs(drawn - without)) > 1e-2
+    # Without: 17 // 8 and on, of source and target alike.
+    for row in range(B):
+        expected, _ = numpy_seq2seq(
+            config, params, sources()[row], LENGTHS[row], targets()[row], range(2, 17)
+        )
+        np.testing.assert_allclose(without[row], expected, atol=5e-5)
+
+
+def test_source_and_target_are_drawn_together():
+    """A subset of 7 in 8 leaves one out: all rows must be the model at the same of these."""
+    model, _ = make(settings("sinusoidal", "end", "subset", limit=8, **BARE))
+    arguments = (sources(), jnp.array(LENGTHS), targets())
+    forward = jax.jit(lambda rng: model(*arguments, dropout_rng=rng))
+    at = jax.jit(lambda places: model(*arguments, places=places))
+    subsets = np.array([[i for i in range(8) if i != left_out] for left_out in range(8)])
+    possible = np.stack([at(jnp.asarray(places)) for places in subsets])
+    found = set()
+    for seed in range(7):
+        error = np.abs(possible - np.asarray(forward(jax.random.key(seed)))).max(axis=(1, 2, 3))
+        assert np.sort(error)[0] < 2e-5 < 1e-3 < np.sort(error)[1]
+        found.add(int(np.argmin(error)))
+    assert len(found) > 2
+
+
+def test_places_that_are_given_are_those_of_the_default():
+    model, _ = make(settings("learned", "both", "window"))
+    forward = jax.jit(lambda places: model(sources(), jnp.array(LENGTHS), targets(), places=places))
+    given, shifted = forward(jnp.arange(2, 9)), forward(jnp.arange(3, 10))
+    np.testing.assert_allclose(given, forward(None), atol=1e-5)
+    assert np.max(np.abs(np.asarray(given - shifted))) > 1e-2
+
+
+def test_a_table_that_is_too_short():
+    model, _ = make(settings("learned", limit=S))
+    jax.eval_shape(model, sources(), jnp.array(LENGTHS), targets())  # just long enough
+    with pytest.raises(ValueError, match=rf"holds {S + 1} tokens, .*; limit {S} holds {S}"):
+        model.start_decoding(sources(), jnp.array(LENGTHS), max_length=S + 1)
+
+
+# --- sharpened logits ---
+
+
+def test_logits_are_sharpened_beyond_a_length():
+    """The others' weights, taken to the power of the factor; the same parameters in both."""
+    plain, _ = make(settings("sinusoidal", "end", **BARE))
+    sharp, _ = make(settings("sinusoidal", "end", sharpen_from=5, **BARE))
+    arguments = (sources(), jnp.array(LENGTHS), targets())
+    (logits, weights), (sharp_logits, sharp_weights) = (
+        jax.jit(functools.partial(model, return_weights=True))(*arguments)
+        for model in (plain, sharp)
+    )
+    for row, length in enumerate(LENGTHS):
+        if length <= 5:
+            np.testing.assert_allclose(sharp_weights[:, row], weights[:, row], atol=1e-6)
+            np.testing.assert_allclose(sharp_logits[row], logits[row], atol=1e-5)
+            continue
+        factor = np.log(8) / np.log(6)  # of a source of 7
+        powers = np.asarray(weights[0, row], np.float64) ** factor
+        expected = powers / powers.sum(-1, keepdims=True)
+        np.testing.assert_allclose(sharp_weights[0, row], expected, atol=1e-5)
+        assert np.max(np.abs(expected - weights[0, row])) > 1e-2
+
+
+# --- search ---
+
+
+def naive_greedy(forward, row, length):
+    tokens = []
+    for step in range(T):
+        inputs = np.array([[SOS, *tokens] + [9] * (T - 1 - step)], np.int32)
+        logits = forward(sources()[row][None], jnp.array([length]), inputs)
+        tokens.append(int(np.argmax(logits[0, step])))
+        if tokens[-1] == EOS:
+            break
+    return tokens + [PAD] * (T - len(tokens))
+
+
+@pytest.mark.parametrize(
+    ("config", "places"),
+    [
+        (settings(sharpen_from=3, dim=12, positions=ANY_LENGTH, **BARE), None),
+        (settings("learned", "both", decoder_self_attention=False, sharpen_from=2), GAPS),
+        (settings("rotary", "end", "subset", score="scaled", sharpen_from=3), None),
+    ],
+    ids=["any-length", "learned", "rotary"],
+)
+def test_greedy_and_beam_search(config, places):
+    model, _ = make(config, noise=1.0)
+    given = None if places is None else jnp.array(places)
+    source, lengths = sources(), jnp.array(LENGTHS)
+    found = jax.jit(functools.partial(model.greedy_decode, **NUMBERS, places=given))(
+        source, lengths
+    )
+    forward = jax.jit(functools.partial(model, places=given))
+    answers_of_rows = [naive_greedy(forward, row, LENGTHS[row]) for row in range(B)]
+    np.testing.assert_array_equal(found.tokens, answers_of_rows)
+    assert len(set(map(tuple, answers_of_rows))) > 1
+    if places is not None:
+        return  # a beam takes the default's
+    search = jax.jit(model.beam_decode, static_argnames=("beams", *NUMBERS))
+    for beams in (1, 2):
+        beam = search(source, lengths, beams=beams, **NUMBERS)
+        assert beam.tokens.shape == (B, beams, T)
+        if beams == 1:
+            np.testing.assert_array_equal(beam.tokens[:, 0], found.tokens)
+    for row, index in np.ndindex(B, 2):  # each has the probability that teacher forcing gives it
+        tokens = np.asarray(beam.tokens[row, index, : int(beam.lengths[row, index])])
+        inputs = np.array([[SOS, *tokens[:-1]] + [9] * (T - len(tokens))], np.int32)
+        logits = np.float64(forward(source[row][None], lengths[row][None], inputs)[0])
+        log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        expected = log_p[np.arange(len(tokens)), tokens].sum()
+        assert beam.log_probabilities[row, index] == pytest.approx(expected, abs=2e-4)
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"sharpen_from": 3, "heads": 4}, "sharpen_from is for .* with one head; got 'global'"),
+        ({"sharpen_from": 3, "attention": "coverage"}, "sharpen_from is for .*; got 'coverage'"),
+        ({"sharpen_from": 0}, "sharpen_from must be an integer of at least 1; got 0"),
+        (
+            {"positions": PositionConfig("rotary"), "attention": "monotonic"},
+            "attention must be global where positions are rotations; got 'monotonic'",
+        ),
+        (
+            {"positions": PositionConfig("rotary", "both"), "heads": 4, "dim": 8},
+            r"dim / heads must be a multiple of 4, for rotary positions anchored at both; got 2",
+        ),
+        (
+            {"positions": PositionConfig("learned", "both"), "dim": 6},
+            "dim must be a multiple of 4, for learned positions anchored at both; got 6",
+        ),
+    ],
+)
+def test_bad_settings(bad, message):
+    with pytest.raises(ValueError, match=message):
+        Seq2SeqConfig(**bad)
+
+
+@pytest.mark.parametrize("positions", [PositionConfig("rotary", "both", scale=0.5), ANY_LENGTH])
+def test_settings_come_back_from_json(positions):
+    model = Seq2SeqConfig(positions=positions, sharpen_from=5, **BARE)
+    config = ReversalConfig(model=model)
+    content = json.loads(json.dumps(dataclasses.asdict(config)))
+    assert content["model"]["positions"]["anchor"] == positions.anchor
+    assert ReversalConfig.from_json(content) == config != ReversalConfig()
+
+
+def test_a_run_from_before_there_was_a_choice_of_positions():
+    content = json.loads(json.dumps(dataclasses.asdict(ReversalConfig())))
+    for name in ("positions", "decoder_self_attention", "sharpen_from"):
+        del content["model"][name]
+    config = ReversalConfig.from_json(content)
+    assert config == ReversalConfig()
+    assert config.model.positions == PositionConfig("sinusoidal", "start", "none")
+    content["model"]["positions"] = {"kind": "sinusoidal", "origin": "end"}
+    with pytest.raises(ValueError, match=r"config.json is not that of a reversal run: .*origin"):
+        ReversalConfig.from_json(content)

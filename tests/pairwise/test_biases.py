@@ -1,0 +1,211 @@
+"""Biases against loops over pairs, in every implementation, and their gradients in float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import ALL_IMPLEMENTATIONS, TILE, assert_close, quick_jit
+from jax.test_util import check_grads
+
+import attention_jax as aj
+from attention_jax.pairwise.biases import ShiftedBias, as_bias, relative_position_bucket
+from attention_jax.pairwise.position_functions import array_field, same_rank
+
+B, N, T, S, D = 2, 3, 5, 7, 4
+
+
+@aj.bias_dataclass
+class Logarithmic(aj.Bias):
+    """A user's own: b_ij = -rate log(1 + |j - i|), of queries that stand `first` positions later"""
+
+    first: jax.Array = array_field()
+    rate: jax.Array = array_field()
+
+    def values(self, query_positions, key_positions):
+        queries = jnp.add(*same_rank(self.first[..., None, None], query_positions[:, None]))
+        distance = jnp.subtract(*same_rank(key_positions[None, :], queries))
+        distance = jnp.abs(distance).astype(self.rate.dtype)
+        return -self.rate[..., None, None] * jnp.log1p(distance)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).normal(size=shape)
+
+
+def t5_bucket(distance, buckets, max_distance, bidirectional):
+    """One distance at a time, in Python floats."""
+    side = buckets // 2 if bidirectional else buckets
+    offset = side if bidirectional and distance > 0 else 0
+    size = abs(distance) if bidirectional else max(-distance, 0)
+    exact = side // 2
+    if size < exact:
+        return offset + size
+    wide = math.log(size / exact) / math.log(max_distance / exact) * (side - exact)
+    return offset + min(exact + int(wide + 1e-6), side - 1)
+
+
+# Each with one set of arrays for every head, and its rule for one pair.
+CASES = {
+    "alibi": (lambda arrays: aj.alibi_bias(arrays), (N,), lambda a, n, i, j: -a[n] * abs(i - j)),
+    "relative": (
+        lambda arrays: aj.relative_bias(arrays),
+        (N, 5),
+        lambda a, n, i, j: a[n][min(max(j - i, -2), 2) + 2],
+    ),
+    "t5": (
+        lambda arrays: aj.t5_bias(arrays, max_distance=6),
+        (N, 6),
+        lambda a, n, i, j: a[n][t5_bucket(j - i, 6, 6, True)],
+    ),
+    "t5_causal": (
+        lambda arrays: aj.t5_bias(arrays, max_distance=6, bidirectional=False),
+        (N, 4),
+        lambda a, n, i, j: a[n][t5_bucket(j - i, 4, 6, False)],
+    ),
+    "own": (
+        lambda arrays: Logarithmic(jnp.array([0, 1, 3]), arrays),
+        (N,),
+        lambda a, n, i, j: -a[n] * math.log1p(abs(j - i - (0, 1, 3)[n])),
+    ),
+    "sum": (
+        lambda arrays: normal(B, 1, T, S) + aj.alibi_bias(arrays) + normal(N, 1, S),
+        (N,),
+        lambda a, n, i, j: -a[n] * abs(i - j) + normal(N, 1, S)[n, 0, j],
+    ),
+}
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+def table_of(name, arrays):
+    """[B, N, T, S], pair by pair."""
+    rule = CASES[name][2]
+    pairs = [[[rule(arrays, n, i, j) for j in range(S)] for i in range(T)] for n in range(N)]
+    table = np.broadcast_to(np.array(pairs), (B, N, T, S))
+    return table + normal(B, 1, T, S) if name == "sum" else table
+
+
+@every_case
+def test_a_table_is_the_rule_of_each_pair(name):
+    build, shape, _ = CASES[name]
+    arrays = normal(*shape)
+    with jax.enable_x64(True):
+        bias = build(jnp.asarray(arrays))
+        table = np.broadcast_to(bias.materialize(T, S), (B, N, T, S))
+        np.testing.assert_allclose(table, table_of(name, arrays), atol=1e-12)
+        if name != "sum":  # whose tables have T rows
+            assert bias.materialize(0, S).shape[-2:] == (0, S)
+        shifted = ShiftedBias(bias, jnp.array(2)).materialize(T - 2, S)
+        np.testing.assert_array_equal(
+            np.broadcast_to(shifted, (B, N, T - 2, S)), np.asarray(table)[:, :, 2:]
+        )
+
+
+@every_case
+@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+def test_attention_and_its_gradients_are_those_of_a_stored_table(name, implementation):
+    build, shape, _ = CASES[name]
+    arrays = normal(*shape)
+    query, key, value = normal(B, N, T, D), normal(B, N, S, D), normal(B, N, S, D, seed=1)
+
+    def loss(implementation, query, bias):
+        mask = aj.padding_mask(jnp.array([[S], [4]])) & aj.causal_mask(2)
+        output, statistics = aj.attention(
+            query, key, value, bias=bias, mask=mask, implementation=implementation,
+            block_sizes=TILE, return_statistics=True,
+        )  # fmt: skip
+        return jnp.sum(jnp.sin(output)) + jnp.sum(statistics.entropy**2)
+
+    with jax.enable_x64(True):
+
+        @quick_jit
+        def ours(query, arrays):
+            return jax.value_and_grad(
+                lambda query, arrays: loss(implementation, query, build(arrays)), (0, 1)
+            )(query, arrays)
+
+        got, (dquery, darrays) = ours(query, arrays)
+        stored = jax.value_and_grad(lambda *point: loss("reference", *point), (0, 1))
+        expected, (dquery_stored, dtable) = stored(query, jnp.asarray(table_of(name, arrays)))
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+    assert_close("query", dquery, np.asarray(dquery_stored), 1e-11)
+    # Each rule is linear in its arrays.
+    zero = table_of(name, np.zeros(shape))
+    units = np.eye(arrays.size).reshape(-1, *shape)
+    dtable = np.asarray(dtable)
+    expected = [np.sum(dtable * (table_of(name, unit) - zero)) for unit in units]
+    assert_close("arrays", darrays, np.reshape(expected, shape), 1e-11)
+    assert np.all(np.asarray(darrays) != 0) or name.startswith("t5")
+
+
+def test_second_derivatives_reach_the_arrays():
+    with jax.enable_x64(True):
+        query, key = normal(T, D), normal(S, D)
+
+        def loss(slope, table):
+            output = aj.attention(
+                query, key, key, bias=aj.alibi_bias(slope) + aj.relative_bias(table),
+                implementation="tiled", block_sizes=TILE,
+            )  # fmt: skip
+            return jnp.sum(jnp.sin(output))
+
+        check_grads(loss, (jnp.array(0.3), jnp.asarray(normal(3))), 2, ["rev"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_buckets_one_distance_at_a_time(bidirectional):
+    distances = np.arange(-300, 301)
+    got = relative_position_bucket(
+        distances, buckets=32, max_distance=128, bidirectional=bidirectional
+    )
+    expected = [t5_bucket(int(d), 32, 128, bidirectional) for d in distances]
+    np.testing.assert_array_equal(got, expected)
+    assert set(np.unique(got)) == set(range(32)) - ({16} if bidirectional else set())
+
+
+def test_slopes_for_any_number_of_heads():
+    np.testing.assert_allclose(aj.alibi_slopes(8), [2.0**-n for n in range(1, 9)])
+    # 12 heads: those of 8, then every second one of 16.
+    expected = [2.0**-n for n in range(1, 9)] + [2.0 ** -(n / 2) for n in (1, 3, 5, 7)]
+    np.testing.assert_allclose(aj.alibi_slopes(12), expected)
+
+
+def test_narrow_biases_and_what_is_masked():
+    query, key = jnp.asarray(normal(T, D), jnp.bfloat16), jnp.asarray(normal(S, D), jnp.bfloat16)
+    table = jnp.full((T, S), jnp.nan).at[:, :4].set(0.0)
+    for implementation in ALL_IMPLEMENTATIONS:
+        output, darray = jax.value_and_grad(
+            lambda slope, implementation=implementation: aj.attention(
+                query, key, key, bias=table + aj.alibi_bias(slope), mask=aj.padding_mask(4),
+                implementation=implementation, block_sizes=TILE,
+            ).astype(jnp.float32).sum()
+        )(jnp.array(0.5, jnp.bfloat16))  # fmt: skip
+        assert jnp.isfinite(output), implementation
+        assert jnp.isfinite(darray), implementation
+        assert darray.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: aj.alibi_bias(jnp.arange(3)), "slopes must be floating-point; got dtype int32"),
+        (lambda: aj.alibi_slopes(0), "heads must be at least 1; got 0"),
+        (lambda: aj.relative_bias(jnp.ones(4)), r"table must be \[\*B, 2 R \+ 1\], an odd number"),
+        (lambda: aj.relative_bias(jnp.ones(())), r"table must have at least 1 axis; got \[\]"),
+        (lambda: aj.t5_bias(jnp.ones(5)), "buckets must be at least 2 a side, and even"),
+        (lambda: aj.t5_bias(jnp.ones(32), max_distance=8), "max_distance must be greater than 8"),
+        (lambda: as_bias("near"), "bias must be an array; got str"),
+    ],
+)
+def test_bad_arguments(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_arrays_that_do_not_fit_the_batch():
+    query, key = jnp.ones((B, N, T, D)), jnp.ones((B, N, S, D))
+    with pytest.raises(ValueError, match=r"bias slopes must broadcast to \[2, 3\] .*; got \[4\]"):
+        aj.attention(query, key, key, bias=aj.alibi_bias(aj.alibi_slopes(4)))
+    with pytest.raises(ValueError, match=r"bias must broadcast to \[2, 3, 5, 7\].*; got \[5, 6\]"):
+        aj.attention(query, key, key, bias=jnp.ones((T, 6)) + aj.alibi_bias(jnp.ones(N)))

@@ -1,0 +1,183 @@
+"""From a run's folder to numbers, figures and the page: scripts/analyze_gradients.py."""
+
+import copy
+import json
+
+import jax
+import numpy as np
+import pytest
+from command_lines import call, load
+from html_reader import Reader
+
+from attention_jax.analysis import capture
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.reports import gradient_report
+from attention_jax.tasks.reversal.data import reversal_batch
+from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run
+from attention_jax.tasks.reversal.task import (
+    VOCABULARY,
+    ReversalConfig,
+    bind,
+    load_states,
+    train_run,
+)
+from attention_jax.training.loop import LoopConfig
+
+script = load("scripts/analyze_gradients.py")
+CROSS = "decoder_0/cross_attention"
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    config = ReversalConfig(
+        model=Seq2SeqConfig(score="general", dim=8, hidden_dim=12),
+        loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
+        batch_size=3,
+    )
+    train_run(config, folder)
+    return folder
+
+
+LOGGED = {f"{CROSS}/entropy": [1.25, 2.5], f"{CROSS}/logit_sd": [3.0, 4.0], "loss": [5.0, 6.0]}
+
+
+@pytest.fixture(scope="module")
+def run(workdir):
+    (workdir / "gradients.jsonl").write_text(json.dumps({"step": 2, **LOGGED}) + "\n")
+    analysis = GradientAnalysis(words=("ab", "xyz"), strings=5, iterations=3, samples=2)
+    told = []
+    numbers = analyze_run(workdir, analysis, progress=told.append)
+    assert len(told) == 4
+    assert all("general" in line for line in told)
+    return json.loads(json.dumps(numbers))  # it is JSON
+
+
+def test_what_was_logged_is_read_and_of_the_states_that_are_kept_computed(run):
+    by_step = run["by_step"]
+    assert by_step["steps"] == [0, 2, 4, 6]  # made again from the seeds; logged; the newest two
+    for name, line in LOGGED.items():
+        assert by_step[name][1] == line
+        assert np.shape(by_step[name]) == (4, 2)
+    # The first loss of a model that knows nothing: about log V.
+    assert by_step["loss"][0] == pytest.approx([np.log(VOCABULARY.size)] * 2, abs=1.0)
+    assert by_step[f"{CROSS}/saturation"][1] == [None, None]  # not in that line
+
+
+def test_words_show_the_models_own_weights(workdir, run):
+    _, states = load_states(workdir)
+    params = jax.tree.map(lambda leaf: leaf[0], states[6]().params)
+    batch = reversal_batch(np.array([VOCABULARY.encode("xyz")]), np.array([3]))
+    config = ReversalConfig(model=Seq2SeqConfig(score="general", dim=8, hidden_dim=12))
+    seen = capture(
+        bind(config.model, params), batch.source, batch.source_lengths, batch.target_inputs
+    )
+    table = run["words"]["6"]["xyz"]
+    assert table["row_labels"] == ["z", "y", "x", "EOS"]
+    assert table["column_labels"] == ["x", "y", "z"]
+    np.testing.assert_allclose(table["weights"], seen.attentions[CROSS].weights[0], atol=1e-5)
+    np.testing.assert_allclose(np.sum(table["dlogits"], axis=1), 0, atol=1e-5)
+    assert np.abs(table["dlogits"]).max() > 0
+
+
+def test_the_sweep_meets_the_model_at_scale_1(run):
+    sweep = run["scale_sweep"]
+    middle = int(np.argmin(np.abs(np.log(sweep["scales"]))))
+    assert sweep["scales"][middle] == pytest.approx(1)
+    for step in ("0", "6"):
+        entropy = np.array(sweep[step]["entropy"])  # [seeds, scales]
+        assert np.all(np.diff(entropy, axis=1) <= 1e-5)  # larger logits, less entropy
+        assert np.all(entropy[:, middle] < np.log(8))
+        assert np.all(np.array(sweep[step]["logit_sd"]) > 0)
+
+
+def test_edges_enclose_the_mean_eigenvalue(run, workdir):
+    _, states = load_states(workdir)
+    count = sum(leaf[0].size for leaf in jax.tree.leaves(states[0]().params))
+    for step in ("0", "6"):
+        curvature = run["curvature"][step]
+        for seed in range(2):
+            mean = curvature["trace"][seed] / count
+            assert curvature["smallest"][seed] < mean < curvature["largest"][seed]
+
+
+def test_the_page_has_every_figure_with_words_for_it(run):
+    page = Reader(gradient_report.report([run, run], command="analyze --it"))
+    assert page.open == []
+    images = page.attributes("img")
+    assert len(images) == 2 + 2 * 2 + 1 + 1  # two words of two runs
+    assert all(len(image["alt"]) > 40 for image in images)
+    assert "analyze --it" in page.text
+
+
+def test_runs_that_would_be_called_the_same_are_told_apart(run):
+    other = copy.deepcopy(run)
+    other["workdir"] = "runs/other"
+    # It has no encoder, so that the first panel knows nothing of it.
+    other["by_step"] = {k: v for k, v in other["by_step"].items() if "encoder_0" not in k}
+    text = Reader(gradient_report.report([run, other], command="")).text
+    assert f"general ({run['workdir']})" in text
+    assert "general (runs/other)" in text
+    named = [{**run, "label": "first"}, {**other, "label": "second"}]
+    (legend,) = gradient_report.statistics_by_step(named).legends
+    assert [entry.get_text() for entry in legend.get_texts()] == ["first", "second"]
+
+
+def test_attentions_stand_in_the_order_of_computation():
+    names = ["decoder_1/self_attention", "decoder_0/cross_attention", "encoder_10/self_attention",
+             "encoder_2/self_attention", "decoder_0/self_attention"]  # fmt: skip
+    assert sorted(names, key=gradient_report._in_order) == [names[i] for i in (3, 2, 4, 1, 0)]
+
+
+def test_attention_without_softmax_is_reported_without_its_gradients(run):
+    other = copy.deepcopy(run)
+    for step in ("0", "6"):
+        other["scale_sweep"][step] = None
+        for table in other["words"][step].values():
+            table["dlogits"] = None
+    del other["curvature"]
+    page = Reader(gradient_report.report([other], command=""))
+    assert len(page.attributes("img")) == 2 + 2
+    assert "None of these attentions has a softmax" in page.text
+
+
+def test_the_script_writes_page_and_numbers(run, workdir, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "page.html"
+    arguments = ["--workdir", workdir, "--words", "ab"]
+
+    def analyzed(folder, analysis, *, progress):
+        assert (folder, analysis) == (workdir, GradientAnalysis(words=("ab",)))
+        return run
+
+    monkeypatch.setattr(script, "analyze_run", analyzed)
+    assert call(script, *arguments, "--out", out, monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out.split() == [str(out), str(out.with_suffix(".numbers.json"))]
+    numbers = json.loads(out.with_suffix(".numbers.json").read_text())
+    assert [one["label"] for one in numbers["runs"]] == ["general"]
+    assert out.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--workdir", "nowhere"], "workdir must be a folder made by scripts/train.py"),
+        (["--workdir", "{run}", "--compare", "nowhere"], "nowhere has no config.json"),
+        (["--workdir", "{foreign}"], "foreign: config.json is not that of a reversal run"),
+        (["--workdir", "{run}", "--words", "aB"], "letters"),
+        (["--workdir", "{run}", "--words", ""], "at least one letter"),
+        (["--workdir", "{run}", "--words"], "words must be at least one"),
+        (["--workdir", "{run}", "--out", "page.pdf"], "ends in .html"),
+        (["--workdir", "{run}", "--samples", "1"], "samples must be at least 2"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_computed(
+    arguments, expected, workdir, tmp_path, monkeypatch, capsys
+):
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "config.json").write_text("{}")
+    monkeypatch.setattr(script, "analyze_run", None)  # it would fail if it were called
+    filled = [argument.format(run=workdir, foreign=foreign) for argument in arguments]
+    assert call(script, *filled, monkeypatch=monkeypatch) == 2
+    captured = capsys.readouterr()
+    assert expected in " ".join(captured.err.replace("│", " ").split())

@@ -1,0 +1,50 @@
+"""Pages that need no other file."""
+
+import base64
+
+import numpy as np
+import pytest
+from html_reader import Reader
+
+from attention_jax.reports import html_page, plotting
+
+
+def drawn():
+    figure, (axes,) = plotting.new_figure(2, 1)
+    axes.plot(np.arange(3))
+    return figure
+
+
+def test_what_users_wrote_is_text_and_not_markup():
+    evil = "<script>alert('x')</script> & \"quotes\""
+    parts = [
+        html_page.heading(evil),
+        html_page.paragraph(evil),
+        html_page.command(evil),
+        html_page.table((evil,), [(evil,)]),
+        html_page.figure(drawn(), evil),
+    ]
+    page = Reader(html_page.page(evil, parts))
+    assert page.open == []
+    assert not page.attributes("script")
+    assert page.text.count(evil) == 8  # title, h1, the five parts (a table has two)
+    assert page.attributes("img")[0]["alt"] == evil
+
+
+def test_figures_are_in_the_page_itself():
+    page = Reader(html_page.page("title", [html_page.figure(drawn(), "what is seen")]))
+    (image,) = page.attributes("img")
+    kind, data = image["src"].split(",")
+    assert kind == "data:image/png;base64"
+    assert base64.b64decode(data)[:4] == b"\x89PNG"
+    addresses = [a for _, attributes in page.elements for a in attributes.values() if a]
+    assert not any("http" in address for address in addresses)
+
+
+@pytest.mark.parametrize(
+    ("cell", "number"),
+    [("3", True), ("-1.5e-3", True), ("0.12 ± 0.01", True), ("99.5 %", True), ("dot", False)],
+)
+def test_numbers_stand_to_the_right(cell, number):
+    (found,) = Reader(html_page.table(("column",), [(cell,)])).attributes("td")
+    assert (found.get("class") == "number") is number

@@ -1,0 +1,82 @@
+"""Figures show the numbers they are given."""
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from attention_jax.reports import plotting
+
+
+def test_heatmaps_show_weights_between_zero_and_one_with_letters_on_the_axes():
+    weights = np.array([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]])
+    figure = plotting.weight_heatmaps({"dot": (weights, ["b", "EOS"], ["a", "b", "c"])})
+    axes = figure.axes[0]
+    (image,) = axes.images
+    np.testing.assert_array_equal(image.get_array(), weights)
+    assert image.get_clim() == (0, 1)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b", "c"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["b", "EOS"]
+    assert axes.get_title() == "dot"
+
+
+@pytest.mark.parametrize(
+    ("labels", "rotation"),
+    [(["a", "b", "EOS"], 0), (["ein", "Haus", "."], 90), (["a", "longer", "EOS"], 90)],
+)
+@pytest.mark.parametrize("draw", [plotting.draw_weights, plotting.draw_gradients])
+def test_words_stand_upright_and_letters_do_not(draw, labels, rotation):
+    _, (axes,) = plotting.new_figure(2, 2)
+    draw(axes, np.full((2, len(labels)), 0.25), ["a", "longer than others"], labels)
+    assert [label.get_text() for label in axes.get_xticklabels()] == labels
+    assert {label.get_rotation() for label in axes.get_xticklabels()} == {float(rotation)}
+    assert {label.get_rotation() for label in axes.get_yticklabels()} == {0.0}
+
+
+def test_heatmaps_are_named_and_sized():
+    panel = (np.eye(2), ["a", "b"], ["a", "b"])
+    panels = dict.fromkeys(("dot", "scaled", "additive"), panel)
+    plain = plotting.weight_heatmaps(panels)
+    assert [ax.get_xlabel() for ax in plain.axes[:3]] == ["source letter (key)"] * 3
+    assert [ax.get_ylabel() for ax in plain.axes[:3]] == ["letter written (query)", "", ""]
+    np.testing.assert_allclose(plain.get_size_inches(), [3 * 3.1 + 0.6, 3.5])
+    figure = plotting.weight_heatmaps(
+        panels, columns=2, xlabel="source subword", ylabel="written", size=5
+    )
+    assert [ax.get_xlabel() for ax in figure.axes[:3]] == ["source subword"] * 3
+    assert [ax.get_ylabel() for ax in figure.axes[:3]] == ["written", "", "written"]
+    np.testing.assert_allclose(figure.get_size_inches(), [2 * 5 + 0.6, 2 * 5.4])
+
+
+def test_loss_curves_are_geometric_means_over_seeds():
+    figure = plotting.loss_curves([1, 2], {"dot": np.array([[1.0, 4.0], [9.0, 9.0]])}, title="t")
+    axes = figure.axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [2.0, 9.0])
+    assert axes.get_yscale() == "log"
+
+
+def test_accuracy_panels_sort_lengths_and_average_seeds():
+    panels = {"masked": {"dot": {10: [0.0, 0.5], 3: [1.0, 0.5]}}}
+    figure = plotting.accuracy_by_length(panels, ylabel="share")
+    line = figure.axes[0].lines[0]
+    np.testing.assert_allclose(line.get_xdata(), [3, 10])
+    np.testing.assert_allclose(line.get_ydata(), [0.75, 0.25])
+
+
+def test_colours_of_scores_differ():
+    assert len(set(plotting.COLORS)) == len(plotting.COLORS) == len(set(plotting.MARKERS))
+
+
+def test_save_makes_the_folder_and_a_readable_png(tmp_path):
+    figure, (axes,) = plotting.new_figure(2, 1)
+    axes.plot([0, 1])
+    path = plotting.save(figure, tmp_path / "new" / "figure.png")
+    assert matplotlib.image.imread(path).shape == (120, 240, 4)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_any_number_of_panels(count):
+    panel = {"dot": {3: [1.0], 5: [0.5]}}
+    panels = {f"panel {index}": panel for index in range(count)}
+    figure = plotting.accuracy_by_length(panels, ylabel="share")
+    shown = [axes.get_title() for axes in figure.axes if axes.lines]
+    assert shown == list(panels)

@@ -1,0 +1,300 @@
+"""Many processes, one run: over the loopback, as a user starts them."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attention_jax.runs import processes
+from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.processes import Distribution
+from attention_jax.runs.run_folder import read_lines
+
+ROOT = Path(__file__).parents[2]
+TINY = ["--dim", "8", "--hidden-dim", "7", "--max-length", "3", "--seeds", "2"]
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        return listening.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Where the processes of this file keep their programs: each is compiled once."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def start(tmp_path, compiled):
+    """Starts `count` processes of a script; those that a failed test left are ended."""
+    started = []
+
+    def start(count, script, *arguments):
+        port, together = free_port(), []
+        for index in range(count):
+            distributed = ["--distributed", "--coordinator", f"localhost:{port}"]
+            distributed += ["--process-count", str(count), "--process-index", str(index)]
+            process = subprocess.Popen(
+                [sys.executable, script, *arguments, *(distributed if count > 1 else [])],
+                cwd=tmp_path,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "JAX_PLATFORMS": "cpu",
+                    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+                    "JAX_COMPILATION_CACHE_DIR": str(compiled),
+                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            together.append(process)
+        started.extend(together)
+        return together
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def train(start):
+    def train(count, folder, *arguments, steps=12, checkpoint_every=4):
+        options = ["--workdir", folder, "--steps", steps, "--log-every", 2, "--batch-size", 12]
+        options += ["--checkpoint-every", checkpoint_every, *TINY, *arguments]
+        return start(count, ROOT / "scripts" / "train.py", *map(str, options))
+
+    return train
+
+
+def ended(together, timeout=120):
+    """[(exit status, output, errors)] of processes that end by themselves."""
+    results = []
+    for process in together:
+        out, err = process.communicate(timeout=timeout)
+        # Of what JAX stands on, which cannot be told to be silent.
+        ours = [line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]")]
+        results.append((process.returncode, "".join(ours), err))
+    return results
+
+
+def finished(together):
+    results = ended(together)
+    for status, _, err in results:
+        assert (status, err) == (0, ""), results
+    return results
+
+
+def losses(folder, until=12):
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(2, until + 2, 2))  # none twice
+    return np.array([line["loss"] for line in lines])
+
+
+def assert_same_losses(folder, other, until=12):
+    """As sharding_checks.py says."""
+    np.testing.assert_allclose(losses(folder, until), losses(other, until), rtol=3e-6)
+
+
+def wait_for(condition, together, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        assert all(process.poll() is None for process in together), ended(together)
+        time.sleep(0.02)
+
+
+def reached(folder):
+    """The last step in metrics.jsonl."""
+    lines = read_lines(folder / "metrics.jsonl")
+    return lines[-1]["step"] if lines else 0
+
+
+# --- one run ---
+
+
+def go_on_after_damage(train, before, again, count, *arguments, part="d"):
+    """A copy of a run, of whose newest state half is missing, goes on from the state before."""
+    shutil.copytree(before, again)
+    state = again / "checkpoints" / "12" / "state"
+    # In "d" lies what Orbax has put together of what each process wrote.
+    largest = max((state / part).iterdir(), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    results = ended(train(count, again.name, "--resume", *arguments))
+    assert [status for status, _, _ in results] == [0] * count, results
+    (_, out, err), *others = results
+    assert "step 12 of 12" in out
+    assert err.startswith("warning: the checkpoint of step 12 is damaged (")
+    assert err.endswith("damaged_checkpoints; that of step 8 is used\n")
+    assert err.count("\n") == 1
+    assert [said for _, *said in others] == [["", ""]] * (count - 1)
+    assert (again / "damaged_checkpoints" / "12.0").is_dir()
+
+
+def test_two_train_as_one_does_and_one_of_them_writes(tmp_path, train):
+    one, two = tmp_path / "one", tmp_path / "two"
+    finished(train(1, "one"))
+    (_, first, _), (_, second, _) = finished(train(2, "two"))
+    assert "two: step 12 of 12, 2 seeds" in first
+    assert second == ""
+    assert_same_losses(two, one)
+    assert len(read_lines(two / "timing.jsonl")) == 1
+    assert json.loads((two / "env.json").read_text())["devices"] == 2
+
+
+@pytest.mark.slow
+def test_damage_that_one_process_alone_can_see(tmp_path, train):
+    """Cut up over processes, each reads its own part: both must fall back, and neither may wait."""
+    spread = ("--mesh", "fsdp=2", "--dim", "64", "--hidden-dim", "64")
+    finished(train(2, "whole", *spread))
+    before, again = tmp_path / "whole", tmp_path / "again"
+    go_on_after_damage(train, before, again, 2, *spread, part="ocdbt.process_1/d")
+    assert_same_losses(again, before)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_more_processes_or_fewer(tmp_path, train):
+    finished(train(1, "one"))
+    for before, count in (("one", 2), ("one-2", 1), ("one-2-1", 4)):
+        again = tmp_path / f"{before}-{count}"
+        shutil.rmtree(tmp_path / before / "damaged_checkpoints", ignore_errors=True)
+        go_on_after_damage(train, tmp_path / before, again, count)
+        assert_same_losses(again, tmp_path / "one")
+
+
+def stopped(train, folder, count, arguments=()):
+    """Training that a SIGTERM to the last process has stopped; its step."""
+    together = train(count, folder.name, *arguments, steps=6000, checkpoint_every=3000)
+    before = reached(folder)
+    wait_for(lambda: reached(folder) > before, together)
+    together[-1].send_signal(signal.SIGTERM)
+    results = ended(together)
+    assert [status for status, _, _ in results] == [143] * count, results
+    assert results[0][2] == "stopped by a signal; --resume goes on from here\n"
+    assert all(err == "" for _, _, err in results[1:]), results
+    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
+        step = checkpoints.latest_step()
+    assert before < step == reached(folder) < 6000
+    assert f"{folder.name}: step {step} of 6000, 2 seeds" in results[0][1]
+    losses(folder, until=step)
+    return step
+
+
+def test_a_signal_to_one_stops_both(tmp_path, train):
+    stopped(train, tmp_path / "run", 2)
+    stopped(train, tmp_path / "run", 1, ["--resume"])
+
+
+@pytest.mark.slow
+def test_four_go_on_where_two_stopped(tmp_path, train):
+    stopped(train, tmp_path / "run", 2)
+    stopped(train, tmp_path / "run", 4, ["--resume"])
+
+
+DRAWING = """
+import sys
+import jax
+from attention_jax.tasks.reversal.task import ReversalConfig, reversal_task
+from attention_jax.runs import processes
+from attention_jax.training.sharding import Layout, MeshShape, whole_machine
+
+_, _, coordinator, _, count, _, index = sys.argv[1:]
+processes.join(processes.Distribution(coordinator, int(count), int(index)))
+assert whole_machine() == MeshShape(data=int(count))
+layout, task = Layout(whole_machine()), reversal_task(ReversalConfig(batch_size=12))
+source = jax.jit(lambda rng: layout.constrained_batch(task.batch(rng)).source)(jax.random.key(3))
+(shard,) = source.addressable_shards
+assert shard.data.tolist() == layout.fetched(source)[shard.index].tolist()
+print(*shard.index[0].indices(12)[:2])
+"""
+
+
+def test_each_process_draws_its_own_part_of_the_batch(tmp_path, start):
+    (tmp_path / "drawing.py").write_text(DRAWING)
+    results = finished(start(2, "drawing.py"))
+    assert [out.split() for _, out, _ in results] == [["0", "6"], ["6", "12"]]
+
+
+# --- what goes wrong ---
+
+
+def test_a_mistake_ends_both(tmp_path, train):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("")
+    first, second = ended(train(2, "run"))
+    assert (first[0], second[0]) == (2, 2), (first, second)
+    assert first[2].startswith("error: workdir must be new, empty, or the folder of a run; run")
+    assert second[2] == "error: another process of this run could not go on: see what it says\n"
+    assert first[2].count("\n") == 1
+    assert (first[1], second[1]) == ("", "")
+
+
+@pytest.mark.slow
+def test_a_mesh_that_is_not_the_whole_machine_ends_both(tmp_path, train):
+    for status, out, err in ended(train(2, "run", "--mesh", "data=1")):
+        assert (status, out) == (2, "")
+        assert err.startswith("error: mesh seed=1 data=1 fsdp=1 must take all 2 devices")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_one_is_killed_and_the_run_goes_on_later(tmp_path, train, killed):
+    steps = {"steps": 400, "checkpoint_every": 10}
+    finished(train(2, "alone", **steps))
+    together = train(2, "run", **steps)
+    wait_for(lambda: reached(tmp_path / "run") > 20, together)
+    together[killed].kill()
+    began = time.monotonic()
+    other = together[1 - killed]
+    other.communicate(timeout=120)
+    assert other.returncode not in (0, None)
+    assert time.monotonic() - began < 60
+    finished(train(2, "run", "--resume", **steps))
+    with_accident, without = (
+        read_lines(tmp_path / name / "metrics.jsonl") for name in ("run", "alone")
+    )
+    assert with_accident == without
+
+
+# --- mistakes, in this process ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("localhost:1234", 2, None), "must be given together, or none of them"),
+        ((None, 2, 0), "must be given together, or none of them"),
+        (("localhost", 2, 0), "coordinator must be host:port; got 'localhost'"),
+        ((":1234", 2, 0), "coordinator must be host:port; got ':1234'"),
+        (("localhost:port", 2, 0), "coordinator must be host:port; got 'localhost:port'"),
+        (("localhost:1234", 2, 2), "from 0 to process_count - 1 = 1; got 2"),
+        (("localhost:1234", 2, -1), "from 0 to process_count - 1 = 1; got -1"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=r"coordinator|process_index") as told:
+        Distribution(*settings)
+    assert message in str(told.value)
+
+
+def test_alone_all_of_it_is_free():
+    assert processes.is_first()
+    assert processes.largest(7) == 7
+    with processes.together():
+        pass
+    with pytest.raises(OSError, match="mine"), processes.together():
+        raise OSError("mine")

@@ -1,0 +1,26 @@
+"""What tests of saved files look at: every bit of a state, everything in a folder."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def assert_bits_equal(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def snapshot(folder):
+    """All that can be seen of a folder: names, bytes, times."""
+    return {
+        str(path.relative_to(folder)): (
+            path.stat().st_mtime_ns,
+            path.read_bytes() if path.is_file() else None,
+        )
+        for path in [folder, *folder.rglob("*")]
+    }

@@ -1,0 +1,353 @@
+"""The attention benchmark: every contestant computes the same, and rows say what was measured.
+
+Nothing here is timed in earnest: lengths are a few dozen.
+"""
+
+import dataclasses
+import importlib
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.fixture
+def works():
+    from benchmarks import attention_works
+
+    return attention_works
+
+
+@pytest.fixture
+def peers():
+    from benchmarks import attention_peers
+
+    return attention_peers
+
+
+def usual_promotion(function):
+    """Runs it as a user does: peers do not pass under strict promotion."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return function()
+
+
+def command(monkeypatch, *arguments):
+    """Exit status of the script, run in this process."""
+    from benchmarks import measure
+
+    monkeypatch.setattr(measure, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *map(str, arguments)])
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the script adds to it
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stopped:
+        usual_promotion(lambda: runpy.run_path(str(SCRIPTS / "benchmark.py"), run_name="__main__"))
+    return stopped.value.code or 0
+
+
+def trial(monkeypatch, capsys, tmp_path, *patterns):
+    """What a run writes and prints, lengths divided so that it takes seconds."""
+    out = tmp_path / "found.json"
+    options = ("--benchmarks", "attention", "--shrink", 256, "--repeats", 3, "--out", out)
+    assert command(monkeypatch, *options, "--works", *patterns) == 0
+    return json.loads(out.read_text())["benchmarks"], capsys.readouterr().out
+
+
+# --- contestants do the same work ---
+
+
+def float64_outcome(work):
+    """Output and, by central differences along one direction, the slope of <output, cotangent>."""
+    inputs, cotangent = jax.tree.map(lambda leaf: leaf.astype(np.float64), work.arrays())
+    distance = np.arange(work.lengths[1])[None, :] - np.arange(work.lengths[0])[:, None]
+    table = {"": distance < 99, "causal": distance <= 0, "local 2": abs(distance) <= 2}
+
+    def output(inputs):
+        query, key, params = inputs["query"], inputs["key"], inputs["params"]
+        if work.score == "additive":
+            hidden = (query @ params["query_kernel"])[..., :, None, :]
+            hidden = hidden + (key @ params["key_kernel"])[..., None, :, :]
+            logits = np.tanh(hidden) @ params["v"]
+        elif work.score == "own distance":
+            pairs = query[..., :, None, :] - key[..., None, :, :]
+            logits = -np.sum(pairs**2, axis=-1)
+        else:
+            if work.score == "general":
+                query = query @ params["kernel"]
+            logits = query @ key.swapaxes(-1, -2)
+            logits = logits / np.sqrt(work.dim) if work.score == "scaled" else logits
+        logits = np.where(table[work.mask], logits, -np.inf)
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        return (weights / weights.sum(-1, keepdims=True)) @ inputs["value"]
+
+    rng = np.random.default_rng(7)
+    direction = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), inputs)
+
+    def value(step):
+        moved = jax.tree.map(lambda leaf, along: leaf + step * along, inputs, direction)
+        return np.vdot(output(moved), cotangent)
+
+    return output(inputs), direction, (value(1e-5) - value(-1e-5)) / 2e-5
+
+
+def check_contestant(work, contestant):
+    expected, direction, slope = float64_outcome(work)
+
+    def ours_layout(array):
+        return np.asarray(array).swapaxes(1, 2) if swapped else np.asarray(array)
+
+    swapped = contestant.about["layout"] == "BTND"
+    outcome = contestant.call()
+    output, gradients = outcome if work.backward else (outcome, None)
+    np.testing.assert_allclose(ours_layout(output), expected, rtol=1e-4, atol=1e-4)
+    if gradients is None:
+        return
+    gradients = dict(gradients)
+    gradients |= gradients.pop("params", {})  # PyTorch's stand beside the others
+    found = sum(
+        np.vdot(ours_layout(gradients[name]), direction[name]) for name in ("query", "key", "value")
+    )
+    found += sum(
+        np.vdot(np.asarray(gradients[name]), along) for name, along in direction["params"].items()
+    )
+    np.testing.assert_allclose(found, slope, rtol=1e-3)
+
+
+def small(works, score, **changes):
+    sizes = {"length": 11, "key_length": 13, "heads": 3, "batch": 2, "dim": 5}
+    hidden_dim = 5 if score == "additive" else None
+    return works.Work(score, score, **(sizes | {"hidden_dim": hidden_dim} | changes))
+
+
+def prepared(peers, name, work):
+    """A contestant; the test is skipped where its library is not installed."""
+    prepare = peers.ours if name == "ours" else peers.PEERS[name]
+    try:
+        return usual_promotion(lambda: prepare(work))
+    except LookupError as error:
+        if peers.INSTALL in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("name", "score", "mask"),
+    [
+        *(
+            ("ours", score, "")
+            for score in ("additive", "own distance", "dot", "general", "scaled")
+        ),
+        *(("naive JAX", score, "") for score in ("additive", "dot", "general", "scaled")),
+        *(("jax.nn", score, "") for score in ("dot", "general", "scaled")),
+        *(("PyTorch SDPA", score, "") for score in ("dot", "general", "scaled")),
+        *((name, "scaled", "causal") for name in ("ours", "jax.nn", "flax", "PyTorch SDPA")),
+        *((name, "scaled", "local 2") for name in ("ours", "jax.nn", "flax", "PyTorch SDPA")),
+        ("naive JAX", "additive", "causal"),
+        ("flax", "scaled", ""),
+        ("Keras", "additive", ""),
+        ("PyTorch naive", "additive", ""),
+        ("ours, reference", "additive", "causal"),
+    ],
+)
+def test_contestants_compute_the_same(works, peers, name, score, mask, backward):
+    work = small(works, score, mask=mask, backward=backward)
+    contestant = prepared(peers, name, work)
+    usual_promotion(lambda: check_contestant(work, contestant))
+
+
+@pytest.mark.slow  # it compiles C++ for every formula
+def test_keops_computes_the_same(works, peers):
+    # One test: KeOps puts its build folder on sys.path once, and fixtures restore sys.path.
+    for score in ("additive", "own distance", "scaled"):
+        for backward in (False, True):
+            work = small(works, score, batch=1, heads=1, backward=backward)
+            contestant = prepared(peers, "KeOps", work)
+            assert contestant.most_repeats == 1
+            check_contestant(work, contestant)
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "changes"),
+    [
+        ("jax.nn", "additive", {}),
+        ("flax", "general", {}),
+        ("Keras", "scaled", {}),
+        ("naive JAX", "own distance", {}),
+        ("cuDNN", "scaled", {}),
+        ("ours", "scaled", {"implementation": "telepathy"}),
+    ],
+)
+def test_a_contestant_that_cannot_says_so(works, peers, name, score, changes):
+    with pytest.raises(LookupError, match=r"score|cuDNN|implementation"):
+        prepared(peers, name, small(works, score, **changes))
+
+
+def test_what_does_not_fit_in_memory_is_not_run(works, peers, monkeypatch):
+    monkeypatch.setattr(peers, "free_bytes", lambda: 1000)
+    with pytest.raises(LookupError, match=r"it needs .* GiB, and .* GiB are free"):
+        prepared(peers, "naive JAX", small(works, "additive"))
+
+
+def test_variations_of_ours_differ_in_what_they_say(works, peers, monkeypatch):
+    work = works.all_works()["causal-grad"]
+    seen = []
+    monkeypatch.setattr(peers, "ours", seen.append)
+    for name in ("reference", "not causal", "scaled dot", "half as long"):
+        peers.PEERS[f"ours, {name}"](work)
+    assert seen == [
+        dataclasses.replace(work, implementation="reference"),
+        dataclasses.replace(work, mask=""),
+        dataclasses.replace(work, score="scaled"),
+        dataclasses.replace(work, length=2048),
+    ]
+
+
+# --- what is reported ---
+
+
+def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path):
+    found, printed = trial(monkeypatch, capsys, tmp_path, "scaled-grad")
+    ours, *others = found["attention"]["rows"]
+    assert ours["contestant"] == "ours"
+    assert [row["contestant"] for row in others][:3] == ["naive JAX", "jax.nn", "flax"]
+    assert ours["times_ours"] == 1
+    for row in (ours, *others[:3]):
+        assert len(row["repeat_seconds"]) == 3
+        median = sorted(row["repeat_seconds"])[1] / row["calls_in_a_repeat"]
+        assert row["milliseconds"] == pytest.approx(1000 * median)
+        assert row["times_ours"] == pytest.approx(row["milliseconds"] / ours["milliseconds"])
+        assert row["temporary_mib"] > 0
+        assert row["compile_seconds"] > 0
+        assert row["shape"] == "B1 N4 T=S=16 D64"
+        assert (row["score"], row["direction"]) == ("scaled", "forward + backward")
+        assert (row["mask"], row["dtype"]) == ("none", "float32")
+        assert row["contestant"] in printed
+    assert found["attention"]["settings"]["shrink"] == 256
+    assert found["attention-memory"]["rows"] == []
+    by_number = {(row["claim"], row["what"]): row for row in found["attention-targets"]["rows"]}
+    target = by_number["scaled dot forward + backward", "time of jax.nn / ours"]
+    assert target["found"] == others[1]["times_ours"]
+    assert by_number["additive forward", "time of Keras / ours"]["met"] == "not measured"
+
+
+def test_a_peer_that_is_not_installed_is_absent(monkeypatch, capsys, tmp_path):
+    usual = importlib.import_module
+
+    def without_peers(name, package=None):
+        if name in ("keras", "torch", "pykeops"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return usual(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", without_peers)
+    found, printed = trial(monkeypatch, capsys, tmp_path, "additive")
+    rows = {row["contestant"]: row for row in found["attention"]["rows"]}
+    assert rows["naive JAX"]["times_ours"] > 0
+    for name in ("Keras", "PyTorch naive", "KeOps"):
+        assert "milliseconds" not in rows[name]
+        assert "install -e '.[bench]'" in rows[name]["absent"]
+        assert f"{name}: absent" in printed
+        assert f"{name} is absent (additive): No module named" in printed
+
+
+def test_memory_of_every_derivative_is_compiled(monkeypatch, capsys, tmp_path):
+    found, printed = trial(monkeypatch, capsys, tmp_path, "memory-tiled-additive-*")
+    rows = found["attention-memory"]["rows"]
+    assert [row["direction"] for row in rows[::2]] == ["grad", "jvp", "jvp-of-grad", "grad-of-grad"]
+    for shorter, longer in zip(rows[::2], rows[1::2], strict=True):
+        assert (shorter["length"], longer["length"]) == (4096, 16384)
+        assert (shorter["shape"], longer["shape"]) == (
+            "B1 N1 T=S=16 D64 A64",
+            "B1 N1 T=S=64 D64 A64",
+        )
+        ratio = longer["temporary_mib"] / shorter["temporary_mib"]
+        assert longer["times_shorter"] == pytest.approx(ratio)
+    assert "jvp-of-grad" in printed
+
+
+def test_crossover_compares_tiles_with_the_whole(monkeypatch, capsys, tmp_path, path):
+    from benchmarks import crossover
+
+    monkeypatch.setattr(crossover, "_LENGTHS", (8, 16))
+    monkeypatch.setattr(crossover, "_BATCHES", (1, 3))
+    monkeypatch.setattr(crossover, "_MOST_PAIRS", 16**2)
+    out = tmp_path / "found.json"
+    options = ("--benchmarks", "crossover", "--repeats", 1, "--out", out)
+    assert command(monkeypatch, *options) == 0
+    rows = json.loads(out.read_text())["benchmarks"]["crossover"]["rows"]
+    assert [row["pairs"] for row in rows] == [64, 256, 192] * 3
+    for row in rows:
+        ratio = row["reference_milliseconds"] / row["milliseconds"]
+        assert row["times_ours"] == pytest.approx(ratio)
+        assert row["implementation"] == "tiled"
+
+
+def test_targets_are_met_or_not(path):
+    from benchmarks.attention_targets import targets_met
+
+    def timed(work, contestant, times, **more):
+        return {"work": work, "contestant": contestant, "times_ours": times, **more}
+
+    rows = [
+        timed("scaled", "ours", 1.0, score="scaled", direction="forward", compile_seconds=99.0),
+        timed("scaled", "jax.nn", 4.1, score="scaled", direction="forward", compile_seconds=99.0),
+        timed("causal", "ours, not causal", 1.6, score="scaled", direction="forward"),
+        {
+            "work": "memory-tiled-scaled-grad",
+            "implementation": "tiled",
+            "score": "scaled",
+            "direction": "grad",
+            "length": 16384,
+            "temporary_mib": 128.5,
+            "times_shorter": 4.0,
+            "compile_seconds": 14.0,
+        },
+    ]
+    met = {(row["claim"], row["what"]): (row["found"], row["met"]) for row in targets_met(rows)}
+    assert met["scaled dot forward", "time of jax.nn / ours"] == (4.1, "yes")
+    assert met["scaled dot forward", "time of PyTorch SDPA / ours"] == (None, "not measured")
+    assert met["causal forward", "our time / ours, not causal"] == (1 / 1.6, "no")
+    claim = "scaled forward + backward, T=S=16384"
+    assert met[claim, "temporary MiB"] == (128.5, "no")
+    assert met[claim, "temporary memory / that of T=S=4096"] == (4.0, "yes")
+    assert met["scaled forward + backward, any size", "compile seconds"] == (14.0, "yes")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--works", "scaled", "adittive"], "got 'adittive'"),
+        (["--implementation", "telepathy"], "got 'telepathy'"),
+        (["--shrink", 0], "shrink must be at least 1; got 0"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(monkeypatch, capsys, arguments, message):
+    assert command(monkeypatch, *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_target_is_of_a_row_that_exists(works, monkeypatch):
+    from benchmarks import attention_memory, attention_targets
+
+    asked = []
+    monkeypatch.setattr(
+        attention_targets, "_entry", lambda rows, entry, **where: asked.append(where)
+    )
+    attention_targets.targets_met([])
+    timed, compiled = works.all_works(), attention_memory.all_programs()
+    assert len(asked) >= 20
+    for where in asked:
+        if "contestant" in where:
+            assert where["contestant"] in timed[where["work"]].peers
+        else:
+            assert where["work"] in compiled

@@ -1,0 +1,176 @@
+"""The command lines that read a run: evaluate.py and reverse.py, and the experiment on top."""
+
+import dataclasses
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from command_line import run_command
+from command_lines import call, load
+
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.tasks.reversal.task import ReversalConfig, train_run
+from attention_jax.training.loop import LoopConfig
+
+evaluate_script = load("scripts/evaluate.py")
+reverse_script = load("scripts/reverse.py")
+comparison = load("experiments/reversal_comparison.py")
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    config = ReversalConfig(
+        model=Seq2SeqConfig(score="general", dim=8, hidden_dim=12),
+        loop=LoopConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2),
+        batch_size=3,
+    )
+    train_run(config, folder)
+    return folder
+
+
+def test_evaluate_prints_a_row_a_length_and_writes_every_seed(
+    workdir, tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "numbers.json"
+    arguments = ["--workdir", workdir, "--lengths", "3", "5", "--strings", "7", "--out", out]
+    assert call(evaluate_script, *arguments, monkeypatch=monkeypatch) == 0
+    printed = capsys.readouterr().out
+    assert "general, step 4, 2 seeds" in printed
+    accuracy = json.loads(out.read_text())["accuracy"]
+    assert list(accuracy) == ["3", "5"]
+    for by_metric in accuracy.values():
+        assert set(by_metric) == {
+            "teacher_forced_tokens",
+            "free_running_tokens",
+            "free_running_exact",
+        }
+        for shares in by_metric.values():
+            assert len(shares) == 2
+            assert all(0 <= share <= 1 for share in shares)
+    forced = np.mean(accuracy["3"]["teacher_forced_tokens"])
+    assert f"{100 * forced:.2f} ±" in printed
+
+
+def test_reverse_prints_an_answer_a_word_and_draws(workdir, tmp_path, monkeypatch, capsys):
+    figure = tmp_path / "new" / "figure.png"
+    arguments = ["hello", "abc", "--workdir", workdir, "--figure", figure]
+    assert call(reverse_script, *arguments, monkeypatch=monkeypatch) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("hello -> ")
+    assert lines[1].startswith("abc -> ")
+    assert lines[2] == str(figure)
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        (evaluate_script, ["--workdir", "nowhere"], "nowhere has no config.json"),
+        (evaluate_script, ["--workdir", "RUN", "--lengths", "0"], "each at least 1; got [0]"),
+        (evaluate_script, ["--workdir", "RUN", "--strings", "0"], "strings must be at least 1"),
+        (evaluate_script, ["--workdir", "RUN", "--out", "no/x"], "out must be a file in a folder"),
+        (evaluate_script, ["--workdr", "RUN"], "--workdir"),
+        (reverse_script, ["--workdir", "RUN", "Hello"], "got 'H' in 'Hello'"),
+        (reverse_script, ["--workdir", "RUN", ""], "none of them empty"),
+        (reverse_script, ["--workdir", "RUN"], "words"),
+        (
+            reverse_script,
+            ["--workdir", "RUN", "a", "--seed-index", "2"],
+            "seed_index must be from 0 to 1; got 2",
+        ),
+        (reverse_script, ["--workdir", "nowhere", "a"], "nowhere has no config.json"),
+        (reverse_script, ["--workdir", "RUN", "a", "--figure", "a.jpg"], "ends in .png; got a.jpg"),
+        (evaluate_script, ["--workdir", "RUN", "--seed", "-1"], "seed must be from 0"),
+        (evaluate_script, ["--workdir", "RUN", "--out", "RUN"], "out must be a file in a folder"),
+        (comparison, ["--scores", "dot", "sclaed"], "did you mean 'scaled'?"),
+        (comparison, ["--word", "Hello"], "got 'H' in 'Hello'"),
+        (comparison, ["--strings", "0"], "strings must be at least 1; got 0"),
+        (comparison, ["--results", __file__], "results must be a folder"),
+    ],
+)
+def test_a_mistake_is_one_message_and_status_2(
+    module, arguments, message, workdir, monkeypatch, capsys
+):
+    arguments = [workdir if argument == "RUN" else argument for argument in arguments]
+    assert call(module, *arguments, monkeypatch=monkeypatch) == 2
+    captured = capsys.readouterr()
+    # In a box, and wrapped to its width.
+    shown = " ".join((captured.err + captured.out).replace("│", " ").split())
+    assert message in shown
+    assert "Traceback" not in captured.err
+
+
+def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, monkeypatch, capsys):
+    damaged = tmp_path / "run"
+    shutil.copytree(workdir, damaged)
+
+    def damage(step):
+        for path in (damaged / "checkpoints" / str(step)).rglob("_METADATA"):
+            path.write_text("")
+
+    damage(4)
+    arguments = ("--workdir", damaged, "--lengths", 3, "--strings", 2)
+    assert not call(evaluate_script, *arguments, monkeypatch=monkeypatch)
+    captured = capsys.readouterr()
+    assert captured.err.startswith("warning: the checkpoint of step 4 is damaged (")
+    assert captured.err.endswith("; that of step 2 is used\n")
+    assert "step 2, 2 seeds" in captured.out
+    damage(2)
+    assert call(evaluate_script, *arguments, monkeypatch=monkeypatch) == 2
+    printed = capsys.readouterr().err
+    assert f"error: no checkpoint in {damaged}/checkpoints can be used: step 4: " in printed
+    assert "; step 2: " in printed
+
+
+def test_a_value_error_from_elsewhere_keeps_its_traceback(monkeypatch):
+    def main(_):  # stands where a user's score would fail
+        int("three")
+
+    monkeypatch.setattr(sys, "argv", ["script"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(ValueError, match="invalid literal"):
+        run_command(comparison.Config, main)
+
+
+def small_comparison(tmp_path, **settings):
+    config = dataclasses.replace(comparison.Config(), seeds=2, steps=2, strings=3, word="ab")
+    folders = {"workdir": tmp_path / "runs", "results": tmp_path / "results"}
+    return dataclasses.replace(config, **folders, **settings)
+
+
+def numbers_of(config):
+    return json.loads((config.results / "reversal_comparison.json").read_text())
+
+
+def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
+    config = small_comparison(tmp_path, scores=("dot",), unmasked=False)
+    comparison.main(config)
+    exact = numbers_of(config)["masked"]["dot"]["accuracy"]["free_running_exact"]
+    assert list(exact) == ["3", "4", "5", "6", "7", "8", "10", "50"]
+    assert list(numbers_of(config)["any_length"]["accuracy"]["free_running_exact"]) == list(exact)
+    assert all(len(by_seed) == 2 for by_seed in exact.values())
+    for name in ("losses", "heatmaps", "accuracy"):
+        figure = config.results / f"reversal_{name}.png"
+        assert figure.read_bytes().startswith(b"\x89PNG")
+    assert "| dot |" in capsys.readouterr().out
+    # A run whose session was killed after its last checkpoint has no timing: said, not guessed.
+    (config.workdir / "masked" / "dot" / "timing.jsonl").unlink()
+    comparison.main(config)
+    assert numbers_of(config)["masked"]["dot"]["seconds"] is None
+    assert "not known" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_comparison_has_both_arms_and_trains_nothing_twice(tmp_path):
+    config = small_comparison(tmp_path, scores=("dot", "additive"))
+    comparison.main(config)
+    numbers = numbers_of(config)
+    assert list(numbers["masked"]) == list(numbers["unmasked"]) == ["dot", "additive"]
+    assert "10" not in numbers["unmasked"]["dot"]["accuracy_padded"]["free_running_exact"]
+    comparison.main(config)
+    again = numbers_of(config)
+    for arm in ("masked", "unmasked", "any_length"):
+        assert again[arm] == numbers[arm]

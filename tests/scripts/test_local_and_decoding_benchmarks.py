@@ -1,0 +1,196 @@
+"""The benchmarks of windows and of decoding: both sides compute the same; nothing is timed here."""
+
+import functools
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+def usual_promotion(function):
+    """Runs it as a user does."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return function()
+
+
+def trial(monkeypatch, capsys, tmp_path, name, *options):
+    """What a run writes and prints."""
+    from benchmarks import measure
+
+    monkeypatch.setattr(measure, "_TURN_SECONDS", 0.0)
+    out = tmp_path / "found.json"
+    arguments = ("--benchmarks", name, "--repeats", 3, "--out", out, *options)
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *map(str, arguments)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as stopped:
+        usual_promotion(lambda: runpy.run_path(str(SCRIPTS / "benchmark.py"), run_name="__main__"))
+    assert not stopped.value.code
+    written = json.loads(out.read_text())["benchmarks"]
+    return written[name], capsys.readouterr().out, out
+
+
+def check_medians(row, other):
+    """Ratios and milliseconds follow from what was measured, with the other's under its name."""
+    calls = row.get("calls_in_a_repeat", 1)
+    assert len(row["repeat_seconds"]) == len(row[f"{other}_repeat_seconds"]) == 3
+    median = sorted(row["repeat_seconds"])[1] / calls
+    assert row["milliseconds"] == pytest.approx(1000 * median)
+    ratio = row[f"{other}_milliseconds"] / row["milliseconds"]
+    assert row["times_ours"] == pytest.approx(ratio)
+    if "target" in row:
+        least = float(row["target"].removeprefix("at least "))
+        assert row["met"] == ("yes" if ratio >= least else "no")
+
+
+# --- windows ---
+
+
+def test_rows_of_windows(monkeypatch, capsys, tmp_path):
+    found, printed, out = trial(monkeypatch, capsys, tmp_path, "local", "--shrink", 256)
+    rows = found["rows"]
+    assert [(row["attention"], row["score"]) for row in rows] == [
+        ("local-m", "scaled"),
+        ("local-p (Gaussian)", "scaled"),
+        ("local-m", "additive"),
+    ]
+    assert [row.get("target") for row in rows] == ["at least 5", None, None]
+    assert rows[2]["shape"] == "B1 N1 T=S=32 D64 A64"
+    for row in rows:
+        check_medians(row, "global")
+        assert row["radius"] == 1
+        assert row["direction"] == "forward + backward"
+        assert row["temporary_mib"] > 0
+    assert "lengths were divided" in printed
+    from benchmarks import readme_tables
+
+    readme_tables.main(out)
+    table = capsys.readouterr().out
+    assert table.startswith("<!-- local -->\n| attention | work | local | global |")
+    assert table.count("<!--") == 2
+    assert table.count("\n| local-") == 3
+    assert f"at least 5: {rows[0]['met']} |" in table
+
+
+def test_works_of_windows_are_those_that_are_named(path):
+    from benchmarks import local
+
+    scaled, gaussian, additive = (windows.work for windows in local._rows())
+    for work in (scaled, gaussian, additive):
+        assert (work.lengths, work.dim, work.mask) == ((8192, 8192), 64, "")
+        assert (work.batch, work.heads, work.backward, work.dtype) == (1, 1, True, "float32")
+    assert (scaled.score, additive.score, additive.hidden_dim) == ("scaled", "additive", 64)
+    assert local._RADIUS == 64
+
+
+@pytest.mark.parametrize("gaussian", [False, True])
+def test_windows_compute_what_a_masked_softmax_does(path, gaussian):
+    from benchmarks import local
+    from benchmarks.attention_works import Work
+
+    work = Work("local", "scaled", 11, heads=2, batch=3, dim=5, backward=True)
+    contestant = local._local(2, gaussian)(work)
+    output, gradients = contestant.call()
+    inputs, cotangent = work.arrays()
+    distance = np.arange(11)[None, :] - np.arange(11)[:, None]
+
+    def naive(inputs):
+        query, key, value = (inputs[name] for name in ("query", "key", "value"))
+        logits = query @ key.swapaxes(-1, -2) / 5**0.5
+        weights = jax.nn.softmax(jnp.where(abs(distance) <= 2, logits, -jnp.inf))
+        if gaussian:
+            shifts = jnp.arange(11.0) - inputs["centers"][:, None]
+            weights = weights * jnp.exp(-(shifts**2) / 2)  # sigma is half the radius, 1
+        return weights @ value
+
+    if gaussian:
+        inputs["centers"] = np.arange(11, dtype=np.float32)
+    expected, pull_back = usual_promotion(lambda: jax.vjp(naive, inputs))
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+    wanted = pull_back(jnp.asarray(cotangent))[0]
+    assert gradients.keys() == wanted.keys()
+    for name in wanted:
+        for got, want in zip(*map(jax.tree.leaves, (gradients[name], wanted[name])), strict=True):
+            np.testing.assert_allclose(got, want, atol=2e-5, err_msg=name)
+
+
+# --- decoding ---
+
+
+def test_rows_of_decoding(monkeypatch, capsys, tmp_path):
+    from benchmarks import decoding, readme_tables
+
+    monkeypatch.setattr(decoding, "_BATCH", 3)
+    found, printed, out = trial(monkeypatch, capsys, tmp_path, "decoding", "--shrink", 8)
+    rows = found["rows"]
+    assert [(row["score"], row["heads"]) for row in rows] == [
+        ("scaled", 1),
+        ("additive", 1),
+        ("scaled", 4),
+    ]
+    assert [row.get("target") for row in rows] == ["at least 3", "at least 3", None]
+    for row in rows:
+        check_medians(row, "naive")
+        assert row["shape"] == "B3 T=S=8 D64"
+        assert row["tokens"] == 24
+        assert row["tokens_per_second"] == pytest.approx(24_000 / row["milliseconds"])
+        assert row["same_tokens"] == 1
+    assert found["settings"]["max_length"] == 8
+    assert "lengths were divided" in printed
+    readme_tables.main(out)
+    table = capsys.readouterr().out
+    assert table.startswith("<!-- decoding -->\n| score | work | cached |")
+    assert "| scaled dot, 4 heads | B3 T=S=8 D64 |" in table
+    assert table.endswith("<!-- end of decoding -->\n\n")
+
+
+@pytest.mark.parametrize("settings", [{"score": "additive"}, {"score": "scaled", "heads": 4}])
+def test_both_ways_say_the_same_and_never_end(path, settings):
+    from benchmarks import decoding
+
+    config = Seq2SeqConfig(dim=8, hidden_dim=8, **settings)
+    params = decoding._never_ending(config)
+    source = jax.random.randint(jax.random.key(3), (5, 7), EOS + 1, 29)
+    arguments = (params, source, jnp.full(5, 7))
+    cached, naive = (
+        jax.jit(functools.partial(decoding._decoded, config, decode, 7))(*arguments)
+        for decode in (decoding._cached, decoding._naive)
+    )
+    np.testing.assert_array_equal(cached.tokens, naive.tokens)
+    np.testing.assert_allclose(cached.weights, naive.weights, atol=1e-6)
+    assert not np.any(cached.tokens == EOS)
+    assert len(np.unique(cached.tokens)) > 2
+
+    def by_hand(tokens):
+        """The likeliest next token after each beginning, all at once."""
+        model = decoding.nnx.merge(decoding.nnx.graphdef(decoding._model(config)), params)
+        inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=SOS)
+        return model(source, jnp.full(5, 7), inputs).argmax(-1)
+
+    np.testing.assert_array_equal(by_hand(cached.tokens), cached.tokens)
+
+
+def test_the_naive_way_stops_at_the_end_of_every_row(path):
+    from benchmarks import decoding
+
+    config = Seq2SeqConfig(dim=8, hidden_dim=8)
+    params = decoding._never_ending(config)
+    params["logits"]["bias"] = params["logits"]["bias"].at[EOS].set(1e9)
+    decoded = decoding._decoded(
+        config, decoding._naive, 4, params, jnp.full((2, 3), 5), jnp.array([3, 3])
+    )
+    assert decoded.tokens.tolist() == [[EOS, PAD, PAD, PAD]] * 2

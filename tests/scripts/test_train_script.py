@@ -1,0 +1,236 @@
+"""scripts/train.py as a user meets it."""
+
+import dataclasses
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from attention_jax.nn import Seq2SeqConfig
+from attention_jax.nn.placement import ANY_LENGTH
+from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.run_folder import RunFolder, read_lines
+from attention_jax.tasks.reversal.task import ReversalConfig, train_run
+from attention_jax.training.loop import LoopConfig
+
+ROOT = Path(__file__).parents[2]
+SCRIPT, EVALUATE = (ROOT / "scripts" / f"{name}.py" for name in ("train", "evaluate"))
+FIRST_OF_TWO = ["--process-count", "2", "--process-index", "0"]
+TINY = ["--dim", "8", "--hidden-dim", "7", "--batch-size", "5", "--max-length", "3", "--seeds", "1"]
+
+OWN_SCORE = """
+import dataclasses
+from attention_jax import Score
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Score):
+    def pair(self, params, q_features, k_features):
+        return 2 * q_features @ k_features.T
+"""
+
+
+def start(folder, *arguments):
+    """The script in a process of its own, with a user's score lying beside it."""
+    (folder / "my_scores.py").write_text(OWN_SCORE)
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_stopped_by_sigterm_and_resumed(tmp_path):
+    run = tmp_path / "run"
+    arguments = ["--workdir", "run", "--score", "my_scores:Mine", "--steps", "6000"]
+    arguments += ["--log-every", "10", "--checkpoint-every", "3000", *TINY]
+    process = start(tmp_path, *arguments)
+    while process.poll() is None and not read_lines(run / "metrics.jsonl"):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 143, err
+    assert "--resume goes on from here" in err
+    assert "Traceback" not in out + err
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        step = checkpoints.latest_step()
+    assert 0 < step < 6000
+    assert read_lines(run / "metrics.jsonl")[-1]["step"] == step
+    assert re.search(rf"^run: step {step} of 6000, 1 seeds, ", out, re.MULTILINE)
+    assert json.loads((run / "config.json").read_text())["model"]["score"] == "my_scores:Mine"
+
+    process = start(tmp_path, *arguments, "--resume")
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert err == ""
+    assert "\nrun: step 6000 of 6000" in out
+    steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
+    assert steps == list(range(10, 6010, 10))
+
+
+def test_positions_for_any_length(tmp_path):
+    arguments = ["--workdir", "run", "--positions", "any-length", "limit=67", "--steps", "1"]
+    process = start(tmp_path, *arguments, "--log-every", "1", "--checkpoint-every", "1", *TINY)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert "\nrun: step 1 of 1" in out
+    content = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert content["model"]["positions"] == {**vars(ANY_LENGTH), "limit": 67}
+
+
+# --- states that are kept, in this process ---
+
+
+@pytest.fixture
+def quickly_compiled():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_the_best_state_is_kept_and_evaluated(tmp_path, monkeypatch, capsys, quickly_compiled):
+    run = ReversalConfig(
+        model=Seq2SeqConfig(dim=8, hidden_dim=7),
+        loop=LoopConfig(
+            seeds=1, steps=8, log_every=2, checkpoint_every=2, keep=1, keep_best=1
+        ),
+        batch_size=5,
+        max_length=3,
+        learning_rate=3.0,  # too much: it only gets worse
+    )  # fmt: skip
+    with jax.numpy_dtype_promotion("standard"):
+        train_run(run, tmp_path)
+    losses = {line["step"]: line["loss"][0] for line in read_lines(tmp_path / "metrics.jsonl")}
+    best = min(losses, key=lambda step: (losses[step], -step))
+    assert best < 8
+    with Checkpoints(tmp_path / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [best, 8]
+    capsys.readouterr()
+    for step, message in {
+        "newest": "step 8, 1 seeds", "best": f"step {best}, 1 seeds", "8": "step 8, 1 seeds",
+        "1": f"error: step must be newest, best or one of {best}, 8; got 1", "last": "--step",
+    }.items():  # fmt: skip
+        arguments = ["--workdir", tmp_path, "--step", step, "--strings", 3, "--lengths", 3]
+        monkeypatch.setattr(sys, "argv", list(map(str, ["evaluate.py", *arguments])))
+        monkeypatch.setattr(sys, "path", sys.path[:])
+        with pytest.raises(SystemExit) as exited:
+            runpy.run_path(str(EVALUATE), run_name="__main__")
+        captured = capsys.readouterr()
+        assert message in captured.out + captured.err
+        assert (exited.value.code or 0) == (2 if step in ("1", "last") else 0)
+
+
+# --- mistakes, in this process ---
+
+
+@pytest.fixture
+def script(monkeypatch, capsys, tmp_path):
+    """Runs the script with arguments: (exit status, all that it printed, on one line)."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+        with pytest.raises(SystemExit) as exited:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        captured = capsys.readouterr()
+        assert captured.out == "" or "--help" in arguments
+        return exited.value.code, " ".join((captured.out + captured.err).split())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--score", "adit"], "did you mean 'additive'?"),
+        (["--score", "nowhere:Mine"], "cannot import module 'nowhere'"),
+        (["--self-attention-score", "skaled"], "did you mean 'scaled'?"),
+        (["--bogus", "3"], "--bogus"),
+        (["--dim", "wide"], "wide"),
+        (["--dim", "7"], "dim must be a multiple of 2"),
+        (["--steps", "0"], "steps must be at least 1; got 0"),
+        (["--checkpoint-every", "30"], "checkpoint_every must be a multiple of log_every 25"),
+        (["--min-length", "9"], "max_length must be at least min_length 9; got 8"),
+        (["--learning-rate", "0"], "learning_rate must be greater than 0; got 0.0"),
+        (
+            ["--positions", "polar"],
+            "begin with sinusoidal, learned, rotary, none, any-length; got 'polar'",
+        ),
+        (["--positions", "rotary", "anchor=top"], "one of start, end, both; got 'top'"),
+        (["--positions"], "any-length; got ''"),
+        (["--mesh", "model=2"], "mesh must be one or more of seed=DEVICES, data=DEVICES,"),
+        (["--mesh", "data=0"], "mesh data must be at least 1; got 0"),
+        (["--mesh", "data=4096"], "needs 4096 devices; there are"),
+        (["--mesh"], "--mesh"),
+        (["--process-count", "2"], "must be given together"),
+        (
+            ["--coordinator", "here:1", *FIRST_OF_TWO],
+            "coordinator, process_count and process_index need --distributed",
+        ),
+        (
+            ["--distributed", "--coordinator", "here", *FIRST_OF_TWO],
+            "coordinator must be host:port; got 'here'",
+        ),
+        (["--distributed"], "the processes of this run cannot be joined"),
+        (["--keep-best", "-1"], "keep_best must be at least 0; got -1"),
+    ],
+)
+def test_bad_options(script, tmp_path, arguments, message):
+    status, printed = script("--workdir", "run", *arguments)
+    assert status == 2
+    # A box may be drawn around the message, and break it into lines.
+    assert message in re.sub(r" *[│╭╮╰╯─]+ *", " ", printed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_workdir(script):
+    status, printed = script()
+    assert status == 2
+    assert "--workdir" in printed
+
+
+def test_help_names_every_option_and_its_default(script):
+    status, printed = script("--help")
+    assert status == 0
+    for option in ("--workdir", "--score", "--seeds", "--mask-padding", "--resume", "--steps"):
+        assert option in printed
+    assert "(default: 2500)" in printed
+
+
+def test_the_workdir_is_a_file(script, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert script("--workdir", "file") == (
+        2,
+        "error: workdir must be a folder; file is a file",
+    )
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_run_is_there_already(script, tmp_path):
+    RunFolder(tmp_path / "run").create(dataclasses.asdict(ReversalConfig()), resume=False)
+    status, printed = script("--workdir", "run")
+    assert status == 2
+    assert printed.startswith("error: workdir run already holds a run; add --resume")
+    status, printed = script("--workdir", "run", "--resume", "--score", "dot", "--steps", "5")
+    assert status == 2
+    assert "loop.steps was 2500, now 5; model.score was 'scaled', now 'dot'" in printed
+
+
+def test_ctrl_c_before_training(script, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attention_jax.tasks.reversal.task.train_run", interrupted)
+    assert script("--workdir", "run") == (130, "")

@@ -1,0 +1,360 @@
+"""train.py, evaluate.py, translate.py and reverse.py, where the task is translation."""
+
+import dataclasses
+import gzip
+import io
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from translation_cases import VOCABULARY_SIZE, lines_of, write_text
+
+from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.run_folder import RunFolder
+from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.translation.evaluation import score_translations
+from attention_jax.tasks.translation.run import load_translator
+from attention_jax.tasks.translation.task import optimizer, translation_task
+from attention_jax.tasks.translation.translate import Search, longest_answer, translate
+from attention_jax.training.loop import initial_state
+
+ROOT = Path(__file__).parents[2]
+TASK = ["--task", "translation"]
+FILES = ["--source", "train.de", "--target", "train.en"]
+SIZE = ["--vocabulary-size", str(VOCABULARY_SIZE)]
+VALIDATION = ["--validation-source", "validation.de", "--validation-target", "validation.en"]
+TINY = [
+    "--score=additive", "--heads=1", "--dim=8", "--hidden-dim=13", "--encoder-layers=0",
+    "--decoder-layers=1", "--buckets=1", "--batch-tokens=300", "--warmup-steps=3", "--seeds=2",
+    "--steps=4", "--log-every=2", "--checkpoint-every=2",
+]  # fmt: skip
+VALIDATED = ["--source", "validation.de", "--reference", "validation.en"]
+QUICKLY_COMPILED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+NOT_UTF8 = ["--validation-source", "latin.de", "--validation-target", "train.en"]
+
+
+def run(folder, script, *arguments, stdin=b"", **env):
+    """A script in a process of its own: (exit status, output, errors)."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / f"{script}.py", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **QUICKLY_COMPILED, **env},
+        input=stdin,
+        capture_output=True,
+        timeout=600,
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly_compiled():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with files, good and bad, and runs; and what training printed."""
+    folder = write_text(tmp_path_factory.mktemp("here"))
+    german = (folder / "train.de").read_text(encoding="utf-8")
+    (folder / "short.en").write_text("".join(f"{line}\n" for line in lines_of("train", "en")[1:]))
+    (folder / "latin.de").write_bytes(b"Ja .\n" + "Der B\xe4r .\n".encode("latin-1") * 28)
+    (folder / "empty.de").write_bytes(b"")
+    (folder / "blank.de").write_bytes(b"\n" * 29)
+    (folder / "plain.de.gz").write_text(german)
+    (folder / "zipped.de.gz").write_bytes(gzip.compress(german.encode()))
+    RunFolder(folder / "reversal").create(dataclasses.asdict(ReversalConfig()), resume=False)
+    arguments = [*TASK, "--workdir", "run", *FILES, *SIZE, *VALIDATION, *TINY]
+    return folder, run(folder, "train", *arguments)
+
+
+def test_training(trained):
+    folder, (status, out, err) = trained
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert re.match(r"29 pairs of sentences; \d+ batches an epoch, of 1 shapes; ", lines[0])
+    for step in (2, 4):
+        found = [line for line in lines if f"step {step}, validation: loss " in line]
+        assert len(found) == 1
+        assert re.search(r"negative_log_likelihood [\d.]+, bleu [\d.e-]+$", found[0])
+    assert re.match(r"run: step 4 of 4, 2 seeds, \d+ s", lines[-1])
+    content = json.loads((folder / "run" / "config.json").read_text())
+    assert (content["task"], content["model"]["score"]) == ("translation", "additive")
+    assert content["validation_source"] == "validation.de"
+
+
+def say_always(folder, letter):
+    """Adds step 6 to a run: a model that says one letter, and never ends."""
+    translator, _ = load_translator(folder)
+    config = translator.config
+    state = initial_state(translation_task(config), optimizer(config), config.loop)
+    token = translator.vocabularies.target.encode([letter])[0][-1]
+    table = state.params["source_embedding"]["embedding"].at[:, token].set(9.0)
+    norm = {
+        name: jnp.full_like(x, name == "bias") for name, x in state.params["output_norm"].items()
+    }
+    params = {**state.params, "source_embedding": {"embedding": table}, "output_norm": norm}
+    with Checkpoints(folder / "checkpoints", keep=9) as checkpoints:
+        checkpoints.save(6, state._replace(step=state.step + 6, params=params))
+
+
+@pytest.fixture(scope="module")
+def talkative(trained, tmp_path_factory):
+    """A folder with a run of which step 6 says ä, as often as it may."""
+    folder = tmp_path_factory.mktemp("talkative")
+    shutil.copytree(trained[0] / "run", folder / "run")
+    say_always(folder / "run", "ä")
+    return folder
+
+
+SENTENCES = "Ja\n\n  Já  ☃\r\n".encode()
+ASCII_ONLY = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_translation_of_standard_input_whatever_the_locale(talkative):
+    arguments = ["--workdir", "run", "--beams", "1"]
+    status, out, err = run(talkative, "translate", *arguments, stdin=SENTENCES, **ASCII_ONLY)
+    assert (status, err) == (0, "")
+    first, second, third = out.removesuffix("\n").split("\n")
+    assert first.replace(" ", "") == "ä" * longest_answer(8)
+    assert second == ""
+    assert set(third) == set(first)
+
+
+@pytest.mark.slow
+def test_a_heatmap_beside_it(talkative):
+    arguments = ["--workdir", "run", "--beams", "1", "--heatmap", "new/looked.png"]
+    status, out, err = run(talkative, "translate", *arguments, stdin=SENTENCES, **ASCII_ONLY)
+    assert (status, err) == (0, "new/looked.png\n")
+    assert out.count("\n") == 3
+    assert (talkative / "new" / "looked.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- in this process ---
+
+
+@pytest.fixture
+def script(monkeypatch, capfd):
+    """Runs a script: (exit status, output, errors)."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def called(folder, name, *arguments, stdin=b""):
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as exited:
+            runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
+        return exited.value.code or 0, *capfd.readouterr()
+
+    return called
+
+
+def unboxed(text):
+    """A box may be drawn around a message, and break it into lines."""
+    return " ".join(re.sub("[│╭╮╰╯─┏┓┡┩━]+", " ", text).split())
+
+
+def test_evaluation(trained, script):
+    folder, _ = trained
+    arguments = ["--workdir", "run", *VALIDATED, "--average", "2", "--out", "scores.json"]
+    status, out, err = script(folder, "evaluate", *arguments)
+    assert (status, err) == (0, "")
+    written = json.loads((folder / "scores.json").read_text())
+    (folder / "scores.json").unlink()
+    source, target = (lines_of("validation", side) for side in ("de", "en"))
+    for seed, scores in enumerate(written["seeds"]):
+        translator, steps = load_translator(folder / "run", average=2, seed_index=seed)
+        assert written["steps"] == steps == [2, 4]
+        found = score_translations(translate(translator, source, Search(beams=4)), target)
+        assert scores == pytest.approx(found._asdict())
+    assert (written["workdir"], written["beams"], len(written["seeds"])) == ("run", 4, 2)
+    title = "additive, step 2, 4, 2 seeds, 4 sentences, beams 4: %, mean ± sd"
+    assert title in unboxed(out)
+    assert re.search(r"\d ± \d.*\d ± \d", out)
+    assert re.search(r"BLEU nrefs:1.case:mixed", out)
+    assert re.search(r"chrF nrefs:1.*nc:6", out)
+
+
+@pytest.mark.slow
+def test_files_to_files(trained, script):
+    folder, _ = trained
+    told = script(
+        folder, "translate", "--workdir", "run", "--source", "zipped.de.gz", "--out", "found.en",
+        "--step", "2", "--seed-index", "1", "--beams", "2", "--length-penalty", "0.5",
+    )  # fmt: skip
+    assert told == (0, "", "")
+    found = (folder / "found.en").read_bytes().decode().split("\n")
+    (folder / "found.en").unlink()
+    translator, steps = load_translator(folder / "run", 2, seed_index=1)
+    assert steps == [2]
+    search = Search(beams=2, length_penalty=0.5)
+    assert found == [*translate(translator, lines_of("train", "de"), search), ""]
+
+
+def test_nothing_in_nothing_out(trained, script):
+    assert script(trained[0], "translate", "--workdir", "run") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("event", "status", "message"),
+    [
+        (KeyboardInterrupt(), 130, "stopped after 0 of 2 sentences\n"),
+        (BrokenPipeError(), 141, ""),  # as `| head` does
+        (
+            OSError(28, "No space left on device"),
+            2,
+            "error: standard output cannot be written: No space left on device\n",
+        ),
+    ],
+)
+def test_what_stops_it_on_the_way(trained, script, monkeypatch, event, status, message):
+    def stopped(*_, **__):
+        raise event
+
+    monkeypatch.setattr("attention_jax.tasks.translation.translate.translate", stopped)
+    told = script(trained[0], "translate", "--workdir", "run", stdin=b"Ja\nNein\n")
+    assert told == (status, "", message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected", "absent"),
+    [
+        (["train", "--help"], ["--task translation", "--batch-size", "2500"], "--source"),
+        (["train", *TASK, "--help"], ["--source", "--patience", "--score", "9000"], "--min-length"),
+        (["evaluate", "--help"], ["--workdir", "--lengths", "--beams"], "--reference"),
+        (["evaluate", "--workdir", "run", "--help"], ["--reference", "--average"], "--lengths"),
+        (["translate", "--help"], ["--heatmap", "--length-penalty", "--seed-index"], "--lengths"),
+    ],
+)
+def test_help_is_that_of_the_task(trained, script, arguments, expected, absent):
+    status, out, err = script(trained[0], *arguments)
+    assert (status, err) == (0, "")
+    for words in expected:
+        assert words in out
+    assert absent not in out
+
+
+TRAIN = ["train", *TASK, "--workdir", "new"]
+TRANSLATE = ["translate", "--workdir", "run", "--out", "new"]
+EVALUATE = ["evaluate", "--workdir", "run", "--out", "new"]
+
+
+def no_file(name):
+    return f"error: {name} cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            [*TRAIN, "--source", "train.de", "--target", "short.en"],
+            "error: train.de and short.en must have as many lines, line by line translations;"
+            " got 29 and 28",
+        ),
+        ([*TRAIN, "--source", "no.de", "--target", "train.en"], no_file("no.de")),
+        (
+            [*TRAIN, *FILES, *NOT_UTF8],
+            "error: latin.de must be UTF-8; line 2 has the byte 0xe4, which is none",
+        ),
+        (
+            [*TRAIN, "--source", "empty.de", "--target", "train.en"],
+            "error: empty.de is empty; it must have one sentence a line",
+        ),
+        ([*TRAIN, "--source", "blank.de", "--target", "train.en"], "error: blank.de is empty;"),
+        (
+            [*TRAIN, "--source", "plain.de.gz", "--target", "train.en"],
+            "error: plain.de.gz cannot be read: Not a gzipped file",
+        ),
+        ([*TRAIN, *FILES], "for there are no more subwords in this text; got 4000"),
+        ([*TRAIN, *FILES, "--vocabulary-size", "270"], "error: vocabulary_size must be at least"),
+        (
+            [*TRAIN, *FILES, *SIZE, "--max-tokens", "2"],
+            "error: no pair of sentences is left to learn from: 0 have an empty side, and 29 have"
+            " more than max_tokens 2 subwords",
+        ),
+        ([*TRAIN, *FILES, "--validation-source", "train.de"], "must be given both or neither; got"),
+        ([*TRAIN, *FILES, "--patience", "3"], "patience needs validation_source and"),
+        ([*TRAIN, *FILES, "--vocabulary", "separate"], "must be output or none with separate"),
+        ([*TRAIN, "--source", "train.de"], "--target"),
+        ([*TRAIN, *FILES, "--min-length", "3"], "--min-length"),
+        (["train", "--workdir", "new", *FILES], "--source"),
+        (["train", "--task", "translatoin", "--workdir", "new"], "translatoin"),
+        (
+            ["train", *TASK, "--workdir", "run", *FILES, *SIZE],
+            "error: workdir run already holds a run; add --resume",
+        ),
+        (
+            ["train", *TASK, "--workdir", "run", "--resume", *FILES, *SIZE, *VALIDATION, *TINY,
+             "--steps", "5"],
+            "another configuration: loop.steps was 4, now 5.",
+        ),
+        (["translate", "--workdir", "no"], "error: workdir must be a folder made by"),
+        (
+            ["translate", "--workdir", "reversal"],
+            "error: workdir reversal: config.json is not that of a translation run",
+        ),
+        ([*TRANSLATE, "--source", "no.de"], no_file("no.de")),
+        ([*TRANSLATE, "--source", "latin.de"], "error: latin.de must be UTF-8; line 2 has"),
+        ([*TRANSLATE, "--source", "empty.de"], "error: empty.de is empty"),
+        (TRANSLATE, "error: standard input must be UTF-8; line 2 has the byte 0xff"),
+        ([*TRANSLATE, "--step", "3"], "error: step must be newest, best or one of 2, 4; got 3"),
+        ([*TRANSLATE, "--average", "3"], "error: average must be at most 2, the checkpoints; got"),
+        ([*TRANSLATE, "--seed-index", "2"], "error: seed_index must be from 0 to 1; got 2"),
+        ([*TRANSLATE, "--beams", "0"], "beams must be at least 1; got 0"),
+        ([*TRANSLATE, "--length-penalty", "-1"], "length_penalty must be at least 0; got -1"),
+        ([*TRANSLATE, "--heatmap", "a.jpg"], "must be a file that ends in .png; got a.jpg"),
+        (["translate", "--workdir", "run", "--out", "no/new"], "out must be a file in a folder"),
+        (["reverse", "hello", "--workdir", "run"], "config.json is not that of a reversal run"),
+        ([*EVALUATE, "--lengths", "3"], "--lengths"),
+        ([*EVALUATE, "--source", "train.de"], "--reference"),
+        (
+            [*EVALUATE, "--source", "train.de", "--reference", "short.en"],
+            "error: train.de and short.en must have as many lines",
+        ),
+        ([*EVALUATE, *VALIDATED, "--step", "3"], "error: step must be newest, best or one of 2, 4"),
+        ([*EVALUATE, *VALIDATED, "--average", "0"], "error: average must be at least 1; got 0"),
+        (["evaluate", "--workdir", "reversal", *VALIDATED], "--reference"),
+        (["evaluate", "--workdir", "no", *VALIDATED], "--reference"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_message_and_changes_nothing(trained, script, arguments, message):
+    folder, _ = trained
+
+    def kept():
+        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    before = kept()
+    status, out, err = script(folder, *arguments, stdin=b"Ja\n\xff\n")
+    assert (status, out) == (2, "")
+    assert message in unboxed(err)
+    assert err.count("\n") == 1 or err.startswith("╭")
+    assert "Traceback" not in err
+    assert kept() == before
+
+
+def test_a_heatmap_of_nothing(trained, script):
+    told = script(trained[0], "translate", "--workdir", "run", "--heatmap", "a.png", stdin=b"\n\n")
+    assert told == (2, "", "error: heatmap needs a sentence; got none\n")
+
+
+def test_a_mistake_in_a_process_of_its_own(trained):
+    """What libraries in C++ print goes past Python."""
+    folder, _ = trained
+    status, out, err = run(folder, *TRAIN, *FILES, "--vocabulary-size", "9999")
+    assert (status, out) == (2, "")
+    assert re.fullmatch(
+        r"error: vocabulary_size must be at most \d+, for there are no more subwords in this text;"
+        r" got 9999\n",
+        err,
+    )
+    assert not (folder / "new").exists()

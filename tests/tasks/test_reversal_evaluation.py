@@ -1,0 +1,190 @@
+"""Accuracies and answers of a trained model against a naive evaluation in Python."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.nn import Seq2SeqConfig
+from attention_jax.tasks.reversal import evaluation as reversal_evaluation
+from attention_jax.tasks.reversal.evaluation import evaluate, reverse
+from attention_jax.tasks.reversal.task import (
+    VOCABULARY,
+    ReversalConfig,
+    Trained,
+    bind,
+    optimizer,
+    reversal_task,
+)
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+from attention_jax.training.loop import LoopConfig, initial_state, train_steps
+
+SEEDS = 2
+MODEL = Seq2SeqConfig(score="general", dim=16, hidden_dim=16)
+CONFIG = ReversalConfig(
+    model=MODEL, loop=LoopConfig(seeds=SEEDS), batch_size=32, min_length=1, max_length=3
+)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Trained to be right often, not always."""
+    with jax.numpy_dtype_promotion("standard"):
+        task, adam = reversal_task(CONFIG), optimizer(CONFIG)
+        steps = functools.partial(train_steps, task, adam, 250)
+        state, _ = jax.jit(jax.vmap(steps))(initial_state(task, adam, CONFIG.loop))
+    return Trained(CONFIG, state.params, 250)
+
+
+def naive_forward(trained, seed, width):
+    """(source row, target inputs) -> logits [T, V] and weights [T, S] as numpy, source padded."""
+    model = bind(MODEL, jax.tree.map(lambda leaf: leaf[seed], trained.params))
+    forward = jax.jit(functools.partial(model, return_weights=True))
+
+    def one(source, inputs):
+        padded = np.array([source + [PAD] * (width - len(source))], np.int32)
+        logits, weights = forward(padded, jnp.array([len(source)]), np.array([inputs], np.int32))
+        return np.asarray(logits[0]), np.asarray(weights[-1, 0])
+
+    return one
+
+
+def naive_answer(forward, source, length):
+    """Tokens of free running, EOS included if it came, and the weights of the last step."""
+    tokens = []
+    while len(tokens) < length and EOS not in tokens:
+        inputs = [SOS, *tokens] + [PAD] * (length - 1 - len(tokens))
+        logits, weights = forward(source, inputs)
+        tokens.append(int(np.argmax(logits[len(tokens)])))
+    return tokens, weights
+
+
+@pytest.mark.parametrize("pad_to", [None, 5])
+def test_evaluate_is_the_naive_evaluation(trained, monkeypatch, pad_to):
+    strings = []
+
+    def recorded(rng, **options):
+        batch = random_batch(rng, **options)
+        strings.append(np.asarray(batch.source).tolist())
+        return batch
+
+    random_batch = reversal_evaluation.random_batch
+    monkeypatch.setattr(reversal_evaluation, "random_batch", recorded)
+    results = evaluate(trained, lengths=[3, 2], strings=17, pad_to=pad_to)
+    assert list(results) == [3, 2]
+    width = pad_to or 3
+    seen = []
+    for seed in range(SEEDS):
+        forward = naive_forward(trained, seed, width)
+        for (length, evaluation), sources in zip(results.items(), strings, strict=True):
+            assert len(sources) == 17
+            forced, free, exact = [], [], []
+            for source in sources:
+                assert len(source) == length
+                right = source[::-1]
+                logits, _ = forward(source, [SOS, *right] + [PAD] * (width - length))
+                forced += [int(np.argmax(logits[i])) == right[i] for i in range(length)]
+                tokens, _ = naive_answer(forward, source, width + 1)
+                answer = tokens + [PAD] * width
+                free += [answer[i] == right[i] for i in range(length)]
+                exact.append(tokens == [*right, EOS])
+            found = [float(column[seed]) for column in evaluation]
+            assert found == pytest.approx([np.mean(forced), np.mean(free), np.mean(exact)])
+            seen += found
+    # Neither all right nor all wrong, and not the same thing thrice.
+    assert 0 < min(seen) < max(seen) < 1
+    assert len(set(seen)) > 6
+
+
+def test_every_seed_sees_the_same_strings_and_another_seed_others(trained):
+    same = Trained(CONFIG, jax.tree.map(lambda leaf: leaf[jnp.array([0, 0])], trained.params), 250)
+    for column in evaluate(same, lengths=[3], strings=17)[3]:
+        assert column.shape == (2,)
+        assert column[0] == column[1]
+    once = evaluate(trained, lengths=[3], strings=17)[3]
+    again = evaluate(trained, lengths=[3], strings=17, seed=0)[3]
+    other = evaluate(trained, lengths=[3], strings=17, seed=1)[3]
+    assert np.array(once).tolist() == np.array(again).tolist() != np.array(other).tolist()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_reverse_is_the_naive_answer(trained, seed):
+    words = ["abc", "q", "zz"]
+    forward = naive_forward(trained, seed, 3)
+    for word, found in zip(words, reverse(trained, words, seed_index=seed), strict=True):
+        tokens, weights = naive_answer(forward, VOCABULARY.encode(word), 4)
+        letters = [token for token in tokens if token > EOS]
+        assert found.word == word
+        assert found.answer == VOCABULARY.decode(letters)
+        assert found.weights.shape == (len(letters) + (EOS in tokens), len(word))
+        rows = [step for step, token in enumerate(tokens) if token >= EOS]
+        np.testing.assert_allclose(found.weights, weights[rows, : len(word)], atol=1e-5)
+        np.testing.assert_allclose(np.sum(found.weights, axis=-1), 1, atol=1e-5)
+
+
+def biased(trained, **biases):
+    """The trained model, made to say one token always."""
+    params = jax.tree.map(lambda leaf: leaf, trained.params)
+    bias = params["logits"]["bias"]
+    for token, by in biases.items():
+        bias = bias.at[:, {"PAD": PAD, "EOS": EOS, "a": 3}[token]].add(by)
+    params["logits"] = {**params["logits"], "bias": bias}
+    return trained._replace(params=params)
+
+
+def test_answers_that_never_end_and_answers_without_letters(trained):
+    (endless,) = reverse(biased(trained, a=1e3), ["xyz"])
+    assert endless.answer == "aaaa"  # as long as the right answer and its EOS
+    assert endless.weights.shape == (4, 3)
+    (silent,) = reverse(biased(trained, EOS=1e3), ["xyz"])
+    assert silent.answer == ""
+    assert silent.weights.shape == (1, 3)
+    # PAD is no letter: no row of weights may stand for it.
+    (padding,) = reverse(biased(trained, PAD=1e3), ["xyz"])
+    assert padding.answer == ""
+    assert padding.weights.shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": []}, r"lengths must be one or more"),
+        ({"lengths": [3, 0]}, r"lengths must be one or more, each at least 1; got \[3, 0\]"),
+        ({"lengths": [3], "strings": 0}, r"strings must be at least 1; got 0"),
+        ({"lengths": [3, 5], "pad_to": 4}, r"pad_to must be at least .* 5; got 4"),
+    ],
+)
+def test_what_cannot_be_evaluated(trained, options, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(trained, **options)
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "message"),
+    [
+        ([], {}, r"words must be one or more"),
+        (["abc", ""], {}, r"none of them empty; got \['abc', ''\]"),
+        (["Abc"], {}, r"got 'A' in 'Abc'"),
+        (["abc"], {"seed_index": 2}, r"seed_index must be from 0 to 1; got 2"),
+        (["abc"], {"seed_index": -1}, r"seed_index must be from 0 to 1; got -1"),
+    ],
+)
+def test_what_cannot_be_reversed(trained, words, options, message):
+    with pytest.raises(ValueError, match=message):
+        reverse(trained, words, **options)
+
+
+def test_strings_are_of_the_letters_that_were_trained_on(monkeypatch):
+    seen = []
+
+    def look(config, beams, params, letters, lengths):
+        seen.append(np.asarray(letters))
+        return
+
+    monkeypatch.setattr(reversal_evaluation, "_evaluate", look)
+    config = ReversalConfig(letters=2)
+    evaluate(Trained(config, {}, 0), lengths=[7], strings=64)
+    first = VOCABULARY.encode("a")[0]
+    assert set(seen[0].ravel()) == {first, first + 1}

@@ -1,0 +1,326 @@
+"""A training run in a folder, from its configuration to its resumption."""
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from attention_jax import Additive
+from attention_jax.nn import Seq2SeqConfig
+from attention_jax.runs.run_folder import MetricsFile, read_lines
+from attention_jax.tasks.reversal.task import (
+    VOCABULARY,
+    ReversalConfig,
+    bind,
+    load_run,
+    optimizer,
+    reversal_task,
+    train_run,
+)
+from attention_jax.training.loop import LoopConfig
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """Optax's Adam counts in int32 and multiplies floats by it."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def config(
+    *, steps=12, log_every=2, checkpoint_every=4, seeds=2, score="scaled", model=None, **settings
+):
+    loop = LoopConfig(
+        seeds=seeds, steps=steps, log_every=log_every, checkpoint_every=checkpoint_every
+    )
+    model = Seq2SeqConfig(score=score, dim=8, hidden_dim=7, **(model or {}))
+    defaults = {"batch_size": 5, "min_length": 1, "max_length": 3}
+    return ReversalConfig(model=model, loop=loop, **{**defaults, **settings})
+
+
+def assert_same_bits(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+# --- settings ---
+
+
+def test_settings_survive_json():
+    made = ReversalConfig(
+        model=Seq2SeqConfig(
+            score="additive", self_attention_score=None, mask_padding=False,
+            attention="coverage", radius=3, alignment="monotonic", heads=4, key_heads=2,
+            activation="gelu", norm="post", normalize_qk=True, encoder_layers=2, dropout_rate=0.1,
+            checkpoint_blocks=True,
+        ),
+        loop=LoopConfig(seeds=3),
+        learning_rate=0.1,
+        coverage_weight=0.5,
+    )  # fmt: skip
+    content = json.loads(json.dumps(dataclasses.asdict(made)))
+    assert ReversalConfig.from_json(content) == made
+    assert ReversalConfig.from_json(content) != ReversalConfig()
+
+
+def test_config_json_of_older_runs_still_loads():
+    """As the first release wrote it, when there was one kind of attention with one head."""
+    content = json.loads(
+        """{"model": {"score": "general", "self_attention_score": "scaled", "dim": 32,
+                      "hidden_dim": 64, "encoder_layers": 1, "decoder_layers": 1,
+                      "mask_padding": true},
+            "loop": {"seeds": 2, "first_seed": 3, "steps": 100, "log_every": 25,
+                     "checkpoint_every": 50},
+            "batch_size": 16, "min_length": 3, "max_length": 8, "learning_rate": 0.003,
+            "clip_norm": 1.0}"""
+    )
+    loaded = ReversalConfig.from_json(content)
+    assert loaded.model == Seq2SeqConfig(score="general", dim=32, hidden_dim=64)
+    assert (loaded.loop.first_seed, loaded.batch_size) == (3, 16)
+    now = loaded.model
+    assert (now.attention, now.heads, now.norm, now.dropout_rate) == ("global", 1, "pre", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, r"batch_size must be at least 1; got 0"),
+        ({"min_length": 0}, r"min_length must be at least 1; got 0"),
+        ({"min_length": 5, "max_length": 4}, r"max_length must be at least min_length 5; got 4"),
+        ({"learning_rate": 0.0}, r"learning_rate must be greater than 0; got 0.0"),
+        ({"learning_rate": float("nan")}, r"learning_rate must be greater than 0; got nan"),
+        ({"clip_norm": -1.0}, r"clip_norm must be greater than 0; got -1.0"),
+        ({"coverage_weight": -0.5}, r"coverage_weight must be at least 0; got -0.5"),
+        ({"coverage_weight": float("nan")}, r"coverage_weight must be at least 0; got nan"),
+        (
+            {"model": Seq2SeqConfig(score=Additive(5))},
+            r"model.score must be a name, for config.json to hold it; got Additive",
+        ),
+        ({"model": Seq2SeqConfig(self_attention_score=Additive(5))}, r"model.self_attention_score"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ReversalConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.pop("model"),
+        lambda content: content.update(model=3),
+        lambda content: content["loop"].update(unknown=3),
+        lambda content: content.update(unknown=3),
+    ],
+)
+def test_foreign_json(damage):
+    content = dataclasses.asdict(ReversalConfig())
+    damage(content)
+    with pytest.raises(ValueError, match=r"config.json is not that of a reversal run"):
+        ReversalConfig.from_json(content)
+
+
+def test_foreign_settings():
+    content = dataclasses.asdict(ReversalConfig())
+    content["model"]["dim"] = "wide"
+    with pytest.raises(ValueError, match=r"dim must be an integer; got 'wide'"):
+        ReversalConfig.from_json(content)
+
+
+# --- the task ---
+
+
+def test_the_loss_is_the_models_cross_entropy_of_real_tokens():
+    task = reversal_task(config())
+    params = jax.jit(task.init)(jax.random.key(0))
+    batch = task.batch(jax.random.key(1))
+    assert batch.source.shape == (5, 3)
+    loss, metrics = jax.jit(task.loss)(params, batch, jax.random.key(2))
+    model = bind(config().model, params)
+    logits = jax.jit(model)(batch.source, batch.source_lengths, batch.target_inputs)
+    nats, right = [], []
+    for row in range(5):
+        for position in range(int(batch.source_lengths[row]) + 1):  # and EOS
+            at = np.asarray(logits[row, position], np.float64)
+            target = int(batch.targets[row, position])
+            nats.append(np.log(np.sum(np.exp(at))) - at[target])
+            right.append(np.argmax(at) == target)
+    assert len(nats) < batch.targets.size  # there is padding
+    np.testing.assert_allclose(loss, np.mean(nats), rtol=1e-5)
+    assert list(metrics) == ["accuracy"]
+    np.testing.assert_allclose(metrics["accuracy"], np.mean(right), rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.0, 3.0])
+def test_the_coverage_loss_counts_with_its_weight(weight):
+    kind = {"attention": "coverage", "decoder_layers": 2}
+    settings = config(score="additive", model=kind, coverage_weight=weight)
+    task = reversal_task(settings)
+    params = jax.jit(task.init)(jax.random.key(0))
+    batch = task.batch(jax.random.key(1))
+    loss, metrics = jax.jit(task.loss)(params, batch, jax.random.key(2))
+    model = bind(settings.model, params)
+    logits, weights = jax.jit(functools.partial(model, return_weights=True))(
+        batch.source, batch.source_lengths, batch.target_inputs
+    )
+    nats, again = [], []
+    for row in range(5):
+        for position in range(int(batch.target_lengths[row])):
+            at = np.asarray(logits[row, position], np.float64)
+            nats.append(np.log(np.sum(np.exp(at))) - at[int(batch.targets[row, position])])
+            for layer in np.asarray(weights[:, row], np.float64):  # [T, S]
+                before = layer[:position].sum(0)
+                again.append(np.minimum(layer[position], before).sum())
+    assert np.mean(again) > 0.1
+    np.testing.assert_allclose(metrics["coverage_loss"], np.mean(again), rtol=1e-5)
+    np.testing.assert_allclose(loss, np.mean(nats) + weight * np.mean(again), rtol=1e-5)
+    assert list(metrics) == ["accuracy", "coverage_loss"]
+
+
+def test_the_rng_is_for_dropout():
+    losses = {}
+    for rate in (0.0, 0.3):
+        task = reversal_task(config(model={"dropout_rate": rate}))
+        params, batch = jax.jit(task.init)(jax.random.key(0)), task.batch(jax.random.key(1))
+        loss = jax.jit(task.loss)
+        losses[rate] = [float(loss(params, batch, jax.random.key(seed))[0]) for seed in (0, 1, 0)]
+    assert len(set(losses[0.0])) == 1
+    assert losses[0.3][0] == losses[0.3][2] != losses[0.3][1]
+
+
+def test_the_optimizer_clips_and_decays_to_zero():
+    made = optimizer(config(steps=10, learning_rate=0.5, clip_norm=1.0))
+    params = {"w": np.zeros(3, np.float32)}
+    gradient = {"w": np.array([300.0, 0.0, -400.0], np.float32)}
+    first, state = made.update(gradient, made.init(params), params)
+    # Adam's first step is the sign of the gradient, times the rate.
+    np.testing.assert_allclose(first["w"], [-0.5, 0.0, 0.5], atol=1e-5)
+    (mu,) = [
+        s.mu for s in jax.tree.leaves(state, is_leaf=lambda s: hasattr(s, "mu")) if hasattr(s, "mu")
+    ]
+    np.testing.assert_allclose(mu["w"], [0.06, 0.0, -0.08], rtol=1e-5)  # of the clipped gradient
+    for step in range(1, 11):
+        update, state = made.update(gradient, state, params)
+        rate = 0.5 * (1 + np.cos(np.pi * step / 10)) / 2
+        np.testing.assert_allclose(update["w"], [-rate, 0.0, rate], atol=1e-5)
+
+
+def test_bound_models_are_of_their_own_configuration():
+    scores = {}
+    for score in ("additive", "general"):
+        settings = config(score=score)
+        params = jax.jit(reversal_task(settings).init)(jax.random.key(0))
+        scores[score] = str(bind(settings.model, params).decoder[0].cross_attention.attention.score)
+    assert scores == {"additive": "Additive(hidden_dim=None)", "general": "General()"}
+
+
+# --- runs ---
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    with jax.numpy_dtype_promotion("standard"):
+        return train_run(config(), folder), folder
+
+
+def test_a_run(never_stopped):
+    trained, folder = never_stopped
+    assert trained.step == 12
+    assert trained.interrupted == 0
+    assert trained.seconds > 0
+    assert trained.steps_per_second > 0
+    assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [2, 4, 6, 8, 10, 12]
+    line = read_lines(folder / "metrics.jsonl")[0]
+    assert set(line) == {"step", "loss", "accuracy", "gradient_norm"}
+    # 29 tokens: the loss of a guess is log 29 = 3.37.
+    assert line["loss"] == pytest.approx([np.log(VOCABULARY.size)] * 2, abs=1)
+    assert json.loads((folder / "env.json").read_text())["packages"]["jax"] == jax.__version__
+    loaded = load_run(folder)
+    assert loaded.config == config()
+    assert loaded.step == 12
+    assert_same_bits(loaded.params, trained.params)
+
+
+def test_crashed_stopped_and_resumed_is_bit_identical(tmp_path, monkeypatch, never_stopped):
+    with monkeypatch.context() as patched:
+        patched.setattr("attention_jax.training.run.train", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train_run(config(), tmp_path)
+    assert (tmp_path / "config.json").exists()
+    with pytest.raises(ValueError, match="has no checkpoint yet; train it first"):
+        load_run(tmp_path)
+
+    write = MetricsFile.write
+
+    def write_and_signal(self, step, metrics):
+        write(self, step, metrics)
+        if step in (6, 12):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(MetricsFile, "write", write_and_signal)
+    stopped = train_run(config(), tmp_path, resume=True)
+    assert (stopped.step, stopped.interrupted) == (6, 143)
+    assert load_run(tmp_path).step == 6
+
+    resumed = train_run(config(), tmp_path, resume=True)
+    # The signal that came with the last step cost nothing; what comes next is the caller's choice.
+    assert (resumed.step, resumed.interrupted) == (12, 143)
+    trained, folder = never_stopped
+    assert_same_bits(resumed.params, trained.params)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
+    sessions = read_lines(tmp_path / "timing.jsonl")
+    assert [(line["from_step"], line["to_step"]) for line in sessions] == [(0, 6), (6, 12)]
+
+
+def test_resuming_a_finished_run_keeps_it(never_stopped):
+    trained, folder = never_stopped
+    before = (folder / "metrics.jsonl").read_bytes()
+    again = train_run(config(), folder, resume=True)
+    assert_same_bits(again.params, trained.params)
+    assert again.steps_per_second is None
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    assert load_run(folder).step == 12
+
+
+def test_resuming_with_another_configuration_changes_nothing(never_stopped):
+    _, folder = never_stopped
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"loop.seeds was 2, now 3"):
+        train_run(config(seeds=3), folder, resume=True)
+    with pytest.raises(ValueError, match="add --resume"):
+        train_run(config(), folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_nothing_to_load(tmp_path):
+    with pytest.raises(ValueError, match=r"has no config.json"):
+        load_run(tmp_path / "nowhere")
+
+
+def test_without_tensorboard_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs the package tensorboardX"):
+        train_run(config(), tmp_path / "run", tensorboard=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tiny_model_learns(tmp_path):
+    settings = config(
+        steps=200, log_every=50, checkpoint_every=200, seeds=1, batch_size=32, learning_rate=0.02
+    )
+    train_run(settings, tmp_path)
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    losses = [line["loss"][0] for line in lines]
+    assert losses == sorted(losses, reverse=True)
+    # Better than knowing lengths and letter frequencies only: of 2 letters and EOS in the mean,
+    # the letters would cost log 26 = 3.26 nats each, 2.17 a token.
+    assert losses[-1] < 2.0
+    assert lines[-1]["accuracy"][0] > lines[0]["accuracy"][0] + 0.1

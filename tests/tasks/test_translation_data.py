@@ -1,0 +1,353 @@
+"""Pairs, buckets and batches, against brute force, counts and rows written out by hand."""
+
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.translation.batches import (
+    Batches,
+    Pairs,
+    best_widths,
+    encode_pairs,
+    padded_batch,
+    padded_sources,
+)
+from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
+from attention_jax.tasks.translation.subwords import Subwords
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+
+SHIPPED = Path(__file__).parents[1] / "parallel_text"
+
+
+class Letters:
+    """Stands in for `Subwords`: one id a letter, "a" is 3."""
+
+    def encode(self, sentences):
+        return [[3 + ord(letter) - ord("a") for letter in sentence] for sentence in sentences]
+
+
+def numbered(lengths) -> Pairs:
+    """Pairs of these (source, target) lengths, EOS included; their first ids tell them apart."""
+    sides = zip(*lengths, strict=True)
+    rows = (
+        [[*[10 + number] * (length - 1), EOS] for number, length in enumerate(side)]
+        for side in sides
+    )
+    return Pairs(*rows, 0, 0)
+
+
+def some_lengths(count: int, longest: int = 13, seed: int = 0) -> list[tuple[int, int]]:
+    rng = np.random.default_rng(seed)
+    return [(int(a), int(b)) for a, b in rng.integers(2, longest + 1, (count, 2))]
+
+
+def of_epoch(batches: Batches, seed: int, epoch: int) -> list[Batch]:
+    first = epoch * batches.steps_per_epoch
+    return [batches.batch(seed, first + step) for step in range(batches.steps_per_epoch)]
+
+
+def members(batch: Batch) -> list[int]:
+    """Which pairs: a source and its target have the same number."""
+    used = batch.source_lengths > 0
+    numbers = batch.source[used, 0] - 10
+    np.testing.assert_array_equal(numbers, batch.targets[used, 0] - 10)
+    return numbers.tolist()
+
+
+def order(batches: Batches, seed: int, epoch: int) -> list[list[int]]:
+    return [members(batch) for batch in of_epoch(batches, seed, epoch)]
+
+
+CASES = settings(deadline=None, max_examples=50)
+SHAPES = st.fixed_dictionaries(
+    {
+        "tokens": st.integers(1, 97),
+        "buckets": st.integers(1, 5),
+        "multiple_of": st.sampled_from([1, 2, 3, 4]),
+    }
+)
+LENGTHS = st.lists(st.tuples(st.integers(2, 11), st.integers(2, 11)), min_size=1, max_size=43)
+
+
+def test_pairs_end_with_eos_and_what_is_left_out_is_counted():
+    text = ParallelText(
+        ["ab", "", "abc", "abcd", "c", "", "abcd", "d"],
+        ["b", "a", "", "a", "abcd", "", "abcd", "abc"],
+    )
+    pairs = encode_pairs(text, Letters(), Letters(), 3)
+    assert pairs.source == [[3, 4, 2], [6, 2]]
+    assert pairs.target == [[4, 2], [3, 4, 5, 2]]
+    assert (pairs.skipped_empty, pairs.skipped_long) == (3, 3)
+    assert len(encode_pairs(text, Letters(), Letters(), 4).source) == 5
+
+
+def test_each_side_has_its_own_subwords():
+    class Shifted(Letters):
+        def encode(self, sentences):
+            return [[token + 100 for token in ids] for ids in super().encode(sentences)]
+
+    pairs = encode_pairs(ParallelText(["ab"], ["c"]), Letters(), Shifted(), 2)
+    assert pairs[:2] == ([[3, 4, 2]], [[105, 2]])
+
+
+def test_pairs_of_the_text_that_ships():
+    text = read_parallel_text(SHIPPED / "train.de", SHIPPED / "train.en")
+    source, target = (Subwords.learned(side, 331) for side in text)
+    pairs = encode_pairs(text, source, target, 97)
+    assert source.decode(pairs.source) == text.source
+    assert target.decode(pairs.target) == text.target
+    assert pairs[2:] == (0, 0)
+    longest = max(max(map(len, side)) for side in pairs[:2]) - 1
+    shorter = encode_pairs(text, source, target, longest - 1)
+    assert 0 < shorter.skipped_long < 300
+    assert len(shorter.source) == len(shorter.target) == 300 - shorter.skipped_long
+
+
+def test_no_pair_is_left():
+    text = ParallelText(["abc", "", "abcde"], ["a", "a", "ab"])
+    message = re.escape(
+        "no pair of sentences is left to learn from: 1 have an empty side, and 2 have more than"
+        " max_tokens 2 subwords"
+    )
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        encode_pairs(text, Letters(), Letters(), 2)
+    with pytest.raises(ValueError, match=r"^max_tokens must be at least 1; got 0$"):
+        encode_pairs(text, Letters(), Letters(), 0)
+
+
+def padded_to(lengths: list[int], widths) -> int:
+    """Tokens, each length padded to the next of the widths."""
+    return sum(min(width for width in widths if width >= length) for length in lengths)
+
+
+@CASES
+@given(st.lists(st.integers(1, 13), min_size=1, max_size=29), st.integers(1, 6))
+def test_widths_are_the_best_of_all_choices(lengths, count):
+    found = best_widths(np.array(lengths), count)
+    assert found == sorted(set(found))
+    assert found[-1] == max(lengths)
+    assert 1 <= len(found) <= count
+    sizes = sorted(set(lengths))
+    choices = [
+        (*chosen, sizes[-1])
+        for number in range(min(count, len(sizes)))
+        for chosen in itertools.combinations(sizes[:-1], number)
+    ]
+    assert padded_to(lengths, found) == min(padded_to(lengths, choice) for choice in choices)
+
+
+def test_widths_by_hand():
+    assert best_widths(np.array([5]), 3) == [5]
+    assert best_widths(np.array([7, 2, 2, 2]), 1) == [7]
+    assert best_widths(np.array([7, 2, 2, 2]), 7) == [2, 7]
+    # 120 · 4 + 5 · 11 = 535 tokens; with the 4s among the 11s, 270 + 35 · 11 = 655.
+    assert best_widths(np.array([3] * 90 + [4] * 30 + [11] * 5), 2) == [4, 11]
+
+
+@CASES
+@given(LENGTHS, SHAPES, st.integers(0, 5), st.integers(0, 3))
+def test_each_pair_once_an_epoch(lengths, options, seed, epoch):
+    batches = Batches(numbered(lengths), **options)
+    found = order(batches, seed, epoch)
+    assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
+    assert min(map(len, found)) >= 1
+
+
+@CASES
+@given(LENGTHS, SHAPES)
+def test_shapes_are_few_and_within_the_budget(lengths, options):
+    batches = Batches(numbered(lengths), **options)
+    shapes = {(*batch.source.shape, batch.targets.shape[1]) for batch in of_epoch(batches, 0, 0)}
+    assert len(shapes) <= len(batches.buckets) <= options["buckets"]
+    for rows, source_width, target_width in shapes:
+        assert rows % options["multiple_of"] == 0
+        filled = rows - options["multiple_of"] + 1  # so many at least are there to be filled up
+        assert filled * (source_width + target_width) <= options["tokens"] or filled <= 1
+
+
+@CASES
+@given(LENGTHS, SHAPES)
+def test_devices_change_no_batch(lengths, options):
+    """A run may go on over others: its batches are those it would have had."""
+    alone = Batches(numbered(lengths), **{**options, "multiple_of": 1})
+    assert order(Batches(numbered(lengths), **options), 3, 1) == order(alone, 3, 1)
+
+
+@CASES
+@given(LENGTHS, SHAPES)
+def test_batches_of_a_bucket_differ_by_one_pair_at_most(lengths, options):
+    batches = Batches(numbered(lengths), **options)
+    bucket_of = {int(row): n for n, bucket in enumerate(batches.buckets) for row in bucket.rows}
+    sizes: dict[int, list[int]] = {}
+    for numbers in order(batches, 0, 0):
+        (bucket,) = {bucket_of[number] for number in numbers}
+        sizes.setdefault(bucket, []).append(len(numbers))
+    for bucket, found in sizes.items():
+        assert max(found) - min(found) <= 1
+        assert max(found) <= batches.buckets[bucket].batch_size
+        assert len(found) == batches.buckets[bucket].batches
+
+
+@CASES
+@given(LENGTHS, SHAPES)
+def test_batches_are_as_few_as_the_budget_allows(lengths, options):
+    for bucket in Batches(numbered(lengths), **options).buckets:
+        pair = bucket.source_width + bucket.target_width
+        most = max(options["tokens"] // pair, 1)
+        assert bucket.batches == -(-len(bucket.rows) // most)
+
+
+@CASES
+@given(LENGTHS, SHAPES)
+def test_buckets_are_as_narrow_as_their_pairs(lengths, options):
+    batches = Batches(numbered(lengths), **options)
+    seen = []
+    for bucket in batches.buckets:
+        inside = [lengths[row] for row in bucket.rows]
+        assert bucket.source_width == max(source for source, _ in inside)
+        assert bucket.target_width == max(target for _, target in inside)
+        seen.append((min(max(pair) for pair in inside), max(max(pair) for pair in inside)))
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(seen))
+
+
+@CASES
+@given(LENGTHS, SHAPES)
+def test_tokens_are_those_of_the_batches(lengths, options):
+    batches = Batches(numbered(lengths), **options)
+    epoch = of_epoch(batches, 1, 2)
+    real = sum(np.sum(batch.source != PAD) + np.sum(batch.targets != PAD) for batch in epoch)
+    assert batches.real_tokens == real == sum(map(sum, lengths))
+    assert batches.padded_tokens == sum(batch.source.size + batch.targets.size for batch in epoch)
+
+
+@CASES
+@given(LENGTHS, SHAPES)
+def test_rows_are_the_pairs_shifted_and_padded(lengths, options):
+    pairs = numbered(lengths)
+    batches = Batches(pairs, **options)
+    for batch in of_epoch(batches, 0, 1):
+        numbers = members(batch)
+        rows, source_width = batch.source.shape
+        target_width = batch.targets.shape[1]
+        for name, array in batch._asdict().items():
+            assert array.dtype == np.int32, name
+        for row in range(rows):
+            source, target = (
+                (pairs.source[numbers[row]], pairs.target[numbers[row]])
+                if row < len(numbers)
+                else ([], [])
+            )
+            assert batch.source[row].tolist() == source + [PAD] * (source_width - len(source))
+            assert batch.targets[row].tolist() == target + [PAD] * (target_width - len(target))
+            inputs = [SOS, *target[:-1]]
+            expected = inputs + [PAD] * (target_width - len(inputs))
+            assert batch.target_inputs[row].tolist() == expected
+            assert batch.source_lengths[row] == len(source)
+            assert batch.target_lengths[row] == len(target)
+
+
+def test_a_batch_by_hand():
+    batch = padded_batch([[7, 8, 2], [9, 2]], [[5, 2], [6, 3, 4, 2]], 3, 4, 5)
+    assert batch.source.tolist() == [[7, 8, 2, 0], [9, 2, 0, 0], [0, 0, 0, 0]]
+    assert batch.target_inputs.tolist() == [[1, 5, 0, 0, 0], [1, 6, 3, 4, 0], [1, 0, 0, 0, 0]]
+    assert batch.targets.tolist() == [[5, 2, 0, 0, 0], [6, 3, 4, 2, 0], [0, 0, 0, 0, 0]]
+    assert batch.source_lengths.tolist() == [3, 2, 0]
+    assert batch.target_lengths.tolist() == [2, 4, 0]
+    ids, lengths = padded_sources([[7, 8, 2], [9, 2]], 3, 4)
+    np.testing.assert_array_equal(ids, batch.source)
+    np.testing.assert_array_equal(lengths, batch.source_lengths)
+
+
+def test_a_pair_longer_than_the_budget_is_a_batch():
+    batches = Batches(numbered([(3, 2), (17, 19), (2, 3), (19, 17)]), tokens=11, buckets=2)
+    assert sorted(map(sorted, order(batches, 0, 0))) == [[0], [1], [2], [3]]
+    assert {batch.source.shape for batch in of_epoch(batches, 0, 0)} == {(1, 3), (1, 19)}
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    batches = Batches(numbered(some_lengths(97)), tokens=101, buckets=3)
+    orders = [order(batches, seed, epoch) for seed in range(3) for epoch in range(3)]
+    for one, other in itertools.combinations(orders, 2):
+        assert one != other
+        assert sorted(map(sorted, one)) != sorted(map(sorted, other))  # not the same batches either
+
+
+def test_all_seeds_take_the_buckets_in_the_same_turns():
+    batches = Batches(numbered(some_lengths(97)), tokens=101, buckets=3)
+
+    def turns(seed, epoch):
+        found = of_epoch(batches, seed, epoch)
+        return [batch.source.shape + batch.targets.shape for batch in found]
+
+    for epoch in range(3):
+        assert turns(0, epoch) == turns(1, epoch) == turns(2**31 - 1, epoch)
+    assert len(set(turns(0, 0))) == 3
+    assert turns(0, 0) != turns(0, 1) != turns(0, 2) != turns(0, 0)
+    assert turns(0, 0) != sorted(turns(0, 0))
+
+
+def test_every_order_is_as_likely():
+    batches = Batches(numbered([(2, 2)] * 3), tokens=4)
+    drawn = [tuple(itertools.chain(*order(batches, seed, 5))) for seed in range(1200)]
+    orders, counts = np.unique(drawn, axis=0, return_counts=True)
+    assert len(orders) == 6
+    # 200 each are expected; the standard deviation is 13.
+    assert np.all(np.abs(counts - 200) < 65)
+
+
+def test_a_step_needs_none_before_it():
+    pairs = numbered(some_lengths(61))
+    options = {"tokens": 83, "buckets": 3, "multiple_of": 2}
+    walked = Batches(pairs, **options)
+    steps = range(3 * walked.steps_per_epoch)
+    in_order = [walked.batch(7, step) for step in steps]
+    for step in (*reversed(steps), *steps):
+        fresh = Batches(pairs, **options) if step % 5 == 0 else walked
+        for one, other in zip(in_order[step], fresh.batch(7, step), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_far_step_in_a_new_object():
+    pairs = numbered(some_lengths(61))
+    one, other = (Batches(pairs, tokens=83, buckets=3) for _ in range(2))
+    step = 1000 * one.steps_per_epoch + 3
+    for seed in range(23):  # so many that a cache must forget
+        one.batch(seed, 5)
+    assert members(one.batch(2, step)) == members(other.batch(2, step)) == order(one, 2, 1000)[3]
+    assert members(one.batch(2, step)) != members(one.batch(3, step))
+
+
+def test_what_is_done_to_a_batch_stays_with_it():
+    batches = Batches(numbered(some_lengths(13)), tokens=53)
+    before = order(batches, 0, 0)
+    for batch in of_epoch(batches, 0, 0):
+        for array in batch:
+            array[:] = 0
+    assert order(batches, 0, 0) == before
+
+
+def test_the_order_of_an_epoch_is_pinned():
+    """A run that goes on under another NumPy must meet the same batches."""
+    lengths = [(2 + number % 5, 2 + number % 3) for number in range(17)]
+    batches = Batches(numbered(lengths), tokens=31, buckets=2)
+    assert order(batches, 3, 11) == [
+        [2, 16, 10],
+        [0, 7, 1],
+        [3, 8, 13],
+        [6, 5, 11],
+        [4, 14, 9],
+        [12, 15],
+    ]
+
+
+@pytest.mark.parametrize("name", ["tokens", "buckets", "multiple_of"])
+def test_bad_numbers(name):
+    for value, reason in ((0, "at least 1; got 0"), (2.5, "an integer; got 2.5")):
+        with pytest.raises(ValueError, match=f"^{name} must be {reason}$"):
+            Batches(numbered([(2, 2)]), **{"tokens": 7, name: value})

@@ -1,0 +1,364 @@
+"""A translation run in its folder: begun, stopped, gone on with, loaded."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from translation_cases import (
+    VOCABULARY_SIZE,
+    assert_same_bits,
+    lines_of,
+    run_config,
+    write_text,
+)
+
+from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.run_folder import MetricsFile, RunFolder, read_lines
+from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.translation.evaluation import score_translations
+from attention_jax.tasks.translation.run import load_translator, train_run
+from attention_jax.tasks.translation.subwords import Subwords
+from attention_jax.tasks.translation.translate import translate
+from attention_jax.training.run import Reached
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly_compiled():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def when_written(monkeypatch, at_step, happen):
+    """Something that happens when the line of a step has been written."""
+    write = MetricsFile.write
+
+    def write_and_more(self, step, metrics):
+        write(self, step, metrics)
+        if step == at_step:
+            happen()
+
+    monkeypatch.setattr(MetricsFile, "write", write_and_more)
+
+
+class Straight(NamedTuple):
+    """A run that nobody disturbed."""
+
+    reached: Reached
+    folder: Path
+    told: list[str]
+    at_ten: Path  # what was in the folder when step 10 was done, as a power cut would leave it
+
+
+@pytest.fixture(scope="module")
+def straight(text, tmp_path_factory):
+    folder, told = tmp_path_factory.mktemp("run"), []
+    at_ten = tmp_path_factory.mktemp("cut") / "run"
+    save = Checkpoints.save
+
+    def save_and_wait(self, *given, **more):  # or it might be copied half written
+        save(self, *given, **more)
+        self.wait()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Checkpoints, "save", save_and_wait)
+        when_written(patched, 10, lambda: shutil.copytree(folder, at_ten))
+        reached = train_run(run_config(text), folder, tell=told.append)
+    return Straight(reached, folder, told, at_ten)
+
+
+# --- what a run leaves ---
+
+
+def test_what_a_run_keeps(text, straight):
+    reached, folder, told, _ = straight
+    assert (reached.step, reached.interrupted, reached.exhausted) == (12, 0, False)
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json", "env.json", "lock", "metrics.jsonl", "validation.jsonl", "timing.jsonl",
+        "subwords.model", "checkpoints",
+    }  # fmt: skip
+    assert len(told) == 1
+    assert told[0].startswith("29 pairs of sentences; ")
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["task"] == "translation"
+    assert stored["model"]["dim"] == 8
+    sides = [lines_of("train", side) for side in ("de", "en")]
+    written = b"".join("".join(f"{line}\n" for line in side).encode() + b"\0" for side in sides)
+    assert stored["text_sha256"]["training"] == hashlib.sha256(written).hexdigest()
+    assert set(stored["text_sha256"]) == {"training", "validation"}
+    model = (folder / "subwords.model").read_bytes()
+    assert stored["subwords_sha256"] == {"subwords.model": hashlib.sha256(model).hexdigest()}
+    assert model == Subwords.learned([*sides[0], *sides[1]], VOCABULARY_SIZE).model
+
+
+def test_the_lines_of_a_run(text, straight):
+    folder = straight.folder
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+    names = {"step", "loss", "negative_log_likelihood", "accuracy", "gradient_norm"}
+    assert all(set(line) == names for line in lines)
+    assert len({loss for line in lines for loss in line["loss"]}) == 12  # of either seed its own
+    # Knowing nothing costs log 400 = 5.99 nats.
+    assert lines[0]["negative_log_likelihood"] == pytest.approx([np.log(400)] * 2, abs=2)
+    validation = read_lines(folder / "validation.jsonl")
+    assert [line["step"] for line in validation] == [4, 8, 12]
+    assert all(len(line[name]) == 2 for line in validation for name in ("loss", "bleu"))
+    assert [len(set(line["loss"])) for line in validation] == [2, 2, 2]
+
+
+def test_validation_is_what_the_checkpoint_says(text, straight):
+    folder = straight.folder
+    source, target = (lines_of("validation", side) for side in ("de", "en"))
+    last = read_lines(folder / "validation.jsonl")[-1]
+    for seed in range(2):
+        translator, steps = load_translator(folder, seed_index=seed)
+        assert steps == [12]
+        found = score_translations(translate(translator, source), target)
+        assert found.bleu == last["bleu"][seed]
+
+
+# --- going on ---
+
+
+def assert_same_run(text, folder, straight):
+    """Going on to the end gives what the undisturbed run gave."""
+    resumed = train_run(run_config(text), folder, resume=True, tell=lambda _: None)
+    assert_same_bits(resumed.state, straight.reached.state)
+    for name in ("metrics.jsonl", "validation.jsonl", "subwords.model", "config.json"):
+        assert (folder / name).read_bytes() == (straight.folder / name).read_bytes(), name
+
+
+def test_cut_off_and_resumed_is_bit_identical(text, straight):
+    """With an update half gathered, and an epoch half done."""
+    folder = straight.at_ten
+    assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [2, 4, 6, 8, 10]
+    assert [line["step"] for line in read_lines(folder / "validation.jsonl")] == [4, 8]
+    assert_same_run(text, folder, straight)
+    (session,) = read_lines(folder / "timing.jsonl")
+    assert (session["from_step"], session["to_step"]) == (8, 12)
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_is_bit_identical(text, tmp_path, monkeypatch, straight):
+    with monkeypatch.context() as patched:
+        when_written(patched, 10, stop)
+        stopped = train_run(run_config(text), tmp_path, tell=lambda _: None)
+    assert (stopped.step, stopped.interrupted) == (10, 143)
+    assert [line["step"] for line in read_lines(tmp_path / "validation.jsonl")] == [4, 8]
+    assert load_translator(tmp_path)[1] == [10]
+    assert_same_run(text, tmp_path, straight)
+    sessions = read_lines(tmp_path / "timing.jsonl")
+    assert [(line["from_step"], line["to_step"]) for line in sessions] == [(0, 10), (10, 12)]
+
+
+def crash():
+    raise ZeroDivisionError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_step", [2, 6, 8])
+def test_crashed_and_resumed_is_bit_identical(text, tmp_path, monkeypatch, straight, at_step):
+    """Before the first checkpoint, between two, and while one is validated."""
+    with monkeypatch.context() as patched:
+        when_written(patched, at_step, crash)
+        with pytest.raises(ZeroDivisionError):
+            train_run(run_config(text), tmp_path, tell=lambda _: None)
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")][-1] == at_step
+    assert_same_run(text, tmp_path, straight)
+
+
+@pytest.fixture
+def copied(straight, tmp_path):
+    """A finished run that a test may spoil."""
+    return shutil.copytree(straight.folder, tmp_path / "run")
+
+
+def test_resuming_a_finished_run_keeps_it(text, straight, copied):
+    before = contents(copied)
+    again = train_run(run_config(text), copied, resume=True, tell=lambda _: None)
+    assert again.steps_per_second is None
+    assert_same_bits(again.state, straight.reached.state)
+    changed = {path.name for path, old in before.items() if path.read_bytes() != old}
+    assert changed <= {"lock"}
+
+
+def test_subwords_that_were_lost_are_learned_again(text, straight, copied):
+    (copied / "subwords.model").unlink()
+    with pytest.raises(ValueError, match=r"subwords.model cannot be read: No such file"):
+        load_translator(copied)
+    train_run(run_config(text), copied, resume=True, tell=lambda _: None)
+    kept = [(folder / "subwords.model").read_bytes() for folder in (copied, straight.folder)]
+    assert kept[0] == kept[1]
+
+
+def changed_word(text, _):
+    path = text / "train.en"
+    path.write_text(path.read_text(encoding="utf-8").replace("a", "e", 1), encoding="utf-8")
+
+
+def changed_validation(text, _):
+    path = text / "validation.de"
+    path.write_text("Ja .\n" + path.read_text(encoding="utf-8").partition("\n")[2])
+
+
+def damaged_subwords(_, folder):
+    path = folder / "subwords.model"
+    path.write_bytes(path.read_bytes()[:1001])
+
+
+def other_subwords(text, folder):
+    sentences = lines_of("train", "de")
+    (folder / "subwords.model").write_bytes(Subwords.learned(sentences, VOCABULARY_SIZE).model)
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "message"),
+    [
+        (changed_word, {}, r"holds a run of another configuration: text_sha256.training was '"),
+        (changed_validation, {}, r"another configuration: text_sha256.validation was '"),
+        (None, {"learning_rate": 0.5}, r"configuration: learning_rate was 0.02, now 0.5. Resume"),
+        (None, {"loop": {"seeds": 3}}, r"loop.keep_best was 1, now 0; loop.seeds was 2, now 3"),
+        (None, {"vocabulary_size": 390}, r"subwords.model must have 390 subwords; it has 400"),
+        (None, {"patience": 2}, r"patience was None, now 2"),
+        (damaged_subwords, {}, r"subwords.model is damaged: model must be one of sentencepiece"),
+        (other_subwords, {}, r"subwords_sha256.subwords.model was '"),
+    ],
+)
+def test_a_run_does_not_go_on_as_another(copied, tmp_path, text, change, settings, message):
+    # Under its own name: the files' names are settings, too.
+    saved = contents(text)
+    try:
+        if change is not None:
+            change(text, copied)
+        before = contents(copied)
+        with pytest.raises(ValueError, match=message) as raised:
+            train_run(run_config(text, **settings), copied, resume=True, tell=pytest.fail)
+        assert "\n" not in str(raised.value)
+        assert contents(copied) == before
+    finally:
+        for path, content in saved.items():
+            path.write_bytes(content)
+
+
+def test_a_folder_is_not_written_by_accident(text, straight, tmp_path):
+    folder = straight.folder
+    before = contents(folder)
+    with pytest.raises(ValueError, match=r"already holds a run; add --resume to go on with it"):
+        train_run(run_config(text), folder, tell=pytest.fail)
+    assert contents(folder) == before
+    (tmp_path / "subwords.model").write_bytes((folder / "subwords.model").read_bytes())
+    with pytest.raises(ValueError, match=r"workdir must be new, empty, or the folder of a run"):
+        train_run(run_config(text), tmp_path, tell=pytest.fail)
+
+
+# --- loading ---
+
+
+def test_steps_and_seeds(straight):
+    reached, folder = straight.reached, straight.folder
+    for seed in range(2):
+        translator, steps = load_translator(folder, seed_index=seed)
+        assert steps == [12]
+        assert_same_bits(
+            translator.params,
+            jax.tree.map(lambda leaf: leaf[seed], reached.state.params),  # noqa: B023
+        )
+    lines = read_lines(folder / "validation.jsonl")
+    best = min(lines, key=lambda line: (np.mean(line["loss"]), -line["step"]))["step"]
+    assert load_translator(folder, "best")[1] == [best]
+    assert load_translator(folder, 8)[1] == [8]
+
+
+def test_an_average_is_the_mean_of_the_newest(straight):
+    folder = straight.folder
+    alone = [load_translator(folder, step, seed_index=1)[0].params for step in (8, 12)]
+    averaged, steps = load_translator(folder, average=2, seed_index=1)
+    assert steps == [8, 12]
+    for first, second, mean in zip(*map(jax.tree.leaves, (*alone, averaged.params)), strict=True):
+        exact = (np.asarray(first, np.float64) + np.asarray(second, np.float64)) / 2
+        np.testing.assert_allclose(mean, exact, rtol=1e-6, atol=1e-9)
+        assert mean.dtype == np.float32
+        assert np.abs(first - second).max() > 1e-3
+    assert translate(averaged, ["Ja ."])[0] is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"step": 5}, r"step must be newest, best or one of 4, 8, 12; got 5"),
+        ({"average": 0}, r"average must be at least 1; got 0"),
+        ({"average": 4}, r"average must be at most 3, the checkpoints; got 4"),
+        ({"average": 2, "step": "best"}, r"average must be 1 with step best; got 2"),
+        ({"seed_index": 2}, r"seed_index must be from 0 to 1; got 2"),
+        ({"seed_index": -1}, r"seed_index must be from 0 to 1; got -1"),
+    ],
+)
+def test_nothing_of_that_name(straight, options, message):
+    with pytest.raises(ValueError, match=message):
+        load_translator(straight.folder, **options)
+
+
+def test_folders_that_hold_no_translator(copied, tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere has no config.json"):
+        load_translator(tmp_path / "nowhere")
+    other_subwords(None, copied)
+    with pytest.raises(ValueError, match=r"run: its subwords are not those that it was trained"):
+        load_translator(copied)
+    damaged_subwords(None, copied)
+    with pytest.raises(ValueError, match=r"subwords.model is damaged: model must be one of"):
+        load_translator(copied)
+    content = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**content, "model": 3}))
+    with pytest.raises(ValueError, match=r"run: config.json is not that of a translation run"):
+        load_translator(copied)
+    (copied / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json cannot be read"):
+        load_translator(copied)
+
+
+def test_a_damaged_checkpoint_is_passed_over(copied, capsys):
+    for path in (copied / "checkpoints" / "12").rglob("_METADATA"):
+        path.write_text("")
+    before = contents(copied)
+    assert load_translator(copied)[1] == [8]
+    assert re.match(r"warning: the checkpoint of step 12 is damaged", capsys.readouterr().err)
+    with pytest.raises(ValueError, match=r"no checkpoint in .* can be used: step 12: "):
+        load_translator(copied, average=2)
+    assert contents(copied) == before
+    shutil.rmtree(copied / "checkpoints")
+    for make in (lambda: None, (copied / "checkpoints").mkdir):
+        make()
+        with pytest.raises(ValueError, match=r"run has no checkpoint yet; train it first"):
+            load_translator(copied)
+
+
+def test_the_run_of_another_task(tmp_path, text):
+    RunFolder(tmp_path).create(dataclasses.asdict(ReversalConfig()), resume=False)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"config.json is not that of a translation run"):
+        load_translator(tmp_path)
+    with pytest.raises(ValueError, match=r"config.json is not that of a translation run"):
+        train_run(run_config(text), tmp_path, resume=True, tell=pytest.fail)
+    assert contents(tmp_path) == before

@@ -1,0 +1,296 @@
+"""What is measured at checkpoints: when, what is best, when it is enough, and all of it resumed."""
+
+import json
+import math
+import os
+import shutil
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.run_folder import MetricsFile, RunFolder, read_lines
+from attention_jax.training.loop import LoopConfig, Task, never_drawn
+from attention_jax.training.run import Run, train_in_folder
+from attention_jax.training.validation import Validation, ValidationPlan
+
+LOOP = LoopConfig(seeds=2, steps=11, log_every=1, checkpoint_every=2, keep=2, keep_best=1)
+CURVE = {2: 5.0, 4: 3.0, 6: 1.0, 8: 4.0, 10: 6.0, 11: 2.0}
+
+
+def task(stop=None):
+    """One number that falls by 1 a step: parameters tell how many steps there were.
+
+    A signal comes in the midst of step `stop`; where it is "start", before the first.
+    """
+
+    signals = [signal.SIGTERM] if stop == "start" else []
+
+    def init(rng):
+        del rng
+        if signals:  # one: it is traced more than once, and a second would end the process
+            os.kill(os.getpid(), signals.pop())
+        return {"w": jnp.zeros(())}
+
+    def feed(seed, step):
+        if (seed, step + 1) == (0, stop):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return np.ones(3, np.float32)
+
+    def loss(params, batch, rng):
+        del rng
+        return params["w"] * jnp.mean(batch), {}
+
+    return Task(init, never_drawn, loss, feed)
+
+
+def plan(curve, *, larger=False, patience=None, seen=None):
+    """The curve's number at each step, 1 less for one seed and 1 more for the other."""
+
+    def measure(params):
+        (step,) = {round(-float(w)) for w in params["w"]}
+        if seen is not None:
+            seen.append(step)
+        return {"other": [0.25, 0.75], "score": [curve[step] - 1, curve[step] + 1]}
+
+    return ValidationPlan(measure, "score", larger, patience)
+
+
+def run(folder, curve=CURVE, *, loop=LOOP, stop=None, **settings):
+    described = Run(
+        task(stop), optax.sgd(1.0), loop, label="toy", settings={"what": "toy"},
+        validation=None if curve is None else plan(curve, **settings),
+    )  # fmt: skip
+    return train_in_folder(described, RunFolder(folder), resume=True)
+
+
+def steps_of(folder):
+    return [line["step"] for line in read_lines(folder / "validation.jsonl")]
+
+
+def content(folder):
+    return {name: (folder / name).read_bytes() for name in ("validation.jsonl", "metrics.jsonl")}
+
+
+def kept(folder):
+    """The steps that are kept, and the best."""
+    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
+        return checkpoints.steps(), checkpoints.best_step()
+
+
+def without_step(folder, to, step):
+    """A copy that lacks a checkpoint, as if the run had been killed before it was there."""
+    shutil.copytree(folder, to)
+    shutil.rmtree(to / "checkpoints" / str(step))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight")
+    return run(folder), folder
+
+
+# --- when, and what is written ---
+
+
+def test_lines_at_checkpoints_and_at_the_end(straight, tmp_path):
+    reached, folder = straight
+    assert (reached.step, reached.exhausted) == (11, False)
+    lines = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"step": step, "other": [0.25, 0.75], "score": [number - 1, number + 1]}
+        for step, number in CURVE.items()
+    ]
+    # And training is what it is without.
+    alone = run(tmp_path, None)
+    assert not (tmp_path / "validation.jsonl").exists()
+    for one, other in zip(*map(jax.tree.leaves, (reached.state, alone.state)), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    assert (folder / "metrics.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()
+
+
+def test_the_end_is_a_checkpoint_like_others(tmp_path):
+    loop = LoopConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2)
+    run(tmp_path, loop=loop)
+    assert steps_of(tmp_path) == [2, 4]  # once
+
+
+@pytest.mark.parametrize(
+    ("stop", "reached", "lines"),
+    [
+        ("start", 0, []),
+        (5, 5, [2, 4]),
+        (6, 6, [2, 4, 6]),
+        pytest.param(1, 1, [], marks=pytest.mark.slow),
+        pytest.param(11, 11, [2, 4, 6, 8, 10, 11], marks=pytest.mark.slow),
+    ],
+)
+def test_a_stop_on_the_way_is_not_measured(tmp_path, straight, stop, reached, lines):
+    stopped = run(tmp_path, stop=stop)
+    assert (stopped.step, stopped.interrupted, stopped.exhausted) == (reached, 143, False)
+    assert steps_of(tmp_path) == lines
+    steps, best = kept(tmp_path)
+    assert max(steps) == reached
+    assert best == min(lines, key=CURVE.get, default=None)
+    resumed = run(tmp_path)
+    assert (resumed.step, resumed.exhausted) == (11, False)
+    assert content(tmp_path) == content(straight[1])
+    assert kept(tmp_path) == kept(straight[1])
+
+
+@pytest.mark.slow
+def test_stopped_everywhere(tmp_path, straight):
+    for stop in ("start", *range(1, 12)):
+        assert run(tmp_path, stop=stop).step == (0 if stop == "start" else stop)
+    assert content(tmp_path) == content(straight[1])
+
+
+def test_lines_after_the_checkpoint_are_written_anew(tmp_path, straight):
+    folder = tmp_path / "run"
+    without_step(straight[1], folder, 11)
+    text = (folder / "validation.jsonl").read_text()
+    (folder / "validation.jsonl").write_text(text.replace('"step": 11', '"step": 12') + '{"st')
+    seen = []
+    run(folder, seen=seen)
+    assert seen == [11]
+    assert content(folder) == content(straight[1])
+
+
+def test_what_the_user_is_told(tmp_path, capsys):
+    run(tmp_path, loop=LoopConfig(seeds=2, steps=2, log_every=1, checkpoint_every=2))
+    told = capsys.readouterr().out.splitlines()
+    assert "toy: step 2, validation: other 0.5, score 5" in told
+
+
+# --- the best checkpoint ---
+
+
+@pytest.mark.parametrize(
+    ("larger", "best", "steps"), [(False, 6, [6, 10, 11]), (True, 10, [10, 11])]
+)
+def test_the_best_is_that_of_the_metric(tmp_path, larger, best, steps):
+    run(tmp_path, larger=larger)
+    assert kept(tmp_path) == (steps, best)
+
+
+def test_without_validation_the_best_has_the_smallest_loss(tmp_path):
+    run(tmp_path, None)
+    assert kept(tmp_path) == ([10, 11], 11)
+
+
+@pytest.mark.parametrize(("number", "larger"), [(math.nan, False), (math.inf, True)])
+def test_what_is_no_number_is_never_the_best(tmp_path, larger, number):
+    """Neither at first nor later, and a resumed run, which reads null, counts as the first did."""
+    curve = {**CURVE, 2: number, 4: 3.0, 6: 3.0, 8: number, 10: 3.0, 11: 2.0}
+    settings = {"larger": larger, "patience": 3}
+    for name in ("straight", "stopped"):
+        folder = tmp_path / name
+        if name == "stopped":
+            run(folder, curve, stop=9, **settings)
+        reached = run(folder, curve, **settings)
+        assert (reached.step, reached.exhausted) == (10, True)
+        assert steps_of(folder) == [2, 4, 6, 8, 10]
+        assert kept(folder)[1] == 10  # of equal ones the newest
+    line = json.loads((tmp_path / "straight" / "validation.jsonl").read_text().splitlines()[0])
+    assert line["score"] == [None, None]
+
+
+# --- patience ---
+
+# Best at 4; then 6 is worse, 8 as good and no better, 10 better.
+PATIENT = {2: 7.0, 4: 5.0, 6: 9.0, 8: 5.0, 10: 2.0, 11: 3.0}
+
+
+@pytest.mark.parametrize(
+    ("patience", "end", "exhausted", "larger"),
+    [(1, 6, True, False), (2, 8, True, True), (3, 11, False, False), (3, 11, False, True)],
+)
+def test_stops_when_the_best_is_too_long_ago(tmp_path, patience, end, exhausted, larger):
+    curve = {step: -number if larger else number for step, number in PATIENT.items()}
+    reached = run(tmp_path, curve, larger=larger, patience=patience)
+    assert (reached.step, reached.exhausted, reached.interrupted) == (end, exhausted, 0)
+    assert steps_of(tmp_path) == [step for step in PATIENT if step <= end]
+    assert max(kept(tmp_path)[0]) == end
+
+
+def test_at_the_last_step_there_is_nothing_to_stop(tmp_path):
+    curve = {2: 1.0, 4: 2.0}
+    loop = LoopConfig(seeds=2, steps=4, log_every=1, checkpoint_every=2)
+    reached = run(tmp_path, curve, loop=loop, patience=1)
+    assert (reached.step, reached.exhausted) == (4, False)
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("early")
+    return run(folder, PATIENT, patience=2), folder
+
+
+@pytest.mark.parametrize(
+    "stop", [*(pytest.param(step, marks=pytest.mark.slow) for step in (1, 2, 3, 4, 5)), 6, 7]
+)
+def test_a_resumed_run_counts_on(tmp_path, early, stop):
+    straight, folder = early
+    assert run(tmp_path, PATIENT, patience=2, stop=stop).step == stop
+    seen = []
+    resumed = run(tmp_path, PATIENT, patience=2, seen=seen)
+    assert seen == [step for step in (2, 4, 6, 8) if step > stop]
+    assert (resumed.step, resumed.exhausted) == (straight.step, straight.exhausted) == (8, True)
+    assert content(tmp_path) == content(folder)
+    assert kept(tmp_path)[1] == kept(folder)[1] == 8
+
+
+def test_what_had_stopped_early_stops_at_once_again(tmp_path, early):
+    shutil.copytree(early[1], tmp_path, dirs_exist_ok=True)
+    before = content(tmp_path), kept(tmp_path)
+    for _ in range(2):
+        seen = []
+        again = run(tmp_path, PATIENT, patience=2, seen=seen)
+        assert (again.step, again.exhausted, seen) == (8, True, [])
+        assert (content(tmp_path), kept(tmp_path)) == before
+
+
+def test_killed_before_the_checkpoint_with_which_it_stops(tmp_path, early):
+    """The line was written, the checkpoint was not: it must not count."""
+    folder = tmp_path / "killed"
+    without_step(early[1], folder, 8)
+    seen = []
+    reached = run(folder, PATIENT, patience=2, seen=seen)
+    assert (reached.step, reached.exhausted, seen) == (8, True, [8])
+    assert content(folder) == content(early[1])
+
+
+# --- its parts ---
+
+
+@pytest.mark.parametrize(("larger", "sign"), [(False, 1), (True, -1)])
+def test_how_good_is_the_mean_over_seeds_and_smaller_is_better(tmp_path, larger, sign):
+    told = []
+    with MetricsFile(tmp_path / "validation.jsonl", after_step=0) as file:
+        validation = Validation(plan(CURVE, larger=larger), file, [])
+        assert validation.at(8, {"w": np.array([-8.0, -8.0])}, told.append) == sign * 4.0
+    assert told == ["step 8, validation: other 0.5, score 4"]
+    assert steps_of(tmp_path) == [8]
+
+
+def test_a_process_that_writes_nothing_counts_all_the_same():
+    earlier = [{"step": 2, "score": [1.0, 3.0]}, {"step": 4, "score": [2.0, 3.0]}]
+    validation = Validation(plan({6: 9.0}, patience=2), None, earlier)
+    assert not validation.exhausted
+    validation.at(6, {"w": np.array([-6.0, -6.0])}, lambda text: None)
+    assert validation.exhausted
+    assert not Validation(plan(CURVE, patience=1), None, []).exhausted
+
+
+@pytest.mark.parametrize("line", ['{"score": [1.0, 2.0]}', "[2]", '{"step": "two"}'])
+def test_damaged_lines_are_named(tmp_path, straight, line):
+    shutil.copytree(straight[1], tmp_path, dirs_exist_ok=True)
+    text = (tmp_path / "validation.jsonl").read_text()
+    (tmp_path / "validation.jsonl").write_text(text + line + "\n")
+    with pytest.raises(ValueError, match=r"validation\.jsonl cannot be read: each line must"):
+        run(tmp_path)
+    assert (tmp_path / "validation.jsonl").read_text() == text + line + "\n"
