@@ -1,4 +1,4 @@
-"""A laboratory for attention score functions: the public names, on one screen."""
+"""A laboratory for attention score functions; this file lists the public names."""
 
 from attention_jax import analysis, nn
 from attention_jax.core.custom_vjp import custom_vjp

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
-from attention_jax.functional.capture_point import capture_point, capturing, seen_from_outside
+from attention_jax.functional.capture_point import capture_point, captured_call, capturing
 from attention_jax.functional.checks import checked_inputs
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
@@ -120,7 +120,7 @@ def coverage_attention(
     looked_into = capturing()
     all_weights = return_weights or (looked_into is not None and looked_into.matrices)
     result = _attend(score, all_weights, inputs, coverage_kernel, coverage)
-    seen = functools.partial(seen_from_outside, inputs, result.output, result.weights)
+    seen = functools.partial(captured_call, inputs, result.output, result.weights)
     weights = result.weights if return_weights else None
     return result._replace(output=capture_point(result.output, seen), weights=weights)
 

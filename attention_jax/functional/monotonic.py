@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import checked_rng
-from attention_jax.functional.capture_point import capture_point, capturing, seen_from_outside
+from attention_jax.functional.capture_point import capture_point, captured_call, capturing
 from attention_jax.functional.checks import checked_inputs
 from attention_jax.functional.monotonic_walks import (
     checked_initial,
@@ -119,7 +119,7 @@ def monotonic_attention(
     looked_into = capturing()
     all_weights = return_weights is True or (looked_into is not None and looked_into.matrices)
     output, last, weights = _attend(score, hard, all_weights, inputs, offset, noise_scale, initial)
-    output = capture_point(output, functools.partial(seen_from_outside, inputs, output, weights))
+    output = capture_point(output, functools.partial(captured_call, inputs, output, weights))
     if return_weights == "last":
         return output, last
     return (output, weights) if return_weights else output

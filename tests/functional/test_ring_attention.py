@@ -97,7 +97,7 @@ def test_masks_and_biases_of_chunks_are_those_of_their_positions():
     keys = Chunks(jnp.array([0, 20, 8]), 7, s)
     where_queries = [3, 4, 5, 6, 7, None, 15, 16, 17, 18, 19, None]
     where_keys = [n + first if n < 7 else None for first in (0, 20, 8) for n in range(9)]
-    assert (queries.tiles, keys.tiles) == (6, 9)
+    assert (queries.num_tiles, keys.num_tiles) == (6, 9)
 
     table = np.random.default_rng(2).random((target, source)) < 0.7
     bias = normal(target, source)
@@ -134,8 +134,8 @@ def test_masks_and_biases_of_chunks_are_those_of_their_positions():
 def test_padding_a_chunk_and_taking_it_away():
     chunks = Chunks(jnp.array([0, 9]), 3, 2)
     tokens = np.arange(1, 7)[:, None] * np.ones((1, 5))
-    padded = chunks.pad(jnp.asarray(tokens))
+    padded = chunks.add_padding(jnp.asarray(tokens))
     np.testing.assert_array_equal(padded[:, 0], [1, 2, 3, 0, 4, 5, 6, 0])
-    np.testing.assert_array_equal(chunks.real(jnp.arange(8)), padded[:, 0] > 0)
-    np.testing.assert_array_equal(chunks.without_padding(padded.reshape(4, 2, 5)), tokens)
-    assert chunks.pad(jnp.ones((6, 0))).shape == (8, 0)
+    np.testing.assert_array_equal(chunks.is_token(jnp.arange(8)), padded[:, 0] > 0)
+    np.testing.assert_array_equal(chunks.remove_padding(padded.reshape(4, 2, 5)), tokens)
+    assert chunks.add_padding(jnp.ones((6, 0))).shape == (8, 0)
