@@ -1,4 +1,4 @@
-"""`attention` and `attention_weights`: they check arguments, choose an implementation, and batch it."""
+"""`attention` and `attention_weights`: check the arguments, choose an implementation, batch it."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def heads_as_one_axis(batch_ndim: int) -> Iterator[None]:
 
 
 def capture_point(output: Array, capture: Callable[[CaptureOptions], CapturedAttention]) -> Array:
-    """Returns the output unchanged; inside `capture_points` it adds a point with `capture`'s result."""
+    """Returns `output` unchanged, with a capture point if a `capture_points` context is open."""
     options = capturing()
     if options is None:
         return output
