@@ -198,9 +198,13 @@ def _scan(
 
     length, reverse = equation.params["length"], equation.params["reverse"]
     carry, (ys, held) = jax.lax.scan(
-        step, carry, (xs, summands), length=length, reverse=reverse,
+        step,
+        carry,
+        (xs, summands),
+        length=length,
+        reverse=reverse,
         unroll=equation.params["unroll"],
-    )  # fmt: skip
+    )
     return [*carry, *ys], list(zip(scopes, held, strict=True))
 
 

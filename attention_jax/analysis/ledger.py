@@ -217,9 +217,14 @@ def attention_memory(
 
     def attend(query: Array, key: Array, value: Array, params: Any) -> Array:
         return attention(
-            query, key, value, score=score, params=params,
-            implementation=implementation, block_sizes=block_sizes,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            score=score,
+            params=params,
+            implementation=implementation,
+            block_sizes=block_sizes,
+        )
 
     program: Callable[..., Any] = attend
     inputs = [token, token, token, init_shapes(score, dim, dim)]

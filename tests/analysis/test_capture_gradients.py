@@ -24,9 +24,11 @@ def normal(seed, *shape):
 
 def point():
     return {
-        "query": normal(0, B, T, D), "key": normal(1, S, D), "value": normal(2, B, S, DV),
+        "query": normal(0, B, T, D),
+        "key": normal(1, S, D),
+        "value": normal(2, B, S, DV),
         "params": {"kernel": normal(3, D, D)},
-    }  # fmt: skip
+    }
 
 
 def number_of(output):
@@ -48,9 +50,13 @@ def close(got, expected, tolerance=1e-12):
 def test_one_attention(implementation):
     def loss(point, factor, bias=None):
         output = aj.attention(
-            **point, mask=MASK, score="general", bias=bias, implementation=implementation,
+            **point,
+            mask=MASK,
+            score="general",
+            bias=bias,
+            implementation=implementation,
             block_sizes=TILE,
-        )  # fmt: skip
+        )
         return factor * number_of(output), {"output": output}
 
     @quick_jit
@@ -90,8 +96,9 @@ def test_nan_in_padding_reaches_nothing():
         def loss(point):
             return number_of(aj.attention(**point, mask=MASK, score="general"))
 
-        expected, got = (quick_jit(capture_gradients, static_argnums=0)(loss, x)
-                         for x in (clean, dirty))  # fmt: skip
+        expected, got = (
+            quick_jit(capture_gradients, static_argnums=0)(loss, x) for x in (clean, dirty)
+        )
         close(got.dparams, expected.dparams)
         close(got.gradients, expected.gradients)
 

@@ -41,11 +41,14 @@ def groups_of(gradients, depth):
     return {
         0: {"": [encoder["kernel"], *layers, score["v"]]},
         1: {"encoder": [encoder["kernel"], *layers], "score": [score["v"]]},
-        2: {"encoder/kernel": [encoder["kernel"]], "encoder/layers": layers,
-            "score/v": [score["v"]]},
+        2: {
+            "encoder/kernel": [encoder["kernel"]],
+            "encoder/layers": layers,
+            "score/v": [score["v"]],
+        },
         3: leaves,
         None: leaves,
-    }[depth]  # fmt: skip
+    }[depth]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, None])

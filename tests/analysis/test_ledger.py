@@ -108,9 +108,13 @@ def test_memory_of_attention_in_tiles_and_materialised():
 
     def held(implementation, backward):
         return attention_memory(
-            "general", 512, 7, implementation=implementation, backward=backward,
+            "general",
+            512,
+            7,
+            implementation=implementation,
+            backward=backward,
             block_sizes=BlockSizes(64, 64),
-        )  # fmt: skip
+        )
 
     forward, both = held("reference", False), held("reference", True)
     assert forward.temporary >= table

@@ -190,27 +190,34 @@ def _random_masks():
         (rng.random((count, target, source)) < 0.5)
         | np.repeat(rng.random((count, target, 1)) < 0.5, source, axis=2)
     ) & as_mask(np.repeat(rng.random((count, target // 2 + 1, 1)) < 0.5, 2, axis=1)[:, :target])
-    return target, source, {
-        "causal": (causal, True),
-        "causal far": (causal_mask(20), True),
-        "local": (local, True),
-        "local left": (local_mask(2, None), True),
-        "local right": (local_mask(None, 0), True),
-        "everything": (local_mask(None, None), True),
-        "padding": (padding, True),
-        "padding of keys": (padding_mask(lengths[0]), True),
-        "packed segments": (segment_mask(*packed), False),
-        "loose segments": (segment_mask(*loose), False),
-        "one segment": (segment_mask(packed[0][:, :1], packed[1]), False),
-        "dense": (as_mask(rng.random((count, target, source)) < 0.7), True),
-        "dense row": (as_mask(rng.random((count, 1, source)) < 0.7), True),
-        "not dense": (~as_mask(rng.random((count, target, 1)) < 0.7), True),
-        "and": (causal & padding, False),
-        "or": (local | padding, False),
-        "not": (~(causal | padding), False),
-        "shifted": (ShiftedMask(local, jnp.full(count, 2)), True),
-        "of all": ((~local & dense) | (segment_mask(*packed) & ~padding & causal_mask(5)), False),
-    }  # fmt: skip
+    return (
+        target,
+        source,
+        {
+            "causal": (causal, True),
+            "causal far": (causal_mask(20), True),
+            "local": (local, True),
+            "local left": (local_mask(2, None), True),
+            "local right": (local_mask(None, 0), True),
+            "everything": (local_mask(None, None), True),
+            "padding": (padding, True),
+            "padding of keys": (padding_mask(lengths[0]), True),
+            "packed segments": (segment_mask(*packed), False),
+            "loose segments": (segment_mask(*loose), False),
+            "one segment": (segment_mask(packed[0][:, :1], packed[1]), False),
+            "dense": (as_mask(rng.random((count, target, source)) < 0.7), True),
+            "dense row": (as_mask(rng.random((count, 1, source)) < 0.7), True),
+            "not dense": (~as_mask(rng.random((count, target, 1)) < 0.7), True),
+            "and": (causal & padding, False),
+            "or": (local | padding, False),
+            "not": (~(causal | padding), False),
+            "shifted": (ShiftedMask(local, jnp.full(count, 2)), True),
+            "of all": (
+                (~local & dense) | (segment_mask(*packed) & ~padding & causal_mask(5)),
+                False,
+            ),
+        },
+    )
 
 
 def test_a_tiles_status_never_lies_and_tells_what_it_can():
