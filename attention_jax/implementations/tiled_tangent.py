@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.jvp_of_moving import jvp_of_moving
+from attention_jax.core.partial_jvp import partial_jvp
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles, tile_arrays, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
@@ -130,7 +130,7 @@ def _tile_jvp(
     if allowed is None or constants.stand_ins is None:
         logits, dlogits = plan.options.score.pair_jvp(*primals[:3], *tangents[:3])
     else:
-        logits, dlogits = jvp_of_moving(
+        logits, dlogits = partial_jvp(
             lambda params, queries, keys: tiling.pair_logits(
                 plan, params, queries, keys, allowed, constants.stand_ins
             ),
@@ -138,7 +138,7 @@ def _tile_jvp(
             tangents[:3],
         )
     if primals[3].tables or primals[3].functions:
-        bias, dbias = jvp_of_moving(
+        bias, dbias = partial_jvp(
             lambda biases: bias_tiles.tile_values(
                 biases, constants.bias_integers, plan.grid, *tile
             ),
