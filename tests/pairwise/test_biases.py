@@ -209,10 +209,13 @@ def test_narrow_biases_and_what_is_masked():
     ("build", "message"),
     [
         (lambda: aj.alibi_bias(jnp.arange(3)), "slopes must be floating-point; got dtype int32"),
-        (lambda: aj.alibi_slopes(0), "heads must be at least 1; got 0"),
-        (lambda: aj.relative_bias(jnp.ones(4)), r"table must be \[\*B, 2 R \+ 1\], an odd number"),
+        (lambda: aj.alibi_slopes(0), "num_heads must be at least 1; got 0"),
+        (
+            lambda: aj.relative_bias(jnp.ones(4)),
+            r"table must be \[\*B, 2 R \+ 1\], with an odd last axis",
+        ),
         (lambda: aj.relative_bias(jnp.ones(())), r"table must have at least 1 axis; got \[\]"),
-        (lambda: aj.t5_bias(jnp.ones(5)), "buckets must be at least 2 a side, and even"),
+        (lambda: aj.t5_bias(jnp.ones(5)), "buckets must be at least 2 per side, and even"),
         (lambda: aj.t5_bias(jnp.ones(32), max_distance=8), "max_distance must be greater than 8"),
         (lambda: as_bias("near"), "bias must be an array; got str"),
     ],
