@@ -240,7 +240,7 @@ def test_a_gradient_rule_of_ones_own_is_kept():
     ],
 )
 def test_a_loss_is_one_float(given, described):
-    with pytest.raises(ValueError, match=rf"loss must give one float.*got {described}"):
+    with pytest.raises(ValueError, match=rf"loss must be one float.*got {described}"):
         capture_gradients(given, jnp.ones(3))
 
 
@@ -259,7 +259,7 @@ def test_a_loss_without_attention_is_named():
     ],
 )
 def test_what_is_no_loss_is_named(given, came):
-    with pytest.raises(ValueError, match=f"loss must give one float, .*; got {came}"):
+    with pytest.raises(ValueError, match=f"loss must be one float, .*; got {came}"):
         capture_gradients(lambda x: given(jnp.sum(x)), jnp.ones(3))
 
 

@@ -159,7 +159,7 @@ def test_one_parameter_one_iteration_and_a_loss_that_does_not_depend():
     assert not any(np.any(array) for array in jax.tree.leaves(zeros))
 
 
-def test_what_is_not_a_number_is_said():
+def test_nan_propagates():
     edges = hessian_spectrum_edges(lambda x: jnp.sum(jnp.sqrt(x)), jnp.array([1.0, -1.0]), RNG)
     assert np.isnan(edges.largest)
     assert np.isnan(edges.smallest)

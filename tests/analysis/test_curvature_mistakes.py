@@ -55,7 +55,7 @@ def test_bad_losses_and_parameters(of_params):
 def test_bad_counts_and_rngs(function):
     count = "iterations" if function is hessian_spectrum_edges else "samples"
     for bad in (0, -1, 2.0, True, "3", None):
-        with pytest.raises(ValueError, match=f"{count} must be a Python integer of at least 1"):
+        with pytest.raises(ValueError, match=f"{count} must be (an integer|at least 1); got"):
             function(cube, jnp.ones(3), RNG, **{count: bad})
     for rng in (3, jax.random.split(RNG, 2)):
         with pytest.raises(ValueError, match="rng must be one PRNG key"):
@@ -82,5 +82,5 @@ def test_a_dense_hessian_of_too_many_parameters():
         dense_hessian(cube, jnp.ones(2049))
     with pytest.raises(ValueError, match="at most max_parameters=2 numbers"):
         dense_hessian(cube, jnp.ones(3), max_parameters=2)
-    with pytest.raises(ValueError, match="max_parameters must be a Python integer"):
+    with pytest.raises(ValueError, match="max_parameters must be at least 1; got 0"):
         dense_hessian(cube, jnp.ones(3), max_parameters=0)
