@@ -77,7 +77,7 @@ def test_bad_vectors(vector, message):
 
 
 def test_a_dense_hessian_of_too_many_parameters():
-    message = r"at most max_parameters=2048 numbers .*; got 2049 \(hessian_spectrum_edges"
+    message = r"at most max_parameters=2048 numbers .*; got 2049 \(use hessian_spectrum_edges"
     with pytest.raises(ValueError, match=message):
         dense_hessian(cube, jnp.ones(2049))
     with pytest.raises(ValueError, match="at most max_parameters=2 numbers"):
