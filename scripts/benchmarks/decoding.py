@@ -50,7 +50,7 @@ _COLUMNS = {
 _MODELS: list[tuple[JSON, float | None]] = [
     ({"score": "scaled"}, 3),
     ({"score": "additive"}, 3),
-    ({"score": "scaled", "heads": 4}, None),
+    ({"score": "scaled", "num_heads": 4}, None),
 ]
 
 
@@ -62,7 +62,11 @@ def run(options: Options) -> list[Report]:
     """Both ways of decoding with every model, taking turns."""
     length = max(2, _LENGTH // options.shrink)
     rows = [
-        with_target(_race(Seq2SeqConfig(**settings), length, options.repeats), "times_ours", least)
+        with_target(
+            _race(Seq2SeqConfig().with_settings(**settings), length, options.repeats),
+            "times_ours",
+            least,
+        )
         for settings, least in _MODELS
     ]
     report = Report(
@@ -103,13 +107,13 @@ def _race(config: Seq2SeqConfig, length: int, repeats: int) -> JSON:
     )
     milliseconds = {name: 1000 * statistics.median(seconds[name]) for name in compiled}
     told = ", ".join(f"{name} {value:,.1f}" for name, value in milliseconds.items())
-    say(f"decoding, {config.score}, heads={config.heads}: milliseconds of {told}")
+    say(f"decoding, {config.score}, num_heads={config.block.num_heads}: milliseconds of {told}")
     tokens = _BATCH * length
     return {
         "score": config.score,
-        "heads": config.heads,
+        "heads": config.block.num_heads,
         "config": dataclasses.asdict(config),
-        "shape": f"B{_BATCH} T=S={length} D{config.dim}",
+        "shape": f"B{_BATCH} T=S={length} D{config.block.dim}",
         "device": jax.default_backend(),
         "tokens": tokens,
         "milliseconds": milliseconds[_CACHED],
