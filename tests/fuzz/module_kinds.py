@@ -261,7 +261,8 @@ MISTAKEN_MODULES = [
     (nn.MultiHeadAttention, HEADS, {"num_heads": 3}, ("qkv_dim", "num_heads")),
     (nn.MultiHeadAttention, HEADS, {"num_key_heads": 3}, "num_key_heads"),
     *((nn.BlockConfig, {}, {name: bad}, name)
-      for name in ("dim", "hidden_dim", "num_heads", "num_key_heads") for bad in (-1, 2.5, "2", [2])),
+      for name in ("dim", "hidden_dim", "num_heads", "num_key_heads")
+      for bad in (-1, 2.5, "2", [2])),
     *((nn.BlockConfig, {}, {name: bad}, name)
       for name in ("activation", "norm") for bad in ("x", None, 3, [])),
     *((nn.BlockConfig, {}, {"dropout_rate": bad}, "dropout_rate")
