@@ -188,7 +188,10 @@ def test_every_number_comes_from_the_run_that_it_is_said_to(monkeypatch):
         model, loop = config.model, config.loop
         score = model.score.split(":")[1]
         losses = np.array(
-            [[says(score, model.block.dim, *run, seed) for seed in range(loop.seeds)] for run in runs]
+            [
+                [says(score, model.block.dim, *run, seed) for seed in range(loop.seeds)]
+                for run in runs
+            ]
         )
         looks = np.arange(loop.steps // every + 1)
         curves = dict.fromkeys(experiment.CURVES, losses[..., None] + looks)
