@@ -1,4 +1,4 @@
-"""Settings of positions: how a model tells its tokens apart by where they stand."""
+"""Settings of how a model encodes the positions of its tokens."""
 
 from __future__ import annotations
 

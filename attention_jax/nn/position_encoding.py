@@ -111,10 +111,10 @@ class PositionEncoding(nnx.Module):
                 }
                 size = self.dim // config.num_position_ids
                 parts.append(sinusoidal_encoding(ids, size, **wavelengths))
-        # Over Explicit mesh axes, positions from the end are cut as lengths are, others are not.
-        cuts = max(map(explicit_spec, parts), key=lambda spec: len(spec) - spec.count(None))
+        # Over Explicit mesh axes, ids counted from the end are sharded as lengths are; others not.
+        spec = max(map(explicit_spec, parts), key=lambda spec: len(spec) - spec.count(None))
         join = functools.partial(jnp.concatenate, axis=-1)
-        return config.scale * on_automatic_axes(join, cuts, parts)
+        return config.scale * on_automatic_axes(join, spec, parts)
 
 
 def _initial_table(config: PositionConfig, dim: int, rngs: nnx.Rngs) -> Array:

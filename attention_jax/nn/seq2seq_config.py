@@ -26,7 +26,7 @@ class Seq2SeqConfig:
         self_attention_score: the score of the self attentions; None for the score under study.
         block: sizes and kinds of the layers.
         cross_attention: the kind of attention with which the decoder attends to the encoder.
-        positions: how tokens are told apart by their positions.
+        positions: how the model encodes the positions of tokens.
         encoder_layers: number of encoder blocks. With 0 the memory is the embedded source, in which
             no token depends on the others.
         decoder_layers: number of decoder blocks.
@@ -77,38 +77,37 @@ class Seq2SeqConfig:
         self.cross_attention.kind(cross_heads(block, self.cross_attention), rotation)
 
     def with_settings(self, **settings: Any) -> Self:
-        """This with some settings changed, each by its own name, whichever part it belongs to.
+        """A copy with some settings changed, each by its own name, whichever part it belongs to.
 
-        The names are those of the command line: `num_heads` is that of `block`, `attention` that of
-        `cross_attention`. `positions` is changed as a whole.
+        The names are those of the command line: `num_heads` belongs to `block`, `attention` to
+        `cross_attention`. `positions` is replaced as a whole.
 
         Raises:
-            ValueError: there is no such setting, or settings do not go together.
+            TypeError: there is no such setting.
+            ValueError: a value is out of range, or settings do not go together.
         """
-        own = {field.name for field in dataclasses.fields(self)}
-        changes = {name: value for name, value in settings.items() if name in own}
+        changes = dict(settings)
         for part in ("block", "cross_attention"):
-            config = changes.get(part, getattr(self, part))
             names = {field.name for field in dataclasses.fields(_PARTS[part])}
-            of_part = {name: value for name, value in settings.items() if name in names}
+            of_part = {name: changes.pop(name) for name in names & changes.keys()}
             if of_part:
+                config = changes.get(part, getattr(self, part))
                 changes[part] = dataclasses.replace(config, **of_part)
-            own |= names
-        if unknown := settings.keys() - own:
-            raise ValueError(f"settings must be among {sorted(own)}; got {sorted(unknown)}")
         return dataclasses.replace(self, **changes)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """The config of which `dataclasses.asdict` made `content`.
+        """Reads what `dataclasses.asdict` wrote, of earlier versions too.
 
-        Files of version 0.x with flat settings are read, too.
+        Their settings of blocks and cross attention are flat, and settings that they lack have
+        their defaults here.
 
         Raises:
-            ValueError: there is no such setting, or settings do not go together.
+            TypeError: there is no such setting.
+            ValueError: a value is out of range, or settings do not go together.
         """
         settings = {_RENAMED.get(name, name): value for name, value in content.items()}
-        settings.pop("checkpoint_blocks", None)  # had no effect on a model
+        settings.pop("checkpoint_blocks", None)  # of earlier versions; changed no result
         for name, part in _PARTS.items():
             if name in settings:
                 settings[name] = part(**settings[name])
@@ -142,4 +141,4 @@ _PARTS: dict[str, type[Any]] = {
     "cross_attention": CrossAttentionConfig,
     "positions": PositionConfig,
 }
-_RENAMED = {"heads": "num_heads", "key_heads": "num_key_heads"}  # in files with flat settings
+_RENAMED = {"heads": "num_heads", "key_heads": "num_key_heads"}  # names of earlier versions
