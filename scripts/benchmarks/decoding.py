@@ -58,7 +58,7 @@ _COLUMNS = {
 _MODELS: list[tuple[JSON, float | None]] = [
     ({"score": "scaled"}, 3),
     ({"score": "additive"}, 3),
-    ({"score": "scaled", "heads": 4}, None),
+    ({"score": "scaled", "num_heads": 4}, None),
 ]
 
 
@@ -70,7 +70,11 @@ def run(options: Options) -> list[Report]:
     """Times both ways of decoding with every model; the two take turns."""
     length = max(2, _LENGTH // options.shrink)
     rows = [
-        with_target(_race(Seq2SeqConfig(**settings), length, options.repeats), "times_ours", least)
+        with_target(
+            _race(Seq2SeqConfig().with_settings(**settings), length, options.repeats),
+            "times_ours",
+            least,
+        )
         for settings, least in _MODELS
     ]
     report = Report(
@@ -111,13 +115,15 @@ def _race(config: Seq2SeqConfig, length: int, repeats: int) -> JSON:
     )
     milliseconds = {name: 1000 * statistics.median(seconds[name]) for name in compiled}
     summary = ", ".join(f"{name} {value:,.1f}" for name, value in milliseconds.items())
-    print_progress(f"decoding, {config.score}, {config.heads} heads: milliseconds of {summary}")
+    print_progress(
+        f"decoding, {config.score}, {config.block.num_heads} heads: milliseconds of {summary}"
+    )
     tokens = _BATCH * length
     return {
         "score": config.score,
-        "heads": config.heads,
+        "heads": config.block.num_heads,
         "config": dataclasses.asdict(config),
-        "shape": f"B{_BATCH} T=S={length} D{config.dim}",
+        "shape": f"B{_BATCH} T=S={length} D{config.block.dim}",
         "device": jax.default_backend(),
         "tokens": tokens,
         "milliseconds": milliseconds[_CACHED],

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -159,11 +160,11 @@ def test_rows_of_decoding(monkeypatch, capsys, tmp_path):
     assert table.endswith("<!-- end of decoding -->\n\n")
 
 
-@pytest.mark.parametrize("settings", [{"score": "additive"}, {"score": "scaled", "heads": 4}])
+@pytest.mark.parametrize("settings", [{"score": "additive"}, {"score": "scaled", "num_heads": 4}])
 def test_both_ways_emit_the_same_tokens_and_never_end(path, settings):
     from benchmarks import decoding
 
-    config = Seq2SeqConfig(dim=8, hidden_dim=8, **settings)
+    config = Seq2SeqConfig().with_settings(dim=8, hidden_dim=8, **settings)
     params = decoding._never_ending(config)
     source = jax.random.randint(jax.random.key(3), (5, 7), EOS + 1, 29)
     arguments = (params, source, jnp.full(5, 7))
@@ -188,7 +189,7 @@ def test_both_ways_emit_the_same_tokens_and_never_end(path, settings):
 def test_naive_decoding_stops_when_every_row_has_ended(path):
     from benchmarks import decoding
 
-    config = Seq2SeqConfig(dim=8, hidden_dim=8)
+    config = Seq2SeqConfig(block=BlockConfig(dim=8, hidden_dim=8))
     params = decoding._never_ending(config)
     params["logits"]["bias"] = params["logits"]["bias"].at[EOS].set(1e9)
     decoded = decoding._decoded(
