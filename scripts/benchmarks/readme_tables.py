@@ -1,4 +1,4 @@
-"""The tables that README shows of a written benchmark, for pasting; a test holds README to them.
+"""Prints the tables of scripts/README.md from a benchmark's JSON file; a test compares the two.
 
 .venv/bin/python scripts/benchmarks/readme_tables.py experiments/results/benchmark.json
 """
@@ -153,7 +153,9 @@ def _table(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *lines))
 
 
-TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {  # report -> (README's marker, table)
+TABLES: dict[
+    str, tuple[str, Callable[[Rows], str]]
+] = {  # report -> (its marker in scripts/README.md, table)
     "attention": ("attention speed", speed_table),
     "attention-memory": ("attention memory", memory_table),
     "attention-targets": ("targets", targets_table),
