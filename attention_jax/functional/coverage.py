@@ -188,17 +188,10 @@ def coverage_kernel_size(
     """
     score = get_score(score)
 
-    def float32(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-    expected = score.param_shapes({} if params is None else params, query_dim, key_dim)
+    params = score.param_shapes({} if params is None else params, query_dim, key_dim)
     length = 2
-    features: Any = jax.eval_shape(
-        score.project,
-        jax.tree.map(lambda leaf: float32(*leaf.shape), expected),
-        float32(1, query_dim),
-        float32(length, key_dim),
-    )[1]
+    keys = jax.ShapeDtypeStruct((length, key_dim), jnp.float32)
+    features: Any = jax.eval_shape(score.project_key, params, keys)
     shape: tuple[int, ...] = getattr(features, "shape", ())
     if len(shape) != 2 or shape[0] != length or not jnp.issubdtype(features.dtype, jnp.floating):
         raise ValueError(

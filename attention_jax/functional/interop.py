@@ -258,8 +258,8 @@ class _DotTimesScale(Dot):
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return {"scale": jnp.asarray(key_dim**-0.5)}
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        return query * params["scale"].astype(query.dtype), key
+    def project_query(self, params: Params, query: Array) -> Array:
+        return query * params["scale"].astype(query.dtype)
 
 
 def _with_scale(score: Score, params: Params, scale: Any) -> tuple[Score, Params]:

@@ -92,7 +92,7 @@ def _prepare(options: Options, axis: str, inputs: Inputs) -> tuple[Ring, Arrays,
     bias = None if inputs.bias is None else ChunkedBias(inputs.bias, queries, keys)
     inputs = inputs._replace(
         query=queries.pad(to_zigzag(inputs.query, axis)),
-        key=keys.pad(to_zigzag(inputs.key, axis)),
+        key=jax.tree.map(lambda leaf: keys.pad(to_zigzag(leaf, axis)), inputs.key),
         value=keys.pad(to_zigzag(inputs.value, axis)),
         bias=bias,
     )

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
+from attention_jax.core.arrays import cast_floats
 from attention_jax.core.over_batch import all_over_batch
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles, online_softmax
@@ -27,7 +28,7 @@ from attention_jax.implementations.tile_arrays import positions, tiled
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask, array_field, mask_dataclass, padding_mask
-from attention_jax.scores import masked_pair, stand_in_tokens, stand_ins
+from attention_jax.scores import key_features, masked_pair, stand_in_key, stand_in_query, stand_ins
 
 Array = jax.Array
 
@@ -107,9 +108,8 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
 def stand_ins_of(inputs: Inputs, options: Options) -> tuple[Any, Any] | None:
     """The features that stand in for those of masked pairs, if the score needs any."""
     dtype = inputs.compute_dtype
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
-    tokens = (inputs.query.astype(dtype), inputs.key.astype(dtype))
-    return stand_ins(options.score, params, *tokens)
+    params, query, key = cast_floats((inputs.params, inputs.query, inputs.key), dtype)
+    return stand_ins(options.score, params, query, key)
 
 
 def plan_of(options: Options, query_length: int, key_length: int) -> Plan:
@@ -150,14 +150,17 @@ def in_tiles(
     """
     whole = plan.query_tiles * plan.tile.query, plan.key_tiles * plan.tile.key
     dtype = inputs.compute_dtype
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
-    # Padded before they are projected: the score then sees nothing but tokens it might have seen.
-    query, key = inputs.query.astype(dtype), inputs.key.astype(dtype)
-    fillers = stand_in_tokens(query, key)
-    query = _filled(query, whole[0], used_queries, fillers[0])
-    key = _filled(key, whole[1], used_keys, fillers[1])
-    values = _filled(inputs.value.astype(dtype), whole[1], used_keys, 0)
-    q_features, k_features = plan.options.score.project(params, query, key)
+    params, query, key, values = cast_floats(
+        (inputs.params, inputs.query, inputs.key, inputs.value), dtype
+    )
+    # Padded before they are projected, so that the score sees nothing but plausible tokens.
+    query = _filled(query, whole[0], used_queries, stand_in_query(query))
+    key = jax.tree.map(
+        lambda tokens: _filled(tokens, whole[1], used_keys, stand_in_key(tokens)), key
+    )
+    values = _filled(values, whole[1], used_keys, 0)
+    q_features = plan.options.score.project_query(params, query)
+    k_features = key_features(plan.options.score, params, key)
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
     arrays = Arrays(
         queries=jax.tree.map(functools.partial(tiled, count=plan.query_tiles), q_features),
@@ -306,11 +309,11 @@ def used_tokens(plan: Plan, mask: Mask, visits: Visits) -> tuple[Array, Array]:
 
 
 def _filled(tokens: Array, length: int, used: Array | None, filler: Array | float) -> Array:
-    """Tokens [length, D], with `filler`, [1, D] or one number, for those that are not used."""
+    """Tokens [length, ...] with `filler`, [1, ...] or one number, for those that are not used."""
     if used is None:
         return tokens
     # Replaced before it is padded, so that no operation meets a NaN that a mask hides.
-    filler = jnp.broadcast_to(jnp.asarray(filler, tokens.dtype), (1, tokens.shape[1]))
-    tokens = jnp.where(used[: tokens.shape[0], None], tokens, filler)
-    padding = jnp.broadcast_to(filler, (length - tokens.shape[0], tokens.shape[1]))
-    return jnp.concatenate([tokens, padding])
+    count, *rest = tokens.shape
+    filler = jnp.broadcast_to(jnp.asarray(filler, tokens.dtype), (1, *rest))
+    tokens = jnp.where(used[:count].reshape(count, *[1] * len(rest)), tokens, filler)
+    return jnp.concatenate([tokens, jnp.broadcast_to(filler, (length - count, *rest))])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.scores import pairwise_tanh
-from attention_jax.scores.contract import PairCost, Params, Score, init_shapes
+from attention_jax.scores.contract import Params, Score, TileCost, init_shapes
 from attention_jax.scores.products import matmul
 
 Array = jax.Array
@@ -38,7 +38,7 @@ class Additive(Score):
     Array([[0.]], dtype=float32)
     """
 
-    pair_cost: ClassVar[PairCost] = "additive"
+    tile_cost: ClassVar[TileCost] = "elementwise"
     finite_slopes: ClassVar[bool | None] = True
     hidden_dim: int | None = None
 
@@ -68,9 +68,11 @@ class Additive(Score):
             score = dataclasses.replace(self, hidden_dim=v_shape[-1])
         return init_shapes(score, query_dim, key_dim)
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        q_features = matmul(query, params["query_kernel"]).astype(query.dtype)
-        return q_features, matmul(key, params["key_kernel"]).astype(key.dtype)
+    def project_query(self, params: Params, query: Array) -> Array:
+        return matmul(query, params["query_kernel"]).astype(query.dtype)
+
+    def project_key(self, params: Params, key: Array) -> Array:
+        return matmul(key, params["key_kernel"]).astype(key.dtype)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         return pairwise_tanh.weighted_tanh(params["v"], q_features, k_features)
@@ -130,7 +132,8 @@ class Concat(Additive):
         kernel = jnp.concatenate([split["query_kernel"], split["key_kernel"]])
         return {"kernel": kernel, "v": split["v"]}
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        kernels = jnp.split(params["kernel"], [query.shape[-1]])
-        split = dict(zip(("query_kernel", "key_kernel"), kernels, strict=True))
-        return super().project(split, query, key)
+    def project_query(self, params: Params, query: Array) -> Array:
+        return matmul(query, params["kernel"][: query.shape[-1]]).astype(query.dtype)
+
+    def project_key(self, params: Params, key: Array) -> Array:
+        return matmul(key, params["kernel"][-key.shape[-1] :]).astype(key.dtype)
