@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.core.checks import check_integer
 from attention_jax.scores import pairwise_tanh
 from attention_jax.scores.contract import Params, Score, TileCost, init_shapes
 from attention_jax.scores.products import matmul
@@ -43,12 +43,8 @@ class Additive(Score):
     hidden_dim: int | None = None
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.hidden_dim, numbers.Integral) and self.hidden_dim >= 1
-        if self.hidden_dim is not None and not whole:
-            raise ValueError(
-                f"hidden_dim must be an integer of at least 1, or None for Dk; got"
-                f" {self.hidden_dim!r}"
-            )
+        if self.hidden_dim is not None:  # None for Dk
+            check_integer("hidden_dim", self.hidden_dim)
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         hidden_dim = key_dim if self.hidden_dim is None else self.hidden_dim

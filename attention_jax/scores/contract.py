@@ -100,6 +100,17 @@ class Score:
         q_features = self.project_query(params, query)
         return self.pair(params, q_features, self.project_key(params, key))
 
+    def with_scale(self, params: Params, scale: Any) -> tuple[Score, Params]:
+        """The score with `scale` in place of its default factor, and the parameters it then takes.
+
+        Raises:
+            ValueError: the score has no default factor, or its factor has been chosen already.
+        """
+        raise ValueError(
+            "scale must be None, or one number where score is 'scaled' without a scale of its own;"
+            f" got {scale!r} with score {self}"
+        )
+
     def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
         """What `params` must look like: a pytree of `jax.ShapeDtypeStruct`."""
         del params

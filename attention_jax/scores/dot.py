@@ -63,10 +63,28 @@ class ScaledDot(Dot):
     def __post_init__(self) -> None:
         check_scale(self.scale)
 
+    def with_scale(self, params: Params, scale: Any) -> tuple[Score, Params]:
+        if self.scale is None and isinstance(scale, numbers.Real):
+            return dataclasses.replace(self, scale=float(scale)), params
+        if self == ScaledDot() and jnp.shape(scale) == ():
+            return _ScaleInParams(), {**(params or {}), "scale": scale}
+        return super().with_scale(params, scale)  # an error
+
     def project_query(self, params: Params, query: Array) -> Array:
         # Dq = Dk here, so the size of the query is that of the key.
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else float(self.scale)
         return query * scale
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScaleInParams(Dot):
+    """e(q, k) = scale (q . k), with a scale that may be traced or learned."""
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        return {"scale": jnp.asarray(key_dim**-0.5)}
+
+    def project_query(self, params: Params, query: Array) -> Array:
+        return query * params["scale"].astype(query.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
