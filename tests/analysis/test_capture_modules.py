@@ -166,9 +166,13 @@ def test_decoders_with_other_kinds(kind):
     config = CrossAttentionConfig(attention=kind, radius=1)
     attend = CrossAttention("general", D, D, config, rngs=nnx.Rngs(0))
     (_, weights, _), attentions = captured(
-        attend, normal(0, B, T, D), normal(1, B, S, D), source_lengths=LENGTHS,
-        mask=aj.padding_mask(LENGTHS), return_weights=True,
-    )  # fmt: skip
+        attend,
+        normal(0, B, T, D),
+        normal(1, B, S, D),
+        source_lengths=LENGTHS,
+        mask=aj.padding_mask(LENGTHS),
+        return_weights=True,
+    )
     (seen,) = attentions.values()
     if kind == "local-p":
         sums = weights.sum(-1, keepdims=True)

@@ -35,9 +35,13 @@ def inputs():
 
 def output_of(params, query, key, allowed):
     return aj.attention(
-        query, key, params["second"]["value"], score="general", params=params["first"],
+        query,
+        key,
+        params["second"]["value"],
+        score="general",
+        params=params["first"],
         mask=allowed,
-    )  # fmt: skip
+    )
 
 
 def loss(params, query, key, allowed, counted):
@@ -167,8 +171,9 @@ def test_keys_of_the_reversal_task(kind, has_softmax):
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     got = jax.eval_shape(
         lambda params, rng: learning_statistics(task.loss, params, task.batch(rng), rng),
-        shapes, jax.random.key(0),
-    )  # fmt: skip
+        shapes,
+        jax.random.key(0),
+    )
     own = {f"decoder_0/self_attention/{name}" for name in (*OF_ANY, *OF_SOFTMAX)}
     kinds = (*OF_ANY, *OF_SOFTMAX) if has_softmax else OF_ANY
     cross = {f"decoder_0/cross_attention/{name}" for name in kinds}

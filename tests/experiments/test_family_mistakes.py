@@ -72,7 +72,6 @@ class Constant(aj.Bias):
         (lambda: aj.gaussian_bias(jnp.ones(T), {}), "sigma must be an array; got dict"),
         (lambda: aj.reversed_centers(3, "4"), "source_lengths must be an array; got str"),
         (lambda: aj.monotonic_weights("p"), "probabilities must be an array; got str"),
-        (lambda: aj.monotonic_weights(X, method=[]), r"method must be one of .*; got \[\]"),
         (lambda: aj.monotonic_weights(X, {}), "initial must be an array; got dict"),
         (lambda: aj.hard_monotonic_positions([[1.0], []]), "probabilities must be an array; got"),
         (lambda: aj.hard_monotonic_weights(X, start="0"), "start must be an array; got str"),
