@@ -48,7 +48,7 @@ from entropy_limits import (
     scaled_entropy_limit,
     second_order,
 )
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, run_experiment
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -94,7 +94,7 @@ class Config:
         more_keys: T for the distance from uniform, at d_k = `more_keys_dim`.
         more_keys_dim: that dimension.
         seed: of all samples.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     dims: tuple[int, ...] = tuple(2**n for n in range(13))
@@ -308,21 +308,21 @@ def _band(ax: Axes, x: list[int], found: dict[str, list[float]], index: int, lab
 
 def expectations(numbers: JSON) -> list[Expectation]:
     """Both curves against the sources and against theory."""
-    config, found = numbers["config"], []
+    config, checks = numbers["config"], []
     dims, root = config["dims"], config["samples"] ** 0.5
     for keys, arms in numbers["sweeps"].items():
         count, uniform = int(keys), math.log(int(keys))
         raw, scaled = arms["raw"]["entropy"], arms["scaled"]["entropy"]
         last, errors = dims[-1], 4 * raw["sd"][-1] / root
         limit = raw_entropy_limit(last, count)
-        found.append(
+        checks.append(
             Expectation(
                 f"T = {count}: raw entropy at d_k = {last}, share of log T", "goes to 0",
                 raw["mean"][-1] / uniform, 0, (limit + errors) / uniform,
                 "its limit in large d_k, and 4 standard errors; corrections lower it",
             )
         )  # fmt: skip
-        found.append(
+        checks.append(
             near(
                 f"T = {count}: raw entropy at d_k = {last} / ((π²/6) m_T E[1/|q|])", "",
                 raw["mean"][-1] / limit, 1, errors / limit + 2 / last**0.5,
@@ -333,7 +333,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
         for dim, mean, deviation in zip(dims, scaled["mean"], scaled["sd"], strict=True):
             if dim < 16:
                 continue
-            found.append(
+            checks.append(
                 near(
                     f"T = {count}: scaled entropy at d_k = {dim}",
                     f"hugs log T = {uniform:.2f}", mean, expected,
@@ -346,7 +346,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
         config["more_keys"], distances["mean"], distances["sd"], strict=True
     ):
         if count >= 64:
-            found.append(
+            checks.append(
                 near(
                     f"T = {count}: log T - scaled entropy", "", math.log(count) - mean,
                     0.5 - (1 + math.e) / (2 * count),
@@ -354,19 +354,19 @@ def expectations(numbers: JSON) -> list[Expectation]:
                     "4 standard errors; next orders of 1/T and 1/d_k",
                 )
             )  # fmt: skip
-    found.append(_power_law(numbers))
+    checks.append(_power_law(numbers))
     day_11 = numbers["day_11"]
     missing = 1 - day_11["raw"]["max_weight"]["mean"]
     limit = math.log(2) * expected_maximum(DAY_11_KEYS) * mean_inverse_norm(DAY_11_DIM)
     errors = 4 * day_11["raw"]["max_weight"]["sd"] / root
-    found.append(
+    checks.append(
         near(
             "day 11, d_k = 512, 10 keys: 1 - largest raw weight, over its limit",
             "near one-hot", missing / limit, 1, errors / limit + 2 / DAY_11_DIM**0.5,
             "4 standard errors; the next term is of relative order 1/sqrt(d_k)",
         )
     )  # fmt: skip
-    return found
+    return checks
 
 
 def _power_law(numbers: JSON) -> Expectation:
@@ -390,9 +390,4 @@ def _power_law(numbers: JSON) -> Expectation:
 
 
 if __name__ == "__main__":
-    run_command(
-        Config,
-        functools.partial(
-            conduct, "entropy_vs_dimension", run=run, plot=plot, expectations=expectations
-        ),
-    )
+    run_experiment(__name__)

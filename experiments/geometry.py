@@ -31,7 +31,6 @@ an unsaturated softmax would send, since the two terms of dO . V - dO . O are su
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,12 +38,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, run_experiment
 from geometry_figures import plot
 
 from attention_jax import IMPLEMENTATIONS, SCORES, attention, attention_weights
 from attention_jax.analysis import softmax_jacobian_norm
 from attention_jax.runs.run_folder import check_folder
+
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 
 Array = jax.Array
 
@@ -77,7 +78,7 @@ class Config:
         angle_scales: key scales at which the query turns.
         angles: how many angles from 0 to 90 degrees, an odd number so that 45 is one.
         draws: keys, queries and parameters drawn.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     dim: int = 32
@@ -283,43 +284,43 @@ def expectations(numbers: JSON) -> list[Expectation]:
     config = numbers["config"]
     dim, length = config["dim"], config["source_length"]
     rounding = "float32 rounding"
-    found = []
+    checks = []
     for name, measured in numbers["identical_keys"].items():
         claim = f"identical keys, {name}: largest difference from 1 / S"
-        found.append(near(claim, "0", measured["from_uniform"], 0, 1e-7, rounding))
+        checks.append(near(claim, "0", measured["from_uniform"], 0, 1e-7, rounding))
         claim = f"identical keys, {name}: largest gradient of the query"
-        found.append(near(claim, "", measured["largest_dquery"], 0, 1e-5, rounding))
+        checks.append(near(claim, "", measured["largest_dquery"], 0, 1e-5, rounding))
     for name, measured in numbers["orthogonal_query"].items():
         claim = f"orthogonal query, {name}: largest difference from 1 / S, mean over draws"
         if name == "additive":
             tolerance = "its logits differ: deviation about 0.7 within a row"
-            found.append(Expectation(claim, "0", measured, 0.5 / length, math.inf, tolerance))
+            checks.append(Expectation(claim, "0", measured, 0.5 / length, math.inf, tolerance))
         else:
-            found.append(near(claim, "0", measured, 0, 1e-4, rounding))
+            checks.append(near(claim, "0", measured, 0, 1e-4, rounding))
     for name, sweep in numbers["scales"].items():
-        found.extend(_sweep_expectations(name, sweep, dim, length, numbers["additive_limit"]))
+        checks.extend(_sweep_expectations(name, sweep, dim, length, numbers["additive_limit"]))
     middle = len(numbers["angles"]["degrees"]) // 2
     longest = max(numbers["angles"]["scales"], key=float)
     norm = numbers["angles"]["scales"][longest]["jacobian_norm"][middle]
     claim = f"Jacobian's norm at 45 degrees and key scale {longest}"
-    found.append(near(claim, "", norm, 0.5, 1e-4, "the other keys' weights"))
+    checks.append(near(claim, "", norm, 0.5, 1e-4, "the other keys' weights"))
     for name, by_implementation in numbers["saturated"].items():
         for implementation, measured in by_implementation.items():
             what = f"saturated backward, {name}, {implementation}"
             claim = f"{what}: numbers that are not finite"
-            found.append(near(claim, "0", measured["not_finite"], 0, 0, "exact"))
+            checks.append(near(claim, "0", measured["not_finite"], 0, 0, "exact"))
             if name == "additive":
                 claim = f"{what}: largest gradient of the query, behind a saturated tanh"
                 tolerance = "1 - tanh^2 is 0 but for the rare small Wk k"
-                found.append(near(claim, "", measured["largest_dquery"], 0, 1e-3, tolerance))
+                checks.append(near(claim, "", measured["largest_dquery"], 0, 1e-3, tolerance))
             if name in DOT_LIKE:
                 claim = f"{what}: output less the one key's value"
-                found.append(near(claim, "0", measured["output_from_one_hot"], 0, 0, "exact"))
+                checks.append(near(claim, "0", measured["output_from_one_hot"], 0, 0, "exact"))
                 claim = f"{what}: gradient of the query / that of an unsaturated softmax"
                 share = measured["share_of_unsaturated"]
                 within = 0 if implementation == "reference" else 1e-6
-                found.append(near(claim, "0", share, 0, within, "exact; in tiles, rounding"))
-    return found
+                checks.append(near(claim, "0", share, 0, within, "exact; in tiles, rounding"))
+    return checks
 
 
 def _sweep_expectations(
@@ -352,7 +353,4 @@ def _sweep_expectations(
 
 
 if __name__ == "__main__":
-    conduct_this = functools.partial(
-        conduct, "geometry", run=run, plot=plot, expectations=expectations
-    )
-    run_command(Config, conduct_this)
+    run_experiment(__name__)

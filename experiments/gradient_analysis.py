@@ -34,7 +34,7 @@ from typing import Any
 
 import gradient_questions as questions
 import numpy as np
-from experiment import JSON, conduct, run_command, significant
+from experiment import JSON, run_experiment, significant
 from gradient_answers import expectations, report
 from gradient_figures import CAPTIONS, plot
 from gradient_questions import standard_error
@@ -44,12 +44,12 @@ from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "main", "plot", "report", "run"]
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; what is not here is as in `ReversalConfig`.
+    """Settings; all others are the defaults of `ReversalConfig`.
 
     Attributes:
         dims: sizes d of random queries and keys.
@@ -72,7 +72,7 @@ class Config:
         trace_samples: random vectors for the trace.
         seeds: models of each kind.
         strings: in the batch that a model is looked at with.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -257,10 +257,5 @@ def _first(looks: questions.Arrays) -> JSON:
     return {name: significant(values[0]) for name, values in looks.items()}
 
 
-def main(config: Config) -> int:
-    """Runs and writes, and says what was found."""
-    return conduct("gradient_analysis", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

@@ -23,13 +23,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Expectation, conduct, run_command
+from experiment import JSON, Expectation, run_experiment
 from length_evaluation import teacher_forced
 from length_figures import ablation_figure
 from length_generalization import TRAINED
 from length_generalization import Config as Recipe
 from matplotlib.figure import Figure
-from reversal_arms import JSON, trained_arm
+from reversal_arms import trained_arm
 
 from attention_jax.nn.placement import ANY_LENGTH, PositionConfig
 from attention_jax.runs.run_folder import check_folder
@@ -119,12 +119,12 @@ class Config:
 
     Attributes:
         parts: which parts of the recipe to vary, by their full name; none for all.
-        seeds: trainings of each arm.
-        steps: optimiser steps of each.
+        seeds: trainings per arm.
+        steps: optimiser steps per training.
         lengths: of the test strings.
         strings: how many of each.
-        workdir: where the runs are kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        workdir: folder of the runs; a run that is finished there is not trained again.
+        results: folder of the numbers and figures.
     """
 
     parts: tuple[str, ...] = ()
@@ -159,7 +159,7 @@ class Config:
         return self.parts or tuple(PARTS)
 
     def training(self, settings: dict[str, Any]) -> ReversalConfig:
-        """One run's settings."""
+        """Returns the settings of one run."""
         recipe = Recipe(seeds=self.seeds, steps=self.steps).training("scaled", 26)
         return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, **settings))
 
@@ -209,8 +209,8 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 def expectations(numbers: JSON) -> list[Expectation]:
     """What cannot work does not, and what the recipe has over its parts."""
-    found = []
-    margin = "a clear margin, no more"
+    checks = []
+    margin = "a clear margin"
 
     def mean(part: str, arm: str, length: int) -> float:
         return float(np.mean(numbers["parts"][part][arm]["tokens"][str(length)]))
@@ -218,7 +218,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     def add(part: str, arm: str, length: int, low: float, high: float) -> None:
         if part in numbers["parts"] and str(length) in numbers["parts"][part][arm]["tokens"]:
             claim = f"{part}: {arm}; letters right at length {length}"
-            found.append(Expectation(claim, "", mean(part, arm, length), low, high, margin))
+            checks.append(Expectation(claim, "", mean(part, arm, length), low, high, margin))
 
     where, _, enters, logits, *_, other = PARTS
     add(where, "its end", 500, 0.99, 1)
@@ -227,7 +227,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     ):  # fmt: skip
         add(part, arm, 500, 0, 0.2)
     add(logits, "growing with log n", 5000, 0.99, 1)
-    return found
+    return checks
 
 
 def report(numbers: JSON) -> str:
@@ -249,10 +249,5 @@ def report(numbers: JSON) -> str:
     return "\n".join(lines)
 
 
-def main(config: Config) -> int:
-    """Runs, writes, draws, and says where everything is."""
-    return conduct("length_ablations", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

@@ -20,7 +20,6 @@ from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.metrics import exact_match, token_accuracy
 
 Array = jax.Array
-JSON = dict[str, Any]
 
 WIDTH = 64  # of targets, EOS included, or a multiple of it: few programs, and whole tiles
 LETTERS_A_CALL = 8192  # of sources in one call: what its memory grows with

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from experiment import JSON
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from attention_jax.reports import plotting
-
-JSON = dict[str, Any]
 
 BIN = 23  # neighbouring lengths in one point
 

@@ -33,11 +33,11 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from experiment import Expectation, conduct, run_command
+from experiment import JSON, Expectation, run_experiment
 from length_evaluation import free_running, peak_memory, teacher_forced, weights_on
 from length_figures import accuracy_figure, heat_map_figure
 from matplotlib.figure import Figure
-from reversal_arms import JSON, trained_arm
+from reversal_arms import trained_arm
 
 from attention_jax.nn.placement import ANY_LENGTH
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
@@ -54,13 +54,13 @@ DRAWN_LENGTH = 100  # of the string in the heat maps
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; the training itself has its own in `ReversalConfig`.
+    """Settings; `ReversalConfig` holds those of the training.
 
     Attributes:
         scores: which scores, names or "module:Name".
         alphabets: of how many letters strings are.
         seeds: trainings of each.
-        steps: optimiser steps of each.
+        steps: optimiser steps per training.
         batch: strings a step.
         learning_rate: at the start; it falls to 0 along a cosine.
         strings: test strings of each length, letters before being given.
@@ -68,8 +68,8 @@ class Config:
         far: lengths of strings that are answered freely; the first alphabet has all of them, the
             others those up to 500.
         far_strings: how many of each.
-        workdir: where the runs are kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        workdir: folder of the runs; a run that is finished there is not trained again.
+        results: folder of the numbers and figures.
     """
 
     scores: tuple[str, ...] = ("additive", "dot", "general", "scaled")
@@ -106,7 +106,7 @@ class Config:
             check_folder(name, getattr(self, name))
 
     def training(self, score: str, letters: int) -> ReversalConfig:
-        """One run's settings."""
+        """Returns the settings of one run."""
         return ReversalConfig(
             model=recipe(score, TRAINED),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
@@ -179,7 +179,7 @@ CAPTIONS = {
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The figures, from the numbers alone."""
+    """Draws the figures."""
     main = next(iter(numbers["arms"].values()))
     return {
         "length_accuracy": accuracy_figure(numbers["arms"], trained=TRAINED),
@@ -191,20 +191,20 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 def expectations(numbers: JSON) -> list[Expectation]:
     """What the task asks for, and memory."""
-    found = []
+    checks = []
     sampled = "a floor; over 1 million letters a score, of which 1e-4 wrong are known to 1e-5"
     for letters, arms in numbers["arms"].items():
         means = {score: float(np.mean(arm["mean_tokens"])) for score, arm in arms.items()}
         for score, mean in means.items():
             claim = f"{score}, {letters} letters: mean token accuracy over lengths 41-500"
-            found.append(Expectation(claim, "", mean, 0.99, 1, sampled))
+            checks.append(Expectation(claim, "", mean, 0.99, 1, sampled))
         claim = f"{letters} letters: that of the best score"
-        found.append(Expectation(claim, "", max(means.values()), 0.999, 1, sampled))
+        checks.append(Expectation(claim, "", max(means.values()), 0.999, 1, sampled))
     for score, arm in next(iter(numbers["arms"].values())).items():
         for length, memory in arm["memory_mib"].items():
             claim = f"{score}: MiB of temporary memory, a string of {length} letters"
-            found.append(Expectation(claim, "", memory, 0, 2048, "the limit that was set"))
-    return found
+            checks.append(Expectation(claim, "", memory, 0, 2048, "the limit that was set"))
+    return checks
 
 
 def report(numbers: JSON) -> str:
@@ -231,10 +231,5 @@ def report(numbers: JSON) -> str:
     return "\n".join(lines)
 
 
-def main(config: Config) -> int:
-    """Runs, writes, draws, and says where everything is."""
-    return conduct("length_generalization", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

@@ -40,7 +40,6 @@ better there; their Gaussian prefers the middle.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +48,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, run_experiment
 from local_attention_figures import CAPTIONS, plot
 from reversal_arms import accuracies, heat_map, mean_over_lengths, trained_arm
 
@@ -89,19 +88,19 @@ QUERIES, KEYS, PICTURE_RADIUS, NOISE, NOISE_SEED = 16, 20, 3, 2.0, 2
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; the training itself has its own in `ReversalConfig`.
+    """Settings; `ReversalConfig` holds those of the training.
 
     Attributes:
         radii: D of the windows without an encoder; the Gaussian and predicted centers have those
             of at least 1.
         encoder_radii: D of those with one.
-        seeds: trainings of each arm.
-        steps: optimiser steps of each.
-        strings: test strings of each length.
+        seeds: trainings per arm.
+        steps: optimiser steps per training.
+        strings: test strings per length.
         samples: random queries that go through the Gaussian at each radius.
         word: drawn as heat maps.
-        workdir: where the runs are kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        workdir: folder of the runs; a run that is finished there is not trained again.
+        results: folder of the numbers and figures.
     """
 
     radii: tuple[int, ...] = (0, 1, 2, 3, 5)
@@ -153,7 +152,7 @@ class Config:
         return self.positive_radii if centers == "predicted" else self.radii
 
     def training(self, encoder: str, centers: str, radius: int) -> ReversalConfig:
-        """One run's settings."""
+        """Returns the settings of one run."""
         layers = Seq2SeqConfig.encoder_layers if encoder == WITH else 0
         model = Seq2SeqConfig(radius=radius, encoder_layers=layers, **CENTERS[centers])
         return ReversalConfig(model=model, loop=LoopConfig(seeds=self.seeds, steps=self.steps))
@@ -327,14 +326,14 @@ def _rounded(numbers: Any) -> Any:
 
 def expectations(numbers: JSON) -> list[Expectation]:
     """Of the Gaussian by sampling error; of reversal by what windows can hold."""
-    found = []
+    checks = []
     for drawn in numbers["gaussian"]:
         for place in ("on a key", "between keys"):
             of = drawn[place]
             # Rounded to five digits: of one key alone, in the window of radius 1, no error is left.
             within = 4 * of["standard_error"] + 1e-5
             claim = f"weight that is left with D = {drawn['radius']}, center {place}"
-            found.append(near(claim, "", of["mean"], of["formula"], within, "4 standard errors"))
+            checks.append(near(claim, "", of["mean"], of["formula"], within, "4 standard errors"))
     arms = numbers["arms"]
     exact = {
         arm: {radius: mean_over_lengths(measured["accuracy"], EXACT, LENGTHS)
@@ -345,17 +344,17 @@ def expectations(numbers: JSON) -> list[Expectation]:
     for radius in right:
         gain = float((right[radius] - wrong[radius]).min())
         claim = f"no encoder, D = {radius}: exact match around the anti-diagonal - the diagonal"
-        found.append(
+        checks.append(
             Expectation(claim, "exercise 38.5", gain, 0.1, 1, "a clear margin, worst seed")
         )
     narrow, *_, wide = right.values() if len(right) > 1 else [*right.values()] * 2
     claim = f"no encoder, anti-diagonal, D = {next(iter(right))}: exact match, worst seed"
-    found.append(Expectation(claim, "", float(narrow.min()), 0.99, 1, "a clear margin, no more"))
+    checks.append(Expectation(claim, "", float(narrow.min()), 0.99, 1, "a clear margin"))
     claim = f"no encoder, anti-diagonal: exact match, narrowest window - widest ({[*right][-1]})"
     loss = float((narrow - wide).min())
-    found.append(Expectation(claim, "", loss, 0.05, 1, "a clear margin, worst seed"))
+    checks.append(Expectation(claim, "", loss, 0.05, 1, "a clear margin, worst seed"))
     for radius, measured in arms[f"{WITHOUT}, diagonal"].items():
-        found += _against_ceiling(
+        checks += _against_ceiling(
             radius, measured, numbers["ceiling"][radius], numbers["config"]["strings"]
         )
     for radius in arms[f"{WITH}, diagonal"]:
@@ -363,8 +362,8 @@ def expectations(numbers: JSON) -> list[Expectation]:
         gain = float(
             (exact[f"{WITH}, diagonal"][radius] - np.mean(numbers["ceiling"][radius])).min()
         )
-        found.append(Expectation(claim, "", gain, 0.1, 1, "a clear margin, worst seed"))
-    return found
+        checks.append(Expectation(claim, "", gain, 0.1, 1, "a clear margin, worst seed"))
+    return checks
 
 
 def _against_ceiling(
@@ -389,9 +388,4 @@ def _against_ceiling(
 
 
 if __name__ == "__main__":
-    run_command(
-        Config,
-        functools.partial(
-            conduct, "local_attention", run=run, plot=plot, expectations=expectations
-        ),
-    )
+    run_experiment(__name__)

@@ -25,7 +25,6 @@ Without positions, equal tokens have equal rows in all steps, whatever stands be
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, run_experiment
 from qkv_walkthrough_figures import plot
 from torch_random import TorchRandom
 
 from attention_jax import SCORES, attention, masked_softmax
 from attention_jax.analysis import attention_summary
 from attention_jax.runs.run_folder import check_folder
+
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 
 Array = jax.Array
 
@@ -79,7 +80,7 @@ class Config:
 
     Attributes:
         draws: embeddings and projections drawn of each recipe.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     draws: int = 1000
@@ -235,7 +236,7 @@ def expected_variances(entry_variance: float) -> dict[str, float]:
 
 def expectations(numbers: JSON) -> list[Expectation]:
     """The printed variances, sums, and what variances should be."""
-    found = [
+    checks = [
         near(
             f"variance of {name} in the source's draw", f"{printed:.2f}",
             numbers["source"]["steps"][name]["variance"], printed, max(0.0051, 2e-6 * printed),
@@ -246,20 +247,20 @@ def expectations(numbers: JSON) -> list[Expectation]:
     for name, step in numbers["source"]["steps"].items():
         shape = [11, 11] if name in ("compatibility", "scaled", "weights") else [11, 32]
         match = float(step["shape"] == shape)
-        found.append(near(f"shape of {name} is {shape}", str(shape), match, 1, 0, "exact"))
+        checks.append(near(f"shape of {name} is {shape}", str(shape), match, 1, 0, "exact"))
     for name, of_axis, ones in (("source", "columns", "column_sums"), ("ours", "rows", "row_sums")):
         error = np.abs(np.subtract(numbers["axis"][name][ones], 1)).max()
         claim = f"{of_axis} of the softmax ({name}) sum to 1: largest error"
-        found.append(near(claim, "", error, 0, 1e-4, "rounding to 4 digits"))
+        checks.append(near(claim, "", error, 0, 1e-4, "rounding to 4 digits"))
     spread = np.ptp(numbers["axis"]["source"]["row_sums"])
     claim = "rows of the source's softmax do not: largest sum less smallest"
-    found.append(Expectation(claim, "sum is 1", spread, 0.5, math.inf, "a softmax of columns"))
+    checks.append(Expectation(claim, "sum is 1", spread, 0.5, math.inf, "a softmax of columns"))
     claim = "largest difference of the source's embeddings and its query projection"
-    found.append(near(claim, "", numbers["source_reuses"], 0, 0, "the same random numbers"))
+    checks.append(near(claim, "", numbers["source_reuses"], 0, 0, "the same random numbers"))
     claim = "largest difference of anything between the two tokens 9"
     for name in ("source", "ours"):
         difference = numbers[name]["largest_difference_of_equal_tokens"]
-        found.append(near(f"{claim} ({name})", "", difference, 0, 1e-4, "rounding"))
+        checks.append(near(f"{claim} ({name})", "", difference, 0, 1e-4, "rounding"))
     for recipe, entry_variance in RECIPES.items():
         for name, expected in expected_variances(entry_variance).items():
             drawn = numbers["draws"][recipe][name]
@@ -267,12 +268,9 @@ def expectations(numbers: JSON) -> list[Expectation]:
             within = 4 * drawn["standard_error"] + 0.05 * expected
             claim = f"mean variance of {name} over draws ({recipe})"
             tolerance = "4 standard errors and 5 %"
-            found.append(near(claim, "", drawn["mean"], expected, within, tolerance))
-    return found
+            checks.append(near(claim, "", drawn["mean"], expected, within, tolerance))
+    return checks
 
 
 if __name__ == "__main__":
-    conduct_this = functools.partial(
-        conduct, "qkv_walkthrough", run=run, plot=plot, expectations=expectations
-    )
-    run_command(Config, conduct_this)
+    run_experiment(__name__)

@@ -23,12 +23,11 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from experiment import Expectation, conduct, run_command
+from experiment import JSON, Expectation, run_experiment
 from length_generalization import recipe
 from matplotlib.figure import Figure
 from reversal_arms import (
     EXTRAPOLATION_LENGTH,
-    JSON,
     TRAINED_LENGTHS,
     accuracies,
     heat_map,
@@ -57,17 +56,17 @@ PUBLISHED = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; the training itself has its own in `ReversalConfig`.
+    """Settings; `ReversalConfig` holds those of the training.
 
     Attributes:
         seeds: trainings of each score.
-        steps: optimiser steps of each.
+        steps: optimiser steps per training.
         scores: which scores, names or "module:Name".
         unmasked: also train without the padding mask, which doubles the time.
-        strings: test strings of each length.
-        word: drawn as a heat map.
-        workdir: where the runs are kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        strings: test strings per length.
+        word: the word whose attention is drawn.
+        workdir: folder of the runs; a run that is finished there is not trained again.
+        results: folder of the numbers and figures.
     """
 
     seeds: int = 5
@@ -92,7 +91,7 @@ class Config:
             check_folder(name, getattr(self, name))
 
     def training(self, score: str, *, mask_padding: bool) -> ReversalConfig:
-        """One run's settings."""
+        """Returns the settings of one run."""
         return ReversalConfig(
             model=Seq2SeqConfig(score=score, mask_padding=mask_padding),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
@@ -154,7 +153,7 @@ CAPTIONS = {
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The figures, from the numbers alone."""
+    """Draws the figures."""
     masked, unmasked = numbers["masked"], numbers["unmasked"]
     seeds = numbers["config"]["seeds"]
     losses = plotting.loss_curves(
@@ -201,13 +200,13 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 def expectations(numbers: JSON) -> list[Expectation]:
     """That every score learns it, and that without the mask only padded strings come out right."""
-    found = []
+    checks = []
     sampled = "a floor with room for the spread of seeds; 1,000 strings a length: ± 0.1 points"
     for score, measured in numbers["masked"].items():
         exact = mean_over_lengths(measured["accuracy"], "free_running_exact", TRAINED_LENGTHS)
         for which, value, low in (("mean", exact.mean(), 0.995), ("worst", exact.min(), 0.98)):
             claim = f"{score}: exact match of lengths 3-8, {which} seed"
-            found.append(Expectation(claim, "", float(value), low, 1, sampled))
+            checks.append(Expectation(claim, "", float(value), low, 1, sampled))
     for score, measured in numbers["unmasked"].items():
         published = f"{100 * PUBLISHED[score][5]:.1f} %" if score in PUBLISHED else ""
         for key, name, low, high in (
@@ -216,8 +215,8 @@ def expectations(numbers: JSON) -> list[Expectation]:
             value = float(np.mean(measured[key]["teacher_forced_tokens"]["5"]))
             claim = f"{score}, no mask: letters right of {name} strings of length 5"
             source = published if name == "bare" else ""
-            found.append(Expectation(claim, source, value, low, high, "a clear margin, no more"))
-    return found
+            checks.append(Expectation(claim, source, value, low, high, "a clear margin"))
+    return checks
 
 
 def report(numbers: JSON) -> str:
@@ -247,10 +246,5 @@ def report(numbers: JSON) -> str:
     return "\n".join(lines)
 
 
-def main(config: Config) -> int:
-    """Runs, writes, draws, and says where everything is."""
-    return conduct("reversal_comparison", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

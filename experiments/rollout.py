@@ -22,9 +22,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Expectation, conduct, run_command
+from experiment import JSON, Expectation, run_experiment
 from matplotlib.figure import Figure
-from reversal_arms import JSON, trained_arm
+from reversal_arms import trained_arm
 
 from attention_jax.analysis import attention_rollout, cross_rollout
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
@@ -43,17 +43,17 @@ ALIGNS, SPREADS = 0.5, 0.9  # a head aligns from this sharpness on, and spreads 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; the training itself has its own in `ReversalConfig`.
+    """Settings; `ReversalConfig` holds those of the training.
 
     Attributes:
         seeds: trainings.
-        steps: optimiser steps of each.
+        steps: optimiser steps per training.
         encoder_layers: encoder blocks.
         heads: heads of every attention.
         strings: random strings that numbers are means over.
         word: drawn, of the first seed; all strings have its length.
         workdir: where the run is kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     seeds: int = 3
@@ -154,7 +154,7 @@ CAPTIONS = {
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The figures, from the numbers alone."""
+    """Draws the figures."""
     letters = list(numbers["config"]["word"])
     encoder = np.array(numbers["word"]["encoder"])[0]
     heads = {
@@ -181,12 +181,12 @@ def expectations(numbers: JSON) -> list[Expectation]:
     """That rows of every rollout sum to 1, and that rollout puts less on the letter to write."""
     rounding = "sums of some dozen float32"
     error = numbers["largest_row_sum_error"]
-    found = [Expectation("largest error of a row's sum", "0", error, 0, 1e-5, rounding)]
+    checks = [Expectation("largest error of a row's sum", "0", error, 0, 1e-5, rounding)]
     pairs = zip(numbers["cross_on_the_letter"], numbers["cross_rollout_on_the_letter"], strict=True)
     for seed, (cross, rollout) in enumerate(pairs):
         claim = f"seed {seed}: cross attention on the letter less its rollout's share"
-        found.append(Expectation(claim, "", cross - rollout, 0.1, 1, "a clear margin, no more"))
-    return found
+        checks.append(Expectation(claim, "", cross - rollout, 0.1, 1, "a clear margin"))
+    return checks
 
 
 def report(numbers: JSON) -> str:
@@ -209,10 +209,5 @@ def report(numbers: JSON) -> str:
     )
 
 
-def main(config: Config) -> int:
-    """Runs, writes, draws, and says where everything is."""
-    return conduct("rollout", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import scale_and_dimension_training as training
-from experiment import JSON, conduct, run_command, significant
+from experiment import JSON, run_experiment, significant
 from scale_and_dimension_answers import expectations, report
 from scale_and_dimension_figures import CAPTIONS, plot
 from scale_and_dimension_training import Size
@@ -41,12 +41,12 @@ from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "main", "plot", "report", "run"]
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; what is not here is as in `ReversalConfig`.
+    """Settings; all others are the defaults of `ReversalConfig`.
 
     Attributes:
         dims: model sizes d of the first question, multiples of 4.
@@ -63,7 +63,7 @@ class Config:
         look_every: steps between two looks at entropy and loss.
         strings: in the batch that is looked at.
         test_strings: strings on which loss and exact match are taken in the end.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     dims: tuple[int, ...] = (16, 64, 256)
@@ -234,10 +234,5 @@ def _without_curves(arm: JSON) -> JSON:
     return {**arm, "rates": rates}
 
 
-def main(config: Config) -> int:
-    """Runs and writes, and says what was found."""
-    return conduct("scale_and_dimension", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

@@ -63,7 +63,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     largest = numbers["dimension"][str(dim)]
     by_chance = "2 standard errors of the paired difference over seeds; 82 % if these are three"
     loss, loss_bound = difference(largest["dot"], largest["scaled"])
-    found = [
+    checks = [
         Expectation(
             f"at d = {dim} unscaled dot's loss ends above scaled dot's, in nats",
             "compare its final loss (chapter 38, exercise 38.4)",
@@ -95,7 +95,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
             "d^2 and d^2 + d / 2, but for rounding",
         ),
     ]  # fmt: skip
-    found.append(
+    checks.append(
         Expectation(
             "scaling harms at no dimension and no rate: highest mean loss of scaled dot minus"
             " dot's, in nats",
@@ -113,7 +113,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     scores = numbers["scores"]["as they are"]
     worst = max(scores, key=lambda score: at_best_rate(scores[score], "loss").mean())
     gap, bound = difference(scores["scaled"], scores[worst])
-    found.append(
+    checks.append(
         Expectation(
             f"at d = {config['score_dim']}, padding masked, scaled dot is not the worst of four:"
             f" its loss minus the highest ({worst}), in nats",
@@ -121,7 +121,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
             gap, -math.inf, -bound if worst != "scaled" else -math.inf, by_chance,
         )
     )  # fmt: skip
-    return found
+    return checks
 
 
 def _relative(dot: Sequence[float], scaled: Sequence[float], dim: int) -> float:

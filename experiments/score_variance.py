@@ -37,7 +37,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, run_experiment
 from score_variance_figures import CAPTIONS, plot
 from torch_random import TorchRandom
 
@@ -78,7 +78,7 @@ class Config:
         case_dim: D of the cases with means.
         row_length: keys of a row.
         initialisations: parameters drawn of each score.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     dims: tuple[int, ...] = tuple(PRINTED)
@@ -329,7 +329,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     """Variances, each within what sampling allows."""
     samples, draws = numbers["config"]["samples"], numbers["config"]["draws"]
     dim = numbers["config"]["case_dim"]
-    found = [
+    checks = [
         near(
             f"deviation of the source's own dot products, D = {name}", f"{PRINTED[int(name)]:.2f}",
             measured, PRINTED[int(name)], 0.0051, "half of the last digit printed",
@@ -339,14 +339,14 @@ def expectations(numbers: JSON) -> list[Expectation]:
     heatmaps = numbers["heatmaps"]
     ratio = heatmaps["dot"]["variance"] / heatmaps["scaled"]["variance"]
     claim = "variance before scaling / after, in the heat maps of 64 features"
-    found.append(near(claim, "64", ratio, 64, 0.01, "rounding to 5 digits"))
+    checks.append(near(claim, "64", ratio, 64, 0.01, "rounding to 5 digits"))
     for drawn in numbers["dot_products"]:
         # A product of normals has kurtosis 9, a sum of D of them 3 + 6 / D.
         error = math.sqrt((2 + 6 / drawn["dim"]) / (4 * samples * draws))
         for name, unit in (("dot", math.sqrt(drawn["dim"])), ("scaled", 1.0)):
             mean = np.mean(drawn[name]["deviation"]) / unit
             claim = f"deviation of {name} / its expected one, D = {drawn['dim']}"
-            found.append(near(claim, "1", mean, 1, 4 * error, "4 standard errors"))
+            checks.append(near(claim, "1", mean, 1, 4 * error, "4 standard errors"))
     for case, by_normalisation in numbers["cases"].items():
         for normalisation, measured in by_normalisation.items():
             limit = 0 if normalisation == "none" else 3 / dim
@@ -361,11 +361,11 @@ def expectations(numbers: JSON) -> list[Expectation]:
                     f"variance / formula; means: {case}; normalisation: {normalisation}; {where}"
                 )
                 tolerance = "2 % or 4 standard errors; 3 / D where the formula is a limit"
-                found.append(near(claim, "1", ratio, 1, within, tolerance))
+                checks.append(near(claim, "1", ratio, 1, within, tolerance))
     for name in NAMES:
         for drawn in numbers["initial"][name]:
-            found.extend(_initial_expectations(name, drawn, numbers["additive_row_variance"]))
-    return found
+            checks.extend(_initial_expectations(name, drawn, numbers["additive_row_variance"]))
+    return checks
 
 
 def _initial_expectations(name: str, drawn: JSON, additive_row: float) -> list[Expectation]:
@@ -385,7 +385,4 @@ def _initial_expectations(name: str, drawn: JSON, additive_row: float) -> list[E
 
 
 if __name__ == "__main__":
-    conduct_this = functools.partial(
-        conduct, "score_variance", run=run, plot=plot, expectations=expectations
-    )
-    run_command(Config, conduct_this)
+    run_experiment(__name__)

@@ -31,7 +31,6 @@ the gradient from most rows, and leaves it to those few that happen to be undeci
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from pathlib import Path
 
@@ -39,7 +38,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from entropy_limits import expected_maximum
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, run_experiment
 from matplotlib.figure import Figure
 
 from attention_jax import attention_weights
@@ -79,7 +78,7 @@ class Config:
         curve_dims: d_k of the softmax curves, rising.
         curve_keys: T of these.
         seed: of all samples.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     keys: int = 16
@@ -307,7 +306,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     keys, root = config["keys"], config["samples"] ** 0.5
     scales = np.array(numbers["scales"])
     step = (config["largest_scale"] - 0.1) / 1999
-    found = [
+    checks = [
         near(
             "scale at which the gradient of the largest of evenly spaced scores peaks",
             "near 1 (unit variance)", even["peak_scale"], even_peak(keys), 0.02 + step,
@@ -317,7 +316,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     peak = even_norm(keys, even_peak(keys))
     for scale, source in (("1", "at its peak"), ("10", "near zero"), ("20", "near zero")):
         if float(scale) <= config["largest_scale"]:
-            found.append(
+            checks.append(
                 near(
                     f"norm at scale {scale} / peak", source, even["of_peak"][scale],
                     even_norm(keys, float(scale)) / peak, 1e-3, "interpolation on the grid",
@@ -332,7 +331,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     ):
         at = float(scales[index])
         expected = limit / at / unit
-        found.append(
+        checks.append(
             near(
                 f"random scores: mean norm at scale {at:.3g} / {claim}", "near zero",
                 mean[index] / unit, expected,
@@ -340,14 +339,14 @@ def expectations(numbers: JSON) -> list[Expectation]:
                 "4 standard errors; the next term is of relative order 1/c",
             )
         )  # fmt: skip
-    found += [
+    checks += [
         Expectation(
             "random scores: median norm / mean norm at the largest scale", "near zero",
             random["median"][last] / mean[last], 0, 0.1,
             "the median gap, of order 1/m_T, is far above 1/c",
         ),
     ]  # fmt: skip
-    return found + _curve_expectations(numbers)
+    return checks + _curve_expectations(numbers)
 
 
 def _curve_expectations(numbers: JSON) -> list[Expectation]:
@@ -378,9 +377,4 @@ def _curve_expectations(numbers: JSON) -> list[Expectation]:
 
 
 if __name__ == "__main__":
-    run_command(
-        Config,
-        functools.partial(
-            conduct, "softmax_saturation", run=run, plot=plot, expectations=expectations
-        ),
-    )
+    run_experiment(__name__)

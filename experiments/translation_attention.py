@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from experiment import JSON
 
 from attention_jax.analysis import attention_rollout, capture, cross_rollout, jensen_shannon
 from attention_jax.tasks.batch import Batch
@@ -23,7 +24,6 @@ from attention_jax.tasks.translation.translate import Translator
 from attention_jax.tasks.vocabulary import EOS
 
 Array = jax.Array
-JSON = dict[str, Any]
 
 _BATCH = 32  # sentence pairs of similar length at once
 _WIDTH = 8  # padded to multiples of this

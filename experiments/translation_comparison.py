@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiment import Expectation, conduct, run_command
+from experiment import JSON, Expectation, run_experiment
 from translation_attention import Seen, agreement, attentions, heads, rollouts
 from translation_figures import CAPTIONS, plot
 
@@ -36,8 +36,6 @@ from attention_jax.tasks.translation.task import MODEL, TranslationConfig
 from attention_jax.tasks.translation.translate import Search, Translator, align, translate
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
-
-JSON = dict[str, Any]
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -63,8 +61,8 @@ class Config:
         layers: of the encoder, and of the decoder.
         dropout_rate: see `Seq2SeqConfig`.
         drawn: which test sentences are drawn.
-        workdir: where the runs are kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        workdir: folder of the runs; a run that is finished there is not trained again.
+        results: folder of the numbers and figures.
     """
 
     data: Path = Path("data/multi30k")
@@ -110,7 +108,7 @@ class Config:
         return read_parallel_text(*(self.path(split, language) for language in languages))
 
     def training(self, score: str) -> TranslationConfig:
-        """One run's settings."""
+        """Returns the settings of one run."""
         sides = ("source", "target")
         languages = dict(zip(sides, (self.source_language, self.target_language), strict=True))
         files: Any = {side: self.path("train", language) for side, language in languages.items()}
@@ -241,17 +239,17 @@ def _rounded(numbers: list[float]) -> list[float]:
 def expectations(numbers: JSON) -> list[Expectation]:
     """BLEU of scaled dot, and sums of rollouts."""
     split = numbers["config"]["tests"][0]
-    found = []
+    checks = []
     for score, arm in numbers["arms"].items():
         mean, _ = mean_and_deviation(arm["tests"][split]["4 beams"]["bleu"])
         low, source = (38.0, "40.0") if score == "scaled" else (36.0, "")
         bounds = "what a usable one should have" if score == "scaled" else "2 below scaled dot's"
         claim = f"{score}: BLEU of {split}, 4 beams"
-        found.append(Expectation(claim, source, float(mean), low, 100.0, bounds))
+        checks.append(Expectation(claim, source, float(mean), low, 100.0, bounds))
         error = arm["rollout"]["largest_row_sum_error"]
         claim = f"{score}: largest error of a row's sum in rollouts"
-        found.append(Expectation(claim, "0", error, 0, 1e-5, "sums of some dozen float32"))
-    return found
+        checks.append(Expectation(claim, "0", error, 0, 1e-5, "sums of some dozen float32"))
+    return checks
 
 
 def report(numbers: JSON) -> str:
@@ -296,11 +294,5 @@ def _over_seeds(values: list[float]) -> str:
     return f"{mean:.1f}" + (f" ± {deviation:.1f}" if len(values) > 1 else "")
 
 
-def main(config: Config) -> int:
-    if reason := missing(config):
-        raise ValueError(reason)
-    return conduct("translation_comparison", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from experiment import JSON
 from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
-
-JSON = dict[str, Any]
 
 CAPTIONS = {
     "translation_training": "Validation while translators are trained with the same batches:"

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from experiment import JSON, Expectation, conduct, near, run_command, significant
+from experiment import JSON, Expectation, near, run_experiment, significant
 from matplotlib.figure import Figure
 
 from attention_jax.runs.run_folder import check_folder
@@ -85,7 +85,7 @@ class Config:
         number_bytes: b; float32, in which the library trains and its ring rotates.
         utilisation: the share of a chip's operations that a program reaches.
         hop_seconds: what a message takes beside its bytes.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     devices: tuple[int, ...] = (8, 64, 512, 4096)
@@ -207,7 +207,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
         return step["communication_seconds"] / step["computing_seconds"]
 
     most, fewest = max(numbers["config"]["devices"]), min(numbers["config"]["devices"])
-    found = [
+    checks = [
         near(
             f"{machine}: {arrangement} moves as much a device with {most} devices as with {fewest}",
             "", _gigabytes(numbers, machine, arrangement, most)
@@ -219,7 +219,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     # At 8,192 tokens a device: enough for the links of a TPU's torus, not for a node's InfiniBand.
     hidden = {(machine, way): (0.0, 1.0) for machine in MACHINES for way in ARRANGEMENTS}
     hidden["H100", "context"] = (1.0, math.inf)
-    found += [
+    checks += [
         Expectation(
             f"{machine}: communication over computing of {way} on {most} devices",
             "", share(machine, way, most), *bounds, "a sketch: hidden, or not",
@@ -230,14 +230,14 @@ def expectations(numbers: JSON) -> list[Expectation]:
     for name, machine in MACHINES.items():
         operations = config.utilisation * machine.operations
         formula = 6 * config.number_bytes * operations / (7 * machine.neighbour[1])
-        found.append(
+        checks.append(
             near(
                 f"{name}: tokens a device for a ring of {most} devices to hide",
                 "", numbers["least_tokens"][name], formula, 0.1 * formula,
                 "the formula leaves out parameters and the time of a message",
             )
         )  # fmt: skip
-    return found
+    return checks
 
 
 def report(numbers: JSON) -> str:
@@ -260,9 +260,5 @@ def _gigabytes(numbers: JSON, machine: str, arrangement: str, count: int) -> flo
     return numbers["steps"][machine][arrangement][str(count)]["gigabytes"]
 
 
-def main(config: Config) -> int:
-    return conduct("weak_scaling", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

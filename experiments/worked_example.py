@@ -30,7 +30,6 @@ counted here in the programs that JAX traces.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, run_experiment
 from general_score_cost import multiplications
 from torch_random import TorchRandom
 from worked_example_figures import CAPTIONS, plot
@@ -80,7 +79,7 @@ class Config:
         dim: D of the programs whose multiplications are counted.
         target_length: T of them.
         source_lengths: S of them.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     draws: int = 1000
@@ -228,7 +227,7 @@ def _distance(one: Array, other: Array) -> float:
 def expectations(numbers: JSON) -> list[Expectation]:
     """The sources' numbers, exact where they can be."""
     four_digits = "half of the last digit printed, and float32 rounding"
-    found = [
+    checks = [
         near(
             f"{name} score of the worked example", f"{printed:+.4f}",
             numbers["scores"][name]["logit"], printed, 5.1e-5, four_digits,
@@ -238,15 +237,15 @@ def expectations(numbers: JSON) -> list[Expectation]:
     for (name, step), printed in PRINTED_STEPS.items():
         error = np.abs(np.subtract(numbers["scores"][name]["steps"][step], printed)).max()
         claim = f"largest difference from the printed {step}"
-        found.append(Expectation(claim, str(list(printed)), error, 0, 5.1e-4, four_digits))
+        checks.append(Expectation(claim, str(list(printed)), error, 0, 5.1e-4, four_digits))
     transposed = numbers["transposed"]
-    found.append(
+    checks.append(
         near(
             "dot product with W h less the general score", "0",
             transposed["W h"] - transposed["general"], 0, 2e-6, "rounding to 6 digits",
         )
     )  # fmt: skip
-    found.append(
+    checks.append(
         Expectation(
             "dot product with W^T h less the general score, in size (the source says 0)", "0",
             abs(transposed["W^T h"] - transposed["general"]), 1e-3, math.inf,
@@ -256,24 +255,24 @@ def expectations(numbers: JSON) -> list[Expectation]:
     for name, distance in numbers["forms"].items():
         source = "2.4e-07" if "source" in name else "less than 1e-6"
         tolerance = "the source's; up to 4 float32 roundings of outputs below 4"
-        found.append(
+        checks.append(
             Expectation(f"largest difference: {name}", source, distance, 0, 1e-6, tolerance)
         )
-    found.append(
+    checks.append(
         Expectation(
             "pairs of keys that general puts in the order of s . h (the source says all)", "1",
             numbers["same_order_as_dot"]["general"], 0, 0.9, "W is far from a multiple of 1",
         )
     )  # fmt: skip
-    found.extend(_three_token_expectations(numbers["three_tokens"], four_digits))
+    checks.extend(_three_token_expectations(numbers["three_tokens"], four_digits))
     differences = [
         abs(count[way]["counted"] - count[way]["formula"])
         for count in numbers["multiplications"]
         for way in ("pairs", "keys", "queries")
     ]
     claim = "largest difference of a count of multiplications from its formula"
-    found.append(near(claim, "", max(differences), 0, 0, "counts"))
-    return found
+    checks.append(near(claim, "", max(differences), 0, 0, "counts"))
+    return checks
 
 
 def _three_token_expectations(tables: JSON, four_digits: str) -> list[Expectation]:
@@ -298,7 +297,4 @@ def _three_token_expectations(tables: JSON, four_digits: str) -> list[Expectatio
 
 
 if __name__ == "__main__":
-    conduct_this = functools.partial(
-        conduct, "worked_example", run=run, plot=plot, expectations=expectations
-    )
-    run_command(Config, conduct_this)
+    run_experiment(__name__)

@@ -28,7 +28,7 @@ CAPTIONS = {
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The figures, from the numbers alone."""
+    """Draws the figures."""
     return {
         "worked_example": _plot_summands(numbers["scores"]),
         "worked_example_three_tokens": _plot_three_tokens(numbers["three_tokens"]),

@@ -2,17 +2,13 @@
 
 import dataclasses
 import json
-import sys
 
+import attention_masks as experiment
 import numpy as np
 import pytest
-from command_lines import ROOT, load
+from command_lines import ROOT
 
 from attention_jax import Mask, causal_mask, local_mask, mask_dataclass
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
-    experiment = load("experiments/attention_masks.py")
 
 
 def tables_by_hand(length):

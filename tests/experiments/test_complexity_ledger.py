@@ -2,19 +2,15 @@
 
 import dataclasses
 import json
-import sys
 
+import complexity_ledger as experiment
 import jax
 import numpy as np
 import pytest
-from command_lines import ROOT, load
+from command_lines import ROOT
 from numpy_model import PAIRS, normal, softmax_where
 
 from attention_jax import SCORES
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
-    experiment = load("experiments/complexity_ledger.py")
 
 T, S, D = 5, 7, 3
 

@@ -3,15 +3,11 @@
 import dataclasses
 import json
 import math
-import sys
 
+import entropy_vs_dimension as experiment
 import numpy as np
 import pytest
-from command_lines import ROOT, load
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
-    experiment = load("experiments/entropy_vs_dimension.py")
+from command_lines import ROOT
 
 
 def test_the_expected_maximum():

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import geometry
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +12,6 @@ import pytest
 from attention_jax import SCORES, attention_weights
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(EXPERIMENTS))
-    import geometry
 
 COMMITTED = json.loads((EXPERIMENTS / "results" / "geometry.json").read_text())
 

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import jax.numpy as jnp
-import local_attention as experiment  # experiments/local_attention.py
+import local_attention as experiment
 import numpy as np
 import pytest
 from experiment import conduct
@@ -158,7 +158,7 @@ def test_mistakes_before_anything_is_trained(settings, message):
 def test_quick_run(tmp_path):
     folders = {"results": tmp_path / "results", "workdir": tmp_path / "runs"}
     config = dataclasses.replace(experiment.QUICK, steps=2, strings=3, word="abc", **folders)
-    conduct("local_attention", config, experiment.run, experiment.plot, experiment.expectations)
+    conduct(experiment, config)
     numbers = json.loads((tmp_path / "results" / "local_attention.json").read_text())
     assert set(numbers["arms"]) == {f"{encoder}, {center}" for encoder, center in experiment.ARMS}
     for arm in numbers["arms"].values():

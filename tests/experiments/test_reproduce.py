@@ -142,10 +142,9 @@ def test_damaged_numbers_are_named(house, tmp_path, monkeypatch, capsys):
 
 
 def test_settings_of_ones_own_are_not_held_to_the_defaults_numbers(tmp_path, capsys):
-    module = stand_in("mine", [], measured=2.0)
-    parts = (module.run, module.plot, module.expectations)
-    assert conduct("mine", Config(results=tmp_path), *parts) == 1
-    assert conduct("mine", Config(size=4, results=tmp_path), *parts) == 0
+    experiment = stand_in("mine", [], measured=2.0)
+    assert conduct(experiment, Config(results=tmp_path)) == 1
+    assert conduct(experiment, Config(size=4, results=tmp_path)) == 0
     assert "not the default" in capsys.readouterr().out
 
 
@@ -157,12 +156,12 @@ def test_results_that_cannot_be_written_are_told_before_anything_runs(
     assert "results" in (line := capsys.readouterr().err)
     assert "cannot be made" in line
     assert house == []
-    parts = (lambda config: house.append(config), None, None)
+    experiment = stand_in("mine", house)
     with pytest.raises(ValueError, match=r"results .* cannot be made"):
-        conduct("mine", Config(results=tmp_path / "experiments" / "results"), *parts)
+        conduct(experiment, Config(results=tmp_path / "experiments" / "results"))
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(ValueError, match=r"results .* cannot be written"):
-        conduct("mine", Config(results=tmp_path), *parts)
+        conduct(experiment, Config(results=tmp_path))
     assert house == []
 
 

@@ -4,25 +4,22 @@ import copy
 import dataclasses
 import json
 import math
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from command_lines import ROOT, load
+import scale_and_dimension as experiment
+import scale_and_dimension_answers as answers
+import scale_and_dimension_training as training
+from command_lines import ROOT
+from experiment import conduct
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.scores import ScaledDot
 from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
 from attention_jax.training.loop import LoopConfig
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
-    experiment = load("experiments/scale_and_dimension.py")
-training = sys.modules["scale_and_dimension_training"]
-answers = sys.modules["scale_and_dimension_answers"]
 
 T, S, D = 5, 7, 12
 RESULTS = ROOT / "experiments" / "results"
@@ -360,7 +357,7 @@ def test_mistakes_before_anything_is_computed(settings, message):
 
 @pytest.mark.slow
 def test_quick_run(tmp_path, capsys):
-    experiment.main(dataclasses.replace(experiment.QUICK, results=tmp_path))
+    conduct(experiment, dataclasses.replace(experiment.QUICK, results=tmp_path))
     numbers = json.loads((tmp_path / "scale_and_dimension.json").read_text())
     missed = [one.claim for one in experiment.expectations(numbers) if not one.met]
     assert [claim for claim in missed if not any(part in claim for part in LEARNED)] == []

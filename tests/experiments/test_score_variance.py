@@ -7,11 +7,9 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import score_variance
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(EXPERIMENTS))
-    import score_variance
 
 COMMITTED = json.loads((EXPERIMENTS / "results" / "score_variance.json").read_text())
 

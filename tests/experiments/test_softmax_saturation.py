@@ -3,15 +3,11 @@
 import dataclasses
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
-from command_lines import ROOT, load
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
-    experiment = load("experiments/softmax_saturation.py")
+import softmax_saturation as experiment
+from command_lines import ROOT
 
 
 def largest_weight(scores):

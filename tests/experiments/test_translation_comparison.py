@@ -4,10 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from command_lines import load
-
-comparison = load("experiments/translation_comparison.py")
-import translation_attention as looked  # noqa: E402 -- the line above has put it on the path
+import translation_attention as looked
+import translation_comparison as comparison
+from experiment import conduct
 
 LOG_2 = np.log(2)
 
@@ -91,7 +90,7 @@ def test_data_that_is_not_there_is_told(tmp_path):
     assert "data must be a folder with train.de or train.de.gz" in comparison.missing(config)
     assert comparison.missing(comparison.QUICK) == ""
     with pytest.raises(ValueError, match="multi30k"):
-        comparison.main(config)
+        conduct(comparison, config)
 
 
 def test_arms_differ_in_the_score_alone():

@@ -4,16 +4,14 @@ import dataclasses
 import json
 from pathlib import Path
 
+import general_score_cost
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import worked_example
+from torch_random import TorchRandom
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(EXPERIMENTS))
-    import general_score_cost
-    import worked_example
-    from torch_random import TorchRandom
 
 COMMITTED = json.loads((EXPERIMENTS / "results" / "worked_example.json").read_text())
 
