@@ -168,7 +168,7 @@ def tile_counts(mask: Mask, length: int, tile: int) -> dict[str, dict[str, int]]
     tables = np.asarray(mask.materialize(length, length)).reshape(count, tile, count, tile)
     return {
         "said": _counts(np.asarray(status.empty), np.asarray(status.full)),
-        "shown": _counts(~tables.any((1, 3)), tables.all((1, 3))),
+        "shown": _counts(np.asarray(~tables.any((1, 3))), np.asarray(tables.all((1, 3)))),
     }
 
 

@@ -20,7 +20,7 @@ from attention_jax.tasks.reversal.data import reversal_batch
 
 T, S, D, DV = 5, 7, 3, 11
 RESULTS = ROOT / "experiments" / "results"
-TRAINED = ("ends above", "needs it")  # claims that two steps of training do not bear out
+TRAINED = ("ends above", "needs its padding")  # claims that two steps of training do not support
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +34,6 @@ def arrays(*shapes, seed=0):
 
 
 # --- 1. the size of a dot product ---
-
-
-def test_gap_of_two_normal_numbers():
-    # |z1 - z2| has deviation sqrt(2), its density at 0 is twice that of a normal number.
-    assert questions.gap_density(2) == pytest.approx(2 / math.sqrt(2 * 2 * math.pi), rel=1e-4)
-
-
-def test_gap_of_more_against_samples():
-    z = np.sort(np.random.default_rng(1).normal(size=(400_000, 5)), axis=-1)
-    within = np.mean(z[:, -1] - z[:, -2] < 0.02) / 0.02
-    error = math.sqrt(within / 0.02 / len(z))
-    # A density of nearly f exp(-f gap) has fallen by 0.02 f at the end, by half of it on average.
-    density = questions.gap_density(5)
-    assert abs(within - density) < 4 * error + 0.01 * density**2
 
 
 def test_entropy_of_standard_normal_logits_of_two_keys():

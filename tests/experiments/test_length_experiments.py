@@ -65,7 +65,7 @@ def test_strings_are_of_the_first_letters_and_padded():
 
 def test_letters_given(monkeypatch):
     trained = untrained()
-    monkeypatch.setattr(length_evaluation, "LETTERS_A_CALL", 2 * 63)  # two strings a call
+    monkeypatch.setattr(length_evaluation, "LETTERS_PER_CALL", 2 * 63)  # two strings a call
     tokens, exact = teacher_forced(trained, [5], strings=5)[5]
 
     def answer(model, batch):

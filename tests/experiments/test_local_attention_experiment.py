@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import local_attention as experiment
+import local_attention_windows as windows
 import numpy as np
 import pytest
 from experiment import conduct
@@ -32,7 +33,7 @@ def test_masks_are_those_that_the_chapter_draws():
         local_m[i, max(0, p - radius) : min(source, p + radius + 1)] = 1
         p = int(np.clip(i * source / target + rng.normal(0, 2), 0, source - 1))
         local_p[i, max(0, p - radius) : min(source, p + radius + 1)] = 1
-    found = experiment.chapter_masks()
+    found = windows.chapter_masks()
     assert found["pairs"]["local-m"] == local_m.tolist()
     assert found["pairs"]["local-p"] == local_p.tolist()
     assert np.sum(found["pairs"]["global"]) == source * target
@@ -49,16 +50,15 @@ def test_masks_are_those_that_the_chapter_draws():
 
 
 def test_what_a_gaussian_leaves_on_paper():
-    assert experiment.mass_on_a_key(1) == pytest.approx((1 + 2 * math.exp(-2)) / 3)
+    assert windows.mass_on_a_key(1) == pytest.approx((1 + 2 * math.exp(-2)) / 3)
     x = (np.arange(100_000) + 0.5) / 100_000 * 2 - 1  # midpoints in [-1, 1]
     between = np.mean(np.exp(-2 * x**2))
-    assert experiment.mass_between_keys() == pytest.approx(between, rel=1e-8)
-    assert experiment.mass_on_a_key(1000) == pytest.approx(between, rel=1e-3)
+    assert windows.mass_between_keys() == pytest.approx(between, rel=1e-8)
+    assert windows.mass_on_a_key(1000) == pytest.approx(between, rel=1e-3)
 
 
 def test_what_a_gaussian_leaves_of_random_rows():
-    config = dataclasses.replace(experiment.Config(), samples=1009)
-    found = experiment.gaussian_mass(config, 3)
+    found = windows.gaussian_mass(3, samples=1009)
     for place in ("on a key", "between keys"):
         of = found[place]
         assert abs(of["mean"] - of["formula"]) < 4 * of["standard_error"]
@@ -141,7 +141,7 @@ def test_other_numbers_do_not(committed, claim, arm, radius, length, exact):
         ({"radii": ()}, "radii must be at least 0, each larger than the last"),
         ({"radii": (2, 1)}, "radii must be at least 0, each larger than the last"),
         ({"encoder_radii": (-1, 2)}, "encoder_radii must be at least 0"),
-        ({"encoder_radii": (0, 4)}, "one of at least 1 in common"),
+        ({"encoder_radii": (0, 4)}, "share a radius of at least 1"),
         ({"samples": 1}, "samples must be at least 2; got 1"),
         ({"strings": 0}, "strings must be at least 1; got 0"),
         ({"seeds": 0}, "seeds must be at least 1; got 0"),

@@ -15,6 +15,7 @@ import scale_and_dimension_answers as answers
 import scale_and_dimension_training as training
 from command_lines import ROOT
 from experiment import conduct
+from reversal_arms import loss_of_guessing
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.scores import ScaledDot
@@ -23,7 +24,7 @@ from attention_jax.training.loop import LoopConfig
 
 T, S, D = 5, 7, 12
 RESULTS = ROOT / "experiments" / "results"
-# Claims that a few steps of training do not bear out.
+# Claims that a few steps of training do not support.
 LEARNED = ("dot's loss ends above", "scaled dot is not the worst", "scaling harms at no")
 
 
@@ -266,7 +267,7 @@ def test_sizes_that_fail_are_larger_and_worse_than_by_chance():
 
 
 def test_guessing_letters_costs():
-    assert answers.loss_of_guessing() == pytest.approx(5.5 / 6.5 * math.log(26))
+    assert loss_of_guessing() == pytest.approx(5.5 / 6.5 * math.log(26))
 
 
 # --- what was found ---
