@@ -1,4 +1,4 @@
-"""The ledger of costs: its naive forms are the scores, and its numbers are as stated."""
+"""complexity_ledger.py: the naive forms are the scores, and the counts are those stated."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def test_temporary_memory_of_real_programs():
 
 
 def counted(monkeypatch, exponents, scores=tuple(experiment.PUBLISHED_PARAMETERS)):
-    """The numbers of a run whose memory grows as it is told, and not compiled for."""
+    """Returns the numbers of a run whose memory grows by `exponents`, without compiling."""
 
     def temporary(score, form, length, backward, config):
         return 1000 + 7 * length ** exponents[form]
@@ -59,7 +59,7 @@ def counted(monkeypatch, exponents, scores=tuple(experiment.PUBLISHED_PARAMETERS
     return json.loads(json.dumps(numbers | {"config": dataclasses.asdict(config)}, default=str))
 
 
-def test_a_run_counts_and_is_held_to_what_was_stated(monkeypatch):
+def test_a_run_meets_its_expectations(monkeypatch):
     numbers = counted(monkeypatch, {"naive": 2, "reference": 2, "tiled": 1})
     assert [str(one) for one in experiment.expectations(numbers) if not one.met] == []
     assert numbers["scores"]["general"]["parameters"] == 16 * 16
@@ -67,7 +67,7 @@ def test_a_run_counts_and_is_held_to_what_was_stated(monkeypatch):
     assert numbers["stated_flops_per_query"]["additive"][0] == 2 * 64 * (2 * 16**2 + 16)
 
 
-def test_tiles_that_grow_as_a_square_are_found_out(monkeypatch):
+def test_tiles_that_grow_as_a_square_miss_their_bounds(monkeypatch):
     numbers = counted(monkeypatch, {"naive": 2, "reference": 2, "tiled": 2})
     missed = [one.claim for one in experiment.expectations(numbers) if not one.met]
     assert len(missed) == 4 * 2

@@ -1,4 +1,4 @@
-"""The experiment on coverage: its counting on paper, and what is committed."""
+"""coverage_and_repetition.py: its counts by hand, and the committed numbers."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Entropy against dimension: its limits by other means, and what the experiment found."""
+"""entropy_vs_dimension.py: its limits by other means, and the committed numbers."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The experiments on the family of attentions: settings, numbers and figures, on tiny runs."""
+"""attention_family.py and rollout.py: settings, numbers and figures, on tiny runs."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The walk-through of gradients: its mathematics on tiny cases, and what it found."""
+"""gradient_analysis.py: its mathematics on tiny cases, and the committed numbers."""
 
 import copy
 import dataclasses
@@ -172,7 +172,7 @@ def test_sum_of_squared_eigenvalues_of_a_known_hessian():
     assert float(found) == pytest.approx(2**2 + 2**2 + 1)
 
 
-# --- what was found ---
+# --- the committed numbers ---
 
 
 def test_committed_numbers_meet_what_is_expected(numbers):

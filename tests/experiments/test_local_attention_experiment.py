@@ -1,4 +1,4 @@
-"""The experiment on local attention: windows and Gaussian on paper, and what is committed."""
+"""local_attention.py: windows and Gaussian by hand, and the committed numbers."""
 
 import copy
 import dataclasses
@@ -24,7 +24,7 @@ def committed():
     return json.loads((RESULTS / "local_attention.json").read_text())
 
 
-def test_masks_are_those_that_the_chapter_draws():
+def test_masks_are_those_of_the_chapter():
     source, target, radius = 20, 16, 3
     rng = np.random.default_rng(2)
     local_m, local_p = np.zeros((2, target, source), int)
@@ -49,7 +49,7 @@ def test_masks_are_those_that_the_chapter_draws():
     assert row.sum() == pytest.approx(sum(expected), abs=1e-4)
 
 
-def test_what_a_gaussian_leaves_on_paper():
+def test_sums_under_a_gaussian_by_hand():
     assert windows.mass_on_a_key(1) == pytest.approx((1 + 2 * math.exp(-2)) / 3)
     x = (np.arange(100_000) + 0.5) / 100_000 * 2 - 1  # midpoints in [-1, 1]
     between = np.mean(np.exp(-2 * x**2))
@@ -57,7 +57,7 @@ def test_what_a_gaussian_leaves_on_paper():
     assert windows.mass_on_a_key(1000) == pytest.approx(between, rel=1e-3)
 
 
-def test_what_a_gaussian_leaves_of_random_rows():
+def test_sums_under_a_gaussian_of_random_rows():
     found = windows.gaussian_mass(3, samples=1009)
     for place in ("on a key", "between keys"):
         of = found[place]
@@ -76,7 +76,7 @@ def test_ceiling_counts_letters_out_of_sight(length, radius):
 
 
 def test_where_a_model_looks(monkeypatch):
-    """Row by row; the weights are random, and do not sum to 1."""
+    """Compares with loops over rows; the weights are random and do not sum to 1."""
     config = experiment.Config().training("no encoder", "predicted", 2)
     random = np.random.default_rng(0).random((2, 1, 5, 9, 8)).astype(np.float32)
     seen = {}

@@ -1,4 +1,4 @@
-"""The walk from tokens to context: each step in NumPy, and what is committed."""
+"""qkv_walkthrough.py: each step in NumPy, and the committed numbers."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The experiment on scale and dimension: its scores and its bookkeeping, and what it found."""
+"""scale_and_dimension.py: its scores, its bookkeeping, and the committed numbers."""
 
 import copy
 import dataclasses
@@ -35,7 +35,7 @@ def numbers():
 
 @pytest.fixture(scope="module")
 def compile_quickly():
-    """What is looked at here lies above the numerics."""
+    """These tests do not depend on the numerics, so that they may compile quickly."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -171,19 +171,19 @@ def test_runs_of_one_program_have_their_own_size_and_rate():
 # --- bookkeeping ---
 
 
-def test_every_number_comes_from_the_run_that_it_is_said_to(monkeypatch):
-    """Training replaced by numbers that say what was asked for."""
+def test_every_number_comes_from_its_own_run(monkeypatch):
+    """Replaces training by numbers that encode the request."""
     kinds = ("DOT", "ADDITIVE", "GENERAL", "HALF_ADDITIVE", "PROJECTED_DOT")
 
-    def says(score, dim, size, rate, seed):
-        wanted = 100 * size.factor if size.sd is None else -size.sd
-        return kinds.index(score) * 1000 + dim + wanted + rate + 0.5 * seed
+    def encoded(score, dim, size, rate, seed):
+        of_size = 100 * size.factor if size.sd is None else -size.sd
+        return kinds.index(score) * 1000 + dim + of_size + rate + 0.5 * seed
 
     def trained(config, runs, *, every, **_):
         model, loop = config.model, config.loop
         score = model.score.split(":")[1]
         losses = np.array(
-            [[says(score, model.dim, *run, seed) for seed in range(loop.seeds)] for run in runs]
+            [[encoded(score, model.dim, *run, seed) for seed in range(loop.seeds)] for run in runs]
         )
         looks = np.arange(loop.steps // every + 1)
         curves = dict.fromkeys(experiment.CURVES, losses[..., None] + looks)
@@ -203,7 +203,7 @@ def test_every_number_comes_from_the_run_that_it_is_said_to(monkeypatch):
         rates = [8 / dim * rate for rate in config.rates]
         assert [float(rate) for rate in arm["rates"]] == rates
         for rate, of_rate in zip(rates, arm["rates"].values(), strict=True):
-            by_seed = [says(score, dim, size, rate, seed) for seed in (0, 1)]
+            by_seed = [encoded(score, dim, size, rate, seed) for seed in (0, 1)]
             assert of_rate["loss"] == of_rate["exact_match"] == by_seed
         return of_rate  # of the last rate
 
@@ -270,7 +270,7 @@ def test_guessing_letters_costs():
     assert loss_of_guessing() == pytest.approx(5.5 / 6.5 * math.log(26))
 
 
-# --- what was found ---
+# --- the committed numbers ---
 
 
 def test_committed_numbers_meet_what_is_expected(numbers):

@@ -1,4 +1,4 @@
-"""Variances of logits: the formulas against NumPy samples, and what is committed."""
+"""score_variance.py: its formulas against NumPy samples, and the committed numbers."""
 
 import dataclasses
 import json
@@ -84,7 +84,7 @@ def test_normalisations():
 
 
 def test_additive_row_variance():
-    """By quadrature and by samples: for a query's a, the b of many keys."""
+    """Compares quadrature with samples: one a per query, and the b of many keys."""
     rng = np.random.default_rng(3)
     a, b = rng.normal(0, np.sqrt(0.5), size=(4000, 1)), rng.normal(0, np.sqrt(0.5), (4000, 50))
     tanh = np.tanh(a + b)

@@ -1,4 +1,4 @@
-"""The sketch of weak scaling: bytes and seconds against numbers worked out by hand."""
+"""weak_scaling.py: bytes and seconds against numbers by hand."""
 
 import dataclasses
 
