@@ -329,7 +329,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
             said, shown = (counts[side][status] for side in ("said", "shown"))
             checks.append(
                 Expectation(
-                    f"{name}: {status} tiles, said / shown {shown}", "", said, 0, shown,
+                    f"{name}: {status} tiles, stated / shown {shown}", "", said, 0, shown,
                     "a mask may call fewer tiles empty or full than its table shows, never more",
                 )
             )  # fmt: skip

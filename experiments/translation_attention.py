@@ -153,8 +153,8 @@ def agreement(first_pairs: Sequence[Seen], second_pairs: Sequence[Seen]) -> JSON
             same = bool(largest[0][row] == largest[1][row])
             kinds.setdefault(_kind(label), []).append((float(divergence[row]), same))
             subwords.setdefault(label, []).append(float(divergence[row]))
-    every = np.array([row for found in kinds.values() for row in found])
-    common = {label: np.mean(found) for label, found in subwords.items() if len(found) >= 20}
+    every = np.array([row for values in kinds.values() for row in values])
+    common = {label: np.mean(values) for label, values in subwords.items() if len(values) >= 20}
     ranked = sorted(common, key=lambda label: common[label])
     return {
         "rows": rows,
@@ -165,11 +165,11 @@ def agreement(first_pairs: Sequence[Seen], second_pairs: Sequence[Seen]) -> JSON
         "divergence_of_layers": (layers / rows).round(4).tolist(),
         "kinds": {
             kind: {
-                "rows": len(found),
-                "divergence": round(float(np.mean([d for d, _ in found])), 4),
-                "same_largest": round(float(np.mean([same for _, same in found])), 4),
+                "rows": len(values),
+                "divergence": round(float(np.mean([d for d, _ in values])), 4),
+                "same_largest": round(float(np.mean([same for _, same in values])), 4),
             }
-            for kind, found in sorted(kinds.items())
+            for kind, values in sorted(kinds.items())
         },
         "most_alike": {label: round(float(common[label]), 4) for label in ranked[:8]},
         "least_alike": {label: round(float(common[label]), 4) for label in ranked[:-9:-1]},
