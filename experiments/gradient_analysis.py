@@ -125,7 +125,8 @@ class Config:
         """Returns the settings of one run; `settings` are those of the model, and `batch_size`."""
         batch = {"batch_size": settings.pop("batch_size")} if "batch_size" in settings else {}
         loop = LoopConfig(seeds=self.seeds, steps=steps)
-        return ReversalConfig(model=Seq2SeqConfig(score=score, **settings), loop=loop, **batch)
+        model = Seq2SeqConfig(score=score).with_settings(**settings)
+        return ReversalConfig(model=model, loop=loop, **batch)
 
 
 _LEAST = {  # setting -> least value of its numbers

@@ -18,6 +18,7 @@ from experiment import conduct
 from reversal_arms import loss_of_guessing
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.scores import ScaledDot
 from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
 from attention_jax.training.loop import LoopConfig
@@ -148,7 +149,9 @@ def test_a_rate_that_is_traced_is_the_rate_of_the_configuration():
 def test_runs_of_one_program_have_their_own_size_and_rate():
     config = ReversalConfig(
         model=Seq2SeqConfig(
-            score=training.name_of("PROJECTED_DOT"), dim=8, hidden_dim=3, encoder_layers=0
+            score=training.name_of("PROJECTED_DOT"),
+            block=BlockConfig(dim=8, hidden_dim=3),
+            encoder_layers=0,
         ),
         loop=LoopConfig(seeds=2, steps=2),
         batch_size=5,
@@ -183,7 +186,10 @@ def test_every_number_comes_from_its_own_run(monkeypatch):
         model, loop = config.model, config.loop
         score = model.score.split(":")[1]
         losses = np.array(
-            [[encoded(score, model.dim, *run, seed) for seed in range(loop.seeds)] for run in runs]
+            [
+                [encoded(score, model.block.dim, *run, seed) for seed in range(loop.seeds)]
+                for run in runs
+            ]
         )
         looks = np.arange(loop.steps // every + 1)
         curves = dict.fromkeys(experiment.CURVES, losses[..., None] + looks)
