@@ -1,8 +1,8 @@
-"""What test_nn_explicit.py runs on eight devices, in a process of its own.
+"""Checks of test_nn_explicit.py, which run on eight devices.
 
-Batches are cut up over a mesh as `jax.make_mesh` makes it, with `Explicit` axes, and set with
-`jax.set_mesh`; parameters are replicated. The forward pass and the gradient are those of one
-device, and what comes out is cut as what went in.
+Batches are sharded over a mesh of `jax.make_mesh`, with `Explicit` axes, under `jax.set_mesh`;
+parameters are replicated. The forward pass and the gradient must equal those of one device, and the
+outputs must be sharded as the inputs are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def arrays():
 
 
 def check(module, call, *names):
-    """`call(module, *arrays)` and its gradient in the parameters, on one device and on eight."""
+    """Compares `call(module, *arrays)` and its parameter gradient on one device and on eight."""
     # Flax's layer normalisation promotes float64 and float32.
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         graph, state = nnx.split(module)

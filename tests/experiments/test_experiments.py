@@ -1,18 +1,17 @@
-"""The experiments on the family of attentions: settings, numbers and figures, on tiny runs."""
+"""attention_family.py and rollout.py: settings, numbers and figures, on tiny runs."""
 
 import dataclasses
 import json
 
+import attention_family as family
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_lines import load
+import rollout
+from experiment import conduct
 
 from attention_jax.tasks.reversal.evaluation import batch_of_words
 from attention_jax.training.loop import LoopConfig
-
-family = load("experiments/attention_family.py")
-rollout = load("experiments/rollout.py")
 
 NAME = "no encoder, local-m, diagonal"
 
@@ -25,7 +24,7 @@ def small(module, tmp_path, **settings):
 
 def test_family_trains_evaluates_and_draws_an_arm(tmp_path, capsys):
     config = small(family, tmp_path, arms=(NAME,), seeds=2, beams=2)
-    family.main(config)
+    conduct(family, config)
     numbers = json.loads((config.results / "attention_family.json").read_text())
     arm = numbers["arms"][NAME]
     assert list(arm["accuracy"]["free_running_exact"]) == ["3", "4", "5", "6", "7", "8", "10"]
@@ -75,7 +74,7 @@ def test_rollout_numbers_are_means_of_what_was_seen(tmp_path, monkeypatch):
         config.training(), batch_size=2, loop=LoopConfig(seeds=1, steps=2)
     )
     monkeypatch.setattr(rollout.Config, "training", lambda self: training)
-    rollout.main(config)
+    conduct(rollout, config)
     numbers = json.loads((config.results / "rollout.json").read_text())
     assert numbers["largest_row_sum_error"] < 1e-5
     assert np.shape(numbers["sharpness"]) == np.shape(numbers["spread"]) == (1, 2, 2)

@@ -1,4 +1,4 @@
-"""What users get wrong with heads, windows and biases: one line that says what was expected."""
+"""Mistakes with heads, windows and biases raise one line that says what was expected."""
 
 import jax
 import jax.numpy as jnp

@@ -68,7 +68,7 @@ def test_readme_shows_how_far_strings_are_reversed():
         assert max(by_score) >= 0.999
 
 
-def test_every_kind_of_attention_reverses_but_those_that_cannot():
+def test_every_kind_of_attention_reverses_except_those_that_cannot():
     family = experiment_of("attention_family")
     numbers = json.loads((RESULTS / "attention_family.json").read_text())
     assert list(numbers["arms"]) == list(family.ARMS)

@@ -1,4 +1,4 @@
-"""Words for the command lines: those that fit together in any number, and those that never do."""
+"""Words for the command lines: good words in any combination, and words that are always wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Words = list[str]
 
 
 def options(**values: list[Any]) -> list[Words]:
-    """["--name", *words] for each value."""
+    """Returns ["--name", *words] for each value."""
     return [
         [f"--{name.replace('_', '-')}", *(value if isinstance(value, list) else [value])]
         for name, pool in values.items()
