@@ -1,4 +1,4 @@
-"""Every kind of attention learns to reverse strings, or fails where it must.
+"""Which kinds of attention learn to reverse strings, and which cannot?
 
 Source:   Luong, Pham and Manning 2015, section 3.2 (local-m, local-p); See, Liu and Manning 2017,
           section 2.3 (coverage); Raffel et al. 2017 (monotonic); Vaswani et al. 2017, section 3.2.2
@@ -6,14 +6,14 @@ Source:   Luong, Pham and Manning 2015, section 3.2 (local-m, local-p); See, Liu
           centred for reversal?
 Command:  .venv/bin/python experiments/attention_family.py
 Time:     15 minutes on 2 CPU cores (measured beside other work).
-Expected: exact match of at least 99 % at lengths 3-8 for every score and kind, three seeds. Even
-          for a window around the diagonal, i - D to i + D, which does not hold the letter to write,
-          and for monotonic attention, which cannot go back: the encoder's self attention learns to
-          carry the letters to where they are looked for. Without an encoder it cannot, and both
-          fail, where a window around S - 1 - i (the answer to the exercise) goes on to reverse
-          and attention to everything mostly does.
+Expected: exact match of at least 99 % at lengths 3-8 for every score and kind of attention, three
+          seeds. Two kinds reverse only with an encoder: a window around the diagonal, i - D to
+          i + D, which does not hold the letter to write, and monotonic attention, which cannot go
+          back. The encoder's self attention carries the letters to where these two look. Without
+          an encoder both fail, a window around S - 1 - i (the answer to the exercise) still
+          reverses, and attention to everything mostly does.
 
-The four scores of the literature are in `reversal_comparison.py`. The window has radius 2: 5 of at
+`reversal_comparison.py` trains the four scores of the literature. The window has radius 2: 5 of at
 most 8 letters.
 """
 
@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiment import Expectation, conduct, run_command
+from experiment import JSON, Expectation, run_experiment
 from matplotlib.figure import Figure
 from reversal_arms import (
     EXTRAPOLATION_LENGTH,
-    JSON,
     TRAINED_LENGTHS,
     accuracies,
     heat_map,
@@ -44,13 +43,13 @@ from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
 
-# What each arm is called -> what differs from the default model, whose score is scaled dot.
+# Arm -> settings that differ from the default model's, whose score is scaled dot.
 ARMS: dict[str, dict[str, Any]] = {
     "cosine": {"score": "cosine"},
     "distance": {"score": "distance"},
     "concat": {"score": "concat"},
     "softcap": {"score": "softcap"},
-    "heads 4": {"heads": 4},
+    "heads 4": {"num-heads": 4},
     "local-p": {"attention": "local-p"},
     "local-m, anti-diagonal": {"attention": "local-m", "alignment": "reversed"},
     "coverage": {"attention": "coverage", "score": "additive"},
@@ -81,17 +80,17 @@ DRAWN = {  # arm -> title
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; the training itself has its own in `ReversalConfig`.
+    """Settings; `ReversalConfig` holds those of the training.
 
     Attributes:
-        seeds: trainings of each arm.
-        steps: optimiser steps of each.
-        arms: which of them.
-        strings: test strings of each length.
-        beams: of the beam search that is compared with greedy decoding.
-        word: drawn as a heat map.
-        workdir: where the runs are kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        seeds: trainings per arm.
+        steps: optimiser steps per training.
+        arms: which arms to train.
+        strings: test strings per length.
+        beams: width of the beam search that is compared with greedy decoding.
+        word: the word whose attention is drawn.
+        workdir: folder of the runs; a run that is finished there is not trained again.
+        results: folder of the numbers and figures.
     """
 
     seeds: int = 3
@@ -119,10 +118,11 @@ class Config:
             check_folder(name, getattr(self, name))
 
     def training(self, arm: str) -> ReversalConfig:
-        """One run's settings."""
+        """Returns the settings of one run."""
         settings = {name.replace("-", "_"): value for name, value in ARMS[arm].items()}
         return ReversalConfig(
-            model=Seq2SeqConfig(**settings), loop=LoopConfig(seeds=self.seeds, steps=self.steps)
+            model=Seq2SeqConfig().with_settings(**settings),
+            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
         )
 
 
@@ -130,7 +130,7 @@ QUICK = Config(seeds=1, steps=100, arms=("cosine",), strings=50, beams=2)
 
 
 def run(config: Config) -> JSON:
-    """Trains and evaluates everything."""
+    """Trains and evaluates every arm."""
     numbers: JSON = {"arms": {}}
     for arm in config.arms:
         workdir = config.workdir / arm.replace(", ", "-").replace(" ", "-")
@@ -151,13 +151,14 @@ def run(config: Config) -> JSON:
 
 
 CAPTIONS = {
-    "attention_family": "Where each kind of attention looks while it writes a word backwards;"
-    " windows around the diagonal and monotonic attention where the letters have been moved to.",
+    "attention_family": "Attention weights of each kind of attention while it writes a word"
+    " backwards. Windows around the diagonal and monotonic attention look where the encoder has"
+    " moved the letters.",
 }
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The figure, from the numbers alone; none if no arm that is drawn was trained."""
+    """Draws the arms of `DRAWN`; returns no figure if none of them was trained."""
     word = numbers["config"]["word"]
     panels = {
         title: (
@@ -174,21 +175,21 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """That all kinds reverse but those that cannot."""
-    found = []
+    """Every kind reverses, except those of `MUST_FAIL`."""
+    checks = []
     for arm, measured in numbers["arms"].items():
         exact = mean_over_lengths(measured["accuracy"], "free_running_exact", TRAINED_LENGTHS)
         if arm in MUST_FAIL:
             low, high, value = 0.0, 0.5, exact.max()
-        else:  # one block without projections, "no encoder", mostly does
+        else:  # "no encoder", one block without projections, mostly reverses
             low, high, value = (0.9 if arm == "no encoder" else 0.98), 1.0, exact.min()
         claim = f"{arm}: exact match of lengths 3-8, {'best' if arm in MUST_FAIL else 'worst'} seed"
-        found.append(Expectation(claim, "", float(value), low, high, "a clear margin, no more"))
-    return found
+        checks.append(Expectation(claim, "", float(value), low, high, "a clear margin"))
+    return checks
 
 
 def report(numbers: JSON) -> str:
-    """The table of README, as Markdown."""
+    """Returns the table of README, as Markdown."""
     lines = [
         "| attention | settings of `scripts/train.py` | exact match, lengths 3-8 (mean ± sd; worst"
         f" seed) | the same, {numbers['config']['beams']} beams | letters right at length 10 |",
@@ -203,7 +204,7 @@ def report(numbers: JSON) -> str:
         )
         far = 100 * mean_over_lengths(accuracy, "free_running_tokens", [EXTRAPOLATION_LENGTH])
         far_mean, far_deviation = mean_and_deviation(far)
-        flags = " ".join(f"--{name} {value}" for name, value in measured["settings"].items())
+        flags = " ".join(f"--{name} {value}" for name, value in ARMS[arm].items())
         note = " (must fail)" if arm in MUST_FAIL else ""
         lines.append(
             f"| {arm}{note} | `{flags}` | {mean:.2f} ± {deviation:.2f} %; {exact.min():.2f} %"
@@ -212,10 +213,5 @@ def report(numbers: JSON) -> str:
     return "\n".join(lines)
 
 
-def main(config: Config) -> int:
-    """Runs, writes, draws, and says where everything is."""
-    return conduct("attention_family", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

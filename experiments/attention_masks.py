@@ -1,4 +1,4 @@
-"""What do masks let through, which tiles do they spare, and what goes wrong when they are misread?
+"""What do masks let through, which tiles do they skip, and what if they are read the wrong way?
 
 Source:   day 11 ("Scaled Dot-Product Attention"), §11.7-11.8: a causal mask, 1 = attend; the
           notebook's attention, True = masked, and its `nan_to_num`; topic 7: masked logits get
@@ -8,25 +8,26 @@ Time:     1 minute on 2 CPU cores.
 Expected: rows sum to 1; weights of masked pairs and the gradients of their values are exactly 0; a
           query whose keys are all masked has output 0 and gradient 0.
 
-Masks here are functions of positions, True = may attend, which combine with &, | and ~. They are
-drawn as tables by `materialize`, and tile by tile at full length: a tile that `tile_status` calls
-empty is skipped, one that it calls full is not masked, the rest is masked pair by pair. What a mask
-says of a tile may be less than what its table shows; both are counted.
+Here a mask is a function of positions, True = may attend; masks combine with &, | and ~.
+`materialize` draws them as tables. At full length they are asked tile by tile: `tile_status` says
+which tiles are empty, and skipped, and which are full, and need no masking; the others are masked
+pair by pair. A mask may call a tile partial that its table shows to be empty or full: both counts
+are kept.
 
-A mask read the other way round is a legal mask: no error, no NaN, the wrong pairs. A causal one
-then sees only the future, its last query nothing. Five ways to mask a query that has no key left,
-and what it sends back through its weights:
+A mask read the wrong way round is a legal mask: no error, no NaN, the wrong pairs. A causal mask
+then sees only the future, and its last query sees nothing. Five ways to mask a query that has no
+key left, and what the query sends back through its weights:
 
     zeros                    this library: output 0, gradients 0
     -inf                     softmax of -inf everywhere is 0 / 0: output NaN, values' gradients NaN
-    -inf, nan_to_num         the notebook's: output 0, gradients 0, since what puts -inf in place of
-                             a logit (`where`, `masked_fill`) sends no gradient to it
-    -inf added, nan_to_num   the same with the mask as a term: the gradient that the softmax makes
-                             of its own NaN weights now passes on; NaN behind an output of 0
-    -1e9                     the largest logit is subtracted: uniform attention to what is masked
+    -inf, nan_to_num         the notebook's: output 0, gradients 0, because `where` and
+                             `masked_fill` send no gradient to the logits that they replace
+    -inf added, nan_to_num   the mask as a summand: the softmax's own NaN weights make a gradient,
+                             which now passes on; NaN behind an output of 0
+    -1e9                     the largest logit is subtracted: uniform attention to masked keys
 
 Topic 7 adds that masked logits "still receive gradients that keep them negative". They do not: the
-gradient of a logit is a_j (da_j - sum_k a_k da_k), 0 where a_j is.
+gradient of a logit is a_j (da_j - sum_k a_k da_k), which is 0 where a_j is 0.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from attention_masks_figures import STATUSES, plot
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, run_experiment
 
 from attention_jax import (
     Mask,
@@ -55,6 +56,8 @@ from attention_jax import (
 from attention_jax.analysis import attention_gradients
 from attention_jax.runs.run_folder import check_folder
 
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
+
 Array = jax.Array
 
 CAPTIONS = {
@@ -64,12 +67,12 @@ CAPTIONS = {
     ),
     "attention_masks_tiles": (
         "Share of the tiles that are empty, full and partly masked for nine masks at 4096 "
-        "positions. A causal mask empties nearly half of the tiles, a window 85 in a hundred."
+        "positions. A causal mask leaves nearly half of the tiles empty, a window 85 %."
     ),
     "attention_masks_misread": (
-        "Attention weights of six tokens. Upper row: a causal mask and a padding mask read "
-        "rightly, and read the other way round, when queries look only at the future, or only at "
-        "padding. Lower row: a query without keys under five ways to mask; NaN is drawn in pink."
+        "Attention weights of six tokens. Upper row: a causal mask and a padding mask, read the "
+        "right way and the wrong way round, where queries look only at the future or only at "
+        "padding. Lower row: a query without keys, masked in five ways; NaN is drawn in pink."
     ),
 }
 
@@ -79,13 +82,13 @@ class Config:
     """Settings.
 
     Attributes:
-        length: T = S of the counts; a multiple of `tile`.
-        tile: rows and columns of a tile there.
+        length: T = S of the tile counts; a multiple of `tile`.
+        tile: rows and columns of a tile.
         drawn_length: T = S of the drawn tables; a multiple of `drawn_tile`, at least 16.
-        drawn_tile: of a tile there.
+        drawn_tile: rows and columns of a tile in the drawn tables.
         samples: random queries, keys and values on which weights and gradients are checked.
-        seed: of these.
-        results: where numbers and figures go.
+        seed: seed of the samples.
+        results: folder of the numbers and figures.
     """
 
     length: int = 4096
@@ -112,11 +115,11 @@ QUICK = Config(length=64, tile=16, samples=8)
 
 
 def masks(length: int) -> dict[str, Mask]:
-    """The masks by name, all in proportion to the length."""
+    """Returns the masks by name; their windows and segments grow with the length."""
     causal, window = causal_mask(), local_mask(length // 8, 0)
     padding = padding_mask(jnp.array(length * 2 // 3))
-    # Three packed sequences.
     ends = jnp.array([length // 4, length * 7 // 12])
+    # Three sequences packed into one.
     segments = jnp.searchsorted(ends, jnp.arange(length), side="right")
     packed = segment_mask(segments, segments)
     first_keys = padding_mask(jnp.array(length // 12))
@@ -134,7 +137,7 @@ def masks(length: int) -> dict[str, Mask]:
 
 
 def run(config: Config) -> JSON:
-    """Draws, counts, checks."""
+    """Draws tables, counts tiles, and measures weights and gradients."""
     return {
         "tables": {
             name: np.asarray(mask.materialize(config.drawn_length, config.drawn_length))
@@ -156,17 +159,16 @@ def run(config: Config) -> JSON:
 
 
 def tile_counts(mask: Mask, length: int, tile: int) -> dict[str, dict[str, int]]:
-    """How many tiles are empty, full and partial: as the mask says, and as its table shows."""
+    """Counts empty, full and partial tiles: as the mask says, and as its table shows."""
     starts = jnp.arange(0, length, tile)
     positions = starts[:, None] + jnp.arange(tile)[None]
     of_row = jax.vmap(mask.tile_status, in_axes=(None, 0))
-    said = jax.vmap(of_row, in_axes=(0, None))(positions, positions)
+    status = jax.vmap(of_row, in_axes=(0, None))(positions, positions)
     count = length // tile
     tables = np.asarray(mask.materialize(length, length)).reshape(count, tile, count, tile)
-    some, every = (np.asarray(reduced) for reduced in (tables.any((1, 3)), tables.all((1, 3))))
     return {
-        "said": _counts(np.asarray(said.empty), np.asarray(said.full)),
-        "shown": _counts(~some, every),
+        "said": _counts(np.asarray(status.empty), np.asarray(status.full)),
+        "shown": _counts(np.asarray(~tables.any((1, 3))), np.asarray(tables.all((1, 3)))),
     }
 
 
@@ -179,32 +181,32 @@ def _counts(empty: np.ndarray, full: np.ndarray) -> dict[str, int]:
 
 
 def _checks(config: Config) -> JSON:
-    """The largest offence of each mask, over samples; all but the rows' sums are exact."""
+    """The largest error of each mask over samples; only the sums of rows are inexact."""
     length, dim = config.drawn_length, 8
     rng = jax.random.key(config.seed)
     query, key, value, doutput = jax.random.normal(rng, (4, config.samples, length, dim))
-    found = {}
+    checks = {}
     for name, mask in masks(length).items():
         table = mask.materialize(length, length)
         weights = attention_weights(query, key, mask=mask)
         has_key = table.any(1)
-        dlogits, in_values = _derivatives(query, key, value, doutput, table)
-        found[name] = {
+        dlogits, dvalues = _derivatives(query, key, value, doutput, table)
+        checks[name] = {
             "weight_where_masked": _largest(jnp.where(table[None], 0, weights)),
             "dlogits_where_masked": _largest(jnp.where(table[None], 0, dlogits)),
-            "value_derivative_where_masked": _largest(jnp.where(table, 0, in_values)),
-            "value_derivative_error": _largest(in_values - weights[0]),
+            "value_derivative_where_masked": _largest(jnp.where(table, 0, dvalues)),
+            "value_derivative_error": _largest(dvalues - weights[0]),
             "row_sum_error": _largest(weights.sum(-1) - has_key[None].astype(weights.dtype)),
             "queries_without_keys": int((~has_key).sum()),
         }
-    return found
+    return checks
 
 
-@jax.jit  # of a mask's table: one compilation serves all masks
+@jax.jit  # takes a mask's table, so that one compilation serves all masks
 def _derivatives(
     query: Array, key: Array, value: Array, doutput: Array, table: Array
 ) -> tuple[Array, Array]:
-    """dlogits [B, T, S], and of the first sample the size of d output_i / d value_j, [T, S]."""
+    """dlogits [B, T, S]; for the first sample |d output_i / d value_j|, [T, S]."""
     dlogits = attention_gradients(query, key, value, doutput, mask=table).dlogits
     attend = functools.partial(attention, query[0], key[0], mask=table)
     return dlogits, jnp.abs(jax.jacrev(attend)(value[0])).max((1, 3))  # of [T, Dv, S, Dv]
@@ -218,32 +220,32 @@ def _largest(array: Array) -> float:
 
 
 def _misread(config: Config) -> JSON:
-    """A mask of True = masked given to whom True = may attend."""
+    """Weights under a mask with True = masked, given to a reader of True = may attend."""
     tokens, dim = 6, 8
     query, key = jax.random.normal(jax.random.key(config.seed + 1), (2, tokens, dim))
-    found = {}
+    numbers = {}
     for name, mask in (
         ("causal", causal_mask()),
         ("padding", padding_mask(jnp.array(tokens - 2))),
     ):
         table = mask.materialize(tokens, tokens)
         misread = attention_weights(query, key, mask=~mask)
-        found[name] = {
+        numbers[name] = {
             "read": _table(attention_weights(query, key, mask=mask)),
             "misread": _table(misread),
             "misread_weight_on_masked_keys": [
                 round(float(share), 6) for share in jnp.where(table, 0, misread).sum(-1)
             ],
         }
-    return found
+    return numbers
 
 
 def no_keys() -> JSON:
-    """Weights where the second query has no key, and the gradients that it sends."""
+    """Weights of two queries, the second without a key, and the gradients that it sends."""
     logits = jnp.array([[0.5, -0.25, 1.0], [0.25, 1.0, -0.5]])
     mask = jnp.array([[True, True, False], [False, False, False]])
     value, doutput = jnp.eye(3), jnp.array([[0.0, 0.0, 0.0], [1.0, 2.0, 4.0]])
-    found = {}
+    numbers = {}
     for name, weigh in WAYS.items():
 
         def attend(logits: Array, value: Array, weigh: Way = weigh) -> tuple[Array, Array]:
@@ -252,7 +254,7 @@ def no_keys() -> JSON:
 
         _, pull_back, weights = jax.vjp(attend, logits, value, has_aux=True)
         gradients = dict(zip(("logits", "values"), pull_back(doutput), strict=True))
-        found[name] = {
+        numbers[name] = {
             "table": _table(weights),
             **{
                 what: {
@@ -262,7 +264,7 @@ def no_keys() -> JSON:
                 for what, array in ({"weights": weights[1:]} | gradients).items()
             },
         }
-    return found
+    return numbers
 
 
 Way = Callable[[Array, Array], Array]
@@ -285,7 +287,7 @@ WAYS: dict[str, Way] = {
     ),
     "-1e9": lambda logits, mask: jax.nn.softmax(jnp.where(mask, logits, -1e9), axis=-1),
 }
-# way -> (NaN, largest other number) of the weights, the logits' and the values' gradients.
+# Way -> (how many NaN, largest other number) of the weights, dlogits and dvalues.
 WITHOUT_KEYS = {
     "zeros (ours)": ((0, 0), (0, 0), (0, 0)),
     "-inf": ((3, 0), (0, 0), (9, 0)),
@@ -296,7 +298,7 @@ WITHOUT_KEYS = {
 
 
 def _table(array: Array) -> list[list[float | None]]:
-    """Rounded; None for NaN, which JSON does not have."""
+    """Rounded numbers; None stands for NaN, which JSON does not have."""
     return [
         [None if np.isnan(number) else round(float(number), 4) for number in row]
         for row in np.asarray(array)
@@ -304,51 +306,48 @@ def _table(array: Array) -> list[list[float | None]]:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """Exact zeros, sums, and tiles told rightly."""
-    found = []
+    """Exact zeros, sums of rows, and no tile called empty or full that is not."""
+    checks = []
     exact = "exact"
-    for name, check in numbers["checks"].items():
+    for name, measured in numbers["checks"].items():
         for what, claim in (
             ("weight_where_masked", "largest weight of a masked pair"),
             ("dlogits_where_masked", "largest gradient of a masked logit"),
             ("value_derivative_where_masked", "largest derivative of an output in a masked value"),
         ):
             source = "not 0" if what == "dlogits_where_masked" else "exactly 0"
-            found.append(near(f"{name}: {claim}", source, check[what], 0, 0, exact))
+            checks.append(near(f"{name}: {claim}", source, measured[what], 0, 0, exact))
         for what, claim in (
             ("row_sum_error", "error of the rows' sums (1, or 0 without a key)"),
-            ("value_derivative_error", "derivative of an output in a value less the weight"),
+            ("value_derivative_error", "derivative of an output in a value minus the weight"),
         ):
-            found.append(Expectation(f"{name}: {claim}", "", check[what], 0, 2e-5, "float32 sums"))
+            checks.append(
+                Expectation(f"{name}: {claim}", "", measured[what], 0, 2e-5, "float32 sums")
+            )
     for name, counts in numbers["tiles"].items():
         for status in ("empty", "full"):
             said, shown = (counts[side][status] for side in ("said", "shown"))
-            found.append(
+            checks.append(
                 Expectation(
-                    f"{name}: {status} tiles, said / shown {shown}", "", said, 0, shown,
-                    "a mask may say less than its table shows, never more",
+                    f"{name}: {status} tiles, stated / shown {shown}", "", said, 0, shown,
+                    "a mask may call fewer tiles empty or full than its table shows, never more",
                 )
             )  # fmt: skip
     for name, of_mask in numbers["misread"].items():
         rows = [row for row in of_mask["misread_weight_on_masked_keys"] if row]
-        found.append(
+        checks.append(
             near(f"{name} misread: weight on masked keys", "", min(rows), 1, 1e-5, "float32 sums")
         )
     for name, expected in WITHOUT_KEYS.items():
         way = numbers["no_keys"][name]
         for what, (nans, largest) in zip(("weights", "logits", "values"), expected, strict=True):
             claim = f"no key, {name}: {what if what == 'weights' else f'gradient of {what}'}"
-            found.append(near(f"{claim}, NaN", "", way[what]["nan"], nans, 0, exact))
-            found.append(
+            checks.append(near(f"{claim}, NaN", "", way[what]["nan"], nans, 0, exact))
+            checks.append(
                 near(f"{claim}, largest", "", way[what]["largest"], largest, 1e-4, "rounded")
             )
-    return found
+    return checks
 
 
 if __name__ == "__main__":
-    run_command(
-        Config,
-        functools.partial(
-            conduct, "attention_masks", run=run, plot=plot, expectations=expectations
-        ),
-    )
+    run_experiment(__name__)

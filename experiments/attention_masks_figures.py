@@ -1,4 +1,4 @@
-"""The figures of attention_masks.py, from its numbers alone."""
+"""Figures of attention_masks.py, drawn from its numbers alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STATUSES = ("empty", "full", "partial")
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """Tables, shares of tiles, and masks misread."""
+    """Draws the tables, the shares of tiles, and masks read the wrong way round."""
     return {
         "attention_masks": _table_figure(numbers),
         "attention_masks_tiles": _tile_figure(numbers),
@@ -79,9 +79,9 @@ def _misread_figure(numbers: JSON) -> Figure:
         upper[f"{name} mask"] = of_mask["read"]
         upper[f"{name} mask, misread"] = of_mask["misread"]
     lower = {
-        f"{name}\ngradients: logits {_described(found['logits'])},"
-        f"\nvalues {_described(found['values'])}": found["table"]
-        for name, found in numbers["no_keys"].items()
+        f"{name}\ngradients: logits {_described(way['logits'])},"
+        f"\nvalues {_described(way['values'])}": way["table"]
+        for name, way in numbers["no_keys"].items()
     }
     axes.pop(len(upper)).remove()
     for ax, (title, table) in zip(axes, (upper | lower).items(), strict=True):

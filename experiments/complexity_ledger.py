@@ -1,24 +1,25 @@
-"""What does each score cost: parameters, operations, and memory, as stated and as measured?
+"""What does each score cost in parameters, operations and memory, as stated and as measured?
 
 Source:   chapter 38 ("Attention Variants"), §38.6, "A complexity ledger for the four variants" and
           the cell that counts parameters; the notebook's complexity analysis, O(n² d) time and
           O(n²) memory.
 Command:  .venv/bin/python experiments/complexity_ledger.py
-Time:     2 minutes on 2 CPU cores, 6 beside other work; it compiles, and runs nothing.
+Time:     2 minutes on 2 CPU cores, 6 beside other work; it compiles programs and runs none.
 Expected: attention parameters at d = 64: additive 8256, general 4096, dot and scaled 0. Operations
           per query T (2d² + d), d² + T d, T d and T d + T, a multiplication and its addition
           counted as one. Memory grows as T² where [T, S] is materialised, and as T in tiles.
 
-Parameters are counted from the shapes that `init` makes, operations by XLA from the traced program
-(an addition and a multiplication are two), memory by XLA from the compiled one: the temporary
-memory of one example of one head, T = S, forward, and forward with all gradients. "naive" is the
-formula as one writes it down, "reference" and "tiled" are implementations of this library, tiled
-with one tile size at all lengths. Tiles cost a constant; so what is fitted, beside the memory, is
-its increment from each length to the next, which has the exponent of what grows.
+Parameters are counted from the shapes that `init` makes. XLA counts operations in the traced
+program (an addition and a multiplication are two) and memory in the compiled program: the temporary
+memory of one example and one head, T = S, forward, and forward with all gradients. "naive" is the
+formula as one writes it down; "reference" and "tiled" are this library's implementations, tiled
+with the same tile size at all lengths. Tiles also take a constant amount of memory, so the exponent
+is fitted to the increments from one length to the next, in which the constant cancels.
 
-The chapter's T (2d² + d) for additive is its own way to compute it: it concatenates each query with
-each key and multiplies all of it by W. With W = [W_q W_k], W [q; k] = W_q q + W_k k, and each
-product is paid once a token: what is left to a pair is d additions, d tanh and a product with v.
+The chapter's T (2d² + d) for additive is the cost of its own computation: it concatenates each
+query with each key and multiplies the pair by W. With W = [W_q W_k], W [q; k] = W_q q + W_k k, and
+each product is computed once per token. A pair then costs d additions, d tanh and a product
+with v.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from complexity_ledger_figures import plot
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, run_experiment
 
 from attention_jax import SCORES, BlockSizes, attention, get_score
 from attention_jax.analysis import ledger
 from attention_jax.runs.run_folder import check_folder
+
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 
 Array = jax.Array
 Tree = dict[str, Array]
@@ -49,14 +52,15 @@ CAPTIONS = {
     "complexity_ledger": (
         "Temporary memory of attention with all gradients against sequence length, for additive "
         "and scaled dot, and for eight scores at length 4096. The naive formula and the reference "
-        "grow as the square of the length, the tiled implementation, far below, as its first "
-        "power. At 4096 tiles take 1 to 7 MiB, the naive formula hundreds to tens of thousands."
+        "grow as the square of the length; the tiled implementation grows linearly and lies far "
+        "below. At length 4096 tiles take 1 to 7 MiB, the naive formula hundreds to tens of "
+        "thousands."
     ),
     "complexity_ledger_flops": (
         "Operations for one query against the number of keys. Additive attention as the chapter "
-        "computes it is about a hundred times dot product attention; with its two projections paid "
-        "once a token it is less than twice as much and a tanh per feature. General, dot and "
-        "scaled dot nearly coincide at many keys."
+        "computes it takes about a hundred times as many as dot product attention. With its two "
+        "projections computed once per token it takes less than twice as many, and a tanh per "
+        "feature. General, dot and scaled dot nearly coincide at many keys."
     ),
 }
 
@@ -66,11 +70,11 @@ class Config:
     """Settings.
 
     Attributes:
-        scores: whose costs; names, or "module:Name" for operations and parameters of your own.
-        dim: d, size of queries, keys, values and hidden features.
-        lengths: T = S, rising; at least three.
+        scores: names of the scores to count.
+        dim: d, features of queries, keys, values and hidden layers.
+        lengths: T = S, at least three, rising.
         block: rows and columns of a tile.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     scores: tuple[str, ...] = tuple(SCORES)
@@ -85,7 +89,7 @@ class Config:
                 raise ValueError(f"scores must be of {', '.join(SCORES)}; got {name!r}")
         missing = [name for name in PUBLISHED_PARAMETERS if name not in self.scores]
         if missing:
-            raise ValueError(f"scores must hold the chapter's four; {', '.join(missing)} missing")
+            raise ValueError(f"scores must have the chapter's four; {', '.join(missing)} missing")
         if len(self.lengths) < 3 or list(self.lengths) != sorted(set(self.lengths)):
             raise ValueError(f"lengths must be at least three, rising; got {self.lengths}")
         for name, size in (("dim", self.dim), ("block", self.block), ("lengths", self.lengths[0])):
@@ -97,7 +101,7 @@ class Config:
 QUICK = Config(scores=tuple(PUBLISHED_PARAMETERS), dim=16, lengths=(64, 128, 256), block=32)
 
 
-# --- the naive forms: the formula, materialised ---
+# --- the naive forms: each formula as one writes it down ---
 
 
 def _dot(params: Tree, query: Array, key: Array) -> Array:
@@ -143,7 +147,7 @@ NAIVE: dict[str, Callable[[Tree, Array, Array], Array]] = {
 
 
 def naive_attention(score: str) -> Callable[..., Array]:
-    """(query, key, value, params) -> output, of one example."""
+    """Returns the function (query, key, value, params) -> output of one example."""
 
     def attend(query: Array, key: Array, value: Array, params: Tree) -> Array:
         return jax.nn.softmax(NAIVE[score](params, query, key), axis=-1) @ value
@@ -155,7 +159,7 @@ def naive_attention(score: str) -> Callable[..., Array]:
 
 
 def run(config: Config) -> JSON:
-    """Counts and compiles."""
+    """Counts parameters and operations, and compiles for the memory."""
     scores: JSON = {}
     for name in config.scores:
         cost = ledger.score_cost(name, config.dim, config.dim)
@@ -163,7 +167,7 @@ def run(config: Config) -> JSON:
             "parameters": cost.parameters,
             "parameters_at_64": ledger.parameter_count(name, 64, 64),
             **{side: list(getattr(cost, side)) for side in ("query", "key", "pair")},
-            # T queries share the projected keys, T = S.
+            # T queries share the projected keys; T = S.
             "flops_per_query": [cost.flops_per_query(n, n) for n in config.lengths],
             "memory": {form: _memory(name, form, config) for form in FORMS},
         }
@@ -180,8 +184,8 @@ def run(config: Config) -> JSON:
     }
 
 
-# At some sizes XLA:CPU hands a naive attention whole to one kernel of YNNPACK, and does not count
-# what that allocates when it runs: 0 bytes for dot at T = S = 4096. Not so with this.
+# At some sizes XLA:CPU replaces the whole of a naive attention by one kernel of YNNPACK, whose
+# allocations it does not count: 0 bytes for dot at T = S = 4096. This option turns that off.
 _COUNT_ALL = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 # The chapter's ledger, (d, T) -> multiply-adds for one query.
@@ -194,23 +198,23 @@ STATED: dict[str, Callable[[int, int], int]] = {
 
 
 def _memory(score: str, form: str, config: Config) -> dict[str, Any]:
-    """Bytes at each length, forward and forward + backward, and how they grow."""
-    found: dict[str, Any] = {}
+    """Bytes at each length, forward and forward + backward, and the exponents of their growth."""
+    numbers: dict[str, Any] = {}
     for direction in ("forward", "backward"):
         bytes_held = [
             _temporary(score, form, length, direction == "backward", config)
             for length in config.lengths
         ]
-        found[direction] = {
+        numbers[direction] = {
             "bytes": bytes_held,
             "exponent": round(ledger.growth_exponent(config.lengths, bytes_held), 4),
             "exponent_of_increments": round(growth_of_increments(config.lengths, bytes_held), 4),
         }
-    return found
+    return numbers
 
 
 def growth_of_increments(lengths: Sequence[int], bytes_held: Sequence[int]) -> float:
-    """The exponent of what grows, whatever constant is added to it; 0 if nothing does."""
+    """Returns the exponent of growth, whatever constant is added; 0 if nothing grows."""
     increments = np.diff(bytes_held)
     if not increments.any():
         return 0.0
@@ -240,14 +244,14 @@ def _temporary(score: str, form: str, length: int, backward: bool, config: Confi
 
 
 def _flops_of_concatenation(dim: int, length: int) -> float:
-    """Of one query's logits as the chapter computes them, W [q; k] anew for each key."""
+    """Operations of one query's logits as the chapter computes them: W [q; k] for each key."""
     query, key = (jax.ShapeDtypeStruct((n, dim), jnp.float32) for n in (1, length))
     params = SCORES["concat"].param_shapes({}, dim, dim)
     return ledger.operation_count(_concat, params, query, key).flops
 
 
 def _exponents(config: Config) -> JSON:
-    """How the operations of scaled dot attention, softmax and values included, grow in n and d."""
+    """Exponents in n and d of scaled dot attention's operations, softmax and values included."""
 
     def flops(length: int, dim: int) -> float:
         token = jax.ShapeDtypeStruct((length, dim), jnp.float32)
@@ -268,11 +272,11 @@ def _exponents(config: Config) -> JSON:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """The chapter's ledger and the notebook's orders."""
-    scores, found = numbers["scores"], []
+    """The chapter's ledger, and the notebook's exponents."""
+    scores, checks = numbers["scores"], []
     exact = "a count: exact"
     for name, published in PUBLISHED_PARAMETERS.items():
-        found.append(
+        checks.append(
             near(
                 f"parameters of {name} at d = 64", str(published),
                 scores[name]["parameters_at_64"], published, 0, exact,
@@ -280,7 +284,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
         )  # fmt: skip
     stated, longest = numbers["stated_flops_per_query"], numbers["config"]["lengths"][-1]
     dim = numbers["config"]["dim"]
-    found.append(
+    checks.append(
         near(
             f"operations of additive as the chapter computes it / stated, T = {longest}",
             "T (2d² + d)", numbers["concatenated_flops_per_query"][-1] / stated["additive"][-1],
@@ -289,17 +293,17 @@ def expectations(numbers: JSON) -> list[Expectation]:
     )  # fmt: skip
     for name, source, surplus in (
         ("dot", "T d", 0), ("general", "d² + T d", 0),
-        # We scale the query, d products; the chapter the T logits, a multiply-add each.
+        # We scale the query, d products; the chapter scales T logits, a multiply-add each.
         ("scaled", "T d + T", dim - 2 * longest),
     ):  # fmt: skip
-        found.append(
+        checks.append(
             near(
                 f"operations of {name} for one query, T = {longest}", source,
                 scores[name]["flops_per_query"][-1], stated[name][-1] + surplus, 0, exact,
             )
         )  # fmt: skip
-    # Per query 2d² each for its own and for one key's projection, 3d a pair.
-    found.append(
+    # Per query: 2d² for its own projection, 2d² for that of one key, and 3d per pair.
+    checks.append(
         near(
             f"operations of additive, projections shared, for one query, T = {longest}", "",
             scores["additive"]["flops_per_query"][-1], 4 * dim**2 + 3 * dim * longest, 0, exact,
@@ -307,7 +311,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     )  # fmt: skip
     of_softmax = "the softmax and scaling add terms of order T² and T d to T² d"
     for name, expected, within in (("length", 2, 0.02), ("dim", 1, 0.1)):
-        found.append(
+        checks.append(
             near(
                 f"exponent of scaled dot attention's operations in the {name}", "O(n² d)",
                 numbers["exponents"][name], expected, within, of_softmax,
@@ -316,21 +320,16 @@ def expectations(numbers: JSON) -> list[Expectation]:
     for name, of_score in scores.items():
         for form, low, high in zip(FORMS, (1.9, 1.9, 0), (2.1, 2.1, 1.1), strict=True):
             for direction in ("forward", "backward"):
-                found.append(
+                checks.append(
                     Expectation(
                         f"exponent of memory, {name}, {form}, {direction}",
                         "O(n²)" if low else "",
                         of_score["memory"][form][direction]["exponent_of_increments"],
-                        low, high, "a program also holds arrays of T d, and pads",
+                        low, high, "a program also holds arrays of size T d, and padding",
                     )
                 )  # fmt: skip
-    return found
+    return checks
 
 
 if __name__ == "__main__":
-    run_command(
-        Config,
-        functools.partial(
-            conduct, "complexity_ledger", run=run, plot=plot, expectations=expectations
-        ),
-    )
+    run_experiment(__name__)

@@ -1,4 +1,4 @@
-"""The figures of complexity_ledger.py, from its numbers alone."""
+"""Figures of complexity_ledger.py, drawn from its numbers alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attention_jax.reports import plotting
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """Memory by score, and operations for one query."""
+    """Draws the memory by score, and the operations for one query."""
     return {
         "complexity_ledger": _memory_figure(numbers),
         "complexity_ledger_flops": _flops_figure(numbers),
@@ -23,14 +23,14 @@ def _memory_figure(numbers: JSON) -> Figure:
     figure, (*curves, bars) = plotting.new_figure(11.5, 4.7, columns=3, sharey=True)
     for ax, name in zip(curves, ("additive", "scaled"), strict=True):
         for index, form in enumerate(forms):
-            found = scores[name]["memory"][form]["backward"]
+            measured = scores[name]["memory"][form]["backward"]
             ax.loglog(
                 lengths,
-                np.array(found["bytes"]) / 2**20,
+                np.array(measured["bytes"]) / 2**20,
                 color=plotting.COLORS[index],
                 marker=plotting.MARKERS[index],
                 markersize=5,
-                label=f"{form}: grows as T^{found['exponent_of_increments']:.2f}",
+                label=f"{form}: grows as T^{measured['exponent_of_increments']:.2f}",
             )
         ax.set_title(f"{name}, {scores[name]['parameters']:,} parameters")
         ax.set_xticks(lengths, [str(n) for n in lengths])
@@ -38,14 +38,14 @@ def _memory_figure(numbers: JSON) -> Figure:
         ax.legend(fontsize=9, loc="upper left")
         ax.set_xlabel("length, T = S")
     width = 0.27
-    places = np.arange(len(scores))
+    positions = np.arange(len(scores))
     for index, form in enumerate(forms):
-        held = [of_score["memory"][form]["backward"]["bytes"][-1] for of_score in scores.values()]
+        longest = [score["memory"][form]["backward"]["bytes"][-1] for score in scores.values()]
         bars.bar(
-            places + (index - 1) * width, np.array(held) / 2**20, width,
+            positions + (index - 1) * width, np.array(longest) / 2**20, width,
             color=plotting.COLORS[index], label=form,
         )  # fmt: skip
-    bars.set_xticks(places, list(scores), rotation=40, ha="right")
+    bars.set_xticks(positions, list(scores), rotation=40, ha="right")
     bars.set_title(f"all scores, T = {lengths[-1]}")
     bars.legend(fontsize=9, loc="upper right")
     low, high = bars.get_ylim()

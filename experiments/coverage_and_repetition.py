@@ -3,35 +3,35 @@
 Source:   chapter 38 ("Attention Variants"), §38.8; See, Liu and Manning 2017, equations 10-13.
 Command:  .venv/bin/python experiments/coverage_and_repetition.py
 Time:     6 minutes on 2 CPU cores, measured beside other work.
-Expected: with the coverage loss, sum_j min(a_tj, cov_tj) falls, and so does repetition. The first
-          does, to its floor; the second only where there is any: on strings longer than trained on,
-          whose answers are wrong with coverage and without.
+Expected: with the coverage loss, sum_j min(a_tj, cov_tj) falls, and so does repetition. The loss
+          falls to its floor. Repetition falls only where there is any: on strings longer than those
+          of training, whose answers are wrong with and without coverage.
 
-The chapter gives formulas and no numbers. Two parts:
+The chapter gives formulas and no numbers. The experiment has two parts:
 
-1. A decoder that is stuck: its query never changes, and so neither does plain attention. With
-   coverage in the score, v . tanh(q + k_j + w cov_tj), a negative w moves it on. Four keys, the
-   features of one number each, computed by hand in Python's own floats beside the library.
+1. A stuck decoder: its query never changes, and so neither does plain attention. With coverage in
+   the score, v . tanh(q + k_j + w cov_tj), a negative w moves attention on. There are four keys of
+   one feature each; the library's numbers are compared with the same formulas in Python's floats.
 2. Reversal with additive attention: without coverage, with coverage in the score, and with the
-   coverage loss beside the cross entropy. Looked at through training, on strings as long as those
-   that are trained on and on longer ones, where models break down and repeat themselves.
+   coverage loss added to the cross entropy. Models are examined throughout training, on strings as
+   long as those of training and on longer ones, where they break down and repeat themselves.
 
-The loss cannot fall to 0 there. A string of n letters takes n + 1 queries, one of them for EOS, and
-each has a weight of 1 to give to n letters. What escapes the loss, max(0, a_tj - cov_tj), is at
-most what a_tj adds to the largest weight that letter j has had, so never more than 1 a letter:
+The loss cannot fall to 0 in part 2. A string of n letters takes n + 1 queries, one of them for EOS,
+and each query distributes a weight of 1 over n letters. The weight that escapes the loss,
+max(0, a_tj - cov_tj), is at most the amount by which a_tj raises the largest weight that letter j
+has had, which adds up to at most 1 per letter:
 
     sum_t loss_t >= (n + 1) - sum_j max_t a_tj >= 1
 
 The excess, sum_j max(0, cov_j - 1) after the last query, has the same floor. Attention that goes to
-each letter once, and for EOS anywhere, meets both. Looking twice and writing twice are not the
-same: counted of the answers are letters that stand there more than once, and more often than in
-the right answer.
+each letter once, and for EOS anywhere, reaches both floors. Looking twice is not the same as
+writing twice: repetition counts the letters of an answer that occur more than once, and more often
+than in the right answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from coverage_figures import CAPTIONS, plot
-from experiment import JSON, Expectation, conduct, near, run_command
-from gradient_questions import follow
+from experiment import JSON, Expectation, near, rounded, run_experiment
+from reversal_arms import follow
 
 from attention_jax.functional.coverage import coverage_attention, coverage_loss
+from attention_jax.nn.cross_attention import CrossAttentionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.batch import Batch
@@ -58,7 +59,7 @@ __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 
 Array = jax.Array
 
-# The stuck decoder: features of its one query and of four keys, and v. A query a row.
+# The stuck decoder: the feature of its query and of four keys, v, and the number of queries.
 QUERY, KEYS, V, STEPS = 0.0, (0.8, 0.4, 0.0, -0.4), 10.0, 4
 
 PLAIN, IN_SCORE, IN_LOSS = "no coverage", "in the score", "in the score and the loss"
@@ -71,16 +72,16 @@ ARMS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; what is not here is as in `ReversalConfig`.
+    """Settings; all others are the defaults of `ReversalConfig`.
 
     Attributes:
-        kernels: w of the stuck decoder's score, the first 0.
+        kernels: values of w in the stuck decoder's score, the first 0.
         steps: optimiser steps, a multiple of `look_every`.
-        look_every: steps between two looks at a model.
-        seeds: models of each arm, at least 2.
-        strings: in each of the two batches that models are looked at with.
-        far_length: of the strings in the second, longer than any that is trained on.
-        results: where numbers and figures go.
+        look_every: steps between two measurements of a model.
+        seeds: trainings per arm, at least 2.
+        strings: strings in each of the two batches that models are measured on.
+        far_length: length of the strings in the second batch, longer than those of training.
+        results: folder of the numbers and figures.
     """
 
     kernels: tuple[float, ...] = (0.0, -0.1, -0.2, -0.35, -0.5, -0.7, -1.0, -1.4, -2.0, -3.0)
@@ -107,10 +108,12 @@ class Config:
         check_folder("results", self.results)
 
     def training(self, arm: str) -> ReversalConfig:
-        """One arm's settings."""
+        """Returns the settings of one arm."""
         settings = ARMS[arm]
         return ReversalConfig(
-            model=Seq2SeqConfig(score="additive", attention=settings["attention"]),
+            model=Seq2SeqConfig(
+                score="additive", cross_attention=CrossAttentionConfig(settings["attention"])
+            ),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
             coverage_weight=settings["coverage_weight"],
         )
@@ -120,24 +123,24 @@ QUICK = Config(kernels=(0.0, -2.0), steps=4, look_every=2, seeds=2, strings=8)
 
 
 def run(config: Config) -> JSON:
-    """The stuck decoder, and what is seen of every model at each look: [looks, seeds] each."""
+    """Measures the stuck decoder, and every model at each look: [looks, seeds] per number."""
     near_batch, far_batch = look_at(config)
     return {
         "stuck": [stuck_decoder(kernel) for kernel in config.kernels],
         "floor": {
             "per string": 1.0,
-            "per token": _rounded(1 / float(jnp.mean(near_batch.target_lengths))),
+            "per token": rounded(1 / float(jnp.mean(near_batch.target_lengths))),
         },
         "looks": list(range(0, config.steps + 1, config.look_every)),
         "arms": {arm: _learning(config, arm, near_batch, far_batch) for arm in ARMS},
     }
 
 
-# --- 1. a decoder that is stuck ---
+# --- 1. the stuck decoder ---
 
 
 def stuck_decoder(kernel: float) -> JSON:
-    """The library's numbers, and how far those by hand are from them."""
+    """Returns the library's numbers, and their largest difference from those by hand."""
     result = coverage_attention(
         jnp.full((STEPS, 1), QUERY), jnp.array(KEYS)[:, None], jnp.eye(len(KEYS)),
         score="additive",
@@ -150,7 +153,7 @@ def stuck_decoder(kernel: float) -> JSON:
     ours = {"weights": result.weights, "coverage": result.coverage, "loss": result.loss}
     return {
         "kernel": kernel,
-        **{name: _rounded(array) for name, array in ours.items()},
+        **{name: rounded(array) for name, array in ours.items()},
         "largest_difference": max(
             float(np.max(np.abs(np.asarray(ours[name], np.float64) - by_hand[name])))
             for name in ours
@@ -159,7 +162,7 @@ def stuck_decoder(kernel: float) -> JSON:
 
 
 def stuck_decoder_by_hand(kernel: float) -> dict[str, np.ndarray]:
-    """§38.8's formulas as they stand, one key after another."""
+    """Returns the same by §38.8's formulas as they stand, one key after another."""
     coverage = [0.0] * len(KEYS)
     weights, losses = [], []
     for _ in range(STEPS):
@@ -180,7 +183,7 @@ def stuck_decoder_by_hand(kernel: float) -> dict[str, np.ndarray]:
 
 
 def look_at(config: Config) -> tuple[Batch, Batch]:
-    """Strings that nothing is learned from: as long as in training, and longer."""
+    """Returns two batches that are not trained on: as long as in training, and longer."""
     near_rng, far_rng = jax.random.split(jax.random.key(1))
     size: Any = {"vocabulary": VOCABULARY, "batch_size": config.strings}
     shortest, longest = ReversalConfig.min_length, ReversalConfig.max_length
@@ -196,16 +199,16 @@ def _learning(config: Config, arm: str, near_batch: Batch, far_batch: Batch) -> 
     def look(params: Any) -> dict[str, Any]:
         model = bind(training.model, params)
         return {
-            "trained lengths": _seen_of(model, near_batch),
-            "longer": _seen_of(model, far_batch),
+            "trained lengths": _measure(model, near_batch),
+            "longer": _measure(model, far_batch),
         }
 
-    seen = follow(training, reversal_task(training), look, every=config.look_every)
-    return jax.tree.map(_rounded, seen)
+    looks = follow(training, reversal_task(training), look, every=config.look_every)
+    return jax.tree.map(rounded, looks)
 
 
-def _seen_of(model: Any, batch: Batch) -> dict[str, Array]:
-    """Of attention with the right letters given, and of the answers that the model gives itself."""
+def _measure(model: Any, batch: Batch) -> dict[str, Array]:
+    """Measures attention with the right letters given, and the model's own answers."""
     logits, weights = model(
         batch.source, batch.source_lengths, batch.target_inputs, return_weights=True
     )
@@ -219,9 +222,13 @@ def _seen_of(model: Any, batch: Batch) -> dict[str, Array]:
 
 
 def looked_twice(weights: Array, target_lengths: Array) -> dict[str, Array]:
-    """Coverage loss and excess of a string, means over strings; weights [B, T, S].
+    """Returns the coverage loss and the excess per string, means over strings.
 
     loss = sum_tj min(a_tj, cov_tj), and excess = sum_j max(0, sum_t a_tj - 1).
+
+    Args:
+        weights: [B, T, S].
+        target_lengths: [B], in queries, EOS included.
     """
     real = real_tokens(target_lengths, weights.shape[1])
     losses = jnp.where(real, coverage_loss(weights), 0)
@@ -233,9 +240,9 @@ def looked_twice(weights: Array, target_lengths: Array) -> dict[str, Array]:
 
 
 def repeated_letters(tokens: Array, batch: Batch) -> Array:
-    """Share of the letters of answers that are there once too often.
+    """Returns the share of the answers' letters that are wrong repetitions.
 
-    A letter counts from its second time on, and only beyond as often as the right answer has it.
+    A letter counts from its second occurrence on, and only if the right answer has it less often.
     """
     written, right = _letter_counts(tokens), _letter_counts(batch.targets)
     repeated = jnp.maximum(written - jnp.maximum(right, 1), 0)
@@ -243,32 +250,29 @@ def repeated_letters(tokens: Array, batch: Batch) -> Array:
 
 
 def _letter_counts(tokens: Array) -> Array:
-    """[B, letters] of the alphabet; special tokens do not count."""
+    """How often each letter of the alphabet occurs, [B, letters]; special tokens do not count."""
     letters = len(VOCABULARY.alphabet)
-    first = VOCABULARY.size - letters  # one_hot of what is out of range is 0 everywhere
+    first = VOCABULARY.size - letters  # one_hot of a special token, out of range, is all 0
     return jnp.sum(jax.nn.one_hot(tokens - first, letters, dtype=jnp.int32), axis=1)
 
 
-def _rounded(numbers: Any) -> Any:
-    return np.asarray(numbers, np.float64).round(5).tolist()
-
-
-# --- what was expected ---
+# --- expectations ---
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """By hand and floors, which are exact; that loss and repetition fall, over seeds."""
+    """Exact: numbers by hand, and floors. Over seeds: loss and repetition fall."""
     stuck = numbers["stuck"]
-    totals = [sum(of["loss"]) for of in stuck]
-    found = [
+    totals = [sum(decoder["loss"]) for decoder in stuck]
+    checks = [
         near(
             "the stuck decoder by hand: largest difference of any number",
-            "", max(of["largest_difference"] for of in stuck), 0, 1e-5,
+            "", max(decoder["largest_difference"] for decoder in stuck), 0, 1e-5,
             "float32",
         ),
         near(
             "the stuck decoder without coverage: loss of all queries",
-            "", totals[0], len(stuck[0]["loss"]) - 1, 1e-4, "each after the first looks again",
+            "", totals[0], len(stuck[0]["loss"]) - 1, 1e-4,
+            "each query after the first looks again",
         ),
         Expectation(
             "the stuck decoder: least loss with a kernel / without coverage",
@@ -278,25 +282,27 @@ def expectations(numbers: JSON) -> list[Expectation]:
     ]  # fmt: skip
     arms = numbers["arms"]
     for name, least in (("coverage_loss", 1), ("excess", 1)):
-        lowest = min(np.min(arm[of][name]) for arm in arms.values() for of in arm)
-        claim = f"{name.replace('_', ' ')} of a string is at least 1: least of all looks"
-        found.append(Expectation(claim, "", float(lowest), least - 1e-3, math.inf, "float32"))
-    last = {arm: {n: np.array(v[-1]) for n, v in of["trained lengths"].items()}
-            for arm, of in arms.items()}  # fmt: skip
-    claim = "the last coverage loss of a string, with its loss"
-    found.append(
+        lowest = min(np.min(looks[name]) for arm in arms.values() for looks in arm.values())
+        claim = f"{name.replace('_', ' ')} of a string is at least 1: smallest of all looks"
+        checks.append(Expectation(claim, "", float(lowest), least - 1e-3, math.inf, "float32"))
+    last = {
+        arm: {name: np.array(looks[-1]) for name, looks in of_arm["trained lengths"].items()}
+        for arm, of_arm in arms.items()
+    }
+    claim = "coverage loss per string after training, with the coverage loss"
+    checks.append(
         near(claim, "falls", last[IN_LOSS]["coverage_loss"].mean(), 1, 0.1, "a clear margin")
     )
     for arm in (IN_SCORE, PLAIN):
-        claim = f"the coverage loss of a string falls by its loss, compared with {arm}"
-        found.append(_falls(claim, last[arm]["coverage_loss"] - last[IN_LOSS]["coverage_loss"]))
-    far = {arm: np.array(of["longer"]["repeated"][-1]) for arm, of in arms.items()}
-    claim = "letters repeated in longer strings: their share falls by its loss and coverage"
-    found.append(_falls(claim, far[PLAIN] - far[IN_LOSS]))
-    worst = min(float(of["exact_match"].min()) for of in last.values())
-    claim = "exact match at trained lengths, with its loss or without: worst seed of any arm"
-    found.append(Expectation(claim, "", worst, 0.98, 1, "a clear margin, no more"))
-    return found
+        claim = f"the coverage loss lowers the coverage loss per string, compared with {arm}"
+        checks.append(_falls(claim, last[arm]["coverage_loss"] - last[IN_LOSS]["coverage_loss"]))
+    far = {arm: np.array(of_arm["longer"]["repeated"][-1]) for arm, of_arm in arms.items()}
+    claim = "the coverage loss lowers the share of repeated letters in longer strings"
+    checks.append(_falls(claim, far[PLAIN] - far[IN_LOSS]))
+    worst = min(float(of_arm["exact_match"].min()) for of_arm in last.values())
+    claim = "exact match at trained lengths: worst seed of any arm"
+    checks.append(Expectation(claim, "", worst, 0.98, 1, "a clear margin"))
+    return checks
 
 
 def _falls(claim: str, by_seed: np.ndarray) -> Expectation:
@@ -307,9 +313,4 @@ def _falls(claim: str, by_seed: np.ndarray) -> Expectation:
 
 
 if __name__ == "__main__":
-    run_command(
-        Config,
-        functools.partial(
-            conduct, "coverage_and_repetition", run=run, plot=plot, expectations=expectations
-        ),
-    )
+    run_experiment(__name__)

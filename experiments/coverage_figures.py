@@ -1,4 +1,4 @@
-"""The figures of coverage_and_repetition.py, from its numbers alone."""
+"""Figures of coverage_and_repetition.py, drawn from its numbers alone."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ CAPTIONS = {
         " -2, and rises again where tanh saturates."
     ),
     "coverage": (
-        "Six panels through training, without coverage, with coverage in the score, and with the"
-        " coverage loss as well. At trained lengths the coverage loss of a string falls to its"
-        " floor of 1 with its loss, and levels off at 1.9 and 3.1 without; excess of attention,"
-        " right answers and repeated letters end alike. On strings of ten letters letters are"
-        " repeated wrongly least with the loss. Bands: one deviation over seeds."
+        "Six panels against the training step: without coverage, with coverage in the score, and"
+        " with the coverage loss as well. At trained lengths the coverage loss per string falls to"
+        " its floor of 1 in the arm that trains on it, and levels off at 1.9 and 3.1 in the others;"
+        " excess of attention, right answers and repeated letters end alike. On strings of ten"
+        " letters the arm with the coverage loss repeats the fewest letters wrongly. Bands: one"
+        " deviation over seeds."
     ),
 }
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The stuck decoder, and learning."""
+    """Draws the stuck decoder, and what models do throughout training."""
     return {"coverage_stuck": _stuck(numbers["stuck"]), "coverage": _learning(numbers)}
 
 
@@ -34,24 +35,24 @@ def _stuck(stuck: list[JSON]) -> Figure:
     figure, (plain, moving, losses) = plotting.new_figure(
         10.5, 4.2, columns=3, width_ratios=(1, 1, 1.5)
     )
-    shown = (stuck[0], min(stuck[1:], key=lambda of: sum(of["loss"])))
-    for ax, of in zip((plain, moving), shown, strict=True):
-        weights = np.array(of["weights"])
+    shown = (stuck[0], min(stuck[1:], key=lambda decoder: sum(decoder["loss"])))
+    for ax, decoder in zip((plain, moving), shown, strict=True):
+        weights = np.array(decoder["weights"])
         labels = [range(1, size + 1) for size in weights.shape]
         image = plotting.draw_weights(ax, weights, *[[str(n) for n in side] for side in labels])
         for (row, column), weight in np.ndenumerate(weights):
             color = "black" if weight > 0.6 else "white"
             ax.text(column, row, f"{weight:.2f}", ha="center", va="center", color=color, size=9)
-        ax.set(xlabel="key", title=f"w = {of['kernel']:g}, loss {sum(of['loss']):.2f}")
+        ax.set(xlabel="key", title=f"w = {decoder['kernel']:g}, loss {sum(decoder['loss']):.2f}")
     plain.set_ylabel("query (always the same)")
     figure.colorbar(image, ax=[plain, moving], label="attention weight", shrink=0.8)
     queries, keys = weights.shape
-    kernels = [of["kernel"] for of in stuck]
+    kernels = [decoder["kernel"] for decoder in stuck]
     losses.plot(
-        kernels, [sum(of["loss"]) for of in stuck], color=plotting.COLORS[0], marker="o",
+        kernels, [sum(decoder["loss"]) for decoder in stuck], color=plotting.COLORS[0], marker="o",
         label="coverage loss of all queries",
     )  # fmt: skip
-    spread = [max(of["coverage"]) - min(of["coverage"]) for of in stuck]
+    spread = [max(decoder["coverage"]) - min(decoder["coverage"]) for decoder in stuck]
     losses.plot(
         kernels, spread, color=plotting.COLORS[1], marker="s",
         label="coverage, most - least of a key",
@@ -84,8 +85,8 @@ def _learning(numbers: JSON) -> Figure:
         ("longer", "coverage_loss", f"Coverage loss, {far} letters", "Σ min(α, cov)"),
     )
     for ax, (strings, name, title, ylabel) in zip(axes, panels, strict=True):
-        for index, (arm, of) in enumerate(numbers["arms"].items()):
-            values = np.array(of[strings][name])
+        for index, (arm, looks) in enumerate(numbers["arms"].items()):
+            values = np.array(looks[strings][name])
             plotting.draw_band(ax, numbers["looks"][::2], values[::2], index=index, label=arm)
         ax.set(title=title, ylabel=ylabel, ylim=(0, None))
         if name in ("coverage_loss", "excess"):

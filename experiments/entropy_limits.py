@@ -1,4 +1,4 @@
-"""What attention over random keys tends to; derived in entropy_vs_dimension.py."""
+"""Limits of attention over random keys; entropy_vs_dimension.py derives them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import numpy as np
 
 
 def expected_maximum(count: int) -> float:
-    """m_n, the mean of the largest of n standard normal numbers: integral of x n phi Phi^(n-1).
+    """Returns m_n, the expected largest of n standard normal numbers.
 
-    Also the density at 0 of the gap between the two largest: integral of n (n-1) phi² Phi^(n-2).
+    m_n = integral of x n phi(x) Phi(x)^(n-1) dx
+
+    It is also the density at 0 of the gap between the two largest of them,
+    integral of n (n-1) phi² Phi^(n-2).
     """
     x = np.linspace(-12, 12, 4801)
     density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
@@ -19,22 +22,22 @@ def expected_maximum(count: int) -> float:
 
 
 def mean_inverse_norm(dim: int) -> float:
-    """E[1/|q|] of a standard normal q, for d >= 2: Gamma((d-1)/2) / (sqrt(2) Gamma(d/2))."""
+    """Returns E[1/|q|] = Gamma((d-1)/2) / (sqrt(2) Gamma(d/2)) of a standard normal q, d >= 2."""
     return math.exp(math.lgamma((dim - 1) / 2) - math.lgamma(dim / 2)) / math.sqrt(2)
 
 
 def scaled_entropy_limit(keys: int) -> float:
-    """E H for logits of variance 1, to first order in 1 / T."""
+    """Returns the expected entropy for logits of variance 1, to first order in 1 / T."""
     return math.log(keys) - 0.5 + (1 + math.e) / (2 * keys)
 
 
 def raw_entropy_limit(dim: int, keys: int) -> float:
-    """E H for logits of variance d_k, to first order in 1 / sqrt(d_k)."""
+    """Returns the expected entropy for logits of variance d_k, to first order in 1 / sqrt(d_k)."""
     return math.pi**2 / 6 * expected_maximum(keys) * mean_inverse_norm(dim)
 
 
 def second_order(keys: int) -> float:
-    """The next term of the expansion in 1/T, -18.3 / T², in size.
+    """Returns the size of the next term of the expansion in 1/T, 18.3 / T².
 
     With x = e^l / E e^l - 1 and y = l e^l / E e^l - 1, the delta method's second order is
     (4/3) E x³ - (15/4) (E x²)² - E y x² + 3 E x² E x y.

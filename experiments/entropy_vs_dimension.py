@@ -8,8 +8,8 @@ Expected: raw entropy falls to about 0 by d_k = 256; scaled entropy hugs log T, 
           4.16 for T = 64; raw falls faster for T = 64.
 
 Queries and keys have independent standard normal components. Given the query q, its logits q . k
-are then independent normal numbers of variance |q|², which is d_k on average, whatever their law
-for other inputs: all that d_k changes is this sigma. Two limits say what must come out.
+are then independent normal numbers of variance |q|², which is d_k on average. All that d_k changes
+is their deviation sigma. Two limits predict the results.
 
 Scaled, sigma = 1, many keys. Write a_j = e^{l_j} / Z. By the law of large numbers
     log Z -> log T + log E e^l = log T + sigma²/2,    sum_j a_j l_j -> E[l e^l] / E[e^l] = sigma²,
@@ -18,17 +18,17 @@ half a nat below uniform, whatever T and d_k. With few keys both means fluctuate
 to first order in 1/T gives
     E H = log T - sigma²/2 + (1 + (2 sigma² - 1) e^{sigma²}) / (2 T).
 
-Raw, sigma = sqrt(d_k) large. All but the two largest logits are out of the race, and the gap g
-between those decides: a = sigmoid(sigma g). Only gaps of the order of 1 / sigma matter, where their
-density is what it is at 0, which is m_T, the expected largest of T standard normal numbers (one
-integration by parts). With h the entropy of (a, 1 - a), of which the integral over x = sigma g from
-0 to infinity is pi²/6, and log 2 that of 1 - a,
+Raw, sigma = sqrt(d_k) large. Only the two largest logits have weight, and the gap g between them
+decides how it is divided: a = sigmoid(sigma g). Only gaps of the order of 1 / sigma matter, where
+their density is that at 0, which is m_T, the expected largest of T standard normal numbers
+(integrate by parts). Let h be the entropy of (a, 1 - a). Over x = sigma g from 0 to infinity the
+integral of h is pi²/6, and that of 1 - a is log 2, so that
     E H -> (pi²/6) m_T E[1/|q|],    1 - E max_j a_j -> log 2 m_T E[1/|q|]:
-raw entropy does not crash, it falls as 1 / sqrt(d_k); and as m_T grows with T, more keys keep more
-of it.
+raw entropy does not collapse, it falls as 1 / sqrt(d_k); and since m_T grows with T, more keys keep
+more of it.
 
-The heat maps do what the notebook's cell announces; the cell itself divides by sqrt(d_k) in each
-of its panels. One draw of 512 components, of which each panel takes the first d_k.
+The heat maps show what the notebook's cell announces; the cell itself divides by sqrt(d_k) in each
+of its panels. All panels use one draw of 512 components, of which each takes the first d_k.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from entropy_figures import CAPTIONS, DRAWN, DRAWN_KEYS, plot
 from entropy_limits import (
     expected_maximum,
     mean_inverse_norm,
@@ -48,39 +49,18 @@ from entropy_limits import (
     scaled_entropy_limit,
     second_order,
 )
-from experiment import JSON, Expectation, conduct, near, run_command
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from experiment import JSON, Expectation, near, run_experiment
 
 from attention_jax import attention, attention_weights
-from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
+
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 
 Array = jax.Array
 
 ARMS = {"raw": "dot", "scaled": "scaled"}  # arm -> score
 MEASURES = ("entropy", "max_weight")
 DAY_11_KEYS, DAY_11_DIM = 10, 512
-DRAWN = (1, 16, 64, 256, 512)  # the notebook's, with DRAWN_KEYS queries and keys
-DRAWN_KEYS = 4
-
-CAPTIONS = {
-    "entropy_vs_dimension": (
-        "Entropy of attention over 16 and over 64 random keys against their dimension, from 1 to "
-        "4096. Scaled, it stays at one level, 0.4 to 0.5 nats below the logarithm of the number of "
-        "keys. Raw, it falls as one over the square root of the dimension. In a third panel the "
-        "distance of scaled attention from uniform rises with the number of keys to half a nat."
-    ),
-    "entropy_vs_dimension_weights": (
-        "Mean largest weight against dimension. Raw attention goes from 0.2 (16 keys) and 0.1 (64 "
-        "keys) at dimension 1 to 0.98 at 4096; scaled attention stays near one quarter and one "
-        "tenth."
-    ),
-    "entropy_vs_dimension_heatmaps": (
-        "Attention weights of four queries over four keys, of dimension 1 to 512. Upper row, raw: "
-        "rows become one-hot. Lower row, scaled: they stay spread at every dimension."
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +69,12 @@ class Config:
 
     Attributes:
         dims: d_k, rising; at least two.
-        keys: T, for each of which dimensions are swept.
-        samples: pairs of a query and its keys for each number.
-        more_keys: T for the distance from uniform, at d_k = `more_keys_dim`.
-        more_keys_dim: that dimension.
-        seed: of all samples.
-        results: where numbers and figures go.
+        keys: values of T; dimensions are swept for each.
+        samples: queries per number, each with keys of its own.
+        more_keys: values of T at which the distance from uniform is measured.
+        more_keys_dim: d_k there.
+        seed: seed of all samples.
+        results: folder of the numbers and figures.
     """
 
     dims: tuple[int, ...] = tuple(2**n for n in range(13))
@@ -123,17 +103,18 @@ QUICK = Config(dims=(1, 256), keys=(16,), samples=400, more_keys=(256,))
 
 
 def run(config: Config) -> JSON:
-    """Draws and measures."""
+    """Draws queries and keys, and measures their entropy and largest weight."""
     rngs = iter(jax.random.split(jax.random.key(config.seed), 1000))
     sweeps: JSON = {}
     for keys in config.keys:
         by_dim = [_measured(next(rngs), dim, keys, config.samples) for dim in config.dims]
         sweeps[str(keys)] = {
             arm: {
-                measure: _columns([found[arm][measure] for found in by_dim]) for measure in MEASURES
+                measure: _columns([measured[arm][measure] for measured in by_dim])
+                for measure in MEASURES
             }
             for arm in ARMS
-        } | {"nan_in_day_11_formula": [found["nan_in_day_11_formula"] for found in by_dim]}
+        } | {"nan_in_day_11_formula": [numbers["nan_in_day_11_formula"] for numbers in by_dim]}
     distances = [
         _measured(next(rngs), config.more_keys_dim, keys, config.samples)["scaled"]["entropy"]
         for keys in config.more_keys
@@ -151,14 +132,14 @@ def _columns(rows: list[dict[str, float]]) -> dict[str, list[float]]:
 
 
 def _measured(rng: Array, dim: int, keys: int, samples: int) -> JSON:
-    """Mean, deviation and quantiles over samples, by arm and measure."""
+    """Returns mean, deviation and quantiles over samples, by arm and measure."""
     values = _samples(dim, keys, jax.random.split(rng, samples))
-    found: JSON = {
+    numbers: JSON = {
         arm: {measure: _summary(np.asarray(values[arm][measure])) for measure in MEASURES}
         for arm in ARMS
     }
     share = np.isnan(np.asarray(values["day_11_formula"])).mean()
-    return found | {"nan_in_day_11_formula": round(float(share), 4)}
+    return numbers | {"nan_in_day_11_formula": round(float(share), 4)}
 
 
 def _summary(values: np.ndarray) -> dict[str, float]:
@@ -172,24 +153,24 @@ def _summary(values: np.ndarray) -> dict[str, float]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _samples(dim: int, keys: int, rngs: Array) -> JSON:
-    """Entropy and largest weight of one query a sample, [samples] each."""
+    """Entropy and largest weight of one query per sample, [samples] each."""
 
-    def one(rng: Array) -> JSON:
+    def sample(rng: Array) -> JSON:
         query_rng, key_rng = jax.random.split(rng)
         query = jax.random.normal(query_rng, (1, dim))
         key = jax.random.normal(key_rng, (keys, dim))
-        found: JSON = {}
+        measures: JSON = {}
         for arm, score in ARMS.items():
             _, statistics = attention(query, key, key, score=score, return_statistics=True)
             weights = attention_weights(query, key, score=score)
-            found[arm] = {"entropy": statistics.entropy[0], "max_weight": weights.max()}
-            if arm == "raw":  # 0 log 0 where a weight is too small for a float
-                found["day_11_formula"] = -jnp.sum(weights * jnp.log(weights))
-        return found
+            measures[arm] = {"entropy": statistics.entropy[0], "max_weight": weights.max()}
+            if arm == "raw":  # NaN, from 0 log 0, where a weight underflows to 0
+                measures["day_11_formula"] = -jnp.sum(weights * jnp.log(weights))
+        return measures
 
-    # In chunks: all samples at once would be gigabytes of keys. What is left over of the last chunk
-    # would be compiled a second time, so there is none if 25 divides the samples.
-    return jax.lax.map(one, rngs, batch_size=25)
+    # In chunks: all samples at once would be gigabytes of keys. A smaller last chunk would be
+    # compiled separately; there is none if 25 divides the samples.
+    return jax.lax.map(sample, rngs, batch_size=25)
 
 
 def _heatmaps(rng: Array) -> JSON:
@@ -205,124 +186,23 @@ def _heatmaps(rng: Array) -> JSON:
     }
 
 
-def plot(numbers: JSON) -> dict[str, Figure]:
-    """Entropies, largest weights, heat maps."""
-    return {
-        "entropy_vs_dimension": _entropy_figure(numbers),
-        "entropy_vs_dimension_weights": _weights_figure(numbers),
-        "entropy_vs_dimension_heatmaps": _heatmap_figure(numbers),
-    }
-
-
-def _entropy_figure(numbers: JSON) -> Figure:
-    config = numbers["config"]
-    dims, sweeps = config["dims"], numbers["sweeps"]
-    panels = len(sweeps) + 1
-    figure, axes = plotting.new_figure(4.0 * panels - 0.3, 4.4, columns=panels)
-    for ax, (keys, arms) in zip(axes, sweeps.items(), strict=False):
-        count = int(keys)
-        for index, arm in enumerate(ARMS):
-            _band(ax, dims, arms[arm]["entropy"], index, f"{arm}, mean (band: 10 to 90 %)")
-        uniform = math.log(count)
-        ax.axhline(uniform, color="gray", ls="--", label=f"uniform: log T = {uniform:.2f}")
-        beyond = [dim for dim in dims if dim >= 8]
-        ax.plot(
-            beyond, [raw_entropy_limit(dim, count) for dim in beyond], color="black", ls=":",
-            label=r"$(\pi^2/6)\,m_T/\sqrt{d_k}$",
-        )  # fmt: skip
-        _log_axis(ax, dims)
-        ax.set_ylim(-0.05, uniform * 1.55)
-        ax.set(xlabel="$d_k$", ylabel="entropy (nats)", title=f"{count} keys")
-        ax.grid(alpha=0.3)
-        ax.legend(fontsize=9, loc="upper right")
-    ax, found = axes[-1], numbers["more_keys"]
-    counts = config["more_keys"]
-    log_keys = np.log(counts)
-    color, errors = plotting.COLORS[1], 1.96 * np.array(found["sd"]) / config["samples"] ** 0.5
-    ax.errorbar(
-        counts, log_keys - found["mean"], errors, color=color, marker=plotting.MARKERS[1],
-        markersize=5, label="scaled, mean ± 1.96 standard errors",
-    )  # fmt: skip
-    ax.plot(
-        counts, log_keys - [scaled_entropy_limit(count) for count in counts], "k:",
-        label=r"$\frac{1}{2}-(1+e)/(2T)$",
-    )  # fmt: skip
-    ax.axhline(0.5, color="gray", ls="--", label="1/2")
-    _log_axis(ax, counts)
-    ax.set_ylim(0, 0.75)
-    ax.set(
-        xlabel="number of keys T", ylabel="log T - entropy (nats)",
-        title="scaled: distance from uniform",
-    )  # fmt: skip
-    ax.grid(alpha=0.3)
-    ax.legend(fontsize=9, loc="lower right")
-    figure.suptitle("Entropy of attention over random keys, against their dimension")
-    return figure
-
-
-def _weights_figure(numbers: JSON) -> Figure:
-    dims, sweeps = numbers["config"]["dims"], numbers["sweeps"]
-    figure, axes = plotting.new_figure(4.2 * len(sweeps), 3.9, columns=len(sweeps), sharey=True)
-    for ax, (keys, arms) in zip(axes, sweeps.items(), strict=True):
-        for index, arm in enumerate(ARMS):
-            _band(ax, dims, arms[arm]["max_weight"], index, f"{arm}, mean (band: 10 to 90 %)")
-        ax.axhline(1 / int(keys), color="gray", ls="--", label=f"uniform: 1/{keys}")
-        _log_axis(ax, dims)
-        ax.set_ylim(0, 1.5)
-        ax.set_yticks(np.linspace(0, 1, 6))
-        ax.set(xlabel="$d_k$", ylabel="largest attention weight", title=f"{keys} keys")
-        ax.label_outer()
-        ax.grid(alpha=0.3)
-        ax.legend(fontsize=9, loc="upper left")
-    return figure
-
-
-def _heatmap_figure(numbers: JSON) -> Figure:
-    figure, axes = plotting.new_figure(
-        2.1 * len(DRAWN) + 0.8, 4.7, rows=2, columns=len(DRAWN), sharex=True, sharey=True
-    )
-    ticks = [str(n + 1) for n in range(DRAWN_KEYS)]
-    panels = [(arm, n) for arm in ARMS for n in range(len(DRAWN))]
-    for ax, (arm, n) in zip(axes, panels, strict=True):
-        image = plotting.draw_weights(ax, np.array(numbers["heatmaps"][arm][n]), ticks, ticks)
-        ax.set(title=f"{arm}, $d_k$ = {DRAWN[n]}", xlabel="key", ylabel="query")
-        ax.label_outer()
-    figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
-    return figure
-
-
-def _log_axis(ax: Axes, sizes: list[int]) -> None:
-    """Marked at every fourfold."""
-    ticks = [4**n for n in range(12) if sizes[0] <= 4**n <= sizes[-1]]
-    ax.set_xscale("log")
-    ax.set_xticks(ticks, [str(tick) for tick in ticks])
-    ax.minorticks_off()
-
-
-def _band(ax: Axes, x: list[int], found: dict[str, list[float]], index: int, label: str) -> None:
-    color = plotting.COLORS[index]
-    marker = plotting.MARKERS[index]
-    ax.plot(x, found["mean"], color=color, marker=marker, markersize=5, label=label)
-    ax.fill_between(x, found["low"], found["high"], color=color, alpha=0.2, linewidth=0)
-
-
 def expectations(numbers: JSON) -> list[Expectation]:
-    """Both curves against the sources and against theory."""
-    config, found = numbers["config"], []
+    """Both curves, compared with the sources and with theory."""
+    config, checks = numbers["config"], []
     dims, root = config["dims"], config["samples"] ** 0.5
     for keys, arms in numbers["sweeps"].items():
         count, uniform = int(keys), math.log(int(keys))
         raw, scaled = arms["raw"]["entropy"], arms["scaled"]["entropy"]
         last, errors = dims[-1], 4 * raw["sd"][-1] / root
         limit = raw_entropy_limit(last, count)
-        found.append(
+        checks.append(
             Expectation(
                 f"T = {count}: raw entropy at d_k = {last}, share of log T", "goes to 0",
                 raw["mean"][-1] / uniform, 0, (limit + errors) / uniform,
-                "its limit in large d_k, and 4 standard errors; corrections lower it",
+                "the limit for large d_k, and 4 standard errors; corrections lower it",
             )
         )  # fmt: skip
-        found.append(
+        checks.append(
             near(
                 f"T = {count}: raw entropy at d_k = {last} / ((π²/6) m_T E[1/|q|])", "",
                 raw["mean"][-1] / limit, 1, errors / limit + 2 / last**0.5,
@@ -333,7 +213,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
         for dim, mean, deviation in zip(dims, scaled["mean"], scaled["sd"], strict=True):
             if dim < 16:
                 continue
-            found.append(
+            checks.append(
                 near(
                     f"T = {count}: scaled entropy at d_k = {dim}",
                     f"hugs log T = {uniform:.2f}", mean, expected,
@@ -346,7 +226,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
         config["more_keys"], distances["mean"], distances["sd"], strict=True
     ):
         if count >= 64:
-            found.append(
+            checks.append(
                 near(
                     f"T = {count}: log T - scaled entropy", "", math.log(count) - mean,
                     0.5 - (1 + math.e) / (2 * count),
@@ -354,23 +234,23 @@ def expectations(numbers: JSON) -> list[Expectation]:
                     "4 standard errors; next orders of 1/T and 1/d_k",
                 )
             )  # fmt: skip
-    found.append(_power_law(numbers))
+    checks.append(_power_law(numbers))
     day_11 = numbers["day_11"]
     missing = 1 - day_11["raw"]["max_weight"]["mean"]
     limit = math.log(2) * expected_maximum(DAY_11_KEYS) * mean_inverse_norm(DAY_11_DIM)
     errors = 4 * day_11["raw"]["max_weight"]["sd"] / root
-    found.append(
+    checks.append(
         near(
             "day 11, d_k = 512, 10 keys: 1 - largest raw weight, over its limit",
             "near one-hot", missing / limit, 1, errors / limit + 2 / DAY_11_DIM**0.5,
             "4 standard errors; the next term is of relative order 1/sqrt(d_k)",
         )
     )  # fmt: skip
-    return found
+    return checks
 
 
 def _power_law(numbers: JSON) -> Expectation:
-    """All large dimensions together, whose samples are independent."""
+    """The limit of raw entropy, over all large dimensions together; samples are independent."""
     config, smallest = numbers["config"], 256
     ratios, errors = [], []
     for keys, arms in numbers["sweeps"].items():
@@ -390,9 +270,4 @@ def _power_law(numbers: JSON) -> Expectation:
 
 
 if __name__ == "__main__":
-    run_command(
-        Config,
-        functools.partial(
-            conduct, "entropy_vs_dimension", run=run, plot=plot, expectations=expectations
-        ),
-    )
+    run_experiment(__name__)

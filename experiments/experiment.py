@@ -1,50 +1,56 @@
-"""What experiments share: numbers are held to what was expected of them, and written with figures.
+"""The frame of every experiment: run it, write numbers and figures, check them against the source.
 
 An experiment is a module with
 
-    Config                      a frozen dataclass: all settings and their defaults, `results` last
-    QUICK                       settings with which it takes a minute or two, for a look
-    CAPTIONS                    {figure's file stem: what is to be seen in it, in words}
-    run(config) -> numbers      JSON; computes, and writes nothing
-    plot(numbers) -> figures    {file stem: figure}, from the numbers alone
-    missing(config)             if it needs data of the user's: "", or what is not there
-    expectations(numbers)       what the source says and what came out, as `Expectation`s
+    Config                      a frozen dataclass: every setting and its default, `results` last
+    QUICK                       a Config that takes a minute or two, for a first look
+    CAPTIONS                    {file stem of a figure: what the figure shows, in words}
+    run(config) -> numbers      computes the numbers, as JSON; writes nothing
+    plot(numbers) -> figures    {file stem: figure}, drawn from the numbers alone
+    expectations(numbers)       `Expectation`s: what the source says, and what was measured
+    report(numbers) -> text     optional: tables or sentences to print
+    missing(config) -> reason   optional: which data the user has yet to bring; "" for none
 
-and `conduct` runs it from a command line.
+and ends with
+
+    if __name__ == "__main__":
+        run_experiment(__name__)
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import environment, make_folder, write_json
+from attention_jax.training.metrics import mean_and_deviation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-from command_line import run_command as run_command
+from command_line import run_command
 
 JSON = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """One number that was expected, and came out or did not.
+    """A claim about one number, with the bounds within which the claim holds.
 
     Attributes:
-        claim: what is said, in a sentence.
-        source: what the source has, as it prints it; "" where it has nothing.
+        claim: the claim, in a few words.
+        source: the source's number or words; "" if it has none.
         measured: our number.
-        low: smallest number that bears the claim out.
-        high: largest.
+        low: the smallest number that supports the claim.
+        high: the largest.
         tolerance: where these bounds come from.
     """
 
@@ -57,10 +63,12 @@ class Expectation:
 
     @property
     def met(self) -> bool:
-        return self.low <= self.measured <= self.high  # never if it is NaN
+        """Whether the measured number is within the bounds; False for NaN."""
+        return self.low <= self.measured <= self.high
 
     @property
     def bounds(self) -> str:
+        """The bounds in words."""
         if math.isinf(self.high):
             return f"at least {self.low:.6g}"
         if math.isinf(self.low):
@@ -75,62 +83,99 @@ class Expectation:
 def near(
     claim: str, source: str, measured: float, expected: float, within: float, tolerance: str
 ) -> Expectation:
-    """A number that should be `expected`, give or take `within`."""
+    """Returns the `Expectation` that a number is `expected`, plus or minus `within`."""
     low, high = expected - within, expected + within
     return Expectation(claim, source, float(measured), low, high, tolerance)
 
 
+def run_experiment(module: str) -> None:
+    """Runs an experiment from the command line; the fields of its Config are the options.
+
+    Args:
+        module: the experiment's `__name__`.
+    """
+    experiment = sys.modules[module]
+    run_command(experiment.Config, functools.partial(conduct, experiment))
+
+
+def conduct(experiment: ModuleType, config: Any) -> int:
+    """Runs an experiment, writes NAME.json and the figures to `config.results`, and prints checks.
+
+    Returns:
+        1 if an expectation is missed with the default settings, for which they are made; else 0.
+
+    Raises:
+        ValueError: if data is missing, or if `config.results` cannot be written.
+    """
+    if hasattr(experiment, "missing") and (reason := experiment.missing(config)):
+        raise ValueError(reason)
+    make_folder("results", config.results)
+    numbers = {
+        "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
+        "environment": environment(),
+        **experiment.run(config),
+    }
+    path = numbers_path(config.results, _name(experiment))
+    write_json(path, numbers)
+    print(path)
+    for stem, figure in experiment.plot(numbers).items():
+        print(plotting.save(figure, config.results / f"{stem}.png"))
+    if hasattr(experiment, "report"):
+        print(experiment.report(numbers))
+    checks = experiment.expectations(numbers)
+    for check in checks:
+        print(check)
+    if all(check.met for check in checks):
+        return 0
+    if _without_folders(config) == _without_folders(type(config)()):
+        return 1
+    print("settings are not the default ones, which the expectations are made for")
+    return 0
+
+
+def _name(experiment: ModuleType) -> str:
+    if experiment.__name__ == "__main__":
+        return Path(str(experiment.__file__)).stem
+    return experiment.__name__
+
+
+def _without_folders(config: Any) -> JSON:
+    """The settings that numbers depend on."""
+    return {k: v for k, v in dataclasses.asdict(config).items() if not isinstance(v, Path)}
+
+
 def numbers_path(results: Path, name: str) -> Path:
-    """Where an experiment's numbers are."""
+    """Returns the file of an experiment's numbers."""
     return results / f"{name}.json"
 
 
+def exit_if_interrupted(status: int) -> None:
+    """Exits with `status` if a signal has stopped a training; 0 means that none has."""
+    if status:
+        print("stopped by a signal; the same command goes on from here", file=sys.stderr)
+        sys.exit(status)
+
+
+# --- numbers for JSON, and for sentences ---
+
+
+def rounded(numbers: Any, decimals: int = 5) -> Any:
+    """Returns a number or an array as floats, or nested lists of them, for JSON."""
+    return np.asarray(numbers, np.float64).round(decimals).tolist()
+
+
 def significant(numbers: Any) -> Any:
-    """As lists of floats of five digits; dicts of them too."""
+    """Returns numbers, arrays or dicts of them with five significant digits, for JSON."""
     if isinstance(numbers, dict):
         return {name: significant(value) for name, value in numbers.items()}
     array = np.asarray(numbers)
     return [significant(part) for part in array] if array.ndim else float(f"{float(array):.5g}")
 
 
-def conduct(
-    name: str,
-    config: Any,
-    run: Callable[[Any], JSON],
-    plot: Callable[[JSON], Mapping[str, Figure]],
-    expectations: Callable[[JSON], Sequence[Expectation]],
-    *,
-    report: Callable[[JSON], str] | None = None,
-) -> int:
-    """Runs, writes NAME.json and the figures to `config.results`, and says what was found.
-
-    Returns:
-        0, or 1 if an expectation is not met that the settings are made for: the default ones.
-    """
-    make_folder("results", config.results)
-    numbers = {
-        "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
-        "environment": environment(),
-        **run(config),
-    }
-    path = numbers_path(config.results, name)
-    write_json(path, numbers)
-    print(path)
-    for stem, figure in plot(numbers).items():
-        print(plotting.save(figure, config.results / f"{stem}.png"))
-    if report is not None:
-        print(report(numbers))
-    found = expectations(numbers)
-    for expectation in found:
-        print(expectation)
-    if all(expectation.met for expectation in found):
-        return 0
-    if _numbers_of(config) == _numbers_of(type(config)()):
-        return 1
-    print("settings are not the default ones, which the expectations are made for")
-    return 0
-
-
-def _numbers_of(config: Any) -> JSON:
-    """The settings but for folders."""
-    return {k: v for k, v in dataclasses.asdict(config).items() if not isinstance(v, Path)}
+def spread(by_seed: Sequence[float] | np.ndarray, digits: int = 3) -> str:
+    """Returns "mean ± deviation" over seeds; 1200 rather than 1.2e+03."""
+    mean, deviation = (
+        float(f"{float(number):.{count}g}")
+        for number, count in zip(mean_and_deviation(by_seed), (digits, 1), strict=True)
+    )
+    return f"{mean:g} ± {deviation:g}"

@@ -1,4 +1,4 @@
-"""What the general score multiplies: by formula, and counted in the programs that JAX traces."""
+"""Multiplications of the general score: by formula, and counted in the programs JAX traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = jax.Array
 
 
 def multiplications(target_length: int, source_length: int, dim: int) -> JSON:
-    """Of the general score in three ways: counted in the traced program, and by formula."""
+    """Counts the multiplications of the general score, computed in three ways."""
     query, key = jnp.zeros((target_length, dim)), jnp.zeros((source_length, dim))
     kernel = jnp.zeros((dim, dim))
     pairs, general, dot = target_length * source_length, SCORES["general"], SCORES["dot"]
@@ -46,7 +46,7 @@ def multiplications(target_length: int, source_length: int, dim: int) -> JSON:
 
 
 def count_multiplications(function: Callable[..., Array], arguments: tuple[Array, ...]) -> int:
-    """What the matrix products of a traced program multiply, loops inside it excepted."""
+    """Counts the multiplications in the matrix products of a traced program without loops."""
     return _in_products(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
@@ -58,6 +58,6 @@ def _in_products(jaxpr: Any) -> int:
             shape = equation.invars[0].aval.shape
             total += equation.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
         for parameter in equation.params.values():
-            if hasattr(parameter, "jaxpr"):  # a function that is called
+            if hasattr(parameter, "jaxpr"):  # a function that the program calls
                 total += _in_products(parameter.jaxpr)
     return total

@@ -6,32 +6,32 @@ Command:  .venv/bin/python experiments/geometry.py
 Time:     25 seconds on 2 CPU cores.
 Expected: identical keys: 1 / S for every score, exactly, and no gradient to the query. A query
           orthogonal to all keys: 1 / S for dot, scaled and general; not for additive. Orthogonal
-          keys of growing length, the query along one: from uniform to one-hot as the formula below
-          says, for all but additive. A saturated softmax sends back finite gradients.
+          keys of growing length, the query along one of them: from uniform to one-hot as the
+          formula below says, for all but additive. A saturated softmax sends back finite gradients.
 
-Tokens have D features and, at key scale 1, length sqrt(D), as those of unit variance do. With S
+Tokens have D features and, at key scale 1, length sqrt(D), as tokens of unit variance do. With S
 orthogonal keys, c times as long, and the query along the first, the first logit is larger than the
 others by g = c D (dot) or c sqrt(D) (scaled; general with a rotation W / sqrt(D)), and
 
     weight of the first = 1 / (1 + (S - 1) e^-g).
 
-The norm of the softmax's Jacobian, which is what it passes back of a gradient, then falls as e^-g.
-Additive attention cannot be saturated so: |e| <= sum_a |v_a| whatever the keys are, and with ever
-longer keys its weights stop at those of v . sign(Wk k). Its softmax goes on to pass gradients, but
-nothing comes through the tanh, which is saturated instead. General and additive have fresh
-parameters in the figure; the bands are over draws of these and of the keys.
+The norm of the softmax's Jacobian, the share of a gradient that the softmax passes back, then falls
+as e^-g. Additive attention cannot be saturated in this way: |e| <= sum_a |v_a| whatever the keys
+are, and with ever longer keys its weights tend to those of v . sign(Wk k). Its softmax goes on to
+pass gradients, but its tanh is saturated and lets none through. General and additive have fresh
+parameters in the figure; the bands are over draws of parameters and keys.
 
 Saturated attention still learns where two keys tie: between two long keys, at 45 degrees, the
 Jacobian has its largest norm, 1 / 2.
 
-A saturated gradient is 0 in the reference implementation. In tiles it is a rounding error of what
-an unsaturated softmax would send, since the two terms of dO . V - dO . O are summed apart.
+A saturated gradient is 0 in the reference implementation. In tiles it is a rounding error of the
+gradient that an unsaturated softmax would send, since the two terms of dO . V - dO . O are summed
+separately.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,12 +39,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, run_experiment
 from geometry_figures import plot
 
 from attention_jax import IMPLEMENTATIONS, SCORES, attention, attention_weights
 from attention_jax.analysis import softmax_jacobian_norm
 from attention_jax.runs.run_folder import check_folder
+
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 
 Array = jax.Array
 
@@ -60,8 +62,8 @@ CAPTIONS = {
     ),
     "geometry_angle": (
         "Weights of two orthogonal keys while the query turns from one to the other, for four key"
-        " scales: a slow change for short keys, a switch at 45 degrees for long ones, where alone"
-        " gradient is left."
+        " scales: a slow change for short keys, a switch at 45 degrees for long ones. Only there is"
+        " any gradient left."
     ),
 }
 
@@ -72,12 +74,12 @@ class Config:
 
     Attributes:
         dim: D.
-        source_length: S, at most D - 1: that many orthogonal keys, and a direction left over.
-        scales: key scales c of the sweep, how many, from 0.01 to 1000.
-        angle_scales: key scales at which the query turns.
-        angles: how many angles from 0 to 90 degrees, an odd number so that 45 is one.
-        draws: keys, queries and parameters drawn.
-        results: where numbers and figures go.
+        source_length: S, at most D - 1, so that one direction is orthogonal to all S keys.
+        scales: number of key scales c in the sweep, from 0.01 to 1000.
+        angle_scales: key scales of the sweep over angles.
+        angles: number of angles from 0 to 90 degrees, odd so that 45 is among them.
+        draws: random sets of keys, queries and parameters.
+        results: folder of the numbers and figures.
     """
 
     dim: int = 32
@@ -114,7 +116,7 @@ QUICK = Config(dim=13, source_length=7, scales=11, angles=5, draws=10)
 
 
 class Draws(NamedTuple):
-    """What is random, n of each."""
+    """Everything random, n draws of each."""
 
     tokens: Array  # [n, 2, D] a query and a key
     bases: Array  # [n, D, D] orthogonal rows of length sqrt(D)
@@ -123,7 +125,7 @@ class Draws(NamedTuple):
 
 
 def run(config: Config) -> JSON:
-    """The extremes, the two sweeps, and gradients at saturation."""
+    """Measures the extremes, the two sweeps, and gradients at saturation."""
     draws = draw(config)
     scales = jnp.concatenate([jnp.zeros(1), jnp.logspace(-2, 3, config.scales)])
     return {
@@ -143,7 +145,7 @@ def run(config: Config) -> JSON:
 
 
 def draw(config: Config) -> Draws:
-    """Everything random."""
+    """Draws queries, keys, cotangents and parameters."""
     token_rng, basis_rng, cotangent_rng, param_rng = jax.random.split(jax.random.key(0), 4)
     count, dim = config.draws, config.dim
     orthonormal, _ = jnp.linalg.qr(jax.random.normal(basis_rng, (count, dim, dim)))
@@ -160,7 +162,7 @@ def draw(config: Config) -> Draws:
 
 
 def identical_keys(draws: Draws, name: str) -> JSON:
-    """How far weights are from 1 / S, and the gradient of a random function of them."""
+    """Returns the largest difference from 1 / S, and the largest gradient of the query."""
     source_length = draws.cotangents.shape[-1]
     query, key = draws.tokens[:, :1], jnp.repeat(draws.tokens[:, 1:], source_length, axis=1)
     weights, pull_back = jax.vjp(
@@ -174,43 +176,45 @@ def identical_keys(draws: Draws, name: str) -> JSON:
 
 
 def _orthogonal_query(config: Config, draws: Draws, name: str) -> float:
-    """How far weights are from 1 / S on average, the query (projected by W) orthogonal to keys."""
+    """Mean largest difference from 1 / S, the query (projected by W) orthogonal to the keys."""
     length, params = config.source_length, draws.params[name]
     query, key = draws.bases[:, length : length + 1], draws.bases[:, :length]
     if name == "general":
-        query = jnp.linalg.solve(params["kernel"].mT, query.mT).mT  # so that query @ W is this
+        query = jnp.linalg.solve(
+            params["kernel"].mT, query.mT
+        ).mT  # query @ W is orthogonal to the keys
     weights = attention_weights(query, key, score=name, params=params)
     return float(jnp.abs(weights - 1 / length).max(axis=-1).mean())
 
 
 def _scale_sweep(config: Config, draws: Draws, name: str, scales: Array) -> JSON:
-    """Largest weight and Jacobian norm over the scale of orthogonal keys."""
+    """Largest weight and Jacobian norm for each scale of orthogonal keys, over draws."""
     key = scales[:, None, None, None] * draws.bases[None, :, : config.source_length]
     query = jnp.broadcast_to(draws.bases[:, :1], (len(scales), config.draws, 1, config.dim))
     weights = attention_weights(query, key, score=name, params=draws.params[name])[:, :, 0]
     summary: JSON = {"scales": np.asarray(scales, np.float64).tolist()}
-    of_each = {
+    measures = {
         "largest_weight": weights.max(axis=-1),
         "jacobian_norm": softmax_jacobian_norm(weights),
     }
-    for what, array in of_each.items():
+    for measure, array in measures.items():
         values = np.asarray(array, np.float64)
         low, median, high = np.quantile(values, (0.025, 0.5, 0.975), axis=1)
         mean = values.mean(axis=1)
         curves = {"mean": mean, "low": low, "median": median, "high": high}
-        summary[what] = {curve: _digits(numbers) for curve, numbers in curves.items()}
+        summary[measure] = {curve: _digits(numbers) for curve, numbers in curves.items()}
     return summary
 
 
 def _additive_limit(config: Config, draws: Draws) -> float:
-    """The mean largest weight of additive attention for infinitely long keys."""
+    """Mean largest weight of additive attention for infinitely long keys."""
     params = draws.params["additive"]
     signs = jnp.sign(draws.bases[:, : config.source_length] @ params["key_kernel"])
     return float(jax.nn.softmax((signs @ params["v"][..., None])[..., 0]).max(axis=-1).mean())
 
 
 def _angle_sweep(config: Config, basis: Array) -> JSON:
-    """Scaled dot product of a query that turns from the first key to the second."""
+    """Weights of scaled dot attention while the query turns from the first key to the second."""
     key = basis[: config.source_length]
     angles = jnp.linspace(0, jnp.pi / 2, config.angles)
     query = jnp.cos(angles)[:, None] * key[:1] + jnp.sin(angles)[:, None] * key[1:2]
@@ -226,7 +230,7 @@ def _angle_sweep(config: Config, basis: Array) -> JSON:
 
 
 def _saturated(config: Config, draws: Draws, name: str, implementation: str) -> JSON:
-    """Gradients of attention to keys 10,000 times as long as usual, each query along one."""
+    """Gradients of attention to keys of scale 10,000, each query along one of them."""
     basis = draws.bases[0, : config.source_length]
     params = jax.tree.map(lambda leaf: leaf[0], draws.params[name])
     if name == "general":
@@ -254,16 +258,16 @@ def _saturated(config: Config, draws: Draws, name: str, implementation: str) -> 
 
 
 def gap(name: str, scale: Any, dim: int) -> Any:
-    """How much larger the first logit is than the others: g of the docstring."""
+    """Returns g of the module docstring: the first logit minus each of the others."""
     return scale * (dim if name == "dot" else math.sqrt(dim))
 
 
 def weights_by_formula(gaps: Any, source_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first weight and the Jacobian's norm where all other logits are smaller by `gaps`.
+    """Returns the first weight and the Jacobian's norm where all other logits are `gaps` smaller.
 
-    With a the first weight and b each of the others, |J|^2 is a^2 (1 - a)^2 on the diagonal for the
-    first, b^2 (1 - b)^2 for the others, and a^2 b^2 or b^4 for each pair. 1 - a = (S - 1) b, or it
-    would cancel.
+    With a the first weight and b each of the others, the diagonal contributes a^2 (1 - a)^2 and
+    S - 1 times b^2 (1 - b)^2 to |J|^2, and each pair contributes a^2 b^2 or b^4. 1 - a is computed
+    as (S - 1) b, to avoid cancellation.
     """
     others = source_length - 1
     ratio = np.exp(-np.asarray(gaps, np.float64))
@@ -279,47 +283,47 @@ def _digits(array: Any) -> Any:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """Limits and formulas, to rounding."""
+    """Limits and formulas, up to rounding."""
     config = numbers["config"]
     dim, length = config["dim"], config["source_length"]
     rounding = "float32 rounding"
-    found = []
+    checks = []
     for name, measured in numbers["identical_keys"].items():
         claim = f"identical keys, {name}: largest difference from 1 / S"
-        found.append(near(claim, "0", measured["from_uniform"], 0, 1e-7, rounding))
+        checks.append(near(claim, "0", measured["from_uniform"], 0, 1e-7, rounding))
         claim = f"identical keys, {name}: largest gradient of the query"
-        found.append(near(claim, "", measured["largest_dquery"], 0, 1e-5, rounding))
+        checks.append(near(claim, "", measured["largest_dquery"], 0, 1e-5, rounding))
     for name, measured in numbers["orthogonal_query"].items():
         claim = f"orthogonal query, {name}: largest difference from 1 / S, mean over draws"
         if name == "additive":
             tolerance = "its logits differ: deviation about 0.7 within a row"
-            found.append(Expectation(claim, "0", measured, 0.5 / length, math.inf, tolerance))
+            checks.append(Expectation(claim, "0", measured, 0.5 / length, math.inf, tolerance))
         else:
-            found.append(near(claim, "0", measured, 0, 1e-4, rounding))
+            checks.append(near(claim, "0", measured, 0, 1e-4, rounding))
     for name, sweep in numbers["scales"].items():
-        found.extend(_sweep_expectations(name, sweep, dim, length, numbers["additive_limit"]))
+        checks.extend(_sweep_expectations(name, sweep, dim, length, numbers["additive_limit"]))
     middle = len(numbers["angles"]["degrees"]) // 2
     longest = max(numbers["angles"]["scales"], key=float)
     norm = numbers["angles"]["scales"][longest]["jacobian_norm"][middle]
     claim = f"Jacobian's norm at 45 degrees and key scale {longest}"
-    found.append(near(claim, "", norm, 0.5, 1e-4, "the other keys' weights"))
+    checks.append(near(claim, "", norm, 0.5, 1e-4, "the other keys' weights"))
     for name, by_implementation in numbers["saturated"].items():
         for implementation, measured in by_implementation.items():
             what = f"saturated backward, {name}, {implementation}"
             claim = f"{what}: numbers that are not finite"
-            found.append(near(claim, "0", measured["not_finite"], 0, 0, "exact"))
+            checks.append(near(claim, "0", measured["not_finite"], 0, 0, "exact"))
             if name == "additive":
                 claim = f"{what}: largest gradient of the query, behind a saturated tanh"
-                tolerance = "1 - tanh^2 is 0 but for the rare small Wk k"
-                found.append(near(claim, "", measured["largest_dquery"], 0, 1e-3, tolerance))
+                tolerance = "1 - tanh^2 is 0 except where Wk k is small, which is rare"
+                checks.append(near(claim, "", measured["largest_dquery"], 0, 1e-3, tolerance))
             if name in DOT_LIKE:
-                claim = f"{what}: output less the one key's value"
-                found.append(near(claim, "0", measured["output_from_one_hot"], 0, 0, "exact"))
+                claim = f"{what}: output minus the value of the query's key"
+                checks.append(near(claim, "0", measured["output_from_one_hot"], 0, 0, "exact"))
                 claim = f"{what}: gradient of the query / that of an unsaturated softmax"
                 share = measured["share_of_unsaturated"]
                 within = 0 if implementation == "reference" else 1e-6
-                found.append(near(claim, "0", share, 0, within, "exact; in tiles, rounding"))
-    return found
+                checks.append(near(claim, "0", share, 0, within, "exact; in tiles, rounding"))
+    return checks
 
 
 def _sweep_expectations(
@@ -327,32 +331,29 @@ def _sweep_expectations(
 ) -> list[Expectation]:
     largest = np.array(sweep["largest_weight"]["mean"])
     norm = np.array(sweep["jacobian_norm"]["mean"])
-    claim = f"{name}: largest weight less 1 / S at key scale 0"
-    found = [near(claim, "0", largest[0] - 1 / length, 0, 1e-6, "6 digits kept")]
+    claim = f"{name}: largest weight minus 1 / S at key scale 0"
+    checks = [near(claim, "0", largest[0] - 1 / length, 0, 1e-6, "6 digits kept")]
     if name in ("dot", "scaled"):
         first, norm_by_formula = weights_by_formula(
             gap(name, np.array(sweep["scales"]), dim), length
         )
         error = np.abs(largest - first).max()
         claim = f"{name}: largest difference of a weight from its formula"
-        found.append(near(claim, "", error, 0, 1e-5, "float32 rounding of logits up to 10"))
-        seen = norm_by_formula > 1e-30  # float32 ends at 1e-38
-        error = np.abs(norm[seen] / norm_by_formula[seen] - 1).max()
+        checks.append(near(claim, "", error, 0, 1e-5, "float32 rounding of logits up to 10"))
+        representable = norm_by_formula > 1e-30  # float32 ends at 1e-38
+        error = np.abs(norm[representable] / norm_by_formula[representable] - 1).max()
         claim = f"{name}: largest relative difference of the Jacobian's norm from its formula"
-        found.append(near(claim, "", error, 0, 1e-4, "float32 rounding of logits up to 70"))
+        checks.append(near(claim, "", error, 0, 1e-4, "float32 rounding of logits up to 70"))
     if name == "additive":
-        claim = "additive: largest weight at the largest scale less that of infinite keys, mean"
-        found.append(near(claim, "", largest[-1] - additive_limit, 0, 0.01, "tanh near 0"))
+        claim = "additive: largest weight at the largest scale minus that of infinite keys, mean"
+        checks.append(near(claim, "", largest[-1] - additive_limit, 0, 0.01, "tanh near 0"))
     else:
         least = 0.99 if name == "general" else 1.0
         claim = f"{name}: largest weight at the largest scale, mean"
         tolerance = "near ties of random logits" if name == "general" else "exact"
-        found.append(Expectation(claim, "1", largest[-1], least, 1 + 1e-6, tolerance))
-    return found
+        checks.append(Expectation(claim, "1", largest[-1], least, 1 + 1e-6, tolerance))
+    return checks
 
 
 if __name__ == "__main__":
-    conduct_this = functools.partial(
-        conduct, "geometry", run=run, plot=plot, expectations=expectations
-    )
-    run_command(Config, conduct_this)
+    run_experiment(__name__)

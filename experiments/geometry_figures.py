@@ -1,4 +1,4 @@
-"""The figures of `geometry`, from its numbers alone."""
+"""Figures of geometry.py, drawn from its numbers alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attention_jax.reports import plotting
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """Both."""
+    """Draws the sweep over key scales and the sweep over angles."""
     return {"geometry_scale": _scales(numbers), "geometry_angle": _angles(numbers["angles"])}
 
 

@@ -5,24 +5,26 @@ Source:   Vaswani et al. 2017, section 3.2.1, and chapter 38 ("Attention Variant
           not train at all"; Ghorbani, Krishnan and Xiao 2019 for curvature. The rest is ours.
 Command:  .venv/bin/python experiments/gradient_analysis.py
 Time:     5 minutes on 2 CPU cores.
-Expected: the variance of unscaled logits is d; as d grows, the entropy of scaled dot is that of
-          standard normal logits, and unscaled dot's mean Jacobian norm f(0) / sqrt(d), where f(0)
-          is the density at 0 of the gap between the two largest of S standard normal numbers.
+Expected: the variance of unscaled logits is d. As d grows, the entropy of scaled dot tends to that
+          of standard normal logits, and unscaled dot's mean Jacobian norm to f(0) / sqrt(d), where
+          f(0) is the density at 0 of the gap between the two largest of S standard normal numbers
+          (only these two have weight: p and 1 - p with p = sigmoid(sqrt(d) gap), and |J| is
+          2 p (1 - p)). It is their expected maximum, too.
           Additive logits never exceed sum |v|. A masked model sends exactly nothing to padding.
 
 1. Why does unscaled dot stop learning at large d? Random queries and keys, then the cross attention
    of the reversal model at initialisation and while it learns.
-2. How does additive's tanh saturate? Its kernels grow from 0.1 to 30 times their initial size,
-   beside those of a scaled dot product between projected tokens.
-3. What does a missing padding mask do to gradients? Score general, whose kernel is the first that
-   the gradient of the logits comes to; the same strings padded to 8 and to 16 letters.
+2. How does additive's tanh saturate? Its kernels grow from 0.1 to 30 times their initial size; so
+   do those of a scaled dot product between projected tokens, for comparison.
+3. What does a missing padding mask do to gradients? The score is general, whose kernel is the first
+   that the gradient of the logits reaches; the same strings are padded to 8 and to 16 letters.
 4. Which score has the best conditioned loss? The largest and smallest eigenvalue of its Hessian in
    all parameters, its trace, and the root mean square of all eigenvalues, on one batch.
 
-The sources' account of 1 is right for the typical query and wrong for the mean: the mean gradient
-of the logits falls as 1 / sqrt(d) only, and into the query, where scaled dot has a factor
-1 / sqrt(d) of its own, it does not fall below scaled dot's. What shrinks is the share of queries
-that get it.
+The sources' account of question 1 holds for the typical query and not for the mean: the mean
+gradient of the logits falls only as 1 / sqrt(d). The mean gradient into the query stays above
+scaled dot's, which has a factor 1 / sqrt(d) of its own. Only the share of queries that receive a
+gradient shrinks.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from typing import Any
 
 import gradient_questions as questions
 import numpy as np
-from experiment import JSON, conduct, run_command, significant
+from entropy_limits import expected_maximum
+from experiment import JSON, run_experiment, significant
 from gradient_answers import expectations, report
 from gradient_figures import CAPTIONS, plot
 from gradient_questions import standard_error
@@ -44,35 +47,35 @@ from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "main", "plot", "report", "run"]
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; what is not here is as in `ReversalConfig`.
+    """Settings; all others are the defaults of `ReversalConfig`.
 
     Attributes:
         dims: sizes d of random queries and keys.
         source_length: S, keys of each random query.
-        samples: random queries.
-        model_dims: sizes of the models that are looked at untrained.
-        trained_dim: size of the model that is trained with dot and with scaled dot.
-        trained_steps: steps of it, a multiple of `look_every`.
-        look_every: steps between two looks at it.
-        trained_batch: strings a step of it.
+        samples: number of random queries.
+        model_dims: sizes of the untrained models.
+        trained_dim: size of the models trained with dot and with scaled dot.
+        trained_steps: their optimiser steps, a multiple of `look_every`.
+        look_every: steps between two measurements of them.
+        trained_batch: their strings per step.
         kernel_scales: factors on the initial kernels.
-        kernel_dim: size of tokens and of additive's hidden layer.
-        kernel_samples: random sets of kernels and tokens.
-        widths: lengths that strings of at most 8 letters are padded to.
-        padding_steps: steps of the models that see padding or do not.
-        batches: batches that the ratio of signal to noise is taken over, at least 2.
-        curvature_scores: whose loss is looked at.
-        curvature_steps: steps before the second look.
-        iterations: of Lanczos.
-        trace_samples: random vectors for the trace.
-        seeds: models of each kind.
-        strings: in the batch that a model is looked at with.
-        results: where numbers and figures go.
+        kernel_dim: size of the tokens, and of additive's hidden layer.
+        kernel_samples: number of random sets of kernels and tokens.
+        widths: lengths to which strings of at most 8 letters are padded.
+        padding_steps: optimiser steps of the models with and without the padding mask.
+        batches: batches for the signal-to-noise ratio of gradients, at least 2.
+        curvature_scores: scores whose loss surface is measured.
+        curvature_steps: optimiser steps before the second measurement.
+        iterations: Lanczos iterations.
+        trace_samples: random vectors for the estimate of the trace.
+        seeds: trainings per model.
+        strings: strings in the batch that models are measured on.
+        results: folder of the numbers and figures.
     """
 
     dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -119,13 +122,14 @@ class Config:
             self.training("dot", self.trained_steps, dim=dim)
 
     def training(self, score: str, steps: int, **settings: Any) -> ReversalConfig:
-        """A model and its training; `settings` are the model's, and `batch_size`."""
+        """Returns the settings of one run; `settings` are those of the model, and `batch_size`."""
         batch = {"batch_size": settings.pop("batch_size")} if "batch_size" in settings else {}
         loop = LoopConfig(seeds=self.seeds, steps=steps)
-        return ReversalConfig(model=Seq2SeqConfig(score=score, **settings), loop=loop, **batch)
+        model = Seq2SeqConfig(score=score).with_settings(**settings)
+        return ReversalConfig(model=model, loop=loop, **batch)
 
 
-_LEAST = {  # setting -> least value of each of its numbers
+_LEAST = {  # setting -> least value of its numbers
     "dims": 1, "source_length": 3, "samples": 10, "trained_steps": 1, "look_every": 1,
     "trained_batch": 1, "kernel_dim": 1, "kernel_samples": 2, "widths": 8, "padding_steps": 1,
     "batches": 2, "curvature_steps": 1, "iterations": 1, "trace_samples": 2, "seeds": 2,
@@ -139,11 +143,11 @@ QUICK = Config(
     trace_samples=2, seeds=2, strings=8,
 )  # fmt: skip
 
-DRAWN_FROM = 0  # the seed of all that is drawn but the models
+DRAWN_FROM = 0  # seed of everything random, except the models
 
 
 def run(config: Config) -> JSON:
-    """The numbers of all four questions."""
+    """Computes the numbers of all four questions."""
     trained = {
         score: _learning(config, score, config.trained_dim, config.look_every)
         for score in questions.PRODUCTS
@@ -187,19 +191,19 @@ def _random(config: Config) -> JSON:
     for dim in config.dims:
         for score, rows in questions.random_products(dim, **size, seed=DRAWN_FROM).items():
             squares = rows["jacobian_norm"].astype(np.float64) ** 2
-            difference = rows["dlogits_norm"].astype(np.float64) ** 2 - squares
-            # How far mean |dlogits|^2 / mean |J|^2 is from 1, which it should be.
-            rows["excess"] = difference / squares.mean()
+            excess = rows["dlogits_norm"].astype(np.float64) ** 2 - squares
+            # mean |dlogits|^2 / mean |J|^2 - 1, which should be 0.
+            rows["excess"] = excess / squares.mean()
             for name, values in rows.items():
-                of_name = scores[score].setdefault(name, {"mean": [], "error": [], "median": []})
-                of_name["mean"].append(significant(values.mean()))
-                of_name["error"].append(significant(standard_error(values)))
-                of_name["median"].append(significant(np.median(values)))
+                summary = scores[score].setdefault(name, {"mean": [], "error": [], "median": []})
+                summary["mean"].append(significant(values.mean()))
+                summary["error"].append(significant(standard_error(values)))
+                summary["median"].append(significant(np.median(values)))
             largest = np.sort(rows["dlogits_norm"])[::-1]
             share = largest[: math.ceil(config.samples / 10)].sum() / largest.sum()
             scores[score].setdefault("share_of_top_tenth", []).append(significant(share))
     return {
-        "gap_density": significant(questions.gap_density(config.source_length)),
+        "gap_density": significant(expected_maximum(config.source_length)),
         "limit_of_entropy": significant(
             questions.limit_of_entropy(config.source_length, samples=100_000, seed=DRAWN_FROM)
         ),
@@ -215,7 +219,7 @@ def _learning(config: Config, score: str, dim: int, every: int | None) -> questi
 
 
 def _kernels(config: Config) -> JSON:
-    found = questions.growing_kernels(
+    samples_by_score = questions.growing_kernels(
         config.kernel_scales,
         dim=config.kernel_dim,
         length=config.source_length,
@@ -232,7 +236,7 @@ def _kernels(config: Config) -> JSON:
             }
             for name, values in of_score.items()
         }
-        for score, of_score in found.items()
+        for score, of_score in samples_by_score.items()
     }
 
 
@@ -257,10 +261,5 @@ def _first(looks: questions.Arrays) -> JSON:
     return {name: significant(values[0]) for name, values in looks.items()}
 
 
-def main(config: Config) -> int:
-    """Runs and writes, and says what was found."""
-    return conduct("gradient_analysis", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

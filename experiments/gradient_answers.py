@@ -1,26 +1,24 @@
-"""What `gradient_analysis.py` found: held to theory, and in sentences with the run's numbers."""
+"""Results of gradient_analysis.py: compared with theory, and written out in sentences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import gradient_questions as questions
 import numpy as np
-from experiment import JSON, Expectation, near
+from experiment import JSON, Expectation, near, spread
 from gradient_questions import standard_error
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """What theory says of the numbers, and what came out."""
+    """What theory predicts for the numbers."""
     return [
         *_of_random(numbers["config"], numbers["random"]),
         _learns_less(numbers["config"], numbers["training"]),
         *_of_kernels(numbers["config"], numbers["kernels"]),
         *_of_padding(numbers["padding"]),
         Expectation(
-            "an eigenvalue lies as near to every largest one found (residual / eigenvalue)",
+            "an eigenvalue lies near every largest one that Lanczos found (residual / eigenvalue)",
             "",
             max(
                 float(np.max(np.divide(of_score["largest_residual"], of_score["largest"])))
@@ -36,8 +34,8 @@ def expectations(numbers: JSON) -> list[Expectation]:
 def _of_random(config: JSON, random: JSON) -> list[Expectation]:
     dot, scaled = random["scores"]["dot"], random["scores"]["scaled"]
     dims, n, keys = np.array(config["dims"]), config["samples"], config["source_length"]
-    # Of a row with query q the expected variance is |q|^2, of mean d and variance 2 d; its estimate
-    # from S keys has variance 2 |q|^4 / (S - 1).
+    # For a query q the expected variance of a row is |q|^2, which has mean d and variance 2 d; its
+    # estimate from S keys has variance 2 |q|^4 / (S - 1).
     error = np.sqrt((2 * dims + (dims**2 + 2 * dims) * 2 / (keys - 1)) / n)
     deviations = np.abs(np.array(dot["logit_variance"]["mean"]) - dims) / error
     density, dim = random["gap_density"], float(dims[-1])
@@ -57,7 +55,7 @@ def _of_random(config: JSON, random: JSON) -> list[Expectation]:
             "hugs log S (chapter 38, §38.5)",
             scaled["entropy"]["mean"][-1], random["limit_of_entropy"],
             4 * scaled["entropy"]["error"][-1] + 1 / dim,
-            "4 standard errors, and 1/d for |q|^2/d, which is 1 on average only",
+            "4 standard errors, and 1/d, because |q|^2/d is 1 only on average",
         ),
         near(
             f"unscaled dot's mean Jacobian norm at d = {dim:.0f}, times sqrt(d), nears f(0)",
@@ -96,8 +94,9 @@ def _learns_less(config: JSON, training: JSON) -> Expectation:
 def _of_kernels(config: JSON, kernels: JSON) -> list[Expectation]:
     additive, scale = kernels["additive"], config["kernel_scales"][-1]
     bound = math.atanh(questions.TANH_BOUND)
-    # Of two keys' signs, given the query half of a unit's argument, the covariance over queries is
-    # 2/pi arcsin(1/2) = 1/3: within a row a unit's sign has variance 2/3, and v^2 sums to 1/0.394.
+    # Half of a unit's argument comes from the query. The unit's signs for two keys therefore have
+    # the covariance 2/pi arcsin(1/2) = 1/3 over queries, and its sign has the variance 2/3 within a
+    # row. v^2 sums to 1/0.394.
     keys = config["source_length"]
     limit = (keys - 1) / keys * (2 / 3) / 0.394294
     variance = additive["logit_variance"]
@@ -142,7 +141,7 @@ def _of_padding(padding: JSON) -> list[Expectation]:
             0, 2e-4, "losses are kept to five digits",
         ),
         Expectation(
-            "without it, a trained model needs it: loss on the shortest strings, bare - padded",
+            "without it, a model needs its padding: loss on the shortest strings, bare - padded",
             "scaled .40 / .17 / .31 of letters right, bare (chapter 38, §38.6)",
             float(gap.mean()), 2 * float(standard_error(gap)), math.inf,
             "2 standard errors over seeds",
@@ -151,7 +150,7 @@ def _of_padding(padding: JSON) -> list[Expectation]:
 
 
 def report(numbers: JSON) -> str:
-    """One paragraph a question."""
+    """Returns one paragraph per question."""
     return "\n\n".join(
         (
             _say_dimension(numbers["config"], numbers),
@@ -166,12 +165,12 @@ def _say_dimension(config: JSON, numbers: JSON) -> str:
     dot, scaled = (numbers["random"]["scores"][score] for score in questions.PRODUCTS)
     dim, trained = config["dims"][-1], numbers["training"]
 
-    def last(of_score: JSON, name: str, of: str = "mean") -> str:
-        return f"{of_score[name][of][-1]:.2g}"
+    def last(of_score: JSON, name: str, statistic: str = "mean") -> str:
+        return f"{of_score[name][statistic][-1]:.2g}"
 
     initial = "; ".join(
-        f"{_spread(model['dot']['jacobian_norm'])} and"
-        f" {_spread(model['scaled']['jacobian_norm'])} at dimension {dim_}"
+        f"{spread(model['dot']['jacobian_norm'])} and"
+        f" {spread(model['scaled']['jacobian_norm'])} at dimension {dim_}"
         for dim_, model in numbers["models"].items()
     )
     return (
@@ -186,10 +185,10 @@ def _say_dimension(config: JSON, numbers: JSON) -> str:
         f" {_percent(scaled['share_of_top_tenth'][-1])}. Untrained reversal models have Jacobian"
         f" norms, unscaled and scaled, of {initial}. Trained for {config['trained_steps']} steps at"
         f" dimension {config['trained_dim']}, unscaled dot's loss ends at"
-        f" {_spread(trained['dot']['loss'][-1])} and scaled dot's at"
-        f" {_spread(trained['scaled']['loss'][-1])}, with entropies of"
-        f" {_spread(trained['dot']['entropy'][-1])} and"
-        f" {_spread(trained['scaled']['entropy'][-1])} nats."
+        f" {spread(trained['dot']['loss'][-1])} and scaled dot's at"
+        f" {spread(trained['scaled']['loss'][-1])}, with entropies of"
+        f" {spread(trained['dot']['entropy'][-1])} and"
+        f" {spread(trained['scaled']['entropy'][-1])} nats."
     )
 
 
@@ -197,8 +196,8 @@ def _say_tanh(config: JSON, kernels: JSON) -> str:
     additive, dot = kernels["additive"], kernels["scaled"]
     scales = config["kernel_scales"]
 
-    def fall(of_score: JSON, name: str, of: str = "mean") -> str:
-        values = np.array(of_score[name][of])
+    def fall(of_score: JSON, name: str, statistic: str = "mean") -> str:
+        values = np.array(of_score[name][statistic])
         return f"{values[-1] / values.max():.2g} of its largest ({scales[values.argmax()]:g} times)"
 
     return (
@@ -224,35 +223,35 @@ def _say_padding(padding: JSON) -> str:
     for name, arm in padding.items():
         mask, width = name.split(", ")
         shares = "; ".join(
-            f"{place}, weights {_spread(arm[key]['weights'][0])} then"
-            f" {_spread(arm[key]['weights'][-1])}, gradient {_spread(arm[key]['gradient'][0])} then"
-            f" {_spread(arm[key]['gradient'][-1])}, keys {np.mean(arm[key]['keys'][0]):.2f}"
+            f"{place}, weights {spread(arm[key]['weights'][0])} then"
+            f" {spread(arm[key]['weights'][-1])}, gradient {spread(arm[key]['gradient'][0])} then"
+            f" {spread(arm[key]['gradient'][-1])}, keys {np.mean(arm[key]['keys'][0]):.2f}"
             for place, key in (("cross", questions.CROSS), ("encoder", questions.SELF))
         )
         noise = ", ".join(
-            f"{group} {_spread(ratio[0])} then {_spread(ratio[-1])}"
+            f"{group} {spread(ratio[0])} then {spread(ratio[-1])}"
             for group, ratio in arm["signal_to_noise"].items()
         )
         sentences.append(
             f"{mask.capitalize()}, padded to {width}: shares at padding, before and after training:"
             f" {shares}. Signal to noise: {noise}. Loss on the shortest strings after training:"
-            f" {_spread(arm['padded'][-1])} padded, {_spread(arm['bare'][-1])} bare."
+            f" {spread(arm['padded'][-1])} padded, {spread(arm['bare'][-1])} bare."
         )
     return "3. Padding. " + " ".join(sentences)
 
 
 def _say_curvature(config: JSON, curvature: JSON) -> str:
     sentences = []
-    for score, of in curvature.items():
-        largest, rms = np.array(of["largest"]), np.array(of["rms"])
-        mean = np.array(of["trace"]) / np.array(of["parameters"])
+    for score, arm in curvature.items():
+        largest, rms = np.array(arm["largest"]), np.array(arm["rms"])
+        mean = np.array(arm["trace"]) / np.array(arm["parameters"])
         sentences.append(
-            f"{score}: largest eigenvalue {_spread(largest[0])} then {_spread(largest[-1])},"
-            f" smallest {_spread(of['smallest'][0])} then {_spread(of['smallest'][-1])}, trace per"
-            f" parameter {_spread(mean[0], 2)} then {_spread(mean[-1], 2)}, largest over"
-            f" mean {_spread(largest[0] / mean[0])} then {_spread(largest[-1] / mean[-1])}, over"
-            f" root mean square {_spread(largest[0] / rms[0])} then"
-            f" {_spread(largest[-1] / rms[-1])}, loss {_spread(of['loss'][-1])}."
+            f"{score}: largest eigenvalue {spread(largest[0])} then {spread(largest[-1])},"
+            f" smallest {spread(arm['smallest'][0])} then {spread(arm['smallest'][-1])}, trace per"
+            f" parameter {spread(mean[0], 2)} then {spread(mean[-1], 2)}, largest over"
+            f" mean {spread(largest[0] / mean[0])} then {spread(largest[-1] / mean[-1])}, over"
+            f" root mean square {spread(largest[0] / rms[0])} then"
+            f" {spread(largest[-1] / rms[-1])}, loss {spread(arm['loss'][-1])}."
         )
     best = min(curvature, key=lambda score: np.mean(curvature[score]["largest"][-1]))
     return (
@@ -260,16 +259,6 @@ def _say_curvature(config: JSON, curvature: JSON) -> str:
         + " ".join(sentences)
         + f" The smallest of the largest eigenvalues after training is that of {best}."
     )
-
-
-def _spread(seeds: Sequence[float] | Any, digits: int = 3) -> str:
-    """Mean ± deviation, 1200 rather than 1.2e+03."""
-    values = np.asarray(seeds)
-    mean, deviation = (
-        float(f"{number:.{count}g}")
-        for number, count in ((values.mean(), digits), (values.std(ddof=1), 1))
-    )
-    return f"{mean:g} ± {deviation:g}"
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""What `gradient_analysis.py` draws, one figure a question, from its numbers alone."""
+"""Figures of gradient_analysis.py, one per question, drawn from its numbers alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from experiment import JSON
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from reversal_arms import loss_of_guessing
 
 from attention_jax.reports import plotting
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
 
 CAPTIONS = {
     "gradient_analysis_dimension": (
@@ -26,9 +26,9 @@ CAPTIONS = {
         " deviation over seeds."
     ),
     "gradient_analysis_tanh": (
-        "Four panels over the factor on the kernels. The share of saturated tanh units follows its"
-        " formula to over nine tenths; additive's logits stop growing where scaled dot's grow on;"
-        " additive's entropy stays high where scaled dot's falls to 0; the gradient into additive's"
+        "Four panels over the factor on the kernels. The share of saturated tanh units rises along"
+        " its formula to over nine tenths; additive's logits stop growing, scaled dot's do not;"
+        " additive's entropy stays high, scaled dot's falls to 0; the gradient into additive's"
         " kernels rises and falls while that into v grows; scaled dot's stays large in the mean and"
         " falls in the median."
     ),
@@ -36,11 +36,12 @@ CAPTIONS = {
         "Four panels. Shares of keys, weights and gradient at padding keys, at initialisation and"
         " after training: none with a mask, some without. Signal to noise of the gradients, which"
         " the mask does not raise. Loss on the shortest strings with and without the padding of"
-        " training: equal with a mask, far apart without. Error bars: one deviation over seeds."
+        " training: equal with a mask, very different without. Error bars: one deviation over"
+        " seeds."
     ),
     "gradient_analysis_curvature": (
-        "Four panels by score, at initialisation and after training, a point a seed: largest and"
-        " smallest eigenvalue of the loss's Hessian, its trace per parameter, the largest"
+        "Four panels by score, at initialisation and after training, one point per seed: largest"
+        " and smallest eigenvalue of the loss's Hessian, its trace per parameter, the largest"
         " eigenvalue over the root mean square of all, and the loss."
     ),
 }
@@ -52,7 +53,7 @@ _ATTENTIONS = {"cross attention": questions.CROSS, "encoder attention": question
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """{file stem: figure}"""
+    """Draws the figures."""
     config = numbers["config"]
     figures = (
         _dimension(config, numbers["random"], numbers["models"], numbers["training"]),
@@ -86,8 +87,9 @@ def _dimension(config: JSON, random: JSON, models: JSON, training: JSON) -> Figu
     limit, density = random["limit_of_entropy"], random["gap_density"]
     _theory(entropy, dims, [limit] * len(dims), "standard normal logits")
     _theory(jacobian, dims, [density / math.sqrt(dim) for dim in dims], "f(0) / √d")
-    guessing = _loss_of_guessing()
-    loss.axhline(guessing, color="black", linestyle="--", label="length known, letters guessed")
+    loss.axhline(
+        loss_of_guessing(), color="black", linestyle="--", label="length known, letters guessed"
+    )
     keys = config["source_length"]
     _label(entropy, f"Random queries, {keys} keys: entropy", "dimension d", "nats", log="x")
     _label(jacobian, "Random: softmax Jacobian", "dimension d", "norm", log="xy")
@@ -101,7 +103,7 @@ def _dimension(config: JSON, random: JSON, models: JSON, training: JSON) -> Figu
     ):  # fmt: skip
         ax.set_xticks(ticks, ticks)
         ax.minorticks_off()
-    initial.set_ylim(0, 0.5)  # 1/2 is the largest that there is
+    initial.set_ylim(0, 0.5)  # 1/2 is the largest possible norm
     while_learning.set_ylim(bottom=0)
     jacobian.set_ylim(bottom=1e-5)
     return figure
@@ -183,7 +185,7 @@ def _curvature(config: JSON, curvature: JSON) -> Figure:
     names = [_NAMES.get(score, score) for score in curvature]
 
     def draw(ax: Axes, values: Sequence[Any], index: int, label: str) -> None:
-        """[scores, seeds], a point a seed and a bar at the mean."""
+        """Draws values [scores, seeds]: one point per seed, and a bar at the mean."""
         for position, seeds in enumerate(np.array(values)):
             x = position + 0.24 * (index % 2) - 0.12
             ax.plot([x] * len(seeds), seeds, linestyle="", markersize=6, alpha=0.7,
@@ -194,14 +196,24 @@ def _curvature(config: JSON, curvature: JSON) -> Figure:
     edges, trace, ratio, loss = axes
     scores = list(curvature.values())
     for look, when in enumerate(whens):
-        draw(edges, [of["largest"][look] for of in scores], look, f"largest, {when}")
-        draw(edges, [of["smallest"][look] for of in scores], look + 2, f"smallest, {when}")
-        per_parameter = [np.divide(of["trace"][look], of["parameters"][look]) for of in scores]
+        draw(edges, [arm["largest"][look] for arm in scores], look, f"largest, {when}")
+        draw(
+            edges,
+            [arm["smallest"][look] for arm in scores],
+            look + 2,
+            f"smallest, {when}",
+        )
+        per_parameter = [np.divide(arm["trace"][look], arm["parameters"][look]) for arm in scores]
         draw(trace, per_parameter, look, when)
-        draw(ratio, [np.divide(of["largest"][look], of["rms"][look]) for of in scores], look, when)
-        draw(loss, [of["loss"][look] for of in scores], look, when)
+        draw(
+            ratio,
+            [np.divide(arm["largest"][look], arm["rms"][look]) for arm in scores],
+            look,
+            when,
+        )
+        draw(loss, [arm["loss"][look] for arm in scores], look, when)
     edges.set_yscale("symlog", linthresh=10)
-    trace.set_yscale("log" if min(np.min(of["trace"]) for of in scores) > 0 else "linear")
+    trace.set_yscale("log" if min(np.min(arm["trace"]) for arm in scores) > 0 else "linear")
     loss.set_yscale("log")
     _label(edges, "Edges of the Hessian's spectrum", "", "eigenvalue")
     _label(trace, "Mean eigenvalue: trace per parameter", "", "eigenvalue")
@@ -215,7 +227,7 @@ def _curvature(config: JSON, curvature: JSON) -> Figure:
 
 
 def _mean(ax: Axes, x: Sequence[float], numbers: JSON, index: int, label: str) -> None:
-    """A line in a band of ± 1.96 standard errors."""
+    """Draws a line with a band of ± 1.96 standard errors."""
     mean, half = np.array(numbers["mean"]), 1.96 * np.array(numbers["error"])
     color = plotting.COLORS[index]
     ax.plot(x, mean, color=color, marker=plotting.MARKERS[index], markersize=5, label=label)
@@ -231,7 +243,7 @@ def _theory(ax: Axes, x: Sequence[float], y: Sequence[float], label: str) -> Non
 
 
 def _bars(ax: Axes, labels: Sequence[str], groups: dict[str, np.ndarray]) -> None:
-    """Means of [labels, seeds] by group, with ± one deviation."""
+    """Draws the means over seeds of each group [labels, seeds], ± one deviation."""
     width = 0.8 / len(groups)
     for index, (name, values) in enumerate(groups.items()):
         x = np.arange(len(labels)) + (index - (len(groups) - 1) / 2) * width
@@ -249,10 +261,3 @@ def _label(ax: Axes, title: str, x: str, y: str, *, log: str = "") -> None:
     ax.set(title=title, xlabel=x, ylabel=y)
     ax.grid(alpha=0.3)
     ax.legend(fontsize=9)
-
-
-def _loss_of_guessing() -> float:
-    """Letters are drawn alike, and EOS, one target a string, is known."""
-    config = ReversalConfig()
-    letters = (config.min_length + config.max_length) / 2
-    return letters / (letters + 1) * math.log(len(VOCABULARY.alphabet))

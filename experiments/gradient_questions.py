@@ -1,7 +1,7 @@
-"""What `gradient_analysis.py` computes: one function for each question, arrays by sample or seed.
+"""Computations of gradient_analysis.py: one function per question, arrays by sample or seed.
 
-Everything is drawn from given seeds; nothing is read or written. Samples and seeds are `vmap`ped,
-and each program is compiled once a shape.
+Everything random comes from the given seeds; nothing is read or written. Samples and seeds are
+`vmap`ped, and each program is compiled once per shape.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from reversal_arms import CROSS, Arrays, follow, fresh_batch, look_at_cross_attention
 
 from attention_jax import attention_weights
 from attention_jax.analysis import (
@@ -25,7 +26,6 @@ from attention_jax.analysis import (
     hessian_spectrum_edges,
     hessian_trace,
     hessian_vector_product,
-    learning_statistics,
     logit_variance,
     softmax_jacobian_norm,
     weight_entropy,
@@ -33,19 +33,16 @@ from attention_jax.analysis import (
 from attention_jax.scores import Additive, get_score
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import reversal_batch
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
-from attention_jax.training.loop import Task, initial_state, train_steps
+from attention_jax.tasks.reversal.task import ReversalConfig, reversal_task
 from attention_jax.training.losses import real_tokens
 
 Array = jax.Array
-Arrays = dict[str, Any]  # of NumPy arrays, or of more such
-Look = Callable[[Any], dict[str, Array]]  # params of one seed -> {name: float []}
 
-PRODUCTS = ("dot", "scaled")  # the same logits but for the factor 1 / sqrt(d)
+PRODUCTS = ("dot", "scaled")  # the same logits up to the factor 1 / sqrt(d)
 VALUE_DIM = 64  # of random values; no result depends on it
 TANH_BOUND = 0.99  # beyond it a unit's derivative, 1 - tanh^2, is below 2 %
-CROSS, SELF = "decoder_0/cross_attention", "encoder_0/self_attention"
-GROUPS = {  # parameters -> where the tree of a model with score general has them
+SELF = "encoder_0/self_attention"
+GROUPS = {  # group of parameters -> its path in a model with score general
     "cross kernel": "decoder/0/cross_attention/attention/params/kernel",
     "encoder attention": "encoder/0/self_attention",
     "all parameters": "",
@@ -56,14 +53,17 @@ GROUPS = {  # parameters -> where the tree of a model with score general has the
 
 
 def random_products(dim: int, *, source_length: int, samples: int, seed: int) -> dict[str, Arrays]:
-    """One query and S keys of unit variance, `samples` times: each sample's row, by score.
+    """Measures one query and S keys of unit variance, `samples` times.
 
-    The gradient that comes to the weights, dweights = doutput value^T, has variance 1 each, so that
-    the mean square of |dlogits| = |J dweights| is that of |J|_F.
+    The entries of the weights' gradient, dweights = doutput value^T, have variance 1, so that the
+    mean square of |dlogits| = |J dweights| is that of |J|_F.
+
+    Returns:
+        {score: {name: [samples]}}
     """
     rng = jax.random.fold_in(jax.random.key(seed), dim)
-    found = _random_products(dim, source_length, samples, rng)
-    return jax.tree.map(np.asarray, found)
+    rows_by_score = _random_products(dim, source_length, samples, rng)
+    return jax.tree.map(np.asarray, rows_by_score)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -73,13 +73,13 @@ def _random_products(dim: int, source_length: int, samples: int, rng: Array) -> 
     key = jax.random.normal(rngs[1], (samples, source_length, dim))
     value = jax.random.normal(rngs[2], (samples, source_length, VALUE_DIM))
     doutput = jax.random.normal(rngs[3], (samples, 1, VALUE_DIM)) / math.sqrt(VALUE_DIM)
-    found = {}
+    rows_by_score = {}
     for score in PRODUCTS:
         weights = attention_weights(query, key, score=score)
         gradients = attention_gradients(query, key, value, doutput, score=score)
         logits = jax.vmap(functools.partial(get_score(score), {}))(query, key)
         rows = {
-            # Of S - 1 degrees of freedom: its mean is the variance, whatever S is.
+            # With S - 1 degrees of freedom its mean is the variance, whatever S is.
             "logit_variance": logit_variance(logits, per_row=True)
             * (source_length / (source_length - 1)),
             "entropy": weight_entropy(weights),
@@ -87,70 +87,26 @@ def _random_products(dim: int, source_length: int, samples: int, rng: Array) -> 
             "dlogits_norm": jnp.linalg.norm(gradients.dlogits, axis=-1),
             "dquery_rms": jnp.linalg.norm(gradients.dquery, axis=-1) / math.sqrt(dim),
         }
-        found[score] = {name: row[:, 0] for name, row in rows.items()}
-    return found
-
-
-def gap_density(count: int) -> float:
-    """How dense the gap between the two largest of n standard normal numbers is at 0.
-
-        f(0) = n (n - 1) integral phi(x)^2 Phi(x)^(n - 2) dx
-
-    Of logits that are sqrt(d) times such numbers only these two count as d grows: the weights are
-    p and 1 - p with p = sigmoid(sqrt(d) gap), |J|_F = 2 p (1 - p), and E |J|_F -> f(0) / sqrt(d).
-    """
-    x = np.linspace(-9, 9, 20001)
-    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-    below = np.array([(1 + math.erf(point / math.sqrt(2))) / 2 for point in x])
-    integrand = density**2 * below ** (count - 2)
-    return float(count * (count - 1) * np.sum(integrand) * (x[1] - x[0]))
+        rows_by_score[score] = {name: row[:, 0] for name, row in rows.items()}
+    return rows_by_score
 
 
 def limit_of_entropy(count: int, *, samples: int, seed: int) -> float:
-    """E H(softmax(z)), z of n standard normal numbers: scaled dot's as d grows."""
+    """Returns E H(softmax(z)) for n standard normal z: the limit of scaled dot's as d grows."""
     z = np.random.default_rng(seed).standard_normal((samples, count))
     weights = np.exp(z)
     weights /= weights.sum(-1, keepdims=True)
     return float(-np.sum(weights * np.log(weights), axis=-1).mean())
 
 
-# --- models of several seeds, looked at before and while they learn ---
-
-
-def follow(config: ReversalConfig, task: Task, look: Look, *, every: int | None = None) -> Arrays:
-    """What `look` sees of every seed at the start and after each `every` steps: [looks, seeds].
-
-    With `every` None nothing is trained.
-    """
-    optimizer_ = optimizer(config)
-    state = initial_state(task, optimizer_, config.loop)
-    look_at_all = jax.jit(jax.vmap(look))
-    seen = [look_at_all(state.params)]
-    if every is not None:
-        advance = jax.jit(jax.vmap(functools.partial(train_steps, task, optimizer_, every)))
-        for _ in range(config.loop.steps // every):
-            state, _ = advance(state)
-            seen.append(look_at_all(state.params))
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
-
-
 def learning(
     config: ReversalConfig, *, strings: int, seed: int, every: int | None = None
 ) -> Arrays:
-    """Loss and the cross attention's statistics on one batch that is not learned from."""
+    """Follows the loss and the cross attention's statistics on a batch that is not trained on."""
     task = reversal_task(config)
     batch_rng, loss_rng = jax.random.split(jax.random.key(seed))
-    batch = _strings(config, batch_rng, strings)
-
-    def look(params: Any) -> dict[str, Array]:
-        found = learning_statistics(task.loss, params, batch, loss_rng, depth=0)
-        cross = {
-            name.removeprefix(f"{CROSS}/"): value
-            for name, value in found.items()
-            if name.startswith(f"{CROSS}/")
-        }
-        return {"loss": found["loss"], **cross}
-
+    batch = fresh_batch(config, batch_rng, strings)
+    look = look_at_cross_attention(task, batch, loss_rng)
     return follow(config, task, look, every=every)
 
 
@@ -160,10 +116,13 @@ def learning(
 def growing_kernels(
     scales: Sequence[float], *, dim: int, length: int, samples: int, seed: int
 ) -> dict[str, Arrays]:
-    """Additive and scaled dot of projected tokens, whose kernels grow: [scales, samples] each.
+    """Measures additive and scaled dot of projected tokens while their kernels grow.
 
-    Tokens are layer-normalised. The random kernels are the same for both but for a factor; at scale
-    1 the tanh's arguments have variance 1, and so have the logits of scaled dot.
+    Tokens are layer-normalised. Both scores have the same random kernels up to a factor; at scale 1
+    the arguments of tanh have variance 1, and so have the logits of scaled dot.
+
+    Returns:
+        {score: {name: [scales, samples]}}
     """
 
     @functools.partial(jax.vmap, in_axes=(None, 0))
@@ -180,15 +139,15 @@ def growing_kernels(
         return {
             "additive": _additive({**kernels, "v": initial["v"]}, query, key, value, doutput),
             "scaled": _projected_dot(
-                # Additive's have variance 1 / (2 D), half of the tanh's argument from either side.
+                # Additive's have variance 1 / (2 D): each side makes half of the tanh's argument.
                 {name: kernel * math.sqrt(2) for name, kernel in kernels.items()},
                 query, key, value, doutput,
             ),
         }  # fmt: skip
 
     rngs = jax.random.split(jax.random.key(seed), samples)
-    found = jax.jit(sample)(rngs, jnp.asarray(scales, jnp.float32))
-    return jax.tree.map(np.asarray, found)
+    statistics = jax.jit(sample)(rngs, jnp.asarray(scales, jnp.float32))
+    return jax.tree.map(np.asarray, statistics)
 
 
 def _additive(params: Any, query: Array, key: Array, value: Array, doutput: Array) -> Any:
@@ -229,33 +188,36 @@ def _row_means(logits: Array, dlogits: Array) -> dict[str, Array]:
 
 
 def padding(config: ReversalConfig, *, width: int, strings: int, batches: int, seed: int) -> Arrays:
-    """What of weights and gradients goes to padding, before and after training: [2, seeds].
+    """Measures the share of weights and gradients at padding, before and after training.
 
-    The strings are those of any other width: only the padding behind them differs. `bare` is the
-    loss on the shortest strings with nothing behind them, `padded` on the same as in training.
+    The strings are the same for every width: only the padding after them differs. `bare` is the
+    loss on the shortest strings without padding, `padded` with the padding of training.
+
+    Returns:
+        {name: [2, seeds]}
     """
     task = reversal_task(config)
     task = task._replace(batch=lambda rng: widened(reversal_task(config).batch(rng), width))
     batch_rng, loss_rng, many_rng = jax.random.split(jax.random.key(seed), 3)
-    batch = widened(_strings(config, batch_rng, strings), width)
+    batch = widened(fresh_batch(config, batch_rng, strings), width)
     many = jax.vmap(task.batch)(jax.random.split(many_rng, batches))
     shortest = dataclasses.replace(config, max_length=config.min_length)
-    bare = _strings(shortest, batch_rng, strings)
+    bare = fresh_batch(shortest, batch_rng, strings)
 
     def look(params: Any) -> dict[str, Any]:
-        found = capture_gradients(task.loss, params, batch, loss_rng)
+        captured = capture_gradients(task.loss, params, batch, loss_rng)
         gradient = jax.grad(lambda params, batch: task.loss(params, batch, loss_rng)[0])
         gradients = jax.vmap(gradient, in_axes=(None, 0))(params, many)
         ratios: dict[str, Array] = {}
         for depth in (0, 3, None):
             ratios |= gradient_signal_to_noise(gradients, depth=depth)
         return {
-            "loss": found.loss,
+            "loss": captured.loss,
             "bare": task.loss(params, bare, loss_rng)[0],
             "padded": task.loss(params, widened(bare, width), loss_rng)[0],
             "signal_to_noise": {name: ratios[group] for name, group in GROUPS.items()},
             **{
-                name: padding_shares(found.attentions[name], found.gradients[name], batch)
+                name: padding_shares(captured.attentions[name], captured.gradients[name], batch)
                 for name in (CROSS, SELF)
             },
         }
@@ -263,30 +225,30 @@ def padding(config: ReversalConfig, *, width: int, strings: int, batches: int, s
     return follow(config, task, look, every=config.loop.steps)
 
 
-def padding_shares(seen: Any, gradient: Any, batch: Batch) -> dict[str, Array]:
-    """Of one attention to the source: what share of it is at keys that are padding.
+def padding_shares(captured: Any, gradient: Any, batch: Batch) -> dict[str, Array]:
+    """Returns the share of an attention's weights, gradient and keys that is at padding.
 
-    Weights and keys are means over queries whose output the loss depends on.
+    Weights and keys are means over the queries whose output influences the loss.
     """
-    source_length = seen.weights.shape[-1]
+    source_length = captured.weights.shape[-1]
     padded = ~real_tokens(batch.source_lengths, source_length)
-    heads = seen.weights.ndim - 3
+    heads = captured.weights.ndim - 3
     padded = padded.reshape(-1, *(1,) * heads, 1, source_length)
-    padded = jnp.broadcast_to(padded, seen.weights.shape)
+    padded = jnp.broadcast_to(padded, captured.weights.shape)
     rows = jnp.any(gradient.doutput != 0, axis=-1)
     counted = jnp.where(rows[..., None] & padded, 1.0, 0.0)
     sizes = jnp.abs(gradient.dlogits)
     count = jnp.maximum(jnp.sum(rows), 1).astype(sizes.dtype)
     total = jnp.sum(sizes)
     return {
-        "weights": jnp.sum(seen.weights * counted) / count,
+        "weights": jnp.sum(captured.weights * counted) / count,
         "gradient": jnp.sum(jnp.where(padded, sizes, 0)) / jnp.where(total == 0, 1, total),
         "keys": jnp.sum(counted) / (count * source_length),
     }
 
 
 def widened(batch: Batch, width: int) -> Batch:
-    """The same strings, padded to `width`."""
+    """Returns the same strings, padded to `width`."""
     more = width - batch.source.shape[1]
     return reversal_batch(jnp.pad(batch.source, ((0, 0), (0, more))), batch.source_lengths)
 
@@ -297,10 +259,10 @@ def widened(batch: Batch, width: int) -> Batch:
 def curvature(
     config: ReversalConfig, *, iterations: int, samples: int, strings: int, seed: int
 ) -> Arrays:
-    """The Hessian of one batch's loss in all parameters, before and after training: [2, seeds]."""
+    """Measures the Hessian of one batch's loss before and after training, {name: [2, seeds]}."""
     task = reversal_task(config)
     batch_rng, loss_rng, edges_rng, trace_rng = jax.random.split(jax.random.key(seed), 4)
-    batch = _strings(config, batch_rng, strings)
+    batch = fresh_batch(config, batch_rng, strings)
 
     def loss(params: Any) -> Array:
         return task.loss(params, batch, loss_rng)[0]
@@ -341,11 +303,6 @@ def _sum_of_squared_eigenvalues(
     return jnp.mean(jax.lax.map(sample, jax.random.split(rng, samples)))
 
 
-def _strings(config: ReversalConfig, rng: Array, count: int) -> Batch:
-    """A batch to look at, of another size than those that are learned from."""
-    return reversal_task(dataclasses.replace(config, batch_size=count)).batch(rng)
-
-
 def standard_error(values: np.ndarray) -> np.ndarray:
-    """Of the mean over the last axis."""
+    """Returns the standard error of the mean over the last axis."""
     return np.std(values, axis=-1, ddof=1) / math.sqrt(np.shape(values)[-1])

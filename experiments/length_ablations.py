@@ -1,17 +1,18 @@
-"""What of the recipe makes attention reverse strings of any length? Each part taken away.
+"""Which parts of the recipe make attention reverse strings of any length? Each part is removed.
 
 Source:   ours; Delétang et al. 2022 for the task, Ruoss et al. 2023 for subsets of positions,
           Chiang and Cholak 2022 for logits that grow with the logarithm of the length.
 Command:  .venv/bin/python experiments/length_ablations.py
 Time:     25 minutes on 2 CPU cores beside two other jobs, 23 of processor time.
-Expected: without codes that source and target share (another anchor, no positions) nothing is left
-          beyond training. With shared codes, positions that were never seen and logits that do not
-          grow cost accuracy beyond training, and neighbours that hardly differ everywhere.
+Expected: without codes that source and target share (another anchor, no positions) no accuracy is
+          left beyond the trained lengths. With shared codes, positions that were never seen in
+          training and logits that do not grow cost accuracy beyond the trained lengths, and codes
+          whose neighbours hardly differ cost accuracy everywhere.
 
-The recipe is that of `length_generalization.py`, with scaled dot; the size of logits is also varied
-for additive attention, whose logits are bounded. Every arm is trained on lengths 1-40, and looked
-at up to 5,000 letters, those before being given. Learned codes have no waves, and rotations no
-factor and their fastest wave at 1: these arms differ in that, too.
+The recipe is that of `length_generalization.py`, with scaled dot. The size of logits is also varied
+for additive attention, whose logits are bounded. Every arm is trained on lengths 1-40, and tested
+on up to 5,000 letters with the previous letters given. Two arms differ from the recipe in more than
+one setting: learned codes have no waves, and rotations have no factor and a fastest wave of 1.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Expectation, conduct, run_command
+from experiment import JSON, Expectation, run_experiment
 from length_evaluation import teacher_forced
 from length_figures import ablation_figure
 from length_generalization import TRAINED
 from length_generalization import Config as Recipe
 from matplotlib.figure import Figure
-from reversal_arms import JSON, trained_arm
+from reversal_arms import trained_arm
 
-from attention_jax.nn.placement import ANY_LENGTH, PositionConfig
+from attention_jax.nn.position_config import ANY_LENGTH, PositionConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import Additive, Params, ScaledDot, Score, WrappedScore
 from attention_jax.tasks.reversal.task import ReversalConfig
@@ -42,12 +43,12 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class LearnedTemperature(WrappedScore):
-    """e(q, k) = exp(t) score(q, k), with t learned, 0 at first
+    """e(q, k) = exp(t) score(q, k), with t learned from 0
 
     Params: {"log_factor": t, []; "score": those of `score`}.
 
     Attributes:
-        score: the `Score` that is multiplied.
+        score: the `Score` to multiply.
     """
 
     param_shapes = Score.param_shapes
@@ -120,13 +121,13 @@ class Config:
     """Settings; those of training are the recipe's.
 
     Attributes:
-        parts: which parts of the recipe to vary, by their full name; none for all.
-        seeds: trainings of each arm.
-        steps: optimiser steps of each.
-        lengths: of the test strings.
-        strings: how many of each.
-        workdir: where the runs are kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        parts: full names of the parts of the recipe to vary; none for all.
+        seeds: trainings per arm.
+        steps: optimiser steps per training.
+        lengths: lengths of the test strings.
+        strings: test strings per length.
+        workdir: folder of the runs; a run that is finished there is not trained again.
+        results: folder of the numbers and figures.
     """
 
     parts: tuple[str, ...] = ()
@@ -145,9 +146,9 @@ class Config:
             values = np.ravel(getattr(self, name))
             if values.size == 0 or min(values) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if max(np.ravel(self.lengths)) >= ANY_LENGTH.limit - ANY_LENGTH.first:
+        if max(np.ravel(self.lengths)) >= ANY_LENGTH.limit - ANY_LENGTH.first_id:
             raise ValueError(
-                f"lengths must be below {ANY_LENGTH.limit - ANY_LENGTH.first}, where learned"
+                f"lengths must be below {ANY_LENGTH.limit - ANY_LENGTH.first_id}, where learned"
                 f" positions end; got {self.lengths}"
             )
         for part in self.varied:
@@ -161,9 +162,9 @@ class Config:
         return self.parts or tuple(PARTS)
 
     def training(self, settings: dict[str, Any]) -> ReversalConfig:
-        """One run's settings."""
+        """Returns the settings of one run."""
         recipe = Recipe(seeds=self.seeds, steps=self.steps).training("scaled", 26)
-        return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, **settings))
+        return dataclasses.replace(recipe, model=recipe.model.with_settings(**settings))
 
 
 QUICK = Config(
@@ -172,47 +173,50 @@ QUICK = Config(
 
 
 def run(config: Config) -> JSON:
-    """Trains every arm once, and looks at it."""
-    found: dict[ReversalConfig, JSON] = {}
+    """Trains and evaluates every arm once."""
+    arms: dict[ReversalConfig, JSON] = {}
     parts: JSON = {}
     for part in config.varied:
         for arm, settings in PARTS[part].items():
             training = config.training(settings)
-            if training not in found:
-                found[training] = _arm(config, training, f"{part}-{arm}")
-            parts.setdefault(part, {})[arm] = found[training]
+            if training not in arms:
+                arms[training] = _arm(config, training, f"{part}-{arm}")
+            parts.setdefault(part, {})[arm] = arms[training]
     return {"parts": parts}
 
 
 def _arm(config: Config, training: ReversalConfig, name: str) -> JSON:
     folder = "".join(letter if letter.isalnum() else "-" for letter in name)
     trained, measured = trained_arm(training, config.workdir / folder)
-    looked = teacher_forced(trained, config.lengths, strings=config.strings)
+    accuracies = teacher_forced(trained, config.lengths, strings=config.strings)
     print(
-        f"{name}: {[round(float(tokens.mean()), 4) for tokens, _ in looked.values()]}", flush=True
+        f"{name}: {[round(float(tokens.mean()), 4) for tokens, _ in accuracies.values()]}",
+        flush=True,
     )
     return {
         "loss": measured["loss"][-1],
-        "tokens": {str(length): of[0].round(6).tolist() for length, of in looked.items()},
+        "tokens": {
+            str(length): tokens.round(6).tolist() for length, (tokens, _) in accuracies.items()
+        },
     }
 
 
 CAPTIONS = {
-    "length_ablations": "Letters right against the length of the string, mean of the seeds with a"
-    " band of one deviation, one panel for each part of the recipe: the blue curve is the recipe,"
-    " the others are without that part.",
+    "length_ablations": "Share of letters right against the length of the string, mean and one"
+    " deviation over seeds, one panel per part of the recipe: the blue curve is the recipe, the"
+    " other curves lack that part.",
 }
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The figure, from the numbers alone."""
+    """Draws the figure."""
     return {"length_ablations": ablation_figure(numbers["parts"], trained=TRAINED)}
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """What cannot work does not, and what the recipe has over its parts."""
-    found = []
-    margin = "a clear margin, no more"
+    """The recipe works at any length; arms that cannot work beyond training fail there."""
+    checks = []
+    margin = "a clear margin"
 
     def mean(part: str, arm: str, length: int) -> float:
         return float(np.mean(numbers["parts"][part][arm]["tokens"][str(length)]))
@@ -220,7 +224,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     def add(part: str, arm: str, length: int, low: float, high: float) -> None:
         if part in numbers["parts"] and str(length) in numbers["parts"][part][arm]["tokens"]:
             claim = f"{part}: {arm}; letters right at length {length}"
-            found.append(Expectation(claim, "", mean(part, arm, length), low, high, margin))
+            checks.append(Expectation(claim, "", mean(part, arm, length), low, high, margin))
 
     where, _, enters, logits, *_, other = PARTS
     add(where, "its end", 500, 0.99, 1)
@@ -229,11 +233,11 @@ def expectations(numbers: JSON) -> list[Expectation]:
     ):  # fmt: skip
         add(part, arm, 500, 0, 0.2)
     add(logits, "growing with log n", 5000, 0.99, 1)
-    return found
+    return checks
 
 
 def report(numbers: JSON) -> str:
-    """A table a part, as Markdown."""
+    """Returns one table per part, as Markdown."""
     lines = []
     for part, arms in numbers["parts"].items():
         lengths = list(next(iter(arms.values()))["tokens"])
@@ -251,10 +255,5 @@ def report(numbers: JSON) -> str:
     return "\n".join(lines)
 
 
-def main(config: Config) -> int:
-    """Runs, writes, draws, and says where everything is."""
-    return conduct("length_ablations", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

@@ -1,4 +1,4 @@
-"""How well reversal models do on strings of any length, thousands of letters included."""
+"""Accuracy of reversal models on strings of any length, up to thousands of letters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.nn.positions import random_positions
+from attention_jax.nn.positions import random_position_ids
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import reversal_batch
@@ -20,58 +20,59 @@ from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.metrics import exact_match, token_accuracy
 
 Array = jax.Array
-JSON = dict[str, Any]
 
-WIDTH = 64  # of targets, EOS included, or a multiple of it: few programs, and whole tiles
-LETTERS_A_CALL = 8192  # of sources in one call: what its memory grows with
+WIDTH = 64  # targets, EOS included, are padded to multiples of it: few programs, whole tiles
+LETTERS_PER_CALL = 8192  # source letters in one call; its memory grows with them
 FIRST_LETTER = VOCABULARY.size - len(VOCABULARY.alphabet)
 
 
 def teacher_forced(
     trained: Trained, lengths: Iterable[int], *, strings: int, seed: int = 0
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """By length, each [seeds]: share of letters right when those before are given, and of strings.
+    """Measures accuracy with the previous letters given.
 
-    Every seed of every model sees the same strings. A string counts if EOS is right, too.
+    Every seed of every model gets the same strings. A string is right if its EOS is right, too.
+
+    Returns:
+        {length: (share of letters right [seeds], share of strings right [seeds])}
     """
-    found = {}
+    accuracies = {}
     for length in lengths:
         width = -(-(length + 1) // WIDTH) * WIDTH - 1
         batch = _strings(trained.config.letters, length, width, strings, seed)
-        found[length] = _by_chunks(_forced, trained, batch)
-    return found
+        accuracies[length] = _by_chunks(_forced, trained, batch)
+    return accuracies
 
 
 def free_running(
     trained: Trained, lengths: Iterable[int], *, strings: dict[int, int], seed: int = 0
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """The same, each letter predicted from the model's own; `strings` says how many by length."""
-    found = {}
+    """Measures the same with the model's own previous letters; `strings` is {length: count}."""
+    accuracies = {}
     for length in lengths:
         batch = _strings(trained.config.letters, length, length, strings[length], seed)
-        found[length] = _by_chunks(_free, trained, batch)
-    return found
+        accuracies[length] = _by_chunks(_free, trained, batch)
+    return accuracies
 
 
 def weights_on(trained: Trained, length: int, *, seed: int = 0) -> np.ndarray:
-    """Cross-attention weights [T, S] of the first seed while it is given one string's reversal."""
+    """Returns the first seed's cross-attention weights [T, S] on one string, the answer given."""
     batch = _strings(trained.config.letters, length, length, 1, seed)
     params = jax.tree.map(lambda leaf: leaf[0], trained.params)
 
     @jax.jit
     def look(params: Any) -> Array:
         model = bind(trained.config.model, params)
-        places = _places(trained.config.model, batch)
         return model(
-            batch.source, batch.source_lengths, batch.target_inputs, places=places,
-            return_weights=True,
+            batch.source, batch.source_lengths, batch.target_inputs,
+            position_ids=_position_ids(trained.config.model, batch), return_weights=True,
         )[1]  # fmt: skip
 
     return np.asarray(look(params))[-1, 0]
 
 
 def peak_memory(trained: Trained, length: int) -> float:
-    """MiB of temporary memory of a teacher-forced look at one string, as XLA states it."""
+    """Returns the MiB of temporary memory, by XLA, of a teacher-forced pass over one string."""
     batch = _strings(trained.config.letters, length, length, 1, 0)
     compiled = _forced.lower(trained.config.model, trained.params, batch).compile()
     analysis: Any = compiled.memory_analysis()
@@ -88,7 +89,7 @@ def _strings(letters: int, length: Array | int, width: int, count: int, seed: in
 
 def _by_chunks(look: Any, trained: Trained, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     count, width = batch.source.shape
-    rows = max(1, LETTERS_A_CALL // width)
+    rows = max(1, LETTERS_PER_CALL // width)
     chunks = []
     for first in range(0, count, rows):
         rows_of = operator.itemgetter(slice(first, first + rows))
@@ -101,8 +102,10 @@ def _by_chunks(look: Any, trained: Trained, batch: Batch) -> tuple[np.ndarray, n
 def _forced(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
     def one_seed(params: Any) -> tuple[Array, Array]:
         model = bind(config, params)
-        places = _places(config, batch)
-        logits = model(batch.source, batch.source_lengths, batch.target_inputs, places=places)
+        logits = model(
+            batch.source, batch.source_lengths, batch.target_inputs,
+            position_ids=_position_ids(config, batch),
+        )  # fmt: skip
         return _right(jnp.argmax(logits, axis=-1), batch)
 
     return jax.lax.map(one_seed, params)
@@ -113,7 +116,7 @@ def _free(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Arra
     def one_seed(params: Any) -> tuple[Array, Array]:
         decoded = bind(config, params).greedy_decode(
             batch.source, batch.source_lengths, max_length=batch.targets.shape[1],
-            sos=SOS, eos=EOS, pad=PAD, places=_places(config, batch),
+            sos=SOS, eos=EOS, pad=PAD, position_ids=_position_ids(config, batch),
         )  # fmt: skip
         return _right(decoded.tokens, batch)
 
@@ -121,7 +124,7 @@ def _free(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Arra
 
 
 def _right(predictions: Array, batch: Batch) -> tuple[Array, Array]:
-    """By string, [B]: share of its letters, and 1 if those and EOS are all right."""
+    """Per string, [B]: share of letters right, and 1 if all letters and EOS are right."""
 
     def by_string(metric: Any, lengths: Array) -> Array:
         rows = (leaf[:, None] for leaf in (predictions, batch.targets, lengths))
@@ -133,8 +136,8 @@ def _right(predictions: Array, batch: Batch) -> tuple[Array, Array]:
     )
 
 
-def _places(config: Seq2SeqConfig, batch: Batch) -> Array | None:
-    """Models that know subsets of positions are shown one, as they are in their source."""
+def _position_ids(config: Seq2SeqConfig, batch: Batch) -> Array | None:
+    """A random subset for a model trained on random subsets, as in Ruoss et al.; else None."""
     if config.positions.draw != "subset":
         return None
-    return random_positions(jax.random.key(0), batch.targets.shape[1], config.positions.limit)
+    return random_position_ids(jax.random.key(0), batch.targets.shape[1], config.positions.limit)

@@ -1,22 +1,21 @@
-"""The figures of `length_generalization.py` and `length_ablations.py`."""
+"""Figures of length_generalization.py and length_ablations.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from experiment import JSON
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from attention_jax.reports import plotting
 
-JSON = dict[str, Any]
-
-BIN = 23  # neighbouring lengths in one point
+BIN = 23  # neighbouring lengths per point
 
 
 def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
-    """One row an alphabet: letters right at every length, and whole strings right far beyond."""
+    """One row per alphabet: letters right at every length, and whole strings right far beyond."""
     figure, axes = plotting.new_figure(11, 3.6 * len(arms), rows=len(arms), columns=2)
     for row, (letters, scores) in enumerate(arms.items()):
         near, far = axes[2 * row : 2 * row + 2]
@@ -47,7 +46,7 @@ def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
 
 
 def ablation_figure(panels: dict[str, dict[str, JSON]], *, trained: int) -> Figure:
-    """Letters right against length; one panel a part of the recipe, its arms as curves."""
+    """Letters right against length: one panel per part of the recipe, one curve per arm."""
     rows = -(-len(panels) // 2)
     figure, axes = plotting.new_figure(11, 3.4 * rows, rows=rows, columns=2, sharey=True)
     for panel, (title, arms) in zip(axes, panels.items(), strict=False):
@@ -69,7 +68,7 @@ def ablation_figure(panels: dict[str, dict[str, JSON]], *, trained: int) -> Figu
 
 
 def heat_map_figure(weights: dict[str, np.ndarray]) -> Figure:
-    """Weights [T, S] by score; positions are too many to be labelled one by one."""
+    """Weights [T, S] by score; there are too many positions to label each."""
     figure, axes = plotting.new_figure(3.1 * len(weights) + 0.8, 3.6, columns=len(weights))
     for panel, (score, of_score) in zip(axes, weights.items(), strict=True):
         image = panel.imshow(of_score, cmap="viridis", vmin=0, vmax=1, aspect="equal")
@@ -81,17 +80,17 @@ def heat_map_figure(weights: dict[str, np.ndarray]) -> Figure:
 
 
 def _binned(by_length: JSON) -> JSON:
-    """Means over neighbouring lengths, by the length in their middle."""
+    """Means over bins of neighbouring lengths, by the mean length of each bin."""
     lengths = list(by_length)
     bins = [lengths[first : first + BIN] for first in range(0, len(lengths), BIN)]
     return {
-        str(round(np.mean([int(n) for n in of]))): np.mean([by_length[n] for n in of], axis=0)
-        for of in bins
+        str(round(np.mean([int(n) for n in bin_]))): np.mean([by_length[n] for n in bin_], axis=0)
+        for bin_ in bins
     }
 
 
 def _band(axes: Any, by_length: JSON, index: int, label: str) -> None:
-    """In percent."""
+    """Draws shares as percentages."""
     lengths = [int(length) for length in by_length]
     values = 100 * np.array(list(by_length.values()))
     plotting.draw_band(axes, lengths, values, index=index, label=label)

@@ -1,4 +1,4 @@
-"""Does attention reverse strings of any length, if it is told positions that can be matched?
+"""Does attention reverse strings of any length, if source and target positions can be matched?
 
 Source:   Delétang et al. 2022 ("Neural Networks and the Chomsky Hierarchy"): train on lengths 1-40,
           test on every length from 41 to 500, mean token accuracy; of the networks there, only
@@ -10,21 +10,22 @@ Time:     30 minutes on 2 CPU cores beside two other jobs, 26 of processor time;
 Expected: mean token accuracy over lengths 41-500 of at least 99.9 % for the best score and at least
           99 % for each of the four, five seeds, with 26 letters and with 2.
 
-One cross attention from what has been written to the letters of the source, and no other attention.
-Positions are sines and cosines, the source's counted from its end (`ANY_LENGTH` in
-`attention_jax/nn/placement.py`). The i-th letter to be written is the i-th from the end: query and
-key then have the same code, and what is to be learned is to look where codes agree. That is what
-does the work, and it is put in by hand: one has to know that the order of the answer is that of the
-source from its end. `length_ablations.py` takes it away, and the rest of the recipe part by part.
+The model has one cross attention from the letters written so far to those of the source, and no
+other attention. Positions are sines and cosines, and those of the source count from its end
+(`ANY_LENGTH` in `attention_jax/nn/placement.py`). The i-th letter to write is the i-th from the
+end: query and key then have the same code, and the model has to learn to look where codes agree.
+These matching positions make it work, and they are put in by hand: one has to know that the answer
+has the order of the source from its end. `length_ablations.py` removes them, and the other parts of
+the recipe one by one.
 
-What the source leaves out, and is measured here beside it: whether the whole string is right, EOS
-included; letters that the model predicts from its own (free running); lengths of 1,000 to 5,000.
+Measured in addition to the source: whether the whole string is right, EOS included; letters that
+the model predicts from its own (free running); lengths of 1,000 to 5,000.
 
-Compared with the source's networks these are told more (where the end is, and which positions
-belong together), have other sizes and another optimiser, write one letter after another where
-theirs answer at once, and end their answers themselves. So nothing here says that its Transformers
-were trained badly. It shows that positions which name the matching letter are enough, without a
-stack.
+These models get more information than the source's networks (where the end is, and which positions
+belong together), have other sizes and another optimiser, write one letter after another where the
+source's answer at once, and end their answers themselves. So the comparison does not show that its
+Transformers were trained badly. It shows that positions which identify the matching letter suffice,
+without a stack.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from experiment import Expectation, conduct, run_command
+from experiment import JSON, Expectation, run_experiment
 from length_evaluation import free_running, peak_memory, teacher_forced, weights_on
 from length_figures import accuracy_figure, heat_map_figure
 from matplotlib.figure import Figure
-from reversal_arms import JSON, trained_arm
+from reversal_arms import trained_arm
 
-from attention_jax.nn.placement import ANY_LENGTH
+from attention_jax.nn.cross_attention import CrossAttentionConfig
+from attention_jax.nn.position_config import ANY_LENGTH
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
 
-TRAINED = 40  # the longest string of training
+TRAINED = 40  # length of the longest string of training
 PROTOCOL = range(TRAINED + 1, 501)
 ALPHABETS = {"26 letters": 26, "2 letters": 2}
 DRAWN_LENGTH = 100  # of the string in the heat maps
@@ -54,22 +56,22 @@ DRAWN_LENGTH = 100  # of the string in the heat maps
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; the training itself has its own in `ReversalConfig`.
+    """Settings; `ReversalConfig` holds those of the training.
 
     Attributes:
-        scores: which scores, names or "module:Name".
-        alphabets: of how many letters strings are.
-        seeds: trainings of each.
-        steps: optimiser steps of each.
-        batch: strings a step.
-        learning_rate: at the start; it falls to 0 along a cosine.
-        strings: test strings of each length, letters before being given.
-        every: of the lengths 41 to 500, every so many.
-        far: lengths of strings that are answered freely; the first alphabet has all of them, the
-            others those up to 500.
-        far_strings: how many of each.
-        workdir: where the runs are kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        scores: scores to train, names or "module:Name".
+        alphabets: sizes of the alphabets of the strings.
+        seeds: trainings per score and alphabet.
+        steps: optimiser steps per training.
+        batch: strings per step.
+        learning_rate: initial learning rate; it falls to 0 along a cosine.
+        strings: test strings per length, with the previous letters given.
+        every: step between the tested lengths from 41 to 500.
+        far: lengths of the strings for free running; the first alphabet is tested on all of them,
+            the others on those up to 500.
+        far_strings: test strings for each of `far`.
+        workdir: folder of the runs; a run that is finished there is not trained again.
+        results: folder of the numbers and figures.
     """
 
     scores: tuple[str, ...] = ("additive", "dot", "general", "scaled")
@@ -106,7 +108,7 @@ class Config:
             check_folder(name, getattr(self, name))
 
     def training(self, score: str, letters: int) -> ReversalConfig:
-        """One run's settings."""
+        """Returns the settings of one run."""
         return ReversalConfig(
             model=recipe(score, TRAINED),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
@@ -116,10 +118,10 @@ class Config:
 
 
 def recipe(score: str, longest: int) -> Seq2SeqConfig:
-    """The model, to be trained on strings of up to `longest` letters."""
+    """Returns the model for training on strings of up to `longest` letters."""
     return Seq2SeqConfig(
-        score=score, positions=ANY_LENGTH, sharpen_from=longest, encoder_layers=0,
-        decoder_self_attention=False,
+        score=score, cross_attention=CrossAttentionConfig(sharpen_from=longest),
+        positions=ANY_LENGTH, encoder_layers=0, decoder_self_attention=False,
     )  # fmt: skip
 
 
@@ -130,7 +132,7 @@ QUICK = Config(
 
 
 def run(config: Config) -> JSON:
-    """Trains and evaluates everything."""
+    """Trains and evaluates every score with every alphabet."""
     arms: JSON = {}
     for letters in config.alphabets:
         for score in config.scores:
@@ -165,21 +167,22 @@ def _arm(config: Config, score: str, letters: int, *, main: bool) -> JSON:
     return numbers
 
 
-def _by_length(found: dict[int, tuple[np.ndarray, np.ndarray]], index: int) -> JSON:
-    return {str(length): of[index].round(6).tolist() for length, of in found.items()}
+def _by_length(accuracies: dict[int, tuple[np.ndarray, np.ndarray]], index: int) -> JSON:
+    return {str(length): shares[index].round(6).tolist() for length, shares in accuracies.items()}
 
 
 CAPTIONS = {
-    "length_accuracy": "Accuracy against length far beyond training, four scores with bands of one"
-    " deviation: letters right when those before are given, at lengths 41 to 500, and whole strings"
-    " right in free-running decoding, up to 5,000 letters.",
-    "length_heatmaps": "Where each score looks while it reverses a string of 100 letters, two and a"
-    " half times as long as any it was trained on: along the anti-diagonal, to its end.",
+    "length_accuracy": "Accuracy against length far beyond training, four scores, mean and one"
+    " deviation: letters right with the previous letters given, at lengths 41 to 500, and whole"
+    " strings right in free-running decoding, up to 5,000 letters.",
+    "length_heatmaps": "Attention weights of each score while it reverses a string of 100 letters,"
+    " two and a half times as long as the longest of training: they follow the anti-diagonal to"
+    " its end.",
 }
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The figures, from the numbers alone."""
+    """Draws the figures."""
     main = next(iter(numbers["arms"].values()))
     return {
         "length_accuracy": accuracy_figure(numbers["arms"], trained=TRAINED),
@@ -190,25 +193,25 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """What the task asks for, and memory."""
-    found = []
-    sampled = "a floor; over 1 million letters a score, of which 1e-4 wrong are known to 1e-5"
+    """Token accuracy as the source measures it, and memory."""
+    checks = []
+    sampled = "a floor; over 1 million letters per score, so that 1e-4 wrong is known to 1e-5"
     for letters, arms in numbers["arms"].items():
         means = {score: float(np.mean(arm["mean_tokens"])) for score, arm in arms.items()}
         for score, mean in means.items():
             claim = f"{score}, {letters} letters: mean token accuracy over lengths 41-500"
-            found.append(Expectation(claim, "", mean, 0.99, 1, sampled))
-        claim = f"{letters} letters: that of the best score"
-        found.append(Expectation(claim, "", max(means.values()), 0.999, 1, sampled))
+            checks.append(Expectation(claim, "", mean, 0.99, 1, sampled))
+        claim = f"{letters} letters: mean token accuracy of the best score"
+        checks.append(Expectation(claim, "", max(means.values()), 0.999, 1, sampled))
     for score, arm in next(iter(numbers["arms"].values())).items():
         for length, memory in arm["memory_mib"].items():
-            claim = f"{score}: MiB of temporary memory, a string of {length} letters"
-            found.append(Expectation(claim, "", memory, 0, 2048, "the limit that was set"))
-    return found
+            claim = f"{score}: MiB of temporary memory for a string of {length} letters"
+            checks.append(Expectation(claim, "", memory, 0, 2048, "the limit that was set"))
+    return checks
 
 
 def report(numbers: JSON) -> str:
-    """The tables of README, as Markdown."""
+    """Returns the tables of README, as Markdown."""
     lines: list[str] = []
     for letters, arms in numbers["arms"].items():
         lengths = list(next(iter(arms.values()))["free_running"]["exact"])
@@ -231,10 +234,5 @@ def report(numbers: JSON) -> str:
     return "\n".join(lines)
 
 
-def main(config: Config) -> int:
-    """Runs, writes, draws, and says where everything is."""
-    return conduct("length_generalization", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

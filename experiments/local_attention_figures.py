@@ -1,4 +1,4 @@
-"""The figures of local_attention.py, from its numbers alone."""
+"""Figures of local_attention.py, drawn from its numbers alone."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from attention_jax.reports import plotting
 CAPTIONS = {
     "local_attention": (
         "Exact match against the radius of the window. Without an encoder, windows around the"
-        " anti-diagonal reverse every string at radius 0 and fewer the wider they are; those around"
-        " the diagonal follow their ceiling; those around a predicted center need radius 2. With an"
-        " encoder both reverse, the diagonal less well. By length, the diagonal falls from most"
-        " strings to none after D + 1 letters. Bands: one deviation over seeds."
+        " anti-diagonal reverse every string at radius 0, and fewer strings the wider they are;"
+        " windows around the diagonal follow their ceiling; windows around a predicted center need"
+        " radius 2. With an encoder both reverse, the diagonal less well. By length, the diagonal"
+        " reverses most strings up to D + 1 letters and no longer ones. Bands: one deviation over"
+        " seeds."
     ),
     "local_attention_masks": (
         "The chapter's masks of 16 queries and 20 keys with radius 3: global, local-m along the"
-        " diagonal, local-p with noise, and the anti-diagonal that reversal wants; uniform weights"
-        " through a Gaussian around predicted centers, whose rows sum to less than 1; and how"
-        " much is left of a row's weight by radius, 0.42 to 0.60."
+        " diagonal, local-p with noise, and the anti-diagonal that reversal needs; uniform weights"
+        " times a Gaussian around predicted centers, whose rows sum to less than 1; and the sum of"
+        " a row's weights by radius, 0.42 to 0.60."
     ),
     "local_attention_weights": (
-        "Where trained models look while they write a word backwards. Around the anti-diagonal and"
-        " predicted centers attention is spread, mostly heaviest on the letter to be written."
-        " Around the diagonal it is mostly out of sight: without an encoder others are written,"
-        " with one attention goes along the diagonal, to where the letter was carried."
+        "Attention weights of trained models while they write a word backwards. In windows around"
+        " the anti-diagonal and predicted centers, attention is spread and mostly heaviest on the"
+        " letter to write. Windows around the diagonal mostly do not hold that letter: without an"
+        " encoder the model writes others; with an encoder attention follows the diagonal, where"
+        " the encoder has carried the letters."
     ),
 }
 
@@ -37,7 +39,7 @@ _ENCODERS = {"no encoder": "Without an encoder", "encoder": "With an encoder"}
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """Accuracy, masks, and weights."""
+    """Draws accuracy, masks and weights."""
     figures = (_accuracy(numbers), _masks(numbers), _weights(numbers))
     return dict(zip(CAPTIONS, figures, strict=True))
 
@@ -61,7 +63,7 @@ def _accuracy(numbers: JSON) -> Figure:
     for index, (radius, arm) in enumerate(numbers["arms"]["no encoder, diagonal"].items()):
         by_length = arm["accuracy"]["free_running_exact"]
         x, exact = [int(length) for length in by_length], np.array(list(by_length.values()))
-        # Other colours than beside: here a line is a radius.
+        # Other colours than in the left panels: here each line is a radius.
         plotting.draw_band(axes[2], x, exact, index=index + 2, label=f"D = {radius}")
     axes[2].set(title="Diagonal, without an encoder", xlabel="length of the string (letters)")
     axes[0].set(ylabel="exact match (share of strings)", ylim=(-0.04, 1.06))
@@ -92,7 +94,7 @@ def _masks(numbers: JSON) -> Figure:
         share = 100 * np.mean(pairs)
         ax.set_title(f"{titles[name]}\n{share:.0f} % of the pairs")
         _label_pairs(ax)
-    gaussian, left = axes[4:]
+    gaussian, row_sums = axes[4:]
     weights = np.array(masks["gaussian_weights"])
     image = gaussian.imshow(weights, cmap="viridis", vmin=0)
     gaussian.plot(
@@ -103,21 +105,21 @@ def _masks(numbers: JSON) -> Figure:
     gaussian.legend(loc="upper right", facecolor="gray", labelcolor="white", framealpha=0.6)
     _label_pairs(gaussian)
     figure.colorbar(image, ax=gaussian, shrink=0.7, label="attention weight")
-    _draw_left(left, numbers)
+    _draw_row_sums(row_sums, numbers)
     return figure
 
 
-def _draw_left(axes: Axes, numbers: JSON) -> None:
+def _draw_row_sums(axes: Axes, numbers: JSON) -> None:
     radii = [drawn["radius"] for drawn in numbers["gaussian"]]
     for index, place in enumerate(("on a key", "between keys")):
         drawn = [of_radius[place] for of_radius in numbers["gaussian"]]
         axes.errorbar(
-            radii, [of["mean"] for of in drawn],
-            yerr=[1.96 * of["standard_error"] for of in drawn],
+            radii, [mass["mean"] for mass in drawn],
+            yerr=[1.96 * mass["standard_error"] for mass in drawn],
             color=plotting.COLORS[index], marker=plotting.MARKERS[index], linestyle="",
             label=f"random, center {place}",
         )  # fmt: skip
-        formula = [of["formula"] for of in drawn]
+        formula = [mass["formula"] for mass in drawn]
         axes.plot(radii, formula, color=plotting.COLORS[index], linestyle="--", linewidth=1)
     trained = numbers["arms"].get("no encoder, predicted", {})
     if trained:
@@ -135,13 +137,13 @@ def _draw_left(axes: Axes, numbers: JSON) -> None:
 def _weights(numbers: JSON) -> Figure:
     word = list(numbers["config"]["word"])
     config = numbers["config"]
-    radius = max(set(config["radii"]) & set(config["encoder_radii"]))  # the largest that all have
+    radius = max(set(config["radii"]) & set(config["encoder_radii"]))  # the largest of all arms
     panels = {}
     for arm, by_radius in numbers["arms"].items():
         encoder, centers = arm.split(", ")
-        of = by_radius[str(radius)]
+        measured = by_radius[str(radius)]
         panels[f"{encoder}, {centers}"] = (
-            np.array(of["weights"]).reshape(-1, len(word)), of["row_labels"], word,
+            np.array(measured["weights"]).reshape(-1, len(word)), measured["row_labels"], word,
         )  # fmt: skip
     figure = plotting.weight_heatmaps(panels, columns=3)
     figure.suptitle(f"Attention of trained models, through windows of radius {radius}")
@@ -158,5 +160,5 @@ def _exact(numbers: JSON, arm: JSON) -> np.ndarray:
 
 
 def _lengths(numbers: JSON) -> list[int]:
-    some = next(iter(next(iter(numbers["arms"].values())).values()))
-    return [int(length) for length in some["accuracy"]["free_running_exact"]]
+    measured = next(iter(next(iter(numbers["arms"].values())).values()))
+    return [int(length) for length in measured["accuracy"]["free_running_exact"]]

@@ -7,16 +7,16 @@ Time:     15 seconds on 2 CPU cores.
 Expected: with the source's random numbers, variances of Q 34.12, K 26.70, compatibility 25801.72,
           scaled 806.30, as printed. With projections of variance 1 / D: 1 after scaling.
 
-11 token ids (9 comes twice) become vectors of 32 features and are projected without a bias. The
-source's numbers come out again, and three of its choices show in them:
+11 token ids (9 occurs twice) become vectors of 32 features, which are projected without a bias. The
+experiment reproduces the source's numbers, which show three of its choices:
 
-- Its softmax is over dim 0. Columns then sum to 1, that is the weights of all queries on one key,
-  and a context is no weighted mean of values: rows sum to 0 up to 5, and 7 of the 11 queries get
-  nothing. "For each row", as its text has it, is right, and is what we draw.
+- Its softmax is over dim 0. Then columns sum to 1, that is, the weights of all queries on one key,
+  and a context is no weighted mean of values: rows sum to anything from 0 to 5, and 7 of the 11
+  queries get nothing. The source's text says "for each row", which is right, and is drawn here.
 - Its projections have entries of variance 1, so that Q and K have variance D and not 1. Dividing by
   sqrt(D) then leaves a variance of D^2, 1024 on average over draws, and rows of weights are nearly
-  one-hot. The factor makes variance 1 of unit-variance queries and keys; projections have to keep
-  that, with entries of variance 1 / D.
+  one-hot. The factor turns queries and keys of unit variance into logits of variance 1; projections
+  preserve unit variance if their entries have variance 1 / D.
 - It seeds twice with 42: the first 32 embeddings are the query projection, number for number.
 
 Without positions, equal tokens have equal rows in all steps, whatever stands between them.
@@ -28,18 +28,19 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, rounded, run_experiment
 from qkv_walkthrough_figures import plot
 from torch_random import TorchRandom
 
 from attention_jax import SCORES, attention, masked_softmax
 from attention_jax.analysis import attention_summary
 from attention_jax.runs.run_folder import check_folder
+
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 
 Array = jax.Array
 
@@ -48,14 +49,15 @@ DIM, SOURCE_SEED = 32, 42
 PRINTED = {"Q": 34.12, "K": 26.70, "compatibility": 25801.72, "scaled": 806.30}
 STEPS = ("embedding", "Q", "K", "V", "compatibility", "scaled", "weights", "context")
 
-# Recipe -> variance of the entries of the three projections.
+_rounded = functools.partial(rounded, decimals=4)
+
+# Recipe -> variance of the entries of its three projections.
 RECIPES = {"source": 1.0, "ours": 1.0 / DIM}
 
 CAPTIONS = {
     "qkv_walkthrough": (
-        "Eight steps from embeddings over Q, K, V, compatibility, scaling and weights to context"
-        " vectors as heat maps, with shapes and variances; projections keep variance 1 and weights"
-        " are soft."
+        "Heat maps of eight steps: embeddings, Q, K, V, compatibility, scaling, weights and context"
+        " vectors, with shapes and variances; projections preserve variance 1 and weights are soft."
     ),
     "qkv_walkthrough_source": (
         "The same eight steps with the source's random numbers: the scaled compatibility has"
@@ -64,7 +66,7 @@ CAPTIONS = {
     ),
     "qkv_walkthrough_axis": (
         "Weights of the source's softmax over dim 0, whose columns sum to 1 and whose rows sum to"
-        " 0 up to 5, beside the softmax over rows, whose rows sum to 1."
+        " anything from 0 to 5, and of the softmax over rows, whose rows sum to 1."
     ),
     "qkv_walkthrough_variances": (
         "Variance at each step in 1000 draws, on a logarithmic axis: with projections of variance 1"
@@ -78,8 +80,8 @@ class Config:
     """Settings.
 
     Attributes:
-        draws: embeddings and projections drawn of each recipe.
-        results: where numbers and figures go.
+        draws: random embeddings and projections per recipe.
+        results: folder of the numbers and figures.
     """
 
     draws: int = 1000
@@ -95,7 +97,7 @@ QUICK = Config(draws=100)
 
 
 def run(config: Config) -> JSON:
-    """The steps of two single draws, and the variances of many."""
+    """Computes the steps of two single draws, and the variances of many draws."""
     of_source = steps(*source_arrays())
     rng = jax.random.key(0)
     return {
@@ -112,7 +114,7 @@ def run(config: Config) -> JSON:
 
 
 def source_arrays() -> tuple[Array, Array]:
-    """Embeddings of the tokens [S, D] and three projections [3, D, D], as the source drew them."""
+    """Returns the source's own embeddings of the tokens [S, D] and projections [3, D, D]."""
     embedding = TorchRandom(SOURCE_SEED).randn(2000, DIM)
     projections = TorchRandom(SOURCE_SEED)
     return jnp.asarray(embedding[list(TOKEN_IDS)]), jnp.stack(
@@ -121,13 +123,13 @@ def source_arrays() -> tuple[Array, Array]:
 
 
 def _source_reuses() -> float:
-    """Largest difference of the source's first embeddings and its query projection."""
+    """Largest difference between the source's embeddings and rows of its query projection."""
     embedding, (query_projection, _, _) = source_arrays()
     return float(jnp.abs(embedding - query_projection[jnp.array(TOKEN_IDS)]).max())
 
 
 def fresh_arrays(rng: Array, variance: float | Array) -> tuple[Array, Array]:
-    """The same of new draws, with that variance of the projections' entries."""
+    """Returns new embeddings and projections, whose entries have the given variance."""
     embedding_rng, projection_rng = jax.random.split(rng)
     embedding = jax.random.normal(embedding_rng, (max(TOKEN_IDS) + 1, DIM))
     projections = variance**0.5 * jax.random.normal(projection_rng, (3, DIM, DIM))
@@ -136,7 +138,7 @@ def fresh_arrays(rng: Array, variance: float | Array) -> tuple[Array, Array]:
 
 @jax.jit
 def steps(tokens: Array, projections: Array) -> dict[str, Array]:
-    """What each step makes of tokens [S, D], projections [3, D, D]."""
+    """Returns the result of each step for tokens [S, D] and projections [3, D, D]."""
     query, key, value = (tokens @ projection for projection in projections)
     scaled = SCORES["scaled"]({}, query, key)
     return {
@@ -172,7 +174,7 @@ def _described(arrays: dict[str, Array]) -> JSON:
 
 
 def _both_axes(arrays: dict[str, Array]) -> JSON:
-    """The softmax over either axis, its sums, and what contexts its rows make."""
+    """The softmax over each axis, its sums, and its share of contexts outside of the values."""
     tables = {}
     for name, axis in (("source", 0), ("ours", 1)):
         weights = masked_softmax(arrays["scaled"], axis=axis)
@@ -189,7 +191,7 @@ def _both_axes(arrays: dict[str, Array]) -> JSON:
 
 
 def _many(rng: Array, variance: float, draws: int) -> JSON:
-    """Variance at each step, one a draw, and how peaked the weights are."""
+    """Variance at each step, entropy and largest weight, over draws."""
     arrays = _draws(jax.random.split(rng, draws), variance)
     drawn = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
     return {
@@ -216,12 +218,8 @@ def _draws(rngs: Array, variance: Array) -> dict[str, Array]:
     return jax.vmap(draw)(rngs)
 
 
-def _rounded(array: Any) -> Any:
-    return np.asarray(array, np.float64).round(4).tolist()
-
-
 def expected_variances(entry_variance: float) -> dict[str, float]:
-    """Of each step up to scaling, were all tokens different."""
+    """Returns the expected variance of each step up to scaling, if all tokens were different."""
     projected = DIM * entry_variance
     return {
         "embedding": 1.0,
@@ -234,8 +232,8 @@ def expected_variances(entry_variance: float) -> dict[str, float]:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """The printed variances, sums, and what variances should be."""
-    found = [
+    """The printed variances, the sums of weights, and the expected variances."""
+    checks = [
         near(
             f"variance of {name} in the source's draw", f"{printed:.2f}",
             numbers["source"]["steps"][name]["variance"], printed, max(0.0051, 2e-6 * printed),
@@ -246,33 +244,30 @@ def expectations(numbers: JSON) -> list[Expectation]:
     for name, step in numbers["source"]["steps"].items():
         shape = [11, 11] if name in ("compatibility", "scaled", "weights") else [11, 32]
         match = float(step["shape"] == shape)
-        found.append(near(f"shape of {name} is {shape}", str(shape), match, 1, 0, "exact"))
+        checks.append(near(f"shape of {name} is {shape}", str(shape), match, 1, 0, "exact"))
     for name, of_axis, ones in (("source", "columns", "column_sums"), ("ours", "rows", "row_sums")):
         error = np.abs(np.subtract(numbers["axis"][name][ones], 1)).max()
         claim = f"{of_axis} of the softmax ({name}) sum to 1: largest error"
-        found.append(near(claim, "", error, 0, 1e-4, "rounding to 4 digits"))
+        checks.append(near(claim, "", error, 0, 1e-4, "rounding to 4 digits"))
     spread = np.ptp(numbers["axis"]["source"]["row_sums"])
-    claim = "rows of the source's softmax do not: largest sum less smallest"
-    found.append(Expectation(claim, "sum is 1", spread, 0.5, math.inf, "a softmax of columns"))
-    claim = "largest difference of the source's embeddings and its query projection"
-    found.append(near(claim, "", numbers["source_reuses"], 0, 0, "the same random numbers"))
-    claim = "largest difference of anything between the two tokens 9"
+    claim = "rows of the source's softmax do not sum to 1: largest sum minus smallest"
+    checks.append(Expectation(claim, "sum is 1", spread, 0.5, math.inf, "a softmax of columns"))
+    claim = "largest difference between the source's embeddings and its query projection"
+    checks.append(near(claim, "", numbers["source_reuses"], 0, 0, "the same random numbers"))
+    claim = "largest difference between the rows of the two tokens 9 in any step"
     for name in ("source", "ours"):
         difference = numbers[name]["largest_difference_of_equal_tokens"]
-        found.append(near(f"{claim} ({name})", "", difference, 0, 1e-4, "rounding"))
+        checks.append(near(f"{claim} ({name})", "", difference, 0, 1e-4, "rounding"))
     for recipe, entry_variance in RECIPES.items():
         for name, expected in expected_variances(entry_variance).items():
             drawn = numbers["draws"][recipe][name]
-            # 11 tokens of 10 kinds: rows, and pairs, are not independent.
+            # Two of the 11 tokens are the same: rows, and pairs, are not independent.
             within = 4 * drawn["standard_error"] + 0.05 * expected
             claim = f"mean variance of {name} over draws ({recipe})"
             tolerance = "4 standard errors and 5 %"
-            found.append(near(claim, "", drawn["mean"], expected, within, tolerance))
-    return found
+            checks.append(near(claim, "", drawn["mean"], expected, within, tolerance))
+    return checks
 
 
 if __name__ == "__main__":
-    conduct_this = functools.partial(
-        conduct, "qkv_walkthrough", run=run, plot=plot, expectations=expectations
-    )
-    run_command(Config, conduct_this)
+    run_experiment(__name__)

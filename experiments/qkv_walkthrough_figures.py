@@ -1,4 +1,4 @@
-"""The figures of `qkv_walkthrough`, from its numbers alone."""
+"""Figures of qkv_walkthrough.py, drawn from its numbers alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TITLES = {
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """All four."""
+    """Draws the steps of both recipes, both axes of the softmax, and the variances."""
     return {
         "qkv_walkthrough": _steps(
             numbers, "ours", "From token ids to context; projections with entries of variance 1 / D"

@@ -1,4 +1,4 @@
-"""All experiments on one page: figures, numbers beside the source's, what is as expected."""
+"""The page of all experiments: figures, and every number beside the source's and its bounds."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def results_page(
     *,
     quick: bool,
 ) -> str:
-    """The page.
+    """Returns the page as HTML.
 
     Args:
         experiments: modules by name, in the order of the page.
-        numbers: what each wrote.
-        expected: what each says of its numbers.
-        results: where the figures are.
-        quick: whether settings were small, and expectations with them not to be taken at their
-            word.
+        numbers: the numbers that each experiment wrote.
+        expected: the expectations of each experiment.
+        results: the folder of the figures.
+        quick: whether the settings were small, so that expectations may be missed.
     """
     parts = [
         html_page.paragraph(
-            "Every claim of the sources that can be measured, and what came out. A number is as"
-            " expected if it lies within the bounds; where they come from stands beside them."
+            "Every claim of the sources that can be measured, and the number that was measured. A"
+            " number is as expected if it lies within its bounds; the last column says where the"
+            " bounds come from."
         )
     ]
     if quick:
         parts.append(
             html_page.paragraph(
-                "Small settings, for a look: samples are few and trainings short, so that"
+                "Small settings, for a first look: samples are few and trainings short, so that"
                 " numbers may miss their bounds."
             )
         )
@@ -55,9 +55,8 @@ def _summary(
 ) -> str:
     rows = []
     for name, experiment in experiments.items():
-        found = expected[name]
-        met = sum(expectation.met for expectation in found)
-        rows.append((name, question(experiment), f"{met} of {len(found)}"))
+        met = sum(expectation.met for expectation in expected[name])
+        rows.append((name, question(experiment), f"{met} of {len(expected[name])}"))
     return html_page.table(("experiment", "question", "as expected"), rows)
 
 
@@ -83,9 +82,9 @@ def _parts(
     rows = [_row(expectation) for expectation in expected]
     columns = ("claim", "source", "measured", "bounds", "as expected", "where the bounds come from")
     yield html_page.table(columns, rows)
-    where = numbers["environment"]
-    versions = ", ".join(f"{name} {where['packages'][name]}" for name in ("jax", "flax"))
-    yield html_page.paragraph(f"Measured with {versions} on {where['device']}.")
+    environment = numbers["environment"]
+    versions = ", ".join(f"{name} {environment['packages'][name]}" for name in ("jax", "flax"))
+    yield html_page.paragraph(f"Measured with {versions} on {environment['device']}.")
 
 
 def _row(expectation: Expectation) -> tuple[str, ...]:
@@ -100,12 +99,12 @@ def _row(expectation: Expectation) -> tuple[str, ...]:
 
 
 def question(experiment: ModuleType) -> str:
-    """The first line of its docstring."""
+    """Returns the first line of an experiment's docstring."""
     return (inspect.getdoc(experiment) or "").partition("\n")[0]
 
 
 def labelled(experiment: ModuleType, label: str) -> str:
-    """What its docstring says under "Source:", "Command:", "Time:" or "Expected:"."""
+    """Returns a docstring's text after "Source:", "Command:", "Time:" or "Expected:"."""
     pattern = rf"^{label}:\s+(.*?)(?=^\S|\Z)"
     match = re.search(pattern, inspect.getdoc(experiment) or "", re.MULTILINE | re.DOTALL)
     return " ".join(match.group(1).split()) if match else ""

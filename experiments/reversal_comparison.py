@@ -1,4 +1,4 @@
-"""Four score functions learn to reverse strings, and what a missing padding mask does to them.
+"""Which score functions learn to reverse strings, and what does a missing padding mask do?
 
 Source:   chapter 38 ("Attention Variants"), section 38.6: its figures of training loss and of
           accuracy by input length; a GRU encoder-decoder, four scores, one run each.
@@ -9,12 +9,12 @@ Expected: with the padding mask every score reverses lengths 3-8, exact match at
           training, which is how the chapter evaluates.
 
 The chapter pads its batches, masks nothing, and evaluates single strings, which have no padding:
-its models learned to lean on PAD positions that are then gone. Here one model is trained twice,
-with the mask and without, for each score and several seeds; the one without is evaluated both as
-the chapter does (no padding) and padded as in training.
+its models learned to rely on PAD positions that are missing in the evaluation. Here each score is
+trained twice with several seeds, with the mask and without. The models without the mask are
+evaluated both as in the chapter (no padding) and padded as in training.
 
-None of these reaches strings longer than it was trained on. Scaled dot is therefore trained once
-more with positions that do (`length_generalization.py`), and all are asked for 50 letters.
+None of these models reaches strings longer than those of training. Scaled dot is therefore trained
+once more with positions that do (`length_generalization.py`), and all are tested on 50 letters.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from experiment import Expectation, conduct, run_command
+from experiment import JSON, Expectation, run_experiment
 from length_generalization import recipe
 from matplotlib.figure import Figure
 from reversal_arms import (
     EXTRAPOLATION_LENGTH,
-    JSON,
     TRAINED_LENGTHS,
     accuracies,
     heat_map,
@@ -46,7 +45,7 @@ from attention_jax.training.metrics import mean_and_deviation
 
 FAR_LENGTH = 50
 
-# What the chapter prints: teacher-forced token accuracy (it says "exact match"), one seed.
+# The chapter's results: teacher-forced token accuracy (called "exact match" there), one seed.
 PUBLISHED = {
     "additive": {3: 0.9956, 5: 0.9893, 7: 1.0, 10: 0.946},
     "dot": {3: 0.4133, 5: 0.8213, 7: 0.8943, 10: 0.8807},
@@ -57,17 +56,17 @@ PUBLISHED = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; the training itself has its own in `ReversalConfig`.
+    """Settings; `ReversalConfig` holds those of the training.
 
     Attributes:
-        seeds: trainings of each score.
-        steps: optimiser steps of each.
-        scores: which scores, names or "module:Name".
+        seeds: trainings per score.
+        steps: optimiser steps per training.
+        scores: scores to train, names or "module:Name".
         unmasked: also train without the padding mask, which doubles the time.
-        strings: test strings of each length.
-        word: drawn as a heat map.
-        workdir: where the runs are kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        strings: test strings per length.
+        word: the word whose attention is drawn.
+        workdir: folder of the runs; a run that is finished there is not trained again.
+        results: folder of the numbers and figures.
     """
 
     seeds: int = 5
@@ -92,14 +91,14 @@ class Config:
             check_folder(name, getattr(self, name))
 
     def training(self, score: str, *, mask_padding: bool) -> ReversalConfig:
-        """One run's settings."""
+        """Returns the settings of one run."""
         return ReversalConfig(
             model=Seq2SeqConfig(score=score, mask_padding=mask_padding),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
         )
 
     def any_length(self) -> ReversalConfig:
-        """That of scaled dot with positions that carry on, and no attention but the one."""
+        """Returns the settings of scaled dot for any length: one attention, matching positions."""
         model = recipe("scaled", TRAINED_LENGTHS[-1])
         return ReversalConfig(model=model, loop=LoopConfig(seeds=self.seeds, steps=self.steps))
 
@@ -108,7 +107,7 @@ QUICK = Config(seeds=2, steps=150, scores=("additive", "scaled"), unmasked=False
 
 
 def run(config: Config) -> JSON:
-    """Trains and evaluates everything."""
+    """Trains and evaluates every arm."""
     lengths = [*TRAINED_LENGTHS, EXTRAPOLATION_LENGTH]
     numbers: JSON = {"published": PUBLISHED, "masked": {}, "unmasked": {}}
     trained, measured = trained_arm(config.any_length(), config.workdir / "any-length")
@@ -120,7 +119,7 @@ def run(config: Config) -> JSON:
         numbers["masked"][score] = measured | accuracy | heat_map(answer)
     for score in config.scores if config.unmasked else ():
         trained, measured = _train(config, score, mask_padding=False)
-        # Strings without padding, as the chapter tests: padding that is masked is none at all.
+        # Strings without padding, as the chapter tests: masked padding is as good as none.
         masked_config = config.training(score, mask_padding=True)
         bare = evaluate(
             trained._replace(config=masked_config), lengths=lengths, strings=config.strings
@@ -138,23 +137,24 @@ def _train(config: Config, score: str, *, mask_padding: bool) -> tuple[Trained, 
 
 
 def _accuracy(config: Config, trained: Trained) -> JSON:
-    # Far strings by themselves: the others would be padded to their width.
     near = [*TRAINED_LENGTHS, EXTRAPOLATION_LENGTH]
-    found = (evaluate(trained, lengths=n, strings=config.strings) for n in (near, [FAR_LENGTH]))
-    return accuracies({length: of for part in found for length, of in part.items()})
+    evaluations = evaluate(trained, lengths=near, strings=config.strings)
+    # A batch of their own for far strings, or the others would be padded to their width.
+    far = evaluate(trained, lengths=[FAR_LENGTH], strings=config.strings)
+    return accuracies(evaluations | far)
 
 
 CAPTIONS = {
     "reversal_losses": "Training loss against the step for each score, padding masked.",
-    "reversal_heatmaps": "Where each score looks while it writes a word backwards: along the"
-    " anti-diagonal.",
-    "reversal_accuracy": "Letters right by string length: with the mask near 1 at all lengths that"
-    " were trained; without it only where strings are padded as in training.",
+    "reversal_heatmaps": "Attention weights of each score while it writes a word backwards: they"
+    " follow the anti-diagonal.",
+    "reversal_accuracy": "Share of letters right by string length: with the mask near 1 at all"
+    " trained lengths; without it only where strings are padded as in training.",
 }
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The figures, from the numbers alone."""
+    """Draws the figures."""
     masked, unmasked = numbers["masked"], numbers["unmasked"]
     seeds = numbers["config"]["seeds"]
     losses = plotting.loss_curves(
@@ -200,14 +200,14 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """That every score learns it, and that without the mask only padded strings come out right."""
-    found = []
-    sampled = "a floor with room for the spread of seeds; 1,000 strings a length: ± 0.1 points"
+    """Every score learns to reverse; without the mask only padded strings come out right."""
+    checks = []
+    sampled = "a floor with room for the spread of seeds; 1,000 strings per length: ± 0.1 points"
     for score, measured in numbers["masked"].items():
         exact = mean_over_lengths(measured["accuracy"], "free_running_exact", TRAINED_LENGTHS)
         for which, value, low in (("mean", exact.mean(), 0.995), ("worst", exact.min(), 0.98)):
             claim = f"{score}: exact match of lengths 3-8, {which} seed"
-            found.append(Expectation(claim, "", float(value), low, 1, sampled))
+            checks.append(Expectation(claim, "", float(value), low, 1, sampled))
     for score, measured in numbers["unmasked"].items():
         published = f"{100 * PUBLISHED[score][5]:.1f} %" if score in PUBLISHED else ""
         for key, name, low, high in (
@@ -216,12 +216,12 @@ def expectations(numbers: JSON) -> list[Expectation]:
             value = float(np.mean(measured[key]["teacher_forced_tokens"]["5"]))
             claim = f"{score}, no mask: letters right of {name} strings of length 5"
             source = published if name == "bare" else ""
-            found.append(Expectation(claim, source, value, low, high, "a clear margin, no more"))
-    return found
+            checks.append(Expectation(claim, source, value, low, high, "a clear margin"))
+    return checks
 
 
 def report(numbers: JSON) -> str:
-    """The table of README, as Markdown."""
+    """Returns the table of README, as Markdown."""
     lines = [
         "| score | exact match, lengths 3-8 (mean ± sd; worst seed) | letters right at length 10"
         " | at length 50 | training, steps of all seeds together |",
@@ -247,10 +247,5 @@ def report(numbers: JSON) -> str:
     return "\n".join(lines)
 
 
-def main(config: Config) -> int:
-    """Runs, writes, draws, and says where everything is."""
-    return conduct("reversal_comparison", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

@@ -5,11 +5,11 @@ Source:   Abnar and Zuidema 2020, section 3 (attention rollout); topic 7: heads 
 Command:  .venv/bin/python experiments/rollout.py
 Time:     3 minutes on 2 CPU cores.
 Expected: rows of every rollout sum to 1 (to 1e-5). The cross attention looks at position S - 1 - i
-          when it writes letter i; its rollout through the encoder puts less on that letter, by what
-          the encoder has mixed into the position from others.
+          when it writes letter i. Its rollout through the encoder puts less weight on that letter,
+          because the encoder has mixed other letters into the position.
 
-A reversal model with three encoder layers of four heads. A head's sharpness is its mean largest
-weight, its spread the mean entropy of its rows divided by that of uniform rows, log S.
+The model reverses strings with three encoder layers of four heads. A head's sharpness is its mean
+largest weight. Its spread is the mean entropy of its rows divided by that of uniform rows, log S.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Expectation, conduct, run_command
+from experiment import JSON, Expectation, run_experiment
 from matplotlib.figure import Figure
-from reversal_arms import JSON, trained_arm
+from reversal_arms import trained_arm
 
 from attention_jax.analysis import attention_rollout, cross_rollout
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.batch import Batch
@@ -38,28 +39,29 @@ from attention_jax.training.loop import LoopConfig
 
 Array = jax.Array
 
-ALIGNS, SPREADS = 0.5, 0.9  # a head aligns from this sharpness on, and spreads from this spread on
+# Least sharpness of a head that aligns, and least spread of a head that spreads.
+ALIGNS, SPREADS = 0.5, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; the training itself has its own in `ReversalConfig`.
+    """Settings; `ReversalConfig` holds those of the training.
 
     Attributes:
-        seeds: trainings.
-        steps: optimiser steps of each.
-        encoder_layers: encoder blocks.
-        heads: heads of every attention.
-        strings: random strings that numbers are means over.
-        word: drawn, of the first seed; all strings have its length.
+        seeds: number of trainings.
+        steps: optimiser steps per training.
+        encoder_layers: number of encoder blocks.
+        num_heads: heads of every attention.
+        strings: random strings for the means.
+        word: the word whose attention is drawn, for the first seed; all strings have its length.
         workdir: where the run is kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        results: folder of the numbers and figures.
     """
 
     seeds: int = 3
     steps: int = 2500
     encoder_layers: int = 3
-    heads: int = 4
+    num_heads: int = 4
     strings: int = 512
     word: str = "reversal"
     workdir: Path = Path("runs/rollout")
@@ -75,9 +77,11 @@ class Config:
         self.training()
 
     def training(self) -> ReversalConfig:
-        """The run's settings."""
+        """Returns the settings of the run."""
         return ReversalConfig(
-            model=Seq2SeqConfig(heads=self.heads, encoder_layers=self.encoder_layers),
+            model=Seq2SeqConfig(
+                block=BlockConfig(num_heads=self.num_heads), encoder_layers=self.encoder_layers
+            ),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
         )
 
@@ -86,7 +90,7 @@ QUICK = Config(seeds=1, steps=100, encoder_layers=2, strings=32)
 
 
 def run(config: Config) -> JSON:
-    """Trains and looks."""
+    """Trains the model, and measures its attention."""
     trained, _ = trained_arm(config.training(), config.workdir)
     look = functools.partial(_look, config.training().model)
     length = len(config.word)
@@ -97,22 +101,22 @@ def run(config: Config) -> JSON:
         min_length=length,
         max_length=length,
     )
-    seen = jax.jit(jax.vmap(look, in_axes=(0, None)))(trained.params, batch)
+    measured = jax.jit(jax.vmap(look, in_axes=(0, None)))(trained.params, batch)
     first_seed = jax.tree.map(lambda leaf: leaf[0], trained.params)
     drawn = jax.jit(look)(first_seed, batch_of_words([config.word]))
     return {
-        **_numbers(seen, length),
+        **_numbers(measured, length),
         "word": {name: np.asarray(array).round(4).tolist() for name, array in drawn.items()},
     }
 
 
 def _look(model_config: Seq2SeqConfig, params: Any, batch: Batch) -> dict[str, Array]:
-    """Weights and rollouts of one seed while the right answers are given."""
+    """Weights and rollouts of one seed with the right answers given."""
     model = bind(model_config, params)
     memory, weights = model.encode(batch.source, batch.source_lengths, return_weights=True)
     _, cross = model.decode(memory, batch.source_lengths, batch.target_inputs, return_weights=True)
     rollouts = attention_rollout(weights, return_layers=True)
-    letters = batch.source.shape[1]  # the last target, EOS, is aligned with nothing
+    letters = batch.source.shape[1]  # the last target, EOS, is aligned with no letter
     cross = cross[-1, :, :letters]
     return {
         "encoder": jnp.moveaxis(weights, 1, 0),  # [B, L, N, S, S]
@@ -122,39 +126,39 @@ def _look(model_config: Seq2SeqConfig, params: Any, batch: Batch) -> dict[str, A
     }
 
 
-def _numbers(seen: dict[str, Array], length: int) -> JSON:
-    """Means over strings, one number a seed: [seeds, ...]."""
-    weights = np.asarray(seen["encoder"], np.float64)
+def _numbers(measured: dict[str, Array], length: int) -> JSON:
+    """Means over strings, [seeds, ...]."""
+    weights = np.asarray(measured["encoder"], np.float64)
     entropy = -np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1)
-    own = np.diagonal(np.asarray(seen["rollouts"]), axis1=-2, axis2=-1)
+    own = np.diagonal(np.asarray(measured["rollouts"]), axis1=-2, axis2=-1)
     reversed_rows = np.arange(length)[::-1]
 
     def on_the_letter(array: Array) -> list[float]:
         aligned = np.asarray(array)[:, :, np.arange(length), reversed_rows]
         return aligned.mean((1, 2)).round(4).tolist()
 
-    rows = (np.asarray(seen[name]).sum(-1) for name in ("rollouts", "cross_rollout"))
+    rows = (np.asarray(measured[name]).sum(-1) for name in ("rollouts", "cross_rollout"))
     return {
         "sharpness": weights.max(-1).mean((1, 4)).round(4).tolist(),  # [seeds, L, N]
         "spread": (entropy.mean((1, 4)) / np.log(length)).round(4).tolist(),
         # The share that a position keeps of its own letter.
         "own_letter": own.mean((1, 3)).round(4).tolist(),  # [seeds, L]
-        "cross_on_the_letter": on_the_letter(seen["cross"]),
-        "cross_rollout_on_the_letter": on_the_letter(seen["cross_rollout"]),
+        "cross_on_the_letter": on_the_letter(measured["cross"]),
+        "cross_rollout_on_the_letter": on_the_letter(measured["cross_rollout"]),
         "largest_row_sum_error": float(max(np.abs(row - 1).max() for row in rows)),
     }
 
 
 CAPTIONS = {
-    "rollout_heads": "Weights of every encoder head while it reads a word: some align, others"
-    " spread over all letters.",
+    "rollout_heads": "Weights of every encoder head on one word: some heads align, others spread"
+    " over all letters.",
     "rollout": "Attention rollout after each encoder layer, the cross attention, and its rollout"
     " through the encoder.",
 }
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The figures, from the numbers alone."""
+    """Draws the figures."""
     letters = list(numbers["config"]["word"])
     encoder = np.array(numbers["word"]["encoder"])[0]
     heads = {
@@ -178,19 +182,19 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """That rows of every rollout sum to 1, and that rollout puts less on the letter to write."""
+    """Rows of every rollout sum to 1, and rollout puts less weight on the letter to write."""
     rounding = "sums of some dozen float32"
     error = numbers["largest_row_sum_error"]
-    found = [Expectation("largest error of a row's sum", "0", error, 0, 1e-5, rounding)]
+    checks = [Expectation("largest error of a row's sum", "0", error, 0, 1e-5, rounding)]
     pairs = zip(numbers["cross_on_the_letter"], numbers["cross_rollout_on_the_letter"], strict=True)
     for seed, (cross, rollout) in enumerate(pairs):
-        claim = f"seed {seed}: cross attention on the letter less its rollout's share"
-        found.append(Expectation(claim, "", cross - rollout, 0.1, 1, "a clear margin, no more"))
-    return found
+        claim = f"seed {seed}: cross attention on the letter minus its rollout's share"
+        checks.append(Expectation(claim, "", cross - rollout, 0.1, 1, "a clear margin"))
+    return checks
 
 
 def report(numbers: JSON) -> str:
-    """What was found, in lines."""
+    """Returns one line per seed."""
     sharpness, spread = np.array(numbers["sharpness"]), np.array(numbers["spread"])
     count = sharpness.shape[1] * sharpness.shape[2]
     lines = []
@@ -209,10 +213,5 @@ def report(numbers: JSON) -> str:
     )
 
 
-def main(config: Config) -> int:
-    """Runs, writes, draws, and says where everything is."""
-    return conduct("rollout", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

@@ -10,16 +10,16 @@ Expected: at d = 256 unscaled dot ends with a higher loss than scaled dot and wi
           §38.6 found scaled dot the worst score at d = 64; with padding masked it should not be.
 
 All models are the reversal model with padding masked; only the cross attention's score changes.
-Every arm is trained at several learning rates, and compared at the one where its mean loss in the
-end is least, so that no arm pays for a rate that suits another.
+Every arm is trained at several learning rates, and compared at the rate with its lowest mean final
+loss, so that no arm suffers from a rate that suits another.
 
-1. Dimension: dot and scaled dot at d of 16, 64 and 256; the source's exercise is the last.
-2. Size of logits: dot, times a constant that makes its logits begin with a given deviation within
-   a row. A scaled dot product is the same function: at equal logits the two are one model.
-3. The four scores at one d: as they are; their logits begin with equal deviations, by a constant
-   factor measured for each seed; with equally many parameters; and with both equal. General has d^2
-   parameters. Additive gets them with a hidden layer of d / 2 (and d / 2 for v), dot and scaled dot
-   with projections of query and key to d / 2 each.
+1. Dimension: dot and scaled dot at d of 16, 64 and 256; the source's exercise is d = 256.
+2. Size of logits: dot times a constant, chosen so that its logits begin with a given deviation
+   within a row. Scaled dot is the same function: at equal logits both are one model.
+3. The four scores at one d: as they are; with logits that begin with equal deviations, by a
+   constant factor measured for each seed; with equally many parameters; and with both equal.
+   General has d^2 parameters. Additive gets as many with a hidden layer of d / 2 (and d / 2 for v),
+   dot and scaled dot with projections of query and key to d / 2 each.
 """
 
 from __future__ import annotations
@@ -31,39 +31,41 @@ from typing import Any
 
 import numpy as np
 import scale_and_dimension_training as training
-from experiment import JSON, conduct, run_command, significant
+from experiment import JSON, run_experiment, significant
+from reversal_arms import Arrays
 from scale_and_dimension_answers import expectations, report
 from scale_and_dimension_figures import CAPTIONS, plot
 from scale_and_dimension_training import Size
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "main", "plot", "report", "run"]
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; what is not here is as in `ReversalConfig`.
+    """Settings; all others are the defaults of `ReversalConfig`.
 
     Attributes:
-        dims: model sizes d of the first question, multiples of 4.
-        steps: optimiser steps at each of them, multiples of `look_every`.
-        size_dims: of `dims`, those of the second question.
-        sizes: deviations that dot's logits begin with, within a row.
-        score_dim: of `dims`, that of the third question.
-        score_size: the deviation that all scores' logits begin with there.
-        rates: Adam's learning rates at the start, at d = `score_dim`; at other d they are
-            `score_dim` / d times these, since the best rate of a hidden layer falls about as 1 / d
-            (Yang et al. 2022). Each falls to 0 along a cosine.
-        seeds: models of each kind and rate.
-        batch: strings a step.
-        look_every: steps between two looks at entropy and loss.
-        strings: in the batch that is looked at.
-        test_strings: strings on which loss and exact match are taken in the end.
-        results: where numbers and figures go.
+        dims: model sizes d of part 1, multiples of 4.
+        steps: optimiser steps for each of `dims`, multiples of `look_every`.
+        size_dims: those of `dims` for part 2.
+        sizes: initial deviations of dot's logits within a row, in part 2.
+        score_dim: the one of `dims` for part 3.
+        score_size: the initial deviation of all scores' logits in part 3.
+        rates: Adam's initial learning rates at d = `score_dim`; at other d they are multiplied by
+            `score_dim` / d, since the best rate of a hidden layer falls about as 1 / d (Yang et al.
+            2022). Each falls to 0 along a cosine.
+        seeds: trainings per arm and rate.
+        batch: strings per step.
+        look_every: steps between two measurements of entropy and loss.
+        strings: strings in the batch for these measurements.
+        test_strings: strings for the final loss and exact match.
+        results: folder of the numbers and figures.
     """
 
     dims: tuple[int, ...] = (16, 64, 256)
@@ -108,9 +110,9 @@ class Config:
         check_folder("results", self.results)
 
     def training(self, score: str, dim: int) -> ReversalConfig:
-        """A model and its training, but for the rate."""
+        """Returns the settings of one run, without its learning rate."""
         return ReversalConfig(
-            model=Seq2SeqConfig(score=training.name_of(score), dim=dim),
+            model=Seq2SeqConfig(score=training.name_of(score), block=BlockConfig(dim=dim)),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps[self.dims.index(dim)]),
             batch_size=self.batch,
         )
@@ -123,24 +125,24 @@ QUICK = Config(
     batch=4, look_every=2, strings=8, test_strings=8,
 )  # fmt: skip
 
-DRAWN_FROM = 0  # the seed of all that is drawn but models and their batches
+DRAWN_FROM = 0  # seed of everything random, except models and their batches
 CURVES = ("loss", "entropy", "logit_sd")
 
 
 def run(config: Config) -> JSON:
-    """The numbers of all three questions."""
+    """Computes the numbers of all three parts."""
     numbers: JSON = {"dimension": {}, "size": {}, "scores": {}}
     for dim, steps in zip(config.dims, config.steps, strict=True):
         as_it_is = {"dot": Size(), "scaled": Size(factor=dim**-0.5)}
         sizes = config.sizes if dim in config.size_dims else ()
         equal = (config.score_size,) if dim == config.score_dim else ()
         begun_with = {sd: Size(sd=sd) for sd in (*sizes, *equal)}
-        found = _trained(config, "DOT", dim, {**as_it_is, **begun_with})
+        arms = _trained(config, "DOT", dim, {**as_it_is, **begun_with})
         numbers["dimension"][str(dim)] = {
             "steps": list(range(0, steps + 1, config.look_every)),
-            **{score: found[score] for score in as_it_is},
+            **{score: arms[score] for score in as_it_is},
         }
-        plain = {key: _without_curves(arm) for key, arm in found.items()}
+        plain = {key: _without_curves(arm) for key, arm in arms.items()}
         if sizes:
             numbers["size"][str(dim)] = {f"{sd:g}": plain[sd] for sd in sizes}
         if equal:
@@ -149,14 +151,14 @@ def run(config: Config) -> JSON:
 
 
 def _scores(config: Config, dot: Mapping[Any, JSON]) -> JSON:
-    """The third question; of dot it is known what without a projection comes out."""
+    """Part 3; `dot` holds the results of dot without a projection."""
     dim = config.score_dim
     equal = Size(sd=config.score_size)
 
     def both(score: str, **more: Size) -> dict[str, JSON]:
         sizes = {"as it is": Size(), "equal": equal, **more}
-        found = _trained(config, score, dim, sizes)
-        return {name: _without_curves(arm) for name, arm in found.items()}
+        arms = _trained(config, score, dim, sizes)
+        return {name: _without_curves(arm) for name, arm in arms.items()}
 
     additive, general, half = (both(score) for score in ("ADDITIVE", "GENERAL", "HALF_ADDITIVE"))
     projected = both("PROJECTED_DOT", scaled=Size(factor=(dim // 2) ** -0.5))
@@ -187,10 +189,10 @@ def _scores(config: Config, dot: Mapping[Any, JSON]) -> JSON:
 
 
 def _trained(config: Config, score: str, dim: int, sizes: Mapping[Any, Size]) -> dict[Any, JSON]:
-    """One compiled program: each size at each rate, all seeds."""
+    """Trains each size at each rate, all seeds, in one compiled program."""
     rates = [rate * config.score_dim / dim for rate in config.rates]
     runs = [(size, rate) for size in sizes.values() for rate in rates]
-    found = training.trained(
+    results = training.trained(
         config.training(score, dim),
         runs,
         every=config.look_every,
@@ -201,23 +203,23 @@ def _trained(config: Config, score: str, dim: int, sizes: Mapping[Any, Size]) ->
     print(f"{score}, d = {dim}: {len(runs)} runs of {config.seeds} seeds", flush=True)
     count = len(rates)
     return {
-        key: _arm(rates, found, slice(index * count, (index + 1) * count))
+        key: _arm(rates, results, slice(index * count, (index + 1) * count))
         for index, key in enumerate(sizes)
     }
 
 
-def _arm(rates: Sequence[float], found: training.Arrays, rows: slice) -> JSON:
-    """What came out of one size: by rate, lists over seeds, curves over looks of these."""
-    curves = {name: found["curves"][name][rows] for name in CURVES}
+def _arm(rates: Sequence[float], results: Arrays, rows: slice) -> JSON:
+    """The results of one size: by rate, lists over seeds, and curves over looks."""
+    curves = {name: results["curves"][name][rows] for name in CURVES}
     return {
-        "parameters": int(found["parameters"]),
-        "factor": significant(found["factor"][rows][0]),
+        "parameters": int(results["parameters"]),
+        "factor": significant(results["factor"][rows][0]),
         "initial_logit_sd": significant(curves["logit_sd"][0, :, 0]),
         "initial_entropy": significant(curves["entropy"][0, :, 0]),
         "rates": {
             f"{rate:g}": {
-                "loss": significant(found["loss"][rows][index]),
-                "exact_match": significant(found["exact_match"][rows][index]),
+                "loss": significant(results["loss"][rows][index]),
+                "exact_match": significant(results["exact_match"][rows][index]),
                 "entropy": significant(curves["entropy"][index, :, -1]),
                 "curves": {name: significant(values[index].T) for name, values in curves.items()},
             }
@@ -234,10 +236,5 @@ def _without_curves(arm: JSON) -> JSON:
     return {**arm, "rates": rates}
 
 
-def main(config: Config) -> int:
-    """Runs and writes, and says what was found."""
-    return conduct("scale_and_dimension", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

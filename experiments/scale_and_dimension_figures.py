@@ -1,4 +1,4 @@
-"""What `scale_and_dimension.py` draws, from its numbers alone."""
+"""Figures of scale_and_dimension.py, drawn from its numbers alone."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from experiment import JSON
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from scale_and_dimension_answers import at_best_rate, best_rate, loss_of_guessing
+from reversal_arms import loss_of_guessing
+from scale_and_dimension_answers import at_best_rate, best_rate
 
 from attention_jax.reports import plotting
 
 CAPTIONS = {
     "scale_and_dimension_training": (
-        "Dot and scaled dot while they learn to reverse strings, a column for each size d of the"
+        "Dot and scaled dot while they learn to reverse strings, one column per size d of the"
         " model: loss, entropy of the cross attention and deviation of its logits within a row,"
         " over steps; each at its best learning rate. Scaled dot's loss falls faster at every d."
-        " Its entropy begins near 1.5 nats whatever d is, and sinks as it learns. Unscaled dot's"
-        " begins the lower the larger d is; at d = 256 it begins near 0.2 nats and falls further,"
-        " because training makes logits that are large larger still. Bands: one deviation over"
-        " three seeds, of logarithms where the axis is logarithmic."
+        " Its entropy begins near 1.5 nats whatever d is, and falls as the model learns. Unscaled"
+        " dot's initial entropy is the lower the larger d is; at d = 256 it is about 0.2 nats and"
+        " falls further, because training makes large logits larger still. Bands: one deviation"
+        " over three seeds, of logarithms where the axis is logarithmic."
     ),
     "scale_and_dimension_rates": (
-        "Final loss of dot and scaled dot over the learning rate, a panel for each size d of the"
+        "Final loss of dot and scaled dot over the learning rate, one panel per size d of the"
         " model: scaled dot's is lower at every rate and every d. Bands: one deviation of"
         " logarithms over three seeds."
     ),
     "scale_and_dimension_sizes": (
-        "Final loss, and share of strings reversed, of dot times a constant, over the deviation"
-        " that its logits begin with within a row; each at its best rate. At d = 16 and at d = 64"
-        " the loss is least at a deviation of 1 (at d = 64 one of 0.25 does as well) and rises from"
-        " 2 on. Open symbols: dot and scaled dot as they are, d = 256 included. Bands: one"
-        " deviation over three seeds, of logarithms in the left panel."
+        "Final loss, and share of strings reversed, of dot times a constant, over the initial"
+        " deviation of its logits within a row; each at its best rate. At d = 16 and at d = 64 the"
+        " loss is lowest at a deviation of 1 (at d = 64 also at 0.25) and rises from 2 on. Open"
+        " symbols: dot and scaled dot as they are, d = 256 included. Bands: one deviation over"
+        " three seeds, of logarithms in the left panel."
     ),
     "scale_and_dimension_scores": (
         "Final loss, and share of strings reversed, of the four scores at d = 64, each at its best"
@@ -45,11 +46,11 @@ CAPTIONS = {
 
 _NAMES = {"dot": "dot", "scaled": "scaled dot"}
 _AS_IT_IS = {"dot": "s", "scaled": "^"}
-_PLACES = {"additive": 0, "dot": 1, "general": 2, "scaled": 3, "dot = scaled": 4}  # of colours
+_COLORS = {"additive": 0, "dot": 1, "general": 2, "scaled": 3, "dot = scaled": 4}  # score -> colour
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """{file stem: figure}"""
+    """Draws the figures."""
     figures = (_training(numbers), _rates(numbers), _sizes(numbers), _scores(numbers))
     return dict(zip(CAPTIONS, figures, strict=True))
 
@@ -142,7 +143,7 @@ def _sizes(numbers: JSON) -> Figure:
 
 
 def _handles(colors: dict[str, int]) -> list[Line2D]:
-    """Colours are dimensions; open symbols are scores as they are."""
+    """Legend entries: colours for dimensions, open symbols for scores as they are."""
     black: dict[str, Any] = {"color": "black", "markerfacecolor": "white", "linestyle": "none"}
     return [
         *(
@@ -164,13 +165,13 @@ def _scores(numbers: JSON) -> Figure:
     for row, (name, label) in enumerate(labels.items()):
         for column, (what, arms) in enumerate(comparisons.items()):
             ax = axes[row * len(comparisons) + column]
-            for place, (score, arm) in enumerate(arms.items()):
+            for position, (score, arm) in enumerate(arms.items()):
                 values = at_best_rate(arm, name)
-                index = _PLACES[score]
+                index = _COLORS[score]
                 color, marker = plotting.COLORS[index], plotting.MARKERS[index]
-                across = place + np.linspace(-0.15, 0.15, len(values))
+                across = position + np.linspace(-0.15, 0.15, len(values))
                 ax.plot(across, values, marker, color=color, markersize=6)
-                ax.hlines(values.mean(), place - 0.3, place + 0.3, color=color, linewidth=2)
+                ax.hlines(values.mean(), position - 0.3, position + 0.3, color=color, linewidth=2)
             ax.set_xticks(range(len(arms)), [score.replace(" = ", " =\n") for score in arms])
             ax.set_xlim(-0.6, len(arms) - 0.4)
             ax.grid(axis="y", alpha=0.3)

@@ -1,7 +1,7 @@
-"""What `scale_and_dimension.py` trains: one model at many scales, rates and seeds in one program.
+"""Training for scale_and_dimension.py: one model at many scales, rates and seeds in one program.
 
-Everything is drawn from given seeds; nothing is read or written. The factor on the logits and the
-learning rate are arrays, so that a program is compiled once for each score and model size.
+Everything random comes from the given seeds; nothing is read or written. The factor on the logits
+and the learning rate are arrays, so that one program per score and model size is compiled.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from reversal_arms import Arrays, fresh_batch, look_at_cross_attention
 
-from attention_jax.analysis import learning_statistics
 from attention_jax.scores import Additive, Dot, General, Params, Score, WrappedScore
 from attention_jax.tasks.reversal.evaluation import decode
 from attention_jax.tasks.reversal.task import ReversalConfig, bind, optimizer, reversal_task
@@ -23,22 +23,19 @@ from attention_jax.training.loop import TrainState, initial_state, train_steps
 from attention_jax.training.metrics import exact_match
 
 Array = jax.Array
-Arrays = dict[str, Any]  # of NumPy arrays, or of more such
-
-CROSS = "decoder_0/cross_attention"
 
 
-# --- scores whose logits can be set to a size, and that have as many parameters ---
+# --- scores with a factor on their logits, and with equally many parameters ---
 
 
 @dataclasses.dataclass(frozen=True)
 class Times(WrappedScore):
-    """e(q, k) = factor score(q, k), the factor a constant that is given among the parameters
+    """e(q, k) = factor score(q, k), with a constant factor among the parameters
 
-    Params: {"factor": [], 1 at first; "score": those of `score`}. No gradient comes to the factor.
+    Params: {"factor": [], initially 1; "score": those of `score`}. The factor has no gradient.
 
     Attributes:
-        score: the `Score` that is multiplied.
+        score: the `Score` to multiply.
     """
 
     param_shapes = Score.param_shapes
@@ -101,7 +98,7 @@ PROJECTED_DOT = Times(ProjectedDot())
 
 
 def name_of(score: str) -> str:
-    """One of the five above as configurations name it."""
+    """Returns the name of one of the five scores above for a configuration."""
     return f"{__name__}:{score}"
 
 
@@ -109,10 +106,10 @@ def name_of(score: str) -> str:
 
 
 class Size(NamedTuple):
-    """How large logits are made, by one of two."""
+    """The size of logits, as a factor or as an initial deviation."""
 
-    factor: float = 1.0  # what the score's logits are multiplied by,
-    sd: float | None = None  # or what deviation they begin with: the factor is then measured
+    factor: float = 1.0  # multiplies the score's logits
+    sd: float | None = None  # initial deviation within a row, instead; it determines the factor
 
 
 def trained(
@@ -124,47 +121,35 @@ def trained(
     test_strings: int,
     seed: int,
 ) -> Arrays:
-    """Looks at every run while it learns, and how well it reverses in the end; on fresh strings.
+    """Trains all runs, measuring them on fresh strings throughout training and at the end.
 
     Args:
-        config: the model, whose score is a `Times`, and its training; but for the rate.
-        runs: the size of logits and the learning rate of each.
-        every: steps between two looks.
-        strings: that every look is at.
-        test_strings: for the end.
-        seed: of these strings.
+        config: the model, whose score is a `Times`, and its training, without the rate.
+        runs: (size of logits, learning rate) of each run.
+        every: steps between two measurements.
+        strings: strings for these measurements.
+        test_strings: strings for the final measurement.
+        seed: seed of both sets of strings.
 
     Returns:
-        {"curves": {"loss", "entropy", "logit_sd", ...: [runs, seeds, looks]}; "loss" in the end,
-        "exact_match" of free-running decoding, "factor": [runs, seeds]; "parameters": the score's,
-        []}
+        {"curves": {"loss", "entropy", "logit_sd", ...: [runs, seeds, looks]}; the final "loss",
+        "exact_match" of free-running decoding, "factor": [runs, seeds]; "parameters": the score's
+        number of parameters, []}
     """
     task = reversal_task(config)
     batch_rng, loss_rng, test_rng = jax.random.split(jax.random.key(seed), 3)
-    batch, test = (
-        reversal_task(dataclasses.replace(config, batch_size=count)).batch(rng)
-        for rng, count in ((batch_rng, strings), (test_rng, test_strings))
-    )
-
-    def look(params: Any) -> dict[str, Array]:
-        found = learning_statistics(task.loss, params, batch, loss_rng, depth=0)
-        return {
-            "loss": found["loss"],
-            **{
-                name.removeprefix(f"{CROSS}/"): value
-                for name, value in found.items()
-                if name.startswith(f"{CROSS}/")
-            },
-        }
+    batch = fresh_batch(config, batch_rng, strings)
+    test = fresh_batch(config, test_rng, test_strings)
+    look = look_at_cross_attention(task, batch, loss_rng)
 
     def advance(state: TrainState, rate: Array) -> TrainState:
         return train_steps(task, optimizer_at(config, rate), every, state)[0]
 
     def examine(params: Any) -> dict[str, Array]:
-        found = decode(bind(config.model, params), test).tokens
+        tokens = decode(bind(config.model, params), test).tokens
         return {
             "loss": task.loss(params, test, loss_rng)[0],
-            "exact_match": exact_match(found, test.targets, test.target_lengths),
+            "exact_match": exact_match(tokens, test.targets, test.target_lengths),
         }
 
     look_at_all = jax.jit(jax.vmap(jax.vmap(look)))
@@ -183,7 +168,7 @@ def trained(
     for _ in range(config.loop.steps // every):
         state = advance_all(state, rates)
         looks.append(look_at_all(state.params))
-    learned = score_params(seeds.params).get("score", {})  # Flax leaves what is empty out
+    learned = score_params(seeds.params).get("score", {})  # Flax omits an empty dict
     return {
         "curves": jax.tree.map(lambda *leaves: np.stack(leaves, axis=-1), *looks),
         **jax.tree.map(np.asarray, jax.jit(jax.vmap(jax.vmap(examine)))(state.params)),
@@ -193,19 +178,19 @@ def trained(
 
 
 def optimizer_at(config: ReversalConfig, rate: Array | float) -> optax.GradientTransformation:
-    """The task's optimiser at a rate that may be traced: not the configuration's."""
-    # Adam's updates are proportional to the rate: they are made at rate 1, and scaled.
+    """Returns the task's optimiser at a rate that may be traced."""
+    # Adam's updates are proportional to the rate: computed at rate 1, then scaled.
     at_one = optimizer(dataclasses.replace(config, learning_rate=1.0))
     return optax.chain(at_one, optax.scale(rate))
 
 
 def score_params(params: Any) -> Any:
-    """Where a model's parameters hold those of the score under study."""
+    """Returns the part of a model's parameters that belongs to the cross attention's score."""
     return params["decoder"][0]["cross_attention"]["attention"]["params"]
 
 
 def _factor(size: Size, deviations: np.ndarray) -> np.ndarray:
-    """Of each seed, whose logits have these deviations without one."""
+    """The factor of each seed; `deviations` are those of its logits at factor 1."""
     if size.sd is None:
         return np.full_like(deviations, size.factor)
     return size.sd / deviations

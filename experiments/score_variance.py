@@ -8,18 +8,18 @@ Expected: a dot product of D features has standard deviation sqrt(D), a scaled o
           to 1024; with means, a variance of D (ss sh + ss mh^2 + sh ms^2), for variances ss, sh and
           means ms, mh of query and key. Standard deviations of the source's own draws come out as
           printed: 1.98, 4.05, 7.87, 16.00, 31.99 ("within a percent"; that for D = 64 is 1.6 % off,
-          no surprise where 10,000 samples have a standard error of 0.7 %).
+          which is no surprise with 10,000 samples, whose standard error is 0.7 %).
 
-What the softmax sees of this variance is that within a row, over the keys of one query. A term that
-is the same for all keys drops out, and so of exercise 38.2
+The softmax sees only the part of this variance that lies within a row, over the keys of one query.
+A term that is the same for all keys cancels, and of exercise 38.2 only
 
     D sh (ss + ms^2)
 
-is left: a mean of the keys is never seen, one of the queries sharpens every row. Dividing tokens by
-their root mean square bounds the variance with any means, but a mean of the keys then flattens
-rows, most of all where the queries' mean points the same way. LayerNorm, which also subtracts each
-token's own mean, gives D / (D - 1) of the scaled variance whatever the mean is that all features
-share; a mean of each feature of its own it cannot see.
+remains: a mean of the keys has no effect, and a mean of the queries sharpens every row. Dividing
+tokens by their root mean square bounds the variance for any means, but then a mean of the keys
+flattens rows, most of all if the queries' mean points the same way. LayerNorm, which also subtracts
+each token's own mean, gives D / (D - 1) times the scaled variance whatever mean all features share;
+it does not remove a different mean for each feature.
 
 The four scores are drawn at this library's initialisation, 1 for all but dot. Within a row additive
 attention has half of that: about half of tanh(Wq q + Wk k) depends on the query alone.
@@ -30,15 +30,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, rounded, run_experiment
 from score_variance_figures import CAPTIONS, plot
+from score_variance_formulas import NORMALISATIONS, additive_row_variance, variances_by_formula
 from torch_random import TorchRandom
 
 from attention_jax import SCORES, attention_weights
@@ -49,12 +49,12 @@ __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 
 Array = jax.Array
 
-# §38.3: D -> the printed standard deviation. Its draws go on where those of §38.1 ended.
+# §38.3: D -> the printed standard deviation. Its draws continue those of §38.1.
 PRINTED = {4: 1.98, 16: 4.05, 64: 7.87, 256: 16.00, 1024: 31.99}
 SOURCE_SEED, SOURCE_SAMPLES, SOURCE_DRAWN_BEFORE = 11, 10_000, ((4, 4), (4, 8), (4,))
 
-# Name -> mean and standard deviation of the query's features, and of the key's; None for a mean of
-# each feature of its own, drawn from N(0, 1).
+# Name -> mean and standard deviation of the query's features, and of the key's; None stands for a
+# different mean for each feature, drawn from N(0, 1).
 CASES: dict[str, tuple[float | None, float, float | None, float]] = {
     "no means": (0, 1, 0, 1),
     "query": (1, 1, 0, 1),
@@ -63,7 +63,6 @@ CASES: dict[str, tuple[float | None, float, float | None, float]] = {
     "unequal": (2, 1, -1, 0.5),
     "by feature": (None, 1, None, 1),
 }
-NORMALISATIONS = ("none", "rms", "layer")
 NAMES = ("dot", "scaled", "general", "additive")
 
 
@@ -72,13 +71,13 @@ class Config:
     """Settings.
 
     Attributes:
-        dims: D, of the dot products and of the scores at initialisation.
-        samples: pairs of a query and a key in each draw.
-        draws: repetitions, for the band.
-        case_dim: D of the cases with means.
-        row_length: keys of a row.
-        initialisations: parameters drawn of each score.
-        results: where numbers and figures go.
+        dims: values of D for the dot products and for the scores at initialisation.
+        samples: pairs of a query and a key per draw.
+        draws: number of repetitions, for the band.
+        case_dim: D for the cases with means.
+        row_length: keys per row.
+        initialisations: random sets of parameters per score.
+        results: folder of the numbers and figures.
     """
 
     dims: tuple[int, ...] = tuple(PRINTED)
@@ -106,7 +105,7 @@ QUICK = Config(dims=(4, 16), samples=2000, draws=8, row_length=16, initialisatio
 
 
 def run(config: Config) -> JSON:
-    """Samples everything."""
+    """Samples logits and measures their variance."""
     initial = [_initial(config, dim) for dim in config.dims]
     return {
         "source_deviations": source_deviations([dim for dim in PRINTED if dim in config.dims]),
@@ -114,12 +113,12 @@ def run(config: Config) -> JSON:
         "heatmaps": _heatmaps(),
         "cases": {name: _case(config, index) for index, name in enumerate(CASES)},
         "initial": {name: [of_dim[name] for of_dim in initial] for name in NAMES},
-        "additive_row_variance": _rounded(additive_row_variance()),
+        "additive_row_variance": rounded(additive_row_variance()),
     }
 
 
 def source_deviations(dims: list[int]) -> dict[str, float]:
-    """Of the dot products that §38.3 drew, one D after the other."""
+    """Returns the standard deviation of §38.3's own dot products, by D."""
     random = TorchRandom(SOURCE_SEED)
     for shape in SOURCE_DRAWN_BEFORE:
         random.randn(*shape)
@@ -127,17 +126,17 @@ def source_deviations(dims: list[int]) -> dict[str, float]:
     for dim in (dim for dim in PRINTED if dim <= max(dims, default=0)):
         query, key = (random.randn(SOURCE_SAMPLES, dim) for _ in range(2))
         if dim in dims:
-            deviations[str(dim)] = _rounded(_of_pairs("dot", query, key).std(ddof=1))
+            deviations[str(dim)] = rounded(_of_pairs("dot", query, key).std(ddof=1))
     return deviations
 
 
 def _of_pairs(name: str, query: Any, key: Any) -> Array:
-    """Logits [n] of each query [n, D] and its own key."""
+    """Logits [n] of each query [n, D] with its own key."""
     return jax.vmap(lambda q, k: SCORES[name]({}, q[None], k[None])[0, 0])(query, key)
 
 
 def _dot_products(config: Config, dim: int) -> JSON:
-    """Mean and deviation of raw and scaled ones, one a draw."""
+    """Mean and deviation of raw and scaled dot products, per draw."""
 
     @jax.jit
     def draw(rng: Array) -> dict[str, tuple[Array, Array]]:
@@ -149,19 +148,19 @@ def _dot_products(config: Config, dim: int) -> JSON:
     return {
         "dim": dim,
         **{
-            name: {"mean": _rounded(mean), "deviation": _rounded(deviation)}
+            name: {"mean": rounded(mean), "deviation": rounded(deviation)}
             for name, (mean, deviation) in drawn.items()
         },
     }
 
 
 def _heatmaps(length: int = 12, dim: int = 64) -> JSON:
-    """One draw to look at."""
+    """One draw, for the heat maps."""
     query, key = jax.random.normal(jax.random.key(7), (2, length, dim))
     return {
         name: {
             "logits": np.asarray(logits := SCORES[name]({}, query, key)).round(2).tolist(),
-            "variance": _rounded(logit_variance(logits)),
+            "variance": rounded(logit_variance(logits)),
             "weights": np.asarray(attention_weights(query, key, score=name)).round(3).tolist(),
         }
         for name in ("dot", "scaled")
@@ -169,7 +168,7 @@ def _heatmaps(length: int = 12, dim: int = 64) -> JSON:
 
 
 def _case(config: Config, index: int) -> JSON:
-    """Variances of scaled logits for one choice of means, one a draw, and by formula."""
+    """Variances of scaled logits for one choice of means, per draw and by formula."""
     query_mean, query_deviation, key_mean, key_deviation = list(CASES.values())[index]
     rng, *mean_rngs = jax.random.split(jax.random.key(index), 3)
     shape = (config.case_dim,)
@@ -185,10 +184,10 @@ def _case(config: Config, index: int) -> JSON:
             [np.asarray(mean, np.float64) for mean in means], deviations, normalisation
         )
         numbers[normalisation] = {
-            "pairs": _rounded(over_pairs),
-            "row": _rounded(within_row),
-            "pairs_formula": _rounded(formula["pairs"]),
-            "row_formula": _rounded(formula["row"]),
+            "pairs": rounded(over_pairs),
+            "row": rounded(within_row),
+            "pairs_formula": rounded(formula["pairs"]),
+            "row_formula": rounded(formula["row"]),
         }
     return numbers
 
@@ -197,7 +196,7 @@ def _case(config: Config, index: int) -> JSON:
 def _case_variances(
     config: Config, rngs: Array, means: list[Array], deviations: tuple[float, float]
 ) -> dict[str, tuple[Array, Array]]:
-    """By normalisation: over all pairs, and within rows; [draws] each."""
+    """{normalisation: (variance over all pairs, variance within rows)}, [draws] each."""
     dim, length = config.case_dim, config.row_length
     rows = config.samples // length
 
@@ -231,7 +230,7 @@ def _tokens(
 
 
 def normalised(tokens: Array, normalisation: str) -> Array:
-    """Tokens [n, D] as they are, divided by their root mean square, or after LayerNorm."""
+    """Returns tokens [n, D] as they are, divided by their root mean square, or after LayerNorm."""
     if normalisation == "none":
         return tokens
     if normalisation == "layer":
@@ -239,47 +238,14 @@ def normalised(tokens: Array, normalisation: str) -> Array:
     return tokens * jax.lax.rsqrt(jnp.mean(tokens**2, axis=-1, keepdims=True))
 
 
-def variances_by_formula(
-    means: Sequence[np.ndarray], deviations: Sequence[float], normalisation: str
-) -> dict[str, float]:
-    """Variance of q . k / sqrt(D) over all pairs and within a row; two means [D], two deviations.
-
-    Tokens divided by their root mean square have features of mean square 1, in the limit of large
-    D, of which the means make the shares a (query) and b (key). Their variance is 1 - a across the
-    direction of the mean. Along it, less is left, for what the length has varied by is gone:
-
-        (1 - a) ((1 - a)^2 + a (1 - a) / 2) = (1 - a)^2 (1 - a / 2),
-
-    the last 1 / 2 being the variance of the length of a vector from N(0, 1).
-    """
-    if normalisation == "layer":
-        means = [mean - mean.mean() for mean in means]
-    squares = [np.mean(mean**2) for mean in means]
-    query_variance, key_variance = (deviation**2 for deviation in deviations)
-    if normalisation == "none":
-        row = key_variance * (query_variance + squares[0])
-        return {"pairs": row + query_variance * squares[1], "row": row}
-    a = squares[0] / (squares[0] + query_variance)
-    b = squares[1] / (squares[1] + key_variance)
-    aligned = 0.0  # cos^2 of the angle between the means
-    if a > 0 and b > 0:
-        aligned = np.mean(means[0] * means[1]) ** 2 / (squares[0] * squares[1])
-
-    def along_the_other_mean(share: float) -> float:
-        return (1 - share) * (aligned * (1 - share) * (1 - share / 2) + 1 - aligned)
-
-    row = (1 - a) * (1 - b) + a * along_the_other_mean(b)
-    return {"pairs": row + b * along_the_other_mean(a), "row": row}
-
-
 def _row_variance(logits: Array) -> Array:
-    """The mean over rows of the unbiased variance over keys."""
+    """Mean over rows of the unbiased variance over keys."""
     length = logits.shape[-1]
     return logit_variance(logits, per_row=True).mean() * length / (length - 1)
 
 
 def _initial(config: Config, dim: int) -> dict[str, JSON]:
-    """Variances of each score at fresh parameters, tokens of mean 0 and variance 1."""
+    """Variances of each score with fresh parameters, for tokens of mean 0 and variance 1."""
 
     @jax.jit
     def draw(rng: Array) -> dict[str, tuple[Array, Array]]:
@@ -303,33 +269,17 @@ def _summary(values: Array) -> dict[str, float]:
     numbers = np.asarray(values, np.float64)
     deviation = numbers.std(ddof=1)
     return {
-        "mean": _rounded(numbers.mean()),
-        "deviation": _rounded(deviation),
-        "standard_error": _rounded(deviation / math.sqrt(len(numbers))),
+        "mean": rounded(numbers.mean()),
+        "deviation": rounded(deviation),
+        "standard_error": rounded(deviation / math.sqrt(len(numbers))),
     }
 
 
-def additive_row_variance(nodes: int = 64) -> float:
-    """Within a row, at initialisation and for large D: 1 - E_a[(E_b tanh(a + b))^2] / E[tanh^2].
-
-    a = Wq q and b = Wk k are N(0, 1/2) each; by Gauss-Hermite quadrature.
-    """
-    points, weights = np.polynomial.hermite.hermgauss(nodes)  # of exp(-x^2): N(0, 1/2)
-    weights = weights / weights.sum()
-    tanh = np.tanh(points[:, None] + points[None, :])
-    of_query = tanh @ weights
-    return float(1 - weights @ of_query**2 / (weights @ tanh**2 @ weights))
-
-
-def _rounded(array: Any) -> Any:
-    return np.asarray(array, np.float64).round(5).tolist()
-
-
 def expectations(numbers: JSON) -> list[Expectation]:
-    """Variances, each within what sampling allows."""
+    """Every variance within its sampling error."""
     samples, draws = numbers["config"]["samples"], numbers["config"]["draws"]
     dim = numbers["config"]["case_dim"]
-    found = [
+    checks = [
         near(
             f"deviation of the source's own dot products, D = {name}", f"{PRINTED[int(name)]:.2f}",
             measured, PRINTED[int(name)], 0.0051, "half of the last digit printed",
@@ -339,14 +289,14 @@ def expectations(numbers: JSON) -> list[Expectation]:
     heatmaps = numbers["heatmaps"]
     ratio = heatmaps["dot"]["variance"] / heatmaps["scaled"]["variance"]
     claim = "variance before scaling / after, in the heat maps of 64 features"
-    found.append(near(claim, "64", ratio, 64, 0.01, "rounding to 5 digits"))
+    checks.append(near(claim, "64", ratio, 64, 0.01, "rounding to 5 digits"))
     for drawn in numbers["dot_products"]:
         # A product of normals has kurtosis 9, a sum of D of them 3 + 6 / D.
         error = math.sqrt((2 + 6 / drawn["dim"]) / (4 * samples * draws))
         for name, unit in (("dot", math.sqrt(drawn["dim"])), ("scaled", 1.0)):
             mean = np.mean(drawn[name]["deviation"]) / unit
             claim = f"deviation of {name} / its expected one, D = {drawn['dim']}"
-            found.append(near(claim, "1", mean, 1, 4 * error, "4 standard errors"))
+            checks.append(near(claim, "1", mean, 1, 4 * error, "4 standard errors"))
     for case, by_normalisation in numbers["cases"].items():
         for normalisation, measured in by_normalisation.items():
             limit = 0 if normalisation == "none" else 3 / dim
@@ -354,25 +304,25 @@ def expectations(numbers: JSON) -> list[Expectation]:
                 formula = measured[f"{where}_formula"]
                 ratio = np.mean(measured[where]) / formula
                 error = np.std(measured[where], ddof=1) / formula / math.sqrt(draws)
-                # A deviation over few draws may come out too small.
+                # The deviation of few draws may be too small by chance.
                 error = max(error, math.sqrt(2 / (samples * draws)))
                 within = limit + max(0.02, 4 * error)
                 claim = (
                     f"variance / formula; means: {case}; normalisation: {normalisation}; {where}"
                 )
                 tolerance = "2 % or 4 standard errors; 3 / D where the formula is a limit"
-                found.append(near(claim, "1", ratio, 1, within, tolerance))
+                checks.append(near(claim, "1", ratio, 1, within, tolerance))
     for name in NAMES:
         for drawn in numbers["initial"][name]:
-            found.extend(_initial_expectations(name, drawn, numbers["additive_row_variance"]))
-    return found
+            checks.extend(_initial_expectations(name, drawn, numbers["additive_row_variance"]))
+    return checks
 
 
 def _initial_expectations(name: str, drawn: JSON, additive_row: float) -> list[Expectation]:
     dim = drawn["dim"]
     unit = float(dim) if name == "dot" else 1.0
     by_place = {"pairs": unit, "row": additive_row if name == "additive" else unit}
-    # tanh bends: at small D the squares of |q| and |k|, which vary by 1 / D, are felt.
+    # tanh is not linear: at small D the variation of |q|^2 and |k|^2 by 1 / D matters.
     bend = 0.5 / dim if name == "additive" else 0.0
     return [
         near(
@@ -385,7 +335,4 @@ def _initial_expectations(name: str, drawn: JSON, additive_row: float) -> list[E
 
 
 if __name__ == "__main__":
-    conduct_this = functools.partial(
-        conduct, "score_variance", run=run, plot=plot, expectations=expectations
-    )
-    run_command(Config, conduct_this)
+    run_experiment(__name__)

@@ -1,4 +1,4 @@
-"""The figures of `score_variance`, from its numbers alone."""
+"""Figures of score_variance.py, drawn from its numbers alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from attention_jax.reports import plotting
 
 CAPTIONS = {
     "score_variance": (
-        "Standard deviation of dot products against feature size: raw ones lie on the square root"
-        " of D, the source's five draws among them; scaled ones stay at 1. Divided by the root,"
-        " draws of 10,000 pairs are within about 1 % of 1."
+        "Standard deviation of dot products against the number of features D: raw ones lie on the"
+        " square root of D, as do the source's five draws; scaled ones stay at 1. Divided by the"
+        " root, draws of 10,000 pairs are within about 1 % of 1."
     ),
     "score_variance_heatmaps": (
         "Logits of 12 queries and 12 keys of 64 features before and after scaling, on one colour"
@@ -24,8 +24,9 @@ CAPTIONS = {
         " marks the formula."
     ),
     "score_variance_scores": (
-        "Variance of the four scores' logits at initialisation against feature size: dot grows as"
-        " D, the others are 1 over all pairs. Within a row additive attention has about half."
+        "Variance of the four scores' logits at initialisation against the number of features D:"
+        " dot grows as D, the others have variance 1 over all pairs. Within a row additive"
+        " attention has about half."
     ),
 }
 
@@ -33,7 +34,7 @@ _NORMALISATIONS = {"none": "tokens as they are", "rms": "root mean square 1", "l
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """All four."""
+    """Draws deviations, heat maps, means and initial variances."""
     return {
         "score_variance": _deviations(numbers),
         "score_variance_heatmaps": _heatmaps(numbers["heatmaps"]),
@@ -113,11 +114,11 @@ def _cases(cases: JSON, dim: int) -> Figure:
         "by feature": "each feature\nits own mean",
     }
     titles = {"pairs": "over all pairs", "row": "within a row, which is what the softmax sees"}
-    places, width = np.arange(len(cases)), 0.26
+    positions, width = np.arange(len(cases)), 0.26
     for ax, (where, title) in zip(axes, titles.items(), strict=True):
         for index, (normalisation, label) in enumerate(_NORMALISATIONS.items()):
             measured = [case[normalisation] for case in cases.values()]
-            x = places + (index - 1) * width
+            x = positions + (index - 1) * width
             ax.bar(
                 x, [np.mean(of_case[where]) for of_case in measured], width * 0.92, label=label,
                 color=plotting.COLORS[index],
@@ -129,7 +130,7 @@ def _cases(cases: JSON, dim: int) -> Figure:
         ax.axhline(1, color="gray", linestyle=":", zorder=0)
         ax.set(ylabel="variance of the logits", title=title)
         ax.grid(alpha=0.3, axis="y")
-    axes[1].set_xticks(places, [labels[name] for name in cases])
+    axes[1].set_xticks(positions, [labels[name] for name in cases])
     axes[0].set_ylim(0, 4.6)
     axes[0].legend(ncols=4, loc="upper left")
     figure.suptitle(f"Scaled dot products of tokens whose features have means (D = {dim})")

@@ -5,27 +5,27 @@ Source:   chapter 38 ("Attention Variants"), §38.3-38.4: the gradient of the la
 Command:  .venv/bin/python experiments/softmax_saturation.py
 Time:     1 minute on 2 CPU cores.
 Expected: by the source, the gradient's norm peaks near unit-variance scores and is near zero from
-          scale 10 on; raw softmax goes one-hot as d_k grows, scaled curves overlap. The first half
-          is not what the source's own curve shows: it peaks at scale 5.86, is at 44 % of its peak
+          scale 10 on; raw softmax goes one-hot as d_k grows, scaled curves overlap. The source's
+          own curve does not show the first half: it peaks at scale 5.86, and is at 44 % of its peak
           at scale 1, 84 % at 10 and 30 % at 20.
 
 Why 5.86. The gradient of the largest weight a_m in its row's scores is a_m (e_m - a), of norm
     a_m sqrt((1 - a_m)² + sum_{j != m} a_j²),
-small where a_m is near 1, and also where it is near 1/T: attention that looks everywhere moves
-little of any one weight. In between it peaks where the largest weight is about one half. For T
-scores evenly from -1 to 1, times c, the weights are geometric, a_m = (1 - r) / (1 - r^T) with
-r = exp(-2c / (T - 1)), and with r^T neglected the norm is (1 - r) r sqrt(2 / (1 + r)). Its
-derivative vanishes where 3 r² + 3 r = 2, r = (sqrt(33) - 3) / 6 = 0.457, whence
-c = (T - 1)/2 log(1/r) = 5.87 for T = 16, and more for more keys. "Unit variance" is not scale 1
-either: the standard deviation of these scores is sqrt((T + 1) / (3 (T - 1))) = 0.61, so that they
-have it at 1.63.
+which is small where a_m is near 1, and also where it is near 1/T: attention that looks everywhere
+moves each single weight only a little. In between it peaks where the largest weight is about one
+half. For T scores evenly from -1 to 1, times c, the weights are geometric,
+a_m = (1 - r) / (1 - r^T) with r = exp(-2c / (T - 1)), and with r^T neglected the norm is
+(1 - r) r sqrt(2 / (1 + r)). Its derivative vanishes where 3 r² + 3 r = 2, r = (sqrt(33) - 3) / 6
+= 0.457, whence c = (T - 1)/2 log(1/r) = 5.87 for T = 16, and more for more keys. "Unit variance" is
+not scale 1 either: the standard deviation of these scores is sqrt((T + 1) / (3 (T - 1))) = 0.61, so
+that they have unit variance at scale 1.63.
 
-One row says little. Scores of random queries and keys are normal; their two largest are apart by a
-gap whose density at 0 is m_T, the expected largest of T standard normal numbers. At a large scale c
+One row says little. Scores of random queries and keys are normal; the gap between their two largest
+has a density at 0 of m_T, the expected largest of T standard normal numbers. At a large scale c
 only rows with a gap of order 1/c have a gradient left, sqrt(2) a (1 - a) with a = sigmoid(c g), so
     mean norm -> m_T / (sqrt(2) c),
 no exponential decay: as 1 / sqrt(d_k). The median row does decay exponentially. Saturation takes
-the gradient from most rows, and leaves it to those few that happen to be undecided.
+the gradient from most rows, and leaves it to the few rows that happen to be undecided.
 """
 
 from __future__ import annotations
@@ -39,31 +39,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from entropy_limits import expected_maximum
-from experiment import JSON, Expectation, conduct, near, run_command
-from matplotlib.figure import Figure
+from experiment import JSON, Expectation, near, rounded, run_experiment
+from softmax_saturation_figures import CAPTIONS, plot
 
 from attention_jax import attention_weights
 from attention_jax.analysis import logit_scale_sweep, softmax_jacobian_norm
-from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
+
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 
 Array = jax.Array
 
-QUANTILES = (0.1, 0.5, 0.9)
-NO_GRADIENT = 0.01  # a row has none left below this share of the largest possible, sqrt(2) / 4
+_list = functools.partial(rounded, decimals=6)
 
-CAPTIONS = {
-    "softmax_saturation": (
-        "Norm of the gradient of the largest weight against the scale of the scores. Left, 16 "
-        "scores evenly from -1 to 1, as in the chapter: the curve rises to its peak at 5.9, not 1, "
-        "and is still at 84 % of it at scale 10. Right, scores of 4096 random queries: the mean "
-        "peaks near 2 and falls as one over the scale, the median much faster."
-    ),
-    "softmax_saturation_curves": (
-        "Weights of ten keys in falling order, for key dimensions 16 to 1024. Raw, the first of "
-        "them goes to 1 with the dimension. Scaled, the four curves lie on each other."
-    ),
-}
+QUANTILES = (0.1, 0.5, 0.9)
+NO_GRADIENT = 0.01  # share of the largest possible norm, sqrt(2) / 4, that counts as no gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +61,15 @@ class Config:
     """Settings.
 
     Attributes:
-        keys: T of the gradient's curves.
-        largest_scale: where these end.
-        scales: how many, evenly from 0.1.
+        keys: T of the gradient curves.
+        largest_scale: the largest scale of these curves.
+        scales: number of scales, evenly from 0.1.
         dim: d_k of the random queries and keys.
         samples: random queries, each with keys of its own.
         curve_dims: d_k of the softmax curves, rising.
-        curve_keys: T of these.
-        seed: of all samples.
-        results: where numbers and figures go.
+        curve_keys: T of the softmax curves.
+        seed: seed of all samples.
+        results: folder of the numbers and figures.
     """
 
     keys: int = 16
@@ -110,7 +100,7 @@ QUICK = Config(samples=256, dim=64, curve_dims=(16, 256))
 
 
 def run(config: Config) -> JSON:
-    """The chapter's curve, the same for random scores, and softmax curves."""
+    """Computes the chapter's curve, the same for random scores, and softmax curves."""
     rngs = jax.random.split(jax.random.key(config.seed), 1 + len(config.curve_dims))
     scales = np.linspace(0.1, config.largest_scale, config.scales)
     return {
@@ -124,7 +114,7 @@ def run(config: Config) -> JSON:
 
 
 def _even(keys: int, scales: np.ndarray) -> JSON:
-    """Evenly spaced scores; the peak on a grid of its own."""
+    """Norms for evenly spaced scores, and their peak on a finer grid."""
     query, key = jnp.ones((1, 1)), jnp.linspace(-1, 1, keys)[:, None]
     top = jax.nn.one_hot(jnp.array([keys - 1]), keys)
 
@@ -153,19 +143,19 @@ def _even(keys: int, scales: np.ndarray) -> JSON:
 
 
 def _random(rng: Array, config: Config, scales: np.ndarray) -> JSON:
-    """Scaled dot products have variance 1; times c, they are raw ones of d_k = c²."""
+    """Norms for random scores: scaled dot products times c, or raw ones with d_k = c²."""
     keys = config.keys
     at = jnp.asarray(scales, jnp.float32)
 
     @jax.jit
     def norms(rngs: Array) -> tuple[Array, Array]:
-        def one(rng: Array) -> tuple[Array, Array]:
+        def norms_of_sample(rng: Array) -> tuple[Array, Array]:
             query, key = _drawn(rng, config.dim, keys)
             top = jnp.argmax(attention_weights(query, key), axis=-1)
             sweep = logit_scale_sweep(query, key, jnp.eye(keys), jax.nn.one_hot(top, keys), at)
             return sweep.gradient_norm, sweep.jacobian_norm
 
-        return jax.lax.map(one, rngs, batch_size=64)
+        return jax.lax.map(norms_of_sample, rngs, batch_size=64)
 
     gradient, jacobian = (
         np.asarray(array, np.float64) for array in norms(jax.random.split(rng, config.samples))
@@ -185,18 +175,18 @@ def _curve(rng: Array, dim: int, config: Config) -> JSON:
 
     @jax.jit
     def weights(rngs: Array) -> dict[str, Array]:
-        def one(rng: Array) -> dict[str, Array]:
+        def weights_of_sample(rng: Array) -> dict[str, Array]:
             query, key = _drawn(rng, dim, config.curve_keys)
             return {
                 arm: attention_weights(query, key, score=score)[0]
                 for arm, score in (("raw", "dot"), ("scaled", "scaled"))
             }
 
-        return jax.lax.map(one, rngs, batch_size=64)
+        return jax.lax.map(weights_of_sample, rngs, batch_size=64)
 
-    found = weights(jax.random.split(rng, config.samples))
+    weights_by_arm = weights(jax.random.split(rng, config.samples))
     numbers: JSON = {}
-    for arm, drawn in found.items():
+    for arm, drawn in weights_by_arm.items():
         falling = -np.sort(-np.asarray(drawn, np.float64), axis=-1)
         low, _, high = np.quantile(falling, QUANTILES, axis=0)
         numbers[arm] = {
@@ -212,12 +202,8 @@ def _drawn(rng: Array, dim: int, keys: int) -> tuple[Array, Array]:
     return jax.random.normal(query_rng, (1, dim)), jax.random.normal(key_rng, (keys, dim))
 
 
-def _list(numbers: Array | np.ndarray) -> list[float]:
-    return np.asarray(numbers, np.float64).round(6).tolist()
-
-
 def even_norm(keys: int, scale: float) -> float:
-    """The norm for evenly spaced scores, from sums of geometric series."""
+    """Returns the norm for evenly spaced scores, from sums of geometric series."""
     r = math.exp(-2 * scale / (keys - 1))
     top = (1 - r) / (1 - r**keys)
     others = top**2 * r**2 * (1 - r ** (2 * (keys - 1))) / (1 - r**2)
@@ -225,89 +211,17 @@ def even_norm(keys: int, scale: float) -> float:
 
 
 def even_peak(keys: int) -> float:
-    """The scale of its peak, r^T neglected."""
+    """Returns the scale of the peak for evenly spaced scores, with r^T neglected."""
     return (keys - 1) / 2 * math.log(6 / (math.sqrt(33) - 3))
 
 
-def plot(numbers: JSON) -> dict[str, Figure]:
-    """Gradient norms, and softmax curves."""
-    return {
-        "softmax_saturation": _gradient_figure(numbers),
-        "softmax_saturation_curves": _curve_figure(numbers),
-    }
-
-
-def _gradient_figure(numbers: JSON) -> Figure:
-    scales, even, random = numbers["scales"], numbers["even"], numbers["random"]
-    keys = numbers["config"]["keys"]
-    blue, red, green, *_ = plotting.COLORS
-    figure, (left, right) = plotting.new_figure(11, 4.5, columns=2, sharey=True)
-    left.plot(scales, even["gradient_norm"], color=blue, label="gradient of the largest weight")
-    left.plot(scales, even["jacobian_norm"], "--", color=green, label="whole Jacobian (Frobenius)")
-    left.axvline(even["peak_scale"], color=blue, lw=1, alpha=0.6)
-    left.text(
-        even["peak_scale"] + 0.2, 0.02, f"peak at {even['peak_scale']:.1f}", color=blue, fontsize=10
-    )
-    left.axvline(1, color="gray", ls=":", label="the chapter's reading: peak near 1,")
-    left.axvline(10, color="gray", ls="-.", label="near zero from 10 on")
-    left.set_title(f"{keys} scores evenly from -1 to 1, times the scale")
-    right.fill_between(
-        scales, random["low"], random["high"], color=blue, alpha=0.2, linewidth=0,
-        label="10 to 90 % of the queries",
-    )  # fmt: skip
-    right.plot(scales, random["mean"], color=blue, label="mean")
-    right.plot(scales, random["median"], color=red, ls="--", label="median")
-    limit = expected_maximum(keys) / math.sqrt(2)
-    tail = [scale for scale in scales if limit / scale < 0.3]
-    right.plot(tail, [limit / c for c in tail], "k:", label=r"$m_T / (\sqrt{2}\,c)$")
-    right.set_title(f"{numbers['config']['samples']} random queries, {keys} keys each")
-    right.secondary_xaxis(-0.2, functions=(np.square, np.sqrt)).set_xlabel(
-        "$d_k$ of raw dot products with that deviation"
-    )
-    for ax in (left, right):
-        ax.set_ylim(0, 0.6)
-        ax.grid(alpha=0.3)
-        ax.legend(fontsize=9, loc="upper right")
-    left.set(xlabel="scale c of the scores", ylabel="norm of the gradient in the scores")
-    right.set(xlabel="scale c, the scores' standard deviation")
-    return figure
-
-
-def _curve_figure(numbers: JSON) -> Figure:
-    config = numbers["config"]
-    figure, axes = plotting.new_figure(10, 4.2, columns=2, sharey=True)
-    ranks = range(1, config["curve_keys"] + 1)
-    for ax, arm in zip(axes, ("raw", "scaled"), strict=True):
-        for index, (dim, of_dim) in enumerate(
-            zip(config["curve_dims"], numbers["curves"], strict=True)
-        ):
-            found = of_dim[arm]
-            color, marker = plotting.COLORS[index], plotting.MARKERS[index]
-            ax.plot(
-                ranks, found["mean"], color=color, marker=marker, markersize=5,
-                label=f"$d_k$ = {dim}",
-            )  # fmt: skip
-            ax.fill_between(ranks, found["low"], found["high"], color=color, alpha=0.1, linewidth=0)
-        ax.set_xticks(list(ranks))
-        ax.set_ylim(0, 1.05)
-        ax.set(xlabel="key, by falling weight", title=f"{arm} dot products")
-        ax.grid(alpha=0.3)
-        ax.legend(fontsize=10)
-    axes[0].set_ylabel("attention weight")
-    figure.suptitle(
-        f"Attention over {config['curve_keys']} random keys: mean of {config['samples']} queries "
-        "(bands: 10 to 90 %)"
-    )
-    return figure
-
-
 def expectations(numbers: JSON) -> list[Expectation]:
-    """The curve's true shape, and what is left of the source's claims for random scores."""
+    """The true shape of the source's curve, and its claims for random scores."""
     config, even, random = numbers["config"], numbers["even"], numbers["random"]
     keys, root = config["keys"], config["samples"] ** 0.5
     scales = np.array(numbers["scales"])
     step = (config["largest_scale"] - 0.1) / 1999
-    found = [
+    checks = [
         near(
             "scale at which the gradient of the largest of evenly spaced scores peaks",
             "near 1 (unit variance)", even["peak_scale"], even_peak(keys), 0.02 + step,
@@ -317,7 +231,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     peak = even_norm(keys, even_peak(keys))
     for scale, source in (("1", "at its peak"), ("10", "near zero"), ("20", "near zero")):
         if float(scale) <= config["largest_scale"]:
-            found.append(
+            checks.append(
                 near(
                     f"norm at scale {scale} / peak", source, even["of_peak"][scale],
                     even_norm(keys, float(scale)) / peak, 1e-3, "interpolation on the grid",
@@ -332,7 +246,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
     ):
         at = float(scales[index])
         expected = limit / at / unit
-        found.append(
+        checks.append(
             near(
                 f"random scores: mean norm at scale {at:.3g} / {claim}", "near zero",
                 mean[index] / unit, expected,
@@ -340,14 +254,14 @@ def expectations(numbers: JSON) -> list[Expectation]:
                 "4 standard errors; the next term is of relative order 1/c",
             )
         )  # fmt: skip
-    found += [
+    checks += [
         Expectation(
             "random scores: median norm / mean norm at the largest scale", "near zero",
             random["median"][last] / mean[last], 0, 0.1,
             "the median gap, of order 1/m_T, is far above 1/c",
         ),
     ]  # fmt: skip
-    return found + _curve_expectations(numbers)
+    return checks + _curve_expectations(numbers)
 
 
 def _curve_expectations(numbers: JSON) -> list[Expectation]:
@@ -358,15 +272,15 @@ def _curve_expectations(numbers: JSON) -> list[Expectation]:
     ]
     raw, dim = numbers["curves"][-1]["raw"], dims[-1]
     missing = math.log(2) * expected_maximum(config["curve_keys"]) / dim**0.5
-    found = [
+    checks = [
         near(
-            f"scaled: largest weight at d_k = {size} less that at {dim}", "all curves overlap",
+            f"scaled: largest weight at d_k = {size} minus that at {dim}", "all curves overlap",
             mean - tops[-1][0], 0, 4 * math.hypot(deviation, tops[-1][1]) / root + 1 / (2 * size),
             "4 standard errors; |q| / sqrt(d_k) has variance 1 / (2 d_k)",
         )
         for size, (mean, deviation) in zip(dims[:-1], tops[:-1], strict=True)
     ]  # fmt: skip
-    found.append(
+    checks.append(
         near(
             f"raw: 1 - largest weight at d_k = {dim} / (log 2 m_T / sqrt(d_k))", "one-hot",
             (1 - raw["mean"][0]) / missing, 1,
@@ -374,13 +288,8 @@ def _curve_expectations(numbers: JSON) -> list[Expectation]:
             "4 standard errors; the next term is of relative order 1/sqrt(d_k)",
         )
     )  # fmt: skip
-    return found
+    return checks
 
 
 if __name__ == "__main__":
-    run_command(
-        Config,
-        functools.partial(
-            conduct, "softmax_saturation", run=run, plot=plot, expectations=expectations
-        ),
-    )
+    run_experiment(__name__)

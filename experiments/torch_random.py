@@ -1,8 +1,9 @@
-"""The random numbers that a source's PyTorch drew, in NumPy: its printed numbers come out again.
+"""PyTorch's random numbers in NumPy, to reproduce the numbers that a source prints.
 
-`torch.manual_seed` seeds the Mersenne Twister as NumPy's legacy `RandomState` does. From 16 numbers
-on, `torch.randn` on the CPU turns 16 uniform float32 of 24 bits at a time into normal ones (Box and
-Muller, the first eight with the last eight); below, two doubles of 53 bits at a time.
+`torch.manual_seed` seeds the Mersenne Twister as NumPy's legacy `RandomState` does. For 16 numbers
+or more, `torch.randn` on the CPU turns blocks of 16 uniform float32 numbers of 24 bits into normal
+numbers (Box and Muller, the first eight with the last eight); for fewer, pairs of doubles of 53
+bits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _BLOCK = 16
 
 
 class TorchRandom:
-    """`torch.randn` as it is on the CPU after `torch.manual_seed(seed)`, to float32 rounding.
+    """`torch.randn` on the CPU after `torch.manual_seed(seed)`, up to float32 rounding.
 
     >>> TorchRandom(0).randn(2).round(4)
     array([ 1.541 , -0.2934], dtype=float32)
@@ -23,16 +24,16 @@ class TorchRandom:
 
     def __init__(self, seed: int) -> None:
         self._state = np.random.RandomState(seed)
-        self._left_over: list[float] = []  # of a pair of which one has been taken
+        self._left_over: list[float] = []  # numbers of the last pair that are not yet used
 
     def randn(self, *shape: int) -> np.ndarray:
-        """The next normal numbers, float32 of that shape."""
+        """Returns the next normal numbers, float32 of the given shape."""
         count = math.prod(shape)
         if count < _BLOCK:
-            return np.array([self._one() for _ in range(count)], np.float32).reshape(shape)
-        normal, odd = self._uniform(count), count % _BLOCK
-        normal[: count - odd] = _box_muller(normal[: count - odd])
-        if odd:  # the last 16 are drawn once more, so that they are a block
+            return np.array([self._next() for _ in range(count)], np.float32).reshape(shape)
+        normal, remainder = self._uniform(count), count % _BLOCK
+        normal[: count - remainder] = _box_muller(normal[: count - remainder])
+        if remainder:  # the last 16 are drawn again, as one block
             normal[-_BLOCK:] = _box_muller(self._uniform(_BLOCK))
         return normal.reshape(shape)
 
@@ -42,7 +43,7 @@ class TorchRandom:
     def _uniform(self, count: int) -> np.ndarray:
         return (self._bits(count) & np.uint32(2**24 - 1)).astype(np.float32) * np.float32(2**-24)
 
-    def _one(self) -> float:
+    def _next(self) -> float:
         if not self._left_over:
             high, low = self._bits(4).astype(np.uint64).reshape(2, 2).T
             bits = ((high << np.uint64(32)) | low) & np.uint64(2**53 - 1)

@@ -1,7 +1,7 @@
-"""What translators attend to, and how alike two of them are, from weights under the right answers.
+"""The attention of translators, and how similar that of two translators is.
 
-Every number is a mean over rows: the target's subwords and its EOS, each with its weights over the
-source's subwords and EOS.
+Weights are taken with the right answers given. Every number is a mean over rows: the target's
+subwords and its EOS, each with its weights over the source's subwords and EOS.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from experiment import JSON
 
 from attention_jax.analysis import attention_rollout, capture, cross_rollout, jensen_shannon
 from attention_jax.tasks.batch import Batch
@@ -23,14 +24,13 @@ from attention_jax.tasks.translation.translate import Translator
 from attention_jax.tasks.vocabulary import EOS
 
 Array = jax.Array
-JSON = dict[str, Any]
 
-_BATCH = 32  # sentence pairs of similar length at once
-_WIDTH = 8  # padded to multiples of this
+_BATCH = 32  # sentence pairs per batch
+_WIDTH = 8  # lengths are padded to multiples of it
 
 
 class Seen(NamedTuple):
-    """One pair's weights and what its rows are."""
+    """The weights of one sentence pair, and the subwords of its rows."""
 
     encoder: np.ndarray  # [L, N, S, S]
     cross: np.ndarray  # [L, N, T, S]
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 
 
 def attentions(translator: Translator, text: ParallelText) -> list[Seen]:
-    """All weights of each pair while the right answer is given, in the order of the text."""
+    """Returns all weights of each sentence pair, in the order of the text."""
     sides = [
         [[*ids, EOS] for ids in subwords.encode(sentences)]
         for subwords, sentences in zip(translator.vocabularies, text, strict=True)
@@ -47,30 +47,30 @@ def attentions(translator: Translator, text: ParallelText) -> list[Seen]:
     widths = [
         tuple(-(-len(ids) // _WIDTH) * _WIDTH for ids in pair) for pair in zip(*sides, strict=True)
     ]
-    found: list[Seen | None] = [None] * len(sources)
+    captured: list[Seen | None] = [None] * len(sources)
     for shape in sorted(set(widths)):
         members = [index for index, width in enumerate(widths) if width == shape]
         for first in range(0, len(members), _BATCH):
-            some = members[first : first + _BATCH]
+            chunk = members[first : first + _BATCH]
             batch = padded_batch(
-                [sources[i] for i in some], [targets[i] for i in some], _BATCH, *shape
+                [sources[i] for i in chunk], [targets[i] for i in chunk], _BATCH, *shape
             )
             encoder, cross = map(np.asarray, _look(translator.config, translator.params, batch))
-            for row, index in enumerate(some):
+            for row, index in enumerate(chunk):
                 s, t = len(sources[index]), len(targets[index])
                 labels = translator.vocabularies.target.labels(targets[index])
-                found[index] = Seen(encoder[:, row, :, :s, :s], cross[:, row, :, :t, :s], labels)
-    return [seen for seen in found if seen is not None]
+                captured[index] = Seen(encoder[:, row, :, :s, :s], cross[:, row, :, :t, :s], labels)
+    return [pair for pair in captured if pair is not None]
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _look(config: TranslationConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
-    """[L, B, N, S, S] of the encoder, and [L, B, N, T, S] between decoder and encoder."""
+    """Weights of the encoder [L, B, N, S, S], and between decoder and encoder [L, B, N, T, S]."""
     model = bind(config, params)
-    seen = capture(model, batch.source, batch.source_lengths, batch.target_inputs).attentions
+    captured = capture(model, batch.source, batch.source_lengths, batch.target_inputs).attentions
 
     def stacked(name: str, layers: int) -> Array:
-        weights: Any = [seen[name.format(layer)].weights for layer in range(layers)]
+        weights: Any = [captured[name.format(layer)].weights for layer in range(layers)]
         return jnp.stack(weights)
 
     return (
@@ -79,60 +79,62 @@ def _look(config: TranslationConfig, params: Any, batch: Batch) -> tuple[Array, 
     )
 
 
-def heads(seen: Sequence[Seen]) -> JSON:
-    """Of each head: its mean largest weight, and its mean entropy over that of uniform rows."""
-    found: JSON = {}
+def heads(pairs: Sequence[Seen]) -> JSON:
+    """Returns each head's mean largest weight, and its mean entropy over that of uniform rows."""
+    numbers: JSON = {}
     for kind in ("encoder", "cross"):
         largest, spread, rows = 0.0, 0.0, 0
-        for pair in seen:
+        for pair in pairs:
             weights = np.asarray(getattr(pair, kind), np.float64)
             entropy = -np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1)
             largest = largest + weights.max(-1).sum(-1)
             spread = spread + (entropy / np.log(weights.shape[-1])).sum(-1)
             rows += weights.shape[-2]
-        found[kind] = {
+        numbers[kind] = {
             "sharpness": np.round(np.asarray(largest) / rows, 4).tolist(),  # [L, N]
             "spread": np.round(np.asarray(spread) / rows, 4).tolist(),
         }
-    return found
+    return numbers
 
 
-def rollouts(seen: Sequence[Seen]) -> JSON:
-    """What the last cross attention brings, followed through the encoder to the source's subwords.
+def rollouts(pairs: Sequence[Seen]) -> JSON:
+    """Follows the last cross attention through the encoder to the source's subwords.
 
-    "on_the_largest" is the weight of the row's most attended position, "of_its_subword" how much of
-    that position's own subword the rollout has.
+    "on_the_largest" is the weight of a row's most attended position, "of_its_subword" the rollout's
+    weight on that position's own subword.
     """
-    error = before = after = 0.0
+    error = on_the_largest = of_its_subword = 0.0
     rows = 0
-    for pair in seen:
+    for pair in pairs:
         cross = pair.cross[-1]
         t, s = cross.shape[-2:]
-        brought = np.asarray(_brought(_square(pair.encoder), _square(cross)))[:t, :s]
-        error = max(error, float(np.abs(brought.sum(-1) - 1).max()))
+        rollout = np.asarray(_rollout(_square(pair.encoder), _square(cross)))[:t, :s]
+        error = max(error, float(np.abs(rollout.sum(-1) - 1).max()))
         weights = cross.mean(0)
         largest = weights.argmax(-1)
-        before += float(np.take_along_axis(weights, largest[:, None], -1).sum())
-        after += float(np.take_along_axis(brought, largest[:, None], -1).sum())
+        on_the_largest += float(np.take_along_axis(weights, largest[:, None], -1).sum())
+        of_its_subword += float(np.take_along_axis(rollout, largest[:, None], -1).sum())
         rows += len(largest)
     return {
         "largest_row_sum_error": error,
-        "on_the_largest": round(before / rows, 4),
-        "of_its_subword": round(after / rows, 4),
+        "on_the_largest": round(on_the_largest / rows, 4),
+        "of_its_subword": round(of_its_subword / rows, 4),
     }
 
 
-def agreement(one: Sequence[Seen], other: Sequence[Seen]) -> JSON:
-    """Where two models look alike: Jensen-Shannon divergence in nats, and the same largest weight.
+def agreement(first_pairs: Sequence[Seen], second_pairs: Sequence[Seen]) -> JSON:
+    """Compares the cross attention of two models.
 
-    Rows are means over heads; layer by layer, and of the mean over layers, which is also compared
-    with uniform rows and with the diagonal, j / S nearest to i / T.
+    Measures the Jensen-Shannon divergence of their rows in nats, and how often both have the same
+    largest weight. Rows are means over heads; they are compared for every pair of layers, and as
+    the mean over layers, which is also compared with uniform rows and with the diagonal, j / S
+    nearest to i / T.
     """
-    layers = np.zeros((len(one[0].cross), len(other[0].cross)))
+    layers = np.zeros((len(first_pairs[0].cross), len(second_pairs[0].cross)))
     kinds: dict[str, list[tuple[float, bool]]] = {}
     subwords: dict[str, list[float]] = {}
     to_uniform, to_diagonal, rows = np.zeros(2), np.zeros(2), 0
-    for first, second in zip(one, other, strict=True):
+    for first, second in zip(first_pairs, second_pairs, strict=True):
         by_layer = [np.asarray(pair.cross).mean(1) for pair in (first, second)]
         rows += by_layer[0].shape[1]
         for i, left in enumerate(by_layer[0]):
@@ -151,8 +153,8 @@ def agreement(one: Sequence[Seen], other: Sequence[Seen]) -> JSON:
             same = bool(largest[0][row] == largest[1][row])
             kinds.setdefault(_kind(label), []).append((float(divergence[row]), same))
             subwords.setdefault(label, []).append(float(divergence[row]))
-    every = np.array([row for found in kinds.values() for row in found])
-    common = {label: np.mean(found) for label, found in subwords.items() if len(found) >= 20}
+    every = np.array([row for values in kinds.values() for row in values])
+    common = {label: np.mean(values) for label, values in subwords.items() if len(values) >= 20}
     ranked = sorted(common, key=lambda label: common[label])
     return {
         "rows": rows,
@@ -163,11 +165,11 @@ def agreement(one: Sequence[Seen], other: Sequence[Seen]) -> JSON:
         "divergence_of_layers": (layers / rows).round(4).tolist(),
         "kinds": {
             kind: {
-                "rows": len(found),
-                "divergence": round(float(np.mean([d for d, _ in found])), 4),
-                "same_largest": round(float(np.mean([same for _, same in found])), 4),
+                "rows": len(values),
+                "divergence": round(float(np.mean([d for d, _ in values])), 4),
+                "same_largest": round(float(np.mean([same for _, same in values])), 4),
             }
-            for kind, found in sorted(kinds.items())
+            for kind, values in sorted(kinds.items())
         },
         "most_alike": {label: round(float(common[label]), 4) for label in ranked[:8]},
         "least_alike": {label: round(float(common[label]), 4) for label in ranked[:-9:-1]},
@@ -175,21 +177,21 @@ def agreement(one: Sequence[Seen], other: Sequence[Seen]) -> JSON:
 
 
 def _divergence(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """[T]"""
-    found = _compiled_divergence(_square(one), _square(other))
-    return np.asarray(found, np.float64)[: len(one)]
+    """The divergence of each row, [T]."""
+    divergence = _compiled_divergence(_square(one), _square(other))
+    return np.asarray(divergence, np.float64)[: len(one)]
 
 
 _compiled_divergence = jax.jit(jensen_shannon)
 
 
 @jax.jit
-def _brought(encoder: Array, cross: Array) -> Array:
+def _rollout(encoder: Array, cross: Array) -> Array:
     return cross_rollout(cross, attention_rollout(encoder))
 
 
 def _square(weights: np.ndarray) -> Array:
-    """With rows and columns of zeros, which change nothing: few shapes, each compiled once."""
+    """Appends rows and columns of zeros, so that few shapes are compiled; results are the same."""
     side = -(-max(weights.shape[-2:]) // 64) * 64
     missing = [(0, 0)] * (weights.ndim - 2) + [(0, side - size) for size in weights.shape[-2:]]
     return jnp.asarray(np.pad(weights, missing))

@@ -1,4 +1,4 @@
-"""The same translator with additive and with scaled dot cross attention: what differs?
+"""How do translators with additive and with scaled dot cross attention differ?
 
 Source:   day 11, exercise E11.3; Bahdanau et al. 2014; Vaswani et al. 2017; Multi30K (Elliott et
           al. 2016). Heads that align and heads that spread: topic 7; rollout: Abnar and Zuidema
@@ -10,20 +10,19 @@ Expected: detokenised BLEU of at least 38 on Multi30K's test set of 2016, German
           beams, for scaled dot; rows of every rollout sum to 1. Additive is about as good.
 
 FOLDER holds Multi30K's raw files, train.de.gz, train.en.gz, val.*, test_2016_flickr.*, from
-data/task1/raw of github.com/multi30k/dataset; they are no part of this project. Encoder, decoder,
+data/task1/raw of github.com/multi30k/dataset; they are not part of this project. Encoder, decoder,
 self attention (scaled dot), subwords, batches and seeds are the same: only the score between
-decoder and encoder differs. `scripts/benchmark.py --benchmarks translation` has the times.
+decoder and encoder differs. `scripts/benchmark.py --benchmarks translation` measures the times.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiment import Expectation, conduct, run_command
+from experiment import JSON, Expectation, exit_if_interrupted, run_experiment
 from translation_attention import Seen, agreement, attentions, heads, rollouts
 from translation_figures import CAPTIONS, plot
 
@@ -37,8 +36,6 @@ from attention_jax.tasks.translation.translate import Search, Translator, align,
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
 
-JSON = dict[str, Any]
-
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 SEARCHES = {"greedy": Search(), "4 beams": Search(beams=4)}
@@ -46,25 +43,25 @@ SEARCHES = {"greedy": Search(), "4 beams": Search(beams=4)}
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; what is not here is as in `TranslationConfig`.
+    """Settings; all others are the defaults of `TranslationConfig`.
 
     Attributes:
-        data: a folder with the files of each split, SPLIT.LANGUAGE, plain or .gz.
-        source_language: ends the names of the files that are translated.
-        target_language: ends the names of their translations.
-        validation: the split to validate with.
-        tests: the splits to test on; sentences to draw are of the first.
-        scores: of the cross attention.
-        seeds: trainings of each.
-        steps: batches of each.
+        data: folder with the files of each split, SPLIT.LANGUAGE, plain or .gz.
+        source_language: suffix of the files to translate.
+        target_language: suffix of the files with their translations.
+        validation: the split for validation.
+        tests: the splits for tests; the drawn sentences are from the first.
+        scores: scores of the cross attention, two or more.
+        seeds: trainings per score.
+        steps: batches per training.
         checkpoint_every: batches between validations.
-        vocabulary_size: joint subwords.
-        dim: size of the model's tokens; feed-forward layers have four times that.
-        layers: of the encoder, and of the decoder.
+        vocabulary_size: number of joint subwords.
+        dim: size of the model's tokens; feed-forward layers are four times as wide.
+        layers: layers of the encoder, and of the decoder.
         dropout_rate: see `Seq2SeqConfig`.
-        drawn: which test sentences are drawn.
-        workdir: where the runs are kept; what is finished there is not trained again.
-        results: where numbers and figures go.
+        drawn: indices of the test sentences to draw.
+        workdir: folder of the runs; a run that is finished there is not trained again.
+        results: folder of the numbers and figures.
     """
 
     data: Path = Path("data/multi30k")
@@ -95,7 +92,11 @@ class Config:
             check_folder(name, getattr(self, name))
 
     def path(self, split: str, language: str) -> Path:
-        """The file of a split; raises ValueError if there is none."""
+        """Returns the file of a split.
+
+        Raises:
+            ValueError: if there is none.
+        """
         for name in (f"{split}.{language}", f"{split}.{language}.gz"):
             if (self.data / name).is_file():
                 return self.data / name
@@ -105,19 +106,18 @@ class Config:
         )
 
     def text(self, split: str) -> ParallelText:
-        """A split, both languages."""
+        """Returns a split, in both languages."""
         languages = (self.source_language, self.target_language)
         return read_parallel_text(*(self.path(split, language) for language in languages))
 
     def training(self, score: str) -> TranslationConfig:
-        """One run's settings."""
+        """Returns the settings of one run."""
         sides = ("source", "target")
         languages = dict(zip(sides, (self.source_language, self.target_language), strict=True))
         files: Any = {side: self.path("train", language) for side, language in languages.items()}
         for side, language in languages.items():
             files[f"validation_{side}"] = self.path(self.validation, language)
-        model = dataclasses.replace(
-            MODEL,
+        model = MODEL.with_settings(
             score=score,
             dim=self.dim,
             hidden_dim=4 * self.dim,
@@ -153,7 +153,7 @@ QUICK = Config(
 
 
 def missing(config: Config) -> str:
-    """What is not there to run it with; "" if all is."""
+    """Returns which file is missing, and where to get it; "" if all are there."""
     try:
         for split in ("train", config.validation, *config.tests):
             config.text(split)
@@ -163,32 +163,30 @@ def missing(config: Config) -> str:
 
 
 def run(config: Config) -> JSON:
-    """Trains every arm, tests it, and looks at it."""
+    """Trains every arm, tests it, and measures its attention."""
     tests = {split: config.text(split) for split in config.tests}
     text = tests[config.tests[0]]
     sentences = [text.source[index] for index in config.drawn]
     arms: JSON = {}
-    seen: dict[str, list[Seen]] = {}
+    pairs: dict[str, list[Seen]] = {}
     for score in config.scores:
         workdir = config.workdir / score
         reached = train_run(config.training(score), workdir, resume=True)
-        if reached.interrupted:
-            print("stopped by a signal; the same command goes on from here", file=sys.stderr)
-            sys.exit(reached.interrupted)
+        exit_if_interrupted(reached.interrupted)
         translators = [load_translator(workdir, seed_index=seed)[0] for seed in range(config.seeds)]
-        seen[score] = attentions(translators[0], text)
+        pairs[score] = attentions(translators[0], text)
         arms[score] = {
             "training": _training(workdir),
             "tests": {split: _scores(translators, one) for split, one in tests.items()},
-            "heads": heads(seen[score]),
-            "rollout": rollouts(seen[score]),
+            "heads": heads(pairs[score]),
+            "rollout": rollouts(pairs[score]),
             "drawn": [_drawn(translators[0], sentence) for sentence in sentences],
         }
     first, *others = config.scores
     return {
         "arms": arms,
         "agreement": {
-            f"{first} and {score}": agreement(seen[first], seen[score]) for score in others
+            f"{first} and {score}": agreement(pairs[first], pairs[score]) for score in others
         },
     }
 
@@ -208,29 +206,29 @@ def _training(workdir: Path) -> JSON:
 
 
 def _scores(translators: list[Translator], text: ParallelText) -> JSON:
-    """By search: BLEU and chrF, one number a seed."""
-    found: JSON = {}
+    """BLEU and chrF by search, one number per seed."""
+    by_search: JSON = {}
     for name, search in SEARCHES.items():
         scores = [
             score_translations(translate(translator, text.source, search), text.target)
             for translator in translators
         ]
-        found[name] = {
+        by_search[name] = {
             "bleu": _rounded([one.bleu for one in scores]),
             "chrf": _rounded([one.chrf for one in scores]),
             "signatures": [scores[0].bleu_signature, scores[0].chrf_signature],
         }
-    return found
+    return by_search
 
 
 def _drawn(translator: Translator, sentence: str) -> JSON:
-    found = align(translator, sentence, SEARCHES["4 beams"])
+    alignment = align(translator, sentence, SEARCHES["4 beams"])
     return {
         "source": sentence,
-        "translation": found.translation,
-        "rows": found.target_labels,
-        "columns": found.source_labels,
-        "weights": found.weights.round(3).tolist(),  # [L, T, S]
+        "translation": alignment.translation,
+        "rows": alignment.target_labels,
+        "columns": alignment.source_labels,
+        "weights": alignment.weights.round(3).tolist(),  # [L, T, S]
     }
 
 
@@ -239,23 +237,23 @@ def _rounded(numbers: list[float]) -> list[float]:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """BLEU of scaled dot, and sums of rollouts."""
+    """BLEU of every score, and sums of rollouts."""
     split = numbers["config"]["tests"][0]
-    found = []
+    checks = []
     for score, arm in numbers["arms"].items():
         mean, _ = mean_and_deviation(arm["tests"][split]["4 beams"]["bleu"])
         low, source = (38.0, "40.0") if score == "scaled" else (36.0, "")
-        bounds = "what a usable one should have" if score == "scaled" else "2 below scaled dot's"
+        bounds = "a usable translator" if score == "scaled" else "2 below scaled dot's"
         claim = f"{score}: BLEU of {split}, 4 beams"
-        found.append(Expectation(claim, source, float(mean), low, 100.0, bounds))
+        checks.append(Expectation(claim, source, float(mean), low, 100.0, bounds))
         error = arm["rollout"]["largest_row_sum_error"]
         claim = f"{score}: largest error of a row's sum in rollouts"
-        found.append(Expectation(claim, "0", error, 0, 1e-5, "sums of some dozen float32"))
-    return found
+        checks.append(Expectation(claim, "0", error, 0, 1e-5, "sums of some dozen float32"))
+    return checks
 
 
 def report(numbers: JSON) -> str:
-    """What was found, as the tables of README and experiments/README.md."""
+    """Returns the tables of README and experiments/README.md."""
     split = numbers["config"]["tests"][0]
     lines = [
         "| cross attention | BLEU, greedy | BLEU, 4 beams | chrF, 4 beams | training, minutes |",
@@ -268,16 +266,16 @@ def report(numbers: JSON) -> str:
             for search, metric in (("greedy", "bleu"), ("4 beams", "bleu"), ("4 beams", "chrf"))
         ]
         lines.append(f"| {score} | {' | '.join(cells)} | {arm['training']['minutes']} |")
-    for names, found in numbers["agreement"].items():
+    for names, comparison in numbers["agreement"].items():
         lines += [
             "",
             f"| {names} | rows | Jensen-Shannon divergence, nats | same largest weight |",
             "| --- | --- | --- | --- |",
         ]
-        kinds = {"all": found} | found["kinds"]
-        for kind, one in kinds.items():
+        kinds = {"all": comparison} | comparison["kinds"]
+        for kind, row in kinds.items():
             lines.append(
-                f"| {kind} | {one['rows']} | {one['divergence']:.3f} | {one['same_largest']:.0%} |"
+                f"| {kind} | {row['rows']} | {row['divergence']:.3f} | {row['same_largest']:.0%} |"
             )
     for score, arm in numbers["arms"].items():
         sharpness = np.array(arm["heads"]["cross"]["sharpness"])
@@ -296,11 +294,5 @@ def _over_seeds(values: list[float]) -> str:
     return f"{mean:.1f}" + (f" ± {deviation:.1f}" if len(values) > 1 else "")
 
 
-def main(config: Config) -> int:
-    if reason := missing(config):
-        raise ValueError(reason)
-    return conduct("translation_comparison", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

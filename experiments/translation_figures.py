@@ -1,29 +1,26 @@
-"""Figures of translation_comparison.py, from its numbers alone."""
+"""Figures of translation_comparison.py, drawn from its numbers alone."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from experiment import JSON
 from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
 
-JSON = dict[str, Any]
-
 CAPTIONS = {
-    "translation_training": "Validation while translators are trained with the same batches:"
-    " negative log-likelihood in nats a subword, and BLEU of greedy translations.",
-    "translation_heatmaps": "Where the decoder looks while it translates the same sentences: mean"
-    " over the layers and heads of its cross attention, of each score side by side.",
-    "translation_heads": "Every head of the cross attention by how much it aligns, the mean of its"
+    "translation_training": "Validation of translators trained with the same batches: negative"
+    " log-likelihood in nats per subword, and BLEU of greedy translations.",
+    "translation_heatmaps": "Cross attention of the decoder while it translates the same sentences:"
+    " means over layers and heads, the scores side by side.",
+    "translation_heads": "Every head of the cross attention: how much it aligns, the mean of its"
     " rows' largest weights, and how much it spreads, the mean entropy of its rows over that of"
-    " uniform ones.",
+    " uniform rows.",
 }
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The figures."""
+    """Draws training, heat maps and heads."""
     return {
         "translation_training": _training(numbers["arms"]),
         "translation_heatmaps": _heatmaps(numbers["arms"]),
@@ -68,9 +65,9 @@ def _heatmaps(arms: JSON) -> Figure:
 def _heads(arms: JSON) -> Figure:
     figure, (axes,) = plotting.new_figure(5.2, 4.2)
     for index, (score, arm) in enumerate(arms.items()):
-        found = arm["heads"]["cross"]
+        measured = arm["heads"]["cross"]
         for layer, (sharpness, spread) in enumerate(
-            zip(found["sharpness"], found["spread"], strict=True)
+            zip(measured["sharpness"], measured["spread"], strict=True)
         ):
             axes.scatter(
                 sharpness, spread, color=plotting.COLORS[index], marker=plotting.MARKERS[layer % 7],

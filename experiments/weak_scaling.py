@@ -1,4 +1,4 @@
-"""On paper: what do 8 to 4,096 devices say to each other in a step, and is there time for it?
+"""On paper: what do 8 to 4,096 devices exchange in a step, and does computing hide it?
 
 Source:   published speeds of links and chips (MACHINES below names them); the formulas are ours.
           Nothing here was run on such a machine.
@@ -8,7 +8,7 @@ Expected: data and fsdp move 2 and 3 times the parameters, however many devices 
           of context parallelism moves more with every device, and its work grows as fast.
 
 Each device has the same number of tokens c however many there are (weak scaling). With P
-parameters, L layers of width D, n devices and b bytes a number, a step sends from each device
+parameters, L layers of width D, n devices and b bytes per number, each device sends in a step
 
     data      2 (n - 1) / n P b                     gradients summed (a ring's all-reduce)
     fsdp      3 (n - 1) / n P b                     parameters gathered, and gradients summed
@@ -16,12 +16,12 @@ parameters, L layers of width D, n devices and b bytes a number, a step sends fr
                                                     their gradients backward
 
 and computes 6 P c operations in matrices of parameters and, with causal attention of T keys,
-7 T c D a layer (two products forward and five backward, tiles that are masked left out): T is a
-sequence's length, n c for context parallelism. Communication that takes less time than computing
-can hide behind it. For a long ring that is a matter of c alone: with O operations a second and a
-link of W bytes a second, of
+7 T c D per layer (two products forward and five backward, masked tiles left out). T is a sequence's
+length, n c for context parallelism. Communication that takes less time than computing can be hidden
+behind it. For a long ring this depends on c alone: with O operations per second and links of W
+bytes per second, it takes
 
-    c >= 6 b O / 7 W    tokens a device.
+    c >= 6 b O / 7 W    tokens per device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from experiment import JSON, Expectation, conduct, near, run_command, significant
+from experiment import JSON, Expectation, near, run_experiment, significant
 from matplotlib.figure import Figure
 
 from attention_jax.runs.run_folder import check_folder
@@ -41,12 +41,12 @@ ARRANGEMENTS = ("data", "fsdp", "context")
 
 
 class Machine(NamedTuple):
-    """What is published of a device and its links, bytes a second in one direction."""
+    """Published speeds of a device and its links, in bytes per second and direction."""
 
-    operations: float  # bfloat16, a second
+    operations: float  # bfloat16, per second
     island: int  # devices that the fast links join
-    collective: tuple[float, float]  # from each device when all take part: within an island, beyond
-    neighbour: tuple[float, float]  # from a device to the next of a ring, likewise
+    collective: tuple[float, float]  # from each device in a collective: within an island, beyond
+    neighbour: tuple[float, float]  # from a device to the next in a ring: within an island, beyond
     source: str
 
 
@@ -54,7 +54,7 @@ MACHINES = {
     "H100": Machine(
         989e12,
         island=8,
-        # Beyond a node, each of its eight GPUs has a link of 50 GB/s, and a collective uses all.
+        # Each of a node's eight GPUs has a link of 50 GB/s to other nodes; a collective uses all.
         collective=(450e9, 8 * 50e9),
         neighbour=(450e9, 50e9),
         source="NVIDIA H100 and DGX H100 datasheets: NVLink 900 GB/s (450 each way), InfiniBand NDR"
@@ -76,16 +76,16 @@ class Config:
     """Settings.
 
     Attributes:
-        devices: how many.
-        parameters: P of the model.
-        layers: L.
-        width: D.
-        tokens: c, of each device and step.
-        length: T of a sequence, but for context parallelism, whose one sequence has n c.
-        number_bytes: b; float32, in which the library trains and its ring rotates.
+        devices: numbers of devices.
+        parameters: P, parameters of the model.
+        layers: L, layers of the model.
+        width: D, width of its layers.
+        tokens: c, tokens per device and step.
+        length: T, length of a sequence, except for context parallelism, whose one sequence has n c.
+        number_bytes: b, bytes per number; 4 for float32, in which the library trains.
         utilisation: the share of a chip's operations that a program reaches.
-        hop_seconds: what a message takes beside its bytes.
-        results: where numbers and figures go.
+        hop_seconds: latency of a message.
+        results: folder of the numbers and figures.
     """
 
     devices: tuple[int, ...] = (8, 64, 512, 4096)
@@ -114,14 +114,14 @@ class Config:
 
 QUICK = Config()
 CAPTIONS = {
-    "weak_scaling": "Seconds of communication in a step against the number of devices, for three"
-    " ways of sharing the work and two machines, with the seconds of computing beside them: data"
-    " and fsdp stay level and below, the ring's communication and work grow together."
+    "weak_scaling": "Seconds of communication and of computing per step against the number of"
+    " devices, for three ways of sharing the work and two machines. With data and fsdp both stay"
+    " constant, communication below computing; with the ring both grow together."
 }
 
 
 def run(config: Config) -> JSON:
-    """By machine, arrangement and number of devices: bytes, and seconds of both kinds."""
+    """Computes bytes and seconds by machine, arrangement and number of devices."""
     return {
         "sources": {name: machine.source for name, machine in MACHINES.items()},
         "least_tokens": {
@@ -141,7 +141,7 @@ def run(config: Config) -> JSON:
 
 
 def sent_bytes(config: Config, arrangement: str, count: int) -> tuple[float, float]:
-    """What a device sends in a step: (in collectives, to its neighbour in a ring)."""
+    """Returns the bytes that a device sends in a step: in collectives, and to its neighbour."""
     parameters = config.parameters * config.number_bytes
     times = {"data": 2, "fsdp": 3, "context": 2}[arrangement]
     collective = times * (count - 1) / count * parameters
@@ -167,7 +167,7 @@ def _step(config: Config, machine: Machine, arrangement: str, count: int) -> JSO
 
 
 def _least_tokens(config: Config, machine: Machine) -> float:
-    """How many tokens a device needs, for the ring of the most devices to hide: by bisection."""
+    """The tokens per device from which the largest ring hides its communication, by bisection."""
     few, many = 1.0, 1e9
     while many / few > 1.001:
         tokens = math.sqrt(few * many)
@@ -180,7 +180,7 @@ def _least_tokens(config: Config, machine: Machine) -> float:
 
 
 def plot(numbers: JSON) -> Mapping[str, Figure]:
-    """Seconds of both kinds against devices, a panel for each machine."""
+    """Draws seconds of communication and computing against devices, one panel per machine."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.subplots(1, len(numbers["steps"]), sharey=True)
     for panel, (machine, arrangements) in zip(axes, numbers["steps"].items(), strict=True):
@@ -200,26 +200,26 @@ def plot(numbers: JSON) -> Mapping[str, Figure]:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """What the formulas say, of the numbers of the default settings."""
+    """The formulas, for the numbers of the default settings."""
 
     def share(machine: str, arrangement: str, count: int) -> float:
         step = numbers["steps"][machine][arrangement][str(count)]
         return step["communication_seconds"] / step["computing_seconds"]
 
     most, fewest = max(numbers["config"]["devices"]), min(numbers["config"]["devices"])
-    found = [
+    checks = [
         near(
-            f"{machine}: {arrangement} moves as much a device with {most} devices as with {fewest}",
+            f"{machine}: {arrangement}, bytes per device: {most} devices / {fewest}",
             "", _gigabytes(numbers, machine, arrangement, most)
             / _gigabytes(numbers, machine, arrangement, fewest), 8 / 7, 0.01, "(n - 1) / n",
         )
         for machine in MACHINES
         for arrangement in ("data", "fsdp")
     ]  # fmt: skip
-    # At 8,192 tokens a device: enough for the links of a TPU's torus, not for a node's InfiniBand.
+    # With 8,192 tokens per device: enough for a TPU's torus, not for a node's InfiniBand.
     hidden = {(machine, way): (0.0, 1.0) for machine in MACHINES for way in ARRANGEMENTS}
     hidden["H100", "context"] = (1.0, math.inf)
-    found += [
+    checks += [
         Expectation(
             f"{machine}: communication over computing of {way} on {most} devices",
             "", share(machine, way, most), *bounds, "a sketch: hidden, or not",
@@ -230,18 +230,18 @@ def expectations(numbers: JSON) -> list[Expectation]:
     for name, machine in MACHINES.items():
         operations = config.utilisation * machine.operations
         formula = 6 * config.number_bytes * operations / (7 * machine.neighbour[1])
-        found.append(
+        checks.append(
             near(
-                f"{name}: tokens a device for a ring of {most} devices to hide",
+                f"{name}: tokens per device that hide a ring of {most} devices",
                 "", numbers["least_tokens"][name], formula, 0.1 * formula,
-                "the formula leaves out parameters and the time of a message",
+                "the formula leaves out parameters and latency",
             )
         )  # fmt: skip
-    return found
+    return checks
 
 
 def report(numbers: JSON) -> str:
-    """The table of experiments/README.md."""
+    """Returns the table of experiments/README.md."""
     lines = [
         "| machine | devices | shared | GB sent by each device | seconds sending | computing |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -260,9 +260,5 @@ def _gigabytes(numbers: JSON, machine: str, arrangement: str, count: int) -> flo
     return numbers["steps"][machine][arrangement][str(count)]["gigabytes"]
 
 
-def main(config: Config) -> int:
-    return conduct("weak_scaling", config, run, plot, expectations, report=report)
-
-
 if __name__ == "__main__":
-    run_command(Config, main)
+    run_experiment(__name__)

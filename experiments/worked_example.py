@@ -1,4 +1,4 @@
-"""What do the four scores make of one query and one key, and attention of three tokens, by hand?
+"""What are the four scores of one query and one key, and attention over three tokens, by hand?
 
 Source:   chapter 38 ("Attention Variants"), §38.1 (four scores on one pair), §38.9 (matrix form and
           loop form), exercise 38.1 (general is dot on projected keys); day 11, E11.1 (three tokens
@@ -9,22 +9,22 @@ Expected: dot 1.18, scaled 0.59, general 0.3471, additive -0.6569. Matrix and lo
           less than 1e-6. E11.1 to 4 digits: query 3 is uniform, queries 1 and 2 are as focused as
           each other.
 
-General and additive have random parameters in the source; `torch_random` draws the same ones. What
-each score sums to reach its number is kept and drawn.
+General and additive have random parameters in the source; `torch_random` draws the same ones. The
+summands of each score are kept and drawn.
 
 Exercise 38.1 writes h' = W^T h, and §38.1 K' = K W^T. These differ: the rows of K W^T are W h, for
 which s . h' = s^T W h, the score; with W^T h it is s^T W^T h, another number unless W is symmetric.
-W^T does belong to the query, which is the cheaper one to project where there are fewer queries
-than keys: the general score of T queries, S keys and D features take
+W^T does belong to the query, which is cheaper to project where there are fewer queries than keys.
+The general score of T queries, S keys and D features takes
 
-    T S (D^2 + D)      multiplications, a pair at a time,
+    T S (D^2 + D)      multiplications, one pair at a time,
     S D^2 + T S D      with keys projected once,
     T D^2 + T S D      with queries projected once, as `General` does,
 
 counted here in the programs that JAX traces.
 
 §38.1 also says that additive is the only score that can fall where s . h rises. General can as well
-(W = -I turns every order around): counted here for random keys and the source's parameters.
+(W = -I reverses every order): counted here for random keys and the source's parameters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import JSON, Expectation, conduct, near, run_command
+from experiment import JSON, Expectation, near, rounded, run_experiment
 from general_score_cost import multiplications
 from torch_random import TorchRandom
 from worked_example_figures import CAPTIONS, plot
@@ -50,6 +50,8 @@ from attention_jax.runs.run_folder import check_folder
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 
 Array = jax.Array
+
+_rounded = functools.partial(rounded, decimals=6)
 
 NAMES = ("dot", "scaled", "general", "additive")
 
@@ -65,7 +67,7 @@ PRINTED_STEPS = {
 # §38.9
 FORMS_SEED, FORMS_LENGTH, FORMS_DIM = 3, 5, 8
 
-# day 11, E11.1: its K and V are the same numbers.
+# Day 11, E11.1, where K and V are the same numbers.
 THREE_QUERIES = ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0))
 THREE_KEYS = ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5))
 
@@ -75,12 +77,12 @@ class Config:
     """Settings.
 
     Attributes:
-        draws: random problems in which two forms of the same are compared.
-        keys: random keys whose order by each score is compared with that by dot product.
-        dim: D of the programs whose multiplications are counted.
-        target_length: T of them.
-        source_lengths: S of them.
-        results: where numbers and figures go.
+        draws: random problems for comparing two forms of the same computation.
+        keys: random keys, whose order by each score is compared with that by dot product.
+        dim: D for counting multiplications.
+        target_length: T for counting multiplications.
+        source_lengths: values of S for counting multiplications.
+        results: folder of the numbers and figures.
     """
 
     draws: int = 1000
@@ -105,7 +107,7 @@ QUICK = Config(draws=20, keys=50, dim=8, target_length=5, source_lengths=(3, 7))
 
 
 def run(config: Config) -> JSON:
-    """Every number of the sources' examples, and what they say in general."""
+    """Computes the numbers of the sources' examples, and tests their general claims."""
     params = source_parameters()
     return {
         "scores": {name: trace(name, params[name]) for name in NAMES},
@@ -121,7 +123,7 @@ def run(config: Config) -> JSON:
 
 
 def source_parameters() -> dict[str, Any]:
-    """The parameters of §38.1, as the scores here take them."""
+    """Returns the parameters of §38.1 in the form that our scores take."""
     random, dim = TorchRandom(PARAMETER_SEED), len(QUERY)
     general = jnp.asarray(random.randn(dim, dim) * np.float32(PARAMETER_SCALE))
     both = jnp.asarray(random.randn(dim, 2 * dim) * np.float32(PARAMETER_SCALE))
@@ -131,7 +133,7 @@ def source_parameters() -> dict[str, Any]:
 
 
 def trace(name: str, params: Any) -> JSON:
-    """One score of the one pair: what is projected, what is summed, the sum."""
+    """Returns the projections, the summands and the sum of one score for the one pair."""
     score, query, key = SCORES[name], jnp.array([QUERY]), jnp.array([KEY])
     q_features, k_features = (
         score.project_query(params, query)[0],
@@ -156,7 +158,7 @@ def trace(name: str, params: Any) -> JSON:
 
 
 def _transposed(kernel: Array) -> JSON:
-    """Dot products with keys projected in either way, of the pair whose score is s^T W h."""
+    """The general score s^T W h, and dot products with the keys W h and W^T h."""
     dot, query, key = SCORES["dot"], jnp.array([QUERY]), jnp.array([KEY])
     return {
         "general": _rounded(SCORES["general"]({"kernel": kernel}, query, key)[0, 0]),
@@ -166,7 +168,7 @@ def _transposed(kernel: Array) -> JSON:
 
 
 def _same_order_as_dot(params: dict[str, Any], count: int) -> JSON:
-    """Of all pairs of random keys, the share that a score puts in the order of s . h."""
+    """The share of pairs of random keys that each score puts in the order of s . h."""
     key = jax.random.normal(jax.random.key(0), (count, len(KEY)))
     rows = {name: SCORES[name](params[name], jnp.array([QUERY]), key)[0] for name in NAMES}
     first, second = np.triu_indices(count, k=1)
@@ -175,7 +177,7 @@ def _same_order_as_dot(params: dict[str, Any], count: int) -> JSON:
 
 
 def _forms(draws: int) -> JSON:
-    """The largest difference between two forms of the same, on the source's problem and on ours."""
+    """Largest differences between two forms, on the source's problem and on random ones."""
     random = TorchRandom(FORMS_SEED)
     source = [jnp.asarray(random.randn(FORMS_LENGTH, FORMS_DIM)) for _ in range(3)]
     shapes = ((draws, 5, 8), (draws, 7, 8), (draws, 7, 3), (draws, 8, 8))
@@ -197,17 +199,17 @@ def _forms(draws: int) -> JSON:
 
 
 def loop_form(query: Array, key: Array, value: Array) -> Array:
-    """Attention as §38.9 writes it with s and h: one query at a time, one key after another."""
+    """Returns attention as §38.9 writes it with s and h: one query and one key at a time."""
 
-    def of_one(s: Array) -> Array:
+    def output_of_query(s: Array) -> Array:
         logits = jnp.stack([jnp.sum(h * s) for h in key]) / math.sqrt(key.shape[-1])
         return jax.nn.softmax(logits) @ value
 
-    return jnp.stack([of_one(s) for s in query])
+    return jnp.stack([output_of_query(s) for s in query])
 
 
 def three_tokens() -> JSON:
-    """E11.1 step by step."""
+    """Returns every step of E11.1."""
     query, key = jnp.array(THREE_QUERIES), jnp.array(THREE_KEYS)
     weights = attention_weights(query, key)
     return {
@@ -220,18 +222,14 @@ def three_tokens() -> JSON:
     }
 
 
-def _rounded(array: Any) -> Any:
-    return np.asarray(array, np.float64).round(6).tolist()
-
-
 def _distance(one: Array, other: Array) -> float:
     return float(jnp.abs(one - other).max())
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """The sources' numbers, exact where they can be."""
+    """The sources' numbers and claims."""
     four_digits = "half of the last digit printed, and float32 rounding"
-    found = [
+    checks = [
         near(
             f"{name} score of the worked example", f"{printed:+.4f}",
             numbers["scores"][name]["logit"], printed, 5.1e-5, four_digits,
@@ -241,17 +239,17 @@ def expectations(numbers: JSON) -> list[Expectation]:
     for (name, step), printed in PRINTED_STEPS.items():
         error = np.abs(np.subtract(numbers["scores"][name]["steps"][step], printed)).max()
         claim = f"largest difference from the printed {step}"
-        found.append(Expectation(claim, str(list(printed)), error, 0, 5.1e-4, four_digits))
+        checks.append(Expectation(claim, str(list(printed)), error, 0, 5.1e-4, four_digits))
     transposed = numbers["transposed"]
-    found.append(
+    checks.append(
         near(
-            "dot product with W h less the general score", "0",
+            "dot product with W h minus the general score", "0",
             transposed["W h"] - transposed["general"], 0, 2e-6, "rounding to 6 digits",
         )
     )  # fmt: skip
-    found.append(
+    checks.append(
         Expectation(
-            "dot product with W^T h less the general score, in size (the source says 0)", "0",
+            "dot product with W^T h minus the general score, absolute (the source says 0)", "0",
             abs(transposed["W^T h"] - transposed["general"]), 1e-3, math.inf,
             "not 0, because W is not symmetric",
         )
@@ -259,28 +257,29 @@ def expectations(numbers: JSON) -> list[Expectation]:
     for name, distance in numbers["forms"].items():
         source = "2.4e-07" if "source" in name else "less than 1e-6"
         tolerance = "the source's; up to 4 float32 roundings of outputs below 4"
-        found.append(
+        checks.append(
             Expectation(f"largest difference: {name}", source, distance, 0, 1e-6, tolerance)
         )
-    found.append(
+    checks.append(
         Expectation(
             "pairs of keys that general puts in the order of s . h (the source says all)", "1",
-            numbers["same_order_as_dot"]["general"], 0, 0.9, "W is far from a multiple of 1",
+            numbers["same_order_as_dot"]["general"], 0, 0.9,
+            "W is far from a multiple of the identity",
         )
     )  # fmt: skip
-    found.extend(_three_token_expectations(numbers["three_tokens"], four_digits))
+    checks.extend(_three_token_expectations(numbers["three_tokens"], four_digits))
     differences = [
         abs(count[way]["counted"] - count[way]["formula"])
         for count in numbers["multiplications"]
         for way in ("pairs", "keys", "queries")
     ]
-    claim = "largest difference of a count of multiplications from its formula"
-    found.append(near(claim, "", max(differences), 0, 0, "counts"))
-    return found
+    claim = "largest difference between counted multiplications and their formula"
+    checks.append(near(claim, "", max(differences), 0, 0, "counts"))
+    return checks
 
 
 def _three_token_expectations(tables: JSON, four_digits: str) -> list[Expectation]:
-    """Against E11.1's exponentials written out: logits of 0, 1/2 and 1, divided by sqrt(2)."""
+    """E11.1 by its exponentials: logits of 0, 1/2 and 1, divided by sqrt(2)."""
     whole, half = math.exp(1 / math.sqrt(2)), math.exp(0.5 / math.sqrt(2))
     total = whole + half + 1
     by_hand = {
@@ -301,7 +300,4 @@ def _three_token_expectations(tables: JSON, four_digits: str) -> list[Expectatio
 
 
 if __name__ == "__main__":
-    conduct_this = functools.partial(
-        conduct, "worked_example", run=run, plot=plot, expectations=expectations
-    )
-    run_command(Config, conduct_this)
+    run_experiment(__name__)

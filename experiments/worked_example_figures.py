@@ -1,4 +1,4 @@
-"""The figures of `worked_example`, from its numbers alone."""
+"""Figures of worked_example.py, drawn from its numbers alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from attention_jax.reports import plotting
 
 CAPTIONS = {
     "worked_example": (
-        "Four bar charts, one a score, of the four numbers that it adds up for the same query and"
-        " key: dot 1.18, scaled 0.59, general 0.35, additive -0.66."
+        "Four bar charts, one per score, of its four summands for the same query and key: dot 1.18,"
+        " scaled 0.59, general 0.35, additive -0.66."
     ),
     "worked_example_three_tokens": (
         "Attention of three tokens by hand in four tables: dot products, scaled by 1/sqrt(2),"
@@ -28,7 +28,7 @@ CAPTIONS = {
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """The figures, from the numbers alone."""
+    """Draws the figures."""
     return {
         "worked_example": _plot_summands(numbers["scores"]),
         "worked_example_three_tokens": _plot_three_tokens(numbers["three_tokens"]),

@@ -136,14 +136,7 @@ def _missing(name: str, arguments: Arguments) -> str:
 
 def _run(name: str, arguments: Arguments) -> None:
     experiment = importlib.import_module(name)
-    conduct(
-        name,
-        arguments.config(experiment),
-        experiment.run,
-        experiment.plot,
-        experiment.expectations,
-        report=getattr(experiment, "report", None),
-    )
+    conduct(experiment, arguments.config(experiment))
 
 
 def _write_page(arguments: Arguments) -> tuple[Path, list[str]]:

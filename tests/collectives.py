@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, and whether it does so inside of a loop."""
+"""The collectives of a compiled program, and whether they are inside a loop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ KINDS = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|coll
 
 
 class Sent(NamedTuple):
+    """One collective; `numbers` counts the entries of its arrays."""
+
     kind: str
     dtypes: frozenset[str]
     numbers: int
@@ -17,7 +19,7 @@ class Sent(NamedTuple):
 
 
 def collectives(compiled) -> list[Sent]:
-    """All collectives of a compiled program."""
+    """Returns all collectives of a compiled program."""
     computations, name = {}, ""
     for line in compiled.as_text().splitlines():
         if head := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):

@@ -1,12 +1,12 @@
 """One suite for every implementation, every score and every mask, against float64 NumPy.
 
-The NumPy side knows no softmax trick and no gradient rule: it walks over the pairs that may attend,
-and differentiates by the complex step, d f / dx = Im f(x + ih) / h, which is exact to rounding. It
-never reads what is masked, so it does not matter what stands there.
+The NumPy side uses no softmax trick and no gradient rule: it loops over the allowed pairs, and
+differentiates by the complex step, d f / dx = Im f(x + ih) / h, which is exact to rounding. It
+never reads masked entries, which may therefore hold anything.
 
-An implementation joins by its name in `attention_jax.implementations.IMPLEMENTATIONS`; a score by
-an entry in `SCORE_CASES` (score_cases.py), with its formula for one pair; a mask by an entry in
-`MASK_CASES`, with its rule for one pair.
+To add an implementation, name it in `attention_jax.implementations.IMPLEMENTATIONS`. To add a
+score, add its formula for one pair to `SCORE_CASES` (score_cases.py). To add a mask, add its rule
+for one pair to `MASK_CASES`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ B, T, S, DV = 2, 5, 7, 13
 TILE = aj.BlockSizes(query=2, key=3)  # three tiles each way, the last ones padded
 
 
-# --- the masks, and the rule of each for one pair ---
+# --- masks, each with its rule for one pair ---
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskCase:
     build: Callable[[], Any]
-    allowed: Callable[[int, int, int], bool]  # of (example, query, key)
+    allowed: Callable[[int, int, int], bool]  # (example, query, key) -> may attend
 
 
 QUERY_SEGMENTS = np.array([[0, 0, 1, 2, 9], [5, 5, 5, 1, 0]])  # no key is of segment 9
@@ -70,17 +70,17 @@ MASK_CASES = {
 
 
 def allowed_table(mask_name: str) -> np.ndarray:
-    """Bool [B, T, S], pair by pair."""
+    """Returns the mask's table, bool [B, T, S], computed pair by pair."""
     rule = MASK_CASES[mask_name].allowed
     return np.array([[[rule(b, i, j) for j in range(S)] for i in range(T)] for b in range(B)])
 
 
-# --- inputs: float64, exact in bfloat16, so that one NumPy result serves every dtype ---
+# --- inputs: float64, exact in bfloat16, so that all dtypes share one NumPy result ---
 
 
 @functools.cache
 def inputs_of(score_name: str) -> dict[str, Any]:
-    """{"query", "key", "value", "bias", "params"} for a batch of B examples."""
+    """Returns {"query", "key", "value", "bias", "params"} for a batch of B examples."""
     case = SCORE_CASES[score_name]
     rng = np.random.default_rng(len(score_name))
     params = case.score.init(jax.random.key(11), case.query_dim, DK)
@@ -101,12 +101,12 @@ def cotangents() -> dict[str, np.ndarray]:
 
 
 def short(array: Any) -> np.ndarray:
-    """Rounded to bfloat16, as float64."""
+    """Returns the array rounded to bfloat16, as float64."""
     return np.asarray(array).astype(jnp.bfloat16).astype(np.float64)
 
 
 def poisoned(inputs: dict[str, Any], allowed: np.ndarray) -> dict[str, Any]:
-    """NaN and Inf in every place that no allowed pair reads."""
+    """Returns the inputs with NaN and Inf wherever no allowed pair reads them."""
     unused = {
         "query": ~allowed.any(2)[:, :, None],
         "key": ~allowed.any(1)[:, :, None],
@@ -119,7 +119,7 @@ def poisoned(inputs: dict[str, Any], allowed: np.ndarray) -> dict[str, Any]:
     return {**inputs, **dirty}
 
 
-# --- the NumPy side: every array has one axis in front, of size 1 or of P perturbations ---
+# --- the NumPy side: arrays have a leading axis, of size 1 or of P perturbations ---
 
 
 def _attend(pair, query, key, value, bias, params, allowed) -> dict[str, np.ndarray]:
@@ -154,10 +154,10 @@ def _one_size(entries):
 
 
 def numpy_example(pair, inputs: dict, allowed: np.ndarray, cotangent: dict | None = None):
-    """One example: forward {name: array}, and the gradients {name: array} of <cotangent, forward>.
+    """Returns forward {name: array} and gradients {name: array} of <cotangent, forward>.
 
     The cotangents of a fully masked row's logsumexp (-inf, a constant) and of max_logit (no
-    gradient, by contract) count for nothing.
+    gradient, by contract) are ignored.
     """
     leaves, structure = jax.tree.flatten(inputs)
 
@@ -183,7 +183,7 @@ def numpy_example(pair, inputs: dict, allowed: np.ndarray, cotangent: dict | Non
 
 @functools.cache
 def numpy_side(score_name: str, mask_name: str) -> tuple[dict, dict]:
-    """Forward and gradients of a whole batch; parameters are shared, so theirs add up."""
+    """Returns forward and gradients of a batch; gradients of the shared parameters are summed."""
     inputs, allowed = inputs_of(score_name), allowed_table(mask_name)
     results, gradients = [], []
     for b in range(B):
@@ -201,13 +201,13 @@ def numpy_side(score_name: str, mask_name: str) -> tuple[dict, dict]:
     return forward, stacked
 
 
-# --- the library's side, and the comparison ---
+# --- the library side, and the comparison ---
 
 
 def library_side(
     implementation: str, score_name: str, mask: Any, inputs: dict, dtype: Any, jit: bool = True
 ) -> tuple[dict, dict]:
-    """What `numpy_side` gives, from `attention` and its vector-Jacobian product."""
+    """Returns the same as `numpy_side`, by `attention` and its vector-Jacobian product."""
     arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), inputs)
     wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
     cotangent = {
@@ -217,12 +217,12 @@ def library_side(
 
     both = _forward_and_gradients(implementation, score_name)
     if jit:
-        # The narrow dtypes are compiled as users have them.
+        # Narrow dtypes are compiled with the default options, as for users.
         both = quick_jit(both) if dtype == jnp.float64 else jax.jit(both)
     return both(arrays, mask, cotangent)
 
 
-@functools.cache  # so that `jax.jit` knows it again
+@functools.cache  # so that `jax.jit` finds it in its cache
 def _forward_and_gradients(implementation: str, score_name: str) -> Callable:
     def forward(arrays, mask):
         output, statistics = aj.attention(
@@ -243,7 +243,7 @@ def _forward_and_gradients(implementation: str, score_name: str) -> Callable:
 
 
 def quick_jit(function: Callable, **options: Any) -> Callable:
-    """`jax.jit` that optimises little: a tile loop compiles in a quarter of the time on the CPU."""
+    """`jax.jit` with few optimisations: on the CPU a tile loop compiles four times as fast."""
     return jax.jit(function, compiler_options=_quick_options(), **options)
 
 
@@ -254,7 +254,7 @@ def _quick_options() -> dict[str, Any]:
 
 
 def _xla_knows(name: str, value: Any) -> bool:
-    """Options come and go with XLA's versions."""
+    """Whether this version of XLA has the option."""
     try:
         jax.jit(lambda x: x, compiler_options={name: value}).lower(0.0).compile()
     except jax.errors.JaxRuntimeError:
@@ -271,7 +271,7 @@ def check_conformance(
     jit: bool = True,
     poison: bool = False,
 ) -> None:
-    """Forward, statistics and every input's gradient, by name, within the contract's bounds."""
+    """Asserts the contract's bounds for output, statistics and the gradient of every input."""
     inputs = inputs_of(score_name)
     if poison:
         inputs = poisoned(inputs, allowed_table(mask_name))
@@ -279,7 +279,7 @@ def check_conformance(
     with jax.enable_x64(dtype == jnp.float64):
         mask = MASK_CASES[mask_name].build()
         got, gradients = library_side(implementation, score_name, mask, inputs, dtype, jit)
-    # One rounding of the result to its dtype comes on top of the contract's bound.
+    # The result is also rounded to its dtype.
     rounding = {jnp.bfloat16: 2**-8, jnp.float16: 2**-10}.get(dtype, 0.0)
     exact = dtype == jnp.float64
     for name, array in got.items():

@@ -1,4 +1,4 @@
-"""A point in float64 and a loss of everything that attention gives, to compare derivatives at."""
+"""Inputs in float64, and a loss of all results of attention, for comparing derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ DROPOUT = {"dropout_rate": 0.3, "dropout_rng": jax.random.key(4)}
 
 
 def normal(*shape):
-    """float64, to be used under `enable_x64`."""
+    """Returns float64 numbers, for use under `enable_x64`."""
     return RNG.normal(size=shape)
 
 
@@ -30,7 +30,7 @@ def point_of(score_name, target=T, source=S):
 
 
 def numbers_of(output_and_statistics):
-    """One number that depends on all of it, and on no two entries in the same way."""
+    """Returns one number that depends on every entry of the results in a different way."""
     output, statistics = output_and_statistics
     finite = jnp.where(jnp.isfinite(statistics.logsumexp), statistics.logsumexp, 0)
     wide = statistics.entropy.dtype

@@ -1,4 +1,4 @@
-"""Derivatives as users compose them, of any function f(q [5, 3], k [7, 3], v [7, 2]) -> [5, 2]."""
+"""Compositions of derivatives, for any function f(q [5, 3], k [7, 3], v [7, 2]) -> [5, 2]."""
 
 import functools
 
@@ -19,7 +19,7 @@ def both(q):
 
 
 def steps(f, q, k, v):
-    """Three steps that each attend with what the one before gave."""
+    """Three steps, each of which attends with the output of the previous step."""
     return jax.lax.scan(
         lambda c, _: (jnp.pad(jax.jit(f)(c, k, v), ((0, 0), (0, 1))) + c, None), q, None, length=3
     )[0]
@@ -30,7 +30,7 @@ def gradient_of_gradient(loss):
 
 
 def dense_root(f, q, k, v):
-    """The derivative of a root q = tanh(f(q, k, v)) / 9, by a dense linear solve."""
+    """Returns derivatives of the root q = tanh(f(q, k, v)) / 9, by a dense linear solve."""
 
     def solve(linear, right):
         matrix = jax.jacobian(linear)(right).reshape(right.size, right.size)
@@ -48,7 +48,7 @@ def dense_root(f, q, k, v):
     return jax.jvp(root_of, (k,), (jnp.cos(k),)), jax.grad(lambda k: jnp.sum(root_of(k) ** 2))(k)
 
 
-# Name -> (the composition, whether reverse mode is in it).
+# Name -> (composition, whether it uses reverse mode).
 COMPOSITIONS = {
     "grad": (lambda f: jax.grad(loss(f), (0, 1, 2)), True),
     "jvp": (lambda f: lambda q, k, v: jax.jvp(f, (q, k, v), (jnp.cos(q), jnp.sin(k), v)), False),

@@ -1,7 +1,7 @@
-"""Checks on eight devices made of the CPU: in a process of their own, since JAX makes them once.
+"""Checks on eight CPU devices, in a process of their own: JAX creates devices only once.
 
-A file of checks is run as a script with their names, and says of each None or why it fails; a test
-file asks for those of its cases that this run has.
+A file of checks runs as a script with the names of checks, and prints for each None or the reason
+of its failure. A test file requests the checks of its selected cases.
 """
 
 import json
@@ -18,7 +18,7 @@ COUNT = 8
 
 
 def results_of(checks, request):
-    """{name: None or why not} of the cases of the requesting file's `test_on_eight_devices`."""
+    """Returns {name: None or the failure} for the selected cases of `test_on_eight_devices`."""
     names = [
         item.callspec.params["name"]
         for item in request.session.items
@@ -40,16 +40,16 @@ def results_of(checks, request):
 
 
 def run(checks, names):
-    """What the script does: each check, and a line of JSON about it."""
+    """Runs each check, and prints its outcome as a line of JSON."""
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     warnings.simplefilter("error")
     assert jax.device_count() == COUNT
-    stdout, sys.stdout = sys.stdout, sys.stderr  # where checks may say what they like
+    stdout, sys.stdout = sys.stdout, sys.stderr  # checks may print to stderr
     for name in names:
         try:
-            why_not = checks[name]()
+            failure = checks[name]()
         except Exception:
-            why_not = traceback.format_exc()
-        print(json.dumps([name, why_not]), flush=True, file=stdout)
+            failure = traceback.format_exc()
+        print(json.dumps([name, failure]), flush=True, file=stdout)
         jax.clear_caches()

@@ -1,8 +1,8 @@
-"""What test_nn_explicit.py runs on eight devices, in a process of its own.
+"""Checks of test_nn_explicit.py, which run on eight devices.
 
-Batches are cut up over a mesh as `jax.make_mesh` makes it, with `Explicit` axes, and set with
-`jax.set_mesh`; parameters are replicated. The forward pass and the gradient are those of one
-device, and what comes out is cut as what went in.
+Batches are sharded over a mesh of `jax.make_mesh`, with `Explicit` axes, under `jax.set_mesh`;
+parameters are replicated. The forward pass and the gradient must equal those of one device, and the
+outputs must be sharded as the inputs are.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from attention_jax import causal_mask, padding_mask
 from attention_jax.nn import (
     ANY_LENGTH,
+    BlockConfig,
     CrossAttention,
     CrossAttentionConfig,
     MultiHeadAttention,
@@ -43,7 +44,7 @@ def arrays():
 
 
 def check(module, call, *names):
-    """`call(module, *arrays)` and its gradient in the parameters, on one device and on eight."""
+    """Compares `call(module, *arrays)` and its parameter gradient on one device and on eight."""
     # Flax's layer normalisation promotes float64 and float32.
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         graph, state = nnx.split(module)
@@ -102,10 +103,12 @@ def cache():
 
 def cross_attention():
     for settings in (
-        {"sharpen_from": 3}, {"heads": 2}, {"attention": "local-m"}, {"attention": "local-p"},
+        {"sharpen_from": 3}, {"num_heads": 2}, {"attention": "local-m"}, {"attention": "local-p"},
         {"attention": "coverage"}, {"attention": "monotonic"},
     ):  # fmt: skip
-        module = CrossAttention("additive", D, D, CrossAttentionConfig(**settings), **RNGS)
+        num_heads = settings.pop("num_heads", 1)
+        config = CrossAttentionConfig(**settings)
+        module = CrossAttention("additive", D, D, config, num_heads=num_heads, **RNGS)
 
         def call(module, x, y, lengths, rng):
             options = {"source_lengths": lengths, "mask": padding_mask(lengths)}
@@ -120,7 +123,7 @@ def seq2seq():
         {"positions": PositionConfig("rotary", anchor="end")},
         {"attention": "monotonic", "positions": ANY_LENGTH},
     ):
-        config = Seq2SeqConfig(score="additive", dim=D, hidden_dim=7, **settings)
+        config = Seq2SeqConfig().with_settings(score="additive", dim=D, hidden_dim=7, **settings)
 
         def call(model, source, lengths, target, rng):
             return model(source, lengths, target, dropout_rng=rng)
@@ -129,7 +132,7 @@ def seq2seq():
 
 
 def decoding():
-    model = Seq2Seq(Seq2SeqConfig(dim=D, hidden_dim=7), V, **RNGS)
+    model = Seq2Seq(Seq2SeqConfig(block=BlockConfig(dim=D, hidden_dim=7)), V, **RNGS)
     ends = {"max_length": 4, "sos": 1, "eos": 2, "pad": 0}
 
     def call(model, source, lengths, rng):

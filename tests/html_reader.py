@@ -1,10 +1,10 @@
-"""Reads a page's elements and text."""
+"""Reads the elements and the text of an HTML page."""
 
 import html.parser
 
 
 class Reader(html.parser.HTMLParser):
-    """Every element's attributes, and the tags that are still open."""
+    """Holds every element with its attributes, the open tags, and the text."""
 
     VOID = ("meta", "img")
 

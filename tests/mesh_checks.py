@@ -1,4 +1,4 @@
-"""What test_mesh.py runs on four devices: meshes of every kind, what is computed, what is sent."""
+"""Checks of test_mesh.py, on four devices: results and communication on every kind of mesh."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def assert_close(actual, expected, tolerance=2e-5):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), tolerance, tolerance)
 
 
-# --- what is computed ---
+# --- results ---
 
 
 def attend(arrays, score="scaled", implementation="tiled", **options):
@@ -56,8 +56,7 @@ QKV = normal(B, T, 4), normal(B, S, 4, seed=1), normal(B, S, DV, seed=2)
 ADDITIVE = {"query_kernel": normal(4, 6), "key_kernel": normal(4, 6), "v": normal(6)}
 
 
-def key():
-    return jax.random.key(5)
+key = functools.partial(jax.random.key, 5)
 
 
 def additive(arrays, params, **options):
@@ -65,7 +64,7 @@ def additive(arrays, params, **options):
 
 
 def on_heads(arrays, n, rng):
-    """Heads as `jax.nn` and Flax have them, [B, T, N, D]; one dropout mask for both heads."""
+    """Attention with heads [B, T, N, D], as in `jax.nn` and Flax; both share a dropout mask."""
     heads = [jnp.stack([array, -array], axis=2) for array in arrays]
     dropped = interop.flax_attention_fn(block_sizes=aj.BlockSizes(8, 8), implementation="tiled")(
         *heads, dropout_rate=0.4, dropout_rng=rng, broadcast_dropout=True, deterministic=False
@@ -73,7 +72,7 @@ def on_heads(arrays, n, rng):
     return dropped, interop.dot_product_attention(*heads, key_value_seq_lengths=n)
 
 
-# Of each: the function, and what it takes beside the arrays.
+# Name -> (function, its further arguments).
 CALLS = {
     "plain": (attend, {}),
     "dropout": (lambda x, rng: attend(x, dropout_rate=0.3, dropout_rng=rng), {"rng": key}),
@@ -96,7 +95,7 @@ CALLS = {
 
 
 def values_and_gradients(call, spread, others):
-    """Every result, and the gradient of their sum of squares."""
+    """Returns the results, and the gradient of their sum of squares."""
 
     def total(arrays):
         results = CALLS[call][0](arrays, **others)
@@ -113,7 +112,7 @@ def others_of(call):
 
 
 def on_explicit_axes(call, with_mesh, cut_keys):
-    """As on one device, and the results are cut as the query is."""
+    """Results equal those of one device, and are sharded as the query is."""
     expected = values_and_gradients(call, tuple(map(jnp.asarray, QKV)), others_of(call))
     mesh = mesh_of()
     cuts = (BATCH, *(BATCH if cut_keys else P(),) * 2)
@@ -168,7 +167,7 @@ def gradients_are_captured_on_explicit_axes():
 
 
 def in_shard_map(call):
-    """As on one device; the loss of all devices is the sum of theirs."""
+    """Gradients equal those of one device; the loss is the sum over devices."""
     arrays, others = tuple(map(jnp.asarray, QKV)), others_of(call)
     cut = {name: BATCH if name in ("n", "table") else P() for name in others}
     mesh = mesh_of()
@@ -192,12 +191,12 @@ def in_shard_map(call):
 
 
 def every_call_in_shard_map():
-    # (Not dropout: each device would split the key for its own examples, and so the same.)
+    # (Not dropout: every device would draw the same dropout mask for its own examples.)
     for call in ("plain", "lengths", "table", "bias", "statistics", "additive", "weights"):
         in_shard_map(call)
 
 
-# --- the two tools ---
+# --- on_automatic_axes and on_each_device ---
 
 
 def automatic_axes_in_every_transformation():
@@ -260,7 +259,7 @@ def each_device_computes_its_examples():
     assert collectives(program) == []
     found, same = program(*spread)
     expected = x + y
-    # The examples of the device whose x is large, for all of which it takes that branch.
+    # The device whose x is large takes that branch for all of its examples.
     expected[:, 2] = np.stack([x[:, 2].max(-1), np.full(3, y[2].sum(), np.float32)], -1)
     assert_close(found, expected)
     assert_close(same, np.broadcast_to(y, (3, B, 2)))
@@ -269,7 +268,7 @@ def each_device_computes_its_examples():
 
 
 def additive_decides_without_talking():
-    """Seeds and examples are cut up; one has large inputs, and no other sees it."""
+    """Seeds and examples are sharded; large inputs of one do not affect the others."""
     shape = {"v": (2, 17), "a": (2, 4, 33, 17), "b": (2, 4, 32, 17)}
     v, a, b = (normal(*size, seed=n) for n, size in enumerate(shape.values()))
     a[1, 2, 3] *= 1e4
@@ -298,7 +297,7 @@ def additive_decides_without_talking():
         assert_close(program(*spread), gradients(written_out)(v, a, b), 1e-4)
 
 
-# --- what is sent ---
+# --- communication ---
 
 LENGTH = 600
 MASKS = {
@@ -311,7 +310,7 @@ MASKS = {
 
 
 def sent_by_attention(kind, score_name, implementation, mask_name):
-    """Forward, and to the gradient in query, key and value, with the default tiles."""
+    """Returns the collectives of the forward pass and the gradient, with the default tiles."""
     case = SCORE_CASES[score_name]
     params = case.score.init(jax.random.key(1), case.query_dim, DK)
 
@@ -338,7 +337,7 @@ def sent_by_attention(kind, score_name, implementation, mask_name):
 
 
 def attention_sends(*case):
-    """Nothing; which tiles are empty and which are full, where lengths differ, once."""
+    """Attention sends nothing; padding in tiles takes one reduction, of the tiles' status."""
     kind, _, implementation, mask_name = case
     sent = sent_by_attention(*case)
     if kind != "shard_map" and (implementation, mask_name) == ("tiled", "padding"):
@@ -377,5 +376,5 @@ SLOW = {name: check for name, check in GRID.items() if name not in CHECKS}
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_disable_most_optimizations", True)  # what is sent is settled before
+    jax.config.update("jax_disable_most_optimizations", True)  # collectives are chosen before that
     eight_devices.run({**CHECKS, **SLOW}, sys.argv[1:])

@@ -1,6 +1,6 @@
 """Multi-head attention, blocks and their parts in float64 NumPy, one example at a time.
 
-Parameters come as the pure dicts of the modules; nothing here knows tiles, caches or batches.
+Parameters are the pure dicts of the modules. There are no tiles, caches or batches here.
 """
 
 import math
@@ -15,7 +15,7 @@ def soft_capped(params, q, k):
     return 50 * np.tanh(SCORE_CASES["scaled"].pair(params, q, k) / 50)
 
 
-# The formula of each entry in `attention_jax.SCORES`, of one pair; axes in front broadcast.
+# The formula for one pair of each entry in `attention_jax.SCORES`; leading axes broadcast.
 PAIRS = {
     name: SCORE_CASES[name].pair
     for name in ("additive", "concat", "cosine", "distance", "dot", "general", "scaled")
@@ -23,7 +23,7 @@ PAIRS = {
 
 
 def softmax_where(logits, allowed=True):
-    """Over the last axis; 0 where nothing is allowed. NaN outside `allowed` does not matter."""
+    """Softmax over the last axis; 0 for rows without keys. Ignores NaN outside `allowed`."""
     logits = np.where(allowed, logits, -np.inf)
     largest = logits.max(-1, keepdims=True)
     exps = np.exp(logits - np.where(np.isfinite(largest), largest, 0))
@@ -31,7 +31,7 @@ def softmax_where(logits, allowed=True):
 
 
 def weights_of(score, params, query, key, allowed=True, bias=0.0):
-    """[T, S] of queries [T, Dq] and keys [S, Dk]."""
+    """Returns weights [T, S] of queries [T, Dq] and keys [S, Dk]."""
     pair = score if callable(score) else PAIRS[score]
     logits = pair(params, query[:, None, :], key[None, :, :])
     return softmax_where(logits + bias, allowed)
@@ -43,7 +43,7 @@ def normed(params, x):
 
 
 def rotated(x, positions, max_wavelength):
-    """Complex numbers of two features each, turned."""
+    """Rotates pairs of features as complex numbers."""
     half = x.shape[-1] // 2
     angles = np.asarray(positions)[:, None] / max_wavelength ** (np.arange(half) / half)
     turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)
@@ -55,13 +55,13 @@ def linear(params, x):
 
 
 def head_projection(params, x):
-    """x [T, D] -> [heads, T, head_dim]"""
+    """Projects x [T, D] to [heads, T, head_dim]."""
     heads = np.einsum("td,dnh->tnh", x, params["kernel"]) + params.get("bias", 0.0)
     return heads.transpose(1, 0, 2)
 
 
 def multi_head(score, params, x, y, allowed=True, bias=0.0, wavelength=None):
-    """Output [T, output_dim] and weights [N, T, S]; `allowed` and `bias` broadcast to those."""
+    """Returns output [T, output_dim] and weights [N, T, S], to which the masks broadcast."""
     query = head_projection(params["query"], x)
     key, value = head_projection(params["key"], y), head_projection(params["value"], y)
     if "query_norm" in params:
@@ -98,13 +98,13 @@ def residual(config, params, x, layer):
     return normed(params["norm"], x + layer(x))
 
 
-def encoder_block(score, config, params, x, allowed=True):
-    """Tokens [S, dim] and the self attention's weights [N, S, S]."""
+def encoder_block(score, config, params, x, allowed=True, *, wavelength=None):
+    """Returns tokens [S, dim] and the self attention's weights [N, S, S]."""
     found = []
 
     def attend(x):
         output, weights = multi_head(
-            score, params["self_attention"], x, x, allowed, wavelength=config.rotary_wavelength
+            score, params["self_attention"], x, x, allowed, wavelength=wavelength
         )
         found.append(weights)
         return output
@@ -116,18 +116,18 @@ def encoder_block(score, config, params, x, allowed=True):
     return residual(config, params["feed_forward_residual"], x, feed), found[0]
 
 
-def decoder_block(self_score, score, config, params, x, memory, allowed=True):
-    """Tokens [T, dim] and the weights [T, S] of global cross attention, averaged over heads."""
+def decoder_block(self_score, score, config, params, x, memory, allowed=True, *, wavelength=None):
+    """Returns tokens [T, dim] and cross attention's weights [T, S], averaged over heads."""
     found, causal = [], np.tril(np.ones((len(x), len(x)), bool))
 
     def attend(x):
         own = params["self_attention"]
-        return multi_head(self_score, own, x, x, causal, wavelength=config.rotary_wavelength)[0]
+        return multi_head(self_score, own, x, x, causal, wavelength=wavelength)[0]
 
     def look(x):
         own = params["cross_attention"].get("attention", {})
         if "query" in own:
-            output, weights = multi_head(score, own, x, memory, allowed)
+            output, weights = multi_head(score, own, x, memory, allowed, wavelength=wavelength)
             found.append(weights.mean(0))
             return output
         found.append(weights_of(score, own.get("params", {}), x, memory, allowed))
@@ -142,7 +142,7 @@ def decoder_block(self_score, score, config, params, x, memory, allowed=True):
 
 
 def scrambled(module, seed=1, noise=0.2):
-    """The module with no parameter at 0 or 1, and its parameters in float64."""
+    """Returns the module with noise on its parameters, and the parameters in float64."""
     graph, state = nnx.split(module)
     rng = np.random.default_rng(seed)
     params = jax.tree.map(

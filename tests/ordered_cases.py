@@ -1,6 +1,6 @@
-"""Coverage and monotonic attention as one plain program each: no chunks, no Score, no Mask.
+"""Coverage and monotonic attention as plain programs, without chunks, Score and Mask.
 
-And arguments for both: more queries than one chunk holds, and no whole number of chunks.
+Also arguments for both: more queries than a chunk holds, and not a whole number of chunks.
 """
 
 import jax
@@ -13,7 +13,7 @@ T, S, D, DV = 67, 7, 3, 5
 
 
 def monotonic(arrays, allowed, hard=False):
-    """The formula: dot scores, a sigmoid, a walk over keys and queries one after another."""
+    """Monotonic attention by its formula: dot scores, a sigmoid, a scan over queries and keys."""
     logits = arrays["query"] @ arrays["key"].T + arrays["bias"] + arrays["offset"]
     p = jnp.where(allowed, 1 / (1 + jnp.exp(-jnp.where(allowed, logits, 0))), 0)
     if hard:
@@ -33,7 +33,7 @@ def monotonic(arrays, allowed, hard=False):
 
 
 def coverage(arrays, allowed):
-    """The formula, a query after another."""
+    """Coverage attention by its formula, one query after another."""
 
     def step(covered, row):
         query, allowed, bias = row
@@ -41,7 +41,7 @@ def coverage(arrays, allowed):
         logits = (arrays["key"] + seen[:, None] * arrays["kernel"][None, :]) @ query + bias
         exponentials = jnp.where(allowed, jnp.exp(jnp.where(allowed, logits, 0)), 0)
         weights = exponentials / jnp.where(allowed.any(), exponentials.sum(), 1)
-        # As the library has it, which sends no gradient to a masked tie.
+        # As in the library, where a masked tie gets no gradient.
         loss = jnp.where(weights <= seen, weights, seen).sum()
         return covered + weights, (weights, loss)
 
@@ -76,7 +76,7 @@ BOTH = {
 
 
 def arrays(seed=3, dtype=np.float32):
-    """Arguments of one example, by name."""
+    """Returns the arguments of one example, by name."""
     rng = np.random.default_rng(seed)
     shapes = {
         "query": (T, D), "key": (S, D), "value": (S, DV), "bias": (T, S), "kernel": (D,),
@@ -84,14 +84,14 @@ def arrays(seed=3, dtype=np.float32):
     }  # fmt: skip
     found = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
     found["initial"] = rng.uniform(0.01, 1 / S, size=S).astype(dtype)
-    # So slow a walk that many queries find a key.
+    # The walk is so slow that many queries find a key.
     return found | {"offset": np.asarray(2.5, dtype)}
 
 
 def allowed(hidden):
-    """Bool [T, S]: a band that always holds a key, but for the queries that see none."""
+    """Returns a mask, bool [T, S]: queries in `hidden` have no key, all others at least one."""
     table = np.random.default_rng(5).random((T, S)) < 0.7
     table[:, 3] = True
-    table[:, S - 1] = False  # a key that nobody sees
+    table[:, S - 1] = False  # a key that no query may attend to
     table[np.asarray(hidden, int)] = False
     return table

@@ -1,4 +1,4 @@
-"""Meshes, masks, points and a loss, to compare attention on many devices with the reference."""
+"""Meshes, masks, inputs and a loss for comparing ring attention with the reference."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import attention_jax as aj
 from attention_jax import BlockSizes
 
 B, DV = 2, 13
-CHUNK = (5, 7)  # of queries and of keys; a device has two
-TILE = BlockSizes(query=2, key=3)  # which divide no chunk
+CHUNK = (5, 7)  # queries and keys of a chunk; a device has two chunks
+TILE = BlockSizes(query=2, key=3)  # divides no chunk
 DEVICES = (1, 2, 3, 8)
 
 
@@ -59,7 +59,7 @@ def point_of(score_name, target, source):
 
 
 def with_padding_of_nan(point, mask, target, source):
-    """NaN and Inf in every token that no allowed pair contains."""
+    """Returns the point with NaN and Inf in every token that is in no allowed pair."""
     if mask is None:
         return point
     allowed = mask if isinstance(mask, jax.Array) else mask.materialize(target, source)
@@ -74,7 +74,7 @@ def with_padding_of_nan(point, mask, target, source):
 
 
 def results_of(attend, score_name, **options):
-    """(output, statistics) as a function of a point, a mask and one more bias."""
+    """Returns the function (point, mask, further bias) -> (output, statistics)."""
 
     def results(point, mask, bias=None):
         point = dict(point)

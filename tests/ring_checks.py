@@ -1,4 +1,4 @@
-"""What test_ring_attention.py runs on eight devices, in a process of its own."""
+"""Checks of test_ring_attention.py, which run on eight devices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from attention_jax import BlockSizes, ring_attention
 
 
 def compare(score_name, mask_name, devices, **options):
-    """Output, statistics and the gradients of everything, NaN and Inf where nothing is read."""
+    """Compares output, statistics and all gradients, with NaN and Inf in tokens never read."""
     target, source = lengths_of(devices)
     mask = mask_of(mask_name, target, source)
     point = with_padding_of_nan(point_of(score_name, target, source), mask, target, source)
@@ -79,7 +79,7 @@ def reverse_over_reverse(gradient, direction):
 
 
 def second_derivatives(score_name, product, devices=2):
-    """The Hessian times one direction."""
+    """Compares the Hessian times one direction."""
     target, source = lengths_of(devices)
     point = point_of(score_name, target, source)
     ring = functools.partial(ring_attention, mesh=mesh_of(devices), block_sizes=BlockSizes(4, 8))
@@ -98,7 +98,7 @@ def second_derivatives(score_name, product, devices=2):
 
 
 def narrow_dtypes():
-    """float32 and bfloat16 within the contract's bounds."""
+    """Results in float32 and bfloat16 are within the contract's bounds."""
     target, source = lengths_of(3)
     exact = jax.tree.map(
         lambda leaf: np.asarray(leaf).astype(jnp.bfloat16).astype(np.float64),
@@ -130,7 +130,7 @@ def narrow_dtypes():
 
 
 def batch_over_other_devices(kind):
-    """A mesh of data and context, its axes part of the types or automatic; and what is sent."""
+    """Gradients and communication on a mesh of data and context, Explicit or Auto axes."""
     batch, target, source = 4, 2 * 2 * 5, 2 * 2 * 7
     rng = np.random.default_rng(1)
     arrays = tuple(np.float32(rng.normal(size=(batch, n, 11))) for n in (target, source, source))
@@ -160,15 +160,15 @@ def batch_over_other_devices(kind):
     agree(jax.device_get(got), quick_jit(gradients(reference))(arrays, *others), 2e-5)
     for array in got[0]:
         assert array.sharding.spec[:2] == ("data", "context"), array.sharding
-    # No tokens are summed, or gathered: what is, is which tiles are empty for every example, and
-    # the gradients of what is shared.
+    # No tokens are summed or gathered: only the status of tiles, and the gradients of shared
+    # arrays.
     sent = collectives(compiled)
     assert set(sent) == {"collective-permute", "all-reduce"}, sent
     assert not any(re.search(r"f32\[\d+,\d+,", shape) for shape in sent["all-reduce"]), sent
 
 
 def vmaps_jits_and_heads():
-    """Under `jax.vmap`; keys that heads share; without `jax.jit`; axes of size 1."""
+    """Gradients under `jax.vmap`, with shared keys, without `jax.jit`, with axes of size 1."""
     target, source = lengths_of(2)
     rng = np.random.default_rng(1)
     with jax.enable_x64(True):
@@ -203,7 +203,7 @@ def vmaps_jits_and_heads():
 
 
 def a_table_as_a_bias():
-    """A stored table, which every device has; NaN where it is masked."""
+    """A table as the bias, stored on every device, with NaN where it is masked."""
     target, source = lengths_of(3)
     point = point_of("scaled", target, source)
     table = np.random.default_rng(8).normal(size=(B, target, source))
@@ -217,11 +217,11 @@ def a_table_as_a_bias():
     agree(jax.device_get(got), expected)
 
 
-# --- what the compiled program does ---
+# --- the compiled program ---
 
 
 def collectives(compiled):
-    """{kind: [the shapes that are sent]}"""
+    """Returns {kind: [shapes sent]}."""
     found = collections.defaultdict(list)
     kinds = "collective-permute|all-reduce|all-gather|all-to-all|reduce-scatter"
     for line in compiled.as_text().splitlines():
@@ -231,7 +231,7 @@ def collectives(compiled):
 
 
 def nothing_but_permutations():
-    """... and sums of gradients of what every device has."""
+    """Only permutations are sent, and sums of the gradients of shared arrays."""
     target, source = lengths_of(8)
     point = point_of("additive", target, source)
     loss = loss_of(functools.partial(ring_attention, mesh=mesh_of(8)), "additive", **DROPOUT)
@@ -254,7 +254,7 @@ def nothing_but_permutations():
 
 
 def the_same_work_for_all():
-    """Tiles that each device computes, counted as they are computed."""
+    """Every device computes the same number of tiles, counted as they are computed."""
     visits: collections.Counter = collections.Counter()
 
     class Counting(aj.ScaledDot):
@@ -286,7 +286,7 @@ def the_same_work_for_all():
 
 
 def memory_falls_with_the_devices():
-    """Of each: a quarter of the arguments, and less than half of the temporaries."""
+    """With four times the devices, each has a quarter of the arguments and fewer temporaries."""
     length, features = 4096, 8
 
     def reserved(devices):

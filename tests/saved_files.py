@@ -1,4 +1,4 @@
-"""What tests of saved files look at: every bit of a state, everything in a folder."""
+"""Comparisons for tests of saved files: every bit of a state, everything in a folder."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def assert_bits_equal(left, right):
 
 
 def snapshot(folder):
-    """All that can be seen of a folder: names, bytes, times."""
+    """Returns the names, bytes and modification times of everything in a folder."""
     return {
         str(path.relative_to(folder)): (
             path.stat().st_mtime_ns,

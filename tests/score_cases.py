@@ -1,6 +1,6 @@
-"""The scores that the suite in conformance.py runs, and the formula of each for one pair.
+"""The scores of the suite in conformance.py, each with its formula for one pair in NumPy.
 
-In NumPy, for the complex step: every array may have perturbations in front, and may be complex.
+For the complex step, arrays may be complex and may have a leading axis of perturbations.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def features_of(score, params, query, key):
 
 
 def _additive(params, q, k):
-    of_query = (q[..., :, None] * params["query_kernel"]).sum(-2)
-    of_key = (k[..., :, None] * params["key_kernel"]).sum(-2)
-    return (params["v"] * np.tanh(of_query + of_key)).sum(-1)
+    query_sum = (q[..., :, None] * params["query_kernel"]).sum(-2)
+    key_sum = (k[..., :, None] * params["key_kernel"]).sum(-2)
+    return (params["v"] * np.tanh(query_sum + key_sum)).sum(-1)
 
 
 def _concat(params, q, k):
-    of_query = (q[..., :, None] * params["kernel"][..., : q.shape[-1], :]).sum(-2)
-    of_key = (k[..., :, None] * params["kernel"][..., q.shape[-1] :, :]).sum(-2)
-    return (params["v"] * np.tanh(of_query + of_key)).sum(-1)
+    query_sum = (q[..., :, None] * params["kernel"][..., : q.shape[-1], :]).sum(-2)
+    key_sum = (k[..., :, None] * params["kernel"][..., q.shape[-1] :, :]).sum(-2)
+    return (params["v"] * np.tanh(query_sum + key_sum)).sum(-1)
 
 
 def _cosine(params, q, k):
@@ -84,7 +84,7 @@ def _own_cosine(params, q, k):
     return params["temperature"] * (q * k).sum(-1) / np.sqrt((q * q).sum(-1) * (k * k).sum(-1))
 
 
-CAP = 1.5  # no larger than the logits
+CAP = 1.5  # as large as the logits
 
 
 @dataclasses.dataclass(frozen=True)

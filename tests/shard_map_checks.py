@@ -1,4 +1,4 @@
-"""What test_shard_map.py runs on eight devices: `jax.shard_map` with its default checks."""
+"""Checks of test_shard_map.py, on eight devices: `jax.shard_map` with its default checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ B, T, S, D = 8, 67, 7, 3  # more queries than one chunk holds
 
 
 def case(score):
-    """(what is cut up over devices, what every device has)."""
+    """Returns (sharded arrays, replicated arrays)."""
     rng = np.random.default_rng(1)
     shapes = {"query": (B, T, D), "key": (B, S, D), "value": (B, S, D)}
     cut = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -48,13 +48,12 @@ def coverage(score, cut, shared):
 
 def walks(cut, shared):
     p = jax.nn.sigmoid(cut["query"][:, :5] @ cut["key"].mT + shared["offset"])
-    # Starts that are the same on all devices.
-    soft = [aj.monotonic_weights(p, method=method) for method in ("parallel", "recursive")]
-    return *soft, aj.hard_monotonic_weights(p)
+    # Initial weights that are replicated.
+    return aj.monotonic_weights(p), aj.hard_monotonic_weights(p)
 
 
 def as_on_one_device(attend, score="general"):
-    """Values and gradients, and no sum over devices inside a loop."""
+    """Values and gradients equal those of one device; no loop sums over devices."""
     cut, shared = case(score)
     mesh = Mesh(np.array(jax.devices()), ("data",))
     specs = (PartitionSpec("data"), PartitionSpec())
@@ -77,7 +76,7 @@ def as_on_one_device(attend, score="general"):
 
 
 def sums_in_loops(jaxpr, in_loop=False):
-    """Names of the sums over devices that stand inside of loops."""
+    """Returns the names of the sums over devices that are inside loops."""
     found = []
     for equation in jaxpr.eqns:
         name = equation.primitive.name

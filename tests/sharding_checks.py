@@ -1,4 +1,4 @@
-"""What test_sharding.py runs on eight devices, in a process of its own."""
+"""Checks of test_sharding.py, which run on eight devices."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import numpy as np
 import optax
 from collectives import collectives
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from saved_files import assert_bits_equal
 
-from attention_jax.nn import Seq2SeqConfig
+from attention_jax.nn import BlockConfig, Seq2SeqConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.digest import _sums_on, digests
 from attention_jax.runs.run_folder import RunFolder, read_lines
@@ -27,12 +28,6 @@ from attention_jax.training.run import Run, train_in_folder
 from attention_jax.training.sharding import Layout, MeshShape
 
 DEVICES = 8
-
-
-def same_bits(left, right):
-    assert jax.tree.structure(left) == jax.tree.structure(right)
-    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 # --- digests ---
@@ -85,7 +80,7 @@ MESHES = {
 
 def config(steps=12):
     return ReversalConfig(
-        model=Seq2SeqConfig(dim=8, hidden_dim=16),
+        model=Seq2SeqConfig(block=BlockConfig(dim=8, hidden_dim=16)),
         loop=LoopConfig(seeds=4, steps=steps, log_every=2, checkpoint_every=4),
         batch_size=16,
         min_length=1,
@@ -95,7 +90,7 @@ def config(steps=12):
 
 @functools.cache
 def folder_of(mesh):
-    """Where a run on that mesh is; on one device, for None. And the parameters it reached."""
+    """Trains on a mesh, or on one device for None; returns the folder and the parameters."""
     folder = Path(tempfile.mkdtemp())
     trained = train_run(config(), folder, mesh=MESHES.get(mesh))
     return folder, trained.params
@@ -122,11 +117,11 @@ def trains_as_one_device_does(mesh):
     state = initial_state(reversal_task(run), optimizer(run), run.loop, layout)
     cut = assert_spread(state, MESHES[mesh])
     assert cut > 30 or layout.shape.fsdp == 1
-    same_bits(state, initial_state(reversal_task(run), optimizer(run), run.loop))
+    assert_bits_equal(state, initial_state(reversal_task(run), optimizer(run), run.loop))
 
 
 def assert_spread(stacked, mesh):
-    """Each device has its seeds' leaves, and of each the part that "fsdp" leaves it."""
+    """Asserts that devices hold their seeds and fsdp parts; returns the number of split leaves."""
     cut = 0
     for leaf in jax.tree.leaves(stacked):
         parts = mesh.seed
@@ -141,7 +136,7 @@ def assert_spread(stacked, mesh):
 
 
 def goes_on_over_others(before, after):
-    """A state that one mesh saved is restored on another, and training goes on to the same end."""
+    """A state saved on one mesh is restored on another, and training reaches the same losses."""
     folder = Path(tempfile.mkdtemp()) / "run"
     shutil.copytree(folder_of(before)[0], folder)
     shutil.rmtree(folder / "checkpoints" / "12")
@@ -152,14 +147,14 @@ def goes_on_over_others(before, after):
         alone = checkpoints.restore(jax.eval_shape(start))
         spread = checkpoints.restore(layout.placed(jax.eval_shape(start)))
     assert alone.step == spread.step == 8
-    same_bits(alone.state, spread.state)
+    assert_bits_equal(alone.state, spread.state)
     assert_spread(spread.state, layout.shape)
     train_run(run, folder, resume=True, mesh=MESHES.get(after))
     np.testing.assert_allclose(losses(folder), losses(folder_of(None)[0]), rtol=TOLERANCE)
 
 
 def fed_trains_as_one_device_does():
-    """Batches of two shapes, made outside the program, each device its part of them."""
+    """Training with batches of two shapes, made outside the program; each device gets its part."""
 
     def feed(seed, step):
         rng = np.random.default_rng([seed, step])
@@ -196,7 +191,7 @@ def draws_each_part_where_it_is_used():
     draw = jax.jit(lambda rng: layout.constrained_batch(task.batch(rng)))
     assert collectives(draw.lower(rng).compile()) == []
     drawn = draw(rng)
-    same_bits(drawn, jax.jit(task.batch)(rng))
+    assert_bits_equal(drawn, jax.jit(task.batch)(rng))
     for leaf in jax.tree.leaves(drawn):
         rows = [shard.index[0].indices(16)[:2] for shard in leaf.addressable_shards]
         assert sorted(rows) == [(first, first + 2) for first in range(0, 16, 2)]

@@ -1,4 +1,4 @@
-"""Statistics of attention in float64 NumPy, a query and a key at a time, and cases for them."""
+"""Cases for the statistics of attention, and the same by loops over queries and keys."""
 
 import math
 
@@ -20,13 +20,13 @@ B, T, S = 2, 5, 7
 
 
 def rows(*shape, seed=0, sharpness=2.0, dtype=np.float32):
-    """Rows that sum to 1."""
+    """Returns random rows that sum to 1."""
     weights = np.exp(sharpness * np.random.default_rng(seed).normal(size=shape))
     return (weights / weights.sum(-1, keepdims=True)).astype(dtype)
 
 
 WEIGHTS = rows(B, T, S)
-WEIGHTS[1, 2] = 0  # attends to nothing
+WEIGHTS[1, 2] = 0  # a query without keys
 WEIGHTS[0, 3] = np.eye(S)[4]
 MASK = np.random.default_rng(1).random((B, T, S)) < 0.6
 MASK[0, 0] = [False, True, *[False] * (S - 2)]  # one key
@@ -58,7 +58,7 @@ def by_row(function, *arrays):
 
 
 def mean_by_hand(of_query, weights, counted):
-    """`of_query(b, i)`, averaged over the queries that count and attend to something."""
+    """Returns the mean of `of_query(b, i)` over counted queries that have a key."""
     means = []
     for b in range(len(weights)):
         queries = [i for i in range(weights.shape[1]) if counted[b, i] and weights[b, i].any()]
@@ -94,7 +94,7 @@ def variance_by_hand(logits, allowed):
     return sum((x - mean) ** 2 for x in pairs) / len(pairs)
 
 
-# Each as a function of weights, mask, rows and alignment.
+# Name -> function of weights, mask, rows and alignment.
 FUNCTIONS = {
     "weight_entropy": lambda w, m, r, a: weight_entropy(w),
     "normalized_entropy": lambda w, m, r, a: normalized_entropy(w, m),

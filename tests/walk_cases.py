@@ -1,10 +1,10 @@
-"""Walks over keys as loops in float64: what monotonic weights are compared with."""
+"""Monotonic attention as loops over keys in float64."""
 
 import numpy as np
 
 
 def numpy_weights(p, initial=None):
-    """The paper's sum of products as it stands; one example, float64."""
+    """Returns the weights of one example by the paper's sum of products."""
     p = np.asarray(p, np.float64)
     previous = np.eye(p.shape[1])[0] if initial is None else np.asarray(initial, np.float64)
     weights = np.zeros_like(p)
@@ -18,7 +18,7 @@ def numpy_weights(p, initial=None):
 
 
 def numpy_walk(choices, start=0):
-    """Algorithm 1 as a loop: positions, S where it attends to nothing."""
+    """Returns positions by algorithm 1, as a loop; S where a query attends to nothing."""
     positions = []
     for row in choices:
         while start < len(row) and not row[start]:

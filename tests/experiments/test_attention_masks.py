@@ -1,22 +1,18 @@
-"""Masks drawn, counted and misread: against tables by hand, and what the experiment found."""
+"""attention_masks.py: tables, tile counts and misread masks against tables by hand."""
 
 import dataclasses
 import json
-import sys
 
+import attention_masks as experiment
 import numpy as np
 import pytest
-from command_lines import ROOT, load
+from command_lines import ROOT
 
 from attention_jax import Mask, causal_mask, local_mask, mask_dataclass
 
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
-    experiment = load("experiments/attention_masks.py")
-
 
 def tables_by_hand(length):
-    """Each mask pair by pair."""
+    """Returns the table of each mask, computed pair by pair."""
     window, real, first = length // 8, length * 2 // 3, length // 12
     ends = length // 4, length * 7 // 12
 
@@ -53,7 +49,7 @@ def test_tiles_of_a_causal_mask():
     assert experiment.tile_counts(causal_mask(), 35, 7) == {"said": counts, "shown": counts}
 
 
-def test_a_mask_may_say_less_than_its_table_shows():
+def test_a_mask_may_call_a_tile_partial_that_is_empty():
     never = local_mask(3, 0) & ~local_mask(3, 0)
     found = experiment.tile_counts(never, 21, 7)
     assert found["shown"] == {"empty": 9, "full": 0, "partial": 0}
@@ -62,7 +58,7 @@ def test_a_mask_may_say_less_than_its_table_shows():
 
 @mask_dataclass
 class Mistaken(Mask):
-    """Says of every tile that it is full."""
+    """Calls every tile that is not empty full."""
 
     def allowed(self, query_positions, key_positions):
         return query_positions[:, None] > key_positions[None, :]
@@ -77,7 +73,7 @@ CHOSEN = ("causal", "window & padding", "~causal")
 
 @pytest.fixture(scope="module")
 def quick():
-    """Of three masks only: each is compiled for. The committed run has them all."""
+    """A quick run with three masks, because each is compiled; the committed run has all."""
     config, every = experiment.QUICK, experiment.masks
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -105,7 +101,7 @@ def test_a_quick_run_meets_what_is_expected(quick):
     }  # fmt: skip
 
 
-def test_what_is_wrong_is_found_out(quick):
+def test_wrong_numbers_miss_their_bounds(quick):
     numbers = json.loads(json.dumps(quick))
     numbers["tiles"]["causal"] = experiment.tile_counts(Mistaken(), 64, 16)
     numbers["checks"]["~causal"]["weight_where_masked"] = 1e-30

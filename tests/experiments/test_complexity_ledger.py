@@ -1,20 +1,16 @@
-"""The ledger of costs: its naive forms are the scores, and its numbers are as stated."""
+"""complexity_ledger.py: the naive forms are the scores, and the counts are those stated."""
 
 import dataclasses
 import json
-import sys
 
+import complexity_ledger as experiment
 import jax
 import numpy as np
 import pytest
-from command_lines import ROOT, load
+from command_lines import ROOT
 from numpy_model import PAIRS, normal, softmax_where
 
 from attention_jax import SCORES
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
-    experiment = load("experiments/complexity_ledger.py")
 
 T, S, D = 5, 7, 3
 
@@ -51,7 +47,7 @@ def test_temporary_memory_of_real_programs():
 
 
 def counted(monkeypatch, exponents, scores=tuple(experiment.PUBLISHED_PARAMETERS)):
-    """The numbers of a run whose memory grows as it is told, and not compiled for."""
+    """Returns the numbers of a run whose memory grows by `exponents`, without compiling."""
 
     def temporary(score, form, length, backward, config):
         return 1000 + 7 * length ** exponents[form]
@@ -63,7 +59,7 @@ def counted(monkeypatch, exponents, scores=tuple(experiment.PUBLISHED_PARAMETERS
     return json.loads(json.dumps(numbers | {"config": dataclasses.asdict(config)}, default=str))
 
 
-def test_a_run_counts_and_is_held_to_what_was_stated(monkeypatch):
+def test_a_run_meets_its_expectations(monkeypatch):
     numbers = counted(monkeypatch, {"naive": 2, "reference": 2, "tiled": 1})
     assert [str(one) for one in experiment.expectations(numbers) if not one.met] == []
     assert numbers["scores"]["general"]["parameters"] == 16 * 16
@@ -71,7 +67,7 @@ def test_a_run_counts_and_is_held_to_what_was_stated(monkeypatch):
     assert numbers["stated_flops_per_query"]["additive"][0] == 2 * 64 * (2 * 16**2 + 16)
 
 
-def test_tiles_that_grow_as_a_square_are_found_out(monkeypatch):
+def test_tiles_that_grow_as_a_square_miss_their_bounds(monkeypatch):
     numbers = counted(monkeypatch, {"naive": 2, "reference": 2, "tiled": 2})
     missed = [one.claim for one in experiment.expectations(numbers) if not one.met]
     assert len(missed) == 4 * 2

@@ -1,17 +1,13 @@
-"""Entropy against dimension: its limits by other means, and what the experiment found."""
+"""entropy_vs_dimension.py: its limits by other means, and the committed numbers."""
 
 import dataclasses
 import json
 import math
-import sys
 
+import entropy_vs_dimension as experiment
 import numpy as np
 import pytest
-from command_lines import ROOT, load
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
-    experiment = load("experiments/entropy_vs_dimension.py")
+from command_lines import ROOT
 
 
 def test_the_expected_maximum():

@@ -1,18 +1,17 @@
-"""The experiments on the family of attentions: settings, numbers and figures, on tiny runs."""
+"""attention_family.py and rollout.py: settings, numbers and figures, on tiny runs."""
 
 import dataclasses
 import json
 
+import attention_family as family
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_lines import load
+import rollout
+from experiment import conduct
 
 from attention_jax.tasks.reversal.evaluation import batch_of_words
 from attention_jax.training.loop import LoopConfig
-
-family = load("experiments/attention_family.py")
-rollout = load("experiments/rollout.py")
 
 NAME = "no encoder, local-m, diagonal"
 
@@ -25,7 +24,7 @@ def small(module, tmp_path, **settings):
 
 def test_family_trains_evaluates_and_draws_an_arm(tmp_path, capsys):
     config = small(family, tmp_path, arms=(NAME,), seeds=2, beams=2)
-    family.main(config)
+    conduct(family, config)
     numbers = json.loads((config.results / "attention_family.json").read_text())
     arm = numbers["arms"][NAME]
     assert list(arm["accuracy"]["free_running_exact"]) == ["3", "4", "5", "6", "7", "8", "10"]
@@ -47,7 +46,7 @@ def test_every_arm_is_a_model_that_can_be_made():
     config = family.Config()
     models = {arm: config.training(arm).model for arm in family.ARMS}
     assert len(set(models.values())) == len(family.ARMS)
-    assert {model.attention for model in models.values()} >= {
+    assert {model.cross_attention.attention for model in models.values()} >= {
         "global", "local-m", "local-p", "coverage", "monotonic",
     }  # fmt: skip
     assert set(family.MUST_FAIL) | set(family.DRAWN) <= set(family.ARMS)
@@ -60,7 +59,7 @@ def test_every_arm_is_a_model_that_can_be_made():
         (family, {"arms": ()}, "arms must be at least one; got none"),
         (family, {"beams": 0}, "beams must be at least 1; got 0"),
         (rollout, {"word": "a"}, "word must have at least two letters; got 'a'"),
-        (rollout, {"heads": 5}, "dim must be a multiple of 5 heads; got 64"),
+        (rollout, {"num_heads": 5}, "dim must be a multiple of 5 heads; got 64"),
         (rollout, {"strings": 0}, "strings must be at least 1; got 0"),
     ],
 )
@@ -70,12 +69,12 @@ def test_mistakes_before_anything_is_trained(module, settings, message, tmp_path
 
 
 def test_rollout_numbers_are_means_of_what_was_seen(tmp_path, monkeypatch):
-    config = small(rollout, tmp_path, seeds=1, encoder_layers=2, heads=2)
+    config = small(rollout, tmp_path, seeds=1, encoder_layers=2, num_heads=2)
     training = dataclasses.replace(
         config.training(), batch_size=2, loop=LoopConfig(seeds=1, steps=2)
     )
     monkeypatch.setattr(rollout.Config, "training", lambda self: training)
-    rollout.main(config)
+    conduct(rollout, config)
     numbers = json.loads((config.results / "rollout.json").read_text())
     assert numbers["largest_row_sum_error"] < 1e-5
     assert np.shape(numbers["sharpness"]) == np.shape(numbers["spread"]) == (1, 2, 2)

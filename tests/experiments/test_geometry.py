@@ -1,8 +1,9 @@
-"""Extremes of attention: the formulas against NumPy, and what is committed."""
+"""geometry.py: its formulas against NumPy, and the committed numbers."""
 
 import json
 from pathlib import Path
 
+import geometry
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +12,6 @@ import pytest
 from attention_jax import SCORES, attention_weights
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(EXPERIMENTS))
-    import geometry
 
 COMMITTED = json.loads((EXPERIMENTS / "results" / "geometry.json").read_text())
 
@@ -67,7 +65,7 @@ def test_formula_against_the_materialised_jacobian(gap):
 
 
 def test_formula_far_out():
-    """Where 1 - a is 0 in float64: of the others' b = e^-200, 4^2 + 4 + 2 * 4 squares."""
+    """1 - a is 0 in float64: with b = e^-200 for the others, 4^2 + 4 + 2 * 4 squares of b."""
     _, norm = geometry.weights_by_formula(200.0, 5)
     np.testing.assert_allclose(norm, np.exp(-200) * np.sqrt(16 + 4 + 8), rtol=1e-12)
 
@@ -77,7 +75,7 @@ def test_identical_keys(draws, name):
     found = geometry.identical_keys(draws, name)
     assert found["from_uniform"] < 1e-7
     assert found["largest_dquery"] < 1e-5
-    # It would see a difference: with other keys there are both.
+    # The measurement works: different keys have both a difference and a gradient.
     query, key = draws.tokens[:, :1], draws.bases[:, :7]
     weights, pull_back = jax.vjp(
         lambda query: attention_weights(query, key, score=name, params=draws.params[name]), query

@@ -1,4 +1,4 @@
-"""How strings of any length are looked at, and the two experiments with tiny settings."""
+"""length_evaluation.py against loops, and both length experiments with tiny settings."""
 
 import dataclasses
 import functools
@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from length_evaluation import FIRST_LETTER, free_running, teacher_forced, weights_on
 
-from attention_jax.nn.placement import PositionConfig
+from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.reversal.task import ReversalConfig, Trained, bind, reversal_task
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.loop import LoopConfig
@@ -21,10 +22,13 @@ from attention_jax.training.loop import LoopConfig
 
 @functools.lru_cache
 def untrained(draw="none"):
-    """Two seeds whose output layers are biased to letters, so that some come out right."""
+    """Two seeds whose output layers prefer letters, so that some answers are right."""
     positions = PositionConfig(anchor="end", draw=draw, limit=97)
     model = Seq2SeqConfig(
-        dim=8, hidden_dim=5, encoder_layers=0, decoder_self_attention=False, positions=positions
+        block=BlockConfig(dim=8, hidden_dim=5),
+        encoder_layers=0,
+        decoder_self_attention=False,
+        positions=positions,
     )
     config = ReversalConfig(model=model, loop=LoopConfig(seeds=2), letters=2)
     params = jax.vmap(reversal_task(config).init)(jax.random.split(jax.random.key(0), 2))
@@ -34,7 +38,7 @@ def untrained(draw="none"):
 
 
 def naive(trained, batch, tokens_of):
-    """Shares of letters and of strings by seed, in loops."""
+    """Returns the shares of letters and of strings right by seed, computed in loops."""
     shares = []
     for seed in range(2):
         params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], trained.params)
@@ -63,9 +67,9 @@ def test_strings_are_of_the_first_letters_and_padded():
     assert np.all(np.asarray(batch.targets)[:, 5] == EOS)
 
 
-def test_letters_given(monkeypatch):
+def test_teacher_forced_accuracy_by_loops(monkeypatch):
     trained = untrained()
-    monkeypatch.setattr(length_evaluation, "LETTERS_A_CALL", 2 * 63)  # two strings a call
+    monkeypatch.setattr(length_evaluation, "LETTERS_PER_CALL", 2 * 63)  # two strings a call
     tokens, exact = teacher_forced(trained, [5], strings=5)[5]
 
     def answer(model, batch):
@@ -77,7 +81,7 @@ def test_letters_given(monkeypatch):
     assert 0.2 < tokens.min() < tokens.max() < 0.9
 
 
-def test_letters_of_its_own():
+def test_free_running_accuracy_by_loops():
     trained = untrained()
     found = free_running(trained, [5, 7], strings={5: 3, 7: 11})
 
@@ -89,7 +93,7 @@ def test_letters_of_its_own():
     assert list(found) == [5, 7]
 
 
-def test_models_that_know_subsets_are_shown_one():
+def test_models_trained_on_subsets_get_a_subset():
     plain, subset = (weights_on(untrained(draw), 7) for draw in ("none", "subset"))
     assert plain.shape == subset.shape == (8, 7)
     np.testing.assert_allclose(subset.sum(-1), 1, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The experiment on local attention: windows and Gaussian on paper, and what is committed."""
+"""local_attention.py: windows and Gaussian by hand, and the committed numbers."""
 
 import copy
 import dataclasses
@@ -7,7 +7,8 @@ import math
 from pathlib import Path
 
 import jax.numpy as jnp
-import local_attention as experiment  # experiments/local_attention.py
+import local_attention as experiment
+import local_attention_windows as windows
 import numpy as np
 import pytest
 from experiment import conduct
@@ -23,7 +24,7 @@ def committed():
     return json.loads((RESULTS / "local_attention.json").read_text())
 
 
-def test_masks_are_those_that_the_chapter_draws():
+def test_masks_are_those_of_the_chapter():
     source, target, radius = 20, 16, 3
     rng = np.random.default_rng(2)
     local_m, local_p = np.zeros((2, target, source), int)
@@ -32,7 +33,7 @@ def test_masks_are_those_that_the_chapter_draws():
         local_m[i, max(0, p - radius) : min(source, p + radius + 1)] = 1
         p = int(np.clip(i * source / target + rng.normal(0, 2), 0, source - 1))
         local_p[i, max(0, p - radius) : min(source, p + radius + 1)] = 1
-    found = experiment.chapter_masks()
+    found = windows.chapter_masks()
     assert found["pairs"]["local-m"] == local_m.tolist()
     assert found["pairs"]["local-p"] == local_p.tolist()
     assert np.sum(found["pairs"]["global"]) == source * target
@@ -48,17 +49,16 @@ def test_masks_are_those_that_the_chapter_draws():
     assert row.sum() == pytest.approx(sum(expected), abs=1e-4)
 
 
-def test_what_a_gaussian_leaves_on_paper():
-    assert experiment.mass_on_a_key(1) == pytest.approx((1 + 2 * math.exp(-2)) / 3)
+def test_sums_under_a_gaussian_by_hand():
+    assert windows.mass_on_a_key(1) == pytest.approx((1 + 2 * math.exp(-2)) / 3)
     x = (np.arange(100_000) + 0.5) / 100_000 * 2 - 1  # midpoints in [-1, 1]
     between = np.mean(np.exp(-2 * x**2))
-    assert experiment.mass_between_keys() == pytest.approx(between, rel=1e-8)
-    assert experiment.mass_on_a_key(1000) == pytest.approx(between, rel=1e-3)
+    assert windows.mass_between_keys() == pytest.approx(between, rel=1e-8)
+    assert windows.mass_on_a_key(1000) == pytest.approx(between, rel=1e-3)
 
 
-def test_what_a_gaussian_leaves_of_random_rows():
-    config = dataclasses.replace(experiment.Config(), samples=1009)
-    found = experiment.gaussian_mass(config, 3)
+def test_sums_under_a_gaussian_of_random_rows():
+    found = windows.gaussian_mass(3, samples=1009)
     for place in ("on a key", "between keys"):
         of = found[place]
         assert abs(of["mean"] - of["formula"]) < 4 * of["standard_error"]
@@ -76,7 +76,7 @@ def test_ceiling_counts_letters_out_of_sight(length, radius):
 
 
 def test_where_a_model_looks(monkeypatch):
-    """Row by row; the weights are random, and do not sum to 1."""
+    """Compares with loops over rows; the weights are random and do not sum to 1."""
     config = experiment.Config().training("no encoder", "predicted", 2)
     random = np.random.default_rng(0).random((2, 1, 5, 9, 8)).astype(np.float32)
     seen = {}
@@ -141,7 +141,7 @@ def test_other_numbers_do_not(committed, claim, arm, radius, length, exact):
         ({"radii": ()}, "radii must be at least 0, each larger than the last"),
         ({"radii": (2, 1)}, "radii must be at least 0, each larger than the last"),
         ({"encoder_radii": (-1, 2)}, "encoder_radii must be at least 0"),
-        ({"encoder_radii": (0, 4)}, "one of at least 1 in common"),
+        ({"encoder_radii": (0, 4)}, "share a radius of at least 1"),
         ({"samples": 1}, "samples must be at least 2; got 1"),
         ({"strings": 0}, "strings must be at least 1; got 0"),
         ({"seeds": 0}, "seeds must be at least 1; got 0"),
@@ -158,7 +158,7 @@ def test_mistakes_before_anything_is_trained(settings, message):
 def test_quick_run(tmp_path):
     folders = {"results": tmp_path / "results", "workdir": tmp_path / "runs"}
     config = dataclasses.replace(experiment.QUICK, steps=2, strings=3, word="abc", **folders)
-    conduct("local_attention", config, experiment.run, experiment.plot, experiment.expectations)
+    conduct(experiment, config)
     numbers = json.loads((tmp_path / "results" / "local_attention.json").read_text())
     assert set(numbers["arms"]) == {f"{encoder}, {center}" for encoder, center in experiment.ARMS}
     for arm in numbers["arms"].values():

@@ -1,4 +1,4 @@
-"""The walk from tokens to context: each step in NumPy, and what is committed."""
+"""qkv_walkthrough.py: each step in NumPy, and the committed numbers."""
 
 import dataclasses
 import json
@@ -7,11 +7,9 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import qkv_walkthrough
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(EXPERIMENTS))
-    import qkv_walkthrough
 
 COMMITTED = json.loads((EXPERIMENTS / "results" / "qkv_walkthrough.json").read_text())
 

@@ -1,4 +1,4 @@
-"""scripts/reproduce.py: what runs, what is skipped, what is told, and the page."""
+"""scripts/reproduce.py: which experiments run, which are skipped, messages, and the page."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ class Config:
 
 
 def stand_in(name, calls, measured=1.0, error=None):
-    """An experiment that takes no time."""
+    """Returns an experiment that takes no time."""
 
     def run(config):
         calls.append((name, config.size))
@@ -55,7 +55,7 @@ def stand_in(name, calls, measured=1.0, error=None):
 
 @pytest.fixture(autouse=True)
 def _compiled_as_before():
-    """--quick has everything that follows in the process compiled without optimisation."""
+    """Restores the compiler options, which --quick changes for the whole process."""
     before = jax.config.read("jax_disable_most_optimizations")
     yield
     jax.config.update("jax_disable_most_optimizations", before)
@@ -63,7 +63,7 @@ def _compiled_as_before():
 
 @pytest.fixture
 def house(tmp_path, monkeypatch):
-    """Three experiments, the second of which fails; the list of what was run."""
+    """Installs three experiments, the second of which fails; returns the list of calls."""
     calls = []
     monkeypatch.setattr(reproduce, "ROOT", tmp_path)
     monkeypatch.setattr(reproduce, "EXPERIMENTS", ("first", "second", "third"))
@@ -89,7 +89,7 @@ def test_one_failure_does_not_keep_the_others_from_running(house, tmp_path, monk
     assert str(tmp_path / "experiments/results/index.html") in out
 
 
-def test_what_is_there_is_not_run_again_unless_forced(house, tmp_path, monkeypatch):
+def test_finished_experiments_run_again_only_with_force(house, tmp_path, monkeypatch):
     assert run("first", "third", monkeypatch=monkeypatch) == 0
     assert run("first", "third", monkeypatch=monkeypatch) == 0
     assert house == [("first", 3), ("third", 3)]
@@ -116,7 +116,7 @@ def test_a_missed_expectation_is_reported_and_the_status(house, tmp_path, monkey
     assert "0 of 1" in page.text
 
 
-def test_stopped_it_writes_the_page_of_what_there_is(house, tmp_path, monkeypatch):
+def test_an_interrupted_run_writes_its_page(house, tmp_path, monkeypatch):
     stopped = stand_in("second", house, error=KeyboardInterrupt())
     monkeypatch.setitem(sys.modules, "second", stopped)
     assert run(monkeypatch=monkeypatch) == 130
@@ -141,15 +141,14 @@ def test_damaged_numbers_are_named(house, tmp_path, monkeypatch, capsys):
     assert run("first", "--force", monkeypatch=monkeypatch) == 0
 
 
-def test_settings_of_ones_own_are_not_held_to_the_defaults_numbers(tmp_path, capsys):
-    module = stand_in("mine", [], measured=2.0)
-    parts = (module.run, module.plot, module.expectations)
-    assert conduct("mine", Config(results=tmp_path), *parts) == 1
-    assert conduct("mine", Config(size=4, results=tmp_path), *parts) == 0
+def test_expectations_bind_the_default_settings_alone(tmp_path, capsys):
+    experiment = stand_in("mine", [], measured=2.0)
+    assert conduct(experiment, Config(results=tmp_path)) == 1
+    assert conduct(experiment, Config(size=4, results=tmp_path)) == 0
     assert "not the default" in capsys.readouterr().out
 
 
-def test_results_that_cannot_be_written_are_told_before_anything_runs(
+def test_results_that_cannot_be_written_are_an_error_before_the_run(
     house, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "experiments").write_text("a file where the folder should be")
@@ -157,12 +156,12 @@ def test_results_that_cannot_be_written_are_told_before_anything_runs(
     assert "results" in (line := capsys.readouterr().err)
     assert "cannot be made" in line
     assert house == []
-    parts = (lambda config: house.append(config), None, None)
+    experiment = stand_in("mine", house)
     with pytest.raises(ValueError, match=r"results .* cannot be made"):
-        conduct("mine", Config(results=tmp_path / "experiments" / "results"), *parts)
+        conduct(experiment, Config(results=tmp_path / "experiments" / "results"))
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(ValueError, match=r"results .* cannot be written"):
-        conduct("mine", Config(results=tmp_path), *parts)
+        conduct(experiment, Config(results=tmp_path))
     assert house == []
 
 
@@ -183,7 +182,7 @@ def test_docstrings_are_read_by_label():
 
 
 @pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
-def test_committed_numbers_are_as_expected_and_every_figure_has_words(name):
+def test_committed_numbers_are_as_expected_and_figures_have_captions(name):
     experiment = __import__(name)
     numbers = json.loads((RESULTS / f"{name}.json").read_text())
     found = experiment.expectations(numbers)
@@ -203,7 +202,7 @@ def test_committed_numbers_are_as_expected_and_every_figure_has_words(name):
 
 
 @pytest.mark.slow
-def test_all_of_it_quickly(tmp_path, monkeypatch):
+def test_all_experiments_with_quick_settings(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "ROOT", tmp_path)
     assert run("--quick", monkeypatch=monkeypatch) == 0
     written = {path.stem for path in (tmp_path / "runs/quick").glob("*.json")}

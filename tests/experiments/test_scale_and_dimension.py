@@ -1,32 +1,31 @@
-"""The experiment on scale and dimension: its scores and its bookkeeping, and what it found."""
+"""scale_and_dimension.py: its scores, its bookkeeping, and the committed numbers."""
 
 import copy
 import dataclasses
 import json
 import math
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from command_lines import ROOT, load
+import scale_and_dimension as experiment
+import scale_and_dimension_answers as answers
+import scale_and_dimension_training as training
+from command_lines import ROOT
+from experiment import conduct
+from reversal_arms import loss_of_guessing
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.scores import ScaledDot
 from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
 from attention_jax.training.loop import LoopConfig
 
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
-    experiment = load("experiments/scale_and_dimension.py")
-training = sys.modules["scale_and_dimension_training"]
-answers = sys.modules["scale_and_dimension_answers"]
-
 T, S, D = 5, 7, 12
 RESULTS = ROOT / "experiments" / "results"
-# Claims that a few steps of training do not bear out.
+# Claims that a few steps of training do not support.
 LEARNED = ("dot's loss ends above", "scaled dot is not the worst", "scaling harms at no")
 
 
@@ -37,7 +36,7 @@ def numbers():
 
 @pytest.fixture(scope="module")
 def compile_quickly():
-    """What is looked at here lies above the numerics."""
+    """These tests do not depend on the numerics, so that they may compile quickly."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -150,7 +149,9 @@ def test_a_rate_that_is_traced_is_the_rate_of_the_configuration():
 def test_runs_of_one_program_have_their_own_size_and_rate():
     config = ReversalConfig(
         model=Seq2SeqConfig(
-            score=training.name_of("PROJECTED_DOT"), dim=8, hidden_dim=3, encoder_layers=0
+            score=training.name_of("PROJECTED_DOT"),
+            block=BlockConfig(dim=8, hidden_dim=3),
+            encoder_layers=0,
         ),
         loop=LoopConfig(seeds=2, steps=2),
         batch_size=5,
@@ -173,19 +174,22 @@ def test_runs_of_one_program_have_their_own_size_and_rate():
 # --- bookkeeping ---
 
 
-def test_every_number_comes_from_the_run_that_it_is_said_to(monkeypatch):
-    """Training replaced by numbers that say what was asked for."""
+def test_every_number_comes_from_its_own_run(monkeypatch):
+    """Replaces training by numbers that encode the request."""
     kinds = ("DOT", "ADDITIVE", "GENERAL", "HALF_ADDITIVE", "PROJECTED_DOT")
 
-    def says(score, dim, size, rate, seed):
-        wanted = 100 * size.factor if size.sd is None else -size.sd
-        return kinds.index(score) * 1000 + dim + wanted + rate + 0.5 * seed
+    def encoded(score, dim, size, rate, seed):
+        of_size = 100 * size.factor if size.sd is None else -size.sd
+        return kinds.index(score) * 1000 + dim + of_size + rate + 0.5 * seed
 
     def trained(config, runs, *, every, **_):
         model, loop = config.model, config.loop
         score = model.score.split(":")[1]
         losses = np.array(
-            [[says(score, model.dim, *run, seed) for seed in range(loop.seeds)] for run in runs]
+            [
+                [encoded(score, model.block.dim, *run, seed) for seed in range(loop.seeds)]
+                for run in runs
+            ]
         )
         looks = np.arange(loop.steps // every + 1)
         curves = dict.fromkeys(experiment.CURVES, losses[..., None] + looks)
@@ -205,7 +209,7 @@ def test_every_number_comes_from_the_run_that_it_is_said_to(monkeypatch):
         rates = [8 / dim * rate for rate in config.rates]
         assert [float(rate) for rate in arm["rates"]] == rates
         for rate, of_rate in zip(rates, arm["rates"].values(), strict=True):
-            by_seed = [says(score, dim, size, rate, seed) for seed in (0, 1)]
+            by_seed = [encoded(score, dim, size, rate, seed) for seed in (0, 1)]
             assert of_rate["loss"] == of_rate["exact_match"] == by_seed
         return of_rate  # of the last rate
 
@@ -269,10 +273,10 @@ def test_sizes_that_fail_are_larger_and_worse_than_by_chance():
 
 
 def test_guessing_letters_costs():
-    assert answers.loss_of_guessing() == pytest.approx(5.5 / 6.5 * math.log(26))
+    assert loss_of_guessing() == pytest.approx(5.5 / 6.5 * math.log(26))
 
 
-# --- what was found ---
+# --- the committed numbers ---
 
 
 def test_committed_numbers_meet_what_is_expected(numbers):
@@ -360,7 +364,7 @@ def test_mistakes_before_anything_is_computed(settings, message):
 
 @pytest.mark.slow
 def test_quick_run(tmp_path, capsys):
-    experiment.main(dataclasses.replace(experiment.QUICK, results=tmp_path))
+    conduct(experiment, dataclasses.replace(experiment.QUICK, results=tmp_path))
     numbers = json.loads((tmp_path / "scale_and_dimension.json").read_text())
     missed = [one.claim for one in experiment.expectations(numbers) if not one.met]
     assert [claim for claim in missed if not any(part in claim for part in LEARNED)] == []

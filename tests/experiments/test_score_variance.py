@@ -1,4 +1,4 @@
-"""Variances of logits: the formulas against NumPy samples, and what is committed."""
+"""score_variance.py: its formulas against NumPy samples, and the committed numbers."""
 
 import dataclasses
 import json
@@ -7,11 +7,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import score_variance
+from score_variance_formulas import additive_row_variance, variances_by_formula
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(EXPERIMENTS))
-    import score_variance
 
 COMMITTED = json.loads((EXPERIMENTS / "results" / "score_variance.json").read_text())
 
@@ -63,7 +62,7 @@ def test_formula(means, normalisation, normalise):
         "same": (np.full(dim, 0.7), np.full(dim, -1.1)),
         "own": (pattern, pattern + 0.5),  # not at right angles
     }[means]
-    got = score_variance.variances_by_formula((query_mean, key_mean), deviations, normalisation)
+    got = variances_by_formula((query_mean, key_mean), deviations, normalisation)
     pairs, row = sampled(query_mean, key_mean, deviations, normalise)
     # 4000 pairs: 4 sqrt(2 / 4000) = 9 %; rows have 40 times as many. And 3 / D for the limit.
     np.testing.assert_allclose(got["pairs"], pairs, rtol=0.1)
@@ -73,7 +72,7 @@ def test_formula(means, normalisation, normalise):
 def test_exercise_38_2():
     """Means 2 and -1, variances 1 and 1/4: 1/4 + 1 + 1 = 2.25, one 1 for the keys only."""
     means = (np.full(3, 2.0), np.full(3, -1.0))
-    got = score_variance.variances_by_formula(means, (1.0, 0.5), "none")
+    got = variances_by_formula(means, (1.0, 0.5), "none")
     assert got == {"pairs": 2.25, "row": 1.25}
 
 
@@ -85,12 +84,12 @@ def test_normalisations():
 
 
 def test_additive_row_variance():
-    """By quadrature and by samples: for a query's a, the b of many keys."""
+    """Compares quadrature with samples: one a per query, and the b of many keys."""
     rng = np.random.default_rng(3)
     a, b = rng.normal(0, np.sqrt(0.5), size=(4000, 1)), rng.normal(0, np.sqrt(0.5), (4000, 50))
     tanh = np.tanh(a + b)
     share = tanh.var(axis=1, ddof=1).mean() / np.mean(tanh**2)
-    np.testing.assert_allclose(score_variance.additive_row_variance(), share, rtol=0.03)
+    np.testing.assert_allclose(additive_row_variance(), share, rtol=0.03)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The notebook: what is committed of it, and that it runs from top to bottom."""
+"""The notebook: its committed outputs, and that it runs from top to bottom."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def test_it_is_committed_as_it_ran():
     assert NOTEBOOK.stat().st_size < 300_000
 
 
-def test_it_names_no_place_of_the_machine_it_ran_on():
+def test_it_holds_no_absolute_path():
     assert not re.search(r"/(root|home|tmp|work|Users)/", NOTEBOOK.read_text())
 
 

@@ -1,13 +1,12 @@
-"""What is said of two translators' attention, by hand; settings; a quick run of the experiment."""
+"""translation_comparison.py: its measures of attention by hand, settings, and a quick run."""
 
 import dataclasses
 
 import numpy as np
 import pytest
-from command_lines import load
-
-comparison = load("experiments/translation_comparison.py")
-import translation_attention as looked  # noqa: E402 -- the line above has put it on the path
+import translation_attention as looked
+import translation_comparison as comparison
+from experiment import conduct
 
 LOG_2 = np.log(2)
 
@@ -64,7 +63,7 @@ def test_heads_by_hand():
 
 
 def test_rollouts_by_hand():
-    """Half of a position stays; the other half comes from where it looks: all of it from 0."""
+    """Half of a position is its own; the other half comes from position 0, where it looks."""
     pair = seen([[0, 1]], ["EOS"], encoder=[[1, 0], [1, 0]])
     found = looked.rollouts([pair])
     assert found["on_the_largest"] == 1.0
@@ -86,12 +85,12 @@ def test_wrong_settings(settings, message):
         comparison.Config(**settings)
 
 
-def test_data_that_is_not_there_is_told(tmp_path):
+def test_missing_data_is_named(tmp_path):
     config = comparison.Config(data=tmp_path / "nowhere")
     assert "data must be a folder with train.de or train.de.gz" in comparison.missing(config)
     assert comparison.missing(comparison.QUICK) == ""
     with pytest.raises(ValueError, match="multi30k"):
-        comparison.main(config)
+        conduct(comparison, config)
 
 
 def test_arms_differ_in_the_score_alone():

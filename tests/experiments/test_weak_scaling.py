@@ -1,11 +1,9 @@
-"""The sketch of weak scaling: bytes and seconds against numbers worked out by hand."""
+"""weak_scaling.py: bytes and seconds against numbers by hand."""
 
 import dataclasses
 
 import pytest
-from command_lines import load
-
-sketch = load("experiments/weak_scaling.py")
+import weak_scaling as sketch
 
 SMALL = sketch.Config(
     devices=(2, 12), parameters=100, layers=3, width=5, tokens=7, length=11, number_bytes=2,

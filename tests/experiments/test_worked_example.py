@@ -1,19 +1,17 @@
-"""The worked examples: by hand, against NumPy, and what is committed."""
+"""worked_example.py: by hand, against NumPy, and the committed numbers."""
 
 import dataclasses
 import json
 from pathlib import Path
 
+import general_score_cost
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import worked_example
+from torch_random import TorchRandom
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(EXPERIMENTS))
-    import general_score_cost
-    import worked_example
-    from torch_random import TorchRandom
 
 COMMITTED = json.loads((EXPERIMENTS / "results" / "worked_example.json").read_text())
 
@@ -33,7 +31,7 @@ def test_it_runs_and_draws():
 
 
 def test_torch_numbers():
-    """What PyTorch 2 prints: below 16 numbers, and above, with and without a rest."""
+    """Compares with PyTorch 2: fewer than 16 numbers, and more, with and without a remainder."""
     np.testing.assert_allclose(
         TorchRandom(0).randn(3), [1.5409961, -0.2934289, -2.1787894], rtol=1e-6
     )

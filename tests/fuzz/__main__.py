@@ -1,8 +1,8 @@
-"""python tests/fuzz [NAME ...]: the long run. Draws every kind's cases, and counts how they end.
+"""python tests/fuzz [NAME ...]: the long run of the fuzz tests, about half an hour.
 
-Prints a table, and beside it every way in which a case ended that it should not have; half an hour.
-Names are regular expressions for some of the kinds. The cases are the same each time, and what a
-row says does not depend on the others. The ordinary tests run the first cases of each kind.
+Draws the cases of every kind, prints a table of how they end, and describes every defect. Each NAME
+is a regular expression that selects kinds. The cases are the same in every run, and a row does not
+depend on the other rows. The ordinary tests run the first cases of each kind.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import jax
 from kinds import KINDS
 from outcomes import ERROR, RESULT, Kind, run
 
-AT_ONCE = 400  # cases, before compiled programs are forgotten: thousands of them fill gigabytes
+CASES_PER_CACHE = 400  # then compiled programs are dropped: thousands of them fill gigabytes
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="of kinds, as regular expressions; all if none")
-    parser.add_argument("--scale", type=float, default=1.0, help="times as many cases")
+    parser.add_argument("names", nargs="*", help="regular expressions of kinds; default: all")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of cases")
     arguments = parser.parse_args()
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -46,14 +46,14 @@ def main() -> int:
         totals.update(endings)
         print(row(kind.name, endings, f"{seconds:.0f}"), flush=True)
         jax.clear_caches()
-    print(row("in all", totals, ""))
+    print(row("total", totals, ""))
     for text, count in defects.items():
         print(f"{count} times: {text}")
     return int(bool(defects))
 
 
 def conduct(kind: Kind, count: int, defects: Counter) -> tuple[Counter, float]:
-    """Runs a kind's cases; adds to `defects` what is wrong, by what it says but for numbers."""
+    """Runs a kind's cases; counts defects in `defects` by their message without numbers."""
     endings: Counter = Counter()
     start = time.perf_counter()
 
@@ -67,7 +67,7 @@ def conduct(kind: Kind, count: int, defects: Counter) -> tuple[Counter, float]:
             if text not in defects:
                 print(f"{text}\n  {case!r:.1500}\n{shown(ending)}", file=sys.stderr)
             defects[text] += 1
-        if sum(endings.values()) % AT_ONCE == 0:
+        if sum(endings.values()) % CASES_PER_CACHE == 0:
             jax.clear_caches()
 
     run(kind, count, note)
@@ -75,7 +75,7 @@ def conduct(kind: Kind, count: int, defects: Counter) -> tuple[Counter, float]:
 
 
 def shown(error: Exception) -> str:
-    """Where it was raised, outermost call first."""
+    """Returns the calls that led to the error, outermost first."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[1:]]
     return f"  at {' '.join([*places[:6], '...', *places[-3:]] if len(places) > 9 else places)}"

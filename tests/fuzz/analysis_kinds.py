@@ -1,4 +1,4 @@
-"""`masked_softmax`, and what the analysis says of weights that are at hand."""
+"""Kinds for `masked_softmax`, and for the analysis of given weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def softmax_cases(draw):
     filling, size = draw(plain_or_not), draw(st.sampled_from([1, 1, 8, 1e4]))
     logits = filled(rng, (*batch, length, keys), filling) * (size if filling == "plain" else 1)
     mask = draw(st.one_of(st.none(), masks(batch, length, keys)))
-    # A `Mask` is one over the last two axes, whatever the axis whose weights sum to 1.
+    # A `Mask` is over the last two axes, whichever axis the softmax is over.
     axis = draw(st.sampled_from([-1, -1, -2, 0, len(batch)]))
     return logits, dtype, x64, mask, axis, draw(st.sampled_from(["jax", "numpy", "list"]))
 
@@ -54,12 +54,12 @@ def call_softmax(case: Any) -> Any:
 def expect_softmax(case: Any) -> Any:
     logits, dtype, x64, mask, axis, _ = case
     logits = narrowed(logits, dtype, x64)
-    may = allowed(mask, logits.shape[:-2], *logits.shape[-2:])
-    moved = np.moveaxis(logits, axis, -1), np.moveaxis(may, axis, -1)
-    seen = np.where(moved[1], moved[0], 0)
-    sure = (np.isfinite(seen) | (seen == -np.inf)).all(-1, keepdims=True)
+    allowed_pairs = allowed(mask, logits.shape[:-2], *logits.shape[-2:])
+    moved = np.moveaxis(logits, axis, -1), np.moveaxis(allowed_pairs, axis, -1)
+    read = np.where(moved[1], moved[0], 0)
+    sure = (np.isfinite(read) | (read == -np.inf)).all(-1, keepdims=True)
     weights = np.moveaxis(softmax(*moved)[0], -1, axis)
-    return weights, np.moveaxis(np.broadcast_to(sure, seen.shape), -1, axis), may
+    return weights, np.moveaxis(np.broadcast_to(sure, read.shape), -1, axis), allowed_pairs
 
 
 def compare_softmax(case: Any, got: Any, expected: Any) -> None:
@@ -67,7 +67,7 @@ def compare_softmax(case: Any, got: Any, expected: Any) -> None:
     _, dtype, x64, *_ = case
     kept = np.float32 if dtype == np.float64 and not x64 else dtype
     assert_kind("weights", got, weights.shape, kept)
-    # The difference of two logits is exact to their rounding, which is no part of it here.
+    # The logits are given, so that their rounding does not count.
     assert_near("weights", got, weights, 2 * tolerance(dtype, x64, 0), where=sure)
     assert not np.nan_to_num(np.asarray(got, float)[~may]).any(), "masked entries have weights"
 
@@ -111,7 +111,7 @@ def _mean(values: np.ndarray, counted: np.ndarray) -> np.ndarray:
 
 
 def statistics_of(case: Any) -> dict[str, np.ndarray]:
-    """By the formulas, in float64."""
+    """Computes the statistics by their formulas, in float64."""
     weights, table, rows, alignment = case
     w = weights.astype(float)
 
@@ -170,7 +170,7 @@ def call_statistics(case: Any) -> dict[str, Any]:
 def compare_statistics(case: Any, got: dict, expected: dict) -> None:
     for name, array in got.items():
         assert_kind(name, array, expected[name].shape, np.float32)
-        # The Jacobian's norm of weights that narrow floats rounded: their sum is not 1.
+        # Weights that are rounded to narrow floats do not sum to 1, which the norm assumes.
         loose = name == "softmax_jacobian_norm" and case[0].dtype != np.float32
         scale = max(1.0, 1 / max(np.abs(expected[name]).max(initial=0), 1e-9))
         assert_near(name, array, expected[name], 2e-2 * scale if loose else 4e-6 * scale)
@@ -233,7 +233,7 @@ def call_statistics_mistaken(case: Any) -> Any:
     return getattr(analysis, name)(**{**tokens, **bad})
 
 
-# --- the stations of a gradient ---
+# --- gradients at every step of attention ---
 
 
 @st.composite
@@ -247,11 +247,11 @@ def station_cases(draw):
 def call_stations(case: Any) -> Any:
     given_, doutput = case
     doutput = jnp.asarray(doutput, jnp.float32)
-    found = analysis.attention_gradients(**given_.keywords(), doutput=doutput)
+    gradients = analysis.attention_gradients(**given_.keywords(), doutput=doutput)
     flow = analysis.gradient_flow(
         **given_.keywords(), doutput=doutput, block_sizes=aj.BlockSizes(2, 2)
     )
-    return found.dlogits, found.dweights, flow.by_query
+    return gradients.dlogits, gradients.dweights, flow.by_query
 
 
 def expect_stations(case: Any) -> Any:
@@ -272,7 +272,7 @@ def compare_stations(case: Any, got: Any, expected: Any) -> None:
     for name, array, correct in zip(("dlogits", "dweights", "by_query"), got, right, strict=True):
         assert_kind(name, array, correct.shape, np.float32)
         sure = fine[..., None] if correct.ndim > fine.ndim else fine
-        largest = np.abs(right[1][fine]).max(initial=0)  # of what dlogits are differences of
+        largest = np.abs(right[1][fine]).max(initial=0)  # dlogits are differences of these
         scale = max(1.0, largest / max(np.abs(correct[np.broadcast_to(sure, correct.shape)])
                                        .max(initial=0), 1e-9))  # fmt: skip
         bound = 4 * tolerance(np.float32, False, size) * scale

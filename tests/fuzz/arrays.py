@@ -1,4 +1,4 @@
-"""Arrays to fuzz with, what is wrong with others, and when two are the same."""
+"""Arrays for fuzzing: good ones, bad ones, and comparisons with a tolerance."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from conformance import short
 from hypothesis import strategies as st
 
-# What an array holds: all of it, or about a third of its entries, is not what one would wish.
+# Contents of an array: all zeros, or about a third of the entries are extreme.
 FILLINGS = ("zeros", "denormal", "huge", "max", "nan", "inf", "-inf", "nonfinite")
 ENTRIES = {
     "denormal": (1e-40,), "huge": (1e30, -1e30), "max": (np.finfo(np.float32).max,),
     "nan": (np.nan,), "inf": (np.inf,), "-inf": (-np.inf,), "nonfinite": (np.nan, np.inf, -np.inf),
 }  # fmt: skip
-MODERATE = 100.0  # no product of entries up to here overflows, or rounds to something else
+MODERATE = 100.0  # products of entries up to this size neither overflow nor lose precision
 
 seeds = st.integers(0, 2**20)
 plain_or_not = st.one_of(st.just("plain"), st.just("plain"), st.sampled_from(FILLINGS))
 
-# Few, so that what is compiled for one case serves the next.
+# Only a few, so that cases share compiled programs.
 SIZES = [  # *B, T, S, Dq, Dk, Dv
     ((), 2, 3, 2, 2, 2),
     ((2,), 2, 3, 2, 2, 3),
@@ -43,7 +43,7 @@ DTYPES = [
 
 
 def filled(rng: np.random.Generator, shape: tuple[int, ...], filling: str = "plain") -> np.ndarray:
-    """float64, exact in bfloat16 where it is plain."""
+    """Returns a float64 array; plain entries are exact in bfloat16."""
     array = short(rng.normal(size=shape))
     if filling == "zeros":
         return np.zeros(shape)
@@ -53,14 +53,14 @@ def filled(rng: np.random.Generator, shape: tuple[int, ...], filling: str = "pla
 
 
 def narrowed(array: np.ndarray, dtype: Any, x64: bool) -> np.ndarray:
-    """What JAX keeps of it, in float64: what is too large for the dtype is infinite there."""
+    """Returns the values that JAX keeps, as float64; values beyond the dtype are infinite."""
     with np.errstate(all="ignore"):
         kept = array.astype(dtype)
         return (kept if x64 else kept.astype(np.float32)).astype(np.float64)
 
 
 def given(array: np.ndarray, dtype: Any, container: str) -> Any:
-    """As a user passes it: a NumPy array, one of JAX, or nested lists."""
+    """Returns the array as a user may pass it: as NumPy or JAX array, or as nested lists."""
     with np.errstate(all="ignore"):
         array = array.astype(dtype)
     if container == "list" and dtype == np.float32 and array.size:
@@ -90,12 +90,12 @@ NO_INTEGERS = {
     "bools": np.ones(2, bool),
     "complex": np.ones(2, np.complex64),
 }
-# One number, but none that is whole and no less than 1.
+# Not a whole number of at least 1.
 NO_SIZES = {"zero": 0, "negative": -1, "float": 2.0, "half": 2.5, "text": "2", "list": [2]}
 
 
 def tolerance(dtype: Any, x64: bool, size: float) -> float:
-    """Relative: the contract's bound, and the rounding of logits that consist of terms so large."""
+    """Returns the relative tolerance: the contract's bound, and rounding of terms of `size`."""
     if x64:
         return 1e-12 * (1 + size)
     rounding = {jnp.bfloat16: 2.0**-8, np.float16: 2.0**-10}.get(dtype, 0.0)
@@ -103,37 +103,37 @@ def tolerance(dtype: Any, x64: bool, size: float) -> float:
 
 
 def assert_near(name: str, got: Any, expected: np.ndarray, bound: float, where: Any = None) -> None:
-    """Equal shapes; infinities and NaN in the same places; errors within bound * max |expected|.
+    """Asserts equal shapes, equal infinities and NaN, and errors within bound * max |expected|.
 
     Args:
-        name: what an error calls it.
+        name: name of the array in the error.
         got, expected: arrays.
-        bound: relative to the largest entry looked at.
-        where: bool, broadcastable: which entries are looked at; None for all.
+        bound: tolerance relative to the largest compared entry.
+        where: bool, broadcastable; the entries to compare, None for all.
     """
     got = np.asarray(got).astype(np.float64)
     assert got.shape == expected.shape, f"{name}: shape {got.shape}, not {expected.shape}"
-    seen = np.ones(got.shape, bool) if where is None else np.broadcast_to(where, got.shape)
-    finite = np.isfinite(expected) & seen
-    others = seen & ~finite
-    assert np.array_equal(got[others], expected[others], equal_nan=True), (
-        f"{name}: {got[others]}, not {expected[others]}"
+    compared = np.ones(got.shape, bool) if where is None else np.broadcast_to(where, got.shape)
+    finite = np.isfinite(expected) & compared
+    not_finite = compared & ~finite
+    assert np.array_equal(got[not_finite], expected[not_finite], equal_nan=True), (
+        f"{name}: {got[not_finite]}, not {expected[not_finite]}"
     )
     scale = np.max(np.abs(expected[finite]), initial=0.0)
     with np.errstate(all="ignore"):
         error = np.max(np.abs(got[finite] - expected[finite]), initial=0.0)
-    # XLA takes denormal numbers for 0.
+    # XLA flushes denormal numbers to 0.
     assert error <= bound * scale + 1e-37, f"{name}: error {error:.3g} at scale {scale:.3g}"
 
 
 def assert_kind(name: str, got: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """An array of this shape and dtype."""
+    """Asserts the shape and dtype of an array."""
     assert got.shape == shape, f"{name}: shape {got.shape}, not {shape}"
     assert got.dtype == dtype, f"{name}: dtype {got.dtype}, not {dtype}"
 
 
 def fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    """Whether NumPy broadcasts the one to the other."""
+    """Returns whether NumPy broadcasts `shape` to `full`."""
     try:
         return np.broadcast_shapes(shape, full) == full
     except ValueError:

@@ -1,4 +1,4 @@
-"""`attention`, its weights and its gradients, with every implementation."""
+"""Kinds for `attention`, its weights, gradients and dropout, with every implementation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def call(case: Any) -> Any:
 
 
 def compare(case: Any, got: Any, expected: Expected) -> None:
-    """Every row that sees only moderate numbers, by value; of the others shape and dtype."""
+    """Compares certain rows by value, and all others by shape and dtype."""
     given, _ = case
     output, statistics = got
     bound = tolerance(given.dtype, given.x64, expected.size)
@@ -53,7 +53,7 @@ def compare(case: Any, got: Any, expected: Expected) -> None:
     for name, array in statistics._asdict().items():
         right = getattr(expected, name)
         assert_kind(name, array, right.shape, wide)
-        # The entropy's error is that of the logits, whatever it is itself.
+        # The entropy's error is as large as the logits', even where the entropy is small.
         known = np.abs(right[np.isfinite(right) & expected.sure])
         near = bound * max(1.0, 1 / max(known.max(initial=0), 1e-9))
         assert_near(name, array, right, near, where=expected.sure)
@@ -75,20 +75,20 @@ def compare_weights(case: Arguments, got: Any, expected: Expected) -> None:
     assert_near("weights", got, expected.weights, bound, where=expected.sure[..., None])
     masked = ~allowed(case.mask, *case.size[:3])
     weights = np.asarray(got).astype(float)
-    ghosts = np.nan_to_num(weights[masked])  # a row that sees NaN may be NaN throughout
-    assert not ghosts.any(), f"masked pairs have weights {ghosts}"
+    nonzero = np.nan_to_num(weights[masked])  # all of a row that reads NaN may be NaN
+    assert not nonzero.any(), f"masked pairs have weights {nonzero}"
     finite = np.isfinite(weights).all(-1)
     sums = weights.sum(-1)[finite]
     off = np.minimum(np.abs(sums), np.abs(sums - 1))
     assert np.max(off, initial=0) <= 8 * max(bound, 2e-6), f"rows sum to {sums}"
 
 
-# --- arguments that do not fit ---
+# --- invalid arguments ---
 
 
 @st.composite
 def mistaken(draw):
-    """Good arguments but for one, and the names of which the error must have one."""
+    """Draws valid arguments, one invalid argument, and names for the error."""
     good = draw(arguments(sizes=SIZES[:6], scores=("scaled", "additive", "general")))
     batch, length, keys, dq, dk, dv = good.size
     kind = draw(st.sampled_from(["token", "shape", "batch", "params", "pairs", "options", "rng"]))
@@ -102,7 +102,7 @@ def mistaken(draw):
             ("key", (*batch, keys, 0)), ("value", (dv,)), ("value", (*batch, keys + 7, dv)),
             ("value", ()), ("key", ()), ("query", (7, *batch, length, dq)),
         ]))  # fmt: skip
-        # A query with more batch axes is served, if what came with it fits.
+        # A query with more batch axes is valid if the other arguments fit it.
         names = ("query", "key", "value", "mask", "bias", "params")
         if name == "query" and len(shape) == len(batch) + 3:
             return good, {name: np.ones((*batch, length, dq + 11), "f4")}, names
@@ -158,7 +158,7 @@ def refuse_mistaken(case: Any) -> Any:
     good, _, names = case
     try:
         attend(good)
-    except Refused as also:  # a second mistake may be told first
+    except Refused as also:  # the error may name a second mistake first
         names = (*names, *also.names)
     raise Refused(*names)
 
@@ -173,7 +173,7 @@ def gradient_cases(draw):
     f4 = [(np.float32, False)]
     case = draw(arguments(sizes=sizes, dtypes=f4, shared=False))
     batch, length, keys, *_ = case.size
-    # One program for all masks.
+    # A table and not a mask, so that all masks share one program.
     table = draw(st.integers(0, 2 ** (2 * length * keys) - 1))
     bits = [table >> n & 1 for n in range(2 * length * keys)]
     table = np.array(bits, bool).reshape(*batch, length, keys)
@@ -221,28 +221,29 @@ def _cotangent(given: Arguments) -> dict[str, np.ndarray]:
 
 
 def expect_gradients(case: Any) -> Any:
-    """By example: the gradients where all that is read is moderate, None for the others."""
+    """The gradients of each example; None if it reads numbers that are not moderate."""
     given, table, (_, bias), _ = case
     attend(given)
-    found = []
+    by_example = []
     for b in range(given.batch[0]):
         arrays = {name: x[b] for name, x in given.kept.items()}
         read = {"query": table[b].any(1), "key": table[b].any(0), "value": table[b].any(0)}
-        seen = [arrays[name][read[name]] for name in arrays]
-        fine = all((np.abs(x) <= 100).all() for x in seen)
-        zeros = given.score == "cosine" and any((x == 0).all(-1).any() for x in seen[:2])
-        if not fine or zeros:  # a cosine with 0 has no derivative for the complex step to find
-            found.append(None)
+        arrays_read = [arrays[name][read[name]] for name in arrays]
+        moderate = all((np.abs(x) <= 100).all() for x in arrays_read)
+        zeros = given.score == "cosine" and any((x == 0).all(-1).any() for x in arrays_read[:2])
+        if not moderate or zeros:  # a cosine with a zero vector has no derivative
+            by_example.append(None)
             continue
-        # What no allowed pair contains is not read: anything will do.
+        # Rows that are in no allowed pair are not read: any number will do.
         clean = {
             name: np.where(read[name][:, None], x, 1.0 + number)
             for number, (name, x) in enumerate(arrays.items())
         }
         cotangent = {name: x[b] for name, x in _cotangent(given).items()}
         example = {**clean, "bias": bias[b].astype(float), "params": given.params}
-        found.append(numpy_example(SCORE_CASES[given.score].pair, example, table[b], cotangent)[1])
-    return found
+        pair = SCORE_CASES[given.score].pair
+        by_example.append(numpy_example(pair, example, table[b], cotangent)[1])
+    return by_example
 
 
 def compare_gradients(case: Any, got: Any, expected: list) -> None:
@@ -257,7 +258,7 @@ def compare_gradients(case: Any, got: Any, expected: list) -> None:
             size = max(np.abs(x[np.abs(x) <= 100]).max(initial=1) for x in given.kept.values())
             scale = max(np.abs(leaf).max(initial=0) for leaf in jax.tree.leaves(right))
             for name in ("query", "key", "value", "bias"):
-                # A gradient that is a difference of equal terms is as exact as these.
+                # A difference of nearly equal terms is only as exact as the terms.
                 smaller = scale / max(np.abs(right[name]).max(), 1e-9)
                 bound = (2e-5 + 1e-6 * size**2) * max(1.0, smaller)
                 assert_near(f"gradient of {name}", got[name][b], right[name], bound)
@@ -286,7 +287,7 @@ def dropout_cases(draw):
 
 
 def call_dropout(case: Any) -> Any:
-    """Weights after dropout: what comes of values that are unit vectors."""
+    """Returns the weights after dropout, by attending to unit vectors."""
     good, rng, rate, implementation = case
     keywords = {**good.keywords(), "value": jnp.eye(good.size[2])}
     options = {"dropout_rate": rate, "dropout_rng": rng, "block_sizes": TILE}

@@ -1,4 +1,4 @@
-"""Attention in NumPy, and which of its rows are known for sure where arguments hold anything."""
+"""Attention in NumPy, and which of its rows are certain when arguments hold extreme numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IMPLEMENTATIONS = [None, "reference", "tiled", "tiled"]
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What attention of any kind takes, as float64 that the dtype has been applied to later."""
+    """Arguments of an attention function, in float64 before conversion to `dtype`."""
 
     size: tuple  # *B, T, S, Dq, Dk, Dv
     dtype: Any
@@ -62,7 +62,7 @@ class Arguments:
         return np.float32 if self.dtype == np.float64 and not self.x64 else self.dtype
 
     def keywords(self) -> dict[str, Any]:
-        """As `attention` takes them."""
+        """Returns the arguments in the form that `attention` takes."""
         tokens = {name: given(x, self.dtype, self.container) for name, x in self.arrays.items()}
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf.astype(np.float32)), self.params)
         return {
@@ -82,7 +82,7 @@ def params_of(score: str, query_dim: int, key_dim: int) -> Any:
 
 @st.composite
 def arguments(draw, scores=tuple(SCORES), sizes=tuple(SIZES), dtypes=tuple(DTYPES), shared=True):
-    """Good arguments, but what they hold may be anything; key and value may lack batch axes."""
+    """Draws valid arguments with any contents; key and value may lack batch axes."""
     size = batch, length, keys, dq, dk, dv = draw(st.sampled_from(sizes))
     dtype, x64 = draw(st.sampled_from(dtypes))
     score = draw(st.sampled_from(scores))
@@ -103,23 +103,23 @@ def arguments(draw, scores=tuple(SCORES), sizes=tuple(SIZES), dtypes=tuple(DTYPE
 
 
 def with_poison(arrays: dict, table: np.ndarray, batch: tuple[int, ...]) -> dict:
-    """NaN in every query, key and value that no allowed pair contains."""
+    """Returns the arrays with NaN in each query, key and value that is in no allowed pair."""
     unused = {"query": ~table.any(-1), "key": ~table.any(-2), "value": ~table.any(-2)}
     poisoned = {}
     for name, x in arrays.items():
-        nobodys, lead = unused[name], x.shape[:-2]
-        while nobodys.ndim - 1 > len(lead):  # shared: what none of the examples reads
-            nobodys = nobodys.all(0)
+        unread, lead = unused[name], x.shape[:-2]
+        while unread.ndim - 1 > len(lead):  # a shared array: unused by all examples
+            unread = unread.all(0)
         for axis, n in enumerate(lead):
             if n == 1:
-                nobodys = nobodys.all(axis, keepdims=True)
-        poisoned[name] = np.where(nobodys[..., None], np.nan, x)
+                unread = unread.all(axis, keepdims=True)
+        poisoned[name] = np.where(unread[..., None], np.nan, x)
     return poisoned
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """float64; and which rows of it are sure."""
+    """Expected results in float64, and which of their rows are certain."""
 
     logits: np.ndarray  # [*B, T, S]
     weights: np.ndarray
@@ -127,9 +127,9 @@ class Expected:
     logsumexp: np.ndarray
     entropy: np.ndarray
     max_logit: np.ndarray
-    sure: np.ndarray  # bool [*B, T]: of all that is made of logits
-    sure_output: np.ndarray  # bool [*B, T]
-    size: float  # of the largest term of a logit that is sure
+    sure: np.ndarray  # bool [*B, T]: rows whose logits are certain
+    sure_output: np.ndarray  # bool [*B, T]: rows whose output is certain
+    size: float  # of the largest term of a certain logit
 
 
 def check_dims(case: Arguments) -> None:
@@ -139,46 +139,46 @@ def check_dims(case: Arguments) -> None:
 
 
 def attend(case: Arguments, extra: np.ndarray | None = None) -> Expected:
-    """Pair by pair; what is masked is not read.
+    """Computes attention pair by pair; masked pairs are not read.
 
     Args:
         case: the arguments.
-        extra: bool [*B, T, S], one more mask.
+        extra: bool [*B, T, S], a further mask.
     """
     check_dims(case)
     batch, length, keys, *_ = case.size
     query, key, value = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in case.kept.values())
-    may = allowed(case.mask, batch, length, keys)
-    may = may if extra is None else may & extra
+    table = allowed(case.mask, batch, length, keys)
+    table = table if extra is None else table & extra
     bias = bias_values(case.bias, batch, length, keys)
     pair = SCORE_CASES[case.score].pair
     with np.errstate(all="ignore"):
         logits = pair(case.params, query[..., :, None, :], key[..., None, :, :])
-        if case.score == "cosine":  # with a vector of zeros it is 0, the docs say
+        if case.score == "cosine":  # 0 for a vector of zeros, as documented
             zeros = ~query.any(-1)[..., :, None] | ~key.any(-1)[..., None, :]
             logits = np.where(zeros, 0, logits)
-        logits = np.broadcast_to(logits, may.shape) + bias
-    fine = moderate(query).all(-1)[..., :, None] & moderate(key).all(-1)[..., None, :]
+        logits = np.broadcast_to(logits, table.shape) + bias
+    certain = moderate(query).all(-1)[..., :, None] & moderate(key).all(-1)[..., None, :]
     if case.score == "cosine":
-        fine &= ~lost(query)[..., :, None] & ~lost(key)[..., None, :]
+        certain &= ~lost(query)[..., :, None] & ~lost(key)[..., None, :]
     # A bias of -inf masks.
-    fine &= moderate(bias) | (bias == -np.inf)
-    sure = (fine | ~may).all(-1)
-    read = may.any(-2)
+    certain &= moderate(bias) | (bias == -np.inf)
+    sure = (certain | ~table).all(-1)
+    read = table.any(-2)
     values_fine = (moderate(value).all(-1) | ~read).all(-1)[..., None]
     lengths = [np.where(moderate(x), x, 0) ** 2 for x in (query, key)]
     size = max(np.max((x.sum(-1)), initial=0.0) for x in lengths) + np.max(
-        np.abs(logits), where=fine & may & np.isfinite(logits), initial=1.0
+        np.abs(logits), where=certain & table & np.isfinite(logits), initial=1.0
     )
-    parts = softmax(logits, may)
+    results = softmax(logits, table)
     with np.errstate(all="ignore"):
-        parted = np.where(may[..., None], value[..., None, :, :], 0) * parts[0][..., None]
-        output = parted.sum(-2)
-    return Expected(logits, parts[0], output, *parts[1:], sure, sure & values_fine, size)
+        products = np.where(table[..., None], value[..., None, :, :], 0) * results[0][..., None]
+        output = products.sum(-2)
+    return Expected(logits, results[0], output, *results[1:], sure, sure & values_fine, size)
 
 
 def lost(vectors: np.ndarray) -> np.ndarray:
-    """Whether nothing is left of a vector, nor of its direction, where denormal numbers are 0."""
+    """Returns whether a vector loses its direction when denormal numbers are flushed to 0."""
     largest = np.max(np.abs(vectors), axis=-1)
     return (largest > 0) & (largest < np.finfo(np.float32).tiny)
 
@@ -189,7 +189,7 @@ def moderate(array: np.ndarray) -> np.ndarray:
 
 
 def softmax(logits: np.ndarray, may: np.ndarray) -> tuple[np.ndarray, ...]:
-    """(weights, logsumexp, entropy, largest) over the last axis; 0, -inf, 0, -inf without keys."""
+    """Returns (weights, logsumexp, entropy, largest logit); 0, -inf, 0, -inf without keys."""
     with np.errstate(all="ignore"):
         visible = np.where(may, logits, -np.inf)
         largest = np.max(visible, axis=-1, initial=-np.inf)

@@ -1,8 +1,8 @@
-"""The command lines, in this process: good and bad options, and run folders that are damaged.
+"""Kinds for the command lines, run in this process: good and bad options.
 
-What would take time is replaced by `_begin`, so that a case is the parsing, the checks and what
-they leave on the disk. Good options get as far as that; bad ones end with status 2 and a short
-message, without a traceback, and nothing is there that was not there before.
+`_begin` replaces the slow work, so that a case tests parsing, checks and the files that they leave.
+Good options reach the work. Bad options end with status 2 and a short message, without a traceback,
+and leave no new files.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from hypothesis import strategies as st
 from outcomes import ERROR, RESULT, Kind
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal import evaluation as reversal_evaluation
 from attention_jax.tasks.reversal import task as reversal
@@ -54,7 +55,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class _Begun(BaseException):
-    """All checks are passed, and the work would begin."""
+    """Raised where the work would begin, after all checks."""
 
 
 def _begin(*_: Any, **__: Any) -> Any:
@@ -63,12 +64,12 @@ def _begin(*_: Any, **__: Any) -> Any:
 
 @functools.cache
 def script(name: str) -> Any:
-    """The module of scripts/`name`.py."""
+    """Returns the module of scripts/NAME.py."""
     spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / f"scripts/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     with mock.patch.object(sys, "path", [str(ROOT / "scripts"), *sys.path]):
         spec.loader.exec_module(module)
     return module
@@ -76,12 +77,12 @@ def script(name: str) -> Any:
 
 @functools.cache
 def trained_run() -> Path:
-    """A run of two steps and two seeds, made once."""
+    """Returns the folder of a run with two steps and two seeds, made once."""
     temporary = tempfile.TemporaryDirectory()
     atexit.register(temporary.cleanup)
     folder = Path(temporary.name) / "run"
     config = ReversalConfig(
-        model=Seq2SeqConfig(score="dot", dim=4, hidden_dim=3, encoder_layers=0),
+        model=Seq2SeqConfig(score="dot", block=BlockConfig(dim=4, hidden_dim=3), encoder_layers=0),
         loop=LoopConfig(seeds=2, steps=2, log_every=1, checkpoint_every=1),
         batch_size=3,
         max_length=4,
@@ -95,7 +96,7 @@ def trained_run() -> Path:
 
 
 def _only_saved(task: Any, optimizer: Any, loop: Any, state: Any, *, checkpoints: Any, **_: Any):
-    """In place of training: nothing is learned, and two checkpoints are there."""
+    """Replaces training: saves two checkpoints and learns nothing."""
     for step in (1, 2):
         state = state._replace(step=jnp.full_like(state.step, step))
         checkpoints.save(step, state)
@@ -105,19 +106,19 @@ def _only_saved(task: Any, optimizer: Any, loop: Any, state: Any, *, checkpoints
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """How a command ended."""
+    """The end of a command."""
 
-    status: int | str  # "begun" where the work would have begun
+    status: int | str  # "begun" if the command reached its work
     printed: str
-    new: list[str]  # files and folders that were not there before
-    content: dict[str, Any]  # of those that are JSON
+    new: list[str]  # new files and folders
+    content: dict[str, Any]  # of the new JSON files
 
 
 def run(name: str, words: list[str], replaced: dict[str, Any], folder: Path) -> Run:
     """Runs a command in `folder`, in this process."""
     module, printed = script(name), io.StringIO()
     if name == "benchmark":
-        begin = {key: found._replace(run=_begin) for key, found in module.BENCHMARKS.items()}
+        begin = {key: value._replace(run=_begin) for key, value in module.BENCHMARKS.items()}
         replaced = {**replaced, "script_benchmark.BENCHMARKS": begin}
     if name == "reproduce":
         replaced = {**replaced, "script_reproduce.ROOT": folder}
@@ -151,7 +152,7 @@ def _below(folder: Path) -> set[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command, the words that it cannot do without, and what stands in for its work."""
+    """A command, its required words, its good and bad words, and replacements for its work."""
 
     name: str
     needed: tuple[str, ...]
@@ -161,7 +162,7 @@ class Command:
 
     @property
     def cases(self) -> st.SearchStrategy:
-        """(words, whether they are good)"""
+        """Draws (words, whether they are good)."""
 
         @st.composite
         def draw_words(draw: Any) -> tuple[Words, bool]:
@@ -175,7 +176,7 @@ class Command:
                     chosen.insert(draw(st.integers(0, len(chosen))), wrong)
                 else:
                     return [word for words in chosen for word in words], False
-            # First, where words without an option would be taken for more of its values.
+            # Positional words come first, or an option would take them as further values.
             positional = [words for words in chosen if not words[0].startswith("--")]
             named = [words for words in chosen if words[0].startswith("--")]
             return [word for words in (*positional, self.needed, *named) for word in words], good
@@ -190,22 +191,22 @@ class Command:
             return run(self.name, words, self.replaced, Path(folder))
 
 
-def begins(found: Run) -> None:
-    """All was good: the work would have begun, or what is quick is done."""
-    assert found.status in ("begun", 0), f"status {found.status}: {found.printed[-300:]}"
-    assert "Traceback" not in found.printed, found.printed
+def check_begins(ended: Run) -> None:
+    """Asserts that the command reached its work, or finished it if it is quick."""
+    assert ended.status in ("begun", 0), f"status {ended.status}: {ended.printed[-300:]}"
+    assert "Traceback" not in ended.printed, ended.printed
 
 
-def check_mistake(found: Run) -> None:
-    """Status 2, a short message, and nothing written."""
-    assert found.status == 2, f"status {found.status}: {found.printed[-300:]}"
-    assert "Traceback" not in found.printed, found.printed
-    assert 0 < len(found.printed.strip()) <= 4000, f"{len(found.printed)} characters"
-    assert found.new == [], f"left behind: {found.new}"
+def check_mistake(ended: Run) -> None:
+    """Asserts status 2, a short message, and no new files."""
+    assert ended.status == 2, f"status {ended.status}: {ended.printed[-300:]}"
+    assert "Traceback" not in ended.printed, ended.printed
+    assert 0 < len(ended.printed.strip()) <= 4000, f"{len(ended.printed)} characters"
+    assert ended.new == [], f"left behind: {ended.new}"
 
 
 def _fake_batch(rng: Any, *, batch_size: int, max_length: int, **_: Any) -> Any:
-    """Strings of one letter again and again, compiled by nobody."""
+    """Returns strings of one repeated letter, without compiling anything."""
     lengths, letters = (
         np.full(batch_size, max_length, "i4"),
         np.ones((batch_size, max_length), "i4"),
@@ -224,16 +225,16 @@ def _fake_decode(model: Any, batch: Any, *, beams: int, return_weights: bool) ->
 
 
 class CommandKind(Kind):
-    """A command, whose mistakes end in a status where a function's end in an error."""
+    """The kind of a command: a mistake ends in exit status 2 instead of an error."""
 
     def judge(self, case: Any) -> str:
-        found = self.call(case)
+        ended = self.call(case)
         if self.expect(case):
-            begins(found)
-            if "run/config.json" in found.new:
-                assert found.content["run/config.json"].keys() >= {"model", "loop"}
+            check_begins(ended)
+            if "run/config.json" in ended.new:
+                assert ended.content["run/config.json"].keys() >= {"model", "loop"}
             return RESULT
-        check_mistake(found)
+        check_mistake(ended)
         return ERROR
 
 

@@ -1,4 +1,4 @@
-"""Hundreds of small programs, all of them new: compiled quickly, in place of tests/conftest.py."""
+"""Replaces the setting of tests/conftest.py: hundreds of small new programs compile quickly."""
 
 import jax
 import pytest

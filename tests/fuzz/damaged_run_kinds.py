@@ -1,4 +1,4 @@
-"""Run folders that are damaged, or are none, under the commands that read them."""
+"""Kinds for damaged run folders, and the commands that read them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Damage = Callable[[Path], None]
 # --- config.json ---
 
 NO_JSON = ["", "{", "null", "[]", "3", '"text"', "{}", "NaN", '{"model": {}', "\x00", "true"]
-NO_SETTINGS = {  # values that no run has, by the name of the setting
+NO_SETTINGS = {  # setting -> invalid values
     "model": [3, [], None, "scaled", True],
     "loop": [3, [], None, "x"],
     "batch_size": [0, -1, 2.5, "3", None, [3], {}],
@@ -38,15 +38,15 @@ NO_SETTINGS = {  # values that no run has, by the name of the setting
     "clip_norm": [0, -1, "x", None],
     "coverage_weight": [-1, "x", None],
     "model.score": [3, None, "skaled", [], {}, "nowhere:Mine"],
-    "model.dim": [0, -1, 2.5, "4", None, [4], 7],
-    "model.hidden_dim": [0, -1, 2.5, "3", None],
-    "model.heads": [0, -1, 2.5, "1", None],
+    "model.block.dim": [0, -1, 2.5, "4", None, [4], 7],
+    "model.block.hidden_dim": [0, -1, 2.5, "3", None],
+    "model.block.num_heads": [0, -1, 2.5, "1", None],
     "model.encoder_layers": [-1, 2.5, "1", None],
     "model.decoder_layers": [0, -1, 2.5, "1", None],
-    "model.dropout_rate": [1, -0.5, "x", None],
-    "model.norm": ["x", 3, None],
-    "model.activation": ["x", 3, None],
-    "model.attention": ["x", 3, None],
+    "model.block.dropout_rate": [1, -0.5, "x", None],
+    "model.block.norm": ["x", 3, None],
+    "model.block.activation": ["x", 3, None],
+    "model.cross_attention.attention": ["x", 3, None],
     "model.positions": ["rotary", 3, [], None, {"kind": "x"}, {"limit": "x"}, {"other": 1}],
     "model.other": [1],
     "loop.seeds": [0, -1, 2.5, "2", None],
@@ -57,8 +57,13 @@ NO_SETTINGS = {  # values that no run has, by the name of the setting
     "loop.other": [1],
     "other": [1],
 }
-# Such a run may be, but it is not the one whose checkpoints these are.
-OF_OTHERS = {"model.dim": 16, "model.hidden_dim": 9, "model.encoder_layers": 2, "loop.seeds": 3}
+# Valid settings, but not those of the run that wrote these checkpoints.
+OF_OTHERS = {
+    "model.block.dim": 16,
+    "model.block.hidden_dim": 9,
+    "model.encoder_layers": 2,
+    "loop.seeds": 3,
+}
 
 
 def _written(text: str | bytes) -> Damage:
@@ -124,7 +129,7 @@ def _a_folder(folder: Path) -> None:
 
 
 def _bytes_of(steps: str, change: Callable[[bytes], bytes]) -> Damage:
-    """Every file with an array's numbers, of these steps."""
+    """Returns every file with array data of the given steps."""
 
     def damage(folder: Path) -> None:
         for path in (folder / "checkpoints").glob(f"{steps}/state/**/d/*"):
@@ -142,7 +147,7 @@ def _flipped(data: bytes) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :]
 
 
-DAMAGES: dict[str, tuple[Damage, bool]] = {  # name -> (what is done, whether it can be made up for)
+DAMAGES: dict[str, tuple[Damage, bool]] = {  # name -> (damage, whether the command still works)
     **{f"config.json is {text!r}": (_written(text), False) for text in NO_JSON},
     "config.json is not UTF-8": (_written(b"\xff\xfe{}"), False),
     **{
@@ -170,7 +175,7 @@ COMMANDS = {
     "reverse": (REVERSE, ["abc", "--workdir", "run", "--figure", "a.png"]),
     "analyze_gradients": (ANALYZE, ["--workdir", "run", "--out", "page.html"]),
 }
-# What analyze_gradients.py finds when it loads the states is work, which does not begin here.
+# analyze_gradients.py would find these only while loading the states, which it never begins here.
 WHILE_LOADING = ("is another", "checkpoints are cut", "checkpoints are empty", "is cut", "flipped")
 cases = st.tuples(st.sampled_from(list(COMMANDS)), st.sampled_from(list(DAMAGES))).filter(
     lambda case: case[0] != "analyze_gradients" or not case[1].endswith(WHILE_LOADING)
@@ -187,9 +192,9 @@ def call(case: tuple[str, str]) -> Run:
         return run(name, words, command.replaced, Path(folder))
 
 
-# --- where train.py finds something already ---
+# --- train.py --resume ---
 
-FOLDERS: dict[str, tuple[Damage, bool]] = {  # with --resume
+FOLDERS: dict[str, tuple[Damage, bool]] = {  # content -> (damage, whether training resumes)
     "nothing": (lambda folder: shutil.rmtree(folder), True),
     "an empty folder": (lambda folder: (shutil.rmtree(folder), folder.mkdir())[1], True),
     "a file": (lambda folder: (shutil.rmtree(folder), folder.write_text("mine"))[0], False),

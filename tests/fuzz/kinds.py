@@ -1,9 +1,10 @@
-"""All that is fuzzed, in the order of the table."""
+"""All kinds, in the order of the table."""
 
 import analysis_kinds
 import attention_kinds
 import command_line_kinds
 import damaged_run_kinds
+import interop_kinds
 import masks_and_biases
 import module_kinds
 import monotonic_kinds
@@ -17,6 +18,7 @@ FUNCTIONS = [
     *monotonic_kinds.KINDS,
     *search_kinds.KINDS,
     *analysis_kinds.KINDS,
+    *interop_kinds.KINDS,
     *module_kinds.KINDS,
 ]
 COMMANDS = [*command_line_kinds.KINDS, *damaged_run_kinds.KINDS]

@@ -1,4 +1,4 @@
-"""Masks and biases drawn at random, each with the rule by which NumPy makes its table."""
+"""Kinds for masks and biases: random ones, each with its table in NumPy."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ offsets = st.sampled_from([0, 0, 1, 2, -1, -2, 7, -9, 2**31 - 1, -(2**31) + 1])
 sides = st.sampled_from([None, 0, 1, 2, 9, 2**31 - 1])
 
 
-# --- masks: ("kind", what it is made of, in NumPy) ---
+# --- masks, as ("kind", *NumPy arguments) ---
 
 
 @st.composite
 def masks(draw, batch: Shape, length: int, keys: int, depth: int = 2):
-    """A tree of masks that fits [*B, T, S]."""
+    """Draws a tree of masks that fits [*B, T, S]."""
     kinds = ["causal", "local", "padding", "segment", "window", "table", "table", "table"]
     kind = draw(st.sampled_from(kinds + (["and", "or", "not"] if depth else [])))
     if kind in ("and", "or", "not"):
@@ -63,7 +63,7 @@ def masks(draw, batch: Shape, length: int, keys: int, depth: int = 2):
 
 
 def built(spec: Any) -> Any:
-    """The library's mask."""
+    """Builds the library's mask."""
     kind, *parts = spec
     if kind in ("and", "or"):
         left, right = map(built, parts)
@@ -80,7 +80,7 @@ def built(spec: Any) -> Any:
 
 
 def allowed(spec: Any, batch: Shape, length: int, keys: int) -> np.ndarray:
-    """Its table, bool [*B, T, S]."""
+    """Returns the table of a mask, bool [*B, T, S]."""
     full = (*batch, length, keys)
     if spec is None:
         return np.ones(full, bool)
@@ -120,19 +120,19 @@ def mask_cases(draw):
 def table_of(case: Any) -> np.ndarray:
     spec, _, length, keys = case
     mask = built(spec)
-    if not isinstance(mask, aj.Mask):  # a table alone, or two
+    if not isinstance(mask, aj.Mask):  # one table, or a combination of tables
         mask = as_mask(mask)
     return np.asarray(mask.materialize(length, keys))
 
 
 def same_table(case: Any, got: np.ndarray, expected: np.ndarray) -> None:
     assert got.dtype == bool
-    # Only the batch axes that its own arrays have.
+    # A mask has only the batch axes of its own arrays.
     assert got.shape[-2:] == expected.shape[-2:]
     assert np.array_equal(np.broadcast_to(got, expected.shape), expected), (got, expected)
 
 
-MISTAKEN_MASKS = [  # the function, its arguments, and what the error names
+MISTAKEN_MASKS = [  # (function, arguments, name in the error)
     *((aj.causal_mask, (bad,), "offset") for bad in (1.0, "1", None, [1], 2**31, -(2**31))),
     *((aj.local_mask, (bad, 1), "left") for bad in (-1, 1.5, "1", [1], 2**31)),
     *((aj.local_mask, (None, bad), "right") for bad in (-1, 1.5, "1", (1, 2), 2**40)),
@@ -153,7 +153,7 @@ MISTAKEN_MASKS = [  # the function, its arguments, and what the error names
     )),
 ]  # fmt: skip
 
-# Tables that do not fit T = 2 queries and S = 3 keys.
+# Masks that do not fit T = 2 queries and S = 3 keys.
 MISFITS = [
     (as_mask(np.ones((3, 2), bool)), "mask"),
     (aj.segment_mask(np.ones(3, int), np.ones(3, int)), "query_segments"),
@@ -181,7 +181,7 @@ def bias_cases(draw):
 
 @st.composite
 def biases(draw, batch: Shape, length: int, keys: int, depth: int = 1):
-    """A tree of biases that fits [*B, T, S], and its arrays in float32."""
+    """Draws a tree of biases that fits [*B, T, S], with float32 arrays."""
     kinds = ["array", "array", "alibi", "relative", "t5", "gaussian"]
     kind = draw(st.sampled_from(kinds + (["sum"] if depth else [])))
     rng = np.random.default_rng(draw(seeds))
@@ -220,7 +220,7 @@ def built_bias(spec: Any) -> Any:
 
 
 def bias_values(spec: Any, batch: Shape, length: int, keys: int) -> np.ndarray:
-    """Its table, float64 [*B, T, S]."""
+    """Returns the table of a bias, float64 [*B, T, S]."""
     full = (*batch, length, keys)
     if spec is None:
         return np.zeros(full)
@@ -242,14 +242,14 @@ def bias_values(spec: Any, batch: Shape, length: int, keys: int) -> np.ndarray:
                 _bucket(d, array.shape[-1], parts[1], parts[2]) for d in distance.reshape(-1)
             ]
             table = array[..., np.array(of_pair, int).reshape(distance.shape)]
-        else:  # around NaN no window is, and the Gaussian is that of 0
+        else:  # a window around NaN is empty; its Gaussian is that around 0
             centers = np.where(np.isnan(array), 0, array)[..., :, None]
             table = -((np.arange(keys) - centers) ** 2) / (2 * parts[1] ** 2)
     return np.broadcast_to(table, full)
 
 
 def _bucket(distance: int, buckets: int, both: bool, max_distance: int) -> int:
-    """Raffel et al. 2020, one distance at a time."""
+    """The bucket of one distance, by Raffel et al. 2020."""
     n = buckets // 2 if both else buckets
     first = n if both and distance > 0 else 0
     d = abs(distance) if both else max(-distance, 0)

@@ -1,4 +1,4 @@
-"""Monotonic attention: soft, hard, and its weights from probabilities at hand."""
+"""Kinds for monotonic attention: soft, hard, and its weights from given probabilities."""
 
 from __future__ import annotations
 

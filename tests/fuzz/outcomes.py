@@ -1,9 +1,9 @@
-"""How a case of the fuzzing ends: in the right result, or in the error that the docs promise.
+"""Outcomes of a fuzz case: the right result, or the error that the documentation promises.
 
-A `Kind` is a public function with a strategy of arguments, good and bad, and an independent side
-that says in NumPy what must come of them: a result, or a refusal that names the argument. There is
-no third way out, so that a bare error from within JAX, a NaN that nobody may see and a mistake that
-passes in silence all are failures.
+A `Kind` is a public function with a strategy that draws good and bad arguments, and an independent
+NumPy side that determines what the function must do: return a result, or raise an error that names
+the argument. Everything else is a failure: a bare error from inside JAX, a NaN where none may be,
+or a mistake that is accepted silently.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 import attention_jax
 
 LIBRARY = Path(attention_jax.__file__).parent
-LONGEST_MESSAGE = 600  # characters; those that list all scores or parameters are the longest
+LONGEST_MESSAGE = 600  # characters; the longest messages list all scores or parameters
 
 RESULT, ERROR = "right result", "documented error"
 
 
-class Refused(Exception):  # noqa: N818 -- it is no error that a mistake is refused
-    """What the independent side raises for arguments that must not be served.
+class Refused(Exception):  # noqa: N818 -- a refusal is an expected outcome, not an error
+    """The independent side raises it for arguments that the library must refuse.
 
     Args:
-        names: of arguments; the error must name one of them.
+        names: names of arguments; the library's error must contain one of them.
     """
 
     def __init__(self, *names: str):
@@ -40,16 +40,16 @@ class Refused(Exception):  # noqa: N818 -- it is no error that a mistake is refu
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What is fuzzed.
+    """A function or a command to fuzz.
 
     Attributes:
-        name: of the function or the command.
-        cases: draws arguments.
-        call: what the library makes of a case.
-        expect: what must come of it, without the library; or `Refused`.
-        compare: (case, got, expected) -> AssertionError unless they agree.
-        many: how many cases the long run draws.
-        few: how many the ordinary tests draw.
+        name: name of the function or the command.
+        cases: strategy that draws arguments.
+        call: calls the library with a case.
+        expect: computes the expected result without the library, or raises `Refused`.
+        compare: (case, got, expected); raises AssertionError unless the results agree.
+        many: number of cases in the long run.
+        few: number of cases in the ordinary tests.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Kind:
     few: int = 10
 
     def judge(self, case: Any) -> str:
-        """Runs one case; which way it ended, or an exception that says what is wrong."""
+        """Runs one case; returns `RESULT` or `ERROR`, or raises what is wrong."""
         try:
             expected = self.expect(case)
         except Refused as refused:
@@ -72,9 +72,9 @@ class Kind:
 
 
 def check_refusal(call: Callable[[], Any], names: tuple[str, ...]) -> None:
-    """AssertionError unless the call raises a ValueError of ours, one line that names one of these.
+    """Asserts that the call raises our ValueError: one line that contains one of the names.
 
-    Raised by JAX or NumPy it would tell of their innards, not of the user's argument.
+    An error that JAX or NumPy raises would describe their internals, not the user's argument.
     """
     try:
         got = call()
@@ -91,7 +91,7 @@ def check_refusal(call: Callable[[], Any], names: tuple[str, ...]) -> None:
 
 
 def mistakes(name: str, calls: list[tuple], call: Callable[[Any], Any]) -> Kind:
-    """Each of a list of calls that must be refused, whose last entry is what the error names."""
+    """Returns a kind of calls that must be refused; each ends with the names for the error."""
 
     def refuse(case: tuple) -> Any:
         names = case[-1]
@@ -102,11 +102,11 @@ def mistakes(name: str, calls: list[tuple], call: Callable[[Any], Any]) -> Kind:
 
 
 def _never(*_: Any) -> None:
-    raise AssertionError("nothing is served, and nothing compared")
+    raise AssertionError("every case must be refused; there is nothing to compare")
 
 
 def run(kind: Kind, count: int, note: Callable[[Any, str | Exception], None]) -> None:
-    """Draws `count` cases, the same ones each time, and tells `note` how each ended."""
+    """Draws `count` cases, the same in every run, and calls `note` with each outcome."""
 
     @hypothesis.settings(
         max_examples=count,
@@ -128,7 +128,7 @@ def run(kind: Kind, count: int, note: Callable[[Any, str | Exception], None]) ->
 
 
 def check(kind: Kind, count: int) -> Counter:
-    """Runs so many cases, and raises what is wrong with the first that ends neither way."""
+    """Runs `count` cases, and raises the first defect; returns the number of each outcome."""
     endings: Counter = Counter()
 
     def note(case: Any, ending: str | Exception) -> None:

@@ -1,4 +1,4 @@
-"""The search for likely sequences, against all the sequences that there are."""
+"""Kinds for greedy and beam search, compared with every possible sequence."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def search_cases(draw):
     logits = rng.normal(size=(rows, tokens, tokens)).astype("f4")
     if draw(st.booleans()):
         logits = np.where(rng.random(logits.shape) < 0.2, -np.inf, logits)
-        logits[..., 1] = np.maximum(logits[..., 1], -1)  # something can always be said
-    beams = draw(st.sampled_from([0, 1, 2, 3, 40]))  # 0 for greedy
+        logits[..., 1] = np.maximum(logits[..., 1], -1)  # at least one token is always possible
+    beams = draw(st.sampled_from([0, 1, 2, 3, 40]))  # 0: greedy
     numbers = {
         "sos": draw(st.sampled_from([0, 1])),
         "eos": draw(st.sampled_from([0, 1])),
@@ -50,65 +50,68 @@ def call_search(case: Any) -> Any:
 
 
 def expect_search(case: Any) -> Any:
-    """Every sequence that there is, best first: [(score, log-probability, tokens)] of each row."""
+    """Returns all sequences of each row, best first: [(score, log-probability, tokens)]."""
     logits, _, numbers, penalty = case
-    found = []
+    by_row = []
     with np.errstate(all="ignore"):
         log_p = logits.astype(float)
         log_p = log_p - np.log(np.exp(log_p).sum(-1, keepdims=True))
     for table in log_p:
         sequences = []
         for length in range(1, numbers["max_length"] + 1):
-            for said in itertools.product(range(table.shape[1]), repeat=length):
-                ended = said[-1] == numbers["eos"]
-                if numbers["eos"] in said[:-1] or not (ended or length == numbers["max_length"]):
+            for tokens in itertools.product(range(table.shape[1]), repeat=length):
+                ended = tokens[-1] == numbers["eos"]
+                if numbers["eos"] in tokens[:-1] or not (ended or length == numbers["max_length"]):
                     continue
-                before = (numbers["sos"], *said)
+                before = (numbers["sos"], *tokens)
                 total = sum(table[a, b] for a, b in itertools.pairwise(before))
                 if total > -np.inf:
-                    sequences.append((total / ((5 + length) / 6) ** penalty, total, said))
-        found.append(sorted(sequences, reverse=True))
-    return found
+                    sequences.append((total / ((5 + length) / 6) ** penalty, total, tokens))
+        by_row.append(sorted(sequences, reverse=True))
+    return by_row
 
 
 def compare_search(case: Any, got: Any, expected: Any) -> None:
     logits, beams, numbers, _ = case
     length, pad = numbers["max_length"], numbers["pad"]
 
-    def padded(said: tuple) -> list[int]:
-        return [*said, *[pad] * (length - len(said))]
+    def padded(sequence: tuple) -> list[int]:
+        return [*sequence, *[pad] * (length - len(sequence))]
 
     if not beams:
         assert_kind("tokens", got, (logits.shape[0], length), np.int32)
         for row, tokens in enumerate(np.asarray(got)):
-            last, said = numbers["sos"], []
-            while len(said) < length and (not said or said[-1] != numbers["eos"]):
+            last, sequence = numbers["sos"], []
+            while len(sequence) < length and (not sequence or sequence[-1] != numbers["eos"]):
                 last = int(np.argmax(logits[row, last]))
-                said.append(last)
-            assert padded(tuple(said)) == tokens.tolist()
+                sequence.append(last)
+            assert padded(tuple(sequence)) == tokens.tolist()
         return
     assert_kind("tokens", got.tokens, (logits.shape[0], beams, length), np.int32)
     for row, sequences in enumerate(expected):
-        known = {said: (score, total) for score, total, said in sequences}
+        known = {sequence: (score, total) for score, total, sequence in sequences}
         scores = np.asarray(got.scores[row], float)
-        # -inf first to last of those that do not exist, and nothing is better than what precedes.
+        # Beams that do not exist have -inf and come last; scores never rise.
         assert (scores[:-1] >= scores[1:] - 1e-6).all(), scores
-        seen = []
+        returned = []
         for tokens, score, total, count in zip(
             np.asarray(got.tokens[row]), scores, np.asarray(got.log_probabilities[row], float),
             np.asarray(got.lengths[row]), strict=True,
         ):  # fmt: skip
-            said = tuple(tokens[:count].tolist())
+            sequence = tuple(tokens[:count].tolist())
             if score == -np.inf:
                 assert count == 0, "a hypothesis that does not exist has a length"
                 assert (tokens == pad).all(), tokens
                 continue
-            assert tokens.tolist() == padded(said)
-            assert said in known, f"{said} is no sequence"
-            assert np.allclose((score, total), known[said], atol=1e-5), (said, known[said])
-            seen.append(said)
-        assert len(set(seen)) == len(seen), f"twice: {seen}"
-        if beams == 40:  # more than there are beginnings: nothing can be lost but to better ones
+            assert tokens.tolist() == padded(sequence)
+            assert sequence in known, f"{sequence} is no sequence"
+            assert np.allclose((score, total), known[sequence], atol=1e-5), (
+                sequence,
+                known[sequence],
+            )
+            returned.append(sequence)
+        assert len(set(returned)) == len(returned), f"twice: {returned}"
+        if beams == 40:  # more beams than prefixes: the search loses nothing
             best = [score for score, _, _ in sequences[:beams]]
             assert np.allclose(scores[: len(best)], best, atol=1e-5), (scores, best)
 

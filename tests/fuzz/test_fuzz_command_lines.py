@@ -1,20 +1,20 @@
-"""The first cases of every command line that is fuzzed; `python tests/fuzz` runs all of them."""
+"""Fuzz tests of the command lines: the first cases; `python tests/fuzz` runs all."""
 
 import pytest
-from command_line_kinds import Run, begins, check_mistake
+from command_line_kinds import Run, check_begins, check_mistake
 from kinds import COMMANDS
 from outcomes import ERROR, RESULT, check
 
 
 @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.name)
-def test_begins_or_status_2(kind):
+def test_a_command_begins_or_exits_with_2(kind):
     endings = check(kind, kind.few)
     assert sum(endings.values()) == kind.few
     assert set(endings) <= {RESULT, ERROR}
 
 
 @pytest.mark.parametrize(
-    "found",
+    "ended",
     [
         Run(1, "error", [], {}),
         Run(0, "fine", [], {}),
@@ -25,12 +25,12 @@ def test_begins_or_status_2(kind):
         Run(2, "error" * 1000, [], {}),
     ],
 )
-def test_what_is_no_proper_mistake(found):
+def test_check_mistake_refuses_other_endings(ended):
     with pytest.raises(AssertionError):
-        check_mistake(found)
+        check_mistake(ended)
 
 
-@pytest.mark.parametrize("found", [Run(2, "error", [], {}), Run(0, "Traceback", [], {})])
-def test_what_is_no_beginning(found):
+@pytest.mark.parametrize("ended", [Run(2, "error", [], {}), Run(0, "Traceback", [], {})])
+def test_check_begins_refuses_other_endings(ended):
     with pytest.raises(AssertionError):
-        begins(found)
+        check_begins(ended)

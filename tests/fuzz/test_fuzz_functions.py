@@ -1,4 +1,4 @@
-"""The first cases of every function that is fuzzed; `python tests/fuzz` runs all of them."""
+"""Fuzz tests of the functions: the first cases; `python tests/fuzz` runs all."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,13 +11,13 @@ import attention_jax as aj
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS, ids=lambda kind: kind.name)
-def test_right_or_refused(kind):
+def test_a_result_is_right_or_refused(kind):
     endings = check(kind, kind.few)
     assert sum(endings.values()) >= min(kind.few, 3)
     assert set(endings) <= {RESULT, ERROR}
 
 
-# --- the judge itself: each of these is a failure that it must notice ---
+# --- the judge: it must notice each of these failures ---
 
 
 def _refusal(case):
@@ -33,7 +33,7 @@ def _same(case, got, expected):
 
 
 @pytest.mark.parametrize(
-    ("call", "expect", "told"),
+    ("call", "expect", "message"),
     [
         (lambda case: case + 1, lambda case: case, "assert"),
         (lambda case: _raise(ValueError("size must be 3")), lambda case: case, "size must be 3"),
@@ -43,14 +43,14 @@ def _same(case, got, expected):
         (lambda case: aj.causal_mask("x"), _refusal, "names none of"),
     ],
 )
-def test_the_judge_notices(call, expect, told):
+def test_the_judge_notices_failures(call, expect, message):
     kind = Kind("own", st.just(1), call, expect, _same, 1, 1)
     with pytest.raises(AssertionError) as caught:
         check(kind, 1)
-    assert told in f"{caught.value} {caught.value.__cause__!r}"
+    assert message in f"{caught.value} {caught.value.__cause__!r}"
 
 
-def test_the_judge_accepts():
+def test_the_judge_accepts_right_outcomes():
     good = Kind("own", st.just(1), lambda case: case, lambda case: case, _same, 1, 1)
     assert check(good, 1) == {RESULT: 1}
     bad = Kind("own", st.just(1), lambda case: aj.BlockSizes(0), _refusal, _same, 1, 1)

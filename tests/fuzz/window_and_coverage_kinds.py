@@ -1,4 +1,4 @@
-"""Windows and coverage around any score."""
+"""Kinds for local windows and coverage, with any score."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def expect_local(case: Any) -> Any:
         damping = np.ones(window.shape) if sigma is None else np.exp(-((distance / sigma) ** 2) / 2)
     weights = np.where(window, expected.weights * np.where(window, damping, 0), 0)
     _, value = given.kept["key"], given.kept["value"]
-    value = np.where(moderate(value), value, 0)  # elsewhere no row is sure
+    value = np.where(moderate(value), value, 0)  # rows with other values are not certain
     return expected, weights, weights @ np.broadcast_to(value, (*given.batch, *value.shape[-2:]))
 
 
@@ -77,7 +77,7 @@ def compare_local(case: Any, got: Any, expected: Any) -> None:
     bound = tolerance(given.dtype, given.x64, attended.size) * (1 if sigma is None else 4)
     if sigma is not None and given.x64:
         bound = 1e-5  # the centers are float32
-    # A Gaussian far from all keys leaves weights that are small beside those of other rows only.
+    # A Gaussian far from all keys makes weights that are tiny compared with other rows'.
     for name, array, right, sure in (
         ("output", got[0], output, attended.sure_output[..., None]),
         ("weights", got[1], weights, attended.sure[..., None]),
@@ -133,7 +133,7 @@ def call_coverage(case: Any) -> Any:
 
 
 def expect_coverage(case: Any) -> Any:
-    """One query after another. Only where everything that is read is moderate."""
+    """Computes one query after another; certain only if everything that is read is moderate."""
     given, kernel, before = case
     plain = attend(given)
     batch, length, keys, *_ = given.size
@@ -158,7 +158,7 @@ def expect_coverage(case: Any) -> Any:
             loss[..., t] = np.minimum(row, np.where(may[..., t, :], covered, 0)).sum(-1)
             covered = covered + row
         output = weights @ np.where(moderate(value), value, 0)
-    sure = plain.sure.all(-1)  # what one query finds reaches all later ones
+    sure = plain.sure.all(-1)  # coverage carries a query's weights to all later queries
     sure_output = sure & plain.sure_output.all(-1)
     return (
         {"output": output, "weights": weights, "coverage": covered, "loss": loss},

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from command_line import run_command
 from command_lines import call, load
+from experiment import conduct
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.reversal.task import ReversalConfig, train_run
 from attention_jax.training.loop import LoopConfig
 
@@ -23,7 +25,7 @@ comparison = load("experiments/reversal_comparison.py")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     config = ReversalConfig(
-        model=Seq2SeqConfig(score="general", dim=8, hidden_dim=12),
+        model=Seq2SeqConfig(score="general", block=BlockConfig(dim=8, hidden_dim=12)),
         loop=LoopConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2),
         batch_size=3,
     )
@@ -147,7 +149,7 @@ def numbers_of(config):
 
 def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
     config = small_comparison(tmp_path, scores=("dot",), unmasked=False)
-    comparison.main(config)
+    conduct(comparison, config)
     exact = numbers_of(config)["masked"]["dot"]["accuracy"]["free_running_exact"]
     assert list(exact) == ["3", "4", "5", "6", "7", "8", "10", "50"]
     assert list(numbers_of(config)["any_length"]["accuracy"]["free_running_exact"]) == list(exact)
@@ -158,7 +160,7 @@ def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
     assert "| dot |" in capsys.readouterr().out
     # A run whose session was killed after its last checkpoint has no timing: said, not guessed.
     (config.workdir / "masked" / "dot" / "timing.jsonl").unlink()
-    comparison.main(config)
+    conduct(comparison, config)
     assert numbers_of(config)["masked"]["dot"]["seconds"] is None
     assert "not known" in capsys.readouterr().out
 
@@ -166,11 +168,11 @@ def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
 @pytest.mark.slow
 def test_comparison_has_both_arms_and_trains_nothing_twice(tmp_path):
     config = small_comparison(tmp_path, scores=("dot", "additive"))
-    comparison.main(config)
+    conduct(comparison, config)
     numbers = numbers_of(config)
     assert list(numbers["masked"]) == list(numbers["unmasked"]) == ["dot", "additive"]
     assert "10" not in numbers["unmasked"]["dot"]["accuracy_padded"]["free_running_exact"]
-    comparison.main(config)
+    conduct(comparison, config)
     again = numbers_of(config)
     for arm in ("masked", "unmasked", "any_length"):
         assert again[arm] == numbers[arm]

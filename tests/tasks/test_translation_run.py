@@ -13,9 +13,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from saved_files import assert_bits_equal
 from translation_cases import (
     VOCABULARY_SIZE,
-    assert_same_bits,
     lines_of,
     run_config,
     write_text,
@@ -99,7 +99,7 @@ def test_what_a_run_keeps(text, straight):
     assert told[0].startswith("29 pairs of sentences; ")
     stored = json.loads((folder / "config.json").read_text())
     assert stored["task"] == "translation"
-    assert stored["model"]["dim"] == 8
+    assert stored["model"]["block"]["dim"] == 8
     sides = [lines_of("train", side) for side in ("de", "en")]
     written = b"".join("".join(f"{line}\n" for line in side).encode() + b"\0" for side in sides)
     assert stored["text_sha256"]["training"] == hashlib.sha256(written).hexdigest()
@@ -141,7 +141,7 @@ def test_validation_is_what_the_checkpoint_says(text, straight):
 def assert_same_run(text, folder, straight):
     """Going on to the end gives what the undisturbed run gave."""
     resumed = train_run(run_config(text), folder, resume=True, tell=lambda _: None)
-    assert_same_bits(resumed.state, straight.reached.state)
+    assert_bits_equal(resumed.state, straight.reached.state)
     for name in ("metrics.jsonl", "validation.jsonl", "subwords.model", "config.json"):
         assert (folder / name).read_bytes() == (straight.folder / name).read_bytes(), name
 
@@ -199,7 +199,7 @@ def test_resuming_a_finished_run_keeps_it(text, straight, copied):
     before = contents(copied)
     again = train_run(run_config(text), copied, resume=True, tell=lambda _: None)
     assert again.steps_per_second is None
-    assert_same_bits(again.state, straight.reached.state)
+    assert_bits_equal(again.state, straight.reached.state)
     changed = {path.name for path, old in before.items() if path.read_bytes() != old}
     assert changed <= {"lock"}
 
@@ -281,7 +281,7 @@ def test_steps_and_seeds(straight):
     for seed in range(2):
         translator, steps = load_translator(folder, seed_index=seed)
         assert steps == [12]
-        assert_same_bits(
+        assert_bits_equal(
             translator.params,
             jax.tree.map(lambda leaf: leaf[seed], reached.state.params),  # noqa: B023
         )
