@@ -177,11 +177,11 @@ def flax_attention_fn(
     queries whose keys are all masked (see `dot_product_attention`).
 
     It supports all arguments that Flax passes: `mask` (any dtype, not 0 = may attend; or a `Mask`,
-    so that `layer(x, mask=local_mask(8, 0))` stores no table), `is_causal`, `bias`, `dtype`, the caches of
-    `decode`, grouped-query attention, dropout, and `sow_weights`, which stores the weights before
-    dropout (and so materialises them). `broadcast_dropout` drops the same pairs in every example
-    and head, as in Flax, but not the pairs that Flax drops. `precision` has no effect: products
-    always have the full precision of float32 or wider.
+    so that `layer(x, mask=local_mask(8, 0))` stores no table), `is_causal`, `bias`, `dtype`, the
+    caches of `decode`, grouped-query attention, dropout, and `sow_weights`, which stores the
+    weights before dropout (and so materialises them). `broadcast_dropout` drops the same pairs in
+    every example and head, as in Flax, but not the pairs that Flax drops. `precision` has no
+    effect: products always have the full precision of float32 or wider.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function; Dq and Dk are the
