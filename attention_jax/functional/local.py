@@ -68,7 +68,7 @@ def local_attention(
         ValueError: an argument has the wrong shape, dtype or range.
 
     >>> tokens = jnp.eye(4)
-    >>> local_attention(tokens, tokens, tokens, centers=monotonic_centers(4), radius=0).tolist()[1]
+    >>> local_attention(tokens, tokens, tokens, centers=jnp.arange(4), radius=0).tolist()[1]
     [0.0, 1.0, 0.0, 0.0]
 
     Source: Luong, Pham and Manning 2015, section 3.2, equations 7, 9 and 10.
