@@ -58,7 +58,7 @@ from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import evaluate, reverse
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, Trained, bind
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun, bind
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.losses import real_tokens
 
@@ -287,7 +287,7 @@ def _arm(config: Config, encoder: str, centers: str, radius: int) -> JSON:
     return numbers
 
 
-def _where_it_looks(trained: Trained, strings: int) -> JSON:
+def _where_it_looks(trained: ReversalRun, strings: int) -> JSON:
     """By seed, over the letters of random strings, the right ones before each being given.
 
     `weight` is the sum of a row; `on_the_letter` what of it is at the letter to be written.

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.runs.run_folder import read_lines
+from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.reversal.evaluation import Evaluation, Reversed
-from attention_jax.tasks.reversal.task import ReversalConfig, Trained, train_run
+from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig, ReversalRun
+from attention_jax.training.run import train_run
 
 JSON = dict[str, Any]
 
@@ -19,13 +20,13 @@ TRAINED_LENGTHS = range(ReversalConfig.min_length, ReversalConfig.max_length + 1
 EXTRAPOLATION_LENGTH = 10
 
 
-def trained_arm(config: ReversalConfig, workdir: Path) -> tuple[Trained, JSON]:
+def trained_arm(config: ReversalConfig, workdir: Path) -> tuple[ReversalRun, JSON]:
     """Trains in a folder, or loads what is finished there; exits where a signal asked to stop.
 
     Returns:
         the run, and {"steps", "loss", "seconds", "steps_per_second"}.
     """
-    trained = train_run(config, workdir, resume=True)
+    trained = train_run(REVERSAL, config, workdir, resume=True)
     if trained.interrupted:
         print("stopped by a signal; the same command goes on from here", file=sys.stderr)
         sys.exit(trained.interrupted)

@@ -27,15 +27,23 @@ from experiment import Expectation, conduct, run_command
 from translation_attention import Seen, agreement, attentions, heads, rollouts
 from translation_figures import CAPTIONS, plot
 
-from attention_jax.runs.run_folder import check_folder, read_lines
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import get_score
+from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.evaluation import score_translations
 from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
-from attention_jax.tasks.translation.run import load_translator, train_run
 from attention_jax.tasks.translation.task import MODEL, TranslationConfig
-from attention_jax.tasks.translation.translate import Search, Translator, align, translate
+from attention_jax.tasks.translation.translate import (
+    Search,
+    Translator,
+    align,
+    translate,
+    translator_of,
+)
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
+from attention_jax.training.run import train_run
 
 JSON = dict[str, Any]
 
@@ -171,11 +179,11 @@ def run(config: Config) -> JSON:
     seen: dict[str, list[Seen]] = {}
     for score in config.scores:
         workdir = config.workdir / score
-        reached = train_run(config.training(score), workdir, resume=True)
-        if reached.interrupted:
+        run = train_run(TRANSLATION, config.training(score), workdir, resume=True)
+        if run.interrupted:
             print("stopped by a signal; the same command goes on from here", file=sys.stderr)
-            sys.exit(reached.interrupted)
-        translators = [load_translator(workdir, seed_index=seed)[0] for seed in range(config.seeds)]
+            sys.exit(run.interrupted)
+        translators = [translator_of(run, seed) for seed in range(config.seeds)]
         seen[score] = attentions(translators[0], text)
         arms[score] = {
             "training": _training(workdir),

@@ -2,8 +2,8 @@
 
 The same random batch for all, of the shape that captions have most: no text is needed. What cross
 attention takes, its projections among it, is the difference to the same model with the memory's
-mean in place of it. The peers do one part as one would without this library: the output layer
-and its loss whole, by optax; dropout by `flax.nnx.Dropout`.
+mean in place of it. Each peer replaces one part: the loss, by optax on the logits of all subwords
+at once; or dropout, by `flax.nnx.Dropout`.
 """
 
 from __future__ import annotations

@@ -14,14 +14,9 @@ from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import gradient_report
 from attention_jax.tasks.reversal.data import reversal_batch
 from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run
-from attention_jax.tasks.reversal.task import (
-    VOCABULARY,
-    ReversalConfig,
-    bind,
-    load_states,
-    train_run,
-)
+from attention_jax.tasks.reversal.task import REVERSAL, VOCABULARY, ReversalConfig, bind
 from attention_jax.training.loop import LoopConfig
+from attention_jax.training.run import load_states, train_run
 
 script = load("scripts/analyze_gradients.py")
 CROSS = "decoder_0/cross_attention"
@@ -35,7 +30,7 @@ def workdir(tmp_path_factory):
         loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
         batch_size=3,
     )
-    train_run(config, folder)
+    train_run(REVERSAL, config, folder)
     return folder
 
 
@@ -65,7 +60,7 @@ def test_what_was_logged_is_read_and_of_the_states_that_are_kept_computed(run):
 
 
 def test_words_show_the_models_own_weights(workdir, run):
-    _, states = load_states(workdir)
+    _, states = load_states(REVERSAL, workdir)
     params = jax.tree.map(lambda leaf: leaf[0], states[6]().params)
     batch = reversal_batch(np.array([VOCABULARY.encode("xyz")]), np.array([3]))
     config = ReversalConfig(model=Seq2SeqConfig(score="general", dim=8, hidden_dim=12))
@@ -92,7 +87,7 @@ def test_the_sweep_meets_the_model_at_scale_1(run):
 
 
 def test_edges_enclose_the_mean_eigenvalue(run, workdir):
-    _, states = load_states(workdir)
+    _, states = load_states(REVERSAL, workdir)
     count = sum(leaf[0].size for leaf in jax.tree.leaves(states[0]().params))
     for step in ("0", "6"):
         curvature = run["curvature"][step]
@@ -160,7 +155,7 @@ def test_the_script_writes_page_and_numbers(run, workdir, tmp_path, monkeypatch,
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--workdir", "nowhere"], "workdir must be a folder made by scripts/train.py"),
+        (["--workdir", "nowhere"], "workdir must be the folder of a training run"),
         (["--workdir", "{run}", "--compare", "nowhere"], "nowhere has no config.json"),
         (["--workdir", "{foreign}"], "foreign: config.json is not that of a reversal run"),
         (["--workdir", "{run}", "--words", "aB"], "letters"),

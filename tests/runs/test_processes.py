@@ -15,8 +15,8 @@ import pytest
 
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.processes import Distribution
-from attention_jax.runs.run_folder import read_lines
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--dim", "8", "--hidden-dim", "7", "--max-length", "3", "--seeds", "2"]
@@ -217,7 +217,7 @@ assert whole_machine() == MeshShape(data=int(count))
 layout, task = Layout(whole_machine()), reversal_task(ReversalConfig(batch_size=12))
 source = jax.jit(lambda rng: layout.constrained_batch(task.batch(rng)).source)(jax.random.key(3))
 (shard,) = source.addressable_shards
-assert shard.data.tolist() == layout.fetched(source)[shard.index].tolist()
+assert shard.data.tolist() == layout.to_host(source)[shard.index].tolist()
 print(*shard.index[0].indices(12)[:2])
 """
 

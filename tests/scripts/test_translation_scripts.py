@@ -20,11 +20,17 @@ from translation_cases import VOCABULARY_SIZE, lines_of, write_text
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.evaluation import score_translations
-from attention_jax.tasks.translation.run import load_translator
 from attention_jax.tasks.translation.task import optimizer, translation_task
-from attention_jax.tasks.translation.translate import Search, longest_answer, translate
+from attention_jax.tasks.translation.translate import (
+    Search,
+    longest_answer,
+    translate,
+    translator_of,
+)
 from attention_jax.training.loop import initial_state
+from attention_jax.training.run import load_run
 
 ROOT = Path(__file__).parents[2]
 TASK = ["--task", "translation"]
@@ -81,7 +87,9 @@ def test_training(trained):
     folder, (status, out, err) = trained
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert re.match(r"29 pairs of sentences; \d+ batches an epoch, of 1 shapes; ", lines[0])
+    assert re.match(
+        r"additive: 29 pairs of sentences; \d+ batches per epoch, of 1 shapes; ", lines[0]
+    )
     for step in (2, 4):
         found = [line for line in lines if f"step {step}, validation: loss " in line]
         assert len(found) == 1
@@ -94,7 +102,7 @@ def test_training(trained):
 
 def say_always(folder, letter):
     """Adds step 6 to a run: a model that says one letter, and never ends."""
-    translator, _ = load_translator(folder)
+    translator = translator_of(load_run(TRANSLATION, folder))
     config = translator.config
     state = initial_state(translation_task(config), optimizer(config), config.loop)
     token = translator.vocabularies.target.encode([letter])[0][-1]
@@ -173,8 +181,9 @@ def test_evaluation(trained, script):
     (folder / "scores.json").unlink()
     source, target = (lines_of("validation", side) for side in ("de", "en"))
     for seed, scores in enumerate(written["seeds"]):
-        translator, steps = load_translator(folder / "run", average=2, seed_index=seed)
-        assert written["steps"] == steps == [2, 4]
+        run = load_run(TRANSLATION, folder / "run", average=2)
+        translator = translator_of(run, seed)
+        assert written["steps"] == list(run.averaged) == [2, 4]
         found = score_translations(translate(translator, source, Search(beams=4)), target)
         assert scores == pytest.approx(found._asdict())
     assert (written["workdir"], written["beams"], len(written["seeds"])) == ("run", 4, 2)
@@ -195,8 +204,7 @@ def test_files_to_files(trained, script):
     assert told == (0, "", "")
     found = (folder / "found.en").read_bytes().decode().split("\n")
     (folder / "found.en").unlink()
-    translator, steps = load_translator(folder / "run", 2, seed_index=1)
-    assert steps == [2]
+    translator = translator_of(load_run(TRANSLATION, folder / "run", 2), 1)
     search = Search(beams=2, length_penalty=0.5)
     assert found == [*translate(translator, lines_of("train", "de"), search), ""]
 

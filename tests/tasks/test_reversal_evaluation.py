@@ -1,5 +1,6 @@
 """Accuracies and answers of a trained model against a naive evaluation in Python."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,7 +14,7 @@ from attention_jax.tasks.reversal.evaluation import evaluate, reverse
 from attention_jax.tasks.reversal.task import (
     VOCABULARY,
     ReversalConfig,
-    Trained,
+    ReversalRun,
     bind,
     optimizer,
     reversal_task,
@@ -35,7 +36,7 @@ def trained():
         task, adam = reversal_task(CONFIG), optimizer(CONFIG)
         steps = functools.partial(train_steps, task, adam, 250)
         state, _ = jax.jit(jax.vmap(steps))(initial_state(task, adam, CONFIG.loop))
-    return Trained(CONFIG, state.params, 250)
+    return ReversalRun(CONFIG, state.params, 250)
 
 
 def naive_forward(trained, seed, width):
@@ -99,7 +100,9 @@ def test_evaluate_is_the_naive_evaluation(trained, monkeypatch, pad_to):
 
 
 def test_every_seed_sees_the_same_strings_and_another_seed_others(trained):
-    same = Trained(CONFIG, jax.tree.map(lambda leaf: leaf[jnp.array([0, 0])], trained.params), 250)
+    same = ReversalRun(
+        CONFIG, jax.tree.map(lambda leaf: leaf[jnp.array([0, 0])], trained.params), 250
+    )
     for column in evaluate(same, lengths=[3], strings=17)[3]:
         assert column.shape == (2,)
         assert column[0] == column[1]
@@ -131,7 +134,7 @@ def biased(trained, **biases):
     for token, by in biases.items():
         bias = bias.at[:, {"PAD": PAD, "EOS": EOS, "a": 3}[token]].add(by)
     params["logits"] = {**params["logits"], "bias": bias}
-    return trained._replace(params=params)
+    return dataclasses.replace(trained, params=params)
 
 
 def test_answers_that_never_end_and_answers_without_letters(trained):
@@ -185,6 +188,6 @@ def test_strings_are_of_the_letters_that_were_trained_on(monkeypatch):
 
     monkeypatch.setattr(reversal_evaluation, "_evaluate", look)
     config = ReversalConfig(letters=2)
-    evaluate(Trained(config, {}, 0), lengths=[7], strings=64)
+    evaluate(ReversalRun(config, {}, 0), lengths=[7], strings=64)
     first = VOCABULARY.encode("a")[0]
     assert set(seen[0].ravel()) == {first, first + 1}

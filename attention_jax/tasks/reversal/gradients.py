@@ -1,4 +1,4 @@
-"""What a run's checkpoints say of its gradients: numbers for a report, as JSON keeps them."""
+"""Gradients at a run's checkpoints: the numbers of a report, ready for JSON."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from attention_jax.analysis import (
     logit_scale_sweep,
     logit_variance,
 )
-from attention_jax.runs.run_folder import RunFolder, read_lines
+from attention_jax.core.checks import check_integer
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import batch_of_words
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, load_states, reversal_task
+from attention_jax.tasks.reversal.task import REVERSAL, VOCABULARY, ReversalConfig, reversal_task
 from attention_jax.tasks.vocabulary import EOS
 from attention_jax.training.loop import TrainState, gradient_statistics
+from attention_jax.training.run import load_states
 
 Array = jax.Array
 JSON = dict[str, Any]
@@ -33,12 +36,13 @@ JSON = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class GradientAnalysis:
-    """What is looked at.
+    """Settings of the analysis.
 
     Attributes:
-        words: strings whose weights and gradients are drawn, of the first seed.
-        strings: random strings, of the lengths trained on, for the scale sweep and the curvature.
-        iterations: of Lanczos, for the edges of the Hessian's spectrum; 0 leaves curvature out.
+        words: strings whose weights and gradients are drawn, for the first seed.
+        strings: random strings, of the training lengths, for the scale sweep and the curvature.
+        iterations: Lanczos iterations for the extreme eigenvalues of the Hessian; 0 leaves
+            curvature out.
         samples: random vectors for the Hessian's trace.
     """
 
@@ -49,8 +53,7 @@ class GradientAnalysis:
 
     def __post_init__(self) -> None:
         for name, least in (("strings", 1), ("iterations", 0), ("samples", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+            check_integer(name, getattr(self, name), least)
         if not self.words:
             raise ValueError("words must be at least one; got none")
         for word in self.words:
@@ -61,24 +64,24 @@ class GradientAnalysis:
 def analyze_run(
     workdir: Path, analysis: GradientAnalysis, *, progress: Callable[[str], None]
 ) -> JSON:
-    """All numbers of one run; every list over seeds has one entry a seed.
+    """All numbers of one run; every list over seeds has one entry per seed.
 
     Args:
         workdir: a run folder of the reversal task.
-        analysis: what to look at.
-        progress: told what is being computed.
+        analysis: settings.
+        progress: called with a line about what is being computed.
 
     Returns:
         {"label", "workdir", "step", "seeds", "by_step": {"steps", statistic: [steps][seeds]},
         "words": {step: {word: {"row_labels", "column_labels", "weights", "dlogits"}}},
         "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
-        {statistic: [seeds]}}}, where step is "0" or the newest; None stands for what is not finite,
-        or not there without a softmax.
+        {statistic: [seeds]}}}, where step is "0" or the newest. None stands for numbers that are
+        not finite, and for those that need a softmax where the attention has none.
 
     Raises:
         ValueError: the folder holds no run, or none that can be read.
     """
-    config, states = load_states(workdir)
+    config, states = load_states(REVERSAL, workdir)
     loaded = {step: load() for step, load in states.items()}
     newest, label = max(loaded), config.model.label
     progress(f"{label}: gradients by step")
