@@ -39,7 +39,7 @@ from reversal_arms import (
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
-from attention_jax.tasks.reversal.evaluation import evaluate, reverse
+from attention_jax.tasks.reversal.evaluation import LETTER_AXES, evaluate, reverse
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
@@ -170,7 +170,8 @@ def plot(numbers: JSON) -> dict[str, Figure]:
                 list(word),
             )
             for score, measured in masked.items()
-        }
+        },
+        **LETTER_AXES,
     )
     figures = {"reversal_losses": losses, "reversal_heatmaps": heatmaps}
 

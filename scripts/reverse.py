@@ -11,7 +11,7 @@ from command_line import run_command
 
 from attention_jax.reports import plotting
 from attention_jax.runs.checkpoints import StepName
-from attention_jax.tasks.reversal.evaluation import check_beams, reverse
+from attention_jax.tasks.reversal.evaluation import LETTER_AXES, check_beams, reverse
 from attention_jax.tasks.reversal.task import REVERSAL
 from attention_jax.training.run import load_run
 
@@ -57,7 +57,7 @@ def main(arguments: Arguments) -> None:
             note += f", trained on lengths {config.min_length}-{config.max_length}"
         print(f"{answer.word} -> {answer.answer}{note}")
         panels[answer.word] = (np.asarray(answer.weights), answer.row_labels, list(answer.word))
-    figure = plotting.weight_heatmaps(panels)
+    figure = plotting.weight_heatmaps(panels, **LETTER_AXES)
     path = arguments.figure or arguments.workdir / "figures" / "reverse.png"
     try:
         print(plotting.save(figure, path))

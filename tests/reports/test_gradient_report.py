@@ -13,7 +13,7 @@ from attention_jax.analysis import capture
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import gradient_report
 from attention_jax.tasks.reversal.data import reversal_batch
-from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run
+from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run, computation_order
 from attention_jax.tasks.reversal.task import REVERSAL, VOCABULARY, ReversalConfig, bind
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import load_states, train_run
@@ -57,6 +57,8 @@ def test_what_was_logged_is_read_and_of_the_states_that_are_kept_computed(run):
     # The first loss of a model that knows nothing: about log V.
     assert by_step["loss"][0] == pytest.approx([np.log(VOCABULARY.size)] * 2, abs=1.0)
     assert by_step[f"{CROSS}/saturation"][1] == [None, None]  # not in that line
+    assert run["attentions"][-1] == CROSS
+    assert np.shape(run["gradient_norms"]["decoder, cross attention"]) == (4, 2)
 
 
 def test_words_show_the_models_own_weights(workdir, run):
@@ -108,7 +110,7 @@ def test_the_page_has_every_figure_with_words_for_it(run):
 def test_runs_that_would_be_called_the_same_are_told_apart(run):
     other = copy.deepcopy(run)
     other["workdir"] = "runs/other"
-    # It has no encoder, so that the first panel knows nothing of it.
+    # It has no encoder, so that the first panel does not show it.
     other["by_step"] = {k: v for k, v in other["by_step"].items() if "encoder_0" not in k}
     text = Reader(gradient_report.report([run, other], command="")).text
     assert f"general ({run['workdir']})" in text
@@ -121,7 +123,7 @@ def test_runs_that_would_be_called_the_same_are_told_apart(run):
 def test_attentions_stand_in_the_order_of_computation():
     names = ["decoder_1/self_attention", "decoder_0/cross_attention", "encoder_10/self_attention",
              "encoder_2/self_attention", "decoder_0/self_attention"]  # fmt: skip
-    assert sorted(names, key=gradient_report._in_order) == [names[i] for i in (3, 2, 4, 1, 0)]
+    assert sorted(names, key=computation_order) == [names[i] for i in (3, 2, 4, 1, 0)]
 
 
 def test_attention_without_softmax_is_reported_without_its_gradients(run):

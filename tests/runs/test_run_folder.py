@@ -196,22 +196,7 @@ def test_a_check_changes_nothing(tmp_path):
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("content", "task"),
-    [
-        ('{"task": "translation"}', "translation"),
-        ('{"dim": 8}', "reversal"),  # from before there were others
-        ('{"task"', None),
-        (None, None),
-    ],
-)
-def test_the_task(tmp_path, content, task):
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    assert RunFolder(tmp_path).task == task
-
-
-# --- one trainer a folder ---
+# --- one trainer per folder ---
 
 
 def test_two_cannot_train_in_one_folder(tmp_path):

@@ -22,6 +22,10 @@ Array = jax.Array
 Params = Any
 
 
+# Labels for the axes of `plotting.weight_heatmaps`.
+LETTER_AXES: dict[str, Any] = {"ylabel": "letter written (query)", "xlabel": "source letter (key)"}
+
+
 class Evaluation(NamedTuple):
     """Three accuracies on strings of one length, each [seeds].
 

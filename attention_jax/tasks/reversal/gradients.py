@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,18 @@ from attention_jax.training.run import load_states
 
 Array = jax.Array
 JSON = dict[str, Any]
+
+# Groups of parameters, as regular expressions for their paths in the model.
+_PARAMETER_GROUPS = {
+    "embeddings": r"(source|target)_embedding",
+    "encoder, self attention": r"encoder/\d+/self_attention",
+    "encoder, feed-forward": r"encoder/\d+/feed_forward(/|$)",
+    "decoder, self attention": r"decoder/\d+/self_attention",
+    "decoder, cross attention": r"decoder/\d+/cross_attention",
+    "decoder, feed-forward": r"decoder/\d+/feed_forward(/|$)",
+    "normalisation": r"(.*_norm|.*_residual)",
+    "output layer": r"logits",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +86,7 @@ def analyze_run(
 
     Returns:
         {"label", "workdir", "step", "seeds", "by_step": {"steps", statistic: [steps][seeds]},
+        "gradient_norms": {group of parameters: [steps][seeds]}, "attentions": their names,
         "words": {step: {word: {"row_labels", "column_labels", "weights", "dlogits"}}},
         "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
         {statistic: [seeds]}}}, where step is "0" or the newest. None stands for numbers that are
@@ -85,12 +99,16 @@ def analyze_run(
     loaded = {step: load() for step, load in states.items()}
     newest, label = max(loaded), config.model.label
     progress(f"{label}: gradients by step")
+    by_step = _by_step(workdir, config, loaded)
+    attentions = [name.rpartition("/")[0] for name in by_step if name.endswith("/entropy")]
     numbers: JSON = {
         "label": label,
         "workdir": str(workdir),
         "step": newest,
         "seeds": config.loop.seeds,
-        "by_step": _by_step(workdir, config, loaded),
+        "by_step": by_step,
+        "gradient_norms": _norms_by_group(by_step),
+        "attentions": sorted(attentions, key=computation_order),
     }
     looks = {str(step): loaded[step] for step in (0, newest)}
     progress(f"{label}: weights and gradients of {', '.join(analysis.words)}")
@@ -114,7 +132,7 @@ def analyze_run(
 
 
 def _by_step(workdir: Path, config: ReversalConfig, states: dict[int, TrainState]) -> JSON:
-    """{"steps": [...], statistic: [[one number a seed] a step]}: logged, and of the checkpoints."""
+    """{"steps", statistic: [steps][seeds]}, logged while training or computed at checkpoints."""
     task = reversal_task(config)
     look = jax.jit(functools.partial(gradient_statistics, task, learning_statistics))
     lines = {line.pop("step"): line for line in read_lines(RunFolder(workdir).gradients)}
@@ -128,8 +146,25 @@ def _by_step(workdir: Path, config: ReversalConfig, states: dict[int, TrainState
     return {"steps": steps, **table}
 
 
+def _norms_by_group(by_step: JSON) -> JSON:
+    """{group: [steps][seeds]}: the gradient norm of each group of parameters in the model."""
+    norms: JSON = {}
+    for group, pattern in _PARAMETER_GROUPS.items():
+        names = [name for name in by_step if re.match(f"gradient_norm/{pattern}", name)]
+        if names:
+            squares = sum(np.array(by_step[name], float) ** 2 for name in names)
+            norms[group] = _rounded(np.sqrt(squares))
+    return norms
+
+
+def computation_order(attention: str) -> tuple[bool, list[str], bool]:
+    """A sort key: encoder before decoder, layer by layer, self before cross attention."""
+    numbers = [number.zfill(4) for number in re.findall(r"\d+", attention)]
+    return (not attention.startswith("encoder"), numbers, "cross_attention" in attention)
+
+
 def _cross_attention(config: ReversalConfig) -> str:
-    """The name of the last decoder layer's, whose score is under study."""
+    """The name of the last decoder layer's cross attention, whose score is under study."""
     return f"decoder_{config.model.decoder_layers - 1}/cross_attention"
 
 
@@ -137,11 +172,11 @@ def _of_words(config: ReversalConfig, words: tuple[str, ...], state: TrainState)
     """The first seed's cross-attention weights and their logits' gradients: [B, T, S]."""
     params = jax.tree.map(lambda leaf: leaf[0], state.params)
     loss, batch = reversal_task(config).loss, batch_of_words(words)
-    found = capture_gradients(loss, params, batch, jax.random.key(0))
+    captured = capture_gradients(loss, params, batch, jax.random.key(0))
     name = _cross_attention(config)
     return {
-        "weights": _mean_over_heads(found.attentions[name].weights),
-        "dlogits": _mean_over_heads(found.gradients[name].dlogits),
+        "weights": _mean_over_heads(captured.attentions[name].weights),
+        "dlogits": _mean_over_heads(captured.gradients[name].dlogits),
     }
 
 
@@ -150,8 +185,8 @@ def _mean_over_heads(pairs: Array | None) -> Array | None:
     return pairs if pairs is None or pairs.ndim == 3 else jnp.mean(pairs, axis=1)
 
 
-def _word_tables(config: ReversalConfig, words: tuple[str, ...], found: dict[str, Any]) -> JSON:
-    """Each word's rows and columns, without padding if the model leaves it out."""
+def _word_tables(config: ReversalConfig, words: tuple[str, ...], tables_of: dict[str, Any]) -> JSON:
+    """Each word's numbers and labels, without padding if the model masks it."""
     source = np.asarray(batch_of_words(words).source)
     tables: JSON = {}
     for index, word in enumerate(words):
@@ -162,7 +197,7 @@ def _word_tables(config: ReversalConfig, words: tuple[str, ...], found: dict[str
             "column_labels": [VOCABULARY.label(token) for token in source[index, :keys]],
             **{
                 name: None if pairs is None else _rounded(pairs[index, :rows, :keys])
-                for name, pairs in found.items()
+                for name, pairs in tables_of.items()
             },
         }
     return tables
@@ -172,19 +207,19 @@ _SCALES = np.geomspace(1 / 64, 64, 37)
 
 
 def _scale_sweep(config: ReversalConfig, strings: int, params: Any) -> dict[str, Array] | None:
-    """The cross attention of one seed, were its logits all `_SCALES` times what they are: [n]."""
+    """Jacobian norm and entropy of one seed's cross attention with scaled logits: [scales]."""
     loss, batch = reversal_task(config).loss, _batch(config, strings)
-    found = capture_gradients(loss, params, batch, jax.random.key(0))
+    captured = capture_gradients(loss, params, batch, jax.random.key(0))
     name = _cross_attention(config)
-    seen, doutput = found.attentions[name], found.gradients[name].doutput
-    if seen.logits is None or seen.mask is None:
+    attention, doutput = captured.attentions[name], captured.gradients[name].doutput
+    if attention.logits is None or attention.mask is None:
         return None
-    mask = seen.mask & jnp.any(doutput != 0, axis=-1)[..., None]
-    logits = jnp.where(mask, seen.logits, 0)
-    # Logits as they are: their dot product with unit vectors.
+    mask = attention.mask & jnp.any(doutput != 0, axis=-1)[..., None]
+    logits = jnp.where(mask, attention.logits, 0)
+    # The dot product with unit vectors gives the logits themselves.
     unit = jnp.eye(logits.shape[-1], dtype=logits.dtype)
     sweep = logit_scale_sweep(
-        logits, unit, seen.value, doutput, jnp.asarray(_SCALES), score="dot", mask=mask
+        logits, unit, attention.value, doutput, jnp.asarray(_SCALES), score="dot", mask=mask
     )
     variance = logit_variance(logits, mask, per_row=True)
     return {
@@ -195,7 +230,7 @@ def _scale_sweep(config: ReversalConfig, strings: int, params: Any) -> dict[str,
 
 
 def _curvature(config: ReversalConfig, analysis: GradientAnalysis, params: Any) -> dict[str, Array]:
-    """Of the loss of one batch in all parameters: [seeds] each."""
+    """Hessian of the loss of one batch in all parameters: each [seeds]."""
     loss, batch = reversal_task(config).loss, _batch(config, analysis.strings)
     rngs = jax.random.split(jax.random.key(0))
 
@@ -230,12 +265,12 @@ def _batch(config: ReversalConfig, strings: int) -> Any:
 
 
 def _rounded(numbers: Any) -> Any:
-    """As nested lists of floats with six digits; None where a number is not finite."""
+    """Nested lists of floats with six digits; None for numbers that are not finite."""
     if numbers is None:
         return None
     if isinstance(numbers, dict):
         return {name: _rounded(value) for name, value in numbers.items()}
-    array = np.asarray(numbers, np.float64)  # of None, NaN
+    array = np.asarray(numbers, np.float64)  # None becomes NaN
     if array.ndim:
         return [_rounded(row) for row in array]
     return float(f"{array:.6g}") if np.isfinite(array) else None
