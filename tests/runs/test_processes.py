@@ -237,7 +237,7 @@ def test_a_mistake_ends_both(tmp_path, train):
     first, second = ended(train(2, "run"))
     assert (first[0], second[0]) == (2, 2), (first, second)
     assert first[2].startswith("error: workdir must be new, empty, or the folder of a run; run")
-    assert second[2] == "error: another process of this run could not go on: see what it says\n"
+    assert second[2] == "error: another process of this run failed: see its error\n"
     assert first[2].count("\n") == 1
     assert (first[1], second[1]) == ("", "")
 
@@ -276,8 +276,8 @@ def test_one_is_killed_and_the_run_goes_on_later(tmp_path, train, killed):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("localhost:1234", 2, None), "must be given together, or none of them"),
-        ((None, 2, 0), "must be given together, or none of them"),
+        (("localhost:1234", 2, None), "must be given together, or left out"),
+        ((None, 2, 0), "must be given together, or left out"),
         (("localhost", 2, 0), "coordinator must be host:port; got 'localhost'"),
         ((":1234", 2, 0), "coordinator must be host:port; got ':1234'"),
         (("localhost:port", 2, 0), "coordinator must be host:port; got 'localhost:port'"),

@@ -266,24 +266,24 @@ def no_file(name):
     [
         (
             [*TRAIN, "--source", "train.de", "--target", "short.en"],
-            "error: train.de and short.en must have as many lines, line by line translations;"
-            " got 29 and 28",
+            "error: train.de and short.en must have the same number of lines, translations line by"
+            " line; got 29 and 28",
         ),
         ([*TRAIN, "--source", "no.de", "--target", "train.en"], no_file("no.de")),
         (
             [*TRAIN, *FILES, *NOT_UTF8],
-            "error: latin.de must be UTF-8; line 2 has the byte 0xe4, which is none",
+            "error: latin.de must be UTF-8; line 2 has the invalid byte 0xe4",
         ),
         (
             [*TRAIN, "--source", "empty.de", "--target", "train.en"],
-            "error: empty.de is empty; it must have one sentence a line",
+            "error: empty.de is empty; it must have one sentence per line",
         ),
         ([*TRAIN, "--source", "blank.de", "--target", "train.en"], "error: blank.de is empty;"),
         (
             [*TRAIN, "--source", "plain.de.gz", "--target", "train.en"],
             "error: plain.de.gz cannot be read: Not a gzipped file",
         ),
-        ([*TRAIN, *FILES], "for there are no more subwords in this text; got 4000"),
+        ([*TRAIN, *FILES], "the number of subwords in this text; got 4000"),
         ([*TRAIN, *FILES, "--vocabulary-size", "270"], "error: vocabulary_size must be at least"),
         (
             [*TRAIN, *FILES, *SIZE, "--max-tokens", "2"],
@@ -314,7 +314,7 @@ def no_file(name):
         ([*TRANSLATE, "--source", "no.de"], no_file("no.de")),
         ([*TRANSLATE, "--source", "latin.de"], "error: latin.de must be UTF-8; line 2 has"),
         ([*TRANSLATE, "--source", "empty.de"], "error: empty.de is empty"),
-        (TRANSLATE, "error: standard input must be UTF-8; line 2 has the byte 0xff"),
+        (TRANSLATE, "error: standard input must be UTF-8; line 2 has the invalid byte 0xff"),
         ([*TRANSLATE, "--step", "3"], "error: step must be newest, best or one of 2, 4; got 3"),
         ([*TRANSLATE, "--average", "3"], "error: average must be at most 2, the checkpoints; got"),
         ([*TRANSLATE, "--seed-index", "2"], "error: seed_index must be from 0 to 1; got 2"),
@@ -327,7 +327,7 @@ def no_file(name):
         ([*EVALUATE, "--source", "train.de"], "--reference"),
         (
             [*EVALUATE, "--source", "train.de", "--reference", "short.en"],
-            "error: train.de and short.en must have as many lines",
+            "error: train.de and short.en must have the same number of lines",
         ),
         ([*EVALUATE, *VALIDATED, "--step", "3"], "error: step must be newest, best or one of 2, 4"),
         ([*EVALUATE, *VALIDATED, "--average", "0"], "error: average must be at least 1; got 0"),
@@ -361,7 +361,7 @@ def test_a_mistake_in_a_process_of_its_own(trained):
     status, out, err = run(folder, *TRAIN, *FILES, "--vocabulary-size", "9999")
     assert (status, out) == (2, "")
     assert re.fullmatch(
-        r"error: vocabulary_size must be at most \d+, for there are no more subwords in this text;"
+        r"error: vocabulary_size must be at most \d+, the number of subwords in this text;"
         r" got 9999\n",
         err,
     )

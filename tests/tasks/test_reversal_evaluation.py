@@ -62,8 +62,7 @@ def naive_answer(forward, source, length):
     return tokens, weights
 
 
-@pytest.mark.parametrize("pad_to", [None, 5])
-def test_evaluate_is_the_naive_evaluation(trained, monkeypatch, pad_to):
+def test_evaluate_is_the_naive_evaluation(trained, monkeypatch):
     strings = []
 
     def recorded(rng, **options):
@@ -73,9 +72,9 @@ def test_evaluate_is_the_naive_evaluation(trained, monkeypatch, pad_to):
 
     random_batch = reversal_evaluation.random_batch
     monkeypatch.setattr(reversal_evaluation, "random_batch", recorded)
-    results = evaluate(trained, lengths=[3, 2], strings=17, pad_to=pad_to)
+    results = evaluate(trained, lengths=[3, 2], strings=17)
     assert list(results) == [3, 2]
-    width = pad_to or 3
+    width = 3
     seen = []
     for seed in range(SEEDS):
         forward = naive_forward(trained, seed, width)
@@ -156,7 +155,6 @@ def test_answers_that_never_end_and_answers_without_letters(trained):
         ({"lengths": []}, r"lengths must be one or more"),
         ({"lengths": [3, 0]}, r"lengths must be one or more, each at least 1; got \[3, 0\]"),
         ({"lengths": [3], "strings": 0}, r"strings must be at least 1; got 0"),
-        ({"lengths": [3, 5], "pad_to": 4}, r"pad_to must be at least .* 5; got 4"),
     ],
 )
 def test_what_cannot_be_evaluated(trained, options, message):

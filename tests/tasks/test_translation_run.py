@@ -248,7 +248,7 @@ def other_subwords(text, folder):
         (None, {"loop": {"seeds": 3}}, r"loop.keep_best was 1, now 0; loop.seeds was 2, now 3"),
         (None, {"vocabulary_size": 390}, r"subwords.model must have 390 subwords; it has 400"),
         (None, {"patience": 2}, r"patience was None, now 2"),
-        (damaged_subwords, {}, r"subwords.model is damaged: model must be one of sentencepiece"),
+        (damaged_subwords, {}, r"subwords.model is damaged: model must be a sentencepiece model"),
         (other_subwords, {}, r"subwords_sha256.subwords.model was '"),
     ],
 )
@@ -336,7 +336,7 @@ def test_folders_that_hold_no_translator(copied, tmp_path):
     with pytest.raises(ValueError, match=r"run: its subwords are not those that it was trained"):
         translator_of(run)
     damaged_subwords(None, copied)
-    with pytest.raises(ValueError, match=r"subwords.model is damaged: model must be one of"):
+    with pytest.raises(ValueError, match=r"subwords.model is damaged: model must be a"):
         translator_of(run)
     content = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**content, "model": 3}))

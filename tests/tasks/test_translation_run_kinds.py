@@ -87,7 +87,7 @@ def test_two_vocabularies_are_two_files(text, tmp_path):
         ({"max_tokens": 1}, {}, r"no pair of sentences is left to learn from: 0 have an empty"),
         ({}, {"log_gradients": 3}, r"must be a positive multiple of log_every 2; got 3"),
         ({}, {"tensorboard": True}, r"needs the package tensorboardX"),
-        ({"vocabulary_size": 9999}, {}, r"vocabulary_size must be at most \d+, for there are no"),
+        ({"vocabulary_size": 9999}, {}, r"vocabulary_size must be at most \d+, the number of"),
     ],
 )
 def test_a_run_that_cannot_begin(text, tmp_path, monkeypatch, settings, options, message):

@@ -232,7 +232,7 @@ def test_damaged_vocabularies(tmp_path, text, damage, message):
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (4000, r"vocabulary_size must be at most \d+, for there are no more subwords in this text"),
+        (4000, r"vocabulary_size must be at most \d+, the number of subwords in this text"),
         (260, r"vocabulary_size must be at least \d+, for the letters of this text"),
     ],
 )

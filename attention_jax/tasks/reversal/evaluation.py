@@ -63,7 +63,6 @@ def evaluate(
     lengths: Sequence[int],
     strings: int = 1000,
     seed: int = 0,
-    pad_to: int | None = None,
     beams: int = 1,
 ) -> dict[int, Evaluation]:
     """Accuracies by length, on fresh random strings, the same for all seeds and scores.
@@ -73,8 +72,6 @@ def evaluate(
         lengths: lengths of strings, each at least 1.
         strings: how many of each length.
         seed: of the strings.
-        pad_to: sources are padded to this length; it matters only to a model that does not mask
-            padding. None pads to the longest of `lengths`.
         beams: partial answers kept at each step of the search; 1 is greedy.
 
     Raises:
@@ -84,9 +81,7 @@ def evaluate(
     check_integer("strings", strings)
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths must be one or more, each at least 1; got {list(lengths)}")
-    width = max(lengths) if pad_to is None else pad_to
-    if width < max(lengths):
-        raise ValueError(f"pad_to must be at least the longest length {max(lengths)}; got {pad_to}")
+    width = max(lengths)
     results = {}
     for length in lengths:
         rng = jax.random.fold_in(jax.random.key(seed), length)
