@@ -194,7 +194,7 @@ def growing_kernels(
 def _additive(params: Any, query: Array, key: Array, value: Array, doutput: Array) -> Any:
     score = Additive()
     logits = score(params, query, key)
-    q_features, k_features = score.project(params, query, key)
+    q_features, k_features = score.project_query(params, query), score.project_key(params, key)
     units = jnp.tanh(q_features[:, None, :] + k_features[None, :, :])  # [T, S, A]
     gradients = attention_gradients(query, key, value, doutput, score=score, params=params)
     return {

@@ -50,14 +50,16 @@ class LearnedTemperature(WrappedScore):
         score: the `Score` that is multiplied.
     """
 
-    pair_cost = WrappedScore.pair_cost
     param_shapes = Score.param_shapes
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return {"log_factor": jnp.zeros(()), "score": self.score.init(rng, query_dim, key_dim)}
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        return self.score.project(params["score"], query, key)
+    def project_query(self, params: Params, query: Array) -> Any:
+        return self.score.project_query(params["score"], query)
+
+    def project_key(self, params: Params, key: Array) -> Any:
+        return self.score.project_key(params["score"], key)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         logits = self.score.pair(params["score"], q_features, k_features)

@@ -41,14 +41,16 @@ class Times(WrappedScore):
         score: the `Score` that is multiplied.
     """
 
-    pair_cost = WrappedScore.pair_cost
     param_shapes = Score.param_shapes
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return {"factor": jnp.ones(()), "score": self.score.init(rng, query_dim, key_dim)}
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        return self.score.project(params["score"], query, key)
+    def project_query(self, params: Params, query: Array) -> Any:
+        return self.score.project_query(params["score"], query)
+
+    def project_key(self, params: Params, key: Array) -> Any:
+        return self.score.project_key(params["score"], key)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         logits = self.score.pair(params["score"], q_features, k_features)
@@ -84,8 +86,11 @@ class ProjectedDot(Dot):
             )
         }
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        return query @ params["query_kernel"], key @ params["key_kernel"]
+    def project_query(self, params: Params, query: Array) -> Array:
+        return query @ params["query_kernel"]
+
+    def project_key(self, params: Params, key: Array) -> Array:
+        return key @ params["key_kernel"]
 
 
 ADDITIVE = Times(Additive())

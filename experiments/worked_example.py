@@ -133,7 +133,10 @@ def source_parameters() -> dict[str, Any]:
 def trace(name: str, params: Any) -> JSON:
     """One score of the one pair: what is projected, what is summed, the sum."""
     score, query, key = SCORES[name], jnp.array([QUERY]), jnp.array([KEY])
-    q_features, k_features = (array[0] for array in score.project(params, query, key))
+    q_features, k_features = (
+        score.project_query(params, query)[0],
+        score.project_key(params, key)[0],
+    )
     if name == "additive":
         hidden = jnp.tanh(q_features + k_features)
         steps = {"Wq s": q_features, "Wk h": k_features, "tanh(Wq s + Wk h)": hidden}

@@ -26,12 +26,20 @@ class OwnCosine(aj.Score):
         kernel = jax.random.normal(rng, (query_dim, key_dim))
         return {"projection": {"kernel": kernel}, "temperature": jnp.ones(())}
 
-    def project(self, params, query, key):
+    def project_query(self, params, query):
         query = jnp.matmul(query, params["projection"]["kernel"], precision="highest")
-        return tuple(x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key))
+        return query / jnp.linalg.norm(query, axis=-1, keepdims=True)
+
+    def project_key(self, params, key):
+        return key / jnp.linalg.norm(key, axis=-1, keepdims=True)
 
     def pair(self, params, q_features, k_features):
         return params["temperature"] * jnp.matmul(q_features, k_features.T, precision="highest")
+
+
+def features_of(score, params, query, key):
+    """What a score's `pair` reads of these tokens."""
+    return score.project_query(params, query), score.project_key(params, key)
 
 
 def _additive(params, q, k):

@@ -23,12 +23,12 @@ from attention_jax.implementations import (
     BlockSizes,
     Inputs,
     Options,
-    online_softmax,
     tile_arrays,
     tiling,
 )
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes
+from attention_jax.implementations.online_softmax import SoftmaxState
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
@@ -138,19 +138,16 @@ def _of_query_tile(
         keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
         return tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked), values
 
-    def absorb(masked: bool, j: Array, running: online_softmax.Running) -> online_softmax.Running:
-        return online_softmax.absorb(running, *tile(masked, j), None, 0.0)
+    def attend(masked: bool, j: Array, state: SoftmaxState) -> SoftmaxState:
+        return state.update(*tile(masked, j), None, 0.0)
 
-    running = online_softmax.start(
-        plan.tile.query, arrays.values.shape[-1], arrays.values.dtype, statistics=False
-    )
-    running = tiling.for_visited_keys(plan, constants, i, absorb, running)
-    output, _ = online_softmax.finish(running)
+    state = tiling.for_visited_keys(plan, constants, i, attend, tiling.empty_state(plan, arrays))
+    output, _ = state.finalize()
 
     # A row without keys sends nothing, whatever comes: its exponentials are 0, and so is dO.
-    empty = running.normalizer == 0
-    largest = jnp.where(empty, jnp.inf, running.largest)
-    normalizer = jnp.where(empty, 1, running.normalizer)
+    empty = state.normalizer == 0
+    largest = jnp.where(empty, jnp.inf, state.largest)
+    normalizer = jnp.where(empty, 1, state.normalizer)
     doutput = jnp.where(empty[:, None], 0, doutput) / normalizer[:, None]
     mean = jnp.sum(doutput * output, axis=-1)
 

@@ -110,23 +110,20 @@ def score_cost(score: str | Score, query_dim: int, key_dim: int) -> ScoreCost:
     def tokens(count: int, dim: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((count, dim), jnp.float32)
 
-    def projected(side: int, count: int) -> Operations:
-        counts = [1, 1]
-        counts[side] = count
-        shapes = tokens(counts[0], query_dim), tokens(counts[1], key_dim)
-        return operation_count(lambda *point: score.project(*point)[side], params, *shapes)
+    def projected_queries(count: int) -> Operations:
+        return operation_count(score.project_query, params, tokens(count, query_dim))
+
+    def projected_keys(count: int) -> Operations:
+        return operation_count(score.project_key, params, tokens(count, key_dim))
 
     def paired(count: int) -> Operations:
-        shapes = tokens(1, query_dim), tokens(count, key_dim)
-        return operation_count(score.pair, params, *jax.eval_shape(score.project, params, *shapes))
+        q_features = jax.eval_shape(score.project_query, params, tokens(1, query_dim))
+        k_features = jax.eval_shape(score.project_key, params, tokens(count, key_dim))
+        return operation_count(score.pair, params, q_features, k_features)
 
     query, key, pair = (
         Operations(*map(operator.sub, count_of(2), count_of(1)))
-        for count_of in (
-            functools.partial(projected, 0),
-            functools.partial(projected, 1),
-            paired,
-        )
+        for count_of in (projected_queries, projected_keys, paired)
     )
     return ScoreCost(parameter_count(score, query_dim, key_dim), query, key, pair)
 

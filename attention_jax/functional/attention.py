@@ -28,21 +28,29 @@ from attention_jax.implementations.reference import logits_and_mask
 from attention_jax.implementations.softmax import AttentionStatistics, masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
+from attention_jax.scores import (
+    DEFAULT_SCORE,
+    KeyLike,
+    Params,
+    ProjectedKeys,
+    Score,
+    ScoreLike,
+    get_score,
+)
 
 Array = jax.Array
 
 
 @overload
 def attention(
-    query: Array, key: Array, value: Array, *, score: ScoreLike = ..., params: Params = ...,
+    query: Array, key: KeyLike, value: Array, *, score: ScoreLike = ..., params: Params = ...,
     mask: Mask | Array | None = ..., bias: Bias | Array | None = ..., dropout_rate: float = ...,
     dropout_rng: Array | None = ..., implementation: str | None = ...,
     block_sizes: BlockSizes | None = ..., return_statistics: Literal[False] = ...,
 ) -> Array: ...  # fmt: skip
 @overload
 def attention(
-    query: Array, key: Array, value: Array, *, score: ScoreLike = ..., params: Params = ...,
+    query: Array, key: KeyLike, value: Array, *, score: ScoreLike = ..., params: Params = ...,
     mask: Mask | Array | None = ..., bias: Bias | Array | None = ..., dropout_rate: float = ...,
     dropout_rng: Array | None = ..., implementation: str | None = ...,
     block_sizes: BlockSizes | None = ..., return_statistics: Literal[True],
@@ -73,7 +81,8 @@ def attention(
 
     Args:
         query: float [*B, T, Dq]. Heads, if any, are one more batch axis.
-        key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared, not copied.
+        key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared, not copied. Or
+            the `keys` of a `Memory`, projected before.
         value: float [*B, S, Dv]; the same.
         score: a name in `SCORES`, "module:Name", a `Score`, or a function `(q, k) -> logits` or
             `(params, q, k) -> logits` of arrays [t, Dq] and [s, Dk] (see `scores.FunctionScore`).
@@ -128,7 +137,7 @@ def attention(
 
 def attention_weights(
     query: Array,
-    key: Array,
+    key: KeyLike,
     *,
     score: ScoreLike = DEFAULT_SCORE,
     params: Params = None,
@@ -153,7 +162,8 @@ def attention_weights(
     Array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
     """
     score = get_score(score)
-    inputs = checked_inputs(score, query, key, key, params, mask, bias)
+    value = jnp.zeros((*key.shape[:-1], 1)) if isinstance(key, ProjectedKeys) else key  # unused
+    inputs = checked_inputs(score, query, key, value, params, mask, bias)
     return _weights(score, inputs)
 
 

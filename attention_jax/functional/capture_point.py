@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from attention_jax.functional.heads import ungroup_heads
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.softmax import AttentionStatistics
+from attention_jax.scores import ProjectedKeys
 
 Array = jax.Array
 
@@ -35,7 +36,7 @@ class CapturedAttention(NamedTuple):
     """
 
     query: Array  # [*B, T, Dq]
-    key: Array  # [*B, S, Dk]
+    key: Any  # [*B, S, Dk]; or `ProjectedKeys`, if the call was given those
     value: Array  # [*B, S, Dv]
     output: Array  # [*B, T, Dv]
     logits: Array | None  # [*B, T, S] with the bias, -inf where masked; None if there is no softmax
@@ -100,10 +101,12 @@ def seen_from_outside(
     """What can be said of any attention: no logits and no statistics."""
     *batch_shape, _, _ = inputs.query.shape
     shape = (inputs.query.shape[-2], inputs.key.shape[-2])
-    key, value = (
-        jnp.broadcast_to(array, (*batch_shape, *array.shape[-2:]))
-        for array in (inputs.key, inputs.value)
-    )
+
+    def with_batch_axes(array: Array, core_ndim: int = 2) -> Array:
+        return jnp.broadcast_to(array, (*batch_shape, *array.shape[array.ndim - core_ndim :]))
+
+    key, projected = inputs.key, isinstance(inputs.key, ProjectedKeys)
+    key = key.map(with_batch_axes) if projected else with_batch_axes(key)
     mask = None
     if what.matrices:
         table = True if inputs.mask is None else inputs.mask.materialize(*shape)
@@ -111,7 +114,7 @@ def seen_from_outside(
     return CapturedAttention(
         query=inputs.query,
         key=key,
-        value=value,
+        value=with_batch_axes(inputs.value),
         output=output,
         logits=None,
         weights=weights if what.matrices else None,

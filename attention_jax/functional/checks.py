@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.arrays import float_array
+from attention_jax.core.arrays import any_array, float_array
 from attention_jax.core.checks import (
     checked_rate,
     checked_rng,
@@ -17,7 +17,7 @@ from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
 from attention_jax.pairwise.biases import as_bias
 from attention_jax.pairwise.masks import as_mask
 from attention_jax.pairwise.position_functions import broadcasts
-from attention_jax.scores import Params, Score
+from attention_jax.scores import Params, ProjectedKeys, Score
 
 Array = jax.Array
 
@@ -25,7 +25,7 @@ Array = jax.Array
 def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Inputs:
     """All as JAX arrays of fitting shapes and dtypes, or a ValueError that says what is wrong."""
     query = float_array("query", query)
-    key = float_array("key", key)
+    key = _checked_keys(key)
     value = float_array("value", value)
     for name, array, shape in (
         ("query", query, "[*B, T, Dq]"),
@@ -64,6 +64,13 @@ def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Input
         bias = jax.tree.map(jnp.asarray, as_bias(bias))  # a user's own may hold Python numbers
         bias.check(batch, target_length, source_length)
     return Inputs(query, key, value, params, mask, bias, None)
+
+
+def _checked_keys(key: Any) -> Array | ProjectedKeys:
+    """The keys as a JAX array, or their features as JAX arrays."""
+    if not isinstance(key, ProjectedKeys):
+        return float_array("key", key)
+    return jax.tree.map(lambda leaf: any_array("key.features", leaf), key)
 
 
 def _checked_params(

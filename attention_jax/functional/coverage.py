@@ -13,7 +13,7 @@ from attention_jax.functional.capture_point import capture_point, capturing, see
 from attention_jax.functional.checks import checked_inputs
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.query_chunks import Chunk, pair_logits, scan_chunks
+from attention_jax.implementations.query_chunks import Chunk, attend_in_order, pair_logits
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
@@ -188,17 +188,10 @@ def coverage_kernel_size(
     """
     score = get_score(score)
 
-    def float32(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-    expected = score.param_shapes({} if params is None else params, query_dim, key_dim)
+    params = score.param_shapes({} if params is None else params, query_dim, key_dim)
     length = 2
-    features: Any = jax.eval_shape(
-        score.project,
-        jax.tree.map(lambda leaf: float32(*leaf.shape), expected),
-        float32(1, query_dim),
-        float32(length, key_dim),
-    )[1]
+    keys = jax.ShapeDtypeStruct((length, key_dim), jnp.float32)
+    features: Any = jax.eval_shape(score.project_key, params, keys)
     shape: tuple[int, ...] = getattr(features, "shape", ())
     if len(shape) != 2 or shape[0] != length or not jnp.issubdtype(features.dtype, jnp.floating):
         raise ValueError(
@@ -229,15 +222,10 @@ def _one_example(
     kernel: Array,
     coverage: Array,
 ) -> CoverageResult:
-    narrow = inputs.query.dtype
-    inputs, kernel, coverage = cast_floats((inputs, kernel, coverage), dtype)
-    (target_length, _), (source_length, value_dim) = inputs.query.shape, inputs.value.shape
-    if 0 in (target_length, source_length):
-        output = jnp.zeros((target_length, value_dim), narrow)
-        weights = jnp.zeros((target_length, source_length), narrow) if all_weights else None
-        return CoverageResult(output, weights, coverage, jnp.zeros(target_length, dtype))
+    inputs = inputs._replace(value=inputs.value.astype(dtype))  # makes it the compute dtype
+    kernel, coverage = cast_floats((kernel, coverage), dtype)
 
-    def attend(chunk: Chunk, coverage: Array) -> tuple[Array, tuple[Array, Array | None, Array]]:
+    def weigh(chunk: Chunk, coverage: Array) -> tuple[Array, Array, Array]:
         # Checkpointed: without it each step would save its keys with coverage, t S Fk floats.
         @functools.partial(jax.checkpoint, prevent_cse=False)
         def step(coverage: Array, row: Any) -> tuple[Array, tuple[Array, Array]]:
@@ -257,15 +245,13 @@ def _one_example(
 
         rows = (chunk.queries, chunk.allowed, chunk.bias)
         coverage, (weights, loss) = jax.lax.scan(step, coverage, rows, chunk.positions.size)
-        output = jnp.matmul(weights, chunk.values, precision="highest")
-        if chunk.allowed is not None:
-            any_allowed = chunk.allowed.any(1)
-            output = jnp.where(any_allowed[:, None], output, 0)
-            loss = jnp.where(any_allowed, loss, 0)
-        all_rows = weights.astype(narrow) if all_weights else None
-        return coverage, (output.astype(narrow), all_rows, loss)
+        return coverage, weights, loss
 
-    coverage, (output, weights, loss) = scan_chunks(score, inputs, attend, coverage)
+    output, weights, loss, coverage = attend_in_order(
+        score, inputs, weigh, coverage, return_weights=all_weights
+    )
+    if loss is None:
+        loss = jnp.zeros(output.shape[0], dtype)
     return CoverageResult(output, weights, coverage, loss)
 
 

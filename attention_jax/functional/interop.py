@@ -7,9 +7,7 @@ never repeated for the G query heads that share them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import numbers
 import operator
 from typing import Any
 
@@ -31,7 +29,7 @@ from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask, causal_mask, local_mask, padding_mask
 from attention_jax.pairwise.position_functions import PositionFunction, check_decorated, pad_rank
-from attention_jax.scores import Dot, Params, ScaledDot, Score, ScoreLike, get_score
+from attention_jax.scores import Params, Score, ScoreLike, get_score
 
 Array = jax.Array
 
@@ -104,7 +102,9 @@ def dot_product_attention(
 
     Source: the layout and argument names of `jax.nn.dot_product_attention`, jax 0.10.2 to 0.12.
     """
-    score, params = _with_scale(get_score(score), params, scale)
+    score = get_score(score)
+    if scale is not None:
+        score, params = score.with_scale(params, scale)
     implementation = _not_jax_nns(implementation)
     arrays = (float_array(n, x) for n, x in (("query", query), ("key", key), ("value", value)))
     static_masks = (causal_mask() if is_causal else None, _window_mask(local_window_size))
@@ -249,30 +249,6 @@ class _FlaxAttention(nnx.Module):
 
 
 # --- arguments of `jax.nn.dot_product_attention` in the library's terms ---
-
-
-@dataclasses.dataclass(frozen=True)
-class _DotTimesScale(Dot):
-    """e(q, k) = scale (q . k), with a scale that may be traced or learned."""
-
-    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
-        return {"scale": jnp.asarray(key_dim**-0.5)}
-
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        return query * params["scale"].astype(query.dtype), key
-
-
-def _with_scale(score: Score, params: Params, scale: Any) -> tuple[Score, Params]:
-    if scale is None:
-        return score, params
-    if score != ScaledDot() or any_array("scale", scale).shape != ():
-        raise ValueError(
-            "scale must be None, or one number where score is 'scaled' without a scale of its own;"
-            f" got {scale!r} with score {score}"
-        )
-    if isinstance(scale, numbers.Real):
-        return ScaledDot(float(scale)), params
-    return _DotTimesScale(), {**(params or {}), "scale": scale}
 
 
 def _not_jax_nns(implementation: Any) -> str | None:

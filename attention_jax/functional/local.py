@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
+from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.capture_point import no_capture_points
 from attention_jax.implementations import BlockSizes
@@ -142,8 +143,7 @@ def reversed_centers(target_length: int, source_lengths: Array) -> Array:
     >>> reversed_centers(3, jnp.array([3, 2])).tolist()
     [[2, 1, 0], [1, 0, -1]]
     """
-    if not isinstance(target_length, int | np.integer):
-        raise ValueError(f"target_length must be a Python integer; got {target_length!r}")
+    check_integer("target_length", target_length, 0)
     lengths = checked_lengths(source_lengths, None)
     lengths, steps = same_rank(lengths[..., None], jnp.arange(target_length))
     return lengths - 1 - steps
@@ -313,8 +313,7 @@ def checked_lengths(lengths: Any, batch_shape: tuple[int, ...] | None) -> Array:
 
 def checked_radius(radius: Any) -> int:
     """A window's radius; ValueError for what is none."""
-    if isinstance(radius, bool) or not isinstance(radius, int | np.integer) or radius < 0:
-        raise ValueError(f"radius must be a Python integer of at least 0; got {radius!r}")
+    check_integer("radius", radius, 0)
     return int(radius)
 
 

@@ -1,30 +1,33 @@
-"""Keys and values that are attended to again and again: projected once, and kept.
+"""Keys and values that a decoder attends to in every step: projected once, and kept.
 
-A score's `project` costs O(S) products; a decoder that attends to the same keys in every step would
-pay it in every step. What is kept are the features that `pair` reads, `Memory`; whoever takes a key
-takes a `Memory` in its place.
+A score's `project_key` costs O(S) products, and a decoder that attends to the same keys in every
+step would pay them in every step. A `Memory` keeps the features that `pair` reads.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import export
+from jax.sharding import PartitionSpec
 
-from attention_jax.core.arrays import cast_floats
-from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.contract import Inputs
-from attention_jax.scores import Params, ProjectedScore, Score
+from attention_jax.core.arrays import accumulator_dtype, cast_floats
+from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
+from attention_jax.scores import Params, ProjectedKeys, Score, project_keys
 
 Array = jax.Array
 
 
 class Memory(NamedTuple):
-    """What is kept of a source; leading axes as the key's and value's own."""
+    """What a decoder keeps of its source; modules take it in place of key and value.
 
-    keys: Array  # [*B, S, F] projected; [*B, S, Dk] as they came, if a score's features are a tree
+    `attention(query, memory.keys, memory.values, ...)` attends to it.
+    """
+
+    keys: ProjectedKeys  # of keys [*B, S, Dk]
     values: Array  # [*B, S, Dv]
 
 
@@ -44,82 +47,37 @@ def remember(
         query_dim: Dq, of the queries to come.
 
     Returns:
-        a `Memory`, the projected keys in the compute dtype.
+        a `Memory`, its features in the compute dtype: float32, or float64 if any input is.
 
     >>> from attention_jax.scores import Additive
     >>> score = Additive(hidden_dim=4)
     >>> params = score.init(jax.random.key(0), 2, 3)
-    >>> remember(score, params, jnp.ones((7, 3)), None, query_dim=2).keys.shape
+    >>> remember(score, params, jnp.ones((7, 3)), None, query_dim=2).keys.features.shape
     (7, 4)
     """
     value = key if value is None else value
-    if not _has_single_features(score, params, query_dim, key.shape[-1]):
-        return Memory(key, value)
-    query = jnp.zeros((1, query_dim), key.dtype)
-    return Memory(_project(score, params, query, key)[1], value)
+    param_ndims = core_ndims_of_params(score, params, query_dim, key.shape[-1])
+    own_axes = jax.tree.map(lambda leaf, ndim: leaf[..., *[0] * ndim], params, param_ndims)
+    shapes = [key.shape[:-2], *(leaf.shape for leaf in jax.tree.leaves(own_axes))]
+    batch_shape = jnp.broadcast_shapes(*shapes)
+    # Not the dtype of the keys: features are rounded no further than in an ordinary call.
+    dtype = accumulator_dtype(key, *jax.tree.leaves(params))
+
+    def project(params: Params, key: Array) -> ProjectedKeys:
+        return project_keys(score, *cast_floats((params, key), dtype))
+
+    def batched(params: Params, key: Array) -> ProjectedKeys:
+        return map_over_batch(project, batch_shape, (params, key), (param_ndims, 2))
+
+    new_axes = len(batch_shape) - (key.ndim - 2)
+    spec = PartitionSpec(*[None] * new_axes, *explicit_spec(key)[:-1])
+    return Memory(on_automatic_axes(batched, spec, params, key), value)
 
 
-def recall(
-    score: Score, params: Params, query: Array, memory: Memory, *, key_dim: int
-) -> tuple[Score, Array]:
-    """A score and queries that pair with a memory's keys as `score` and `query` would with `key`.
-
-    Args:
-        score: the score that `remember` was given.
-        params: its parameters.
-        query: float [*B, T, Dq].
-        memory: what was kept.
-        key_dim: Dk, of the keys before they were projected.
-
-    Returns:
-        (score, queries): for `attention` and its like, with `memory.keys` as the key.
-    """
-    query_dim = query.shape[-1]
-    if not _has_single_features(score, params, query_dim, key_dim):
-        return score, query
-    key = jnp.zeros((1, key_dim), query.dtype)
-    # Rounded no further than the features of an ordinary call.
-    return ProjectedScore(score, query_dim, key_dim), _project(score, params, query, key)[0]
-
-
-def resolve(
-    score: Score,
-    params: Params,
-    query: Array,
-    key: Array | Memory,
-    value: Array | None,
-    key_dim: int,
-) -> tuple[Score, Array, Array, Array]:
-    """(score, query, key, value) as `attention` takes them, where `key` may be a `Memory`."""
-    if isinstance(key, Memory):
-        if value is not None:
-            raise ValueError("value must be None where key is a Memory, which holds the values")
-        score, query = recall(score, params, query, key, key_dim=key_dim)
-        return score, query, key.keys, key.values
-    return score, query, key, key if value is None else value
-
-
-def _project(score: Score, params: Params, query: Array, key: Array) -> Any:
-    """Both features, with the batch axes of either side and of the parameters, broadcast."""
-    shapes = score.param_shapes(params, query.shape[-1], key.shape[-1])
-    leads = jax.tree.map(
-        lambda leaf, core: jnp.shape(leaf)[: jnp.ndim(leaf) - len(core.shape)], params, shapes
-    )
-    own = jax.tree.leaves(leads, is_leaf=lambda lead: isinstance(lead, tuple))
-    batch = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2], *own)
-    query = jnp.broadcast_to(query, (*batch, *query.shape[-2:]))
-
-    def project(inputs: Inputs) -> Any:
-        point = cast_floats((inputs.params, inputs.query, inputs.key), inputs.compute_dtype)
-        return score.project(*point)
-
-    return vmap_over_batch(score, project, Inputs(query, key, key, params, None, None, None))
-
-
-def _has_single_features(score: Score, params: Params, query_dim: int, key_dim: int) -> bool:
-    """Whether `project` makes one array [t, F] of each side."""
-    params = score.param_shapes(params, query_dim, key_dim)
-    tokens = (jax.ShapeDtypeStruct((1, dim), jnp.float32) for dim in (query_dim, key_dim))
-    features: Any = jax.eval_shape(score.project, params, *tokens)
-    shapes = [getattr(feature, "shape", ()) for feature in features]
-    return all(len(shape) == 2 and shape[:1] == (1,) for shape in shapes)
+def key_and_value(key: Array | Memory, value: Array | None) -> tuple[Array | ProjectedKeys, Array]:
+    """(key, value) as `attention` takes them, where `key` may be a `Memory`."""
+    if not isinstance(key, Memory):
+        return key, key if value is None else value
+    if value is not None:
+        raise ValueError("value must be None where key is a Memory, which holds the values")
+    return key.keys, key.values

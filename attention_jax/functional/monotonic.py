@@ -22,7 +22,7 @@ from attention_jax.functional.monotonic_walks import (
 )
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.query_chunks import Chunk, pair_logits, scan_chunks
+from attention_jax.implementations.query_chunks import Chunk, attend_in_order, pair_logits
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.pairwise.position_functions import broadcasts
@@ -140,21 +140,15 @@ def _attend(
     def one_example(
         inputs: Inputs, offset: Array, noise_scale: Array, initial: Array
     ) -> tuple[Array, Array, Array | None]:
-        (target_length, _), (source_length, value_dim) = inputs.query.shape, inputs.value.shape
-        dtype, narrow = inputs.compute_dtype, inputs.query.dtype
-        initial = initial.astype(dtype)
-        if 0 in (target_length, source_length):
-            output = jnp.zeros((target_length, value_dim), narrow)
-            weights = jnp.zeros((target_length, source_length), narrow) if all_weights else None
-            return output, initial, weights
+        dtype, target_length = inputs.compute_dtype, inputs.query.shape[0]
 
-        def attend(chunk: Chunk, previous: Array) -> tuple[Array, tuple[Array, Array | None]]:
+        def weigh(chunk: Chunk, previous: Array) -> tuple[Array, Array, None]:
             logits = pair_logits(score, chunk, chunk.queries, chunk.keys, chunk.allowed)
             logits = logits.astype(dtype) + offset.astype(dtype)
             if chunk.bias is not None:
                 logits = logits + chunk.bias
             if inputs.dropout_rng is not None:
-                noise = _noise(inputs.dropout_rng, chunk.positions, source_length, dtype)
+                noise = _noise(inputs.dropout_rng, chunk.positions, logits.shape[1], dtype)
                 logits = logits + noise_scale.astype(dtype) * noise
             # Masked before the sigmoid too: its slope at NaN would reach what made the logit.
             probabilities = _allowed_only(chunk, jax.nn.sigmoid(_allowed_only(chunk, logits)))
@@ -164,15 +158,14 @@ def _attend(
                 weights = expected_weights(probabilities, previous)
             # They are 0 where masked already: this keeps out the cotangents that arrive there.
             weights = _allowed_only(chunk, weights)
-            output = jnp.matmul(weights, chunk.values, precision="highest")
-            if chunk.allowed is not None:
-                output = jnp.where(chunk.allowed.any(1)[:, None], output, 0)
             # The last chunk may end with rows that are no queries.
             end = jnp.minimum(target_length - 1 - chunk.positions[0], chunk.positions.size - 1)
             last = jax.lax.dynamic_index_in_dim(weights, end, keepdims=False)
-            return last, (output.astype(narrow), weights.astype(narrow) if all_weights else None)
+            return last, weights, None
 
-        last, (output, weights) = scan_chunks(score, inputs, attend, initial)
+        output, weights, _, last = attend_in_order(
+            score, inputs, weigh, initial.astype(dtype), return_weights=all_weights
+        )
         return output, last, weights
 
     others = ((offset, 0), (noise_scale, 0), (initial, 1))

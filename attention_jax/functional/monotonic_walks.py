@@ -20,9 +20,7 @@ from attention_jax.pairwise.position_functions import broadcasts
 Array = jax.Array
 
 
-def monotonic_weights(
-    probabilities: Array, initial: Array | None = None, *, method: str = "parallel"
-) -> Array:
+def monotonic_weights(probabilities: Array, initial: Array | None = None) -> Array:
     """The probability that query i stops at key j: the expected weights of monotonic attention.
 
         alpha_ij = p_ij sum_{k <= j} alpha_{i-1,k} prod_{l=k}^{j-1} (1 - p_il)
@@ -31,9 +29,10 @@ def monotonic_weights(
     A walk that passes the last key has stopped nowhere, and later queries do not take it up: rows
     sum to at most 1, and no row to more than the one before it.
 
-    Both methods take the queries one after another and hold the recurrence over keys as it is
-    written in q. The paper's closed form, a cumulative sum divided by a cumulative product of
-    1 - p, is not used: that product underflows, and clipping it makes the weights wrong.
+    The queries come one after another. Over the keys an associative scan computes the recurrence of
+    q as it is written, in log2(S) steps. The paper's closed form, a cumulative sum divided by a
+    cumulative product of 1 - p, is not used: that product underflows, and clipping it makes the
+    weights wrong.
 
     Args:
         probabilities: float [*B, T, S], p, in [0, 1]. A call outside of `jax.jit` and other
@@ -41,16 +40,13 @@ def monotonic_weights(
             in its row and in later rows.
         initial: float broadcastable to [*B, S], the weights of the query before the first, to go on
             from; None for all the weight on the first key.
-        method: "recursive" takes the keys one after another; "parallel" all at once, in log2(S)
-            steps, by an associative scan. They agree to rounding.
 
     Returns:
         weights [*B, T, S] in the dtype of `probabilities` (computed in at least float32);
         differentiable in any mode and order.
 
     Raises:
-        ValueError: an argument has the wrong shape or dtype, a probability is not in [0, 1], or
-            there is no such method.
+        ValueError: an argument has the wrong shape or dtype, or a probability is not in [0, 1].
 
     >>> monotonic_weights(jnp.array([[0.5, 0.5, 1.0], [0.0, 0.5, 1.0]])).tolist()
     [[0.5, 0.25, 0.25], [0.0, 0.375, 0.625]]
@@ -59,13 +55,11 @@ def monotonic_weights(
         Alignments", section 2.3 (their p, q and alpha; their T is our S, their U our T).
     """
     probabilities = _checked_probabilities(probabilities)
-    if not isinstance(method, str) or method not in _REACHED:
-        raise ValueError(f"method must be one of {', '.join(_REACHED)}; got {method!r}")
     *batch_shape, _, source_length = probabilities.shape
     initial = checked_initial(initial, tuple(batch_shape), source_length)
     dtype = accumulator_dtype(probabilities)
     initial = jnp.broadcast_to(initial, (*batch_shape, source_length))
-    weights = expected_weights(probabilities.astype(dtype), initial.astype(dtype), method)
+    weights = expected_weights(probabilities.astype(dtype), initial.astype(dtype))
     return weights.astype(probabilities.dtype)
 
 
@@ -152,35 +146,24 @@ def hard_monotonic_weights(probabilities: Array, start: Array | int = 0) -> Arra
 # --- the expectation ---
 
 
-def expected_weights(probabilities: Array, initial: Array, method: str = "parallel") -> Array:
+def expected_weights(probabilities: Array, initial: Array) -> Array:
     """`monotonic_weights` of arguments that have been checked, broadcast and cast."""
-    reached = _REACHED[method]
     probabilities, initial = varying_as((probabilities, initial), probabilities, initial)
 
     def next_query(previous: Array, p: Array) -> tuple[Array, Array]:
-        weights = p * reached(p, previous)
+        weights = p * _reached(p, previous)
         return weights, weights
 
     _, weights = jax.lax.scan(next_query, initial, jnp.moveaxis(probabilities, -2, 0))
     return jnp.moveaxis(weights, 0, -2)
 
 
-def _reached_recursive(p: Array, previous: Array) -> Array:
-    """q [*B, S], the probability that the walk gets to key j, one key after another."""
+def _reached(p: Array, previous: Array) -> Array:
+    """q [*B, S], the probability that the walk gets to key j.
 
-    def next_key(carried: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        p, previous = now
-        reached = carried + previous
-        return (1 - p) * reached, reached
-
-    by_key = (jnp.moveaxis(p, -1, 0), jnp.moveaxis(previous, -1, 0))
-    nothing = varying_as(jnp.zeros_like(p[..., :1].sum(-1)), p)
-    _, reached = jax.lax.scan(next_key, nothing, by_key)
-    return jnp.moveaxis(reached, 0, -1)
-
-
-def _reached_parallel(p: Array, previous: Array) -> Array:
-    """The same by composing the maps q -> pass q + gain of neighbouring keys, in pairs."""
+    The walk that passes key j - 1 gets to key j: q_j = (1 - p_(j-1)) q_(j-1) + previous_j. An
+    associative scan composes these maps of q in log2(S) steps.
+    """
     # What passes key j-1 gets to key j. Nothing comes to the first, whatever its factor.
     passing = jnp.concatenate([jnp.zeros_like(p[..., :1]), 1 - p[..., :-1]], axis=-1)
 
@@ -188,9 +171,6 @@ def _reached_parallel(p: Array, previous: Array) -> Array:
         return first[0] * second[0], second[0] * first[1] + second[1]
 
     return jax.lax.associative_scan(compose, (passing, previous), axis=p.ndim - 1)[1]
-
-
-_REACHED = {"parallel": _reached_parallel, "recursive": _reached_recursive}
 
 
 # --- what came ---

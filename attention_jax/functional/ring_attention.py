@@ -16,7 +16,7 @@ from attention_jax.implementations.choice import chosen_block_sizes
 from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import DEFAULT_SCORE, Params, ScoreLike, get_score
+from attention_jax.scores import DEFAULT_SCORE, Params, ProjectedKeys, ScoreLike, get_score
 
 Array = jax.Array
 
@@ -111,6 +111,8 @@ def ring_attention(
     score = get_score(score)
     check_block_sizes(block_sizes)
     dropout_rate, dropout_rng = checked_dropout(dropout_rate, dropout_rng)
+    if isinstance(key, ProjectedKeys):
+        raise ValueError("key must be an array, which ring_attention projects; got ProjectedKeys")
     inputs = checked_inputs(score, query, key, value, params, mask, bias)
     inputs = inputs._replace(dropout_rng=dropout_rng)
     _check_cut(mesh, axis_name, inputs)
@@ -150,7 +152,7 @@ def _attend(options: Options, mesh: Mesh, axis_name: str, inputs: Inputs):
         return PartitionSpec(*[None] * (array.ndim - 2), axis_name)
 
     tokens, others = inputs[:3], inputs[3:]
-    specs: list[Any] = [*map(cut, tokens), *(PartitionSpec() for _ in others)]
+    specs: list[Any] = [*jax.tree.map(cut, tokens), *(PartitionSpec() for _ in others)]
 
     def of_all_devices(inputs: Inputs):
         context = jax.sharding.get_abstract_mesh()  # Explicit axes are Auto in it

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations.contract import Inputs
-from attention_jax.scores import Score
+from attention_jax.scores import Params, ProjectedKeys, Score
 
 Array = jax.Array
 
@@ -57,7 +57,7 @@ def explicit_batch_spec(inputs: Inputs) -> PartitionSpec:
     """How *B is cut over Explicit axes: as the query's, or where that is whole, as the key's."""
     batch_ndim = inputs.query.ndim - 2
     cuts: list[Any] = [None] * batch_ndim
-    for tokens in (inputs.query, inputs.key, inputs.value):
+    for tokens in (inputs.query, jax.tree.leaves(inputs.key)[0], inputs.value):
         own = explicit_spec(tokens)[:-2]
         for axis, cut in enumerate(own, start=batch_ndim - len(own)):
             if cuts[axis] is None and cut not in cuts:
@@ -78,13 +78,33 @@ def _vmapped(
     batch_shape = inputs.query.shape[:-2]
     if inputs.dropout_rng is not None:
         inputs = inputs._replace(dropout_rng=jax.random.split(inputs.dropout_rng, batch_shape))
+    core_ndims = (_core_ndims(score, inputs), *other_ndims)
+    return map_over_batch(function, batch_shape, (inputs, *others), core_ndims)
+
+
+def map_over_batch(
+    function: Callable[..., Any],
+    batch_shape: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    core_ndims: tuple[Any, ...],
+) -> Any:
+    """`function` of one example, applied to arguments with leading batch axes.
+
+    Args:
+        function: takes the arguments without batch axes; returns a pytree of arrays.
+        batch_shape: *B.
+        arguments: pytrees whose leaves' leading axes broadcast to *B.
+        core_ndims: the same pytrees, with each leaf's number of axes without batch axes.
+
+    Returns:
+        what `function` returns, each leaf with the axes *B in front.
+    """
     axes = [axis for axis, size in enumerate(batch_shape) if size != 1]
-    leaves, structure = jax.tree.flatten((inputs, *others))
-    core_ndims = jax.tree.leaves((_core_ndims(score, inputs), *other_ndims))
+    leaves, structure = jax.tree.flatten(arguments)
     in_axes = []
-    for index, (leaf, core_ndim) in enumerate(zip(leaves, core_ndims, strict=True)):
-        core = leaf.shape[leaf.ndim - core_ndim :]
-        own = leaf.shape[: leaf.ndim - core_ndim]
+    for index, (leaf, ndim) in enumerate(zip(leaves, jax.tree.leaves(core_ndims), strict=True)):
+        core = leaf.shape[leaf.ndim - ndim :]
+        own = leaf.shape[: leaf.ndim - ndim]
         own = (1,) * (len(batch_shape) - len(own)) + own
         leaves[index] = leaf.reshape([size for size in own if size != 1] + list(core))
         in_axes.append([None if own[axis] == 1 else 0 for axis in axes])
@@ -99,15 +119,19 @@ def _vmapped(
     )
 
 
+def core_ndims_of_params(score: Score, params: Params, query_dim: int, key_dim: int) -> Params:
+    """`params` with every array replaced by its number of axes without batch axes."""
+    shapes = score.param_shapes(params, query_dim, key_dim)
+    return jax.tree.map(lambda leaf: len(leaf.shape), shapes)
+
+
 def _core_ndims(score: Score, inputs: Inputs) -> Any:
     """`inputs` with every array replaced by its number of axes without batch axes."""
-    query_dim, key_dim = inputs.query.shape[-1], inputs.key.shape[-1]
-    param_shapes = score.param_shapes(inputs.params, query_dim, key_dim)
     return (
         2,  # query
-        2,  # key
+        inputs.key.map(lambda _, ndim: ndim) if isinstance(inputs.key, ProjectedKeys) else 2,
         2,  # value
-        jax.tree.map(lambda leaf: len(leaf.shape), param_shapes),
+        core_ndims_of_params(score, inputs.params, inputs.query.shape[-1], inputs.key.shape[-1]),
         None if inputs.mask is None else inputs.mask.core_ndims(),
         None if inputs.bias is None else inputs.bias.core_ndims(),
         None if inputs.dropout_rng is None else 0,

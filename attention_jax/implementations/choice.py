@@ -15,12 +15,12 @@ from jax.export import is_symbolic_dim
 from attention_jax.implementations.contract import BlockSizes, Inputs
 from attention_jax.scores import Score
 
-# A score's `pair_cost` -> T S of one example from which tiles are faster, alone and in a batch of
+# A score's `tile_cost` -> T S of one example from which tiles are faster, alone and in a batch of
 # 64. (Just below it, tiles are faster alone and slower in the batch.)
-TILED_FROM = {"additive": 2**10, "dot": 2**18, "other": 2**16}
+TILED_FROM = {"elementwise": 2**10, "matmul": 2**18, "materialized": 2**16}
 TILED_FROM_IN_ALL = 2**27  # pairs of all examples together, for memory: 512 MiB of float32 logits
 
-LARGEST_BLOCK = {"additive": 1024, "dot": 512, "other": 512}
+LARGEST_BLOCK = {"elementwise": 1024, "matmul": 512, "materialized": 512}
 TILE_PAIRS = 2**20  # of all examples together: a few MiB for each array of a tile
 SMALLEST_BLOCK = 64
 
@@ -41,15 +41,15 @@ def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
         return "reference"  # how many tiles there are is not known
     pairs = target_length * source_length
     large = _examples(inputs) * pairs >= TILED_FROM_IN_ALL
-    faster = backend == "cpu" and pairs >= TILED_FROM[score.pair_cost]
+    faster = backend == "cpu" and pairs >= TILED_FROM[score.tile_cost]
     return "tiled" if large or faster else "reference"
 
 
 def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
     """Tiles as large as pays, smaller where many examples share the loop."""
-    cost = score.pair_cost
+    cost = score.tile_cost
     pairs = TILE_PAIRS // max(_examples(inputs), 1)
-    if cost == "other":
+    if cost == "materialized":
         # Its `pair`, or the gradient of it, may hold a tile of vectors: [t, s, D].
         pairs //= inputs.key.shape[-1]
     # A tile much wider than a sliding window is mostly masked.

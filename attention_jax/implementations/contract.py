@@ -9,12 +9,13 @@ arguments and batching is `jax.vmap` over the second.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.core.checks import check_integer
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
@@ -37,11 +38,7 @@ class BlockSizes:
 
     def __post_init__(self) -> None:
         for name in ("query", "key"):
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(
-                    f"BlockSizes {name} must be an integer of at least 1; got {size!r}"
-                )
+            check_integer(f"BlockSizes {name}", getattr(self, name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Inputs(NamedTuple):
     """The arrays of one example."""
 
     query: Array  # [T, Dq]
-    key: Array  # [S, Dk]
+    key: Any  # [S, Dk], or `ProjectedKeys`
     value: Array  # [S, Dv]
     params: Params  # of the score
     mask: Mask | None

@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations import bias_tiles, online_softmax, tiling
-from attention_jax.implementations.online_softmax import Running
+from attention_jax.implementations import bias_tiles, tiling
+from attention_jax.implementations.online_softmax import SoftmaxState
+from attention_jax.implementations.rounds import map_query_tiles
 from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 
@@ -24,49 +25,50 @@ Array = jax.Array
 
 
 def attend_tiles(
-    plan: Plan, arrays: Arrays, constants: Constants
+    plan: Plan, arrays: Arrays, constants: Any
 ) -> tuple[Array, AttentionStatistics | None]:
     """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are asked for."""
 
-    # Twice, since each reverse pass takes one away: with one, the reverse mode of the reverse mode
-    # saves all keys for every tile of queries. It costs no time.
-    @jax.checkpoint
-    @jax.checkpoint
-    def of_query_tile(tile):
+    def attend(constants: Constants, keys_and_values, tile, state: SoftmaxState) -> SoftmaxState:
+        keys, values = keys_and_values
         i, queries, tables = tile
-        running = tiling.start(plan, arrays)
-        running = absorb_keys(plan, arrays, constants, i, queries, tables, running)
-        return online_softmax.finish(running)
+        here = arrays._replace(keys=keys, values=values)
+        return _attend_to_keys(plan, here, constants, i, queries, tables, state)
 
-    return jax.lax.map(of_query_tile, query_tiles(plan, arrays))
-
-
-def query_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, Any, list[Array]]:
-    """Of each tile of queries its number, its features and its rows of the biases' tables."""
+    # Of each tile of queries its number, its features and its rows of the biases' tables.
     tables = [_repeated(table, plan.query_tiles) for table in arrays.biases.tables]
-    return jnp.arange(plan.query_tiles), arrays.queries, tables
+    return map_query_tiles(
+        plan.ring,
+        constants,
+        (arrays.keys, arrays.values),
+        (jnp.arange(plan.query_tiles), arrays.queries, tables),
+        start=lambda: tiling.empty_state(plan, arrays),
+        attend=attend,
+        finish=SoftmaxState.finalize,
+        recompute=True,
+    )
 
 
-def absorb_keys(
+def _attend_to_keys(
     plan: Plan,
     arrays: Arrays,
     constants: Constants,
     i: Array,
     queries: Any,
     tables: list[Array],
-    running: Running,
-) -> Running:
-    """All tiles of keys, for one tile of queries as `query_tiles` has it."""
+    state: SoftmaxState,
+) -> SoftmaxState:
+    """The state of one tile of queries after all tiles of keys that are here."""
     order = jnp.arange(plan.key_tiles)
     visited = jnp.asarray(plan.key_tiles)
-    if constants.visits is not None:
-        order, visited = constants.visits.order[i], constants.visits.visited[i]
+    if constants.schedule is not None:
+        order, visited = constants.schedule.order[i], constants.schedule.visited[i]
 
     @jax.checkpoint
-    def visit(running, key_tile):
+    def visit(state, key_tile):
         n, j, keys, values, tables = key_tile
 
-        def compute(running):
+        def compute(state):
             allowed = None
             if constants.mask is not None:
                 allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
@@ -81,17 +83,17 @@ def absorb_keys(
             if allowed is not None:
                 logits = jnp.where(allowed, logits, -jnp.inf)
             keep = tiling.kept_weights(plan, constants, i, j)
-            return online_softmax.absorb(running, logits, values, keep, plan.options.dropout_rate)
+            return state.update(logits, values, keep, plan.options.dropout_rate)
 
-        return jax.lax.cond(n < visited, compute, lambda running: running, running), None
+        return jax.lax.cond(n < visited, compute, lambda state: state, state), None
 
     # Handed over tile by tile, so that the gradient comes tile by tile: through an index it would
     # be a table of all keys, added up in every step.
     keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
     tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
-    running, _ = jax.lax.scan(visit, running, key_tiles)
-    return running
+    state, _ = jax.lax.scan(visit, state, key_tiles)
+    return state
 
 
 def _repeated(tiles: Array, count: int) -> Array:

@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
     """t queries and all S keys, in the compute dtype; no NaN of a hidden token is in any of it."""
 
     params: Params
-    queries: Any  # [t, Fq] as `project` made them, a pytree if it made one
+    queries: Any  # [t, Fq] as `project_query` made them, a pytree if it made one
     keys: Any  # [S, Fk]
     values: Array  # [S, Dv]
     bias: Array | None  # [t, S]
@@ -48,19 +48,64 @@ class Chunk(NamedTuple):
     stand_ins: tuple[Any, Any] | None  # features in place of those of masked pairs
 
 
-def scan_chunks(
+class Attended(NamedTuple):
+    """What attention in order gives for one example."""
+
+    output: Array  # [T, Dv] in the query's dtype; 0 for a query without keys
+    weights: Array | None  # [T, S] in the query's dtype; None if they were not asked for
+    rows: (
+        Any  # further results of each query, [T, ...], 0 for a query without keys; None if T S = 0
+    )
+    carry: Any  # after the last query
+
+
+def attend_in_order(
+    score: Score,
+    inputs: Inputs,
+    weigh: Callable[[Chunk, Any], tuple[Any, Array, Any]],
+    carry: Any,
+    *,
+    return_weights: bool,
+) -> Attended:
+    """Attention whose weights depend on the queries before, by `weigh` for each chunk in order.
+
+    Args:
+        score: the score; its projections run once.
+        inputs: of one example.
+        weigh: takes a chunk and the carry, and returns the next carry, the weights [t, S] (0 where
+            masked), and further results of each row, [t, ...].
+        carry: what comes into the first chunk.
+        return_weights: whether to keep the weights of all queries.
+    """
+    dtype = inputs.query.dtype
+    target_length, source_length = inputs.query.shape[0], inputs.key.shape[0]
+    if 0 in (target_length, source_length):
+        output = jnp.zeros((target_length, inputs.value.shape[-1]), dtype)
+        weights = jnp.zeros((target_length, source_length), dtype) if return_weights else None
+        return Attended(output, weights, None, carry)
+
+    def attend(chunk: Chunk, carry: Any) -> tuple[Any, Any]:
+        carry, weights, rows = weigh(chunk, carry)
+        output = jnp.matmul(weights, chunk.values, precision="highest")
+        if chunk.allowed is not None:
+            # A NaN that another row may see is in that of a row without keys, as 0 * NaN.
+            any_allowed = chunk.allowed.any(1)
+            output = jnp.where(any_allowed[:, None], output, 0)
+            rows = jax.tree.map(lambda row: jnp.where(any_allowed, row, 0), rows)
+        kept = weights.astype(dtype) if return_weights else None
+        return carry, (output.astype(dtype), kept, rows)
+
+    carry, (output, weights, rows) = _scan_chunks(score, inputs, attend, carry)
+    return Attended(output, weights, rows, carry)
+
+
+def _scan_chunks(
     score: Score,
     inputs: Inputs,
     attend: Callable[[Chunk, Any], tuple[Any, Any]],
     carry: Any,
 ) -> tuple[Any, Any]:
     """`carry, results = attend(chunk, carry)` for each chunk of queries, in their order.
-
-    Args:
-        score: the score; its `project` runs once.
-        inputs: of one example, with at least one query and one key.
-        attend: returns the next carry, and a pytree of arrays [t, ...].
-        carry: what comes into the first chunk.
 
     Returns:
         the last carry, and the results of all queries, each [T, ...].

@@ -24,7 +24,7 @@ from attention_jax.implementations.softmax import (
     row_statistics,
 )
 from attention_jax.pairwise import dropout
-from attention_jax.scores import masked_pair, stand_in_tokens, stand_ins
+from attention_jax.scores import key_features, masked_pair, stand_in_key, stand_in_query, stand_ins
 
 Array = jax.Array
 
@@ -49,24 +49,23 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
 
 def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | None]:
     """Logits [T, S] in the compute dtype, anything where masked, and the mask's table."""
-    dtype = inputs.compute_dtype
+    score, dtype = options.score, inputs.compute_dtype
     shape = (inputs.query.shape[0], inputs.key.shape[0])
-    mask = None if inputs.mask is None else inputs.mask.materialize(*shape)
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
-    query, key = inputs.query.astype(dtype), inputs.key.astype(dtype)
-    if mask is None:
-        logits = options.score(params, query, key).astype(dtype)
-    else:
-        fillers = stand_in_tokens(query, key)
-        query = without_padding(query, mask, of="queries", filler=fillers[0])
-        key = without_padding(key, mask, of="keys", filler=fillers[1])
-        instead = stand_ins(options.score, params, query, key)
-        features = options.score.project(params, query, key)
-        logits = masked_pair(options.score, params, *features, mask, instead).astype(dtype)
-    if logits.shape != shape:
-        raise ValueError(
-            f"score {options.score} must give logits {list(shape)}; got {list(logits.shape)}"
+    params, query, key = cast_floats((inputs.params, inputs.query, inputs.key), dtype)
+    mask, replacements = None, None
+    if inputs.mask is not None:
+        mask = inputs.mask.materialize(*shape)
+        replacements = stand_ins(score, params, query, key)
+        query = without_padding(query, mask, of="queries", filler=stand_in_query(query))
+        key = jax.tree.map(
+            lambda tokens: without_padding(tokens, mask, of="keys", filler=stand_in_key(tokens)),
+            key,
         )
+    q_features, k_features = score.project_query(params, query), key_features(score, params, key)
+    logits = masked_pair(score, params, q_features, k_features, mask, replacements)
+    if logits.shape != shape:
+        raise ValueError(f"score {score} must give logits {list(shape)}; got {list(logits.shape)}")
+    logits = logits.astype(dtype)
     if inputs.bias is not None:
         logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape)
     return logits, mask
@@ -80,4 +79,4 @@ def without_padding(tokens: Array, mask: Array | None, *, of: str, filler: Array
     if mask is None:
         return tokens
     used = mask.any(axis=0 if of == "keys" else 1)
-    return jnp.where(used[:, None], tokens, filler)
+    return jnp.where(used.reshape(-1, *[1] * (tokens.ndim - 1)), tokens, filler)

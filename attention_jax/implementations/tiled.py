@@ -1,10 +1,12 @@
 """Tiles and a gradient by hand: memory linear in T and S, forward and backward, for every score.
 
-The forward pass is an online softmax over tiles of keys. It saves its inputs, the output, and of
-each row the largest logit and the normaliser; the backward pass makes every tile's weights again
-from those. (The logsumexp alone would do, were it not rounded: at logits of 1e4 it knows weights to
-1e-3 in float32.) The tangent of forward mode makes the weights again too. The derivatives of both
-are those of `plain_tiles`, in linear memory too.
+The forward pass is an online softmax over tiles of keys. It saves its inputs, the output, and each
+row's largest logit and normaliser; the backward pass computes every tile's weights again from
+those. (The logsumexp alone would do, but it is rounded: at logits of 1e4 it gives weights to 1e-3
+in float32.) The tangent of forward mode computes the weights again too. The derivatives of both are
+those of `plain_tiles`, in linear memory as well.
+
+`ring` runs the same code on many devices: `rounds` says which keys are there.
 
 Source: Dao et al. 2022, algorithms 1 and 4, there for scaled dot and without statistics.
 """
@@ -21,7 +23,6 @@ from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import (
     bias_tiles,
-    online_softmax,
     plain_tiles,
     reference,
     tile_arrays,
@@ -29,11 +30,12 @@ from attention_jax.implementations import (
     tiling,
 )
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.implementations.online_softmax import Running
+from attention_jax.implementations.online_softmax import SoftmaxState
+from attention_jax.implementations.rounds import fold_rounds, map_query_tiles
 from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.pairwise import dropout
-from attention_jax.scores import tall_product
+from attention_jax.scores import masked_pair_vjp, tall_product
 
 Array = jax.Array
 
@@ -42,8 +44,8 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     target_length = inputs.query.shape[0]
     if 0 in (target_length, inputs.key.shape[0]):
-        return reference.attend(options, inputs)  # there is no tile to speak of
-    output, statistics = _attend(*tiling.prepare(options, inputs))
+        return reference.attend(options, inputs)  # there are no tiles
+    output, statistics = attend_tiles(*tiling.prepare(options, inputs))
     output, statistics = jax.tree.map(
         lambda tiles: tile_arrays.untiled(tiles, target_length), (output, statistics)
     )
@@ -51,9 +53,16 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
 
 
 @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=plain_tiles.attend_tiles)
-def _attend(
-    plan: Plan, arrays: Arrays, constants: Constants
+def attend_tiles(
+    plan: Plan, arrays: Arrays, constants: Any
 ) -> tuple[Array, AttentionStatistics | None]:
+    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are asked for.
+
+    Args:
+        plan: how the arrays are cut, and the ring if the keys are on many devices.
+        arrays: what gradients reach.
+        constants: `Constants`; or what the ring turns into them in each round.
+    """
     output, statistics, _ = _forward(plan, arrays, constants)
     return output, statistics
 
@@ -82,32 +91,32 @@ def _attend_tangent(plan, residuals, tangents):
     return tiled_tangent.tangent(plan, residuals, tangents[0])
 
 
-_attend.defvjp(_attend_fwd, _attend_bwd, _attend_tangent)
+attend_tiles.defvjp(_attend_fwd, _attend_bwd, _attend_tangent)
 
 
-def _forward(plan: Plan, arrays: Arrays, constants: Constants):
+def _forward(plan: Plan, arrays: Arrays, constants: Any):
     """Output, statistics if they are asked for, and (largest, normalizer), all in tiles."""
 
-    def of_query_tile(tile):
+    def attend_to_keys(constants: Constants, keys_and_values, tile, state: SoftmaxState):
         i, queries = tile
-        running = absorb_keys(plan, arrays, constants, i, queries, tiling.start(plan, arrays))
-        return *online_softmax.finish(running), (running.largest, running.normalizer)
 
-    return jax.lax.map(of_query_tile, (jnp.arange(plan.query_tiles), arrays.queries))
+        def visit(masked, j, state):
+            keys, values = tile_arrays.tile_of(keys_and_values, j)
+            logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
+            keep = tiling.kept_weights(plan, constants, i, j)
+            return state.update(logits, values, keep, plan.options.dropout_rate)
 
+        return tiling.for_visited_keys(plan, constants, i, visit, state)
 
-def absorb_keys(
-    plan: Plan, arrays: Arrays, constants: Constants, i: Array, queries: Any, running: Running
-) -> Running:
-    """All tiles of keys, for the queries of tile i."""
-
-    def visit(masked, j, running):
-        keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-        logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
-        keep = tiling.kept_weights(plan, constants, i, j)
-        return online_softmax.absorb(running, logits, values, keep, plan.options.dropout_rate)
-
-    return tiling.for_visited_keys(plan, constants, i, visit, running)
+    return map_query_tiles(
+        plan.ring,
+        constants,
+        (arrays.keys, arrays.values),
+        (jnp.arange(plan.query_tiles), arrays.queries),
+        start=lambda: tiling.empty_state(plan, arrays),
+        attend=attend_to_keys,
+        finish=lambda state: (*state.finalize(), (state.largest, state.normalizer)),
+    )
 
 
 # With x the logits of a row, w its weights, u = dropout(w), O = sum_j u_j v_j, logsumexp Z and
@@ -115,51 +124,85 @@ def absorb_keys(
 #     dv_j = u_j dO,
 #     dx_j = w_j (dropout(dO . v_j) - dO . O + dZ - dH (log w_j + H)),
 # since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). The sum over the row that the softmax
-# needs, sum_k u_k (dO . v_k), is dO . O; the rest is for the score to pull back. A tile has
+# needs, sum_k u_k (dO . v_k), is dO . O; the score pulls back the rest. A tile has
 # exp(x_j - largest) = w_j normalizer, so the rows' cotangents are divided by the normaliser once.
 def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     """The cotangents of `arrays`."""
-    arrays, constants, _, _, _, _ = residuals
-    others = jax.tree.map(jnp.zeros_like, arrays._replace(queries=None))
-    rows = rows_of(residuals, cotangents)
-    others, dqueries = add_gradients(plan, arrays, constants, rows, others)
-    return others._replace(queries=dqueries)
+    arrays, constants = residuals.arrays, residuals.constants
+    rows = _rows_of(residuals, cotangents)
+
+    def visit(constants: Constants, keys_and_gradients, carry):
+        (keys, values), (dkeys, dvalues) = keys_and_gradients
+        gradients, dqueries = carry
+        gradients, dqueries = _add_gradients(
+            plan,
+            arrays._replace(keys=keys, values=values),
+            constants,
+            rows,
+            gradients._replace(keys=dkeys, values=dvalues),
+            dqueries,
+        )
+        keys_and_gradients = (keys, values), (gradients.keys, gradients.values)
+        return keys_and_gradients, (gradients._replace(keys=None, values=None), dqueries)
+
+    # The gradients of keys and values travel with them. Those of the queries add up over rounds.
+    zeros: Any = jax.tree.map(jnp.zeros_like, arrays)
+    keys = (arrays.keys, arrays.values), (zeros.keys, zeros.values)
+    dqueries = None if plan.ring is None else zeros.queries
+    carry = zeros._replace(queries=None, keys=None, values=None), dqueries
+    keys, (gradients, dqueries) = fold_rounds(plan.ring, constants, keys, carry, visit)
+    _, (dkeys, dvalues) = keys
+    return gradients._replace(queries=dqueries, keys=dkeys, values=dvalues)
 
 
-def add_gradients(
-    plan: Plan, arrays: Arrays, constants: Constants, rows: Rows, others: Arrays
-) -> tuple[Arrays, Any]:
-    """`others`, cotangents of all but the queries, with those of all tiles; and of the queries."""
+def _add_gradients(
+    plan: Plan, arrays: Arrays, constants: Constants, rows: Rows, gradients: Any, dqueries: Any
+) -> tuple[Any, Any]:
+    """Adds those of all tiles to `gradients` (of all but the queries) and `dqueries` (None: 0)."""
 
-    def of_query_tile(others, tile):
-        i, queries, rows = tile
+    def of_query_tile(gradients, tile):
+        i, queries, rows, dqueries = tile
+        if dqueries is None:
+            dqueries = jax.tree.map(jnp.zeros_like, queries)
 
         def visit(masked, j, carry):
-            dqueries, others = carry
+            dqueries, gradients = carry
             keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
             logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
             keep = tiling.kept_weights(plan, constants, i, j)
             dlogits, dvalues = _softmax_vjp(logits, values, rows, keep, plan.options.dropout_rate)
-            dparams, dq, dk = _pair_vjp(
-                plan, arrays.params, constants, i, j, queries, keys, masked, dlogits
+            dparams, dq, dk = masked_pair_vjp(
+                plan.options.score,
+                arrays.params,
+                queries,
+                keys,
+                tiling.pairs_to_replace(plan, constants, i, j, masked),
+                constants.stand_ins,
+                dlogits,
             )
             dqueries = jax.tree.map(jnp.add, dqueries, dq)
-            others = others._replace(
-                keys=tile_arrays.add_tile(others.keys, j, dk),
-                values=tile_arrays.add_tile(others.values, j, dvalues),
-                params=jax.tree.map(jnp.add, others.params, dparams),
+            gradients = gradients._replace(
+                keys=tile_arrays.add_tile(gradients.keys, j, dk),
+                values=tile_arrays.add_tile(gradients.values, j, dvalues),
+                params=jax.tree.map(jnp.add, gradients.params, dparams),
                 biases=bias_tiles.add_gradient(
-                    others.biases, arrays.biases, constants.bias_integers, plan.grid, i, j, dlogits
+                    gradients.biases,
+                    arrays.biases,
+                    constants.bias_integers,
+                    plan.grid,
+                    i,
+                    j,
+                    dlogits,
                 ),
             )
-            return dqueries, others
+            return dqueries, gradients
 
-        carry = varying_as((jax.tree.map(jnp.zeros_like, queries), others), arrays, rows)
-        dqueries, others = tiling.for_visited_keys(plan, constants, i, visit, carry)
-        return others, dqueries
+        carry = varying_as((dqueries, gradients), arrays, rows)
+        dqueries, gradients = tiling.for_visited_keys(plan, constants, i, visit, carry)
+        return gradients, dqueries
 
-    tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows)
-    return jax.lax.scan(of_query_tile, others, tiles)
+    tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, dqueries)
+    return jax.lax.scan(of_query_tile, gradients, tiles)
 
 
 class Rows(NamedTuple):
@@ -171,7 +214,7 @@ class Rows(NamedTuple):
     dentropy: Array | None  # [t]
 
 
-def rows_of(residuals: Residuals, cotangents: Any) -> Rows:
+def _rows_of(residuals: Residuals, cotangents: Any) -> Rows:
     doutput, dstatistics = cotangents
     entropy = residuals.entropy
     # A row without keys sends nothing, whatever comes, NaN included.
@@ -190,38 +233,6 @@ def rows_of(residuals: Residuals, cotangents: Any) -> Rows:
         doutput=doutput / normalizer[..., None],
         doffset=doffset / normalizer,
         dentropy=dentropy,
-    )
-
-
-def _pair_vjp(
-    plan: Plan,
-    params: Any,
-    constants: Constants,
-    i: Array,
-    j: Array,
-    queries: Any,
-    keys: Any,
-    masked: bool,
-    dlogits: Array,
-) -> tuple[Any, Any, Any]:
-    """The score's own, except where a masked pair might have an infinite slope."""
-    if not masked or constants.stand_ins is None:
-        cotangents = plan.options.score.pair_vjp(params, queries, keys, dlogits)
-    else:
-        assert constants.mask is not None  # no tile is masked without one
-        allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
-        logits, pull_back = jax.vjp(
-            lambda params, queries, keys: tiling.pair_logits(
-                plan, params, queries, keys, allowed, constants.stand_ins
-            ),
-            *(params, queries, keys),
-        )
-        cotangents = pull_back(dlogits.astype(logits.dtype))
-    # Integer features have none.
-    return jax.tree.map(
-        lambda own, leaf: jnp.zeros_like(leaf) if own.dtype == jax.dtypes.float0 else own,
-        cotangents,
-        (params, queries, keys),
     )
 
 

@@ -22,9 +22,11 @@ from attention_jax.core.jvp_of_moving import jvp_of_moving
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles, tile_arrays, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
+from attention_jax.implementations.rounds import map_query_tiles
 from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.pairwise import dropout
+from attention_jax.scores import masked_pair_jvp
 
 Array = jax.Array
 
@@ -53,30 +55,35 @@ def tangent(
     largest = jnp.where(empty, jnp.inf, largest)
     normalizer = jnp.where(empty, 1, normalizer)
 
-    def of_query_tile(tile):
+    def start() -> _Sums:
+        zeros = jnp.zeros_like(largest[0])
+        sums = _Sums(
+            doutput=jnp.zeros((*zeros.shape, arrays.values.shape[-1]), zeros.dtype),
+            dlogsumexp=zeros,
+            dentropy=None if entropy is None else zeros,
+        )
+        return varying_as(sums, largest)
+
+    def attend(constants: Constants, keys_and_tangents, tile, sums: _Sums) -> _Sums:
         i, queries, dqueries, largest = tile
 
         def visit(masked, j, sums):
-            keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-            dkeys, dvalues = tile_arrays.tile_of((tangents.keys, tangents.values), j)
-            allowed = None
-            if masked:
-                assert constants.mask is not None  # no tile is masked without one
-                allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
-
+            (keys, values), (dkeys, dvalues) = tile_arrays.tile_of(keys_and_tangents, j)
             logits, dlogits = _tile_jvp(
                 plan,
                 constants,
                 (i, j),
                 (arrays.params, queries, keys, arrays.biases),
                 (tangents.params, dqueries, dkeys, tangents.biases),
-                allowed,
+                masked,
             )
             logits = logits.astype(largest.dtype)
             dlogits = None if dlogits is None else dlogits.astype(largest.dtype)
             shifted = logits - largest[:, None]
             exponentials = jnp.exp(shifted)
-            if allowed is not None:
+            if masked:
+                assert constants.mask is not None  # no tile is masked without one
+                allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
                 exponentials = jnp.where(allowed, exponentials, 0)
                 dlogits = None if dlogits is None else jnp.where(allowed, dlogits, 0)
             keep = tiling.kept_weights(plan, constants, i, j)
@@ -99,16 +106,17 @@ def tangent(
                 doutput = doutput + jnp.matmul(kept(exponentials), dvalues, precision="highest")
             return _Sums(doutput, dlogsumexp, dentropy)
 
-        zeros = jnp.zeros_like(largest)
-        start = _Sums(
-            doutput=jnp.zeros((*largest.shape, arrays.values.shape[-1]), zeros.dtype),
-            dlogsumexp=zeros,
-            dentropy=None if entropy is None else zeros,
-        )
-        return tiling.for_visited_keys(plan, constants, i, visit, varying_as(start, largest))
+        return tiling.for_visited_keys(plan, constants, i, visit, sums)
 
-    tiles = (jnp.arange(plan.query_tiles), arrays.queries, tangents.queries, largest)
-    sums = jax.lax.map(of_query_tile, tiles)
+    sums = map_query_tiles(
+        plan.ring,
+        constants,
+        ((arrays.keys, arrays.values), (tangents.keys, tangents.values)),
+        (jnp.arange(plan.query_tiles), arrays.queries, tangents.queries, largest),
+        start=start,
+        attend=attend,
+        finish=lambda sums: sums,
+    )
     dlogsumexp = sums.dlogsumexp / normalizer
     doutput = sums.doutput / normalizer[..., None] - dlogsumexp[..., None] * output
     if entropy is None:
@@ -124,19 +132,16 @@ def _tile_jvp(
     tile: tuple[Array, Array],
     primals: tuple[Any, Any, Any, BiasTiles],
     tangents: tuple[Any, Any, Any, BiasTiles],
-    allowed: Array | None,
+    masked: bool,
 ) -> tuple[Array, Array | None]:
     """Logits [t, s] of one tile, bias included, and their tangent; None if nothing moves."""
-    if allowed is None or constants.stand_ins is None:
-        logits, dlogits = plan.options.score.pair_jvp(*primals[:3], *tangents[:3])
-    else:
-        logits, dlogits = jvp_of_moving(
-            lambda params, queries, keys: tiling.pair_logits(
-                plan, params, queries, keys, allowed, constants.stand_ins
-            ),
-            primals[:3],
-            tangents[:3],
-        )
+    logits, dlogits = masked_pair_jvp(
+        plan.options.score,
+        primals[:3],
+        tangents[:3],
+        tiling.pairs_to_replace(plan, constants, *tile, masked),
+        constants.stand_ins,
+    )
     if primals[3].tables or primals[3].functions:
         bias, dbias = jvp_of_moving(
             lambda biases: bias_tiles.tile_values(

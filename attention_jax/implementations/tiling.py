@@ -17,17 +17,19 @@ import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
+from attention_jax.core.arrays import cast_floats
 from attention_jax.core.over_batch import all_over_batch
 from attention_jax.core.varying import varying_as
-from attention_jax.implementations import bias_tiles, online_softmax
+from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
-from attention_jax.implementations.online_softmax import Running
+from attention_jax.implementations.online_softmax import SoftmaxState
+from attention_jax.implementations.rounds import Rounds
 from attention_jax.implementations.tile_arrays import positions, tiled
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask, array_field, mask_dataclass, padding_mask
-from attention_jax.scores import masked_pair, stand_in_tokens, stand_ins
+from attention_jax.scores import key_features, masked_pair, stand_in_key, stand_in_query, stand_ins
 
 Array = jax.Array
 
@@ -40,6 +42,7 @@ class Plan:
     tile: BlockSizes  # t and s
     query_tiles: int
     key_tiles: int
+    ring: Rounds | None = None  # of devices that share the keys; None if all keys are here
 
     @property
     def grid(self) -> Grid:
@@ -56,7 +59,7 @@ class Arrays(NamedTuple):
     biases: BiasTiles
 
 
-class Visits(NamedTuple):
+class TileSchedule(NamedTuple):
     """Which tiles to visit, full ones first: the same for every example of a batch."""
 
     order: Array  # int [query_tiles, key_tiles] key tiles: full, then partly masked, then empty
@@ -68,7 +71,7 @@ class Constants(NamedTuple):
     """What no gradient reaches."""
 
     mask: Mask | None
-    visits: Visits | None  # None with no mask: all tiles are visited, in their order
+    schedule: TileSchedule | None  # None without a mask: all tiles are visited, in their order
     kept: Mask | None  # the weights that dropout keeps; None for all
     bias_integers: tuple[Bias, ...]  # of each function of position among the biases
     stand_ins: tuple[Any, Any] | None = None  # features in place of those of masked pairs
@@ -95,21 +98,20 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
     if whole != lengths:
         real = padding_mask(*map(jnp.asarray, lengths[::-1]))
         mask = real if mask is None else mask & real
-    visits, used_queries, used_keys = None, None, None
+    schedule, used_queries, used_keys = None, None, None
     if mask is not None:
-        visits = visits_of(plan, mask)
-        used_queries, used_keys = used_tokens(plan, mask, visits)
+        schedule = schedule_of(plan.grid, mask)
+        used_queries, used_keys = used_tokens(plan, mask, schedule)
     arrays, integers = in_tiles(plan, inputs, used_queries, used_keys)
     instead = None if mask is None else stand_ins_of(inputs, options)
-    return plan, arrays, Constants(mask, visits, kept_of(options, inputs), integers, instead)
+    return plan, arrays, Constants(mask, schedule, kept_of(options, inputs), integers, instead)
 
 
 def stand_ins_of(inputs: Inputs, options: Options) -> tuple[Any, Any] | None:
     """The features that stand in for those of masked pairs, if the score needs any."""
     dtype = inputs.compute_dtype
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
-    tokens = (inputs.query.astype(dtype), inputs.key.astype(dtype))
-    return stand_ins(options.score, params, *tokens)
+    params, query, key = cast_floats((inputs.params, inputs.query, inputs.key), dtype)
+    return stand_ins(options.score, params, query, key)
 
 
 def plan_of(options: Options, query_length: int, key_length: int) -> Plan:
@@ -150,14 +152,17 @@ def in_tiles(
     """
     whole = plan.query_tiles * plan.tile.query, plan.key_tiles * plan.tile.key
     dtype = inputs.compute_dtype
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs.params)
-    # Padded before they are projected: the score then sees nothing but tokens it might have seen.
-    query, key = inputs.query.astype(dtype), inputs.key.astype(dtype)
-    fillers = stand_in_tokens(query, key)
-    query = _filled(query, whole[0], used_queries, fillers[0])
-    key = _filled(key, whole[1], used_keys, fillers[1])
-    values = _filled(inputs.value.astype(dtype), whole[1], used_keys, 0)
-    q_features, k_features = plan.options.score.project(params, query, key)
+    params, query, key, values = cast_floats(
+        (inputs.params, inputs.query, inputs.key, inputs.value), dtype
+    )
+    # Padded before they are projected, so that the score sees nothing but plausible tokens.
+    query = _filled(query, whole[0], used_queries, stand_in_query(query))
+    key = jax.tree.map(
+        lambda tokens: _filled(tokens, whole[1], used_keys, stand_in_key(tokens)), key
+    )
+    values = _filled(values, whole[1], used_keys, 0)
+    q_features = plan.options.score.project_query(params, query)
+    k_features = key_features(plan.options.score, params, key)
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
     arrays = Arrays(
         queries=jax.tree.map(functools.partial(tiled, count=plan.query_tiles), q_features),
@@ -169,15 +174,15 @@ def in_tiles(
     return arrays, integers
 
 
-def start(plan: Plan, arrays: Arrays) -> Running:
-    """A tile of queries that has seen no key."""
-    running = online_softmax.start(
+def empty_state(plan: Plan, arrays: Arrays) -> SoftmaxState:
+    """The state of a tile of queries that has attended to no key."""
+    state = SoftmaxState.empty(
         plan.tile.query,
         arrays.values.shape[-1],
         arrays.values.dtype,
         statistics=plan.options.return_statistics,
     )
-    return varying_as(running, arrays)
+    return varying_as(state, arrays)
 
 
 def for_visited_keys(
@@ -191,9 +196,9 @@ def for_visited_keys(
 
     Two loops rather than a branch in one: a branch would copy what it passes through.
     """
-    if constants.visits is None:
+    if constants.schedule is None:
         return jax.lax.fori_loop(0, plan.key_tiles, lambda j, carry: visit(False, j, carry), carry)
-    order, full, visited = (array[query_tile] for array in constants.visits)
+    order, full, visited = (array[query_tile] for array in constants.schedule)
     for masked, first, last in ((False, 0, full), (True, full, visited)):
         step = functools.partial(visit, masked)
         carry = jax.lax.fori_loop(
@@ -248,6 +253,16 @@ def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) ->
     return jnp.broadcast_to(mask.allowed(*where), (plan.tile.query, plan.tile.key))
 
 
+def pairs_to_replace(
+    plan: Plan, constants: Constants, query_tile: Array, key_tile: Array, masked: bool
+) -> Array | None:
+    """`allowed_pairs` where stand-ins have to replace masked pairs; None where none has to be."""
+    if not masked or constants.stand_ins is None:
+        return None
+    assert constants.mask is not None  # no tile is masked without one
+    return allowed_pairs(plan, constants.mask, query_tile, key_tile)
+
+
 def kept_weights(
     plan: Plan, constants: Constants, query_tile: Array, key_tile: Array
 ) -> Array | None:
@@ -268,27 +283,27 @@ def _even_size(length: int, block: int) -> int:
     return max(size, 1) if count == 1 else min(8 * math.ceil(size / 8), block)
 
 
-def visits_of(plan: Plan, mask: Mask) -> Visits:
-    """Of every tile, asked of the mask."""
+def schedule_of(grid: Grid, mask: Mask) -> TileSchedule:
+    """The order of visits: the mask says for each tile whether it is empty, full or mixed."""
 
     def status(query_tile, key_tile):
-        where = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
+        where = positions(query_tile, grid.tile.query), positions(key_tile, grid.tile.key)
         return mask.tile_status(*where)
 
     over_keys = jax.vmap(status, in_axes=(None, 0))
     status_of = jax.vmap(over_keys, in_axes=(0, None))
-    empty, full = status_of(jnp.arange(plan.query_tiles), jnp.arange(plan.key_tiles))
+    empty, full = status_of(*map(jnp.arange, grid.tiles))
     # Together: on a batch that is cut up over devices it is one small reduction.
     empty, full = all_over_batch(jnp.stack([empty, full]))
     full &= ~empty
     rank = jnp.where(full, 0, jnp.where(empty, 2, 1))
     order = jnp.argsort(rank, axis=1, stable=True)
-    return Visits(order, jnp.sum(full, axis=1), jnp.sum(~empty, axis=1))
+    return TileSchedule(order, jnp.sum(full, axis=1), jnp.sum(~empty, axis=1))
 
 
-def used_tokens(plan: Plan, mask: Mask, visits: Visits) -> tuple[Array, Array]:
+def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, Array]:
     """Bool [query_tiles * t] and [key_tiles * s]: which tokens an allowed pair contains."""
-    constants = Constants(mask, visits, None, ())
+    constants = Constants(mask, schedule, None, ())
 
     def of_query_tile(used_keys, i):
         def visit(masked, j, carry):
@@ -306,11 +321,11 @@ def used_tokens(plan: Plan, mask: Mask, visits: Visits) -> tuple[Array, Array]:
 
 
 def _filled(tokens: Array, length: int, used: Array | None, filler: Array | float) -> Array:
-    """Tokens [length, D], with `filler`, [1, D] or one number, for those that are not used."""
+    """Tokens [length, ...] with `filler`, [1, ...] or one number, for those that are not used."""
     if used is None:
         return tokens
     # Replaced before it is padded, so that no operation meets a NaN that a mask hides.
-    filler = jnp.broadcast_to(jnp.asarray(filler, tokens.dtype), (1, tokens.shape[1]))
-    tokens = jnp.where(used[: tokens.shape[0], None], tokens, filler)
-    padding = jnp.broadcast_to(filler, (length - tokens.shape[0], tokens.shape[1]))
-    return jnp.concatenate([tokens, padding])
+    count, *rest = tokens.shape
+    filler = jnp.broadcast_to(jnp.asarray(filler, tokens.dtype), (1, *rest))
+    tokens = jnp.where(used[:count].reshape(count, *[1] * len(rest)), tokens, filler)
+    return jnp.concatenate([tokens, jnp.broadcast_to(filler, (length - count, *rest))])

@@ -13,7 +13,7 @@ from attention_jax.core.arrays import cast_floats, float_array
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.checks import checked_implementation
-from attention_jax.functional.memory import Memory, remember, resolve
+from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.parameters import Dtype, score_params, values_of
 from attention_jax.pairwise.biases import Bias
@@ -157,8 +157,8 @@ class Attention(DropoutModule):
         value = None if value is None else self._cast(float_array("value", value))
         params = values_of(self.params, self.dtype)
         dtype = query.dtype
-        score, query, key, value = resolve(self.score, params, query, key, value, self.key_dim)
-        return {"score": score, "params": params}, (query, key, value), dtype
+        key, value = key_and_value(key, value)
+        return {"score": self.score, "params": params}, (query, key, value), dtype
 
     def _cast(self, array: Array) -> Array:
         """A floating-point array as this module computes with it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -22,13 +22,15 @@ class KeyValueCache(NamedTuple):
 def appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
     """The cache with the next tokens, `new` [*B, K, G or 1, t, ...], after those that it holds."""
 
-    def write(old: Array, new: Array, length: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), length, axis=-2)
+    def written(old: Array, new: Array, axis: int) -> Array:
+        def write(old: Array, new: Array, length: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), length, axis)
 
-    def written(old: Array, new: Array) -> Array:  # cut over Explicit mesh axes as the tokens are
+        # Cut over Explicit mesh axes as the tokens are.
         return on_automatic_axes(write, explicit_spec(new), old, new, cache.length)
 
-    memory = jax.tree.map(written, cache.memory, new)
+    token_axes: Any = (new.keys.map(lambda leaf, ndim: leaf.ndim - ndim), new.values.ndim - 2)
+    memory = jax.tree.map(written, cache.memory, new, Memory(*token_axes))
     return KeyValueCache(memory, cache.length + new.values.shape[-2])
 
 

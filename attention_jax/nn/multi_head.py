@@ -14,7 +14,7 @@ from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.heads import group_heads, pairs_for_heads, ungroup_heads
-from attention_jax.functional.memory import Memory, remember, resolve
+from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.cache import KeyValueCache, appended, check_cache
 from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.empty_rows import project_rows
@@ -215,21 +215,18 @@ class MultiHeadAttention(DropoutModule):
         dtype = queries.dtype
         if key is None:
             key, key_positions = query, positions if key_positions is None else key_positions
-        keys, values = (
-            (key, value)
-            if isinstance(key, Memory)
-            else self._keys_and_values(key, key if value is None else value, key_positions)
-        )
-        score, queries, keys, values = resolve(
-            self.score, params, queries, keys, values, self.head_dim
-        )
+        if isinstance(key, Memory):
+            keys, values = key_and_value(key, value)
+        else:
+            value = key if value is None else value
+            keys, values = self._keys_and_values(key, value, key_positions)
         if not broadcasts(keys.shape[:-4], query.shape[:-2]):
             raise ValueError(
                 f"key must have batch axes that broadcast to {list(query.shape[:-2])}, those of"
                 f" query {list(query.shape)}; got {list(keys.shape[:-4])}"
             )
         pairs = self._pairs(mask, bias, query.shape[:-2], queries.shape[-2], keys.shape[-2])
-        arguments: Any = {"score": score, "params": params, **pairs}
+        arguments: Any = {"score": self.score, "params": params, **pairs}
         dropout_rng = self._dropout_rng(dropout_rng, deterministic)
         rate = 0.0 if dropout_rng is None else self.dropout_rate
         with heads_as_one_axis(query.ndim - 2):
@@ -327,12 +324,9 @@ class MultiHeadAttention(DropoutModule):
             "bias": None if pairs["bias"] is None else ShiftedBias(pairs["bias"], first),
         }
         dtype = queries.dtype
-        score, queries, keys, values = resolve(
-            self.score, params, queries, extended.memory, None, self.head_dim
-        )
         with heads_as_one_axis(x.ndim - 2):
             heads = attention(
-                queries, keys, values, score=score, params=params, **shifted,
+                queries, *extended.memory, score=self.score, params=params, **shifted,
                 implementation=self.implementation,
             )  # fmt: skip
         fits = first + count <= room

@@ -1,22 +1,29 @@
 """Score functions: a query and a key become one number, the logit. This folder is the mathematics.
 
-A score splits in two: `project` runs once per token, `pair` once per (query, key) pair. Both are
-written for one example; batches come from `jax.vmap`. Parameters are an explicit pytree, so that
-gradients reach them and a new value recompiles nothing; the `Score` itself is a frozen dataclass,
-hashable by value, so that it can be a static argument.
+A score has three parts: `project_query` and `project_key` run once per token, `pair` runs once per
+(query, key) pair. All are written for one example; `jax.vmap` makes batches. Parameters are an
+explicit pytree, so that gradients reach them and new values recompile nothing. The `Score` itself
+is a frozen dataclass, hashable by value, so that it can be a static argument.
 """
 
 from attention_jax.scores.additive import Additive, Concat
-from attention_jax.scores.contract import PairCost, Params, Score
+from attention_jax.scores.contract import Params, Score, TileCost
 from attention_jax.scores.cosine import Cosine
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
 from attention_jax.scores.function import FunctionScore
 from attention_jax.scores.products import tall_product
-from attention_jax.scores.projected import ProjectedScore
+from attention_jax.scores.projected_keys import KeyLike, ProjectedKeys, key_features, project_keys
 from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, ScoreLike, get_score
 from attention_jax.scores.row_scaled import RowScaled
-from attention_jax.scores.slopes import masked_pair, stand_in_tokens, stand_ins
+from attention_jax.scores.slopes import (
+    masked_pair,
+    masked_pair_jvp,
+    masked_pair_vjp,
+    stand_in_key,
+    stand_in_query,
+    stand_ins,
+)
 from attention_jax.scores.soft_cap import SoftCap
 from attention_jax.scores.wrapped import WrappedScore
 
@@ -29,19 +36,25 @@ __all__ = [
     "Dot",
     "FunctionScore",
     "General",
+    "KeyLike",
     "NegativeSquaredDistance",
-    "PairCost",
     "Params",
-    "ProjectedScore",
+    "ProjectedKeys",
     "RowScaled",
     "ScaledDot",
     "Score",
     "ScoreLike",
     "SoftCap",
+    "TileCost",
     "WrappedScore",
     "get_score",
+    "key_features",
     "masked_pair",
-    "stand_in_tokens",
+    "masked_pair_jvp",
+    "masked_pair_vjp",
+    "project_keys",
+    "stand_in_key",
+    "stand_in_query",
     "stand_ins",
     "tall_product",
 ]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.core.checks import check_integer
 from attention_jax.scores import pairwise_tanh
-from attention_jax.scores.contract import PairCost, Params, Score, init_shapes
+from attention_jax.scores.contract import Params, Score, TileCost, init_shapes
 from attention_jax.scores.products import matmul
 
 Array = jax.Array
@@ -38,17 +38,13 @@ class Additive(Score):
     Array([[0.]], dtype=float32)
     """
 
-    pair_cost: ClassVar[PairCost] = "additive"
+    tile_cost: ClassVar[TileCost] = "elementwise"
     finite_slopes: ClassVar[bool | None] = True
     hidden_dim: int | None = None
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.hidden_dim, numbers.Integral) and self.hidden_dim >= 1
-        if self.hidden_dim is not None and not whole:
-            raise ValueError(
-                f"hidden_dim must be an integer of at least 1, or None for Dk; got"
-                f" {self.hidden_dim!r}"
-            )
+        if self.hidden_dim is not None:  # None for Dk
+            check_integer("hidden_dim", self.hidden_dim)
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         hidden_dim = key_dim if self.hidden_dim is None else self.hidden_dim
@@ -68,9 +64,11 @@ class Additive(Score):
             score = dataclasses.replace(self, hidden_dim=v_shape[-1])
         return init_shapes(score, query_dim, key_dim)
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        q_features = matmul(query, params["query_kernel"]).astype(query.dtype)
-        return q_features, matmul(key, params["key_kernel"]).astype(key.dtype)
+    def project_query(self, params: Params, query: Array) -> Array:
+        return matmul(query, params["query_kernel"]).astype(query.dtype)
+
+    def project_key(self, params: Params, key: Array) -> Array:
+        return matmul(key, params["key_kernel"]).astype(key.dtype)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         return pairwise_tanh.weighted_tanh(params["v"], q_features, k_features)
@@ -130,7 +128,8 @@ class Concat(Additive):
         kernel = jnp.concatenate([split["query_kernel"], split["key_kernel"]])
         return {"kernel": kernel, "v": split["v"]}
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        kernels = jnp.split(params["kernel"], [query.shape[-1]])
-        split = dict(zip(("query_kernel", "key_kernel"), kernels, strict=True))
-        return super().project(split, query, key)
+    def project_query(self, params: Params, query: Array) -> Array:
+        return matmul(query, params["kernel"][: query.shape[-1]]).astype(query.dtype)
+
+    def project_key(self, params: Params, key: Array) -> Array:
+        return matmul(key, params["kernel"][-key.shape[-1] :]).astype(key.dtype)

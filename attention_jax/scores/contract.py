@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import typing
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -13,7 +12,8 @@ from attention_jax.core.jvp_of_moving import jvp_of_moving
 
 Array = jax.Array
 Params = Any  # a pytree of arrays; {} when there is nothing to learn
-PairCost = Literal["additive", "dot", "other"]
+Features = Any  # what `pair` reads of tokens: an array [t, F], or a pytree of such arrays
+TileCost = Literal["matmul", "elementwise", "materialized"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,59 +22,54 @@ class Score:
 
     Shapes below are for one example: T queries of size Dq, S keys of size Dk.
 
-    Three things a subclass may say about itself, as class variables or, where they depend on its
-    fields, as properties:
+    A subclass may state three things, as class variables or, where they depend on its fields, as
+    properties:
 
-    needs_equal_dims: whether Dq must equal Dk, which is then checked before anything runs.
-    pair_cost: what `pair` costs. It decides from which size on attention works in tiles, and in
-        how large ones: speed only, never a result. "dot": one matrix product of the features (and
-        little for each logit besides); "additive": one tanh for each pair and feature, no [t, s, A]
-        in memory; "other": anything, a [t, s, D] in memory included. A subclass with a `pair` of
-        its own is "other" until it says otherwise.
+    needs_equal_dims: whether Dq must equal Dk. If so, the sizes are checked before anything runs.
+    tile_cost: what `pair` costs on a tile of t queries and s keys. It decides from which size on
+        attention works in tiles, and how large the tiles are; it changes speed and memory, never a
+        result. "matmul": one matrix product of the features, and little else per logit.
+        "elementwise": elementary functions per pair and feature, without an array [t, s, F] in
+        memory. "materialized", the default: anything, an array [t, s, F] in memory included.
     finite_slopes: whether every derivative of `pair` is finite at finite features. If not (a
         distance where query and key are equal, an angle where they are parallel), masked pairs are
         kept out of the derivatives one by one, which takes more time. None: the program of `pair`
-        is looked at.
+        decides.
     """
 
     needs_equal_dims: ClassVar[bool] = False
-    pair_cost: ClassVar[PairCost] = "other"
+    tile_cost: ClassVar[TileCost] = "materialized"
     finite_slopes: ClassVar[bool | None] = None
 
     def __init_subclass__(cls) -> None:
+        # What a base class states about the derivatives of its `pair` does not hold for another.
         if "pair" in vars(cls):
-            # A new `pair` under an inherited `pair_vjp` would send another function's gradient.
-            if "pair_vjp" not in vars(cls):
-                cls.pair_vjp = Score.pair_vjp  # type: ignore[method-assign]
-            if "pair_jvp" not in vars(cls):
-                cls.pair_jvp = Score.pair_jvp  # type: ignore[method-assign]
-            if "pair_cost" not in vars(cls):
-                cls.pair_cost = "other"
-            if "finite_slopes" not in vars(cls):
-                cls.finite_slopes = None
-        said, known = vars(cls).get("pair_cost"), typing.get_args(PairCost)
-        if isinstance(said, str) and said not in known:
-            raise ValueError(
-                f"pair_cost of {cls.__name__} must be one of {', '.join(known)}; got {said!r}"
-            )
+            for name in ("pair_vjp", "pair_jvp", "finite_slopes"):
+                if name not in vars(cls):
+                    setattr(cls, name, vars(Score)[name])
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         """Fresh parameters; for unit-variance queries and keys, logits of standard deviation 1."""
         del rng, query_dim, key_dim
         return {}
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        """What `pair` needs of each token: ([T, Dq], [S, Dk]) -> ([T, Fq], [S, Fk])."""
+    def project_query(self, params: Params, query: Array) -> Features:
+        """What `pair` reads of each query token: [T, Dq] -> [T, Fq], or a pytree of such arrays."""
         del params
-        return query, key
+        return query
 
-    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
+    def project_key(self, params: Params, key: Array) -> Features:
+        """What `pair` reads of each key token: [S, Dk] -> [S, Fk], or a pytree of such arrays."""
+        del params
+        return key
+
+    def pair(self, params: Params, q_features: Features, k_features: Features) -> Array:
         """Logits of every pair of a tile: ([t, Fq], [s, Fk]) -> [t, s]."""
         raise NotImplementedError(f"{type(self).__name__} must define pair(params, q, k)")
 
     def pair_vjp(
-        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
-    ) -> tuple[Params, Array, Array]:
+        self, params: Params, q_features: Features, k_features: Features, dlogits: Array
+    ) -> tuple[Params, Features, Features]:
         """Pulls `dlogits` [t, s] back through `pair`: (dparams, dq_features, dk_features).
 
         A score overrides it for speed only, never for meaning: derivatives of higher order are
@@ -86,9 +81,9 @@ class Score:
     def pair_jvp(
         self,
         params: Params,
-        q_features: Array,
-        k_features: Array,
-        dparams: Params,
+        q_features: Features,
+        k_features: Features,
+        dparams: Any,
         dq_features: Any,
         dk_features: Any,
     ) -> tuple[Array, Array | None]:
@@ -102,7 +97,19 @@ class Score:
 
     def __call__(self, params: Params, query: Array, key: Array) -> Array:
         """Logits [T, S] of queries [T, Dq] and keys [S, Dk]."""
-        return self.pair(params, *self.project(params, query, key))
+        q_features = self.project_query(params, query)
+        return self.pair(params, q_features, self.project_key(params, key))
+
+    def with_scale(self, params: Params, scale: Any) -> tuple[Score, Params]:
+        """The score with `scale` in place of its default factor, and the parameters it then takes.
+
+        Raises:
+            ValueError: the score has no default factor, or its factor has been chosen already.
+        """
+        raise ValueError(
+            "scale must be None, or one number where score is 'scaled' without a scale of its own;"
+            f" got {scale!r} with score {self}"
+        )
 
     def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
         """What `params` must look like: a pytree of `jax.ShapeDtypeStruct`."""

@@ -45,12 +45,15 @@ class Cosine(Dot):
         # E[(u . w)^2] = 1 / Dk for independent directions u and w.
         return {"log_scale": jnp.asarray(math.log(key_dim) / 2, float)}
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
+    def project_query(self, params: Params, query: Array) -> Array:
         if self.scale is None:
             scale = jnp.exp(params["log_scale"]).astype(query.dtype)
         else:
             scale = jnp.asarray(float(self.scale), query.dtype)
-        return _direction(query) * scale, _direction(key)
+        return _direction(query) * scale
+
+    def project_key(self, params: Params, key: Array) -> Array:
+        return _direction(key)
 
 
 def _direction(x: Array) -> Array:

@@ -43,16 +43,18 @@ class NegativeSquaredDistance(Dot):
     def __post_init__(self) -> None:
         check_scale(self.scale)
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
+    def project_query(self, params: Params, query: Array) -> Array:
+        scale = self._scale(query)
+        query = query.astype(accumulator_dtype(query))  # what cancels has to be exact
+        squares = -scale * jnp.sum(query * query, axis=-1, keepdims=True)
+        return jnp.concatenate([2 * scale * query, squares, jnp.ones_like(squares)], axis=-1)
+
+    def project_key(self, params: Params, key: Array) -> Array:
+        key = key.astype(accumulator_dtype(key))
+        squares = -self._scale(key) * jnp.sum(key * key, axis=-1, keepdims=True)
+        return jnp.concatenate([key, jnp.ones_like(squares), squares], axis=-1)
+
+    def _scale(self, tokens: Array) -> float:
         # A component of q - k has mean 0 and variance 2, so its square has variance 2 * 2^2 = 8 if
-        # it is normal; the sum of Dk of them has variance 8 Dk.
-        scale = 1 / math.sqrt(8 * key.shape[-1]) if self.scale is None else float(self.scale)
-        dtype = accumulator_dtype(query, key)  # what cancels has to be exact
-        query, key = query.astype(dtype), key.astype(dtype)
-        of_query, of_key = (
-            -scale * jnp.sum(tokens * tokens, axis=-1, keepdims=True) for tokens in (query, key)
-        )
-        return (
-            jnp.concatenate([2 * scale * query, of_query, jnp.ones_like(of_query)], axis=-1),
-            jnp.concatenate([key, jnp.ones_like(of_key), of_key], axis=-1),
-        )
+        # it is normal; the sum of Dk of them has variance 8 Dk. (Dq = Dk here.)
+        return 1 / math.sqrt(8 * tokens.shape[-1]) if self.scale is None else float(self.scale)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from attention_jax.scores.contract import PairCost, Params, Score
+from attention_jax.scores.contract import Params, Score, TileCost
 from attention_jax.scores.products import einsum, matmul, tall_product
 
 Array = jax.Array
@@ -27,7 +27,7 @@ class Dot(Score):
     """
 
     needs_equal_dims: ClassVar[bool] = True
-    pair_cost: ClassVar[PairCost] = "dot"
+    tile_cost: ClassVar[TileCost] = "matmul"
     finite_slopes: ClassVar[bool | None] = True
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
@@ -63,9 +63,28 @@ class ScaledDot(Dot):
     def __post_init__(self) -> None:
         check_scale(self.scale)
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        scale = 1 / math.sqrt(key.shape[-1]) if self.scale is None else float(self.scale)
-        return query * scale, key
+    def with_scale(self, params: Params, scale: Any) -> tuple[Score, Params]:
+        if self.scale is None and isinstance(scale, numbers.Real):
+            return dataclasses.replace(self, scale=float(scale)), params
+        if self == ScaledDot() and jnp.shape(scale) == ():
+            return _ScaleInParams(), {**(params or {}), "scale": scale}
+        return super().with_scale(params, scale)  # an error
+
+    def project_query(self, params: Params, query: Array) -> Array:
+        # Dq = Dk here, so the size of the query is that of the key.
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else float(self.scale)
+        return query * scale
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScaleInParams(Dot):
+    """e(q, k) = scale (q . k), with a scale that may be traced or learned."""
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        return {"scale": jnp.asarray(key_dim**-0.5)}
+
+    def project_query(self, params: Params, query: Array) -> Array:
+        return query * params["scale"].astype(query.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +110,8 @@ class General(Dot):
             "kernel": jax.random.normal(rng, (query_dim, key_dim)) * (query_dim * key_dim) ** -0.5
         }
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        return matmul(query, params["kernel"]).astype(query.dtype), key
+    def project_query(self, params: Params, query: Array) -> Array:
+        return matmul(query, params["kernel"]).astype(query.dtype)
 
 
 def check_scale(scale: Any) -> None:

@@ -7,12 +7,12 @@ import difflib
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
 from attention_jax.scores.additive import Additive, Concat
-from attention_jax.scores.contract import Score
+from attention_jax.scores.contract import Score, TileCost
 from attention_jax.scores.cosine import Cosine
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
@@ -81,7 +81,22 @@ def get_score(name_or_score: ScoreLike) -> Score:
             f"score must be a name or a Score, or a function of {SIGNATURES}; got {name_or_score!r}"
         )
     _check_value_semantics(found)
+    _check_contract(found)
     return found
+
+
+def _check_contract(score: Score) -> None:
+    name, costs = type(score).__name__, get_args(TileCost)
+    if score.tile_cost not in costs:
+        raise ValueError(
+            f"tile_cost of {name} must be one of {', '.join(costs)}; got {score.tile_cost!r}"
+        )
+    if hasattr(score, "project"):
+        raise ValueError(
+            f"score must project one side at a time; {name} defines project(params, query, key),"
+            " which is never called: define project_query(params, query) and"
+            " project_key(params, key)"
+        )
 
 
 def _check_value_semantics(score: Score) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,7 @@ class RowScaled(WrappedScore):
     """e([q, f], k) = f score(q, k): the query's last feature multiplies its logits
 
     An inverse temperature that may differ from query to query and from example to example, with
-    gradients, for every score whose features are single arrays: dot products could put it into q,
-    others could not.
+    gradients, for every score.
 
     Params: those of `score`, for queries of size Dq - 1.
 
@@ -33,7 +33,6 @@ class RowScaled(WrappedScore):
     """
 
     score: Score = ScaledDot()
-    pair_cost = WrappedScore.pair_cost
     finite_slopes = WrappedScore.finite_slopes
 
     @property
@@ -57,29 +56,23 @@ class RowScaled(WrappedScore):
                 f" score {self.score}; got {query_dim}"
             )
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        q_features, k_features = self.score.project(params, query[:, :-1], key)
-        if not hasattr(q_features, "ndim"):
-            raise ValueError(
-                f"score must have features that are one array, to be scaled; {self.score} has"
-                f" {type(q_features).__name__}"
-            )
-        factor = query[:, -1:].astype(q_features.dtype)
-        return jnp.concatenate([q_features, factor], axis=-1), k_features
+    def project_query(self, params: Params, query: Array) -> tuple[Any, Array]:
+        return self.score.project_query(params, query[:, :-1]), query[:, -1:]
 
-    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        logits = self.score.pair(params, q_features[:, :-1], k_features)
-        return q_features[:, -1:].astype(logits.dtype) * logits
+    def pair(self, params: Params, q_features: tuple[Any, Array], k_features: Any) -> Array:
+        inner, factor = q_features
+        logits = self.score.pair(params, inner, k_features)
+        return factor.astype(logits.dtype) * logits
 
     # e = f l: dl = f de, df = sum_j l_j de_j.
     def pair_vjp(
-        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
-    ) -> tuple[Params, Array, Array]:
-        inner, factor = q_features[:, :-1], q_features[:, -1:]
+        self, params: Params, q_features: tuple[Any, Array], k_features: Any, dlogits: Array
+    ) -> tuple[Params, tuple[Any, Array], Any]:
+        inner, factor = q_features
         logits = self.score.pair(params, inner, k_features)
         dlogits = dlogits.astype(logits.dtype)
         dparams, dinner, dk_features = self.score.pair_vjp(
             params, inner, k_features, factor.astype(logits.dtype) * dlogits
         )
-        dfactor = jnp.sum(logits * dlogits, axis=-1, keepdims=True).astype(dinner.dtype)
-        return dparams, jnp.concatenate([dinner, dfactor], axis=-1), dk_features
+        dfactor = jnp.sum(logits * dlogits, axis=-1, keepdims=True).astype(factor.dtype)
+        return dparams, (dinner, dfactor), dk_features

@@ -13,6 +13,7 @@ float still sends NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,7 +21,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from attention_jax.core.jvp_of_moving import jvp_of_moving
 from attention_jax.scores.contract import Params, Score
+from attention_jax.scores.projected_keys import key_features
 
 Array = jax.Array
 
@@ -52,17 +55,17 @@ def masked_pair(
     Args:
         score: the score.
         params: its parameters.
-        q_features, k_features: as `project` made them, [t, Fq] and [s, Fk] or pytrees of such.
+        q_features, k_features: projected tokens, [t, Fq] and [s, Fk] or pytrees of such arrays.
         allowed: bool [t, s]; None for all pairs.
         stand_ins: the features of one query and of one key, [Fq] and [Fk], as `stand_ins` makes
-            them; None where all slopes are finite, and for the plain `pair`.
+            them; None where all slopes are finite, and then this is the plain `pair`.
     """
     if allowed is None or stand_ins is None:
         return score.pair(params, q_features, k_features)
 
     def of_pair(query, key, allowed):
         query, key = (
-            jax.tree.map(lambda own, other: jnp.where(allowed, own, other)[None], *tokens)
+            jax.tree.map(lambda feature, other: jnp.where(allowed, feature, other)[None], *tokens)
             for tokens in ((query, stand_ins[0]), (key, stand_ins[1]))
         )
         return score.pair(params, query, key)[0, 0]
@@ -71,31 +74,95 @@ def masked_pair(
     return jax.vmap(over_keys, in_axes=(0, None, 0))(q_features, k_features, allowed)
 
 
-def stand_ins(score: Score, params: Params, query: Array, key: Array) -> tuple[Any, Any] | None:
+def masked_pair_vjp(
+    score: Score,
+    params: Params,
+    q_features: Any,
+    k_features: Any,
+    allowed: Array | None,
+    stand_ins: tuple[Any, Any] | None,
+    dlogits: Array,
+) -> tuple[Params, Any, Any]:
+    """Pulls `dlogits` [t, s] back through `masked_pair`; by the score's own `pair_vjp` if it can.
+
+    Returns:
+        (dparams, dq_features, dk_features); zeros for integer features.
+    """
+    primals = (params, q_features, k_features)
+    if allowed is None or stand_ins is None:
+        cotangents = score.pair_vjp(*primals, dlogits)
+    else:
+        logits, pull_back = jax.vjp(
+            lambda params, q, k: masked_pair(score, params, q, k, allowed, stand_ins), *primals
+        )
+        cotangents = pull_back(dlogits.astype(logits.dtype))
+    return jax.tree.map(
+        lambda cotangent, primal: (
+            jnp.zeros_like(primal) if cotangent.dtype == jax.dtypes.float0 else cotangent
+        ),
+        cotangents,
+        primals,
+    )
+
+
+def masked_pair_jvp(
+    score: Score,
+    primals: tuple[Params, Any, Any],
+    tangents: tuple[Any, Any, Any],
+    allowed: Array | None,
+    stand_ins: tuple[Any, Any] | None,
+) -> tuple[Array, Array | None]:
+    """Logits [t, s] of `masked_pair` and their tangent; by the score's own `pair_jvp` if it can.
+
+    Args:
+        score: the score.
+        primals: (params, q_features, k_features).
+        tangents: of the primals; None in place of each array that does not move.
+        allowed, stand_ins: as in `masked_pair`.
+
+    Returns:
+        the logits, and their tangent; None if no array moves.
+    """
+    if allowed is None or stand_ins is None:
+        return score.pair_jvp(*primals, *tangents)
+    return jvp_of_moving(
+        lambda params, q, k: masked_pair(score, params, q, k, allowed, stand_ins), primals, tangents
+    )
+
+
+def stand_ins(score: Score, params: Params, query: Array, key: Any) -> tuple[Any, Any] | None:
     """What replaces the features of a hidden pair; None if the score's slopes are all finite.
 
     Args:
         score: the score.
         params: its parameters.
         query: float [T, Dq], of which only shape and dtype matter.
-        key: float [S, Dk]; the same.
+        key: float [S, Dk], or `ProjectedKeys`; the same.
     """
-    features = score.project(params, *stand_in_tokens(query, key))
-    if has_finite_slopes(score, params, *features):
+    q_features = score.project_query(params, stand_in_query(query))
+    k_features = key_features(score, params, jax.tree.map(stand_in_key, key))
+    if has_finite_slopes(score, params, q_features, k_features):
         return None
-    return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf[0]), features)
+    return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf[0]), (q_features, k_features))
 
 
-def stand_in_tokens(query: Array, key: Array) -> tuple[Array, Array]:
-    """One query [1, Dq] and one key [1, Dk], in place of tokens that no allowed pair contains.
+# Not 0, not equal and not parallel: a score may hold a norm, a distance or an angle.
 
-    Not 0, not equal and not parallel: a score may hold a norm, a distance or an angle. (1, 2, 1, 2,
-    ...) for queries and (3, 1, 3, 1, ...) for keys.
-    """
-    return tuple(  # type: ignore[return-value]
-        jnp.where(jnp.arange(tokens.shape[-1]) % 2 == 0, even, odd)[None].astype(tokens.dtype)
-        for tokens, even, odd in ((query, 1, 2), (key, 3, 1))
-    )
+
+def stand_in_query(tokens: Array) -> Array:
+    """One query (1, 2, 1, 2, ...), [T, Dq] -> [1, Dq], for tokens that no allowed pair contains."""
+    return _alternating(tokens, 1, 2)
+
+
+def stand_in_key(tokens: Array) -> Array:
+    """One key (3, 1, 3, 1, ...), [S, Dk] -> [1, Dk], for tokens that no allowed pair contains."""
+    return _alternating(tokens, 3, 1)
+
+
+def _alternating(tokens: Array, even: int, odd: int) -> Array:
+    shape = (1, *tokens.shape[1:])
+    numbers = jnp.where(jnp.arange(math.prod(shape)) % 2 == 0, even, odd)
+    return numbers.reshape(shape).astype(tokens.dtype)
 
 
 def has_finite_slopes(score: Score, params: Params, q_features: Any, k_features: Any) -> bool:

@@ -44,7 +44,6 @@ class SoftCap(WrappedScore):
         if not (isinstance(self.cap, numbers.Real) and 0 < self.cap < math.inf):
             raise ValueError(f"cap must be a finite float above 0; got {self.cap!r}")
 
-    pair_cost = WrappedScore.pair_cost
     finite_slopes = WrappedScore.finite_slopes
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from attention_jax.scores.contract import PairCost, Params, Score
+from attention_jax.scores.contract import Params, Score, TileCost
 
 Array = jax.Array
 
@@ -29,9 +29,10 @@ def check_inner_score(score: Any) -> None:
 class WrappedScore(Score):
     """Another score with its parameters, features and cost: a subclass changes its logits.
 
-    It defines `pair`; says `pair_cost = WrappedScore.pair_cost` and `finite_slopes =
-    WrappedScore.finite_slopes` where these still hold; and defines `init`, `project` and
-    `param_shapes` where its parameters are others.
+    A subclass defines `pair`. It states `finite_slopes = WrappedScore.finite_slopes` if its `pair`
+    has infinite slopes only where the inner one has them, and a `tile_cost` of its own if its
+    `pair` costs more than the inner one. It defines `init`, `param_shapes`, `project_query` and
+    `project_key` if its parameters differ from those of the inner score.
 
     Attributes:
         score: the `Score` that is made another of.
@@ -47,8 +48,8 @@ class WrappedScore(Score):
         return self.score.needs_equal_dims
 
     @property
-    def pair_cost(self) -> PairCost:  # type: ignore[override]
-        return self.score.pair_cost
+    def tile_cost(self) -> TileCost:  # type: ignore[override]
+        return self.score.tile_cost
 
     @property
     def finite_slopes(self) -> bool | None:  # type: ignore[override]
@@ -60,5 +61,8 @@ class WrappedScore(Score):
     def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
         return self.score.param_shapes(params, query_dim, key_dim)
 
-    def project(self, params: Params, query: Array, key: Array) -> tuple[Array, Array]:
-        return self.score.project(params, query, key)
+    def project_query(self, params: Params, query: Array) -> Any:
+        return self.score.project_query(params, query)
+
+    def project_key(self, params: Params, key: Array) -> Any:
+        return self.score.project_key(params, key)

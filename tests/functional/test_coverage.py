@@ -342,8 +342,8 @@ def test_nothing_to_attend_to():
 class Pieces(Score):
     """A score whose features of keys are a pair of arrays."""
 
-    def project(self, params, query, key):
-        return query, (key, jnp.sum(key, axis=-1))
+    def project_key(self, params, key):
+        return key, jnp.sum(key, axis=-1)
 
     def pair(self, params, q_features, k_features):
         return q_features @ k_features[0].T + k_features[1][None, :]

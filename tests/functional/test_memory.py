@@ -9,8 +9,8 @@ import pytest
 from numpy_model import normal, softmax_where
 from score_cases import DK, SCORE_CASES
 
-from attention_jax import Dot, Score, attention, attention_weights
-from attention_jax.functional.memory import Memory, recall, remember, resolve
+from attention_jax import Dot, Score, attention, attention_weights, padding_mask
+from attention_jax.functional.memory import key_and_value, remember
 
 B, T, S, DV = 2, 5, 7, 13
 
@@ -31,9 +31,8 @@ def test_attending_to_what_was_remembered_is_the_formula(name):
 
     @jax.jit
     def attend(query, memory):
-        score, queries = recall(case.score, params, query, memory, key_dim=DK)
-        output = attention(queries, memory.keys, memory.values, score=score, params=params)
-        return output, attention_weights(queries, memory.keys, score=score, params=params)
+        output = attention(query, memory.keys, memory.values, score=case.score, params=params)
+        return output, attention_weights(query, memory.keys, score=case.score, params=params)
 
     memory = remember(case.score, params, key, value, query_dim=case.query_dim)
     output, weights = attend(query, memory)
@@ -48,12 +47,12 @@ def test_keys_are_projected_once():
     params = case.score.init(jax.random.key(1), case.query_dim, DK)
     _, key, _ = tokens(case.query_dim)
     memory = remember(case.score, params, key, None, query_dim=case.query_dim)
-    np.testing.assert_allclose(memory.keys, key @ params["key_kernel"], atol=1e-5)
+    np.testing.assert_allclose(memory.keys.features, key @ params["key_kernel"], atol=1e-5)
     np.testing.assert_array_equal(memory.values, key)
     narrow = remember(
         case.score, params, jnp.asarray(key, jnp.bfloat16), None, query_dim=case.query_dim
     )
-    assert narrow.keys.dtype == jnp.float32  # rounded no further than in an ordinary call
+    assert narrow.keys.features.dtype == jnp.float32  # rounded no further than in an ordinary call
     assert narrow.values.dtype == jnp.bfloat16
 
 
@@ -66,8 +65,7 @@ def test_parameters_with_axes_that_the_keys_lack():
     memory = remember(score, params, key, value, query_dim=case.query_dim)
     assert memory.keys.shape[:2] == (n, S)
     queries = np.broadcast_to(query, (n, *query.shape))
-    same, queries = recall(score, params, queries, memory, key_dim=DK)
-    output = attention(queries, *memory, score=same, params=params)
+    output = attention(queries, *memory, score=score, params=params)
     for index in range(n):
         own = wide(jax.tree.map(lambda leaf, index=index: leaf[index], params))
         logits = case.pair(own, *wide((query[:, None], key[None])))
@@ -81,35 +79,36 @@ class Halves(Score):
     def init(self, rng, query_dim, key_dim):
         return {}
 
-    def project(self, params, query, key):
-        return tuple(tuple(jnp.split(x, [1], axis=-1)) for x in (query, key))
+    def project_query(self, params, query):
+        return tuple(jnp.split(query, [1], axis=-1))
+
+    project_key = project_query
 
     def pair(self, params, q_features, k_features):
         return sum(q @ k.T for q, k in zip(q_features, k_features, strict=True))
 
 
-def test_features_that_are_trees_leave_keys_as_they_are():
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+def test_features_that_are_trees_are_remembered(implementation):
     query, key, value = tokens(DK)
+    key[:, 4:] = np.nan  # padding
     memory = remember(Halves(), {}, key, value, query_dim=DK)
-    np.testing.assert_array_equal(memory.keys, key)
-    score, queries = recall(Halves(), {}, query, memory, key_dim=DK)
-    assert score == Halves()
-    np.testing.assert_array_equal(queries, query)
-    output = attention(queries, *memory, score=score)
-    logits = wide(query) @ wide(key).transpose(0, 2, 1)
-    np.testing.assert_allclose(output, softmax_where(logits) @ value, atol=2e-5)
+    assert [leaf.shape for leaf in memory.keys.features] == [(B, S, 1), (B, S, DK - 1)]
+    assert memory.keys.shape == key.shape
+    mask = padding_mask(jnp.full(B, 4))
+    options = {"score": Halves(), "mask": mask, "implementation": implementation}
+    output = attention(query, *memory, **options)
+    logits = wide(query) @ wide(key[:, :4]).transpose(0, 2, 1)
+    np.testing.assert_allclose(output, softmax_where(logits) @ value[:, :4], atol=2e-5)
+    gradient = jax.grad(lambda memory: attention(query, *memory, **options).sum())(memory)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
-def test_resolve_takes_keys_as_they_are_or_remembered():
-    query, key, value = tokens(DK)
-    plain = resolve(Dot(), {}, query, key, None, DK)
-    assert plain[0] == Dot()
-    for one, other in zip(plain[1:], (query, key, key), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert resolve(Dot(), {}, query, key, value, DK)[3] is value
-    memory = Memory(2 * key, value)
-    score, queries, keys, values = resolve(Dot(), {}, query, memory, None, DK)
-    logits = score({}, queries[0], keys[0])
-    np.testing.assert_allclose(logits, 2 * wide(query[0]) @ wide(key[0]).T, atol=2e-5)
-    assert keys is memory.keys
-    assert values is memory.values
+def test_keys_as_they_are_or_remembered():
+    _, key, value = tokens(DK)
+    assert key_and_value(key, None)[1] is key
+    assert key_and_value(key, value)[1] is value
+    memory = remember(Dot(), {}, key, value, query_dim=DK)
+    assert key_and_value(memory, None)[0] is memory.keys
+    with pytest.raises(ValueError, match="value must be None where key is a Memory"):
+        key_and_value(memory, value)

@@ -1,7 +1,5 @@
 """Where walks stop, against a triple loop in float64 and a walk by hand."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,18 +14,16 @@ from attention_jax.functional.monotonic_walks import (
 )
 
 B, T, S = 2, 5, 7
-both_methods = pytest.mark.parametrize("method", ["parallel", "recursive"])
 
 
 # --- weights from probabilities ---
 
 
-@both_methods
 @pytest.mark.parametrize("with_initial", [False, True])
-def test_weights_are_the_papers_sum(method, with_initial):
+def test_weights_are_the_papers_sum(with_initial):
     p = probabilities(B, 3, T, S)
     initial = probabilities(3, S, seed=1) / S if with_initial else None
-    weights = monotonic_weights(p, initial, method=method)
+    weights = monotonic_weights(p, initial)
     assert weights.shape == p.shape
     assert weights.dtype == jnp.float32
     for b, n in np.ndindex(B, 3):
@@ -37,36 +33,33 @@ def test_weights_are_the_papers_sum(method, with_initial):
     assert np.all(np.diff(sums, axis=-1, prepend=1) <= 1e-6)  # what passes the last key is lost
 
 
-@both_methods
-def test_saturated_and_long_stays_exact(method):
+def test_saturated_and_long_stays_exact():
     """Here the paper's cumulative product underflows: 211 keys, p of 0, 1 and all between."""
     p = probabilities(T, 211) ** 2
     p[:, 50:150] = 0
     p[:, 151:160] = 1
     p[1, :40] = 1 - 1e-6
     p[2] = 0.75
-    weights = monotonic_weights(p, method=method)
+    weights = monotonic_weights(p)
     np.testing.assert_allclose(weights, numpy_weights(p), atol=2e-6)
 
 
-@both_methods
-def test_gradients_to_second_order(method):
+def test_gradients_to_second_order():
     with jax.enable_x64(True):
         p = jnp.asarray(np.random.default_rng(2).uniform(0.1, 0.9, size=(3, 5)))
         initial = jnp.full((5,), 0.2, jnp.float64)
-        weights = jax.jit(lambda *args: jnp.sin(3 * monotonic_weights(*args, method=method)))
+        weights = jax.jit(lambda *args: jnp.sin(3 * monotonic_weights(*args)))
         check_grads(weights, (p, initial), order=2, modes=["rev"], atol=1e-5, rtol=1e-5)
         check_grads(weights, (p, initial), order=1, modes=["fwd"], atol=1e-6, rtol=1e-6)
 
 
-@both_methods
-def test_gradients_are_finite_and_right_at_0_and_1(method):
+def test_gradients_are_finite_and_right_at_0_and_1():
     p = np.array([[0, 1, 0.5], [0, 0, 0], [1, 1, 1]], np.float64)
     with jax.enable_x64(True):
         cotangent = np.random.default_rng(0).normal(size=p.shape)
 
         def loss(p):
-            return jnp.sum(monotonic_weights(p, method=method) * cotangent)
+            return jnp.sum(monotonic_weights(p) * cotangent)
 
         gradient = jax.grad(loss)(jnp.asarray(p))
     # Weights are polynomials in p: differences work beyond [0, 1] too.
@@ -79,11 +72,10 @@ def test_gradients_are_finite_and_right_at_0_and_1(method):
     np.testing.assert_allclose(gradient, expected, atol=1e-8)
 
 
-@both_methods
-def test_jit_vmap_and_batch_axes_agree(method):
+def test_jit_vmap_and_batch_axes_agree():
     p, initial = probabilities(3, T, S), probabilities(3, S, seed=1) / S
 
-    weights = functools.partial(monotonic_weights, method=method)
+    weights = monotonic_weights
     expected = np.stack([weights(*example) for example in zip(p, initial, strict=True)])
     np.testing.assert_allclose(jax.jit(weights)(p, initial), expected, atol=1e-7)
     np.testing.assert_allclose(jax.vmap(weights)(p, initial), expected, atol=1e-7)
@@ -97,11 +89,10 @@ def test_low_precision_is_computed_in_float32(dtype):
     assert weights.dtype == hard_monotonic_weights(p).dtype == dtype
 
 
-@both_methods
-def test_no_queries_and_no_keys(method):
+def test_no_queries_and_no_keys():
     for shape in ((0, S), (T, 0), (B, 0, 0)):
         p = jnp.zeros(shape)
-        assert monotonic_weights(p, method=method).shape == shape
+        assert monotonic_weights(p).shape == shape
         assert hard_monotonic_weights(p).shape == shape
 
 
@@ -133,12 +124,11 @@ def test_after_a_query_that_finds_nothing_none_does():
     assert hard_monotonic_positions(p, 3).tolist() == [3, 3, 3]
 
 
-@both_methods
-def test_hard_is_soft_where_all_probabilities_are_0_or_1(method):
+def test_hard_is_soft_where_all_probabilities_are_0_or_1():
     choices = np.float32(probabilities(17, T, S) < 0.4)
     hard = hard_monotonic_weights(choices)
     assert 0 < np.sum(hard) < 17 * T  # some queries find a key, some do not
-    np.testing.assert_array_equal(monotonic_weights(choices, method=method), hard)
+    np.testing.assert_array_equal(monotonic_weights(choices), hard)
 
 
 # --- bad input ---
@@ -149,7 +139,6 @@ P = jnp.ones((B, T, S))
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda: monotonic_weights(P, method="cumprod"), "one of parallel, recursive; got 'cump"),
         (lambda: monotonic_weights(P > 0), "must be floating-point; got dtype bool"),
         (lambda: monotonic_weights(P[0, 0]), r"must be \[\*B, T, S\]; got \[7\]"),
         (lambda: monotonic_weights(P, P[0]), r"\[..., 7\] and broadcast to \[2, 7\]; got \[5, 7\]"),

@@ -111,7 +111,6 @@ NO_PROBABILITIES = [v for k, v in NO_FLOATS.items() if k != "bools"]
 MISTAKEN_MONOTONIC = [
     *((aj.monotonic_weights, {"probabilities": bad}, "probabilities")
       for bad in (*NO_FLOATS.values(), 0.5, np.ones(3, "f4"))),
-    *((aj.monotonic_weights, {"method": bad}, "method") for bad in ("closed", None, 3, [])),
     *((f, {"initial": bad}, "initial") for f in (aj.monotonic_weights, aj.monotonic_attention)
       for bad in (*NO_FLOATS.values(), 1.0, np.ones(2, "f4"), np.ones((7, 3), "f4"))),
     *((f, {"probabilities": bad}, "probabilities")
@@ -149,7 +148,7 @@ def probability_cases(draw):
     extreme = draw(st.sampled_from(["none", "ones", "some", "choices"]))
     if extreme != "none":
         p = np.where(rng.random(p.shape) < (1.0 if extreme == "choices" else 0.4), p.round(), p)
-    return p.astype("f4"), draw(st.sampled_from(["parallel", "recursive", "hard", "positions"]))
+    return p.astype("f4"), draw(st.sampled_from(["expected", "hard", "positions"]))
 
 
 def call_probabilities(case: Any) -> Any:
@@ -158,7 +157,7 @@ def call_probabilities(case: Any) -> Any:
         return aj.hard_monotonic_positions(p)
     if method == "hard":
         return aj.hard_monotonic_weights(p)
-    return aj.monotonic_weights(p, method=method)
+    return aj.monotonic_weights(p)
 
 
 def expect_probabilities(case: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import attention_jax as aj
 from attention_jax import attention as front_door
 from attention_jax.implementations import BlockSizes, Inputs, choice
-from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, ProjectedScore, SoftCap
+from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
 
 ADDITIVE, SCALED = aj.Additive(), aj.ScaledDot()
 
@@ -18,31 +18,15 @@ ADDITIVE, SCALED = aj.Additive(), aj.ScaledDot()
 class Shifted(aj.Dot):
     """Its pair is Dot's."""
 
-    def project(self, params, query, key):
-        return query + 1, key
+    def project_query(self, params, query):
+        return query + 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Cubed(aj.Dot):
-    """Its pair is its own."""
+    """Its pair is its own, and so is its cost."""
 
-    def pair(self, params, q_features, k_features):
-        return super().pair(params, q_features, k_features) ** 3
-
-
-@dataclasses.dataclass(frozen=True)
-class CubedAsDot(Cubed):
-    """Its pair is its own, and as cheap."""
-
-    pair_cost = "dot"
-
-    def pair(self, params, q_features, k_features):
-        return super().pair(params, q_features, k_features)
-
-
-@dataclasses.dataclass(frozen=True)
-class CubedAfterAll(SoftCap):
-    """What was delegated is not, once its pair is its own."""
+    tile_cost = "materialized"
 
     def pair(self, params, q_features, k_features):
         return super().pair(params, q_features, k_features) ** 3
@@ -54,20 +38,25 @@ def inputs_of(*batch, target, source, dim=64):
 
 
 def test_a_cost_is_how_pair_is_computed():
-    kinds = {ADDITIVE: "additive", SCALED: "dot", aj.General(): "dot", aj.Dot(): "dot",
-             Shifted(): "dot", Cubed(): "other", aj.ScaledDot(0.3): "dot", aj.Score(): "other",
-             Concat(): "additive", Cosine(): "dot", NegativeSquaredDistance(): "dot",
-             SoftCap(): "dot", SoftCap(ADDITIVE): "additive", SoftCap(Cubed()): "other",
-             SoftCap(SoftCap(Shifted())): "dot", CubedAfterAll(): "other", CubedAsDot(): "dot",
-             ProjectedScore(ADDITIVE, 3, 11): "additive"}  # fmt: skip
-    assert {score: score.pair_cost for score in kinds} == kinds
+    elementwise = (ADDITIVE, Concat(), SoftCap(ADDITIVE))
+    matmul = (SCALED, aj.General(), aj.Dot(), Shifted(), aj.ScaledDot(0.3), Cosine(),
+              NegativeSquaredDistance(), SoftCap(), SoftCap(SoftCap(Shifted())))  # fmt: skip
+    materialized = (aj.Score(), Cubed(), SoftCap(Cubed()))
+    for scores, cost in (
+        (elementwise, "elementwise"),
+        (matmul, "matmul"),
+        (materialized, "materialized"),
+    ):
+        assert {aj.get_score(score).tile_cost for score in scores} == {cost}
 
 
-def test_a_cost_that_nobody_knows_is_refused():
-    with pytest.raises(ValueError, match="pair_cost of Quick must be one of additive, dot, other;"):
+def test_an_unknown_cost_is_refused():
+    class Quick(aj.Score):
+        tile_cost = "quick"
 
-        class Quick(aj.Score):
-            pair_cost = "quick"
+    expected = "tile_cost of Quick must be one of matmul, elementwise, materialized; got 'quick'"
+    with pytest.raises(ValueError, match=expected):
+        aj.get_score(Quick())
 
 
 @pytest.mark.parametrize("score", [ADDITIVE, SCALED, Cubed()])
@@ -89,7 +78,7 @@ def test_small_is_materialised_and_large_is_tiled(score):
 
 def test_the_threshold_is_met():
     for score in (ADDITIVE, SCALED, Cubed()):
-        least = choice.TILED_FROM[score.pair_cost]
+        least = choice.TILED_FROM[score.tile_cost]
         for batch in ((), (2, 8)):
             at, below = (inputs_of(*batch, target=32, source=least // 32 - n) for n in (0, 1))
             assert choice.chosen_implementation(score, at, "cpu") == "tiled"

@@ -69,8 +69,8 @@ def test_tiles_visited_are_linear_in_the_length(length):
     _, _, constants = tiling.prepare(Options(score, blocks), inputs)
     # A tile of 128 queries sees its own 128 keys and 64 to either side.
     tiles = length // 128
-    assert constants.visits.visited.sum() == 3 * tiles - 2
-    assert not constants.visits.full.any()
+    assert constants.schedule.visited.sum() == 3 * tiles - 2
+    assert not constants.schedule.full.any()
 
 
 PAIRED: list = []

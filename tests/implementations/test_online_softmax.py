@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 
-from attention_jax.implementations import online_softmax
+from attention_jax.implementations.online_softmax import SoftmaxState
 
 ROWS, KEYS, DV = 5, 11, 3
 RNG = np.random.default_rng(6)
@@ -15,14 +15,12 @@ KEEP = RNG.random((ROWS, KEYS)) < 0.6
 
 
 def in_pieces(logits, values, cuts, keep=None, rate=0.0, statistics=True):
-    running = online_softmax.start(ROWS, DV, logits.dtype, statistics=statistics)
+    state = SoftmaxState.empty(ROWS, DV, logits.dtype, statistics=statistics)
     pieces = zip([0, *cuts], [*cuts, KEYS], strict=True)
     for first, last in pieces:
         kept = None if keep is None else keep[:, first:last]
-        running = online_softmax.absorb(
-            running, logits[:, first:last], values[first:last], kept, rate
-        )
-    return online_softmax.finish(running)
+        state = state.update(logits[:, first:last], values[first:last], kept, rate)
+    return state.finalize()
 
 
 def in_numpy(logits, keep=None, rate=0.0):

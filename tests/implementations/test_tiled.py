@@ -271,10 +271,14 @@ class Distance(OwnCosine):
 
     positions: type = jnp.float32
 
-    def project(self, params, query, key):
-        features = super().project(params, query, key)
-        positions = (jnp.arange(len(x), dtype=self.positions) for x in features)
-        return tuple({"x": (x,), "at": at} for x, at in zip(features, positions, strict=True))
+    def project_query(self, params, query):
+        return self._with_positions(super().project_query(params, query))
+
+    def project_key(self, params, key):
+        return self._with_positions(super().project_key(params, key))
+
+    def _with_positions(self, features):
+        return {"x": (features,), "at": jnp.arange(len(features), dtype=self.positions)}
 
     def pair(self, params, q_features, k_features):
         logits = super().pair(params, q_features["x"][0], k_features["x"][0])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import OwnCosine, quick_jit
+from score_cases import features_of
 
 import attention_jax as aj
 from attention_jax.implementations import (
@@ -74,7 +75,7 @@ def test_arrays_come_in_tiles_and_back(blocks):
     assert plan.tile.query <= blocks[0]
     assert plan.tile.key <= blocks[1]
     assert arrays.values.shape == (plan.key_tiles, plan.tile.key, DV)
-    queries, keys = OwnCosine().project(inputs.params, inputs.query, inputs.key)
+    queries, keys = features_of(OwnCosine(), inputs.params, inputs.query, inputs.key)
     for tiles, whole in (
         (arrays.queries, queries),
         (arrays.keys, keys),
@@ -120,39 +121,39 @@ def test_no_tile_meets_what_the_mask_hides():
     np.testing.assert_array_equal(np.block(allowed), expected)
 
 
-# --- the visits ---
+# --- the schedule ---
 
 
-def test_visits_of_a_causal_mask_by_hand():
+def test_schedule_of_a_causal_mask_by_hand():
     _, _, constants = prepared((2, 3), inputs_of(6, 9, aj.causal_mask(1)))
-    visits = constants.visits
+    schedule = constants.schedule
     # Queries 0, 1 see keys up to 1, 2; queries 2, 3 up to 3, 4; queries 4, 5 up to 5, 6.
-    np.testing.assert_array_equal(visits.full, [0, 1, 2])
-    np.testing.assert_array_equal(visits.visited, [1, 2, 3])
-    np.testing.assert_array_equal(visits.order, [[0, 1, 2], [0, 1, 2], [0, 1, 2]])
+    np.testing.assert_array_equal(schedule.full, [0, 1, 2])
+    np.testing.assert_array_equal(schedule.visited, [1, 2, 3])
+    np.testing.assert_array_equal(schedule.order, [[0, 1, 2], [0, 1, 2], [0, 1, 2]])
     # Of a window, the full tiles come first.
     window = aj.local_mask(0, 4)  # queries 0, 1 see keys 0..4 and 1..5
     _, _, constants = prepared((2, 2), inputs_of(2, 8, window))
-    np.testing.assert_array_equal(constants.visits.order, [[1, 0, 2, 3]])
-    np.testing.assert_array_equal(constants.visits.full, [1])
-    np.testing.assert_array_equal(constants.visits.visited, [3])
-    assert prepared((2, 3), inputs_of(6, 9))[2].visits is None
+    np.testing.assert_array_equal(constants.schedule.order, [[1, 0, 2, 3]])
+    np.testing.assert_array_equal(constants.schedule.full, [1])
+    np.testing.assert_array_equal(constants.schedule.visited, [3])
+    assert prepared((2, 3), inputs_of(6, 9))[2].schedule is None
 
 
-def test_a_batch_shares_its_visits():
+def test_a_batch_shares_its_schedule():
     inputs = inputs_of(6, 9)
 
-    def visits(lengths):
+    def schedule(lengths):
         mask = aj.padding_mask(*lengths) & aj.causal_mask(20)
-        return prepared((2, 3), inputs._replace(mask=mask))[2].visits
+        return prepared((2, 3), inputs._replace(mask=mask))[2].schedule
 
     # `out_axes=None` is an error for what has a batch axis.
     lengths = jnp.array([[2, 6, 4], [2, 4, 3]])
-    shared = jax.vmap(visits, in_axes=1, out_axes=None)(lengths)
+    shared = jax.vmap(schedule, in_axes=1, out_axes=None)(lengths)
     np.testing.assert_array_equal(shared.visited, [2, 2, 0])  # what any example needs
     np.testing.assert_array_equal(shared.full, [0, 0, 0])  # what is full for every one
     lengths = jnp.array([[3, 6, 4], [2, 4, 3]])
-    shared = jax.vmap(visits, in_axes=1, out_axes=None)(lengths)
+    shared = jax.vmap(schedule, in_axes=1, out_axes=None)(lengths)
     np.testing.assert_array_equal(shared.full, [1, 0, 0])
 
 

@@ -195,8 +195,6 @@ def test_scores_made_of_what_is_no_score_say_what_to_write():
     ):
         with pytest.raises(ValueError, match=f"score must be a Score; got .*: write {written}"):
             aj.SoftCap(inner)
-        with pytest.raises(ValueError, match=f"score must be a Score; got .*: write {written}"):
-            aj.ProjectedScore(inner, 3, 3)
 
 
 @pytest.mark.parametrize("score", [aj.Additive, "additive", aj.Additive()])

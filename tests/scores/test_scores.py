@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conformance import ALL_SCORES, DK, DQ, SCORE_CASES, OwnCosine, S, T, quick_jit
 from jax.test_util import check_grads
+from score_cases import features_of
 
 from attention_jax import attention
 from attention_jax.scores import (
@@ -54,7 +55,7 @@ def test_general_by_hand():
     query, key = jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 1.0, 2.0]])
     # W k = (1, 3.5), q . W k = 1 + 7; and what is projected is the query: q W = (2, 4, -1)
     assert General()(params, query, key).tolist() == [[8.0]]
-    assert General().project(params, query, key)[0].tolist() == [[2.0, 4.0, -1.0]]
+    assert General().project_query(params, query).tolist() == [[2.0, 4.0, -1.0]]
 
 
 def test_additive_by_hand():
@@ -122,7 +123,7 @@ def test_a_tile_of_features_is_the_block_of_the_whole(name):
     case = SCORE_CASES[name]
     query, key = tokens(case.query_dim)
     params = case.score.init(RNG, case.query_dim, DK)
-    q_features, k_features = case.score.project(params, query, key)
+    q_features, k_features = features_of(case.score, params, query, key)
     tile = case.score.pair(params, q_features[1:4], k_features[2:4])
     np.testing.assert_allclose(tile, case.score(params, query, key)[1:4, 2:4], atol=2e-6)
 
@@ -133,7 +134,7 @@ def test_pair_vjp_against_finite_differences(name):
     with jax.enable_x64(True):
         query, key = tokens(case.query_dim, np.float64, target=2, source=3)
         params = jax.tree.map(np.float64, case.score.init(RNG, case.query_dim, DK))
-        features = (params, *case.score.project(params, query, key))
+        features = (params, *features_of(case.score, params, query, key))
         dlogits = np.random.default_rng(2).normal(size=(2, 3))
         got = jax.tree.leaves(case.score.pair_vjp(*features, jnp.asarray(dlogits)))
         rng = np.random.default_rng(4)

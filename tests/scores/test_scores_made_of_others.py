@@ -1,4 +1,4 @@
-"""Scores made of others: cosine, distance, concat, the soft cap, and projected tokens."""
+"""Scores made of others: cosine, distance, concat, the soft cap; and keys projected before."""
 
 import math
 
@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import DK, DQ, SCORE_CASES, OwnCosine, S, T, assert_close, quick_jit
-from jax.test_util import check_grads
 
 from attention_jax import attention, attention_weights, causal_mask
 from attention_jax.scores import (
@@ -18,9 +17,9 @@ from attention_jax.scores import (
     Dot,
     General,
     NegativeSquaredDistance,
-    ProjectedScore,
     ScaledDot,
     SoftCap,
+    project_keys,
 )
 
 RNG = jax.random.key(3)
@@ -288,55 +287,52 @@ def test_a_cap_passes_on_what_does_not_fit():
         attention(query, key, key, score=SoftCap())
 
 
-# --- projected tokens ---
+# --- keys projected before ---
 
 
 @pytest.mark.parametrize("name", [*SCORES, "own"])
-def test_tokens_projected_before(name):
+def test_keys_projected_before(name):
     case = SCORE_CASES[name]
     query, key = tokens(case.query_dim)
     params = case.score.init(RNG, case.query_dim, DK)
-    projected = ProjectedScore(case.score, case.query_dim, DK)
-    assert jax.tree.map(jnp.shape, projected.init(RNG, 1, 1)) == jax.tree.map(jnp.shape, params)
-    assert projected.pair_cost == case.score.pair_cost
 
-    def loss(arrays, score, before):
+    def loss(arrays, before):
         params, query, key, value = arrays
         if before:
-            query, key = case.score.project(params, query, key)
+            key = project_keys(case.score, params, key)
         output = attention(
-            query, key, value, score=score, params=params, mask=causal_mask(1),
+            query, key, value, score=case.score, params=params, mask=causal_mask(1),
             implementation="tiled",
         )  # fmt: skip
         return jnp.sum(output**2), output
 
     arrays = (params, query, key, key + 1)
-    both = quick_jit(jax.grad(loss, has_aux=True), static_argnums=(1, 2))
-    gradient, output = both(arrays, projected, True)
-    expected_gradient, expected = both(arrays, case.score, False)
+    both = quick_jit(jax.grad(loss, has_aux=True), static_argnums=1)
+    gradient, output = both(arrays, True)
+    expected_gradient, expected = both(arrays, False)
     assert_close("output", output, expected, 1e-6)
     for got, leaf in zip(*map(jax.tree.leaves, (gradient, expected_gradient)), strict=True):
         assert_close("gradient", got, leaf, 2e-6)
 
 
-def test_a_cache_of_keys_for_every_example():
-    """Features have batch axes as tokens have; parameters too, one set a head."""
+def test_parameters_per_head_and_keys_projected_before():
     score = Concat(17)
     params = jax.vmap(lambda rng: score.init(rng, DQ, DK))(jax.random.split(RNG, 3))
     query, key = (jnp.stack([x, x + 1, 2 * x]) for x in tokens(DQ))
-    features = jax.vmap(score.project)(params, query, key)
-    got = attention(*features, key, score=ProjectedScore(score, DQ, DK), params=params)
+    projected = jax.vmap(lambda params, key: project_keys(score, params, key))(params, key)
+    assert projected.shape == key.shape
+    got = attention(query, projected, key, score=score, params=params)
     expected = attention(query, key, key, score=score, params=params)
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
-def test_projected_tokens_second_order():
-    score = ProjectedScore(SoftCap(Additive(7), 1.5), DQ, DK)
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(0)
-        features = rng.normal(size=(2, 7)), rng.normal(size=(3, 7))
-        params = jax.tree.map(np.float64, score.init(RNG, 7, 7))
-        check_grads(jax.jit(score), (params, *features), order=2, modes=["fwd", "rev"])
+def test_a_score_that_projects_both_sides_at_once_is_refused():
+    class Old(Dot):
+        def project(self, params, query, key):
+            return query, key
+
+    with pytest.raises(ValueError, match=r"Old defines project.*define project_query"):
+        attention(*tokens(DK), tokens(DK)[1], score=Old())
 
 
 # --- options ---
@@ -355,13 +351,6 @@ def test_projected_tokens_second_order():
         (lambda: SoftCap(cap="50"), "cap must be a finite float above 0; got '50'"),
         (lambda: SoftCap("scaled"), "score must be a Score; got 'scaled'"),
         (lambda: SoftCap(50.0), "score must be a Score; got 50.0"),
-        (lambda: ProjectedScore("dot", 3, 3), "score must be a Score; got 'dot'"),
-        (lambda: ProjectedScore(General(), 0, 3), "query_dim must be an integer of at least 1;"),
-        (lambda: ProjectedScore(General(), 3, 2.5), "key_dim must be .* at least 1; got 2.5"),
-        (
-            lambda: ProjectedScore(Dot(), 3, 11),
-            r"key_dim must be 3 to match score Dot\(\) with query_dim 3; got 11",
-        ),
     ],
 )
 def test_bad_options(make, message):

@@ -1,0 +1,91 @@
+"""Keys that are projected once and attended to many times.
+
+A decoder attends to the same keys in every step. `project_key` costs O(S) products, so the decoder
+projects its memory once and passes the features in place of the keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import export
+
+from attention_jax.scores.contract import Features, Params, Score
+
+Array = jax.Array
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class ProjectedKeys:
+    """What a score's `project_key` made of keys; functions of attention take it as `key`.
+
+    Attributes:
+        features: an array [*B, S, Fk], or a pytree of arrays [*B, S, ...], as the score makes it.
+        key_dim: Dk, the size of the keys before they were projected.
+        core_ndims: of each array in `features`, the number of axes without *B.
+    """
+
+    features: Features
+    key_dim: int
+    core_ndims: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape [*B, S, Dk] of the keys before they were projected."""
+        leaf = jax.tree.leaves(self.features)[0]
+        return (*leaf.shape[: leaf.ndim - self.core_ndims[0] + 1], self.key_dim)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of `shape`."""
+        return len(self.shape)
+
+    def map(self, function: Callable[[Array, int], Any]) -> ProjectedKeys:
+        """The same with function(array, its number of axes without *B) in place of each array."""
+        leaves, structure = jax.tree.flatten(self)
+        return jax.tree.unflatten(structure, map(function, leaves, self.core_ndims))
+
+    def tree_flatten(self) -> tuple[tuple[Features], tuple[int, tuple[int, ...]]]:
+        """Makes it a pytree: the features hold its leaves, the sizes are static."""
+        return (self.features,), (self.key_dim, self.core_ndims)
+
+    @classmethod
+    def tree_unflatten(cls, static: tuple[int, tuple[int, ...]], children: Any) -> ProjectedKeys:
+        """The inverse of `tree_flatten`."""
+        (features,), (key_dim, core_ndims) = children, static
+        return cls(features, key_dim, core_ndims)
+
+
+def _deserialize(data: bytes) -> tuple[int, tuple[int, ...]]:
+    key_dim, core_ndims = json.loads(data.decode())
+    return key_dim, tuple(core_ndims)
+
+
+export.register_pytree_node_serialization(
+    ProjectedKeys,
+    serialized_name="attention_jax.ProjectedKeys",
+    serialize_auxdata=lambda static: json.dumps(static).encode(),
+    deserialize_auxdata=_deserialize,
+)
+
+
+def project_keys(score: Score, params: Params, key: Array) -> ProjectedKeys:
+    """Projects keys [S, Dk] of one example."""
+    features = score.project_key(params, key)
+    core_ndims = tuple(leaf.ndim for leaf in jax.tree.leaves(features))
+    return ProjectedKeys(features, key.shape[-1], core_ndims)
+
+
+KeyLike = Array | ProjectedKeys  # what functions of attention take as `key`
+
+
+def key_features(score: Score, params: Params, key: KeyLike) -> Features:
+    """What `pair` reads of keys [S, Dk] of one example."""
+    if isinstance(key, ProjectedKeys):
+        return key.features
+    return score.project_key(params, key)
