@@ -187,16 +187,9 @@ def train_steps(
 def gradient_statistics(
     task: AnyTask, statistics: Callable[..., Metrics], state: TrainState, batches: Any = None
 ) -> Metrics:
-    """The statistics of a `GradientLog`, on the batch that each seed's next step will use.
+    """The `statistics` of a `GradientLog`, on the batch of each seed's next step: each [seeds].
 
-    Args:
-        task: what is learned.
-        statistics: as in `GradientLog`.
-        state: stacked over seeds.
-        batches: of a `FedTask`, stacked over seeds.
-
-    Returns:
-        {name: float [seeds]}.
+    The state is stacked over seeds; so are the batches, which only a `FedTask` needs.
     """
 
     def one_seed(state: TrainState, batch: Any) -> Metrics:
