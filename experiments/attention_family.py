@@ -50,7 +50,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "distance": {"score": "distance"},
     "concat": {"score": "concat"},
     "softcap": {"score": "softcap"},
-    "heads 4": {"heads": 4},
+    "heads 4": {"num-heads": 4},
     "local-p": {"attention": "local-p"},
     "local-m, anti-diagonal": {"attention": "local-m", "alignment": "reversed"},
     "coverage": {"attention": "coverage", "score": "additive"},
@@ -122,7 +122,8 @@ class Config:
         """One run's settings."""
         settings = {name.replace("-", "_"): value for name, value in ARMS[arm].items()}
         return ReversalConfig(
-            model=Seq2SeqConfig(**settings), loop=LoopConfig(seeds=self.seeds, steps=self.steps)
+            model=Seq2SeqConfig().with_settings(**settings),
+            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
         )
 
 
@@ -203,7 +204,7 @@ def report(numbers: JSON) -> str:
         )
         far = 100 * mean_over_lengths(accuracy, "free_running_tokens", [EXTRAPOLATION_LENGTH])
         far_mean, far_deviation = mean_and_deviation(far)
-        flags = " ".join(f"--{name} {value}" for name, value in measured["settings"].items())
+        flags = " ".join(f"--{name} {value}" for name, value in ARMS[arm].items())
         note = " (must fail)" if arm in MUST_FAIL else ""
         lines.append(
             f"| {arm}{note} | `{flags}` | {mean:.2f} ± {deviation:.2f} %; {exact.min():.2f} %"

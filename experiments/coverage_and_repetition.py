@@ -44,6 +44,7 @@ from experiment import JSON, Expectation, conduct, near, run_command
 from gradient_questions import follow
 
 from attention_jax.functional.coverage import coverage_attention, coverage_loss
+from attention_jax.nn.cross_attention import CrossAttentionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.batch import Batch
@@ -110,7 +111,9 @@ class Config:
         """One arm's settings."""
         settings = ARMS[arm]
         return ReversalConfig(
-            model=Seq2SeqConfig(score="additive", attention=settings["attention"]),
+            model=Seq2SeqConfig(
+                score="additive", cross_attention=CrossAttentionConfig(settings["attention"])
+            ),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
             coverage_weight=settings["coverage_weight"],
         )

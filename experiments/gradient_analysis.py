@@ -122,7 +122,8 @@ class Config:
         """A model and its training; `settings` are the model's, and `batch_size`."""
         batch = {"batch_size": settings.pop("batch_size")} if "batch_size" in settings else {}
         loop = LoopConfig(seeds=self.seeds, steps=steps)
-        return ReversalConfig(model=Seq2SeqConfig(score=score, **settings), loop=loop, **batch)
+        model = Seq2SeqConfig(score=score).with_settings(**settings)
+        return ReversalConfig(model=model, loop=loop, **batch)
 
 
 _LEAST = {  # setting -> least value of each of its numbers

@@ -31,7 +31,7 @@ from length_generalization import Config as Recipe
 from matplotlib.figure import Figure
 from reversal_arms import JSON, trained_arm
 
-from attention_jax.nn.placement import ANY_LENGTH, PositionConfig
+from attention_jax.nn.position_config import ANY_LENGTH, PositionConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import Additive, Params, ScaledDot, Score, WrappedScore
 from attention_jax.tasks.reversal.task import ReversalConfig
@@ -145,9 +145,9 @@ class Config:
             values = np.ravel(getattr(self, name))
             if values.size == 0 or min(values) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if max(np.ravel(self.lengths)) >= ANY_LENGTH.limit - ANY_LENGTH.first:
+        if max(np.ravel(self.lengths)) >= ANY_LENGTH.limit - ANY_LENGTH.first_id:
             raise ValueError(
-                f"lengths must be below {ANY_LENGTH.limit - ANY_LENGTH.first}, where learned"
+                f"lengths must be below {ANY_LENGTH.limit - ANY_LENGTH.first_id}, where learned"
                 f" positions end; got {self.lengths}"
             )
         for part in self.varied:
@@ -163,7 +163,7 @@ class Config:
     def training(self, settings: dict[str, Any]) -> ReversalConfig:
         """One run's settings."""
         recipe = Recipe(seeds=self.seeds, steps=self.steps).training("scaled", 26)
-        return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, **settings))
+        return dataclasses.replace(recipe, model=recipe.model.with_settings(**settings))
 
 
 QUICK = Config(

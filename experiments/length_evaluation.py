@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.nn.positions import random_positions
+from attention_jax.nn.positions import random_position_ids
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import reversal_batch
@@ -61,10 +61,9 @@ def weights_on(trained: ReversalRun, length: int, *, seed: int = 0) -> np.ndarra
     @jax.jit
     def look(params: Any) -> Array:
         model = bind(trained.config.model, params)
-        places = _places(trained.config.model, batch)
         return model(
-            batch.source, batch.source_lengths, batch.target_inputs, places=places,
-            return_weights=True,
+            batch.source, batch.source_lengths, batch.target_inputs,
+            position_ids=_position_ids(trained.config.model, batch), return_weights=True,
         )[1]  # fmt: skip
 
     return np.asarray(look(params))[-1, 0]
@@ -101,8 +100,10 @@ def _by_chunks(look: Any, trained: ReversalRun, batch: Batch) -> tuple[np.ndarra
 def _forced(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
     def one_seed(params: Any) -> tuple[Array, Array]:
         model = bind(config, params)
-        places = _places(config, batch)
-        logits = model(batch.source, batch.source_lengths, batch.target_inputs, places=places)
+        logits = model(
+            batch.source, batch.source_lengths, batch.target_inputs,
+            position_ids=_position_ids(config, batch),
+        )  # fmt: skip
         return _right(jnp.argmax(logits, axis=-1), batch)
 
     return jax.lax.map(one_seed, params)
@@ -113,7 +114,7 @@ def _free(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Arra
     def one_seed(params: Any) -> tuple[Array, Array]:
         decoded = bind(config, params).greedy_decode(
             batch.source, batch.source_lengths, max_length=batch.targets.shape[1],
-            sos=SOS, eos=EOS, pad=PAD, places=_places(config, batch),
+            sos=SOS, eos=EOS, pad=PAD, position_ids=_position_ids(config, batch),
         )  # fmt: skip
         return _right(decoded.tokens, batch)
 
@@ -133,8 +134,8 @@ def _right(predictions: Array, batch: Batch) -> tuple[Array, Array]:
     )
 
 
-def _places(config: Seq2SeqConfig, batch: Batch) -> Array | None:
-    """Models that know subsets of positions are shown one, as they are in their source."""
+def _position_ids(config: Seq2SeqConfig, batch: Batch) -> Array | None:
+    """A random subset for a model trained on random subsets, as in Ruoss et al.; else None."""
     if config.positions.draw != "subset":
         return None
-    return random_positions(jax.random.key(0), batch.targets.shape[1], config.positions.limit)
+    return random_position_ids(jax.random.key(0), batch.targets.shape[1], config.positions.limit)

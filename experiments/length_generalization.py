@@ -39,7 +39,8 @@ from length_figures import accuracy_figure, heat_map_figure
 from matplotlib.figure import Figure
 from reversal_arms import JSON, trained_arm
 
-from attention_jax.nn.placement import ANY_LENGTH
+from attention_jax.nn.cross_attention import CrossAttentionConfig
+from attention_jax.nn.position_config import ANY_LENGTH
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
@@ -118,8 +119,8 @@ class Config:
 def recipe(score: str, longest: int) -> Seq2SeqConfig:
     """The model, to be trained on strings of up to `longest` letters."""
     return Seq2SeqConfig(
-        score=score, positions=ANY_LENGTH, sharpen_from=longest, encoder_layers=0,
-        decoder_self_attention=False,
+        score=score, cross_attention=CrossAttentionConfig(sharpen_from=longest),
+        positions=ANY_LENGTH, encoder_layers=0, decoder_self_attention=False,
     )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ from local_attention_figures import CAPTIONS, plot
 from reversal_arms import accuracies, heat_map, mean_over_lengths, trained_arm
 
 from attention_jax.functional.local import local_attention_weights, reversed_centers, window_mask
+from attention_jax.nn.cross_attention import CrossAttentionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.data import random_batch
@@ -66,7 +67,7 @@ __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
 
 Array = jax.Array
 
-# What a window is around -> the model's settings.
+# The center of the windows -> settings of the cross attention.
 CENTERS: dict[str, dict[str, Any]] = {
     "anti-diagonal": {"attention": "local-m", "alignment": "reversed"},
     "diagonal": {"attention": "local-m", "alignment": "monotonic"},
@@ -155,7 +156,8 @@ class Config:
     def training(self, encoder: str, centers: str, radius: int) -> ReversalConfig:
         """One run's settings."""
         layers = Seq2SeqConfig.encoder_layers if encoder == WITH else 0
-        model = Seq2SeqConfig(radius=radius, encoder_layers=layers, **CENTERS[centers])
+        cross_attention = CrossAttentionConfig(radius=radius, **CENTERS[centers])
+        model = Seq2SeqConfig(cross_attention=cross_attention, encoder_layers=layers)
         return ReversalConfig(model=model, loop=LoopConfig(seeds=self.seeds, steps=self.steps))
 
 

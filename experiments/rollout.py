@@ -28,6 +28,7 @@ from reversal_arms import JSON, trained_arm
 
 from attention_jax.analysis import attention_rollout, cross_rollout
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.batch import Batch
@@ -49,7 +50,7 @@ class Config:
         seeds: trainings.
         steps: optimiser steps of each.
         encoder_layers: encoder blocks.
-        heads: heads of every attention.
+        num_heads: heads of every attention.
         strings: random strings that numbers are means over.
         word: drawn, of the first seed; all strings have its length.
         workdir: where the run is kept; what is finished there is not trained again.
@@ -59,7 +60,7 @@ class Config:
     seeds: int = 3
     steps: int = 2500
     encoder_layers: int = 3
-    heads: int = 4
+    num_heads: int = 4
     strings: int = 512
     word: str = "reversal"
     workdir: Path = Path("runs/rollout")
@@ -77,7 +78,9 @@ class Config:
     def training(self) -> ReversalConfig:
         """The run's settings."""
         return ReversalConfig(
-            model=Seq2SeqConfig(heads=self.heads, encoder_layers=self.encoder_layers),
+            model=Seq2SeqConfig(
+                block=BlockConfig(num_heads=self.num_heads), encoder_layers=self.encoder_layers
+            ),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
         )
 

@@ -37,6 +37,7 @@ from scale_and_dimension_figures import CAPTIONS, plot
 from scale_and_dimension_training import Size
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
@@ -110,7 +111,7 @@ class Config:
     def training(self, score: str, dim: int) -> ReversalConfig:
         """A model and its training, but for the rate."""
         return ReversalConfig(
-            model=Seq2SeqConfig(score=training.name_of(score), dim=dim),
+            model=Seq2SeqConfig(score=training.name_of(score), block=BlockConfig(dim=dim)),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps[self.dims.index(dim)]),
             batch_size=self.batch,
         )

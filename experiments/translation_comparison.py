@@ -124,8 +124,7 @@ class Config:
         files: Any = {side: self.path("train", language) for side, language in languages.items()}
         for side, language in languages.items():
             files[f"validation_{side}"] = self.path(self.validation, language)
-        model = dataclasses.replace(
-            MODEL,
+        model = MODEL.with_settings(
             score=score,
             dim=self.dim,
             hidden_dim=4 * self.dim,

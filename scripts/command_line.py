@@ -14,7 +14,7 @@ import jax
 import tyro
 
 from attention_jax.core.one_line import one_line
-from attention_jax.nn.placement import NAMED_POSITIONS, PositionConfig, PositionKind
+from attention_jax.nn.position_config import NAMED_POSITIONS, PositionConfig, PositionKind
 from attention_jax.runs import processes
 
 Arguments = TypeVar("Arguments")

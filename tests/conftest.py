@@ -49,7 +49,7 @@ LONG = {
     "test_seq2seq_decoding.py": (
         "test_steps_are_teacher_forcing[{'attention': 'global', 'encoder_layers': 2, "
         "'decoder_layers': 2, 'norm': 'post'}]",
-        "test_beams[{'heads': 4, 'key_heads': 2, 'decoder_layers': 2}]",
+        "test_beams[{'num_heads': 4, 'num_key_heads': 2, 'decoder_layers': 2}]",
     ),
     "test_statistics_gradients.py": ("test_gradients[attention_summary]",),
     "test_tiled.py": ("test_second_derivatives_are_those_of_the_reference[additive]",),

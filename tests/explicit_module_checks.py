@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from attention_jax import causal_mask, padding_mask
 from attention_jax.nn import (
     ANY_LENGTH,
+    BlockConfig,
     CrossAttention,
     CrossAttentionConfig,
     MultiHeadAttention,
@@ -102,10 +103,12 @@ def cache():
 
 def cross_attention():
     for settings in (
-        {"sharpen_from": 3}, {"heads": 2}, {"attention": "local-m"}, {"attention": "local-p"},
+        {"sharpen_from": 3}, {"num_heads": 2}, {"attention": "local-m"}, {"attention": "local-p"},
         {"attention": "coverage"}, {"attention": "monotonic"},
     ):  # fmt: skip
-        module = CrossAttention("additive", D, D, CrossAttentionConfig(**settings), **RNGS)
+        num_heads = settings.pop("num_heads", 1)
+        config = CrossAttentionConfig(**settings)
+        module = CrossAttention("additive", D, D, config, num_heads=num_heads, **RNGS)
 
         def call(module, x, y, lengths, rng):
             options = {"source_lengths": lengths, "mask": padding_mask(lengths)}
@@ -120,7 +123,7 @@ def seq2seq():
         {"positions": PositionConfig("rotary", anchor="end")},
         {"attention": "monotonic", "positions": ANY_LENGTH},
     ):
-        config = Seq2SeqConfig(score="additive", dim=D, hidden_dim=7, **settings)
+        config = Seq2SeqConfig().with_settings(score="additive", dim=D, hidden_dim=7, **settings)
 
         def call(model, source, lengths, target, rng):
             return model(source, lengths, target, dropout_rng=rng)
@@ -129,7 +132,7 @@ def seq2seq():
 
 
 def decoding():
-    model = Seq2Seq(Seq2SeqConfig(dim=D, hidden_dim=7), V, **RNGS)
+    model = Seq2Seq(Seq2SeqConfig(block=BlockConfig(dim=D, hidden_dim=7)), V, **RNGS)
     ends = {"max_length": 4, "sos": 1, "eos": 2, "pad": 0}
 
     def call(model, source, lengths, rng):

@@ -98,13 +98,13 @@ def residual(config, params, x, layer):
     return normed(params["norm"], x + layer(x))
 
 
-def encoder_block(score, config, params, x, allowed=True):
+def encoder_block(score, config, params, x, allowed=True, *, wavelength=None):
     """Tokens [S, dim] and the self attention's weights [N, S, S]."""
     found = []
 
     def attend(x):
         output, weights = multi_head(
-            score, params["self_attention"], x, x, allowed, wavelength=config.rotary_wavelength
+            score, params["self_attention"], x, x, allowed, wavelength=wavelength
         )
         found.append(weights)
         return output
@@ -116,18 +116,18 @@ def encoder_block(score, config, params, x, allowed=True):
     return residual(config, params["feed_forward_residual"], x, feed), found[0]
 
 
-def decoder_block(self_score, score, config, params, x, memory, allowed=True):
+def decoder_block(self_score, score, config, params, x, memory, allowed=True, *, wavelength=None):
     """Tokens [T, dim] and the weights [T, S] of global cross attention, averaged over heads."""
     found, causal = [], np.tril(np.ones((len(x), len(x)), bool))
 
     def attend(x):
         own = params["self_attention"]
-        return multi_head(self_score, own, x, x, causal, wavelength=config.rotary_wavelength)[0]
+        return multi_head(self_score, own, x, x, causal, wavelength=wavelength)[0]
 
     def look(x):
         own = params["cross_attention"].get("attention", {})
         if "query" in own:
-            output, weights = multi_head(score, own, x, memory, allowed)
+            output, weights = multi_head(score, own, x, memory, allowed, wavelength=wavelength)
             found.append(weights.mean(0))
             return output
         found.append(weights_of(score, own.get("params", {}), x, memory, allowed))

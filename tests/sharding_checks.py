@@ -18,7 +18,7 @@ from collectives import collectives
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from toy_task import train_toy
 
-from attention_jax.nn import Seq2SeqConfig
+from attention_jax.nn import BlockConfig, Seq2SeqConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.digest import _sums_on, digests
 from attention_jax.runs.metrics_file import read_lines
@@ -87,7 +87,7 @@ MESHES = {
 
 def config(steps=12):
     return ReversalConfig(
-        model=Seq2SeqConfig(dim=8, hidden_dim=16),
+        model=Seq2SeqConfig(block=BlockConfig(dim=8, hidden_dim=16)),
         loop=LoopConfig(seeds=4, steps=steps, log_every=2, checkpoint_every=4),
         batch_size=16,
         min_length=1,

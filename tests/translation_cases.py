@@ -49,7 +49,7 @@ def tiny_config(
         "warmup_steps": 3,
     }
     return TranslationConfig(
-        model=Seq2SeqConfig(**{**tiny_model, **(model or {})}),
+        model=Seq2SeqConfig().with_settings(**{**tiny_model, **(model or {})}),
         loop=LoopConfig(**{**tiny_loop, **(loop or {})}),
         **{**defaults, **settings},
     )

@@ -1,4 +1,4 @@
-"""What one can say about attention that has been computed."""
+"""Analysis of attention: captured weights, gradients, curvature, statistics, rollout and cost."""
 
 from attention_jax.analysis.capture import (
     Captured,

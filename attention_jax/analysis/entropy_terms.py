@@ -1,4 +1,4 @@
-"""One key's part of an entropy and of a divergence: finite derivatives, of weights of any size."""
+"""The terms of an entropy and of a divergence, with finite derivatives for weights of any size."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Array = jax.Array
 
 
 def is_zero(weights: Array) -> Array:
-    """Zeros, and numbers too small to be told from them."""
-    # Subnormal numbers, which XLA takes for 0 at one place and not at another, and whose reciprocal
-    # overflows. NaN and negative numbers, from which NaN comes, must not be hidden.
+    """Whether weights are 0 or subnormal."""
+    # XLA treats subnormal numbers as 0 in some operations and not in others, and their reciprocals
+    # overflow. NaN and negative numbers must stay visible as NaN, so they do not count as 0.
     return jnp.abs(weights) < jnp.finfo(weights.dtype).tiny
 
 
@@ -23,8 +23,8 @@ def surprise(weights: Array) -> Array:
     return -weights * _log(weights)
 
 
-# d(-w log w) = -(log w + 1) dw. JAX finds the same, but its derivative of that has w^-2 in it,
-# which overflows in float32 from w = 1e-19 down; of this it is -1 / w.
+# d(-w log w) = -(log w + 1) dw. JAX derives the same, but its second derivative contains w^-2,
+# which overflows in float32 below w = 1e-19. The second derivative of this rule is -1 / w.
 @surprise.defjvp
 def _surprise_jvp(primals, tangents):
     (weights,), (dweights,) = primals, tangents
@@ -33,8 +33,8 @@ def _surprise_jvp(primals, tangents):
 
 
 # With a = m (1 + d), b = m (1 - d) it is m ((1 + d) log(1 + d) + (1 - d) log(1 - d)) / 2, whose two
-# terms cancel but for d^2. That is also m (log(1 - d^2) + 2 d atanh(d)) / 2, where nothing cancels,
-# and which cannot be negative; but it is inf - inf at d = 1.
+# terms cancel to order d^2. It also equals m (log(1 - d^2) + 2 d atanh(d)) / 2, which has no such
+# cancellation and cannot be negative, but is inf - inf at d = 1.
 @jax.custom_jvp
 def divergence(a: Array, b: Array) -> Array:
     """(a log(a / m) + b log(b / m)) / 2 with m = (a + b) / 2, and 0 log 0 = 0.
@@ -51,9 +51,9 @@ def divergence(a: Array, b: Array) -> Array:
     return jnp.where(close, near, far)
 
 
-# The derivatives of the two x log(x / m) by m cancel, and what remains is
+# The derivatives of the two x log(x / m) with respect to m cancel, so that
 #     df = (log(a / m) da + log(b / m) db) / 2.
-# In logarithms of a, b and m it differentiates again without squares that underflow.
+# Written with logarithms of a, b and m, its derivatives have no squares that underflow.
 @divergence.defjvp
 def _divergence_jvp(primals, tangents):
     log_mean = _log(primals[0] + primals[1]) - math.log(2)

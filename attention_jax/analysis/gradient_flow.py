@@ -1,8 +1,8 @@
-"""How much gradient passes through each query and each key, in memory linear in T and S.
+"""Norms of the logits' gradient by query and by key, in memory linear in T and S.
 
-In tiles, twice over the keys of every tile of queries: once for the rows' largest logits,
-normalisers and outputs, and once for the gradient of each tile's logits, of which only the sums of
-squares are kept. With A the weights, dA = dO V^T and O = A V,
+For every tile of queries, the loop over keys runs twice: first for the rows' largest logits,
+normalisers and outputs, and then for the gradient of each tile's logits, whose sums of squares
+alone are stored. With A the weights, dA = dO V^T and O = A V,
 
     dL_ij = A_ij (dA_ij - sum_k A_ik dA_ik) = A_ij (dO_i . V_j - dO_i . O_i).
 
@@ -57,18 +57,18 @@ def gradient_flow(
     bias: Bias | Array | None = None,
     block_sizes: BlockSizes | None = None,
 ) -> GradientFlow:
-    """The norms of attention's `dlogits` by query, by key and in all, never holding [T, S].
+    """The norms of attention's `dlogits` by query, by key and in total, without an array [T, S].
 
         by_query_i = |dlogits_i:|,    by_key_j = |dlogits_:j|,    total = |dlogits|
 
-    with `dlogits` that of `attention_gradients`. Queries and keys whose norm is 0 learn nothing
-    through the weights; a query with a saturated row is one of them.
+    with `dlogits` as in `attention_gradients`. Queries and keys whose norm is 0 learn nothing
+    through the weights; a query with a saturated row is an example.
 
-    It is there to be looked at: it has forward mode, but under a mask no reverse mode.
+    Forward mode works; reverse mode does not work under a mask.
 
     Args:
         query, key, value, doutput, score, params, mask, bias: as in `attention_gradients`.
-        block_sizes: tile sizes; None picks them. They change time and memory only.
+        block_sizes: tile sizes, which affect only time and memory; None chooses them.
 
     Returns:
         `GradientFlow` in float32, or float64 if any of query, key, value, params and bias is.
@@ -116,8 +116,8 @@ def _one_example(options: Options, inputs: Inputs, doutput: Array) -> GradientFl
         arrays.queries,
         tile_arrays.tiled(doutput, plan.query_tiles),
     )
-    none = jnp.zeros((plan.key_tiles, plan.tile.key), dtype)
-    squares_by_key, squares_by_query = jax.lax.scan(step, none, tiles)
+    zeros = jnp.zeros((plan.key_tiles, plan.tile.key), dtype)
+    squares_by_key, squares_by_query = jax.lax.scan(step, zeros, tiles)
     by_query = tile_arrays.untiled(squares_by_query, target_length)
     by_key = tile_arrays.untiled(squares_by_key, source_length)
     return GradientFlow(jnp.sqrt(by_query), jnp.sqrt(by_key), jnp.sqrt(jnp.sum(by_query)))
@@ -132,7 +132,7 @@ def _of_query_tile(
     queries: Any,
     doutput: Array,
 ) -> tuple[Array, Array]:
-    """(sums of squares of t queries, `by_key` [key_tiles, s] with what they add to it)."""
+    """(sums of squares of t queries, `by_key` [key_tiles, s] with their squares added)."""
 
     def tile(masked: bool, j: Array) -> tuple[Array, Array]:
         keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
@@ -144,7 +144,7 @@ def _of_query_tile(
     state = tiling.for_visited_keys(plan, constants, i, attend, tiling.empty_state(plan, arrays))
     output, _ = state.finalize()
 
-    # A row without keys sends nothing, whatever comes: its exponentials are 0, and so is dO.
+    # A row without keys sends gradient 0 for any doutput: its exponentials and its dO become 0.
     empty = state.normalizer == 0
     largest = jnp.where(empty, jnp.inf, state.largest)
     normalizer = jnp.where(empty, 1, state.normalizer)

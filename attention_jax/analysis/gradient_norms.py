@@ -1,14 +1,14 @@
-"""Gradients of a whole model by group: how large they are, and how much of them is noise."""
+"""Norms and signal-to-noise ratios of a model's gradients, by group of parameters."""
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, float_array
+from attention_jax.core.checks import check_integer
 
 Array = jax.Array
 
@@ -20,15 +20,15 @@ def gradient_norms(gradients: Any, *, depth: int | None = None) -> dict[str, Arr
 
     Args:
         gradients: a pytree of float arrays.
-        depth: leaves whose paths share the first `depth` entries are one group: 1 for the top-level
-            subtrees, 0 for everything at once (named ""); None for a group a leaf.
+        depth: leaves whose paths share the first `depth` entries form a group: 1 for the top-level
+            subtrees, 0 for all leaves together (named ""), None for a group per leaf.
 
     Returns:
-        {path: norm []} in the tree's order, paths as "encoder/kernel"; each in float32, or float64
-        if any leaf of the group is.
+        {path: norm []} in the tree's order, with paths such as "encoder/kernel"; each norm in
+        float32, or float64 if any leaf of the group is.
 
     Raises:
-        ValueError: a leaf is not floating-point, or `depth` is no integer of at least 0.
+        ValueError: a leaf is not floating-point, or `depth` is not None or an integer >= 0.
 
     >>> gradients = {"score": {"kernel": jnp.array([[3.0, 0.0]]), "v": jnp.array([4.0])}}
     >>> {name: float(norm) for name, norm in gradient_norms(gradients).items()}
@@ -36,7 +36,7 @@ def gradient_norms(gradients: Any, *, depth: int | None = None) -> dict[str, Arr
     >>> gradient_norms(gradients, depth=1)
     {'score': Array(5., dtype=float32)}
 
-    Source: the definition is the usual one; `optax.tree.norm` is that of `depth=0`.
+    Source: the usual definition; `optax.tree.norm` is the norm for `depth=0`.
     """
     groups = _groups(gradients, depth)
     return {
@@ -46,34 +46,35 @@ def gradient_norms(gradients: Any, *, depth: int | None = None) -> dict[str, Arr
 
 
 def gradient_signal_to_noise(gradients: Any, *, depth: int | None = None) -> dict[str, Array]:
-    """How large the true gradient of each group is next to what varies from batch to batch.
+    """The squared norm of each group's true gradient, divided by its variance between batches.
 
         ratio = (|mean|^2 - variance / n) / variance
         mean = sum_b g_b / n,    variance = sum_b |g_b - mean|^2 / (n - 1)
 
-    over n batches b. Numerator and denominator are unbiased: |mean|^2 itself has variance / n of
-    noise in it. So it is around 0, above or below, where there is nothing but noise. At 1 the
-    noise of a batch is as large as the gradient itself; below, 1 / ratio batches have to be
-    averaged to bring it down to that.
+    over n batches b. Numerator and denominator are unbiased: the noise contributes variance / n to
+    |mean|^2. The ratio therefore scatters around 0 if the gradients are only noise. At 1, the noise
+    of a batch is as large as the gradient itself; below 1, the average of 1 / ratio batches has
+    that much noise.
 
     Args:
-        gradients: a pytree of float arrays with an axis of n batches in front, n >= 2, as
-            `jax.vmap(jax.grad(loss), (None, 0))(params, batches)` makes it.
+        gradients: a pytree of float arrays with a leading axis of n batches, n >= 2, as
+            `jax.vmap(jax.grad(loss), (None, 0))(params, batches)` returns it.
         depth: as in `gradient_norms`.
 
     Returns:
-        {path: ratio []}, as in `gradient_norms`; inf where nothing varies, 0 where all is 0.
+        {path: ratio []}, as in `gradient_norms`; inf where the variance is 0, and 0 where the
+        gradients are all 0.
 
     Raises:
         ValueError: a leaf is not floating-point, leaves differ in n, n is less than 2, or `depth`
-            is no integer of at least 0.
+            is not None or an integer >= 0.
 
     >>> gradients = {"v": jnp.array([[1.0, 0.0], [1.0, 2.0]])}  # mean [1, 1], variance 2
     >>> gradient_signal_to_noise(gradients)
     {'v': Array(0.5, dtype=float32)}
 
-    Source: McCandlish et al. 2018, equation 2.9 and appendix A.1, whose simple noise scale
-    tr(Sigma) / |G|^2 this is one over, in batches (their B_small = 1, B_big = n).
+    Source: McCandlish et al. 2018, equation 2.9 and appendix A.1: the inverse of their simple noise
+    scale tr(Sigma) / |G|^2, in batches (their B_small = 1, B_big = n).
     """
     groups = _groups(gradients, depth)
     counts = {leaf.shape[:1] for leaves in groups.values() for leaf in leaves}
@@ -98,8 +99,8 @@ def _signal_to_noise(leaves: list[Array]) -> Array:
 
 
 def _groups(gradients: Any, depth: Any) -> dict[str, list[Array]]:
-    """The leaves of each group, in one dtype that sums can be taken in."""
-    depth = _checked_depth(depth)
+    """The leaves of each group, in one dtype for sums over the group."""
+    depth = None if depth is None else check_integer("depth", depth, 0)
     groups: dict[str, list[Array]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -110,18 +111,6 @@ def _groups(gradients: Any, depth: Any) -> dict[str, list[Array]]:
         name: [leaf.astype(accumulator_dtype(*leaves)) for leaf in leaves]
         for name, leaves in groups.items()
     }
-
-
-def _checked_depth(depth: Any) -> int | None:
-    if depth is None:
-        return None
-    try:
-        number = operator.index(depth)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ValueError(f"depth must be None or an integer of at least 0; got {depth!r}")
-    return number
 
 
 def _total(numbers: Any) -> Array:

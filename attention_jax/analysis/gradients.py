@@ -1,16 +1,16 @@
-"""The gradient of attention by hand: what the output's gradient becomes at every station.
+"""The gradient of attention by hand, with every intermediate gradient.
 
-With L the logits, A = softmax(L) and O = A V, a cotangent dO of the output goes back as
+With L the logits, A = softmax(L) and O = A V, a cotangent dO of the output gives
 
     dV    = A^T dO
     dA    = dO V^T
-    dL_ij = A_ij (dA_ij - sum_k A_ik dA_ik)        the softmax's Jacobian, a row at a time
-    dQ, dK, dparams = what the score makes of dL;  with L = scale Q K^T,
+    dL_ij = A_ij (dA_ij - sum_k A_ik dA_ik)        the softmax's Jacobian, row by row
+    dQ, dK, dparams = the score's vjp of dL;  for L = scale Q K^T,
                       dQ = scale dL K and dK = scale dL^T Q
-    dbias = dL, summed where the bias was broadcast
+    dbias = dL, summed over broadcast axes of the bias
 
-`jax.vjp` of `attention` gives the ends of it, in tiles where [T, S] is too large; here are the
-stations between, materialised, to look at.
+`jax.vjp` of `attention` returns only the gradients of the inputs, in tiles where [T, S] is too
+large. The functions here also return the gradients of weights and logits, materialised.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Array = jax.Array
 
 
 class AttentionGradients(NamedTuple):
-    """Gradients in the order in which they come about, in the compute dtype.
+    """Gradients in the order of their computation, in the compute dtype.
 
-    Each is that of one example: all have the batch axes *B in front, also where an input was shared
-    over some of them. A sum over those gives what `jax.vjp` gives.
+    Each example has its own gradients: all have the batch axes *B in front, even where an input is
+    shared over some of them. The sum over these axes is the gradient of `jax.vjp`.
     """
 
     dvalue: Array  # [*B, S, Dv]
@@ -47,8 +47,8 @@ class AttentionGradients(NamedTuple):
     dlogits: Array  # [*B, T, S]  0 where masked
     dquery: Array  # [*B, T, Dq]
     dkey: Array  # [*B, S, Dk]
-    dparams: Params  # leaves [*B, *its own shape]
-    dbias: Any  # [*B, T or 1, S or 1] of an array; of a `Bias`, one with gradients for its floats
+    dparams: Params  # leaves [*B, *shape of the parameter]
+    dbias: Any  # [*B, T or 1, S or 1] for an array; for a `Bias`, a `Bias` of its floats' gradients
 
 
 def attention_gradients(
@@ -62,31 +62,31 @@ def attention_gradients(
     mask: Mask | Array | None = None,
     bias: Bias | Array | None = None,
 ) -> AttentionGradients:
-    """How the gradient of attention's output flows back to all that attention was made of.
+    """The gradients of attention's weights, logits and inputs, from the gradient of its output.
 
         dvalue = weights^T doutput,    dweights = doutput value^T,
         dlogits_ij = weights_ij (dweights_ij - sum_k weights_ik dweights_ik),
 
-    and the rest from `dlogits` through the score and the bias. It holds several arrays [T, S] of
-    every example; `gradient_flow` says of long sequences how much passes where.
+    and the gradients of query, key, parameters and bias from `dlogits`. It stores several arrays
+    [T, S] for every example; for long sequences, see `gradient_flow`.
 
-    A query that may attend to nothing sends gradient 0, whatever its `doutput` is. A key or query
-    that no allowed pair contains (padding) may hold anything, NaN included, and gets gradient 0.
+    A query that may attend to no key sends gradient 0, whatever its `doutput` is. A key or query
+    without an allowed pair (padding) may have any value, including NaN, and gets gradient 0.
 
     Args:
-        query: float [*B, T, Dq]. Heads, if any, are one more batch axis.
+        query: float [*B, T, Dq]. Heads, if any, are another batch axis.
         key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared.
         value: float [*B, S, Dv]; the same.
         doutput: float [*B, T, Dv], the gradient of a loss in the output of `attention`.
         score: a name in `SCORES`, "module:Name", or a `Score`.
-        params: the score's parameters, as its `init` makes them; leaves may have leading axes that
-            broadcast to *B. May be left out if the score has none.
+        params: the score's parameters, as its `init` returns them; leaves may have leading axes
+            that broadcast to *B. None for a score without parameters.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
         bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
 
     Returns:
         `AttentionGradients` in float32, or float64 if any of query, key, value, params and bias is.
-        `dbias` is None without a bias, and of a `Bias` holds None in place of integers.
+        `dbias` is None without a bias; for a `Bias`, its integer leaves are None.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure.
@@ -108,7 +108,7 @@ def attention_gradients(
 
 
 def checked_doutput(inputs: Inputs, doutput: Any) -> Array:
-    """A float array of the output's shape, or a ValueError."""
+    """`doutput` as a float array; raises ValueError unless it has the output's shape."""
     array = float_array("doutput", doutput)
     expected = (*inputs.query.shape[:-1], inputs.value.shape[-1])
     if array.shape != expected:
@@ -124,7 +124,7 @@ def gradient_of_weights(
 ) -> Array:
     """dweights [*B, T, S] in the compute dtype, 0 where masked; all have the batch axes *B."""
     value, doutput = value.astype(dtype), doutput.astype(dtype)
-    if mask is not None:  # what may hold NaN, padding, has weight 0, which would not keep it out
+    if mask is not None:  # padding may be NaN, and its weight 0 would not remove NaN
         value = jnp.where(jnp.any(mask, axis=-2)[..., None], value, 0)
         doutput = jnp.where(jnp.any(mask, axis=-1)[..., None], doutput, 0)
     dweights = jnp.matmul(doutput, jnp.swapaxes(value, -1, -2), precision="highest")
@@ -147,7 +147,7 @@ def _one_example(options: Options, inputs: Inputs, doutput: Array) -> AttentionG
         moved = inputs._replace(query=query, key=key, params=params, bias=bias)
         return logits_and_mask(options, moved)
 
-    # Cast before, so that no gradient is rounded to a narrower dtype.
+    # The inputs are cast before `jax.vjp`, so that no gradient is rounded to a narrower dtype.
     logits, pull_back, mask = jax.vjp(logits_of, *cast_floats(floats, dtype), has_aux=True)
     weights = masked_softmax(logits, mask)
     dweights = gradient_of_weights(inputs.value, mask, doutput, dtype)
@@ -158,7 +158,7 @@ def _one_example(options: Options, inputs: Inputs, doutput: Array) -> AttentionG
 
 
 def _floats_of(bias: Bias | None) -> Any:
-    """A bias without its integers, which have no gradient."""
+    """The bias with None in place of integers, which have no gradient."""
     return jax.tree.map(
         lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None, bias
     )
@@ -166,7 +166,7 @@ def _floats_of(bias: Bias | None) -> Any:
 
 def _with_integers(floats: Any, bias: Bias | None) -> Any:
     return jax.tree.map(
-        lambda real, other: other if real is None else real,
+        lambda leaf, original: original if leaf is None else leaf,
         floats,
         bias,
         is_leaf=lambda leaf: leaf is None,

@@ -1,11 +1,11 @@
-"""Evaluates a traced program, taking out what its capture points hold.
+"""Evaluates a traced program, and also returns the arrays at its capture points.
 
-A point may stand inside a `jit`, `checkpoint` or `scan` of the program. The first two are evaluated
-in line; a `scan` is made anew, its body evaluated in this way, so that what the points in it hold
-comes out stacked. A function with a gradient rule of its own keeps the rule, and is computed twice.
-Whatever has no points is evaluated as JAX does it. A `checkpoint` in line is none: its gradient
-saves what it would have computed again. Where the program itself takes the gradient of a
-`checkpoint`, the points that are computed again for it are passed over.
+A point may be inside of a `jit`, `checkpoint` or `scan` of the program. A `jit` or `checkpoint` is
+evaluated in line. A `scan` is replaced by a scan whose body is evaluated in the same way, so that
+it also returns the arrays at its points, stacked. A function with its own gradient rule keeps the
+rule, and is computed twice. JAX evaluates equations without points as usual. A `checkpoint` in line
+no longer saves memory: its gradient stores the residuals. Where the program itself contains the
+gradient of a `checkpoint`, the recomputed points are ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from attention_jax.functional.capture_point import CapturedAttention, capture_p, capturing
 
 Array = jax.Array
-Found = list[tuple[str, CapturedAttention]]  # with the name scopes it stands in
+Captures = list[tuple[str, CapturedAttention]]  # (name scopes, captured arrays)
 
 _IN_LINE = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2")
 _WITH_OWN_RULE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -28,27 +28,27 @@ _WITH_OWN_RULE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 def evaluate(
     program: ClosedJaxpr, arguments: Sequence[Array], added: Sequence[Array] | None = None
-) -> tuple[list[Array], Found]:
-    """The program's outputs, and what its points hold, in the order of evaluation.
+) -> tuple[list[Array], Captures]:
+    """The program's outputs, and the arrays at its points, in the order of evaluation.
 
     Args:
-        program: what `jax.make_jaxpr` made while `capture_points` was open.
+        program: the result of `jax.make_jaxpr` under `capture_points`.
         arguments: its flat arguments.
-        added: for each point an array like the output seen there, to add to it.
+        added: for each point, an array to add to the output of attention there.
 
     Returns:
-        (flat outputs, [(name scopes, what was seen there)]).
+        (flat outputs, [(name scopes, captured arrays)]).
 
     Raises:
-        NotImplementedError: a point is in a `while`, a `cond` or another call that cannot be made
-            to give out more than it does.
+        NotImplementedError: a point is inside of a `while`, a `cond` or another call to which no
+            results can be added.
     """
     summands = iter([None] * points_in(program.jaxpr) if added is None else added)
     return _evaluate(program.jaxpr, program.consts, arguments, summands, "")
 
 
 def points_in(jaxpr: Jaxpr) -> int:
-    """How many points a program has; those of a loop's body count once."""
+    """The number of points in a program; the points in a loop's body count once."""
     return sum(_points_of(equation) for equation in jaxpr.eqns)
 
 
@@ -56,7 +56,7 @@ def _points_of(equation: JaxprEqn) -> int:
     if equation.primitive is capture_p:
         return 1
     if equation.params.get("differentiated") is True:
-        return 0  # the gradient of a `checkpoint`, which computes again what has been seen
+        return 0  # the gradient of a `checkpoint`, which recomputes points
     return sum(points_in(inner.jaxpr) for inner in _programs_of(equation))
 
 
@@ -64,7 +64,7 @@ def _programs_of(equation: JaxprEqn) -> list[ClosedJaxpr]:
     leaves = jax.tree.leaves(
         list(equation.params.values()), is_leaf=lambda x: isinstance(x, Jaxpr | ClosedJaxpr)
     )
-    # In newer versions of JAX the two are one class, whose constants must not be lost.
+    # In newer versions of JAX the two are the same class, with constants.
     return [
         leaf if isinstance(leaf, ClosedJaxpr) else ClosedJaxpr(leaf, ())
         for leaf in leaves
@@ -78,38 +78,38 @@ def _evaluate(
     arguments: Sequence[Any],
     added: Iterator[Array | None],
     scope: str,
-) -> tuple[list[Array], Found]:
-    known: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
-    known.update(zip(jaxpr.invars, arguments, strict=True))
-    found: Found = []
+) -> tuple[list[Array], Captures]:
+    environment: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+    environment.update(zip(jaxpr.invars, arguments, strict=True))
+    captures: Captures = []
 
     def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else known[atom]
+        return atom.val if isinstance(atom, Literal) else environment[atom]
 
     for equation in jaxpr.eqns:
         values = [read(atom) for atom in equation.invars]
         name = "/".join(filter(None, (scope, str(equation.source_info.name_stack))))
         with equation.ctx.manager:
-            outputs, inner = _evaluate_equation(equation, values, added, name)
-        found += inner
-        known.update(zip(equation.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars], found
+            outputs, equation_captures = _evaluate_equation(equation, values, added, name)
+        captures += equation_captures
+        environment.update(zip(equation.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars], captures
 
 
 def _evaluate_equation(
     equation: JaxprEqn, values: list[Any], added: Iterator[Array | None], scope: str
-) -> tuple[list[Array], Found]:
+) -> tuple[list[Array], Captures]:
     primitive = equation.primitive
     if primitive is capture_p:
-        output, *held = values
+        output, *leaves = values
         summand = next(added)
-        if summand is not None:  # it has the heads as one axis
+        if summand is not None:  # the summand has merged head axes
             output = output + summand.reshape(output.shape)
-        if capturing() is not None:  # in a capture around this one it is a point as well
-            output = capture_p.bind(output, *held, structure=equation.params["structure"])
-        return [output], [(scope, jax.tree.unflatten(equation.params["structure"], held))]
+        if capturing() is not None:  # an outer capture also captures this point
+            output = capture_p.bind(output, *leaves, structure=equation.params["structure"])
+        return [output], [(scope, jax.tree.unflatten(equation.params["structure"], leaves))]
     if _points_of(equation) == 0:
-        return _as_jax_does(equation, values), []
+        return _bind(equation, values), []
     if primitive.name == "scan":
         return _scan(equation, values, added, scope)
     if primitive.name in _IN_LINE:
@@ -118,12 +118,12 @@ def _evaluate_equation(
     if primitive.name in _WITH_OWN_RULE:
         return _with_own_rule(equation, values, added, scope)
     raise NotImplementedError(
-        f"attention inside a {primitive.name} cannot be captured: only a jit, vmap, checkpoint or"
-        " scan can give out what is in it. Capture what the loop or branch calls"
+        f"attention inside a {primitive.name} cannot be captured, only inside a jit, vmap,"
+        " checkpoint or scan: capture the function that the loop or branch calls"
     )
 
 
-def _as_jax_does(equation: JaxprEqn, values: list[Any]) -> list[Array]:
+def _bind(equation: JaxprEqn, values: list[Any]) -> list[Array]:
     primitive = equation.primitive
     outputs = primitive.bind(*values, **primitive.get_bind_params(equation.params))
     return list(outputs) if primitive.multiple_results else [outputs]
@@ -131,47 +131,45 @@ def _as_jax_does(equation: JaxprEqn, values: list[Any]) -> list[Array]:
 
 def _with_own_rule(
     equation: JaxprEqn, values: list[Any], added: Iterator[Array | None], scope: str
-) -> tuple[list[Array], Found]:
-    """Outputs differentiate as the rule says; what is in the call stands beside them.
+) -> tuple[list[Array], Captures]:
+    """A call with its own gradient rule: the outputs use the rule, the captures do not.
 
-    The rule knows nothing of what is added in there. What that does to the outputs comes from the
-    call as it is computed, and its value, 0, is not needed: only its gradient.
+    The rule has no gradient for the arrays added inside of the call. A second evaluation without
+    the rule has the added arrays, which are 0: only its gradient is used.
     """
     (program,) = _programs_of(equation)
-    outputs = _as_jax_does(equation, values)
+    outputs = _bind(equation, values)
     summands = [next(added) for _ in range(points_in(program.jaxpr))]
-    nothing: Iterator[None] = iter([None] * len(summands))
-    _, found = _evaluate(program.jaxpr, program.consts, values, nothing, scope)
+    no_summands: Iterator[None] = iter([None] * len(summands))
+    _, captures = _evaluate(program.jaxpr, program.consts, values, no_summands, scope)
     if any(summand is not None for summand in summands):
-        fixed = [jax.lax.stop_gradient(value) for value in values]
-        moved, _ = _evaluate(program.jaxpr, program.consts, fixed, iter(summands), scope)
+        constants = [jax.lax.stop_gradient(value) for value in values]
+        sums, _ = _evaluate(program.jaxpr, program.consts, constants, iter(summands), scope)
         outputs = [
-            _with_gradient_of(output, other)
-            if jnp.issubdtype(output.dtype, jnp.inexact)
-            else output
-            for output, other in zip(outputs, moved, strict=True)
+            _add_gradient_of(output, total) if jnp.issubdtype(output.dtype, jnp.inexact) else output
+            for output, total in zip(outputs, sums, strict=True)
         ]
-    return outputs, found
+    return outputs, captures
 
 
 @jax.custom_jvp
-def _with_gradient_of(output: Array, other: Array) -> Array:
-    """The first as it is; the gradients of both."""
+def _add_gradient_of(output: Array, other: Array) -> Array:
+    """The value of the first array, with the gradients of both."""
     del other
     return output
 
 
-@_with_gradient_of.defjvp
-def _with_gradient_of_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    return _with_gradient_of(*primals), tangents[0] + tangents[1]
+@_add_gradient_of.defjvp
+def _add_gradient_of_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    return _add_gradient_of(*primals), tangents[0] + tangents[1]
 
 
 def _scan(
     equation: JaxprEqn, values: list[Any], added: Iterator[Array | None], scope: str
-) -> tuple[list[Array], Found]:
+) -> tuple[list[Array], Captures]:
     (body,) = _programs_of(equation)
-    # What a step takes and gives of a longer array has an axis less than the array. (The numbers of
-    # constants and carries are parameters of the equation whose names differ between versions.)
+    # A step's slice of a scanned array has one axis less than the array. (The equation has the
+    # numbers of constants and carries too, but under names that differ between versions.)
     sliced = [
         _ndim(outer) > _ndim(inner)
         for outer, inner in zip(equation.invars, body.jaxpr.invars, strict=True)
@@ -192,16 +190,20 @@ def _scan(
     def step(carry: list[Array], x: Any) -> Any:
         x, summands = x
         arguments = [*shared, *carry, *x]
-        outputs, found = _evaluate(body.jaxpr, body.consts, arguments, iter(summands), scope)
-        scopes[:] = [inner for inner, _ in found]
-        return outputs[:carries], (outputs[carries:], [held for _, held in found])
+        outputs, captures = _evaluate(body.jaxpr, body.consts, arguments, iter(summands), scope)
+        scopes[:] = [inner for inner, _ in captures]
+        return outputs[:carries], (outputs[carries:], [arrays for _, arrays in captures])
 
     length, reverse = equation.params["length"], equation.params["reverse"]
-    carry, (ys, held) = jax.lax.scan(
-        step, carry, (xs, summands), length=length, reverse=reverse,
+    carry, (ys, stacked) = jax.lax.scan(
+        step,
+        carry,
+        (xs, summands),
+        length=length,
+        reverse=reverse,
         unroll=equation.params["unroll"],
-    )  # fmt: skip
-    return [*carry, *ys], list(zip(scopes, held, strict=True))
+    )
+    return [*carry, *ys], list(zip(scopes, stacked, strict=True))
 
 
 def _ndim(atom: Any) -> int:

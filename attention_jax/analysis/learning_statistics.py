@@ -1,4 +1,4 @@
-"""What to watch while a model learns: where gradient comes to, and how peaked attention is."""
+"""Statistics to log during training: gradient norms, and entropy and saturation of attention."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = jax.Array
 def learning_statistics(
     loss: Callable[..., Any], params: Any, /, *args: Any, depth: int | None = 3, **kwargs: Any
 ) -> dict[str, Array]:
-    """One batch's loss, the norms of its gradient, and statistics of every attention in it.
+    """A batch's loss, the norms of its gradient, and statistics of every attention in it.
 
         loss
         gradient_norm/<group>       norm of the gradient of a group of parameters
@@ -32,22 +32,23 @@ def learning_statistics(
         <attention>/jacobian_norm   mean over queries of |d weights / d logits|_F
         <attention>/dlogits_norm    mean over queries of |d loss / d logits|
 
-    Only queries count whose output the loss depends on (padding does not), and that have two keys
-    or more to choose from. An attention without softmax has the first three. Names are as in
-    `capture` and `gradient_norms`.
+    A query counts if the loss depends on its output (it does not for padding), and if it may attend
+    to at least two keys. An attention without softmax has only the first three statistics. Names
+    are as in `capture` and `gradient_norms`.
 
     Args:
         loss: params, *args -> float [], or (float [], auxiliary arrays), as in `capture_gradients`.
         params: a pytree of float arrays.
         args: further arguments: a batch, a PRNG key.
-        depth: of the groups, as in `gradient_norms`: parameters whose paths share so many entries.
+        depth: as in `gradient_norms`: parameters whose paths share the first `depth` entries form a
+            group.
         kwargs: keyword arguments.
 
     Returns:
         {name: float []}; pure, so that `jax.vmap` serves stacked seeds.
 
     Raises:
-        ValueError, NotImplementedError: as `capture_gradients` and `gradient_norms` do.
+        ValueError, NotImplementedError: as in `capture_gradients` and `gradient_norms`.
 
     >>> from attention_jax import attention
     >>> def loss(params):
@@ -56,19 +57,21 @@ def learning_statistics(
     >>> statistics["gradient_norm/query"].round(4), statistics["attention/largest_weight"]
     (Array(0.25, dtype=float32), Array(0.5, dtype=float32))
     """
-    found = capture_gradients(loss, params, *args, matrices=True, **kwargs)
-    statistics = {"loss": found.loss}
-    for group, norm in gradient_norms(found.dparams, depth=depth).items():
+    captured = capture_gradients(loss, params, *args, matrices=True, **kwargs)
+    statistics = {"loss": captured.loss}
+    for group, norm in gradient_norms(captured.dparams, depth=depth).items():
         statistics[f"gradient_norm/{group}"] = norm
-    for name, seen in found.attentions.items():
-        for statistic, value in _of_attention(seen, found.gradients[name]).items():
-            statistics[f"{name}/{statistic}"] = value
+    for name, attention in captured.attentions.items():
+        means = _attention_statistics(attention, captured.gradients[name])
+        statistics |= {f"{name}/{statistic}": mean for statistic, mean in means.items()}
     return statistics
 
 
-def _of_attention(seen: CapturedAttention, gradient: OutputGradient) -> dict[str, Array]:
-    """Means over all queries of all examples together."""
-    weights, mask = _as_rows(seen.weights), _as_rows(seen.mask)
+def _attention_statistics(
+    attention: CapturedAttention, gradient: OutputGradient
+) -> dict[str, Array]:
+    """Means over the queries of all examples."""
+    weights, mask = _as_rows(attention.weights), _as_rows(attention.mask)
     rows = jnp.any(gradient.doutput != 0, axis=-1).reshape(-1) & has_keys(weights)
     rows &= jnp.sum(mask, axis=-1) >= 2
     summary = attention_summary(weights, mask=mask, rows=rows)
@@ -77,9 +80,9 @@ def _of_attention(seen: CapturedAttention, gradient: OutputGradient) -> dict[str
         "largest_weight": summary.largest_weight,
         "saturation": summary.saturation,
     }
-    if seen.logits is None:
+    if attention.logits is None:
         return statistics
-    variance = logit_variance(_as_rows(seen.logits), mask, per_row=True)
+    variance = logit_variance(_as_rows(attention.logits), mask, per_row=True)
     dlogits = _as_rows(gradient.dlogits)
     return {
         **statistics,
@@ -90,5 +93,5 @@ def _of_attention(seen: CapturedAttention, gradient: OutputGradient) -> dict[str
 
 
 def _as_rows(pairs: Any) -> Array:
-    """[*B, T, S] as [all rows, S]."""
+    """[*B, T, S] -> [all rows, S]."""
     return pairs.reshape(-1, pairs.shape[-1])

@@ -1,9 +1,9 @@
-"""What attention costs, known before it is run: parameters, operations, memory.
+"""The cost of attention without running it: parameters, operations, memory.
 
-Operations are XLA's own count, taken of the program as it is traced, before a compiler for one
-device has rewritten it: an addition and a multiplication each count as one, so that a product of
-[m, k] and [k, n] is 2 m k n, and tanh, exp, log and roots are counted apart. Memory is what the
-compiled program asks for. Both hold for a score of your own as for ours.
+Operations are counted by XLA on the traced program, before compilation for a device. An addition
+and a multiplication each count as one, so that a product of [m, k] and [k, n] has 2 m k n; tanh,
+exp, log and roots are counted separately. Memory is the compiled program's request. Both work for
+your own scores too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import attention
 from attention_jax.implementations import BlockSizes
 from attention_jax.scores import Score, get_score
@@ -26,43 +27,43 @@ Array = jax.Array
 
 
 class Operations(NamedTuple):
-    """How many operations."""
+    """Numbers of operations."""
 
     flops: float  # additions, multiplications, comparisons
     transcendentals: float  # tanh, exp, log, roots
 
 
 class ScoreCost(NamedTuple):
-    """What a score costs: of its parameters, of a query, of a key, and of a pair of them."""
+    """The cost of a score: its number of parameters, and operations per query, key and pair."""
 
     parameters: int
-    query: Operations  # to project one query
-    key: Operations  # to project one key: paid once, however many queries look at it
-    pair: Operations  # to make one logit of two projected tokens
+    query: Operations  # to project a query
+    key: Operations  # to project a key, once for all queries
+    pair: Operations  # to compute the logit of a projected query and a projected key
 
     def flops_per_query(self, source_length: int, target_length: int = 1) -> float:
-        """Operations without transcendentals to make the logits of one query.
+        """Operations for the logits of a query, without transcendentals.
 
             query + (S / T) key + S pair
 
         Args:
-            source_length: S, keys that it looks at.
-            target_length: T, queries that share the projected keys.
+            source_length: S, the number of keys.
+            target_length: T, the number of queries that share the projected keys.
         """
         shared = self.key.flops / target_length
         return self.query.flops + source_length * (shared + self.pair.flops)
 
 
 class ProgramMemory(NamedTuple):
-    """What a compiled program holds, in bytes."""
+    """The memory of a compiled program, in bytes."""
 
-    temporary: int  # at its peak, beside arguments and results
+    temporary: int  # peak, in addition to arguments and results
     arguments: int
     results: int
 
 
 def parameter_count(score: str | Score, query_dim: int, key_dim: int) -> int:
-    """How many numbers a score learns.
+    """The number of a score's parameters.
 
     Args:
         score: a name in `SCORES`, "module:Name", or a `Score`.
@@ -70,7 +71,7 @@ def parameter_count(score: str | Score, query_dim: int, key_dim: int) -> int:
         key_dim: Dk, at least 1.
 
     Raises:
-        ValueError: a size is not a positive integer, or the score cannot take these two.
+        ValueError: a size is not a positive integer, or the score does not support the two sizes.
 
     >>> [parameter_count(score, 64, 64) for score in ("additive", "general", "dot", "scaled")]
     [8256, 4096, 0, 0]
@@ -82,18 +83,18 @@ def parameter_count(score: str | Score, query_dim: int, key_dim: int) -> int:
 
 
 def score_cost(score: str | Score, query_dim: int, key_dim: int) -> ScoreCost:
-    """What a score costs, counted by XLA; nothing is compiled or run.
+    """The cost of a score, counted by XLA as in `operation_count`; nothing is compiled or run.
 
     Args:
-        score: a name in `SCORES`, "module:Name", or a `Score`; counted as `operation_count` counts.
+        score: a name in `SCORES`, "module:Name", or a `Score`.
         query_dim: Dq, at least 1.
         key_dim: Dk, at least 1.
 
     Returns:
-        `ScoreCost`. What does not grow with the number of tokens is not in it.
+        `ScoreCost`, without operations whose number does not grow with the number of tokens.
 
     Raises:
-        ValueError: a size is not a positive integer, or the score cannot take these two.
+        ValueError: a size is not a positive integer, or the score does not support the two sizes.
 
     >>> cost = score_cost("additive", query_dim=64, key_dim=64)
     >>> cost.query.flops, cost.key.flops, cost.pair
@@ -102,7 +103,7 @@ def score_cost(score: str | Score, query_dim: int, key_dim: int) -> ScoreCost:
     (142336.0, 2048.0)
 
     Source: "Attention Variants", §38.6, the complexity ledger, which counts a multiplication and
-    its addition as one, and the projection of a key anew for each query.
+    its addition as one operation, and the projection of a key again for each query.
     """
     score, query_dim, key_dim = _checked(score, query_dim, key_dim)
     params = init_shapes(score, query_dim, key_dim)
@@ -129,20 +130,20 @@ def score_cost(score: str | Score, query_dim: int, key_dim: int) -> ScoreCost:
 
 
 def operation_count(function: Callable[..., Any], *arguments: Any) -> Operations:
-    """What `function` would compute if it ran; nothing is compiled or run.
+    """The operations of `function`, counted by XLA; nothing is compiled or run.
 
     Args:
-        function: takes and returns pytrees of arrays. Of a loop whose length XLA does not know, one
-            pass is counted.
-        arguments: as it takes them, or `jax.ShapeDtypeStruct` in place of arrays.
+        function: takes and returns pytrees of arrays. A loop whose length XLA does not know counts
+            as one iteration.
+        arguments: its arguments, or a `jax.ShapeDtypeStruct` in place of each array.
 
     >>> matrix = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     >>> operation_count(lambda x: jnp.tanh(x @ x), matrix)
     Operations(flops=1024.0, transcendentals=64.0)
     """
-    counted = jax.jit(function).lower(*arguments).cost_analysis() or {}
-    # What does not occur is left out of the analysis.
-    return Operations(*(float(counted.get(name, 0)) for name in Operations._fields))
+    counts = jax.jit(function).lower(*arguments).cost_analysis() or {}
+    # The analysis omits operations that do not occur.
+    return Operations(*(float(counts.get(name, 0)) for name in Operations._fields))
 
 
 def program_memory(
@@ -150,19 +151,19 @@ def program_memory(
     *arguments: Any,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> ProgramMemory:
-    """What `function` would hold if it ran; it is compiled for JAX's default device, and not run.
+    """The memory of `function`, which is compiled for JAX's default device and not run.
 
-    What a kernel of a library allocates by itself when it runs is not in it. XLA:CPU hands some
-    programs whole to YNNPACK, and then tells of no temporary memory at all, unless it is compiled
-    with {"xla_cpu_experimental_ynn_fusion_type": ""}.
+    It does not include memory that library kernels allocate at run time. XLA:CPU passes some whole
+    programs to YNNPACK, and then reports no temporary memory, unless they are compiled with
+    {"xla_cpu_experimental_ynn_fusion_type": ""}.
 
     Args:
         function: takes and returns pytrees of arrays.
-        arguments: as it takes them, or `jax.ShapeDtypeStruct` in place of arrays.
-        compiler_options: as `jax.stages.Lowered.compile` takes them.
+        arguments: its arguments, or a `jax.ShapeDtypeStruct` in place of each array.
+        compiler_options: as for `jax.stages.Lowered.compile`.
 
     Raises:
-        NotImplementedError: this device's compiler does not tell.
+        NotImplementedError: the device's compiler does not report memory.
 
     >>> row = jax.ShapeDtypeStruct((256,), jnp.float32)
     >>> outer = program_memory(lambda x: x[:, None] * x[None], row)
@@ -172,7 +173,7 @@ def program_memory(
     options = None if compiler_options is None else dict(compiler_options)
     memory = jax.jit(function).lower(*arguments).compile(options).memory_analysis()
     if memory is None:
-        raise NotImplementedError(f"{jax.default_backend()} does not tell what a program holds")
+        raise NotImplementedError(f"{jax.default_backend()} does not report a program's memory")
     return ProgramMemory(
         memory.temp_size_in_bytes, memory.argument_size_in_bytes, memory.output_size_in_bytes
     )
@@ -187,18 +188,18 @@ def attention_memory(
     block_sizes: BlockSizes | None = None,
     backward: bool = False,
 ) -> ProgramMemory:
-    """What `attention` of one float32 example, T = S = length and Dq = Dk = Dv = dim, would hold.
+    """The memory of `attention` for one float32 example, T = S = length and Dq = Dk = Dv = dim.
 
     Args:
         score: a name in `SCORES`, "module:Name", or a `Score`.
         length: T and S, at least 1.
         dim: Dq, Dk and Dv, at least 1.
         implementation, block_sizes: as in `attention`.
-        backward: the gradients of query, key, value and parameters too.
+        backward: also compute the gradients of query, key, value and parameters.
 
     Raises:
         ValueError: a size is not a positive integer.
-        NotImplementedError: this device's compiler does not tell.
+        NotImplementedError: the device's compiler does not report memory.
 
     >>> table = 4 * 512 * 512  # bytes of a float32 [T, S]
     >>> attention_memory("scaled", 512, 16, implementation="reference").temporary >= table
@@ -210,13 +211,18 @@ def attention_memory(
     True
     """
     score, dim, _ = _checked(score, dim, dim)
-    token = jax.ShapeDtypeStruct((_positive("length", length), dim), jnp.float32)
+    token = jax.ShapeDtypeStruct((check_integer("length", length), dim), jnp.float32)
 
     def attend(query: Array, key: Array, value: Array, params: Any) -> Array:
         return attention(
-            query, key, value, score=score, params=params,
-            implementation=implementation, block_sizes=block_sizes,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            score=score,
+            params=params,
+            implementation=implementation,
+            block_sizes=block_sizes,
+        )
 
     program: Callable[..., Any] = attend
     inputs = [token, token, token, init_shapes(score, dim, dim)]
@@ -226,20 +232,21 @@ def attention_memory(
 
 
 def forward_and_backward(function: Callable[..., Array], doutput: Array, *inputs: Any) -> Any:
-    """(output, gradients of all inputs) of a function, for a cotangent of its output."""
+    """(the output of a function, the gradients of all inputs for a cotangent of the output)."""
     output, pull_back = jax.vjp(function, *inputs)
     return output, pull_back(doutput)
 
 
 def growth_exponent(lengths: Sequence[float], sizes: Sequence[float]) -> float:
-    """The p of sizes ~ lengths^p: the slope of a straight line through their logarithms.
+    """The exponent p of sizes ~ lengths^p: the slope of a straight line through their logarithms.
 
     Args:
-        lengths: at least two that differ, above 0.
-        sizes: one for each, above 0.
+        lengths: positive numbers, at least two of them different.
+        sizes: a positive number for each length.
 
     Raises:
-        ValueError: there are too few, they do not fit together, or one is not above 0.
+        ValueError: there are fewer than two different lengths, the numbers of lengths and sizes
+            differ, or a number is not positive.
 
     >>> round(growth_exponent([1, 2, 4], [3, 12, 48]), 6)
     2.0
@@ -247,8 +254,8 @@ def growth_exponent(lengths: Sequence[float], sizes: Sequence[float]) -> float:
     points = np.array([lengths, sizes], float) if len(lengths) == len(sizes) else np.zeros((2, 0))
     if len(set(points[0])) < 2 or not np.all(points > 0):
         raise ValueError(
-            "lengths and sizes must be as many, at least two different lengths, and above 0; got"
-            f" {list(lengths)} and {list(sizes)}"
+            "lengths and sizes must be equally many positive numbers, with at least two different"
+            f" lengths; got {list(lengths)} and {list(sizes)}"
         )
     x, y = np.log(points)
     x = x - x.mean()
@@ -257,20 +264,11 @@ def growth_exponent(lengths: Sequence[float], sizes: Sequence[float]) -> float:
 
 def _checked(score: str | Score, query_dim: int, key_dim: int) -> tuple[Score, int, int]:
     score = get_score(score)
-    query_dim, key_dim = _positive("query_dim", query_dim), _positive("key_dim", key_dim)
+    query_dim = check_integer("query_dim", query_dim)
+    key_dim = check_integer("key_dim", key_dim)
     if score.needs_equal_dims and query_dim != key_dim:
         raise ValueError(
             f"key_dim must be {query_dim} to match score {score} with query_dim {query_dim};"
             f" got {key_dim}"
         )
     return score, query_dim, key_dim
-
-
-def _positive(name: str, size: Any) -> int:
-    try:
-        integer = operator.index(size)
-    except TypeError:
-        integer = 0
-    if integer < 1:
-        raise ValueError(f"{name} must be an integer of at least 1; got {size!r}")
-    return integer

@@ -1,24 +1,23 @@
-"""Attention rollout: how much of each input token has come into each position, layer after layer.
+"""Attention rollout: the share of each input token in each position, layer by layer.
 
-Weights of one layer say where a position looks, but from the second layer on what it finds there
-is a mixture already. Rollout follows the mixtures back to the input tokens.
+From the second layer on, a layer's weights refer to positions that are already mixtures of input
+tokens. Rollout follows these mixtures back to the input tokens.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, float_array
-from attention_jax.core.checks import checked_fraction
+from attention_jax.core.checks import check_choice, checked_fraction
 
 Array = jax.Array
-
-_HEAD_REDUCTIONS = ("mean", "max")
+HeadReduction = Literal["mean", "max"]
 
 
 def attention_rollout(
@@ -28,28 +27,27 @@ def attention_rollout(
     head_reduction: str = "mean",
     return_layers: bool = False,
 ) -> Array:
-    """How much of each input token the self attentions have brought to each position.
+    """The share of each input token in each position, after each self attention layer.
 
         A_l = normalized((1 - residual) heads(weights_l) + residual I)
         rollout_l = A_l rollout_{l-1},    rollout_0 = I
 
-    where `normalized` divides each row by its sum. Rows sum to 1: shares of the input tokens. A
-    position that attends to nothing (a row of zeros) keeps what it has, through its residual; with
-    `residual=0` nothing is left of it, a row of zeros.
+    where `normalized` divides each row by its sum. Rows sum to 1. A position that attends to no key
+    (a row of zeros) keeps its mixture through its residual; with `residual=0` its row is 0.
 
     Args:
         weights: float [L, *B, N, T, T], the first layer first, or a sequence of L arrays
-            [*B, N, T, T]; N heads, rows sum to 1 over the last axis (or are 0). The head axis must
-            be there: weights averaged over heads are `weights[..., None, :, :]`.
-        residual: the share of a position that its residual connection brings along, 0 <= residual
-            < 1; 0 for a model that has none.
-        head_reduction: "mean" over the heads (the paper's), or "max", the largest of the heads,
-            each row then divided by its sum.
-        return_layers: return the rollout after each layer, not after the last alone.
+            [*B, N, T, T]; N heads, rows sum to 1 over the last axis (or are 0). The head axis is
+            required: give weights averaged over heads as `weights[..., None, :, :]`.
+        residual: the share of a position's own mixture that its residual connection keeps,
+            0 <= residual < 1; 0 for a model without residual connections.
+        head_reduction: "mean" over the heads (the paper's), or "max" over the heads, with each row
+            divided by its sum.
+        return_layers: return the rollout after each layer instead of only after the last.
 
     Returns:
-        rollout [*B, T, T], or [L, *B, T, T], in float32 (float64 if the weights are): row i says
-        how much of each input token is in position i.
+        rollout [*B, T, T], or [L, *B, T, T], in float32 (float64 if the weights are): row i has the
+        share of each input token in position i.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or value.
@@ -72,26 +70,25 @@ def attention_rollout(
         raise ValueError(
             f"weights must have at least one layer and one head; got {list(stacked.shape)}"
         )
-    layers = _rollouts(
-        stacked, checked_fraction("residual", residual), _checked_reduction(head_reduction)
-    )
+    check_choice("head_reduction", head_reduction, HeadReduction)
+    layers = _rollouts(stacked, checked_fraction("residual", residual), head_reduction)
     return layers if return_layers else layers[-1]
 
 
 def cross_rollout(
     cross_weights: Array, encoder_rollout: Array, *, head_reduction: str = "mean"
 ) -> Array:
-    """How much of each source token a cross attention brings to each target position.
+    """The share of each source token in each target position, after a cross attention.
 
         rollout = heads(cross_weights) encoder_rollout
 
-    Rows sum to 1; that of a position that attends to nothing is 0.
+    Rows sum to 1; the row of a position that attends to no key is 0.
 
     Args:
-        cross_weights: float [*B, N, T, S], of one decoder layer; N heads. Weights averaged over
-            heads, as `nn.Seq2Seq` returns them, are `weights[:, None]`.
+        cross_weights: float [*B, N, T, S], from one decoder layer; N heads. Give weights averaged
+            over heads, as `nn.Seq2Seq` returns them, as `weights[:, None]`.
         encoder_rollout: float [*B, S, S], the `attention_rollout` of the encoder.
-        head_reduction: "mean" over the heads, or "max", each row then divided by its sum.
+        head_reduction: "mean" over the heads, or "max" with each row divided by its sum.
 
     Returns:
         rollout [*B, T, S] in float32, or float64 if any input is.
@@ -103,8 +100,9 @@ def cross_rollout(
     >>> cross_rollout(cross_weights, jnp.array([[1.0, 0.0], [0.25, 0.75]]))  # ... 1/4 of token 0
     Array([[0.25, 0.75]], dtype=float32)
 
-    Source: Abnar and Zuidema 2020, section 3, treat an encoder; here its A-tilde meets a decoder.
+    Source: ours; it applies a decoder's weights to A-tilde of Abnar and Zuidema 2020, section 3.
     """
+    check_choice("head_reduction", head_reduction, HeadReduction)
     cross_weights = float_array("cross_weights", cross_weights)
     encoder_rollout = float_array("encoder_rollout", encoder_rollout)
     if cross_weights.ndim < 3 or cross_weights.shape[-3] == 0:
@@ -120,16 +118,16 @@ def cross_rollout(
             f" {list(cross_weights.shape)}; got {list(encoder_rollout.shape)}"
         )
     dtype = accumulator_dtype(cross_weights, encoder_rollout)
-    heads = _heads(cross_weights.astype(dtype), _checked_reduction(head_reduction))
-    return jnp.matmul(heads, encoder_rollout.astype(dtype), precision="highest")
+    weights = _reduced_heads(cross_weights.astype(dtype), head_reduction)
+    return jnp.matmul(weights, encoder_rollout.astype(dtype), precision="highest")
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _rollouts(weights: Array, residual: float, head_reduction: str) -> Array:
     """[L, *B, N, T, T] -> [L, *B, T, T]"""
-    heads = _heads(weights.astype(accumulator_dtype(weights)), head_reduction)
-    eye = jnp.broadcast_to(jnp.eye(heads.shape[-1], dtype=heads.dtype), heads.shape)
-    mixtures = _normalized((1 - residual) * heads + residual * eye)
+    weights = _reduced_heads(weights.astype(accumulator_dtype(weights)), head_reduction)
+    eye = jnp.broadcast_to(jnp.eye(weights.shape[-1], dtype=weights.dtype), weights.shape)
+    mixtures = _normalized((1 - residual) * weights + residual * eye)
 
     def step(rollout: Array, mixture: Array) -> tuple[Array, Array]:
         rollout = jnp.matmul(mixture, rollout, precision="highest")
@@ -138,17 +136,17 @@ def _rollouts(weights: Array, residual: float, head_reduction: str) -> Array:
     return jax.lax.scan(step, eye[0], mixtures)[1]
 
 
-def _heads(weights: Array, reduction: str) -> Array:
+def _reduced_heads(weights: Array, reduction: str) -> Array:
     """[*B, N, T, S] -> [*B, T, S]"""
     if reduction == "mean":
         return jnp.mean(weights, axis=-3)
-    # Heads that look elsewhere have maxima that sum to more than 1, and would drown the residual.
+    # The maxima over different heads can sum to more than 1, and would outweigh the residual.
     return _normalized(jnp.max(weights, axis=-3))
 
 
 def _normalized(rows: Array) -> Array:
     sums = jnp.sum(rows, axis=-1, keepdims=True)
-    return rows / jnp.where(sums == 0, 1, sums)  # 0 / 1, where nothing may be attended to
+    return rows / jnp.where(sums == 0, 1, sums)  # a row of zeros stays 0
 
 
 def _stacked(weights: Any) -> Array:
@@ -162,11 +160,5 @@ def _stacked(weights: Any) -> Array:
                 f" is; got {layer.dtype} {list(layer.shape)}"
             )
     if not layers:
-        raise ValueError("weights must have at least one layer; got none")
+        raise ValueError("weights must have at least one layer; got an empty sequence")
     return jnp.stack(layers)
-
-
-def _checked_reduction(name: Any) -> str:
-    if name not in _HEAD_REDUCTIONS:
-        raise ValueError(f"head_reduction must be one of mean, max; got {name!r}")
-    return str(name)

@@ -1,4 +1,4 @@
-"""What the scale of the logits does to attention: how peaked it is, and what gradient is left."""
+"""The effect of the logits' scale on attention: entropy, softmax Jacobian, and gradient."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Array = jax.Array
 
 
 class ScaleSweep(NamedTuple):
-    """Means over the rows that have a key, of all examples, one for each scale."""
+    """Means over the rows of all examples that have a key, for each scale."""
 
     scales: Array  # [n]
-    gradient_norm: Array  # [n]  mean_i |dlogits_i|, of the logits after they have been scaled
+    gradient_norm: Array  # [n]  mean_i |dlogits_i|, for the logits after scaling
     entropy: Array  # [n]  mean_i of the weights' entropy, in nats
     jacobian_norm: Array  # [n]  mean_i |d weights_i / d logits_i|_F
 
@@ -42,23 +42,24 @@ def logit_scale_sweep(
     params: Params = None,
     mask: Mask | Array | None = None,
 ) -> ScaleSweep:
-    """The gradient, entropy and softmax Jacobian of attention whose logits are scaled, by scale.
+    """The gradient, entropy and softmax Jacobian of attention, as functions of the logits' scale.
 
         weights(c) = softmax(c logits),    dlogits(c) = the gradient of c logits for this doutput
 
-    with one product for all scales, and one compilation. A gradient of the logits before they were
-    scaled is c times as large. All scales are held at once, several arrays [n, T, S] an example.
+    The score is computed once for all scales, and compiled once. The gradient of the unscaled
+    logits is c times as large. All scales are in memory at once: several arrays [n, T, S] per
+    example.
 
     With `value` the identity [S, S] and `doutput` 1 at each row's largest logit, the gradient is
-    that of the largest weight.
+    the gradient of the largest weight.
 
     Args:
         query, key, value, doutput, score, params, mask: as in `attention_gradients`.
         scales: float [n], finite.
 
     Returns:
-        `ScaleSweep` in float32, or float64 if any of query, key, value and params is. All is 0
-        where no row has a key.
+        `ScaleSweep` in float32, or float64 if any of query, key, value and params is. The means
+        are 0 if no row has a key.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure.
@@ -85,14 +86,14 @@ def _sweep(score: Score, inputs: Inputs, doutput: Array, scales: Array) -> Scale
     sums, rows = vmap_over_batch(score, one_example, inputs, (doutput, 2), (scales, 1))
     batch = tuple(range(inputs.query.ndim - 2))
     count = jnp.maximum(jnp.sum(rows), 1)
-    means = [jnp.sum(of_example, axis=batch) / count for of_example in sums]
+    means = [jnp.sum(example_sums, axis=batch) / count for example_sums in sums]
     return ScaleSweep(scales.astype(means[0].dtype), *means)
 
 
 def _one_example(
     options: Options, inputs: Inputs, doutput: Array, scales: Array
 ) -> tuple[tuple[Array, Array, Array], Array]:
-    """Sums over rows, three of [n], and the number of rows that have a key."""
+    """(three sums over rows [n], the number of rows that have a key)."""
     logits, mask = logits_and_mask(options, inputs)
     dweights = gradient_of_weights(inputs.value, mask, doutput, inputs.compute_dtype)
 
@@ -105,7 +106,7 @@ def _one_example(
             row_statistics(scaled, mask).entropy,
             softmax_jacobian_norm(weights),
         )
-        return tuple(jnp.sum(numbers) for numbers in per_row)  # of rows without a key they are 0
+        return tuple(jnp.sum(numbers) for numbers in per_row)  # rows without a key have 0
 
     target_length, source_length = logits.shape
     has_key = jnp.full(target_length, source_length > 0) if mask is None else mask.any(axis=1)

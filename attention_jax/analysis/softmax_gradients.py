@@ -1,33 +1,33 @@
-"""The gradient of the softmax, row by row: its Jacobian, how large it is, what comes through it.
+"""The gradient of the softmax, row by row: its Jacobian, the Jacobian's norm, and its products.
 
 A row of weights a = softmax(l) has the Jacobian
 
     J = da / dl = diag(a) - a a^T,    J_jk = a_j (delta_jk - a_k),
 
-symmetric and singular (J 1 = 0: logits that all rise by the same change nothing), so that a
+symmetric and singular (J 1 = 0: adding a constant to all logits changes nothing), so that a
 cotangent da of the weights becomes
 
     dl = J da,    dl_j = a_j (da_j - sum_k a_k da_k).
 
-J is largest, |J|_F = 1/2, where two keys share a row, and 0 where one has it all: what saturation
-is. Of a row of zeros, a query that may attend to nothing, all of these are 0.
+J is largest, |J|_F = 1/2, where two keys have equal weights 1/2, and 0 where one key has weight 1:
+the row is saturated. All of these are 0 for a row of zeros, a query that may attend to no key.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, float_array
+from attention_jax.core.checks import check_integer
 
 Array = jax.Array
 
 
 def softmax_jacobian(weights: Array) -> Array:
-    """How each weight of a row changes with each logit of it, materialised.
+    """The derivative of each weight of a row with respect to each logit of the row, materialised.
 
         J_jk = d weights_j / d logits_k = weights_j (delta_jk - weights_k)
 
@@ -54,12 +54,12 @@ def softmax_jacobian(weights: Array) -> Array:
 
 
 def softmax_jacobian_norm(weights: Array) -> Array:
-    """The Frobenius norm of each row's Jacobian, in O(S) and without the Jacobian.
+    """The Frobenius norm of each row's Jacobian, in O(S), without forming the Jacobian.
 
         |J|_F^2 = sum_j a_j^2 - 2 sum_j a_j^3 + (sum_j a_j^2)^2
 
-    Between 0 and 1/2. Its relative error is that of a few roundings however close to one-hot a row
-    is, where the sums above would cancel.
+    It lies between 0 and 1/2. Its relative error is a few roundings, also for rows that are nearly
+    one-hot, where the sums above would cancel.
 
     Args:
         weights: float [..., S], rows that sum to 1, or are 0.
@@ -78,31 +78,31 @@ def softmax_jacobian_norm(weights: Array) -> Array:
     weights = _rows("weights", weights)
     if weights.shape[-1] == 0:
         return jnp.zeros(weights.shape[:-1], weights.dtype)
-    # sum_j a_j^2 ((1 - a_j)^2 + sum_{k != j} a_k^2), nothing of which is negative. Of the largest
-    # weight a_m both terms in brackets come from the rest r of the row: were they 1 - a_m and
-    # P - a_m^2, they would be rounding errors at saturation. With a_j = r b_j for the others,
+    # |J|_F^2 = sum_j a_j^2 ((1 - a_j)^2 + P - a_j^2) with P = sum_k a_k^2 has no negative term. But
+    # for the largest weight a_m, 1 - a_m and P - a_m^2 would be rounding errors at saturation, and
+    # are computed from the remainder r = 1 - a_m of the row. With a_j = r b_j for j != m,
     #     |J|_F^2 = r^2 (a_m^2 (1 + sum_j b_j^2) + sum_j b_j^2 ((1 - a_j)^2 + P - a_j^2)),
     # where nothing underflows.
-    largest = jax.nn.one_hot(jnp.argmax(weights, axis=-1), weights.shape[-1], dtype=bool)
-    others = jnp.where(largest, 0, weights)
-    rest = jnp.sum(others, axis=-1, keepdims=True)
-    shares = others / jnp.where(rest == 0, 1, rest)
+    is_largest = jax.nn.one_hot(jnp.argmax(weights, axis=-1), weights.shape[-1], dtype=bool)
+    smaller_weights = jnp.where(is_largest, 0, weights)
+    remainder = jnp.sum(smaller_weights, axis=-1, keepdims=True)
+    shares = smaller_weights / jnp.where(remainder == 0, 1, remainder)
     squares = weights * weights
     total = jnp.sum(squares, axis=-1, keepdims=True)
-    of_largest = jnp.max(squares, axis=-1) * (1 + jnp.sum(shares * shares, axis=-1))
-    of_others = jnp.sum(shares * shares * ((1 - weights) ** 2 + total - squares), axis=-1)
-    rest = rest[..., 0]
-    return rest * jnp.sqrt(jnp.where(rest == 0, 1, of_largest + of_others))
+    largest_term = jnp.max(squares, axis=-1) * (1 + jnp.sum(shares * shares, axis=-1))
+    other_terms = jnp.sum(shares * shares * ((1 - weights) ** 2 + total - squares), axis=-1)
+    remainder = remainder[..., 0]
+    return remainder * jnp.sqrt(jnp.where(remainder == 0, 1, largest_term + other_terms))
 
 
 def softmax_vjp(weights: Array, dweights: Array) -> Array:
-    """The gradient of the logits, from that of the weights.
+    """The gradient of the logits, from the gradient of the weights.
 
         dlogits_j = weights_j (dweights_j - sum_k weights_k dweights_k)
 
     Args:
         weights: float [..., S], rows that sum to 1, or are 0.
-        dweights: float of the same shape; may be anything, NaN included, where the weight is 0.
+        dweights: float of the same shape; any value, including NaN, where the weight is 0.
 
     Returns:
         dlogits [..., S] in float32, or float64 if any input is; each row sums to 0.
@@ -126,17 +126,17 @@ def gradient_through_top_keys(weights: Array, dlogits: Array, k: int) -> Array:
 
         sum_{j in top} |dlogits_j| / sum_j |dlogits_j|
 
-    Since a row of `dlogits` sums to 0, half of the denominator is what the gradient moves from
-    some keys to others. A key may get all of the weight and next to none of the gradient.
+    Since a row of `dlogits` sums to 0, the gradient moves half of the denominator from some keys to
+    others. A key can have almost all of the weight and almost none of the gradient.
 
     Args:
         weights: float [..., S].
-        dlogits: float [..., S], as `softmax_vjp` and `attention_gradients` make it.
-        k: how many keys, 1 <= k <= S. Of equal weights the first count as larger.
+        dlogits: float [..., S], as `softmax_vjp` and `attention_gradients` return it.
+        k: number of keys, 1 <= k <= S. Among equal weights, the first count as larger.
 
     Returns:
-        [...] in float32, or float64 if any input is; between 0 and 1, and 0 for a row without any
-        gradient.
+        [...] in float32, or float64 if any input is; between 0 and 1, and 0 for a row whose
+        gradient is 0.
 
     Raises:
         ValueError: an argument is not floating-point, the shapes differ, or k does not fit.
@@ -148,7 +148,7 @@ def gradient_through_top_keys(weights: Array, dlogits: Array, k: int) -> Array:
     Source: the definition is ours.
     """
     weights, dlogits = _two_rows("dlogits", weights, dlogits)
-    k = _checked_count(k, weights.shape[-1])
+    k = check_integer("k", k, 1, weights.shape[-1])
     _, keys = jax.lax.top_k(weights, k)
     sizes = jnp.abs(dlogits)
     total = jnp.sum(sizes, axis=-1)
@@ -163,21 +163,11 @@ def _rows(name: str, value: Any) -> Array:
     return array.astype(accumulator_dtype(array))
 
 
-def _two_rows(name: str, weights: Any, other: Any) -> tuple[Array, Array]:
-    weights, other = _rows("weights", weights), _rows(name, other)
-    if weights.shape != other.shape:
+def _two_rows(name: str, weights: Any, gradient: Any) -> tuple[Array, Array]:
+    weights, gradient = _rows("weights", weights), _rows(name, gradient)
+    if weights.shape != gradient.shape:
         raise ValueError(
-            f"{name} must be {list(weights.shape)} to match weights; got {list(other.shape)}"
+            f"{name} must be {list(weights.shape)} to match weights; got {list(gradient.shape)}"
         )
-    dtype = accumulator_dtype(weights, other)
-    return weights.astype(dtype), other.astype(dtype)
-
-
-def _checked_count(k: Any, source_length: int) -> int:
-    try:
-        count = operator.index(k)
-    except TypeError:
-        count = 0
-    if not 1 <= count <= source_length:
-        raise ValueError(f"k must be a Python integer from 1 to S = {source_length}; got {k!r}")
-    return count
+    dtype = accumulator_dtype(weights, gradient)
+    return weights.astype(dtype), gradient.astype(dtype)

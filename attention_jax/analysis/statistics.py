@@ -1,10 +1,10 @@
-"""Numbers that say what attention looks like: how spread, how saturated, how right, how alike.
+"""Statistics of attention weights and logits: entropy, saturation, alignment, divergence.
 
-All are pure functions of weights or logits that are at hand, of any attention, and may be put under
-`jax.jit` and `jax.vmap`. All but `saturation` can be differentiated, more than once too. A weight
-of 0 is taken for one that is always 0, a masked one: in entropies and divergences it sends gradient
-0, where the derivative of w log w has no finite limit. For entropy in linear memory, without
-weights, see `attention(..., return_statistics=True)`.
+All are pure functions of the weights or logits of any attention, and work under `jax.jit` and
+`jax.vmap`. All except `saturation` are differentiable, at every order. A weight of 0 counts as a
+masked weight, which is always 0: in entropies and divergences it sends gradient 0, although the
+derivative of w log w has no finite limit there. For entropy in linear memory, without weights, see
+`attention(..., return_statistics=True)`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Array = jax.Array
 
 
 class AttentionSummary(NamedTuple):
-    """What a head's attention looks like on average over the queries that count, [*B] each."""
+    """The statistics of each head, averaged over the queries that count; [*B] each."""
 
     entropy: Array  # nats
-    normalized_entropy: Array  # 0 (one key) to 1 (all allowed keys alike)
+    normalized_entropy: Array  # 0 (one key) to 1 (equal weights of all allowed keys)
     effective_keys: Array  # keys
     largest_weight: Array
     saturation: Array  # share of the queries
@@ -44,15 +44,16 @@ class AttentionSummary(NamedTuple):
 
 
 def weight_entropy(weights: Array) -> Array:
-    """How spread each query's attention is.
+    """The entropy of each query's weights.
 
         H_i = -sum_j w_ij log w_ij,    0 log 0 = 0
 
-    From 0 (one key) to log S (all keys alike); 0 for a row of zeros (nothing attended to).
+    It lies between 0 (one key) and log S (equal weights); it is 0 for a row of zeros, a query that
+    attends to no key.
 
     Args:
-        weights: float [*B, T, S], at least 0; rows sum to 1, or are 0. They are taken as they are:
-            what dropout or a Gaussian window left of a row is not divided by its sum.
+        weights: float [*B, T, S], at least 0; rows sum to 1, or are 0. They are not normalised: a
+            row that dropout or a Gaussian window has reduced is not divided by its sum.
 
     Returns:
         entropy [*B, T] in nats, in float32 (float64 if the weights are). Differentiable; weights of
@@ -64,23 +65,23 @@ def weight_entropy(weights: Array) -> Array:
     >>> weight_entropy(jnp.array([[1.0, 0.0], [0.5, 0.5], [0.0, 0.0]]))
     Array([0.       , 0.6931472, 0.       ], dtype=float32)
 
-    Source: Shannon 1948, section 6; of attention: Ghader and Monz 2017.
+    Source: Shannon 1948, section 6; for attention: Ghader and Monz 2017.
     """
     return _entropy(checked_pairs("weights", weights))
 
 
 def normalized_entropy(weights: Array, mask: Mask | Array | None = None) -> Array:
-    """How spread each query's attention is, of how spread it could be.
+    """The entropy of each query's weights, divided by the largest possible entropy.
 
         H_i / log n_i,    n_i the number of keys that query i may attend to
 
-    From 0 (one key) to 1 (all allowed keys alike), so that rows of different lengths compare; 0
-    where at most one key is allowed.
+    It lies between 0 (one key) and 1 (equal weights of all allowed keys), so that rows with
+    different numbers of allowed keys are comparable; it is 0 where at most one key is allowed.
 
     Args:
-        weights: float [*B, T, S], as in `weight_entropy`; at masked places they may hold anything.
+        weights: float [*B, T, S], as in `weight_entropy`; masked entries may have any value.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
-            None: all S may.
+            None: all pairs may attend.
 
     Returns:
         [*B, T] in float32 (float64 if the weights are). Differentiable, as `weight_entropy` is.
@@ -93,18 +94,18 @@ def normalized_entropy(weights: Array, mask: Mask | Array | None = None) -> Arra
     >>> normalized_entropy(weights, mask)
     Array([0. , 1. , 0.5], dtype=float32)
 
-    Source: Pielou 1966 (evenness, H / H_max), of attention.
+    Source: Pielou 1966 (evenness, H / H_max), applied to attention.
     """
     weights = checked_pairs("weights", weights)
     return _normalized_entropy(weights, checked_mask(mask, weights))
 
 
 def effective_keys(weights: Array) -> Array:
-    """How many keys each query attends to: that many alike have the same entropy.
+    """The effective number of keys of each query: as many equal weights have the same entropy.
 
         exp(H_i)
 
-    From 1 (one key) to S (all alike); 0 for a row of zeros.
+    It lies between 1 (one key) and S (equal weights); it is 0 for a row of zeros.
 
     Args:
         weights: float [*B, T, S], as in `weight_entropy`.
@@ -125,15 +126,15 @@ def effective_keys(weights: Array) -> Array:
 
 
 def saturation(weights: Array, *, bound: float = 0.99, rows: Array | None = None) -> Array:
-    """The share of queries that look at one key alone, where the softmax hardly has a gradient.
+    """The share of queries with nearly all weight on one key, where the gradient vanishes.
 
         mean_i [max_j w_ij > bound]
 
     Args:
         weights: float [*B, T, S]. Rows of zeros (queries without keys) do not count.
         bound: a Python number, 0 <= bound < 1.
-        rows: bool [T], or with axes that broadcast to *B in front: the queries that count; the rows
-            of others may hold anything. None: all.
+        rows: bool [T], or with leading axes that broadcast to *B: True for the queries that count;
+            the rows of other queries may have any value. None: all queries count.
 
     Returns:
         [*B] in float32 (float64 if the weights are); 0 if no query counts. A step function: its
@@ -145,7 +146,7 @@ def saturation(weights: Array, *, bound: float = 0.99, rows: Array | None = None
     >>> saturation(jnp.array([[1.0, 0.0], [0.5, 0.5], [0.0, 0.0]]))
     Array(0.5, dtype=float32)
 
-    Source: Vaswani et al. 2017, section 3.2.1, name the regime; the measure is ours.
+    Source: Vaswani et al. 2017, section 3.2.1, for the regime; the measure is ours.
     """
     bound = checked_fraction("bound", bound)
     weights = checked_pairs("weights", weights)
@@ -155,16 +156,16 @@ def saturation(weights: Array, *, bound: float = 0.99, rows: Array | None = None
 def logit_variance(
     logits: Array, mask: Mask | Array | None = None, *, per_row: bool = False
 ) -> Array:
-    """The variance of the logits over allowed pairs: how sharp a softmax they make.
+    """The variance of the logits over allowed pairs, which determines the softmax's sharpness.
 
         mean_ij (l_ij - mean_ij l_ij)^2
 
     Args:
         logits: float [*B, T, S], finite where allowed; -inf counts as masked, as in
-            `masked_softmax`. Masked entries may hold anything, NaN included.
+            `masked_softmax`. Masked entries may have any value, including NaN.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
-        per_row: one variance a query, over its keys: the part that the softmax sees, which adding a
-            number to a row does not change.
+        per_row: return a variance for each query, over its keys. Like the softmax, it does not
+            depend on a constant added to a row.
 
     Returns:
         [*B], or [*B, T] with `per_row`, in float32 (float64 if the logits are); 0 where no pair is
@@ -179,30 +180,30 @@ def logit_variance(
     Array([1., 0.], dtype=float32)
 
     Source: Vaswani et al. 2017, section 3.2.1, footnote 4: Dk for a dot product of unit-variance
-    features, 1 once it is scaled.
+    features, 1 for a scaled dot product.
     """
     logits = checked_pairs("logits", logits)
     allowed = checked_mask(mask, logits) & (logits != -jnp.inf)
     axes = (-1,) if per_row else (-2, -1)
     pairs = jnp.maximum(jnp.sum(allowed, axis=axes, keepdims=True), 1).astype(logits.dtype)
-    logits = jnp.where(allowed, logits, 0)  # first, or NaN would come to the gradient
+    logits = jnp.where(allowed, logits, 0)  # before the sums: NaN would reach the gradient
     mean = jnp.sum(logits, axis=axes, keepdims=True) / pairs
     deviations = jnp.where(allowed, logits - mean, 0)
     return jnp.squeeze(jnp.sum(deviations**2, axis=axes, keepdims=True) / pairs, axis=axes)
 
 
 def alignment_error(weights: Array, alignment: Array, *, rows: Array | None = None) -> Array:
-    """How much attention misses the key that each query is known to want.
+    """The weight that queries do not put on their aligned keys, on average.
 
         1 - mean_i w_i,a_i
 
-    From 0 (all of it on the aligned keys) to 1 (none).
+    It lies between 0 (all weight on the aligned keys) and 1 (no weight on them).
 
     Args:
         weights: float [*B, T, S]. Rows of zeros (queries without keys) do not count.
-        alignment: int [T], or with axes that broadcast to *B in front: a, each query's key. A query
-            whose a is not in 0, ..., S - 1 does not count. That of a reversal, padding left out, is
-            `attention_jax.reversed_centers(T, lengths)`.
+        alignment: int [T], or with leading axes that broadcast to *B: a, the aligned key of each
+            query. A query whose a is not in 0, ..., S - 1 does not count. The alignment of a
+            reversal, without padding, is `attention_jax.reversed_centers(T, lengths)`.
         rows: as in `saturation`, the queries that count.
 
     Returns:
@@ -224,11 +225,11 @@ def alignment_error(weights: Array, alignment: Array, *, rows: Array | None = No
 
 
 def expected_distance(weights: Array, alignment: Array, *, rows: Array | None = None) -> Array:
-    """How far from the key that it is known to want a query looks, on average.
+    """The expected distance between the attended key and the aligned key, averaged over queries.
 
         mean_i sum_j w_ij |j - a_i|
 
-    Unlike `alignment_error` it tells a near miss from a far one.
+    Unlike `alignment_error`, it depends on how far a miss is from the aligned key.
 
     Args:
         weights, alignment, rows: as in `alignment_error`.
@@ -244,7 +245,8 @@ def expected_distance(weights: Array, alignment: Array, *, rows: Array | None = 
     >>> expected_distance(weights, jnp.array([2, 1]))
     Array(0.75, dtype=float32)
 
-    Source: Vig and Belinkov 2019 (mean attention distance), here from a_i in place of i.
+    Source: Vig and Belinkov 2019 (mean attention distance), with the distance from a_i instead of
+    i.
     """
     weights = checked_pairs("weights", weights)
     rows, alignment = checked_rows(rows, weights), checked_alignment(alignment, weights)
@@ -252,13 +254,13 @@ def expected_distance(weights: Array, alignment: Array, *, rows: Array | None = 
 
 
 def jensen_shannon(weights_a: Array, weights_b: Array) -> Array:
-    """How much two attentions differ, query by query: two heads, two scores, before and after.
+    """The Jensen-Shannon divergence of two attentions, for each query.
 
         JS_i = sum_j (a_ij log(a_ij / m_ij) + b_ij log(b_ij / m_ij)) / 2,    m = (a + b) / 2
 
-    Symmetric; from 0 (the same) to log 2 (no key in common), to rounding. Its square root is a
-    metric. With a row of zeros in both it is 0, in one alone log(2) / 2, which is what the formula
-    says.
+    It is symmetric, and lies between 0 (equal weights) and log 2 (no key in common), up to
+    rounding. Its square root is a metric. The formula gives 0 if both rows are zeros, and
+    log(2) / 2 if one row is zeros.
 
     Args:
         weights_a: float [*B, T, S], as in `weight_entropy`.
@@ -266,7 +268,7 @@ def jensen_shannon(weights_a: Array, weights_b: Array) -> Array:
 
     Returns:
         [*B, T] in nats, in float32, or float64 if either is. Differentiable in both; weights of 0
-        send gradient 0. Where a = b it is exactly 0, and nearby as accurate as its arguments.
+        send gradient 0. Exactly 0 where a = b, and near there as accurate as the arguments.
 
     Raises:
         ValueError: an argument has the wrong dtype or shape, or the two shapes differ.
@@ -274,8 +276,8 @@ def jensen_shannon(weights_a: Array, weights_b: Array) -> Array:
     >>> jensen_shannon(jnp.array([[1.0, 0.0], [0.5, 0.5]]), jnp.array([[0.0, 1.0], [0.5, 0.5]]))
     Array([0.6931472, 0.       ], dtype=float32)
 
-    Source: Lin 1991, both of his weights 1/2, logarithms natural; between heads: Clark et al. 2019,
-    section 6.
+    Source: Lin 1991, with both weights 1/2 and natural logarithms; between heads: Clark et al.
+    2019, section 6.
     """
     weights_a = checked_pairs("weights_a", weights_a)
     weights_b = checked_pairs("weights_b", weights_b)
@@ -297,18 +299,18 @@ def attention_summary(
     alignment: Array | None = None,
     bound: float = 0.99,
 ) -> AttentionSummary:
-    """All of one attention's statistics, each averaged over the queries that count.
+    """All statistics of an attention, averaged over the queries that count.
 
     Args:
         weights: float [*B, T, S]. Rows of zeros (queries without keys) do not count.
         mask: as in `normalized_entropy`.
         rows: as in `saturation`, the queries that count.
-        alignment: as in `alignment_error`; may be left out.
+        alignment: as in `alignment_error`; None for no alignment.
         bound: as in `saturation`.
 
     Returns:
         `AttentionSummary`, [*B] each, in float32 (float64 if the weights are). A query whose
-        alignment is out of range counts for all but the last two.
+        alignment is out of range counts in all statistics except the last two.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or value.
@@ -335,7 +337,7 @@ def attention_summary(
     )
 
 
-# --- of checked arguments, in the dtype of the result ---
+# --- the statistics of checked arguments, in the dtype of the result ---
 
 
 def _entropy(weights: Array) -> Array:
@@ -343,10 +345,10 @@ def _entropy(weights: Array) -> Array:
 
 
 def _normalized_entropy(weights: Array, allowed: Array) -> Array:
-    keys = jnp.sum(allowed, axis=-1)
-    several = keys > 1
-    largest = jnp.log(jnp.where(several, keys, 2).astype(weights.dtype))
-    return jnp.where(several, _entropy(jnp.where(allowed, weights, 0)) / largest, 0)
+    num_keys = jnp.sum(allowed, axis=-1)
+    has_choice = num_keys > 1
+    max_entropy = jnp.log(jnp.where(has_choice, num_keys, 2).astype(weights.dtype))
+    return jnp.where(has_choice, _entropy(jnp.where(allowed, weights, 0)) / max_entropy, 0)
 
 
 def _effective_keys(weights: Array) -> Array:
@@ -361,8 +363,8 @@ def _saturation(weights: Array, bound: float) -> Array:
 
 def _alignment_error(weights: Array, alignment: Array) -> Array:
     aligned = _distances(weights, alignment) == 0
-    hits = jnp.sum(jnp.where(aligned, weights, 0), axis=-1)
-    return mean_over_rows(1 - hits, has_keys(weights) & jnp.any(aligned, axis=-1))
+    aligned_weights = jnp.sum(jnp.where(aligned, weights, 0), axis=-1)
+    return mean_over_rows(1 - aligned_weights, has_keys(weights) & jnp.any(aligned, axis=-1))
 
 
 def _expected_distance(weights: Array, alignment: Array) -> Array:

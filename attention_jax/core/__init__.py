@@ -1,1 +1,1 @@
-"""What arrays and derivatives need everywhere; it knows nothing of attention."""
+"""Arrays, integers, batches, derivatives and errors: helpers that know nothing of attention."""

@@ -1,4 +1,4 @@
-"""What counts as an array of floats, integers or booleans, and what is said of the rest."""
+"""Conversion of arguments to arrays of floats, integers or booleans, and casts of floats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tree = TypeVar("Tree")
 
 
 def float_array(name: str, value: Any) -> jax.Array:
-    """`value` as a JAX array; ValueError, with the argument's name, unless it holds floats."""
+    """`value` as a JAX array; a ValueError names the argument unless it is float."""
     array = any_array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise ValueError(f"{name} must be floating-point; got dtype {array.dtype}")
@@ -20,7 +20,7 @@ def float_array(name: str, value: Any) -> jax.Array:
 
 
 def integer_array(name: str, value: Any) -> jax.Array:
-    """`value` as a JAX array; ValueError, with the argument's name, unless it holds integers."""
+    """`value` as a JAX array; a ValueError names the argument unless it is integer."""
     array = any_array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{name} must be integers; got dtype {array.dtype}")
@@ -28,7 +28,7 @@ def integer_array(name: str, value: Any) -> jax.Array:
 
 
 def bool_array(name: str, value: Any, meaning: str) -> jax.Array:
-    """`value` as a JAX array; ValueError, with what True means, unless it holds booleans."""
+    """`value` as a JAX array; a ValueError says what True means unless it is boolean."""
     array = any_array(name, value)
     if array.dtype != jnp.bool_:
         raise ValueError(f"{name} must be boolean, True = {meaning}; got dtype {array.dtype}")
@@ -36,9 +36,9 @@ def bool_array(name: str, value: Any, meaning: str) -> jax.Array:
 
 
 def any_array(name: str, value: Any) -> jax.Array:
-    """`value` as a JAX array; ValueError, with the argument's name, if it is none."""
+    """`value` as a JAX array; a ValueError names the argument if that is impossible."""
     try:
-        if isinstance(value, str):  # which JAX may take for the name of a dtype
+        if isinstance(value, str):  # JAX may read a string as the name of a dtype
             raise TypeError("text")
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
@@ -46,16 +46,16 @@ def any_array(name: str, value: Any) -> jax.Array:
 
 
 def accumulator_dtype(*arrays: Array) -> jnp.dtype:
-    """What sums over these floats are taken in: float64 if any of them is, else float32.
+    """The dtype for sums over these floats: float64 if any of them is float64, else float32.
 
-    Not `jnp.promote_types`: it refuses bfloat16 where a careful user has made promotion strict.
+    `jnp.promote_types` would refuse bfloat16 under strict promotion.
     """
-    double = any(array.dtype == jnp.float64 for array in arrays)
-    return jnp.dtype(jnp.float64 if double else jnp.float32)
+    any_double = any(array.dtype == jnp.float64 for array in arrays)
+    return jnp.dtype(jnp.float64 if any_double else jnp.float32)
 
 
 def cast_floats(tree: Tree, dtype: jnp.dtype) -> Tree:
-    """The same pytree, its floating-point leaves in another dtype."""
+    """The pytree with its floating-point leaves cast to `dtype`."""
 
     def cast(leaf: Array) -> Array:
         return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf

@@ -1,4 +1,4 @@
-"""Checks of single arguments: each raises a ValueError with the argument's name and what came."""
+"""Checks of single arguments: each raises a ValueError with the argument's name and its value."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ Array = jax.Array
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
-    """Raises ValueError unless `value` is one of a `typing.Literal`'s."""
+    """Raises ValueError unless `value` is one of the strings of a `typing.Literal`."""
     if value not in get_args(choices):
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; got {value!r}")
 
 
-def check_integer(name: str, value: Any, least: int = 1) -> None:
-    """Raises ValueError unless `value` is an integer, no less than `least`."""
+def check_integer(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """`value` as a Python int; raises ValueError unless it is an integer from `least` to `most`.
+
+    Booleans, floats and arrays are no integers here: sizes are static options.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name} must be an integer; got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}; got {value}")
+    integer = int(value)
+    if integer < least:
+        raise ValueError(f"{name} must be at least {least}; got {integer}")
+    if most is not None and integer > most:
+        raise ValueError(f"{name} must be at most {most}; got {integer}")
+    return integer
 
 
 def checked_rate(rate: Any) -> float:
@@ -32,7 +39,7 @@ def checked_rate(rate: Any) -> float:
 
 
 def checked_fraction(name: str, value: Any) -> float:
-    """A share below 1 as a Python float: it is a static option."""
+    """A number in [0, 1) as a Python float, for a static option."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -1,13 +1,13 @@
-"""`jax.custom_vjp` with forward mode: a gradient by hand, and every other derivative from a twin.
+"""`jax.custom_vjp` with forward mode: a backward pass by hand, all other derivatives from a twin.
 
-JAX's own `custom_vjp` has no forward mode, because a hand-written backward pass says nothing about
+JAX's own `custom_vjp` has no forward mode, because a hand-written backward pass does not define
 tangents. Here a function has a twin: a second function with the same values, which JAX can
-differentiate in any way. The backward pass by hand serves reverse mode, at every order; the twin
-serves forward mode, and the derivatives of the backward pass itself.
+differentiate in any way. Reverse mode, at every order, runs the hand-written backward pass. Forward
+mode and the derivatives of the backward pass itself come from the twin.
 
-How: the rule for tangents ends in a linear map that carries its own transpose (`linear_map.py`).
-Forward mode evaluates the map, which is the tangent of the twin. Reverse mode transposes it, which
-is the backward pass by hand.
+The rule for tangents ends in a linear map that carries its own transpose (`linear_map.py`). Forward
+mode evaluates the map, which is the tangent of the twin. Reverse mode transposes it, which is the
+hand-written backward pass.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.jvp_of_moving import of_moving
 from attention_jax.core.linear_map import call_with_rules, linear_map
+from attention_jax.core.partial_jvp import function_of_leaves
 from attention_jax.core.varying import varying_as
 
 
-class custom_vjp:  # noqa: N801  # named as the decorator of JAX that it stands in for
+class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replaces
     """A function with a hand-written backward pass, and a twin for all other derivatives.
 
         f = custom_vjp(fast, twin=plain)
         f.defvjp(fast_fwd, fast_bwd)
 
-    The interface is that of `jax.custom_vjp`, with the twin added. What comes from where:
+    The interface is that of `jax.custom_vjp`, with the twin added:
 
         the value                             fast (fast_fwd when it is differentiated)
         reverse mode                          fast_bwd, at every order of differentiation
@@ -42,26 +42,27 @@ class custom_vjp:  # noqa: N801  # named as the decorator of JAX that it stands 
     It composes with the transformations of JAX: `jit`, `vmap`, `grad`, `jvp`, `jacfwd`, `jacrev`,
     `hessian`, `linearize`, `checkpoint`, `scan`, `while_loop`, `shard_map`, `checkify`, in any
     order and depth. `jax.linear_transpose` with respect to arguments in which the function is
-    linear runs `fast_bwd` too; whether it is linear in them is not checked.
+    linear also runs `fast_bwd`; it does not check that the function is linear in them.
 
     Args:
         fun: the function. Arguments and results are pytrees of arrays; integers, booleans and PRNG
             keys are allowed anywhere and have no derivative.
-        nondiff_argnums: positions of arguments that are not arrays but static values. They come
-            first in the calls of `bwd` and `tangent`, as in `jax.custom_vjp`.
+        nondiff_argnums: positions of arguments that are static values instead of arrays. They are
+            the first arguments of `bwd` and `tangent`, as in `jax.custom_vjp`.
         twin: a function of the same arguments with the same results (same structure, shapes and
             dtypes; equal values), differentiable by JAX as often as derivatives are wanted.
 
-    None of the functions may close over a traced value: pass it as an argument. What `fwd` saves
-    must be a function of the arguments. Of the interface of `jax.custom_vjp`, `nondiff_argnames`,
-    `symbolic_zeros` and `optimize_remat` are left out. Under `jax.shard_map`, all arguments are
-    first made to vary over every mesh axis that one of them varies over, so that sums over devices
-    stand at the entrance and not in the functions.
+    The functions must not close over a traced value: pass it as an argument. The residuals of `fwd`
+    must be a function of the arguments. `jax.custom_vjp`'s options `nondiff_argnames`,
+    `symbolic_zeros` and `optimize_remat` do not exist here. Under `jax.shard_map`, all arguments
+    are first cast to vary over every mesh axis that any of them varies over, so that sums over
+    devices happen before the functions and not inside them.
 
     Raises:
-        AttributeError: it is called before `defvjp`.
+        AttributeError: the function is called before `defvjp`.
         ValueError: a function closes over a traced value.
-        TypeError: what `bwd`, `tangent` or the twin gives does not match the arguments or results.
+        TypeError: the result of `bwd`, `tangent` or the twin does not match the arguments or
+            results of the function.
 
     >>> def stable_log1pexp_fwd(x):
     ...     return stable_log1pexp(x), x
@@ -100,15 +101,15 @@ class custom_vjp:  # noqa: N801  # named as the decorator of JAX that it stands 
         bwd: Callable[..., Any],
         tangent: Callable[..., Any] | None = None,
     ) -> None:
-        """Gives the function its rules.
+        """Defines the function's rules.
 
         Args:
             fwd: the function's arguments -> (its result, residuals: a pytree of arrays).
             bwd: (*nondiff arguments, residuals, cotangents of the result) -> a tuple with the
-                cotangent of each argument; None stands for zeros, and for what has no derivative.
+                cotangent of each argument; None means zeros, or an argument without a derivative.
             tangent: optional, (*nondiff arguments, residuals, tangents) -> the result's tangent,
-                where it is cheaper than the twin's; `tangents` is a tuple with one pytree for
-                each argument, with None for each array that does not move. The tangent of an
+                for a tangent that is cheaper than the twin's; `tangents` is a tuple with a pytree
+                for each argument, with None for each array that is not perturbed. The tangent of an
                 integer result is an array of zeros of dtype `jax.dtypes.float0`, as in `jax.jvp`.
         """
         self.fwd, self.bwd, self.tangent = fwd, bwd, tangent
@@ -127,26 +128,26 @@ class custom_vjp:  # noqa: N801  # named as the decorator of JAX that it stands 
 
 
 class _Rules(NamedTuple):
-    """The functions of a `custom_vjp`, with its static arguments filled in."""
+    """The functions of a `custom_vjp` with its static arguments inserted."""
 
     function: custom_vjp
     static: tuple[Any, ...]
-    arguments: int  # how many, static ones included
+    num_arguments: int  # including static arguments
 
-    def _all(self, arrays: tuple[Any, ...]) -> list[Any]:
-        static, moving = iter(self.static), iter(arrays)
+    def _arguments(self, arrays: tuple[Any, ...]) -> list[Any]:
+        static, dynamic = iter(self.static), iter(arrays)
         nondiff = self.function.nondiff_argnums
-        return [next(static if i in nondiff else moving) for i in range(self.arguments)]
+        return [next(static if i in nondiff else dynamic) for i in range(self.num_arguments)]
 
     def fun(self, *arrays: Any) -> Any:
-        return self.function.fun(*self._all(arrays))
+        return self.function.fun(*self._arguments(arrays))
 
     def twin(self, *arrays: Any) -> Any:
-        return self.function.twin(*self._all(arrays))
+        return self.function.twin(*self._arguments(arrays))
 
     def fwd(self, *arrays: Any) -> tuple[Any, Any]:
-        assert self.function.fwd is not None  # the call has checked
-        return self.function.fwd(*self._all(arrays))
+        assert self.function.fwd is not None  # `__call__` has checked
+        return self.function.fwd(*self._arguments(arrays))
 
     def bwd(self, residuals: Any, cotangents: Any) -> Any:
         assert self.function.bwd is not None
@@ -157,142 +158,146 @@ class _Rules(NamedTuple):
 
 
 def _call(rules: _Rules, arrays: tuple[Any, ...]) -> Any:
-    """The result, of traced arguments."""
+    """The function's result for traced arguments."""
 
-    def push(arrays, tangents):
+    def jvp(arrays, tangents):
         result, residuals = _forward(rules, arrays)
         return result, _tangent_map(rules, arrays, residuals, result, tangents)
 
-    pull_back = functools.partial(_pulled_back, rules)
-    return call_with_rules(rules.fun, push, arrays, pull_back)
+    return call_with_rules(rules.fun, jvp, arrays, functools.partial(_linear_transpose, rules))
 
 
 def _forward(rules: _Rules, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The result and the residuals."""
+    """(the result, the residuals)."""
 
-    def push(arrays, tangents):
+    def jvp(arrays, tangents):
         result, residuals = _forward(rules, arrays)
         dresult = _tangent_map(rules, arrays, residuals, result, tangents)
-        # The residuals have the tangent 0: `_backward` and `_tangent`, which read them, have rules
-        # of their own for how they change with the arguments.
+        # The residuals have tangent 0: only `_backward` and `_tangent` read them, and the rules of
+        # these two differentiate with respect to the arguments.
         return (result, residuals), dresult + [None] * len(jax.tree.leaves(residuals))
 
-    return call_with_rules(rules.fwd, push, arrays, has_residuals=True)
+    return call_with_rules(rules.fwd, jvp, arrays, has_residuals=True)
 
 
 def _tangent_map(
     rules: _Rules, arrays: Any, residuals: Any, result: Any, tangents: list[Any]
 ) -> list[Any]:
-    """The tangents of the result's leaves, by a linear map; None for each that does not move.
+    """The tangents of the result's leaves, by a linear map; None for each integer leaf.
 
     Args:
         rules: the functions.
         arrays: the arguments.
-        residuals, result: of `fwd`.
-        tangents: of each leaf of the arguments, None where it does not move.
+        residuals, result: from `fwd`.
+        tangents: of each leaf of the arguments, None where it is not perturbed.
     """
-    moving = tuple(index for index, tangent in enumerate(tangents) if tangent is not None)
+    perturbed = tuple(index for index, tangent in enumerate(tangents) if tangent is not None)
     results, structure = jax.tree.flatten(result)
-    if not moving:
+    if not perturbed:
         return [None] * len(results)
     types = [jax.typeof(leaf) for leaf in results]
-    floats = [_is_float(leaf) for leaf in results]
-    kept = arrays, jax.lax.stop_gradient(residuals)
+    floats = [jnp.issubdtype(leaf_type.dtype, jnp.inexact) for leaf_type in types]
 
-    def evaluate(kept, tangents):
-        tangent = jax.tree.leaves(_tangent(rules, moving, *kept, tangents))
+    def only_floats(leaves):
+        return [leaf for leaf, is_float in zip(leaves, floats, strict=True) if is_float]
+
+    def evaluate(saved, tangents):
+        tangent = jax.tree.leaves(_tangent(rules, perturbed, *saved, tangents))
         _check_tangent(rules, types, tangent)
-        return [leaf for leaf, floating in zip(tangent, floats, strict=True) if floating]
+        return only_floats(tangent)
 
-    def transpose(kept, cotangents):
+    def transpose(saved, cotangents):
         cotangents = iter(cotangents)
-        full = [
-            next(cotangents) if floating else np.zeros(kind.shape, jax.dtypes.float0)
-            for kind, floating in zip(types, floats, strict=True)
+        leaves = [
+            next(cotangents) if is_float else np.zeros(leaf_type.shape, jax.dtypes.float0)
+            for leaf_type, is_float in zip(types, floats, strict=True)
         ]
-        return _backward(rules, moving, *kept, jax.tree.unflatten(structure, full))
+        return _backward(rules, perturbed, *saved, jax.tree.unflatten(structure, leaves))
 
-    like = [leaf for leaf, floating in zip(results, floats, strict=True) if floating]
-    moved = iter(linear_map(evaluate, transpose, kept, [tangents[i] for i in moving], like))
-    return [next(moved) if floating else None for floating in floats]
+    saved = arrays, jax.lax.stop_gradient(residuals)
+    inputs = [tangents[index] for index in perturbed]
+    outputs = iter(linear_map(evaluate, transpose, saved, inputs, only_floats(results)))
+    return [next(outputs) if is_float else None for is_float in floats]
 
 
-# --- the tangent, and its own derivatives: those of the twin's tangent ---
+# --- the tangent; its derivatives are those of the twin's tangent ---
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _tangent(
-    rules: _Rules, moving: tuple[int, ...], arrays: Any, residuals: Any, tangents: Any
+    rules: _Rules, perturbed: tuple[int, ...], arrays: Any, residuals: Any, tangents: Any
 ) -> Any:
-    """The tangent of the result, for tangents of the leaves numbered `moving`."""
+    """The tangent of the result, for tangents of the leaves with the indices `perturbed`."""
     rule = rules.function.tangent
     if rule is None:
-        return _plain_tangent(rules, moving, arrays, tangents)
+        return _twin_tangent(rules, perturbed, arrays, tangents)
     leaves, structure = jax.tree.flatten(arrays)
-    of_leaf = dict(zip(moving, tangents, strict=True))
-    full = jax.tree.unflatten(structure, [of_leaf.get(i) for i in range(len(leaves))])
-    return rule(*rules.static, residuals, full)
+    tangent_of = dict(zip(perturbed, tangents, strict=True))
+    all_tangents = [tangent_of.get(index) for index in range(len(leaves))]
+    return rule(*rules.static, residuals, jax.tree.unflatten(structure, all_tangents))
 
 
 @_tangent.defjvp
-def _tangent_jvp(rules, moving, primals, tangents):
+def _tangent_jvp(rules, perturbed, primals, tangents):
     arrays, residuals, directions = primals
     darrays, _, ddirections = tangents
     _, dresult = jax.jvp(
-        lambda arrays, directions: _plain_tangent(rules, moving, arrays, directions),
+        functools.partial(_twin_tangent, rules, perturbed),
         (arrays, directions),
         (darrays, ddirections),
     )
-    return _tangent(rules, moving, arrays, residuals, directions), dresult
+    return _tangent(rules, perturbed, arrays, residuals, directions), dresult
 
 
-def _plain_tangent(rules: _Rules, moving: tuple[int, ...], arrays: Any, tangents: Any) -> Any:
-    twin, leaves = of_moving(rules.twin, arrays, moving)
+def _twin_tangent(rules: _Rules, perturbed: tuple[int, ...], arrays: Any, tangents: Any) -> Any:
+    twin, leaves = function_of_leaves(rules.twin, arrays, perturbed)
     return jax.jvp(twin, (leaves,), (list(tangents),))[1]
 
 
-# --- the cotangents, and their own derivatives: those of the twin's ---
+# --- the cotangents; their derivatives are those of the twin's cotangents ---
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _backward(
-    rules: _Rules, moving: tuple[int, ...], arrays: Any, residuals: Any, cotangents: Any
+    rules: _Rules, perturbed: tuple[int, ...], arrays: Any, residuals: Any, cotangents: Any
 ) -> list[Any]:
-    """The cotangents of the leaves numbered `moving`."""
-    return _checked_cotangents(rules, moving, arrays, rules.bwd(residuals, cotangents))
+    """The cotangents of the leaves with the indices `perturbed`."""
+    return _checked_cotangents(rules, perturbed, arrays, rules.bwd(residuals, cotangents))
 
 
 @_backward.defjvp
-def _backward_jvp(rules, moving, primals, tangents):
+def _backward_jvp(rules, perturbed, primals, tangents):
     arrays, residuals, cotangents = primals
     darrays, _, dcotangents = tangents
 
-    def plain(arrays, cotangents):
-        twin, leaves = of_moving(rules.twin, arrays, moving)
+    def twin_backward(arrays, cotangents):
+        twin, leaves = function_of_leaves(rules.twin, arrays, perturbed)
         return jax.vjp(twin, leaves)[1](cotangents)[0]
 
-    _, moved = jax.jvp(plain, (arrays, cotangents), (darrays, dcotangents))
-    return _backward(rules, moving, arrays, residuals, cotangents), moved
+    _, dleaves = jax.jvp(twin_backward, (arrays, cotangents), (darrays, dcotangents))
+    return _backward(rules, perturbed, arrays, residuals, cotangents), dleaves
 
 
-def _pulled_back(rules: _Rules, moving: tuple[int, ...], arrays: Any, cotangents: Any) -> list[Any]:
-    """The cotangents of arguments in which the function is linear, whatever they are."""
+def _linear_transpose(
+    rules: _Rules, linear: tuple[int, ...], arrays: Any, cotangents: Any
+) -> list[Any]:
+    """The cotangents of leaves in which the function is linear; their values do not matter."""
     _, residuals = rules.fwd(*arrays)
-    return _backward(rules, moving, arrays, residuals, cotangents)
+    return _backward(rules, linear, arrays, residuals, cotangents)
 
 
 def _checked_cotangents(
-    rules: _Rules, moving: tuple[int, ...], arrays: Any, cotangents: Any
+    rules: _Rules, perturbed: tuple[int, ...], arrays: Any, cotangents: Any
 ) -> list[Any]:
-    """One cotangent for each leaf numbered `moving`, of its shape, dtype and mesh axes."""
+    """A cotangent for each perturbed leaf, with the leaf's shape, dtype and mesh axes."""
     name = rules.function.__name__
-    given: list[Any] = []
+    leaf_cotangents: list[Any] = []
 
     def add(cotangent: Any, argument: Any) -> None:
         leaves = jax.tree.leaves(argument)
         if cotangent is not None and not jax.tree_util.all_leaves([argument]):
-            raise ValueError("only None may stand for a whole argument")
-        given.extend([cotangent] * len(leaves))
+            raise ValueError("only None may replace a whole argument")
+        leaf_cotangents.extend([cotangent] * len(leaves))
 
     try:
         if not isinstance(cotangents, tuple | list):
@@ -300,19 +305,20 @@ def _checked_cotangents(
         jax.tree.map(add, tuple(cotangents), arrays, is_leaf=lambda leaf: leaf is None)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"bwd of {name} must give a tuple with the cotangent of each of its {len(arrays)} array"
-            f" arguments, or None for zeros: {jax.tree.structure(arrays)}; got"
+            f"bwd of {name} must return a tuple with the cotangent of each of its {len(arrays)}"
+            f" array arguments, or None for zeros: {jax.tree.structure(arrays)}; got"
             f" {jax.tree.structure(cotangents)}"
         ) from error
-    pairs = list(zip(jax.tree_util.tree_leaves_with_path(arrays), given, strict=True))
+    paths_and_leaves = jax.tree_util.tree_leaves_with_path(arrays)
     checked = []
-    for (path, leaf), cotangent in (pairs[index] for index in moving):
+    for index in perturbed:
+        (path, leaf), cotangent = paths_and_leaves[index], leaf_cotangents[index]
         cotangent = jnp.zeros_like(leaf) if cotangent is None else cotangent
         expected, got = jax.typeof(leaf), jax.typeof(cotangent)
         if (expected.shape, expected.dtype) != (got.shape, got.dtype):
             raise TypeError(
-                f"bwd of {name} must give for argument {jax.tree_util.keystr(path)} a cotangent of"
-                f" {expected.dtype}{list(expected.shape)}; got {got.dtype}{list(got.shape)}"
+                f"bwd of {name} must return for argument {jax.tree_util.keystr(path)} a cotangent"
+                f" of {expected.dtype}{list(expected.shape)}; got {got.dtype}{list(got.shape)}"
             )
         checked.append(varying_as(cotangent, leaf))
     return checked
@@ -320,23 +326,16 @@ def _checked_cotangents(
 
 def _check_tangent(rules: _Rules, types: list[Any], tangent: list[Any]) -> None:
     """Raises TypeError unless the tangent has the shapes and dtypes of the result."""
-    expected = [f"{kind.to_tangent_aval().str_short()}" for kind in types]
-    got = [f"{jax.typeof(leaf).str_short()}" for leaf in tangent]
+    expected = [leaf_type.to_tangent_aval().str_short() for leaf_type in types]
+    got = [jax.typeof(leaf).str_short() for leaf in tangent]
     if expected != got:
         name = rules.function.__name__
-        which = "twin" if rules.function.tangent is None else "tangent"
-        raise TypeError(f"the {which} of {name} must give {expected}, as {name} does; got {got}")
-
-
-# --- what a call takes ---
-
-
-def _is_float(leaf: Any) -> bool:
-    return jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact)
+        rule = "twin" if rules.function.tangent is None else "tangent"
+        raise TypeError(f"the {rule} of {name} must return {expected}, as {name} does; got {got}")
 
 
 def _positional(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple:
-    """All arguments by position, defaults filled in."""
+    """All arguments by position, with defaults for missing arguments."""
     bound = inspect.signature(function).bind(*args, **kwargs)
     if bound.kwargs:
         raise TypeError(

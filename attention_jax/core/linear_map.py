@@ -1,8 +1,8 @@
-"""A linear map that carries its own transpose, and a call that carries its own rules.
+"""Two JAX primitives: a linear map with its own transpose, and a call with its own rules.
 
-Forward mode evaluates a linear map, and reverse mode transposes it. A JAX primitive may say how it
-is transposed, so that a map given as a pair of functions, itself and its transpose, has both modes.
-The transpose is such a map again, with the pair exchanged.
+Forward mode evaluates a linear map, and reverse mode transposes it. A JAX primitive can define its
+transpose, so that a map given by two functions, itself and its transpose, has both modes. Its
+transpose is the same primitive with the two functions exchanged.
 
 `jax.custom_derivatives.linear_call` is the same idea, without batching and without derivatives with
 respect to the residuals.
@@ -16,11 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import checkify  # the public module has no way to add a primitive
+from jax._src import checkify  # the public module cannot add a primitive
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from attention_jax.core.jvp_of_moving import jvp_of_moving
+from attention_jax.core.partial_jvp import partial_jvp
 
 Leaves = Sequence[Any]
 
@@ -32,13 +32,13 @@ def linear_map(
     inputs: list[Any],
     like: list[Any],
 ) -> list[Any]:
-    """evaluate(residuals, inputs), which reverse mode transposes by `transpose`.
+    """`evaluate(residuals, inputs)`; reverse mode transposes it by `transpose`.
 
     Args:
         evaluate: (residuals, inputs) -> outputs, linear in the inputs. JAX differentiates it with
             respect to the residuals.
         transpose: (residuals, cotangents of the outputs) -> cotangents of the inputs; linear in
-            the cotangents, and differentiated likewise.
+            the cotangents. JAX differentiates it with respect to the residuals.
         residuals: a pytree of arrays, of any dtype.
         inputs: floating-point arrays.
         like: arrays whose tangents have the types of the outputs.
@@ -46,10 +46,9 @@ def linear_map(
     leaves, structure = jax.tree.flatten(residuals)
 
     def on_leaves(function):
-        def of_leaves(leaves, inputs):
-            return function(jax.tree.unflatten(structure, _as_arrays(leaves)), inputs)
-
-        return of_leaves
+        return lambda leaves, inputs: function(
+            jax.tree.unflatten(structure, _as_arrays(leaves)), inputs
+        )
 
     return linear_map_p.bind(
         *leaves,
@@ -61,17 +60,18 @@ def linear_map(
     )
 
 
-def _moves(tangent: Any) -> bool:
-    """Whether it is a tangent that may differ from 0; a Python number is one."""
-    return type(tangent) is not ad.Zero and getattr(tangent, "dtype", None) != jax.dtypes.float0
+def _or_none(tangent: Any) -> Any:
+    """The tangent, or None if it is a symbolic zero or that of an integer or key."""
+    is_zero = type(tangent) is ad.Zero or getattr(tangent, "dtype", None) == jax.dtypes.float0
+    return None if is_zero else tangent
 
 
 def _as_arrays(leaves: Leaves) -> list[Any]:
-    """Inside of `jit`, JAX hands over small constants as literals, which are no arrays."""
+    """Converts literals to arrays: inside of `jit`, JAX passes small constants as literals."""
     return [leaf if hasattr(leaf, "ndim") else jnp.asarray(leaf) for leaf in leaves]
 
 
-# Operands: `count` residuals, then the inputs. `types` are those of the outputs.
+# Operands: `count` residuals, then the inputs. `types`: the types of the outputs.
 linear_map_p = core.Primitive("linear_map")
 linear_map_p.multiple_results = True
 
@@ -84,19 +84,20 @@ def _evaluate(*operands, evaluate, transpose, count, types):
 def _jvp(primals, tangents, *, evaluate, transpose, count, types):
     params = {"evaluate": evaluate, "transpose": transpose, "count": count, "types": types}
     outputs = linear_map_p.bind(*primals, **params)
-    moved = [ad.Zero(kind) for kind in types]
+    doutputs = [ad.Zero(output_type) for output_type in types]
     if any(type(tangent) is not ad.Zero for tangent in tangents[count:]):
         inputs = [ad.instantiate_zeros(tangent) for tangent in tangents[count:]]
-        moved = linear_map_p.bind(*primals[:count], *inputs, **params)
-    # In the residuals: plain JAX, of those that have a tangent (integers and keys have none).
-    if any(map(_moves, tangents[:count])):
-        _, others = jvp_of_moving(
+        doutputs = linear_map_p.bind(*primals[:count], *inputs, **params)
+    # Plain JAX differentiates with respect to the residuals.
+    dresiduals = tuple(map(_or_none, tangents[:count]))
+    if any(tangent is not None for tangent in dresiduals):
+        _, by_residuals = partial_jvp(
             lambda *residuals: evaluate(list(residuals), list(primals[count:])),
             tuple(primals[:count]),
-            tuple(tangent if _moves(tangent) else None for tangent in tangents[:count]),
+            dresiduals,
         )
-        moved = list(map(ad.add_tangents, moved, others))
-    return outputs, moved
+        doutputs = list(map(ad.add_tangents, doutputs, by_residuals))
+    return outputs, doutputs
 
 
 def _transpose(cotangents, *operands, evaluate, transpose, count, types):
@@ -111,9 +112,9 @@ def _transpose(cotangents, *operands, evaluate, transpose, count, types):
         count=count,
         types=tuple(_type_of(leaf).to_tangent_aval() for leaf in inputs),
     )
-    wanted = [ad.is_undefined_primal(leaf) for leaf in inputs]
     return [None] * count + [
-        leaf if undefined else None for leaf, undefined in zip(results, wanted, strict=True)
+        result if ad.is_undefined_primal(leaf) else None
+        for leaf, result in zip(inputs, results, strict=True)
     ]
 
 
@@ -122,7 +123,7 @@ def _type_of(operand: Any) -> Any:
 
 
 def _batch(axis, operands, axes, *, evaluate, transpose, count, types):
-    """Residuals keep the axes they have; the inputs are batched all together."""
+    """Residuals keep their batch axes; all inputs get a batch axis at the front."""
     params = {"evaluate": evaluate, "transpose": transpose, "count": count, "types": types}
     if _is_shared(axis, axes):
         outputs = linear_map_p.bind(*operands, **params)
@@ -143,14 +144,14 @@ def _batch(axis, operands, axes, *, evaluate, transpose, count, types):
         evaluate=batched(evaluate),
         transpose=batched(transpose),
         count=count,
-        types=tuple(core.unmapped_aval(size, 0, kind, mesh_axis) for kind in types),
+        types=tuple(core.unmapped_aval(size, 0, output_type, mesh_axis) for output_type in types),
     )
     return outputs, [0] * len(outputs)
 
 
 def _vmapped(function: Callable[..., Any], axis: Any, in_axes: Any) -> Callable[..., Any]:
-    """`jax.vmap` over the axis that a batching rule was given."""
-    name = axis.name if isinstance(axis.name, str) else None  # JAX's "no name" is an object
+    """`jax.vmap` over the axis of a batching rule."""
+    name = axis.name if isinstance(axis.name, str) else None  # JAX's "no name" is another object
     return jax.vmap(
         function,
         in_axes=in_axes,
@@ -168,32 +169,32 @@ ad.primitive_transposes[linear_map_p] = _transpose
 batching.fancy_primitive_batchers[linear_map_p] = _batch
 
 
-# --- a call with rules of its own ---
+# --- a call with its own rules ---
 
 
 def call_with_rules(
     function: Callable[..., Any],
-    push: Callable[[Any, list[Any]], tuple[Any, list[Any]]],
+    jvp: Callable[[Any, list[Any]], tuple[Any, list[Any]]],
     arrays: tuple[Any, ...],
-    pull_back: Callable[..., list[Any]] | None = None,
+    transpose: Callable[..., list[Any]] | None = None,
     *,
     has_residuals: bool = False,
 ) -> Any:
-    """function(*arrays), with a rule for its tangent and one for `jax.linear_transpose`.
+    """`function(*arrays)`, with a rule for its tangent and a rule for `jax.linear_transpose`.
 
     The rules belong to the call itself, so that no transformation of JAX can lose them. (Partial
-    evaluation of a loop drops those of `jax.custom_jvp`.) Under `vmap` all results are batched
+    evaluation of a loop drops the rules of `jax.custom_jvp`.) Under `vmap` all results are batched
     along their first axis.
 
     Args:
-        function: of pytrees of arrays, to a pytree of arrays.
-        push: (arrays, tangents of their leaves) -> (the result, tangents of its leaves). A tangent
-            of None is that of an array that does not move.
+        function: takes pytrees of arrays; returns a pytree of arrays.
+        jvp: (arrays, tangents of their leaves) -> (the result, tangents of its leaves). A tangent
+            is None where an array is not perturbed.
         arrays: the arguments.
-        pull_back: (numbers of some leaves, arrays, cotangents of the result) -> the cotangents of
-            these leaves, where the function is linear in them together; None if there is no rule.
-        has_residuals: whether the result is (result, residuals). A residual that is one of the
-            arguments then stays what it is, so that `vmap` need not batch it.
+        transpose: (indices of some leaves, arrays, cotangents of the result) -> the cotangents of
+            these leaves, for a function that is linear in them jointly; None if there is no rule.
+        has_residuals: whether the result is (result, residuals). A residual that is an argument
+            is then returned as the argument itself, so that `vmap` need not batch it.
     """
     leaves, structure = jax.tree.flatten(arrays)
     program, shapes = jax.make_jaxpr(
@@ -206,33 +207,33 @@ def call_with_rules(
         )
     result_structure = jax.tree.structure(shapes)
 
-    def push_leaves(leaves, tangents):
-        result, tangents = push(jax.tree.unflatten(structure, _as_arrays(leaves)), tangents)
+    def jvp_of_leaves(leaves, tangents):
+        result, tangents = jvp(jax.tree.unflatten(structure, _as_arrays(leaves)), tangents)
         return jax.tree.leaves(result), tangents
 
-    def pull_back_leaves(indices, leaves, cotangents):
-        if pull_back is None:
+    def transpose_of_leaves(indices, leaves, cotangents):
+        if transpose is None:
             raise NotImplementedError(
                 "jax.linear_transpose of a custom_vjp function that is differentiated with respect"
-                " to other arguments at the same time: transpose first, and differentiate that"
+                " to other arguments at the same time: transpose first, then differentiate"
             )
         cotangents = jax.tree.unflatten(result_structure, cotangents)
-        return pull_back(indices, jax.tree.unflatten(structure, _as_arrays(leaves)), cotangents)
+        return transpose(indices, jax.tree.unflatten(structure, _as_arrays(leaves)), cotangents)
 
     outputs: list[Any] = call_p.bind(
         *program.consts,
         *leaves,
         program=program.jaxpr,
-        push=push_leaves,
-        pull_back=pull_back_leaves,
+        jvp=jvp_of_leaves,
+        transpose=transpose_of_leaves,
         count=len(program.consts),
     )
     if has_residuals:
-        given = dict(zip(program.jaxpr.invars, leaves, strict=True))
+        argument_of = dict(zip(program.jaxpr.invars, leaves, strict=True))
         first = len(jax.tree.leaves(shapes[0]))
         for index, variable in enumerate(program.jaxpr.outvars[first:], start=first):
             if not isinstance(variable, core.Literal):
-                outputs[index] = given.get(variable, outputs[index])
+                outputs[index] = argument_of.get(variable, outputs[index])
     return jax.tree.unflatten(result_structure, outputs)
 
 
@@ -249,47 +250,46 @@ def _call_types(*operands, program, **_):
     return [variable.aval for variable in program.outvars], program.effects
 
 
-def _call_jvp(primals, tangents, *, push, count, **_):
-    tangents = [tangent if _moves(tangent) else None for tangent in tangents[count:]]
-    outputs, moved = push(list(primals[count:]), tangents)
-    zeros = (ad.Zero(jax.typeof(leaf).to_tangent_aval()) for leaf in outputs)
+def _call_jvp(primals, tangents, *, jvp, count, **_):
+    outputs, doutputs = jvp(list(primals[count:]), list(map(_or_none, tangents[count:])))
     return outputs, [
-        zero if tangent is None else tangent for zero, tangent in zip(zeros, moved, strict=True)
+        ad.Zero(jax.typeof(output).to_tangent_aval()) if doutput is None else doutput
+        for output, doutput in zip(outputs, doutputs, strict=True)
     ]
 
 
-def _call_transpose(cotangents, *operands, program, pull_back, count, **_):
-    undefined = [i for i, leaf in enumerate(operands) if ad.is_undefined_primal(leaf)]
+def _call_transpose(cotangents, *operands, program, transpose, count, **_):
+    linear = [i for i, leaf in enumerate(operands) if ad.is_undefined_primal(leaf)]
     known = [leaf for leaf in operands if not ad.is_undefined_primal(leaf)]
-    kinds = [operands[index].aval for index in undefined]
+    linear_types = [operands[index].aval for index in linear]
 
-    def filled(known, inputs):
+    def all_operands(known, inputs):
         known, inputs = iter(known), iter(inputs)
-        return [next(inputs if i in undefined else known) for i in range(len(operands))]
+        return [next(inputs if i in linear else known) for i in range(len(operands))]
 
     def evaluate(known, inputs):
-        return _call(*filled(known, inputs), program=program, count=count)
+        return _call(*all_operands(known, inputs), program=program, count=count)
 
-    def transpose(known, cotangents):
-        zeros = [ad.instantiate_zeros(ad.Zero(kind)) for kind in kinds]
-        leaves = filled(known, zeros)[count:]
-        return pull_back(tuple(index - count for index in undefined), leaves, cotangents)
+    def evaluate_transpose(known, cotangents):
+        zeros = [ad.instantiate_zeros(ad.Zero(linear_type)) for linear_type in linear_types]
+        leaves = all_operands(known, zeros)[count:]
+        return transpose(tuple(index - count for index in linear), leaves, cotangents)
 
     results = linear_map_p.bind(
         *known,
         *(ad.instantiate_zeros(cotangent) for cotangent in cotangents),
-        evaluate=transpose,
+        evaluate=evaluate_transpose,
         transpose=evaluate,
         count=len(known),
-        types=tuple(kind.to_tangent_aval() for kind in kinds),
+        types=tuple(linear_type.to_tangent_aval() for linear_type in linear_types),
     )
-    of_operand = dict(zip(undefined, results, strict=True))
-    return [of_operand.get(index) for index in range(len(operands))]
+    cotangent_of = dict(zip(linear, results, strict=True))
+    return [cotangent_of.get(index) for index in range(len(operands))]
 
 
-def _call_batch(axis, operands, axes, *, program, push, pull_back, count):
+def _call_batch(axis, operands, axes, *, program, jvp, transpose, count):
     if _is_shared(axis, axes):
-        params = {"program": program, "push": push, "pull_back": pull_back, "count": count}
+        params = {"program": program, "jvp": jvp, "transpose": transpose, "count": count}
         outputs = call_p.bind(*operands, **params)
         return outputs, [None] * len(outputs)
     leaf_axes = list(axes[count:])
@@ -297,35 +297,35 @@ def _call_batch(axis, operands, axes, *, program, push, pull_back, count):
     def function(*operands):
         return _call(*operands, program=program, count=count)
 
-    def push_batch(leaves, tangents):
-        # A tangent that is None has no axis.
+    # The operands of the batched program are its own constants, then all operands of this one:
+    # its rules skip the first `count` of these, and shift indices accordingly.
+
+    def batched_jvp(operands, tangents):
+        leaves, tangents = operands[count:], tangents[count:]
         tangent_axes = [
             None if tangent is None else dim
             for tangent, dim in zip(tangents, leaf_axes, strict=True)
         ]
-        return _vmapped(push, axis, (leaf_axes, tangent_axes))(leaves, tangents)
+        return _vmapped(jvp, axis, (leaf_axes, tangent_axes))(leaves, tangents)
 
-    def pull_back_batch(indices, leaves, cotangents):
-        function = functools.partial(pull_back, indices)
-        return _vmapped(function, axis, (leaf_axes, 0))(leaves, cotangents)
+    def batched_transpose(indices, operands, cotangents):
+        rule = functools.partial(transpose, tuple(index - count for index in indices))
+        return _vmapped(rule, axis, (leaf_axes, 0))(operands[count:], cotangents)
 
     batched = jax.make_jaxpr(_vmapped(function, axis, tuple(axes)))(*operands)
-    extra = len(batched.consts)
     outputs = call_p.bind(
         *batched.consts,
         *operands,
         program=batched.jaxpr,
-        push=lambda leaves, tangents: push_batch(leaves[count:], tangents[count:]),
-        pull_back=lambda indices, leaves, cotangents: pull_back_batch(
-            tuple(index - count for index in indices), leaves[count:], cotangents
-        ),
-        count=extra,
+        jvp=batched_jvp,
+        transpose=batched_transpose,
+        count=len(batched.consts),
     )
     return outputs, [0] * len(outputs)
 
 
 def _is_shared(axis: Any, axes: Any) -> bool:
-    """Whether nothing is batched; a function that asks for its index along the axis always is."""
+    """Whether no operand is batched and the function cannot read its index along the axis."""
     return all(dim is None for dim in axes) and not isinstance(axis.name, str)
 
 
@@ -337,19 +337,19 @@ ad.primitive_transposes[call_p] = _call_transpose
 batching.fancy_primitive_batchers[call_p] = _call_batch
 
 
-# --- checkify: it looks into both ---
+# --- checkify: its checks inside of both primitives ---
 
 
 def _checked(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     def rule(*arguments, **params):
-        # (error, enabled errors, *operands), in newer versions of JAX with a context in front.
-        place = next(
+        # (error, enabled errors, *operands); newer versions of JAX add a context in front.
+        index = next(
             i for i, argument in enumerate(arguments) if isinstance(argument, set | frozenset)
         )
-        *context, error = arguments[:place]
-        operands = arguments[place + 1 :]
+        *context, error = arguments[:index]
+        enabled_errors, operands = arguments[index], arguments[index + 1 :]
         program = jax.make_jaxpr(lambda *operands: evaluate(*operands, **params))(*operands)
-        return checkify.checkify_jaxpr(*context, program, arguments[place], error, *operands)
+        return checkify.checkify_jaxpr(*context, program, enabled_errors, error, *operands)
 
     return rule
 

@@ -1,8 +1,8 @@
-"""Decisions that each device takes for its own examples of a batch.
+"""Functions that each device computes for its own examples of a batch, without communication.
 
-On a batch that is cut up over devices, `lax.cond` has one predicate for all devices: whether any
-example needs the careful branch is asked of all of them, a collective for every decision. A
-function under `on_each_device` is compiled for the examples of one device, and asks nobody.
+On a batch that is sharded over devices, `lax.cond` has one predicate for all devices: whether any
+example needs a branch takes a collective. A function under `on_each_device` is compiled for the
+examples of one device, so that its predicates need no collective.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Array = jax.Array
 
 
 def on_each_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of one example; under `jax.vmap`, each device computes its own part of the batch.
+    """A function of one example; under `jax.vmap`, each device computes its own part of the batch.
 
-    The batch axes may be cut up over devices and all other axes are whole, so that there is nothing
-    to send inside. On one device, and inside of `jax.shard_map`, it is `function` under `jax.vmap`.
-    It has no derivatives of its own: give it some with `jax.custom_jvp`.
+    The batch axes may be sharded, and all other axes are replicated, so that the function needs no
+    communication. On one device, and inside of `jax.shard_map`, it equals `function` under
+    `jax.vmap`. It has no derivatives: define them with `jax.custom_jvp`.
 
     Args:
         function: takes arrays; returns an array or a tuple of arrays. It must not use arrays from a
@@ -39,7 +39,7 @@ def _at_level(function: Callable[..., Any], level: int) -> Callable[..., Any]:
 
     @custom_vmap
     def call(*args: Array) -> Any:
-        # Where some axes of a mesh are manual and others are not, XLA cannot call it.
+        # XLA cannot call a partitioned function where only some axes of a mesh are manual.
         if level == 0 or jax.sharding.get_abstract_mesh().manual_axes:
             return _over_batch(function, level, *args)
         batched = tuple(tuple(size != 1 for size in arg.shape[:level]) for arg in args)
@@ -51,7 +51,8 @@ def _at_level(function: Callable[..., Any], level: int) -> Callable[..., Any]:
     @call.def_vmap
     def rule(axis_size: int, in_batched: Any, *args: Array) -> Any:
         del axis_size
-        aligned = [arg if cut else arg[None] for arg, cut in zip(args, in_batched, strict=True)]
+        pairs = zip(args, in_batched, strict=True)
+        aligned = [arg if is_batched else arg[None] for arg, is_batched in pairs]
         results = _at_level(function, level + 1)(*aligned)
         return results, jax.tree.map(lambda _: True, results)
 
@@ -62,52 +63,55 @@ def _over_batch(function: Callable[..., Any], level: int, *args: Array) -> Any:
     if level == 0:
         return function(*args)
     inner = functools.partial(_over_batch, function, level - 1)
-    shared = [arg.shape[0] == 1 for arg in args]
-    args = tuple(arg[0] if alone else arg for arg, alone in zip(args, shared, strict=True))
-    if all(shared):
+    in_axes = tuple(None if arg.shape[0] == 1 else 0 for arg in args)  # size 1: shared
+    args = tuple(arg[0] if axis is None else arg for arg, axis in zip(args, in_axes, strict=True))
+    if all(axis is None for axis in in_axes):
         return jax.tree.map(lambda result: result[None], inner(*args))
-    return jax.vmap(inner, in_axes=tuple(None if alone else 0 for alone in shared))(*args)
+    return jax.vmap(inner, in_axes=in_axes)(*args)
 
 
 @functools.cache
 def _partitioned(
     function: Callable[..., Any],
     level: int,
-    batched: tuple[tuple[bool, ...], ...],  # of each argument and batch axis
+    batched: tuple[tuple[bool, ...], ...],  # for each argument: whether it has each batch axis
     ndims: tuple[int, ...],
     result_ndims: tuple[int, ...],
 ) -> Callable[..., Any]:
-    """The function, with a rule for the compiler: batch axes may be cut, no other axis."""
-    partitioned = custom_partitioning(functools.partial(_over_batch, function, level))
-    whole: list[str] = []
+    """The function with a rule for XLA: only batch axes may be sharded."""
+    over_batch = functools.partial(_over_batch, function, level)
+    partitioned = custom_partitioning(over_batch)
+    replicated: list[str] = []
 
-    def axes(ndim: int, batched: tuple[bool, ...]) -> str:
-        names = [f"batch{n}" if cut else None for n, cut in enumerate(batched)]
-        names += [None] * (ndim - level)
-        for axis, name in enumerate(names):
-            if name is None:
-                whole.append(f"whole{len(whole)}")
-                names[axis] = whole[-1]
-        return " ".join(map(str, names))
+    def axis_names(ndim: int, has_axis: tuple[bool, ...]) -> str:
+        names = []
+        for axis in range(ndim):
+            if axis < level and has_axis[axis]:
+                names.append(f"batch{axis}")
+            else:
+                replicated.append(f"whole{len(replicated)}")
+                names.append(replicated[-1])
+        return " ".join(names)
 
-    inputs = ", ".join(map(axes, ndims, batched))
-    anywhere = tuple(map(any, zip(*batched, strict=True)))
-    outputs = ", ".join(axes(ndim, anywhere) for ndim in result_ndims)
+    inputs = ", ".join(map(axis_names, ndims, batched))
+    batched_in_any = tuple(map(any, zip(*batched, strict=True)))
+    outputs = ", ".join(axis_names(ndim, batched_in_any) for ndim in result_ndims)
 
     def partition(mesh: Any, args: Any, results: Any) -> Any:
-        cuts = jax.tree.leaves(results)[0].sharding.spec[:level]
+        spec = jax.tree.leaves(results)[0].sharding.spec[:level]
 
-        def sharding(batched: tuple[bool, ...]) -> NamedSharding:
-            own = [cut if here else None for cut, here in zip(cuts, batched, strict=True)]
-            return NamedSharding(mesh, PartitionSpec(*own))
+        def sharding(has_axis: tuple[bool, ...]) -> NamedSharding:
+            pairs = zip(spec, has_axis, strict=True)
+            return NamedSharding(
+                mesh, PartitionSpec(*(name if has else None for name, has in pairs))
+            )
 
-        of_results = jax.tree.map(lambda _: sharding(anywhere), results)
-        on_one = functools.partial(_over_batch, function, level)
-        return mesh, on_one, of_results, tuple(map(sharding, batched))
+        result_shardings = jax.tree.map(lambda _: sharding(batched_in_any), results)
+        return mesh, over_batch, result_shardings, tuple(map(sharding, batched))
 
     partitioned.def_partition(
         partition=partition,
         sharding_rule=f"{inputs} -> {outputs}",
-        need_replication_factors=tuple(whole),
+        need_replication_factors=tuple(replicated),
     )
     return partitioned

@@ -1,8 +1,8 @@
-"""One decision for a whole batch, where `jax.vmap` would take one for each example.
+"""Predicates for a whole batch, where `jax.vmap` would have one for each example.
 
-Under `jax.vmap` a `lax.cond` whose predicate differs between examples runs both branches, and a
-loop whose bound differs copies what it carries. A decision that is right for the whole batch (do
-it, if any example needs it) keeps them what they are.
+Under `jax.vmap`, a `lax.cond` whose predicate differs between examples runs both branches, and a
+loop whose bound differs copies its carry. A predicate for the whole batch (whether any example
+needs the branch) avoids both.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Array = jax.Array
 
 @custom_vmap
 def any_over_batch(flags: Array) -> Array:
-    """`flags` themselves; under `jax.vmap`, whether any example of the batch has each set.
+    """`flags` unchanged; under `jax.vmap`, whether each flag is set in any example of the batch.
 
     Args:
         flags: bool, any shape.
 
     Returns:
-        bool of the same shape, the same for all examples: it has no batch axis.
+        bool of the same shape, without a batch axis: the same for all examples.
     """
     return flags
 
@@ -34,5 +34,5 @@ def _any_over_batch_rule(axis_size, in_batched, flags):
 
 
 def all_over_batch(flags: Array) -> Array:
-    """The same with "all" in place of "any"."""
+    """`flags` unchanged; under `jax.vmap`, whether each flag is set in all examples."""
     return ~any_over_batch(~flags)

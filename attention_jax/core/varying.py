@@ -1,8 +1,8 @@
-"""Arrays inside `jax.shard_map`: which mesh axes they vary over.
+"""Casts of the mesh axes that an array varies over, inside `jax.shard_map`.
 
 With its default checks, `shard_map` gives every array a type that names the mesh axes over which
-its value differs between devices, and a loop's carry must keep its type. A carry that starts as a
-constant varies over nothing; here it is given the axes of the arrays that the loop will read.
+its value differs between devices. A loop's carry must keep its type, but a constant initial carry
+varies over no axis: `varying_as` gives it the axes of the arrays that the loop reads.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Tree = TypeVar("Tree")
 
 
 def varying_as(tree: Tree, *references: object) -> Tree:
-    """`tree`, its arrays varying over all mesh axes that any array of `references` varies over.
+    """`tree` with its arrays cast to vary over all mesh axes that `references` vary over.
 
-    Outside of `jax.shard_map` it does nothing. Its transpose is a sum over devices: call it once,
-    before a loop, and never inside of one.
+    Outside of `jax.shard_map` it does nothing. Its transpose is a sum over devices, so call it
+    before a loop, not inside of it.
 
     Args:
         tree: a pytree of arrays.

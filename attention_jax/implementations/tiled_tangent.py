@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.jvp_of_moving import jvp_of_moving
+from attention_jax.core.partial_jvp import partial_jvp
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles, tile_arrays, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
@@ -143,7 +143,7 @@ def _tile_jvp(
         constants.stand_ins,
     )
     if primals[3].tables or primals[3].functions:
-        bias, dbias = jvp_of_moving(
+        bias, dbias = partial_jvp(
             lambda biases: bias_tiles.tile_values(
                 biases, constants.bias_integers, plan.grid, *tile
             ),

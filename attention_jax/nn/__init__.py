@@ -1,4 +1,4 @@
-"""Flax NNX modules: they hold parameters, the mathematics is elsewhere."""
+"""Flax NNX modules, which hold parameters; the mathematics is in `functional` and below."""
 
 from attention_jax.nn.attention import (
     AdditiveAttention,
@@ -14,15 +14,15 @@ from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
-from attention_jax.nn.placement import ANY_LENGTH, Placement, PositionConfig
+from attention_jax.nn.position_config import ANY_LENGTH, PositionConfig
+from attention_jax.nn.position_encoding import PositionEncoding
 from attention_jax.nn.positions import (
-    anchored_places,
-    learned_codes,
-    random_positions,
-    random_window_positions,
+    anchored_positions,
+    learned_encoding,
+    random_position_ids,
+    random_window_position_ids,
     rotary,
-    sinusoidal_codes,
-    sinusoidal_positions,
+    sinusoidal_encoding,
 )
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
@@ -47,16 +47,15 @@ __all__ = [
     "LocalPAttention",
     "MonotonicAttention",
     "MultiHeadAttention",
-    "Placement",
     "PositionConfig",
+    "PositionEncoding",
     "ScaledDotAttention",
     "Seq2Seq",
     "Seq2SeqConfig",
-    "anchored_places",
-    "learned_codes",
-    "random_positions",
-    "random_window_positions",
+    "anchored_positions",
+    "learned_encoding",
+    "random_position_ids",
+    "random_window_position_ids",
     "rotary",
-    "sinusoidal_codes",
-    "sinusoidal_positions",
+    "sinusoidal_encoding",
 ]

@@ -1,4 +1,4 @@
-"""Attention as Flax NNX modules: they hold the score's parameters, and no mathematics."""
+"""Attention as Flax NNX modules, which hold the parameters of the score."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ class Attention(DropoutModule):
         query_dim: Dq.
         key_dim: Dk.
         dropout_rate: probability that a weight is dropped.
-        deterministic: True drops nothing, False drops; `module.eval()` and `module.train()` set it.
-            None: with a `dropout_rate` above 0, a call says it or is given a `dropout_rng`.
+        deterministic: True disables dropout, False enables it; `module.eval()` and `module.train()`
+            set it. With None and a `dropout_rate` above 0, each call needs `deterministic` or a
+            `dropout_rng`.
         implementation: as in `attention_jax.attention`.
-        dtype: dtype of inputs and parameters in the computation, and of the output; None for those
-            that come, and the query's for the output.
+        dtype: dtype to which inputs and parameters are cast, and of the output; None for no cast
+            and an output in the query's dtype.
         param_dtype: dtype of the parameters.
-        rngs: where the initial parameters come from, and the stream "dropout".
+        rngs: the streams of the initial parameters and of "dropout".
         keep_rngs: whether a module with dropout keeps a stream forked from `rngs.dropout`. Without
-            it the module's state is parameters alone, and dropout needs a `dropout_rng`.
+            it the module's state is its parameters alone, and dropout needs a `dropout_rng`.
 
     Raises:
         ValueError: there is no such score, it cannot pair Dq with Dk, or `rngs` lacks a stream.
@@ -100,17 +101,17 @@ class Attention(DropoutModule):
             value: float [*B, S, Dv]; None for `key` (the use of Bahdanau 2014 and Luong 2015).
             mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
             bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
-            deterministic: True drops nothing, False drops; None for the module's setting.
-            dropout_rng: one PRNG key to drop with, whatever the module's setting; None for the next
-                key of the module's stream, where it drops.
+            deterministic: True disables dropout, False enables it; None for the module's setting.
+            dropout_rng: one PRNG key, which enables dropout whatever the module's setting; None for
+                the next key of the module's stream, if dropout is enabled.
             return_weights: also return the weights [*B, T, S], before dropout.
 
         Returns:
             output [*B, T, Dv]; or (output, weights).
 
         Raises:
-            ValueError: an argument has the wrong shape or dtype; or a module with dropout was not
-                told whether to drop, or has no key to drop with.
+            ValueError: an argument has the wrong shape or dtype; or a module with dropout lacks
+                `deterministic` or a PRNG key.
         """
         return self._attend(
             query, key, value, attend=attention, weigh=attention_weights, mask=mask, bias=bias,
@@ -130,7 +131,7 @@ class Attention(DropoutModule):
         return_weights: bool,
         **arguments: Any,
     ) -> Any:
-        """`attend` with this module's score and settings; and the weights that `weigh` gives."""
+        """The output of `attend`, with this module's score and settings; and weights of `weigh`."""
         own, (query, key, value), dtype = self._resolved(query, key, value)
         dropout_rng = self._dropout_rng(dropout_rng, deterministic)
         output = attend(
@@ -165,7 +166,7 @@ class Attention(DropoutModule):
         return array if self.dtype is None else cast_floats(array, self.dtype)
 
     def remember(self, key: Array, value: Array | None = None) -> Memory:
-        """Projects what will be attended to again and again, once: give it as `key`.
+        """Projects keys once, for many calls that take the result as `key`.
 
         Args:
             key: float [*B, S, Dk].

@@ -1,4 +1,4 @@
-"""Attention with coverage as a Flax NNX module: it holds the parameters, and no mathematics."""
+"""Attention with coverage as a Flax NNX module, which holds the parameters."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Array = jax.Array
 class CoverageAttention(Attention):
     """`attention_jax.functional.coverage.coverage_attention` with parameters of its own.
 
-    `coverage_kernel` starts at 0: a fresh layer is `Attention` with the same score and `rngs`. It
-    learns from the first step on, for its gradient is not 0 there.
+    `coverage_kernel` starts at 0, where a layer is `Attention` with the same score and `rngs`. Its
+    gradient there is not 0, so it learns from the first step on.
 
     Args:
         score: a name in `SCORES`, "module:Name", or a `Score` whose `project` gives keys [S, Fk].
         query_dim: Dq.
         key_dim: Dk.
         dtype, param_dtype: as in `Attention`.
-        rngs: where the initial parameters come from.
+        rngs: the stream of the initial parameters.
 
     Raises:
         ValueError: there is no such score, it cannot pair Dq with Dk, or its features of keys are
@@ -61,7 +61,7 @@ class CoverageAttention(Attention):
         size = coverage_kernel_size(self.score, query_dim, key_dim)
         self.coverage_kernel = nnx.Param(jnp.zeros(size, param_dtype))
 
-    def __call__(  # type: ignore[override]  # no dropout, and more comes back
+    def __call__(  # type: ignore[override]  # no dropout, and another result
         self,
         query: Array,
         key: Array | Memory,
@@ -72,7 +72,7 @@ class CoverageAttention(Attention):
         coverage: Array | None = None,
         return_weights: bool = True,
     ) -> CoverageResult:
-        """Attends, one query after another.
+        """Attends, query by query.
 
         Args:
             query: float [*B, T, Dq], in the order in which they attend.
@@ -80,7 +80,7 @@ class CoverageAttention(Attention):
             value: float [*B, S, Dv]; None for `key`, as in the paper.
             mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
             bias: a `Bias`, or float broadcastable to [*B, T, S], added to the logits.
-            coverage: float [*B, S], the `coverage` of an earlier call to go on from; None for 0.
+            coverage: float [*B, S], the `coverage` that an earlier call returned; None for 0.
             return_weights: whether to return the weights [*B, T, S] too.
 
         Returns:

@@ -1,153 +1,210 @@
-"""The kinds of cross attention: how each is made, and what of the common arguments it needs."""
+"""The kinds of cross attention: each makes its attention module, and calls it for a decoder."""
 
 from __future__ import annotations
 
-from typing import Any
+import abc
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attention
 from attention_jax.nn.coverage import CoverageAttention
-from attention_jax.nn.local import LocalMAttention, LocalPAttention
+from attention_jax.nn.local import Alignment, LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
+from attention_jax.nn.position_encoding import PositionIds, Rotation
+from attention_jax.pairwise.masks import Mask
+from attention_jax.scores import Score
 
 Array = jax.Array
-Carry = Any
+Carry = Array | None  # [*B, S], what one call hands to the next; None if the kind carries nothing
 
 
-class Global:
-    """No carry; neither lengths nor positions matter."""
+class Inputs(NamedTuple):
+    """The arguments of one call of `CrossAttention`; each kind reads those that it needs."""
 
-    drops = True  # whether it has weights to drop
-    has_noise = False
+    query: Array  # [*B, T, Dq]
+    memory: Array | Memory  # [*B, S, Dk]
+    mask: Mask | Array | None
+    source_lengths: Array | None  # int [*B]
+    first: Array | int  # position of the first query
+    position_ids: PositionIds | None  # of the queries
+    carry: Carry
+    rng: Array | None  # of dropout or noise; None for neither
+    return_weights: bool
 
-    @staticmethod
-    def make(score, dim, memory_dim, config, **settings) -> Any:
-        columns = dim + (config.sharpen_from is not None)  # the last is the factor of the row
-        return Attention(score, columns, memory_dim, **settings)
 
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng, weigh) -> Any:
-        del lengths, first
-        found = attention(query, memory, mask=mask, return_weights=weigh, **_dropping(rng))
-        return *_output_and_weights(found, weigh), carry
+class Outputs(NamedTuple):
+    """The result of one call."""
 
-    @staticmethod
-    def first_carry(shape: tuple[int, ...], dtype: Any) -> Carry:
+    output: Array  # [*B, T, ...]
+    weights: Array | None  # [*B, T, S], averaged over heads
+    carry: Carry
+
+
+class Kind(abc.ABC):
+    """One kind of cross attention and its settings; a frozen dataclass, hashable by value."""
+
+    has_dropout: ClassVar[bool] = True  # of attention weights
+    has_noise: ClassVar[bool] = False  # in training
+    has_projections: ClassVar[bool] = False  # of query, key, value and output
+
+    @abc.abstractmethod
+    def make(self, score: str | Score, query_dim: int, key_dim: int, **options: Any) -> Any:
+        """The attention module, which holds the parameters."""
+
+    @abc.abstractmethod
+    def attend(self, attention: Any, inputs: Inputs) -> Outputs:
+        """Calls the module that `make` made."""
+
+    def first_carry(self, shape: tuple[int, ...], dtype: Any) -> Carry:
+        """The carry before the first query, for a memory of shape [*B, S]."""
         return None
 
 
-class MultiHead(Global):
-    @staticmethod
-    def make(score, dim, memory_dim, config, **settings) -> Any:
+@dataclasses.dataclass(frozen=True)
+class Global(Kind):
+    """Attends to the whole memory, with one head and no projections."""
+
+    def make(self, score: str | Score, query_dim: int, key_dim: int, **options: Any) -> Attention:
+        return Attention(score, query_dim, key_dim, **options)
+
+    def attend(self, attention: Attention, inputs: Inputs) -> Outputs:
+        result = attention(inputs.query, inputs.memory, mask=inputs.mask, **_shared(inputs))
+        return _outputs(result, inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiHead(Kind):
+    """Attends to the whole memory, with several heads between projections."""
+
+    num_heads: int
+    rotation: Rotation | None
+    has_projections = True
+
+    def make(
+        self, score: str | Score, query_dim: int, key_dim: int, **options: Any
+    ) -> MultiHeadAttention:
+        if self.rotation is not None:
+            options["rotary_wavelength"] = self.rotation.max_wavelength
+            options["num_position_ids"] = self.rotation.num_position_ids
         return MultiHeadAttention(
-            score, dim, num_heads=config.heads, key_dim=memory_dim,
-            rotary_wavelength=config.rotary_wavelength, position_ends=config.position_ends,
-            **settings,
+            score, query_dim, num_heads=self.num_heads, key_dim=key_dim, **options
+        )
+
+    def attend(self, attention: MultiHeadAttention, inputs: Inputs) -> Outputs:
+        result = attention(
+            inputs.query, inputs.memory, mask=inputs.mask, position_ids=inputs.position_ids,
+            **_shared(inputs),
         )  # fmt: skip
-
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng, weigh) -> Any:
-        del lengths, first
-        query, positions = query if isinstance(query, tuple) else (query, None)
-        found = attention(
-            query, memory, mask=mask, positions=positions, return_weights=weigh, **_dropping(rng)
-        )
-        output, weights = _output_and_weights(found, weigh)
-        return output, None if weights is None else jnp.mean(weights, axis=-3), carry
+        outputs = _outputs(result, inputs)
+        if outputs.weights is None:
+            return outputs
+        return outputs._replace(weights=jnp.mean(outputs.weights, axis=-3))
 
 
-class LocalM(Global):
-    @staticmethod
-    def make(score, dim, memory_dim, config, **settings) -> Any:
-        return LocalMAttention(
-            score, dim, memory_dim, radius=config.radius, alignment=config.alignment, **settings
-        )
+@dataclasses.dataclass(frozen=True)
+class LocalM(Kind):
+    """Attends through a window around a known alignment."""
 
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng, weigh) -> Any:
-        found = attention(
-            query, memory, source_lengths=lengths, first=first, mask=mask, return_weights=weigh,
-            **_dropping(rng),
+    radius: int
+    alignment: Alignment
+
+    def make(
+        self, score: str | Score, query_dim: int, key_dim: int, **options: Any
+    ) -> LocalMAttention:
+        window: Any = {"radius": self.radius, "alignment": self.alignment}
+        return LocalMAttention(score, query_dim, key_dim, **window, **options)
+
+    def attend(self, attention: LocalMAttention, inputs: Inputs) -> Outputs:
+        result = attention(
+            inputs.query, inputs.memory, source_lengths=inputs.source_lengths, first=inputs.first,
+            mask=inputs.mask, **_shared(inputs),
         )  # fmt: skip
-        return *_output_and_weights(found, weigh), carry
+        return _outputs(result, inputs)
 
 
-class LocalP(Global):
-    @staticmethod
-    def make(score, dim, memory_dim, config, **settings) -> Any:
-        return LocalPAttention(score, dim, memory_dim, radius=config.radius, **settings)
+@dataclasses.dataclass(frozen=True)
+class LocalP(Kind):
+    """Attends through a window around an alignment that each query predicts."""
 
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng, weigh) -> Any:
-        del first
-        found = attention(
-            query, memory, source_lengths=lengths, mask=mask, return_weights=weigh, **_dropping(rng)
-        )
-        return *_output_and_weights(found, weigh), carry
+    radius: int
+
+    def make(
+        self, score: str | Score, query_dim: int, key_dim: int, **options: Any
+    ) -> LocalPAttention:
+        return LocalPAttention(score, query_dim, key_dim, radius=self.radius, **options)
+
+    def attend(self, attention: LocalPAttention, inputs: Inputs) -> Outputs:
+        result = attention(
+            inputs.query, inputs.memory, source_lengths=inputs.source_lengths, mask=inputs.mask,
+            **_shared(inputs),
+        )  # fmt: skip
+        return _outputs(result, inputs)
 
 
-class Coverage(Global):
-    """The carry is the coverage, the sum of the weights so far."""
+@dataclasses.dataclass(frozen=True)
+class Coverage(Kind):
+    """Remembers its weights; the carry is the coverage, the sum of the weights so far."""
 
-    drops = False
+    has_dropout = False
 
-    @staticmethod
-    def make(score, dim, memory_dim, config, **settings) -> Any:
-        return CoverageAttention(score, dim, memory_dim, **settings)
+    def make(
+        self, score: str | Score, query_dim: int, key_dim: int, **options: Any
+    ) -> CoverageAttention:
+        return CoverageAttention(score, query_dim, key_dim, **options)
 
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng, weigh) -> Any:
-        del lengths, first, rng
-        result = attention(query, memory, mask=mask, coverage=carry, return_weights=weigh)
-        return result.output, result.weights, result.coverage
+    def attend(self, attention: CoverageAttention, inputs: Inputs) -> Outputs:
+        result = attention(
+            inputs.query, inputs.memory, mask=inputs.mask, coverage=inputs.carry,
+            return_weights=inputs.return_weights,
+        )  # fmt: skip
+        return Outputs(result.output, result.weights, result.coverage)
 
-    @staticmethod
-    def first_carry(shape: tuple[int, ...], dtype: Any) -> Carry:
+    def first_carry(self, shape: tuple[int, ...], dtype: Any) -> Carry:
         return jnp.zeros(shape, dtype)
 
 
-class Monotonic(Global):
-    """The carry is the weights of the last query."""
+@dataclasses.dataclass(frozen=True)
+class Monotonic(Kind):
+    """Never goes back; the carry is the weights of the last query."""
 
-    drops, has_noise = False, True
+    has_dropout = False
+    has_noise = True
 
-    @staticmethod
-    def make(score, dim, memory_dim, config, **settings) -> Any:
-        return MonotonicAttention(score, dim, memory_dim, **settings)
+    def make(
+        self, score: str | Score, query_dim: int, key_dim: int, **options: Any
+    ) -> MonotonicAttention:
+        return MonotonicAttention(score, query_dim, key_dim, **options)
 
-    @staticmethod
-    def attend(attention, query, memory, lengths, mask, first, carry, rng, weigh) -> Any:
-        del lengths, first
+    def attend(self, attention: MonotonicAttention, inputs: Inputs) -> Outputs:
         output, weights = attention(
-            query, memory, mask=mask, initial=carry, noise_rng=rng,
-            return_weights=True if weigh else "last",
+            inputs.query, inputs.memory, mask=inputs.mask, initial=inputs.carry,
+            noise_rng=inputs.rng, return_weights=True if inputs.return_weights else "last",
         )  # fmt: skip
-        if not weigh:
-            return output, None, weights
-        return output, weights, weights[..., -1, :].astype(accumulator_dtype(weights))
+        if not inputs.return_weights:
+            return Outputs(output, None, weights)
+        last = weights[..., -1, :].astype(accumulator_dtype(weights))
+        return Outputs(output, weights, last)
 
-    @staticmethod
-    def first_carry(shape: tuple[int, ...], dtype: Any) -> Carry:
+    def first_carry(self, shape: tuple[int, ...], dtype: Any) -> Carry:
         return jnp.zeros(shape, dtype).at[..., 0].set(1.0)
 
 
-KINDS: dict[str, type[Global]] = {
-    "global": Global,
-    "multi-head": MultiHead,
-    "local-m": LocalM,
-    "local-p": LocalP,
-    "coverage": Coverage,
-    "monotonic": Monotonic,
-}
+def _shared(inputs: Inputs) -> dict[str, Any]:
+    """The arguments that every kind with dropout passes on."""
+    return {
+        "dropout_rng": inputs.rng,
+        "deterministic": inputs.rng is None,
+        "return_weights": inputs.return_weights,
+    }
 
 
-def _dropping(rng: Array | None) -> dict[str, Any]:
-    return {"dropout_rng": rng, "deterministic": rng is None}
-
-
-def _output_and_weights(found: Any, has_weights: bool) -> tuple[Array, Array | None]:
-    return found if has_weights else (found, None)
+def _outputs(result: Any, inputs: Inputs) -> Outputs:
+    """The outputs of a kind that carries nothing."""
+    output, weights = result if inputs.return_weights else (result, None)
+    return Outputs(output, weights, inputs.carry)

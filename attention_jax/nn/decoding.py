@@ -1,9 +1,9 @@
-"""Search for likely sequences with any step function: greedy, and a beam; one compiled loop.
+"""Greedy and beam search for likely sequences, with any step function, in one compiled loop.
 
-A model comes in as a step, `step(state, tokens) -> (logits, state)`: `tokens` int32 [n] are what
-the n rows said last (SOS at first), `logits` float [n, V] what they may say next, and `state` any
-pytree of arrays that keeps its structure, shapes and dtypes. Rows that have ended are fed PAD, and
-what the step says of them is not looked at.
+The model is a function `step(state, tokens) -> (logits, state)`: `tokens` int32 [n] are the last
+tokens of n rows (SOS at first), `logits` float [n, V] are those of the next tokens, and `state` is
+any pytree of arrays that keeps its structure, shapes and dtypes. Rows that have ended read PAD, and
+their logits are ignored.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.core.checks import check_integer
 
 Array = jax.Array
 State = Any
@@ -25,39 +26,39 @@ Step = Callable[[State, Array], tuple[Array, State]]
 class BeamResult(NamedTuple):
     """The hypotheses that beam search kept for each row, best first.
 
-    Where fewer than `beams` sequences exist, those left have score -inf, length 0 and PAD only.
+    If fewer than `beams` sequences exist, the rest have score -inf, length 0 and only PAD.
     """
 
     tokens: Array  # int32 [B, beams, max_length], PAD after EOS
-    scores: Array  # float [B, beams], log-probability over its length penalty; what they rank by
+    scores: Array  # float [B, beams], log-probability over length penalty, in descending order
     log_probabilities: Array  # float [B, beams], nats
-    lengths: Array  # int32 [B, beams], tokens with EOS counted
+    lengths: Array  # int32 [B, beams], tokens with EOS
 
 
 def greedy_search(
     step: Step, state: State, *, batch_size: int, max_length: int, sos: int, eos: int, pad: int
 ) -> Array:
-    """Feeds back the likeliest token at every step, and stops when every row has said EOS.
+    """Feeds back the likeliest token at every step, until every row has generated EOS.
 
         y_t = argmax_v logits(y_1 .. y_{t-1})_v
 
     Args:
-        step: `step(state, tokens) -> (logits, state)`, tokens int32 [n] that the rows said last,
-            logits float [n, V] of what they may say next, for n = `batch_size` rows.
-        state: what its first call takes.
+        step: `step(state, tokens) -> (logits, state)`, with the last tokens int32 [n] and the
+            logits float [n, V] of the next ones, for n = `batch_size` rows.
+        state: the state of its first call.
         batch_size: B.
         max_length: longest output, EOS included.
         sos: the token that every row begins with; not in the output.
         eos: the token that ends a row, from 0 to V - 1.
-        pad: what follows it.
+        pad: the token that fills a row after EOS.
 
     Returns:
-        tokens int32 [B, max_length], PAD after EOS. Of equally likely tokens the lowest is taken.
+        tokens int32 [B, max_length], PAD after EOS. Ties are broken by the lowest token.
 
     Raises:
-        ValueError: a number is out of range, or the step gives other than it should.
+        ValueError: a number is out of range, or `step` has the wrong signature.
 
-    >>> def count(state, tokens):  # says the number after the last one
+    >>> def count(state, tokens):  # generates the number after the last token
     ...     return jax.nn.one_hot(tokens + 1, 5), state
     >>> greedy_search(count, (), batch_size=1, max_length=6, sos=0, eos=4, pad=0)
     Array([[1, 2, 3, 4, 0, 0]], dtype=int32)
@@ -73,14 +74,14 @@ def greedy_search(
     def extend(carried: Any) -> Any:
         t, state, last, tokens, ended = carried
         logits, state = step(state, last)
-        # Not argmax: ties and signed zeros come out as in `beam_search`.
+        # top_k rather than argmax, so that ties and signed zeros are as in `beam_search`.
         best = jax.lax.top_k(logits, 1)[1][:, 0].astype(jnp.int32)
         best = jnp.where(ended, pad, best)
         return t + 1, state, best, tokens.at[:, t].set(best), ended | (best == eos)
 
     last = jnp.full((batch_size,), sos, jnp.int32)
     tokens = jnp.full((batch_size, max_length), pad, jnp.int32)
-    # PAD may be EOS: a row ends by what it says itself.
+    # `ended` is kept apart from the tokens, because PAD may be EOS.
     carried = (jnp.int32(0), state, last, tokens, jnp.zeros((batch_size,), bool))
     return jax.lax.while_loop(unfinished, extend, carried)[3]
 
@@ -98,44 +99,44 @@ def beam_search(
     length_penalty: float = 0.0,
     row_axes: Any = 0,
 ) -> BeamResult:
-    """Keeps the `beams` likeliest beginnings of each row, and the best hypotheses that have ended.
+    """Keeps the `beams` likeliest prefixes of each row, and the best hypotheses that have ended.
 
         score(Y) = log P(Y) / ((5 + |Y|) / 6)^length_penalty
 
-    Each step takes the `beams` likeliest of all continuations of the live beginnings, EOS among
-    them. Those that end so are finished: they are kept beside the live ones, and lost to nothing
-    but `beams` finished ones that score no lower. A row stops when no live beginning is left, or
-    when not even the likeliest, were it as likely at the longest length as it is now, would score
-    above the worst of `beams` finished ones. At `max_length` the live ones count as they are.
-    One beam gives the tokens of `greedy_search`, whatever the penalty.
+    Each step keeps the `beams` likeliest continuations of the live prefixes. A continuation by EOS
+    is finished: it is stored beside the live prefixes, and dropped only for `beams` finished
+    hypotheses that score at least as high. A row stops when it has no live prefix, or when the
+    likeliest live prefix could not score above the worst of `beams` finished hypotheses even if it
+    reached the longest length without losing probability. At `max_length` live prefixes count as
+    they are. One beam gives the tokens of `greedy_search`, whatever the penalty.
 
     Args:
         step: as in `greedy_search`, for n = B * beams rows, the beams of a row adjacent.
-        state: what its first call would take for n = B rows; it is repeated for the beams here.
+        state: the state of its first call for n = B rows; this function repeats it for the beams.
         batch_size: B.
         beams: hypotheses kept for each row, at least 1; may be more than V.
         max_length: longest output, EOS included.
         sos, eos, pad: as in `greedy_search`.
         length_penalty: 0 ranks by log-probability; the larger, the longer the hypotheses preferred.
         row_axes: which axis of each leaf of `state` holds the rows, None for a leaf that all rows
-            share (a step counter, say): an int, None, or a tree of them that is a prefix of
-            `state`, as `in_axes` of `jax.vmap`. Rows change places as beginnings are taken and
-            left, and the state goes with them.
+            share, such as a step counter: an int, None, or a tree of them that is a prefix of
+            `state`, as `in_axes` of `jax.vmap`. The state of a row moves with its prefix.
 
     Returns:
         `BeamResult`; log-probabilities in float32 (float64 if the logits are).
 
     Raises:
-        ValueError: a number is out of range, or the state or the step is other than it should be.
+        ValueError: a number is out of range, `state` does not match `row_axes`, or `step` has the
+            wrong signature.
 
-    >>> def chain(state, tokens):  # the likeliest first token, 1, leads nowhere likely
+    >>> def chain(state, tokens):  # after the likeliest first token, 1, nothing is likely
     ...     table = jnp.array([[0.0, 0.5, 0.5], [0.4, 0.3, 0.3], [0.9, 0.1, 0.0], [0.0, 0.6, 0.4]])
     ...     return jnp.log(table)[tokens], state
     >>> numbers = dict(batch_size=1, max_length=2, sos=3, eos=0, pad=0)
     >>> greedy_search(chain, (), **numbers).tolist()
     [[1, 0]]
-    >>> found = beam_search(chain, (), beams=2, **numbers)
-    >>> found.tokens.tolist(), found.scores.round(2)  # log 0.36 and log 0.24
+    >>> result = beam_search(chain, (), beams=2, **numbers)
+    >>> result.tokens.tolist(), result.scores.round(2)  # log 0.36 and log 0.24
     ([[[2, 0], [1, 0]]], Array([[-1.02, -1.43]], dtype=float32))
 
     Source: Wu et al. 2016, equation 14 (their alpha is `length_penalty`), without their coverage
@@ -159,8 +160,8 @@ def beam_search(
 
     def extend(search: _Search) -> _Search:
         logits, state = step(search.state, search.last.reshape(-1))
-        # The best of each beginning by its logits, then the best of all: sums of log-probabilities
-        # round, and what rounds to a tie keeps the order of the logits.
+        # First the best of each prefix by its logits, then the best of all: sums of
+        # log-probabilities are rounded, and values that become equal keep the order of the logits.
         choices = min(beams, logits.shape[-1])
         chosen = jax.lax.top_k(logits, choices)[1]
         log_p = jax.nn.log_softmax(logits.astype(dtype))
@@ -168,24 +169,25 @@ def beam_search(
         totals = (search.live[:, :, None] + log_p).reshape(batch_size, beams * choices)
         live, index = jax.lax.top_k(totals, beams)
         index = index.astype(jnp.int32)
-        said = jnp.take_along_axis(chosen.reshape(totals.shape), index, axis=1).astype(jnp.int32)
+        new_tokens = jnp.take_along_axis(chosen.reshape(totals.shape), index, axis=1)
+        new_tokens = new_tokens.astype(jnp.int32)
         parents = index // choices
         tokens = jnp.take_along_axis(search.tokens, parents[:, :, None], axis=1)
-        tokens = tokens.at[:, :, search.t].set(said)
+        tokens = tokens.at[:, :, search.t].set(new_tokens)
         rows = jnp.arange(batch_size, dtype=jnp.int32)[:, None] * beams + parents
         state = _per_row(
             lambda leaf, axis: jnp.take(leaf, rows.reshape(-1), axis, mode="clip"), axes, state
         )
 
         length = search.t + 1
-        ended = jnp.where(said == eos, live, -jnp.inf)
+        ended = jnp.where(new_tokens == eos, live, -jnp.inf)
         kept = _better(search.kept, _hypotheses(tokens, ended, scores_of(ended, length), length))
-        # A live beginning's log-probability can only fall, and no length divides it by more.
-        live = jnp.where(said == eos, -jnp.inf, live)
+        # The log-probability of a live prefix can only fall, and `max_length` divides it by most.
+        live = jnp.where(new_tokens == eos, -jnp.inf, live)
         bound = scores_of(jnp.max(live, axis=1), max_length)
-        # Row by row, so that what a row finds does not depend on how long the others take.
+        # Each row stops on its own, so that its result does not depend on the other rows.
         live = jnp.where((kept.scores[:, -1] >= bound)[:, None], -jnp.inf, live)
-        last = jnp.where(live > -jnp.inf, said, pad)
+        last = jnp.where(live > -jnp.inf, new_tokens, pad)
         return _Search(length, state, last, tokens, live, kept)
 
     shape = (batch_size, beams)
@@ -196,7 +198,7 @@ def beam_search(
         state=state,
         last=jnp.full(shape, sos, jnp.int32),
         tokens=tokens,
-        live=nothing.at[:, 0].set(0),  # one empty beginning a row, not the same one `beams` times
+        live=nothing.at[:, 0].set(0),  # one empty prefix per row, not `beams` equal ones
         kept=_hypotheses(tokens, nothing, nothing, 0),
     )
     search = jax.lax.while_loop(unfinished, extend, search)
@@ -210,26 +212,26 @@ def beam_search(
 
 
 class _Search(NamedTuple):
-    """What beam search carries from step to step."""
+    """The carry of the loop of beam search."""
 
-    t: Array  # int32 [], tokens said so far
+    t: Array  # int32 [], tokens generated so far
     state: State  # of B * beams rows
-    last: Array  # int32 [B, beams], what was said last
-    tokens: Array  # int32 [B, beams, max_length], the live beginnings
-    live: Array  # float [B, beams], their log-probabilities; -inf where there is none
-    kept: BeamResult  # the best of those that have ended, best first; scores -inf for none
+    last: Array  # int32 [B, beams], the last tokens
+    tokens: Array  # int32 [B, beams, max_length], the live prefixes
+    live: Array  # float [B, beams], their log-probabilities; -inf for an empty slot
+    kept: BeamResult  # the best finished hypotheses, best first; score -inf for an empty slot
 
 
 def _hypotheses(
     tokens: Array, log_probabilities: Array, scores: Array, length: Array | int
 ) -> BeamResult:
-    """Hypotheses of one length."""
+    """Hypotheses that all have the same length."""
     lengths = jnp.full(scores.shape, length, jnp.int32)
     return BeamResult(tokens, scores, log_probabilities, lengths)
 
 
 def _better(kept: BeamResult, new: BeamResult) -> BeamResult:
-    """The best of both, as many as were kept; of equal ones those kept before."""
+    """The best of both, as many as in `kept`; ties go to `kept`."""
     both = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), kept, new)
     _, index = jax.lax.top_k(both.scores, kept.scores.shape[1])
 
@@ -240,22 +242,19 @@ def _better(kept: BeamResult, new: BeamResult) -> BeamResult:
 
 
 def _per_row(function: Callable[[Array, int], Array], axes: list[int | None], state: State) -> Any:
-    """`function(leaf, axis)` of each leaf that holds rows; the others as they are."""
+    """`function(leaf, axis)` of each leaf that has an axis of rows; other leaves unchanged."""
     leaves, structure = jax.tree.flatten(state)
     pairs = zip(leaves, axes, strict=True)
     leaves = [leaf if axis is None else function(leaf, axis) for leaf, axis in pairs]
     return jax.tree.unflatten(structure, leaves)
 
 
-# --- what came ---
+# --- checks of arguments ---
 
 
 def _check_numbers(**numbers: Any) -> None:
     for name, number in numbers.items():
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise ValueError(f"{name} must be a Python integer; got {number!r}")
-        if name in ("batch_size", "beams", "max_length") and number < 1:
-            raise ValueError(f"{name} must be at least 1; got {number}")
+        check_integer(name, number, least=0 if name in ("sos", "eos", "pad") else 1)
 
 
 def _checked_penalty(length_penalty: Any) -> float:
@@ -263,7 +262,7 @@ def _checked_penalty(length_penalty: Any) -> float:
         penalty = float(length_penalty)
     except (TypeError, ValueError):
         penalty = math.nan
-    # Below 0 a longer hypothesis is divided by less, and the bound at which a row stops is another.
+    # A negative penalty would divide longer hypotheses by less, and the stopping rule would fail.
     if not 0 <= penalty < math.inf:
         raise ValueError(
             f"length_penalty must be a finite Python number of at least 0; got {length_penalty!r}"
@@ -297,7 +296,7 @@ def _checked_axes(row_axes: Any, state: State, batch_size: int) -> list[int | No
         elif not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != batch_size:
             raise ValueError(
                 f"{name} must have {batch_size} rows on axis {axis}; got {list(leaf.shape)}"
-                " (row_axes says which axis, None for what all rows share)"
+                " (row_axes gives the axis; None for a leaf that all rows share)"
             )
         else:
             checked.append(axis % leaf.ndim)
@@ -305,7 +304,7 @@ def _checked_axes(row_axes: Any, state: State, batch_size: int) -> list[int | No
 
 
 def _check_step(step: Step, state: State, rows: int, eos: int) -> jnp.dtype:
-    """The dtype of the step's logits, when it has been found to give what it should."""
+    """Returns the dtype of the step's logits, after checks of what the step returns."""
     if not callable(step):
         raise ValueError(f"step must be a function of (state, tokens); got {step!r}")
     result = jax.eval_shape(step, state, jax.ShapeDtypeStruct((rows,), jnp.int32))

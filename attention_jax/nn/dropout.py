@@ -1,4 +1,4 @@
-"""When a module drops, and where its randomness comes from: as Flax's own layers do it."""
+"""Dropout in modules: when it is enabled, and its PRNG keys, as in Flax's own layers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Array = jax.Array
 class DropoutModule(nnx.Module):
     """A module with dropout, whose randomness comes from an rng stream as in `flax.nnx.Dropout`.
 
-    A call drops if it is given a `dropout_rng`, or if `deterministic` is False: that of the call or
-    else that of the module, which `module.train()` and `module.eval()` set. Then each call takes
-    the next key of the module's stream, which is state of its own (`nnx.RngState`) beside the
-    parameters (`nnx.Param`). With a `dropout_rate` above 0 and neither, a call is an error: it
-    would drop nothing without saying so.
+    Dropout is enabled in a call with a `dropout_rng`, or with `deterministic=False`: the argument
+    of the call, or by default the setting of the module, which `module.train()` and `module.eval()`
+    change. Without a `dropout_rng`, each such call takes the next key of the module's stream, which
+    is state (`nnx.RngState`) beside the parameters (`nnx.Param`). With a `dropout_rate` above 0 and
+    neither argument nor setting, a call is an error: it would silently drop nothing.
     """
 
     dropout_rate: float
@@ -27,9 +27,9 @@ class DropoutModule(nnx.Module):
     def _set_dropout(
         self, rate: float, deterministic: bool | None, keep_rngs: bool, rngs: nnx.Rngs
     ) -> None:
-        """Called last in `__init__`, so that dropout does not change the initial parameters.
+        """Call this last in `__init__`, so that dropout does not change the initial parameters.
 
-        `rngs` with one stream for everything would give the parameters other keys after a fork.
+        If `rngs` has a single stream, the fork here advances it.
         """
         self.dropout_rate, self.deterministic = checked_rate(rate), deterministic
         keeps = keep_rngs and self.dropout_rate > 0
@@ -44,7 +44,7 @@ class DropoutModule(nnx.Module):
     def _dropout_rng(
         self, dropout_rng: Array | None, deterministic: bool | None, *, also_random: bool = False
     ) -> Array | None:
-        """The key that a call drops with; None if it drops nothing.
+        """The PRNG key of a call; None if neither dropout nor other randomness is enabled.
 
         `also_random` is True if the module has randomness besides dropout.
         """
@@ -70,6 +70,6 @@ class DropoutModule(nnx.Module):
         return self.rngs()
 
     def set_view(self, deterministic: bool | None = None) -> None:
-        """Called by `nnx.view`: whether the view drops nothing; None leaves it."""
+        """Called by `nnx.view`: sets `deterministic` of the view, unless it is None."""
         if deterministic is not None:
             self.deterministic = deterministic

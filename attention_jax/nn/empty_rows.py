@@ -1,4 +1,4 @@
-"""Projections of attention's output, at rows whose query may attend to nothing."""
+"""Projections of the output of attention, at queries without keys."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Array = jax.Array
 
 
 def project_rows(projection: Callable[[Array], Array], rows: Array, feature_ndim: int) -> Array:
-    """projection(rows), whose parameters get no NaN from rows that are 0.
+    """projection(rows), where rows of zeros send no NaN to the gradient of the parameters.
 
-    The row of a query without keys is 0. If a NaN or inf comes back there, because the loss leaves
-    the row out only after a division or a logarithm, it must not reach the projection's parameters,
-    whose gradient is a sum over rows. Every finite cotangent passes unchanged.
+    The output of attention is 0 for a query without keys. A loss that masks this row only after a
+    division or a logarithm sends a NaN or inf cotangent there. It must not reach the parameters of
+    the projection, whose gradient is a sum over rows. Every finite cotangent passes unchanged.
 
     Args:
         projection: from [*B, T, ...] to [*B, T, D].
-        rows: float [*B, T, ...], what attention gave.
-        feature_ndim: how many axes of `rows` follow T.
+        rows: float [*B, T, ...], the output of attention.
+        feature_ndim: number of axes of `rows` after T.
     """
     zero = jnp.all(rows == 0, axis=tuple(range(-feature_ndim, 0)))
     return _finite_where(projection(rows), zero)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, Unpack
 
@@ -13,7 +12,7 @@ from flax import nnx
 from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.lookup import rows_of
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
-from attention_jax.nn.placement import Placement, Positions
+from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.nn.transformer import DecoderBlock, EncoderBlock, split_rng
 from attention_jax.pairwise.dropout import drop_features
@@ -36,17 +35,21 @@ class EncoderDecoder(DropoutModule):
         keep_rngs: bool = True,
         **options: Unpack[LayerOptions],
     ):
-        dim, tie = config.dim, config.tied_embeddings
+        dim, tie = config.block.dim, config.tied_embeddings
         source_size = vocabulary_size if source_vocabulary_size is None else source_vocabulary_size
         config.check_vocabularies(source_size, vocabulary_size)
         self_score = config.self_attention_score or config.score
         dtypes = dtypes_of(options)
+        rotary: Any = {
+            "rotary_wavelength": config.positions.rotary_wavelength,
+            "num_position_ids": config.positions.num_position_ids,
+        }
         self.config = config
         self.dtype = options.get("dtype")
         self.source_embedding = nnx.Embed(source_size, dim, rngs=rngs, **dtypes)
-        # Blocks drop with keys that this module hands on.
+        # This module hands its blocks the keys of dropout.
         self.encoder = nnx.List(
-            EncoderBlock(self_score, config.block, rngs=rngs, keep_rngs=False, **options)
+            EncoderBlock(self_score, config.block, **rotary, rngs=rngs, keep_rngs=False, **options)
             for _ in range(config.encoder_layers)
         )
         self.memory_norm = nnx.LayerNorm(dim, rngs=rngs, **dtypes)
@@ -57,8 +60,9 @@ class EncoderDecoder(DropoutModule):
         )
         self.decoder = nnx.List(
             DecoderBlock(
-                self_score, config.score, config.block, cross=config.cross, rngs=rngs,
-                keep_rngs=False, **options,
+                self_score, config.score, config.block, cross=config.cross_attention,
+                self_attention=config.decoder_self_attention, **rotary, rngs=rngs, keep_rngs=False,
+                **options,
             )
             for _ in range(config.decoder_layers)
         )  # fmt: skip
@@ -66,10 +70,11 @@ class EncoderDecoder(DropoutModule):
         self.logits = (
             nnx.Linear(dim, vocabulary_size, rngs=rngs, **options) if tie == "none" else None
         )
-        self.placement = Placement(
+        # Checkpoints hold a learned table under the name "placement".
+        self.placement = PositionEncoding(
             config.positions, dim, param_dtype=options.get("param_dtype", jnp.float32), rngs=rngs
         )
-        self._set_dropout(config.dropout_rate, deterministic, keep_rngs, rngs)
+        self._set_dropout(config.block.dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,
@@ -77,7 +82,7 @@ class EncoderDecoder(DropoutModule):
         source_lengths: Array,
         target_inputs: Array,
         *,
-        places: Array | None = None,
+        position_ids: Array | None = None,
         deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
@@ -86,31 +91,28 @@ class EncoderDecoder(DropoutModule):
 
         Args:
             source: int [B, S].
-            source_lengths: int [B]; what stands from there on is padding.
+            source_lengths: int [B], how many source tokens are real; the rest is padding.
             target_inputs: int [B, T], the right answer shifted by one: SOS, then all but its end.
-            places: int [P], rising, P at least S and T: the positions of tokens that stand 0, 1,
-                2, ... away from where they are counted; None for `Placement.places`.
-            deterministic: True for evaluation: no dropout, no noise, and positions that are not
-                drawn; False for training; None for the module's setting.
-            dropout_rng: one PRNG key for all of these, whatever the module's setting; None for the
-                next key of the module's stream, in training.
+            position_ids: int [P], increasing, P at least S and T: the ids of the positions 0, 1,
+                2, ...; None for those of `PositionEncoding.ids`.
+            deterministic: True for evaluation: no dropout, no noise and no random position ids;
+                False for training; None for the module's setting.
+            dropout_rng: one PRNG key for all three, which enables them whatever the module's
+                setting; None for the next key of the module's stream, in training.
             return_weights: also return the cross-attention weights, which take memory T S.
 
         Returns:
-            logits [B, T, V]; or (logits, weights [L, B, T, S]), one row a decoder layer, averaged
-            over heads.
+            logits [B, T, V]; or (logits, weights [L, B, T, S] of each decoder layer, averaged over
+            heads).
 
         Raises:
-            ValueError: a model with dropout was not told whether to drop, or has no key for what is
-                random in training.
+            ValueError: a model that is random in training lacks `deterministic` or a PRNG key.
         """
-        found = self.features(
-            source, source_lengths, target_inputs, places=places, deterministic=deterministic,
-            dropout_rng=dropout_rng, return_weights=return_weights,
+        result = self.features(
+            source, source_lengths, target_inputs, position_ids=position_ids,
+            deterministic=deterministic, dropout_rng=dropout_rng, return_weights=return_weights,
         )  # fmt: skip
-        features, weights = found if return_weights else (found, None)
-        logits = self.logits_of(features)
-        return (logits, weights) if return_weights else logits
+        return self._logits_and_weights(result, return_weights)
 
     def features(
         self,
@@ -118,19 +120,24 @@ class EncoderDecoder(DropoutModule):
         source_lengths: Array,
         target_inputs: Array,
         *,
-        places: Array | None = None,
+        position_ids: Array | None = None,
         deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """What a call gives its output layer, [B, T, dim]; or (it, weights [L, B, T, S])."""
+        """The inputs of the output layer, [B, T, dim]; or (features, weights [L, B, T, S]).
+
+        The arguments are those of a call.
+        """
         dropout_rng = self._random_key(dropout_rng, deterministic)
         encoder_rng, decoder_rng = split_rng(dropout_rng, 2)
-        place_rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, 2)
-        places = self._places(places, source.shape[-1], target_inputs.shape[-1], place_rng)
-        memory = self._encode(source, source_lengths, places, encoder_rng)
+        position_rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, 2)
+        position_ids = self._position_ids(
+            position_ids, source.shape[-1], target_inputs.shape[-1], position_rng
+        )
+        memory = self._encode(source, source_lengths, position_ids, encoder_rng)
         return self._decode(
-            memory, source_lengths, target_inputs, places, decoder_rng, return_weights
+            memory, source_lengths, target_inputs, position_ids, decoder_rng, return_weights
         )
 
     def logits_of(self, features: Array) -> Array:
@@ -142,7 +149,7 @@ class EncoderDecoder(DropoutModule):
         source: Array,
         source_lengths: Array,
         *,
-        places: Array | None = None,
+        position_ids: Array | None = None,
         deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
@@ -150,39 +157,38 @@ class EncoderDecoder(DropoutModule):
         """The memory [B, S, dim] that the decoder attends to.
 
         With `return_weights`: (memory, weights [L, B, N, S, S] of the encoder's self attentions).
-        Positions are not drawn here: in training, give `places`.
+        Position ids are not random here: in training, give `position_ids`.
         """
         rng = self._dropout_rng(dropout_rng, deterministic)
-        return self._encode(source, source_lengths, places, rng, return_weights)
+        return self._encode(source, source_lengths, position_ids, rng, return_weights)
 
     def _encode(
         self,
         source: Array,
         source_lengths: Array,
-        places: Array | None,
+        position_ids: Array | None,
         dropout_rng: Array | None,
         return_weights: bool = False,
     ) -> Any:
         rng, *block_rngs = split_rng(dropout_rng, 1 + len(self.encoder))
         mask = self._source_mask(source_lengths)
-        positions = self._source_positions(places, source.shape[-1], source_lengths)
-        x = self._embed(self.source_embedding, source, positions, rng=rng)
+        token_ids = self._source_ids(position_ids, source.shape[-1], source_lengths)
+        x = self._embed(self.source_embedding, source, token_ids, rng=rng)
         weights: list[Any] = []
         for index, (block, rng) in enumerate(zip(self.encoder, block_rngs, strict=True)):
-            apply = functools.partial(
-                block, mask=mask, positions=positions, deterministic=rng is None,
-                return_weights=return_weights,
-            )  # fmt: skip
             with jax.named_scope(f"encoder_{index}"):
-                found = self._checkpointed(apply)(x, dropout_rng=rng)
-            x, block_weights = found if return_weights else (found, None)
+                result = block(
+                    x, mask=mask, position_ids=token_ids, deterministic=rng is None,
+                    dropout_rng=rng, return_weights=return_weights,
+                )  # fmt: skip
+            x, block_weights = result if return_weights else (result, None)
             weights.append(block_weights)
         memory = self.memory_norm(x)
         if not return_weights:
             return memory
         batch_size, length = source.shape
-        none = jnp.zeros((0, batch_size, self.config.heads, length, length))
-        return memory, jnp.stack(weights) if weights else none
+        no_weights = jnp.zeros((0, batch_size, self.config.block.num_heads, length, length))
+        return memory, jnp.stack(weights) if weights else no_weights
 
     def decode(
         self,
@@ -190,7 +196,7 @@ class EncoderDecoder(DropoutModule):
         source_lengths: Array,
         target_inputs: Array,
         *,
-        places: Array | None = None,
+        position_ids: Array | None = None,
         deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
@@ -200,102 +206,108 @@ class EncoderDecoder(DropoutModule):
         With `return_weights`: (logits, cross-attention weights [L, B, T, S], averaged over heads).
         """
         rng = self._random_key(dropout_rng, deterministic)
-        found = self._decode(memory, source_lengths, target_inputs, places, rng, return_weights)
-        features, weights = found if return_weights else (found, None)
-        logits = self.logits_of(features)
-        return (logits, weights) if return_weights else logits
+        result = self._decode(
+            memory, source_lengths, target_inputs, position_ids, rng, return_weights
+        )
+        return self._logits_and_weights(result, return_weights)
 
     def _decode(
         self,
         memory: Array,
         source_lengths: Array,
         target_inputs: Array,
-        places: Array | None,
+        position_ids: Array | None,
         dropout_rng: Array | None,
         return_weights: bool,
     ) -> Any:
-        """What the output layer is given [B, T, dim]; or (it, weights)."""
-        # Padding of the target stands to its right, where no real position looks.
+        """The inputs of the output layer, [B, T, dim]; or (features, weights)."""
+        # Target padding comes after every real token, and the causal mask hides it from them.
         rng, *block_rngs = split_rng(dropout_rng, 1 + len(self.decoder))
+        source_length, target_length = memory.shape[-2], target_inputs.shape[-1]
         mask = self._source_mask(source_lengths)
-        lengths = self._visible_lengths(source_lengths, memory.shape[-2])
-        places = self._places(places, memory.shape[-2], target_inputs.shape[-1])
-        positions = self.placement.target_positions(places, target_inputs.shape[-1])
-        x = self._embed(self.target_embedding, target_inputs, positions, rng=rng)
-        memory_positions = self._source_positions(places, memory.shape[-2], source_lengths)
+        lengths = self._visible_lengths(source_lengths, source_length)
+        position_ids = self._position_ids(position_ids, source_length, target_length)
+        target_ids = self.placement.target_ids(position_ids, target_length)
+        source_ids = self._source_ids(position_ids, source_length, source_lengths)
+        x = self._embed(self.target_embedding, target_inputs, target_ids, rng=rng)
         weights: list[Any] = []
         for index, (block, rng) in enumerate(zip(self.decoder, block_rngs, strict=True)):
-            apply = functools.partial(
-                block, source_lengths=lengths, memory_mask=mask, positions=positions,
-                memory_positions=memory_positions, deterministic=rng is None,
-                return_weights=return_weights,
-            )  # fmt: skip
             with jax.named_scope(f"decoder_{index}"):
-                found = self._checkpointed(apply)(x, memory, dropout_rng=rng)
-            x, block_weights = found if return_weights else (found, None)
+                result = block(
+                    x, memory, source_lengths=lengths, memory_mask=mask, position_ids=target_ids,
+                    memory_position_ids=source_ids, deterministic=rng is None, dropout_rng=rng,
+                    return_weights=return_weights,
+                )  # fmt: skip
+            x, block_weights = result if return_weights else (result, None)
             weights.append(block_weights)
         features = self.output_norm(x)
         return (features, jnp.stack(weights)) if return_weights else features
 
-    # --- what decoding shares with it ---
+    def _logits_and_weights(self, result: Any, return_weights: bool) -> Any:
+        """Logits of features; or (logits, weights) of (features, weights)."""
+        if not return_weights:
+            return self.logits_of(result)
+        features, weights = result
+        return self.logits_of(features), weights
+
+    # --- shared with decoding token by token ---
 
     def _random_key(self, dropout_rng: Array | None, deterministic: bool | None) -> Array | None:
-        """One key for dropout, drawn positions and the noise of monotonic attention, or None."""
-        config = self.config
-        also_random = config.attention == "monotonic" or config.positions.draw != "none"
+        """One key for dropout, random position ids and the noise of attention; or None."""
+        has_noise = any(block.cross_attention.kind.has_noise for block in self.decoder)
+        also_random = has_noise or self.config.positions.draw != "none"
         return self._dropout_rng(dropout_rng, deterministic, also_random=also_random)
 
     def _embed(
         self,
         embedding: nnx.Embed,
         tokens: Array,
-        positions: Positions,
+        position_ids: PositionIds,
         *,
         rng: Array | None = None,
     ) -> Array:
-        # Embeddings start with variance 1 / dim; scaled to 1, they weigh as much as positions.
-        # In the dtype of the parameters, not in the one that the table was made with as in Flax.
+        # Embeddings start with variance 1 / dim; scaled to variance 1, they weigh as much as
+        # position encodings. The dtype is that of the parameters, not of the table at its creation
+        # as in Flax.
         table = embedding.embedding[...]
         table = table if self.dtype is None else table.astype(self.dtype)
         x = rows_of(table, tokens) * embedding.features**0.5
-        codes = self.placement.codes(positions)
-        if codes is not None:
-            examples = math.prod(codes.shape[:-2])  # 1 or B
-            x = x + codes.reshape(examples, *codes.shape[-2:]).astype(x.dtype)
-        return drop_features(x, rng, self.config.dropout_rate)
+        encoding = self.placement(position_ids)
+        if encoding is not None:
+            examples = math.prod(encoding.shape[:-2])  # 1 or B
+            x = x + encoding.reshape(examples, *encoding.shape[-2:]).astype(x.dtype)
+        return drop_features(x, rng, self.config.block.dropout_rate)
 
-    def _places(
+    def _position_ids(
         self,
-        given: Array | None,
+        position_ids: Array | None,
         source_length: int,
         target_length: int,
         rng: Array | None = None,
     ) -> Array:
+        """The argument `position_ids`, checked; or the ids that stand for None."""
         count = max(source_length, target_length)
-        if given is None:
-            return self.placement.places(count, rng)
-        if given.ndim != 1 or given.shape[0] < count:
+        if position_ids is None:
+            return self.placement.ids(count, rng)
+        if position_ids.ndim != 1 or position_ids.shape[0] < count:
             raise ValueError(
-                f"places must be [P], P at least {count} for source and target; got"
-                f" {list(given.shape)}"
+                f"position_ids must be [P], P at least {count} for source and target; got"
+                f" {list(position_ids.shape)}"
             )
-        return given
+        return position_ids
 
-    def _source_positions(
-        self, places: Array | None, length: int, source_lengths: Array
-    ) -> Positions:
-        places = self._places(places, length, 0)
+    def _source_ids(
+        self, position_ids: Array | None, length: int, source_lengths: Array
+    ) -> PositionIds:
+        position_ids = self._position_ids(position_ids, length, 0)
         lengths = self._visible_lengths(source_lengths, length)
-        return self.placement.source_positions(places, length, lengths)
+        return self.placement.source_ids(position_ids, length, lengths)
 
     def _source_mask(self, source_lengths: Array) -> Mask | None:
         return padding_mask(source_lengths) if self.config.mask_padding else None
 
     def _visible_lengths(self, source_lengths: Array, memory_length: int) -> Array:
-        """The S that windows are placed in: a model that sees padding counts it, too."""
+        """The source lengths as attention sees them: without masking, padding counts too."""
         if self.config.mask_padding:
             return source_lengths
         return jnp.full_like(source_lengths, memory_length)
-
-    def _checkpointed(self, block: Any) -> Any:
-        return jax.checkpoint(block) if self.config.checkpoint_blocks else block

@@ -1,4 +1,4 @@
-"""The feed-forward layer of a block: the same small network at every position."""
+"""The feed-forward layer of a block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Activation = Literal["relu", "gelu", "swiglu"]
 
 
 class FeedForward(nnx.Module):
-    """A network of one hidden layer, the same for every position.
+    """A network with one hidden layer, applied to every position alike.
 
         relu, gelu:  FFN(x) = f(x W_1 + b_1) W_2 + b_2
         swiglu:      FFN(x) = (swish(x W_1) * (x W_3)) W_2,  swish(z) = z sigmoid(z)
@@ -24,8 +24,8 @@ class FeedForward(nnx.Module):
     Args:
         dim: size of x.
         hidden_dim: size of the hidden layer.
-        activation: "relu", "gelu" or "swiglu"; the last has a kernel more, and no biases.
-        rngs: where the initial parameters come from.
+        activation: "relu", "gelu" or "swiglu", which has one more kernel and no biases.
+        rngs: the stream of the initial parameters.
         options: `dtype`, `param_dtype`, `kernel_init`, `bias_init`, as in `nnx.Linear`.
 
     Raises:

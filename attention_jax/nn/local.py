@@ -1,4 +1,4 @@
-"""Local attention as Flax NNX modules: they hold parameters and settings, and no mathematics."""
+"""Local attention as Flax NNX modules, which hold parameters and settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Alignment = Literal["monotonic", "reversed"]
 
 
 class _LocalAttention(Attention):
-    """What both share: attention through windows around centers."""
+    """Attention through windows around centers, for both kinds of local attention."""
 
     def __init__(
         self,
@@ -63,12 +63,13 @@ class LocalMAttention(_LocalAttention):
         key_dim: Dk.
         radius: D; a query sees the keys at most D from its center.
         alignment: "monotonic", p_i = i; or "reversed", p_i = S - 1 - i.
-        rngs: where the initial parameters come from.
+        rngs: the streams of the initial parameters and of "dropout".
         options: `dropout_rate`, `deterministic`, `keep_rngs`, `implementation`, `dtype` and
             `param_dtype` as in `Attention`.
 
     Raises:
-        ValueError: there is no such score or alignment, or the radius is none.
+        ValueError: there is no such score or alignment, or the radius is not an integer of at
+            least 0.
 
     >>> attend = LocalMAttention("dot", 4, 4, radius=1, rngs=nnx.Rngs(0))
     >>> _, weights = attend(jnp.ones((1, 4)), jnp.ones((5, 4)), return_weights=True)
@@ -113,10 +114,10 @@ class LocalMAttention(_LocalAttention):
         Args:
             query, key, value, mask, bias, deterministic, dropout_rng, return_weights: as in
                 `Attention`.
-            source_lengths: int [*B], how many keys are real, for "reversed"; None for all. (Padding
-                is for `mask` to leave out.)
+            source_lengths: int [*B], how many keys are real, for "reversed"; None for all. `mask`
+                must exclude padding.
             first: position of the first query, for a part of a longer sequence.
-            centers: [*B, T], an alignment of your own in place of the module's.
+            centers: [*B, T], an alignment that replaces the module's.
         """
         if centers is None:
             centers = monotonic_centers(query.shape[-2]) + first
@@ -132,8 +133,8 @@ class LocalMAttention(_LocalAttention):
 class LocalPAttention(_LocalAttention):
     """Local-p: attention through a window around an alignment that each query predicts.
 
-    Its parameters beyond the score's: W [Dq, A] (`position_kernel`) and v [A] (`position_v`), which
-    learn through a Gaussian around the predicted position.
+    Besides the score's it has the parameters W [Dq, A] (`position_kernel`) and v [A]
+    (`position_v`), whose gradients come through a Gaussian around the predicted position.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
@@ -142,12 +143,13 @@ class LocalPAttention(_LocalAttention):
         radius: D; a query sees the keys at most D from its center.
         hidden_dim: A; None for `query_dim`.
         sigma: standard deviation of the Gaussian; None for the paper's D / 2.
-        rngs: where the initial parameters come from.
+        rngs: the streams of the initial parameters and of "dropout".
         options: `dropout_rate`, `deterministic`, `keep_rngs`, `implementation`, `dtype` and
             `param_dtype` as in `Attention`.
 
     Raises:
-        ValueError: there is no such score, a size is none, or no sigma can be had from radius 0.
+        ValueError: there is no such score, a size is below 1, or `sigma` is not above 0 (as its
+            default is with radius 0).
 
     >>> attend = LocalPAttention("general", 4, 6, radius=2, rngs=nnx.Rngs(0))
     >>> attend(jnp.ones((3, 5, 4)), jnp.ones((3, 7, 6))).shape
@@ -183,7 +185,7 @@ class LocalPAttention(_LocalAttention):
         hidden_dim = query_dim if hidden_dim is None else hidden_dim
         check_integer("hidden_dim", hidden_dim)
         kernel = jax.random.normal(rngs.params(), (query_dim, hidden_dim)) * query_dim**-0.5
-        # Small, so that every window begins in the middle, where the sigmoid is steepest.
+        # Small, so that every window starts in the middle, where the sigmoid is steepest.
         v = jax.random.normal(rngs.params(), (hidden_dim,)) * 0.1 * hidden_dim**-0.5
         self.position_kernel, self.position_v = (
             nnx.Param(param.astype(self.param_dtype)) for param in (kernel, v)

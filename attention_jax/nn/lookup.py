@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers, on any mesh."""
+"""Lookup of rows in a table, on any mesh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Array = jax.Array
 
 
 def rows_of(table: Array, ids: Array) -> Array:
-    """`jnp.take(table, ids, axis=0)`; on a mesh with Explicit axes, cut as `ids` are.
+    """`jnp.take(table, ids, axis=0)`; on a mesh with Explicit axes, sharded as `ids` are.
 
     >>> rows_of(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0, 1])).tolist()
     [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]

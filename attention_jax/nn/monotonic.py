@@ -1,4 +1,4 @@
-"""Monotonic attention as a Flax NNX module: it holds parameters, the mathematics is elsewhere."""
+"""Monotonic attention as a Flax NNX module, which holds the parameters."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class MonotonicAttention(Attention):
 
         p_ij = sigmoid(score(query_i, key_j) + offset)
 
-    Noise takes a `noise_rng` at the call and has no stream: a call without one is the paper's form
-    after training, not a setting that was asked for and silently left out.
+    Noise needs a `noise_rng` in the call; the module keeps no stream. A call without `noise_rng` is
+    the paper's form after training.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         query_dim: Dq.
         key_dim: Dk.
-        initial_offset: where the offset begins. 0 walks one key a query before anything is learned;
-            -log(S / T) walks S / T of them, and so spreads T queries over S keys.
+        initial_offset: initial value of the offset. Before training, 0 moves on by one key per
+            query; -log(S / T) moves on by S / T keys, and so spreads T queries over S keys.
         noise_scale: standard deviation of the noise on the logits when a `noise_rng` is given.
         dtype, param_dtype: as in `Attention`.
-        rngs: where the score's initial parameters come from.
+        rngs: the stream of the score's initial parameters.
 
     Raises:
         ValueError: there is no such score, or it cannot pair Dq with Dk.
@@ -85,11 +85,11 @@ class MonotonicAttention(Attention):
             mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
             bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
             noise_rng: one PRNG key, for training; None for no noise.
-            hard: take the hard form, for decoding.
+            hard: use the hard form, for decoding.
             initial: float broadcastable to [*B, S], the weights of the query before the first; None
                 for all the weight on the first key.
             return_weights: True to return the weights [*B, T, S] too; "last" for those of the last
-                query alone, [*B, S] in the compute dtype, which a later call takes for `initial`.
+                query alone, [*B, S] in the compute dtype, the `initial` of a later call.
 
         Returns:
             output [*B, T, Dv]; or (output, weights).

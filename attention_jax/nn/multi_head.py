@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -27,8 +28,7 @@ from attention_jax.nn.parameters import (
     score_params,
     values_of,
 )
-from attention_jax.nn.placement import Positions, check_positions, rotated
-from attention_jax.nn.positions import check_wavelength
+from attention_jax.nn.position_encoding import PositionIds, Rotation
 from attention_jax.pairwise.biases import Bias, ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
 from attention_jax.pairwise.masks import Mask, causal_mask
@@ -46,38 +46,38 @@ class MultiHeadAttention(DropoutModule):
 
     Every head has score parameters of its own. With score "scaled" it is
     `flax.nnx.MultiHeadAttention`, whose kernels have the shapes of these; dropout, dtypes and
-    initializers are as there, and projections have no bias unless asked for. What stands in padding
-    reaches no output, and a NaN cotangent at a query without keys reaches nothing. NaN in padded
-    tokens does reach the gradients of the projections of query, key and value, which are sums over
-    tokens.
+    initializers are as there, and projections have no bias by default. Padding reaches no output,
+    and a NaN cotangent at a query without keys reaches nothing. NaN in padded tokens does reach the
+    gradients of the projections of query, key and value, which are sums over tokens.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         query_dim: size of x.
         num_heads: N.
         key_dim: size of y; None for `query_dim`.
-        num_key_heads: K, a divisor of N, heads of keys and values (grouped-query attention;
-            multi-query for 1); None for N.
-        qkv_dim: size of all heads together, a multiple of N; None for `query_dim`.
+        num_key_heads: K, the number of heads of keys and values, a divisor of N (grouped-query
+            attention; multi-query for 1); None for N.
+        qkv_dim: total size of all heads, a multiple of N; None for `query_dim`.
         output_dim: size of the output; None for `query_dim`.
-        use_bias: whether the projections add a vector.
+        use_bias: whether the projections add a bias.
         normalize_qk: layer normalisation, with a learned scale, of each head's queries and keys.
-        rotary_wavelength: rotates queries and keys by their positions, with this `max_wavelength`
-            (see `rotary`); None: positions do not enter.
-        position_ends: how many numbers a position is (see `placement.Positions`): heads must have
-            an even number of features for each.
+        rotary_wavelength: the `max_wavelength` with which `rotary` rotates queries and keys by
+            their position ids; None for no rotation.
+        num_position_ids: position ids of each token, 1 or 2; a head needs an even number of
+            features for each.
         dropout_rate: probability that a weight is dropped.
-        deterministic: True drops nothing, False drops; `module.eval()` and `module.train()` set it.
-            None: with a `dropout_rate` above 0, a call says it or is given a `dropout_rng`.
+        deterministic: True disables dropout, False enables it; `module.eval()` and `module.train()`
+            set it. With None and a `dropout_rate` above 0, each call needs `deterministic` or a
+            `dropout_rng`.
         implementation: as in `attention_jax.attention`.
         dtype: dtype of the computation and of the output, to which inputs and parameters are cast;
             None for the dtype that these promote to.
         param_dtype: dtype of the parameters, the score's included.
         kernel_init: initializer of the projections' kernels.
         bias_init: initializer of the projections' biases, if `use_bias`.
-        rngs: where the initial parameters come from, and the stream "dropout".
+        rngs: the streams of the initial parameters and of "dropout".
         keep_rngs: whether a module with dropout keeps a stream forked from `rngs.dropout`. Without
-            it the module's state is parameters alone, and dropout needs a `dropout_rng`.
+            it the module's state is its parameters alone, and dropout needs a `dropout_rng`.
 
     Raises:
         ValueError: there is no such score, sizes do not divide, or `rngs` lacks a stream.
@@ -103,7 +103,7 @@ class MultiHeadAttention(DropoutModule):
         use_bias: bool = False,
         normalize_qk: bool = False,
         rotary_wavelength: float | None = None,
-        position_ends: int = 1,
+        num_position_ids: int = 1,
         dropout_rate: float = 0.0,
         deterministic: bool | None = None,
         implementation: str | None = None,
@@ -119,34 +119,27 @@ class MultiHeadAttention(DropoutModule):
         qkv_dim = query_dim if qkv_dim is None else qkv_dim
         output_dim = query_dim if output_dim is None else output_dim
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
-        for name, size in (
-            ("query_dim", query_dim), ("key_dim", key_dim), ("qkv_dim", qkv_dim),
-            ("output_dim", output_dim), ("num_heads", num_heads), ("num_key_heads", num_key_heads),
-        ):  # fmt: skip
+        sizes = {"query_dim": query_dim, "key_dim": key_dim, "qkv_dim": qkv_dim}
+        sizes |= {"output_dim": output_dim, "num_heads": num_heads, "num_key_heads": num_key_heads}
+        for name, size in sizes.items():
             check_integer(name, size)
         if qkv_dim % num_heads:
             raise ValueError(f"qkv_dim must be a multiple of {num_heads} heads; got {qkv_dim}")
         if num_heads % num_key_heads:
-            raise ValueError(
-                f"num_key_heads must divide the {num_heads} query heads; got {num_key_heads}"
-            )
+            raise ValueError(f"num_key_heads must divide {num_heads} heads; got {num_key_heads}")
         head_dim = qkv_dim // num_heads
+        self.rotation: Rotation | None = None
         if rotary_wavelength is not None:
-            check_wavelength("rotary_wavelength", rotary_wavelength)
-            if head_dim % (2 * position_ends):
-                raise ValueError(
-                    f"qkv_dim must make heads of a multiple of {2 * position_ends} features to"
-                    f" rotate; got {qkv_dim} for {num_heads}"
-                )
+            self.rotation = Rotation(rotary_wavelength, num_position_ids)
+            self.rotation.check_dim(f"qkv_dim {qkv_dim} / num_heads {num_heads}", head_dim)
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
 
-        layer: LayerOptions = {
-            "dtype": dtype, "param_dtype": param_dtype,
-            "kernel_init": kernel_init, "bias_init": bias_init,
-        }  # fmt: skip
+        layer: LayerOptions = {"dtype": dtype, "param_dtype": param_dtype}
+        layer |= {"kernel_init": kernel_init, "bias_init": bias_init}
 
-        def projection(dim: int, heads: int) -> nnx.LinearGeneral:
-            return nnx.LinearGeneral(dim, (heads, head_dim), use_bias=use_bias, rngs=rngs, **layer)
+        def projection(dim: int, num_heads: int) -> nnx.LinearGeneral:
+            features = (num_heads, head_dim)
+            return nnx.LinearGeneral(dim, features, use_bias=use_bias, rngs=rngs, **layer)
 
         self.query = projection(query_dim, num_heads)
         self.key = projection(key_dim, num_key_heads)
@@ -154,17 +147,15 @@ class MultiHeadAttention(DropoutModule):
         self.output = nnx.LinearGeneral(
             (num_heads, head_dim), output_dim, axis=(-2, -1), use_bias=use_bias, rngs=rngs, **layer
         )
-        self.query_norm, self.key_norm = (
-            nnx.LayerNorm(head_dim, use_bias=False, rngs=rngs, **dtypes_of(layer))
-            if normalize_qk
-            else None
-            for _ in range(2)
+        norm = functools.partial(
+            nnx.LayerNorm, head_dim, use_bias=False, rngs=rngs, **dtypes_of(layer)
         )
+        self.query_norm = norm() if normalize_qk else None
+        self.key_norm = norm() if normalize_qk else None
         rng_of_head = jax.random.split(rngs.params(), num_heads)
         params = jax.vmap(lambda rng: self.score.init(rng, head_dim, head_dim))(rng_of_head)
         self.params = score_params(params, param_dtype)
         self.dtype, self.param_dtype = dtype, param_dtype
-        self.rotary_wavelength, self.position_ends = rotary_wavelength, position_ends
         self.implementation = checked_implementation(implementation)
         self._set_dropout(dropout_rate, deterministic, keep_rngs, rngs)
 
@@ -176,8 +167,8 @@ class MultiHeadAttention(DropoutModule):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
-        positions: Positions | None = None,
-        key_positions: Positions | None = None,
+        position_ids: PositionIds | None = None,
+        key_position_ids: PositionIds | None = None,
         deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
@@ -192,34 +183,34 @@ class MultiHeadAttention(DropoutModule):
             mask: a `Mask` whose arrays' leading axes broadcast to *B, the same for all heads; or
                 bool [*B, T, S] (sizes may be 1) or [T, S], or [*B, N, T, S] with all its axes.
             bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]),
-                or float broadcastable to [*B, N, T, S]; added to the logits. One for each example
-                and the same for all heads is [*B, 1, T, S].
-            positions: of the queries, where they are rotated: int [T] or [*B, T] each; None for 0,
-                1, 2, ...
-            key_positions: of the keys, if they are no `Memory`: int [S] or [*B, S] each; None for
-                `positions` in self attention, otherwise for 0, 1, 2, ...
-            deterministic: True drops nothing, False drops; None for the module's setting.
-            dropout_rng: one PRNG key to drop with, whatever the module's setting; None for the next
-                key of the module's stream, where it drops.
+                or float broadcastable to [*B, N, T, S]; added to the logits. A bias per example,
+                the same for all heads, is [*B, 1, T, S].
+            position_ids: of the queries, for rotation: int [T] or [*B, T] each; None for 0, 1, ...
+            key_position_ids: of the keys, unless `key` is a `Memory`: int [S] or [*B, S] each; None
+                for `position_ids` in self attention, otherwise for 0, 1, 2, ...
+            deterministic: True disables dropout, False enables it; None for the module's setting.
+            dropout_rng: one PRNG key, which enables dropout whatever the module's setting; None for
+                the next key of the module's stream, if dropout is enabled.
             return_weights: also return the weights [*B, N, T, S], before dropout.
 
         Returns:
             output [*B, T, output_dim]; or (output, weights).
 
         Raises:
-            ValueError: an argument has the wrong shape or dtype; or a module with dropout was not
-                told whether to drop, or has no key to drop with.
+            ValueError: an argument has the wrong shape or dtype; or a module with dropout lacks
+                `deterministic` or a PRNG key.
         """
         query = _checked_tokens("query", query, self.query)
-        queries, params = self._queries(query, positions), self._params()
+        queries, params = self._queries(query, position_ids), self._params()
         dtype = queries.dtype
         if key is None:
-            key, key_positions = query, positions if key_positions is None else key_positions
+            key = query
+            key_position_ids = position_ids if key_position_ids is None else key_position_ids
         if isinstance(key, Memory):
             keys, values = key_and_value(key, value)
         else:
             value = key if value is None else value
-            keys, values = self._keys_and_values(key, value, key_positions)
+            keys, values = self._keys_and_values(key, value, key_position_ids)
         if not broadcasts(keys.shape[:-4], query.shape[:-2]):
             raise ValueError(
                 f"key must have batch axes that broadcast to {list(query.shape[:-2])}, those of"
@@ -241,33 +232,32 @@ class MultiHeadAttention(DropoutModule):
         return output, ungroup_heads(weights, query.ndim - 2)
 
     def remember(
-        self, key: Array, value: Array | None = None, *, positions: Positions | None = None
+        self, key: Array, value: Array | None = None, *, position_ids: PositionIds | None = None
     ) -> Memory:
-        """Projects what will be attended to again and again, once: give it as `key`.
+        """Projects keys and values once, for many calls that take the result as `key`.
 
         Args:
             key: float [*B, S, key_dim].
             value: float [*B, S, key_dim]; None for `key`.
-            positions: where keys are rotated, int [S] or [*B, S] each; None for 0, 1, 2, ...
+            position_ids: of the keys, for rotation: int [S] or [*B, S] each; None for 0, 1, 2, ...
 
         Raises:
             ValueError: an argument has the wrong shape.
         """
-        keys, values = self._keys_and_values(key, key if value is None else value, positions)
+        keys, values = self._keys_and_values(key, key if value is None else value, position_ids)
         return remember(self.score, self._params(), keys, values, query_dim=self.head_dim)
 
     def empty_cache(
         self, batch_shape: tuple[int, ...], max_length: int, dtype: Any = jnp.float32
     ) -> KeyValueCache:
-        """Room for the keys and values of `max_length` tokens of `dtype`.
+        """A cache for the keys and values of `max_length` tokens of `dtype`.
 
         Raises:
-            ValueError: there is no room for one.
+            ValueError: `batch_shape` is not a tuple, or `max_length` is not an integer above 0.
         """
         if not isinstance(batch_shape, tuple):
             raise ValueError(f"batch_shape must be a tuple, *B; got {batch_shape!r}")
-        if max_length < 1:
-            raise ValueError(f"max_length must be at least 1; got {max_length}")
+        check_integer("max_length", max_length)
         tokens = jnp.zeros((*batch_shape, max_length, self.key.in_features[0]), dtype)
         shapes = jax.eval_shape(self.remember, tokens)
         memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -280,27 +270,24 @@ class MultiHeadAttention(DropoutModule):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
-        positions: Positions | None = None,
+        position_ids: PositionIds | None = None,
     ) -> tuple[Array, KeyValueCache]:
-        """Self attention of the next tokens to themselves and all before: one step of decoding.
-
-        Decoding is evaluation: nothing is dropped.
+        """Self attention of the next tokens to themselves and all earlier tokens: a decoding step.
 
         Token by token, or several at a time, the outputs are those of one call with all tokens and
-        `mask & causal_mask()`.
+        `mask & causal_mask()`, without dropout.
 
         Args:
             x: float [*B, t, query_dim], the tokens at positions `cache.length` and on.
-            cache: from `empty_cache` or the step before.
-            mask: as in a call with all tokens, in which positions count from the first; tables are
-                [max_length, max_length].
-            bias: the same.
-            positions: of these tokens, where they are rotated: int [t] or [*B, t] each; None for
+            cache: from `empty_cache` or the previous step.
+            mask, bias: as in a call with all tokens: positions count from the first token, and
+                arrays are [max_length, max_length].
+            position_ids: of these tokens, for rotation: int [t] or [*B, t] each; None for
                 `cache.length` and on.
 
         Returns:
-            (output [*B, t, output_dim], the cache with these tokens). Beyond `max_length` the
-            output is NaN: there is no room to be right.
+            (output [*B, t, output_dim], the cache with these tokens). Beyond `max_length`, which
+            the cache cannot hold, the output is NaN.
 
         Raises:
             ValueError: an argument has the wrong shape or dtype.
@@ -309,13 +296,13 @@ class MultiHeadAttention(DropoutModule):
         check_cache(cache, x, self.num_key_heads, self.head_dim)
         count, first = x.shape[-2], cache.length
         params = self._params()
-        if positions is None:
-            positions = (first + jnp.arange(count),) * self.position_ends
-        queries = self._queries(x, positions)
-        keys, values = self._keys_and_values(x, x, positions)
+        if position_ids is None and self.rotation is not None:
+            position_ids = self.rotation.consecutive_ids(count, first)
+        queries = self._queries(x, position_ids)
+        keys, values = self._keys_and_values(x, x, position_ids)
         new = remember(self.score, params, keys, values, query_dim=self.head_dim)
         extended = appended(cache, new)
-        # What has no token yet stands after every query, and is masked with the future.
+        # Entries of the cache without a token come after every query: the causal mask hides them.
         mask = causal_mask() if mask is None else causal_mask() & mask
         room = extended.memory.values.shape[-2]
         pairs = self._pairs(mask, bias, x.shape[:-2], room, room)
@@ -335,12 +322,12 @@ class MultiHeadAttention(DropoutModule):
 
     # --- projections: [*B, length, dim] to heads [*B, K, G, length, head_dim], and back ---
 
-    def _queries(self, x: Array, positions: Positions | None) -> Array:
-        heads = self._placed(self.query(x), self.query_norm, positions)
+    def _queries(self, x: Array, position_ids: PositionIds | None) -> Array:
+        heads = self._normalise_and_rotate(self.query(x), self.query_norm, position_ids)
         return group_heads(heads, 2, self.num_key_heads)
 
     def _keys_and_values(
-        self, key: Array, value: Array, positions: Positions | None
+        self, key: Array, value: Array, position_ids: PositionIds | None
     ) -> tuple[Array, Array]:
         key = _checked_tokens("key", key, self.key)
         value = _checked_tokens("value", value, self.value)
@@ -349,29 +336,24 @@ class MultiHeadAttention(DropoutModule):
                 f"value must be [*B, {key.shape[-2]}, ...] to match key {list(key.shape)};"
                 f" got {list(value.shape)}"
             )
-        keys = self._placed(self.key(key), self.key_norm, positions)
+        keys = self._normalise_and_rotate(self.key(key), self.key_norm, position_ids)
         values = jnp.swapaxes(self.value(value), -2, -3)
         return keys[..., None, :, :], values[..., None, :, :]
 
-    def _placed(
-        self, heads: Array, norm: nnx.LayerNorm | None, positions: Positions | None
+    def _normalise_and_rotate(
+        self, heads: Array, norm: nnx.LayerNorm | None, position_ids: PositionIds | None
     ) -> Array:
         """[*B, length, heads, head_dim] -> [*B, heads, length, head_dim], normalised, rotated."""
         if norm is not None:
             heads = norm(heads)
         heads = jnp.swapaxes(heads, -2, -3)
-        if self.rotary_wavelength is not None:
-            if positions is None:
-                positions = (jnp.arange(heads.shape[-2]),) * self.position_ends
-            check_positions(positions, self.position_ends)
-            heads = rotated(heads, positions, max_wavelength=self.rotary_wavelength)
-        return heads
+        return heads if self.rotation is None else self.rotation(heads, position_ids)
 
     def _merged(self, heads: Array, ndim: int) -> Array:
         heads = jnp.swapaxes(ungroup_heads(heads, ndim - 2), -2, -3)
         return project_rows(self.output, heads, feature_ndim=2)
 
-    # --- what goes with the pairs, by groups of heads ---
+    # --- parameters, masks and biases, in groups of heads ---
 
     def _params(self) -> Any:
         def grouped(leaf: Array) -> Array:

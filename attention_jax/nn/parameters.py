@@ -1,4 +1,4 @@
-"""Parameters of scores as Flax keeps them and as functions take them; settings of layers."""
+"""Parameters of scores as Flax modules hold them, and as functions take them; layer options."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from flax import nnx
 from attention_jax.core.arrays import cast_floats
 from attention_jax.scores import Params
 
-Dtype = Any  # what `jnp.dtype` takes
+Dtype = Any  # any argument of `jnp.dtype`
 KERNEL_INIT = nnx.initializers.lecun_normal()  # both as in `nnx.Linear`
 BIAS_INIT = nnx.initializers.zeros_init()
 
 
 class LayerOptions(TypedDict, total=False):
-    """Settings that a module hands to its projections; their defaults are those of `nnx.Linear`.
+    """Settings that a module passes to its projections; their defaults are those of `nnx.Linear`.
 
     Attributes:
         dtype: dtype of the computation, to which inputs and parameters are cast; None for the
@@ -40,7 +40,7 @@ class DtypeOptions(TypedDict, total=False):
 
 
 def dtypes_of(options: LayerOptions) -> DtypeOptions:
-    """`dtype` and `param_dtype` of the options, those that were given."""
+    """The options `dtype` and `param_dtype`, if they are present."""
     dtypes: DtypeOptions = {}
     if "dtype" in options:
         dtypes["dtype"] = options["dtype"]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from attention_jax.core.checks import check_integer
 from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
 from attention_jax.nn.decoding import BeamResult, beam_search, greedy_search
 from attention_jax.nn.encoder_decoder import EncoderDecoder
@@ -18,21 +19,21 @@ Array = jax.Array
 
 
 class Decoded(NamedTuple):
-    """What greedy decoding found."""
+    """The result of greedy decoding."""
 
     tokens: Array  # int32 [B, max_length], PAD after EOS
-    # [L, B, max_length, S], cross attention of each decoder layer; None if not asked for
+    # [L, B, max_length, S], cross attention of each decoder layer; None without `return_weights`
     weights: Array | None
 
 
 class DecodingState(NamedTuple):
-    """What the next token depends on; `blocks` and lengths have the batch axis in front."""
+    """What the next token depends on. `blocks` and lengths have the batch axis in front."""
 
     blocks: tuple[DecoderState, ...]
     source_lengths: Array  # int [B]
-    places: Array  # int [P], see `Seq2Seq.__call__`
+    position_ids: Array  # int [P], see `Seq2Seq.__call__`
     step: Array  # int32 [], how many tokens have been read
-    room: Array  # int32 [], how many there may be
+    max_length: Array  # int32 [], how many may be read
 
 
 class Seq2Seq(EncoderDecoder):
@@ -43,20 +44,21 @@ class Seq2Seq(EncoderDecoder):
         vocabulary_size: V, of the target.
         source_vocabulary_size: of the source; None for V.
         deterministic: True for evaluation, False for training; `model.eval()` and `model.train()`
-            set it. None: with a `dropout_rate` above 0, a call says it or is given a `dropout_rng`.
-        rngs: where the initial parameters come from, and the stream "dropout".
-        keep_rngs: whether a model with dropout keeps a stream forked from `rngs.dropout`, state of
-            its own beside the parameters (`nnx.split(model, nnx.Param, ...)`). Without it the
-            model's state is its parameters, and training needs a `dropout_rng` at each call.
+            set it. With None and a `dropout_rate` above 0, each call needs `deterministic` or a
+            `dropout_rng`.
+        rngs: the streams of the initial parameters and of "dropout".
+        keep_rngs: whether a model with dropout keeps a stream forked from `rngs.dropout`, which is
+            state beside the parameters (`nnx.split(model, nnx.Param, ...)`). Without it the model's
+            state is its parameters, and training needs a `dropout_rng` at each call.
         options: `dtype`, `param_dtype`, and of all layers' projections `kernel_init` and
             `bias_init`, as in `nnx.Linear`.
 
     Raises:
-        ValueError: all embeddings are one, and there are two vocabularies; or `rngs` lacks a
-            stream.
+        ValueError: all embeddings are tied, but source and target vocabularies differ in size; or
+            `rngs` lacks a stream.
 
     >>> from attention_jax.nn import Seq2SeqConfig
-    >>> model = Seq2Seq(Seq2SeqConfig(score="additive", dim=8), 11, rngs=nnx.Rngs(0))
+    >>> model = Seq2Seq(Seq2SeqConfig(score="additive"), 11, rngs=nnx.Rngs(0))
     >>> model(jnp.ones((2, 5), int), jnp.array([3, 5]), jnp.ones((2, 7), int)).shape
     (2, 7, 11)
     """
@@ -67,28 +69,35 @@ class Seq2Seq(EncoderDecoder):
         source_lengths: Array,
         *,
         max_length: int,
-        places: Array | None = None,
+        position_ids: Array | None = None,
     ) -> DecodingState:
-        """Reads the source, and makes room for `max_length` tokens.
+        """Encodes the source, and makes caches for `max_length` tokens.
 
         Args:
             source: int [B, S].
             source_lengths: int [B].
-            max_length: how many tokens will be read at most, at least 1.
-            places: as in a call, P at least S and `max_length`.
+            max_length: the largest number of tokens that `decode_step` will read, at least 1.
+            position_ids: as in a call, P at least S and `max_length`.
         """
-        places = self._places(places, source.shape[-1], max_length)
-        memory = self.encode(source, source_lengths, places=places, deterministic=True)
-        return self._start(memory, source_lengths, max_length, places)
+        check_integer("max_length", max_length)
+        position_ids = self._position_ids(position_ids, source.shape[-1], max_length)
+        memory = self.encode(source, source_lengths, position_ids=position_ids, deterministic=True)
+        source_ids = self._source_ids(position_ids, memory.shape[-2], source_lengths)
+        blocks = tuple(
+            block.start(memory, max_length, memory_position_ids=source_ids)
+            for block in self.decoder
+        )
+        step, limit = jnp.zeros((), jnp.int32), jnp.full((), max_length, jnp.int32)
+        return DecodingState(blocks, source_lengths, position_ids, step, limit)
 
     def decode_step(self, state: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
         """Reads one more token: int [B] -> (logits [B, V] of the next, state).
 
         The logits are those of `decode` with all tokens so far; beyond `max_length`, NaN.
         """
-        positions = self.placement.target_positions(state.places, 1, state.step)
-        x = self._embed(self.target_embedding, tokens[:, None], positions)
-        x = jnp.where(state.step < state.room, x, jnp.nan)
+        target_ids = self.placement.target_ids(state.position_ids, 1, state.step)
+        x = self._embed(self.target_embedding, tokens[:, None], target_ids)
+        x = jnp.where(state.step < state.max_length, x, jnp.nan)
         mask = self._source_mask(state.source_lengths)
         memory_length = state.blocks[0].memory.values.shape[-2]
         lengths = self._visible_lengths(state.source_lengths, memory_length)
@@ -97,7 +106,7 @@ class Seq2Seq(EncoderDecoder):
             with jax.named_scope(f"decoder_{index}"):
                 x, block_state = block.extend(
                     x, block_state, first=state.step, source_lengths=lengths, memory_mask=mask,
-                    positions=positions,
+                    position_ids=target_ids,
                 )  # fmt: skip
             blocks.append(block_state)
         logits = self.logits_of(self.output_norm(x))[:, 0, :]
@@ -112,28 +121,30 @@ class Seq2Seq(EncoderDecoder):
         sos: int,
         eos: int,
         pad: int,
-        places: Array | None = None,
+        position_ids: Array | None = None,
         return_weights: bool = False,
     ) -> Decoded:
-        """Feeds back the likeliest token at every step; stops when every row has said EOS.
+        """Feeds back the likeliest token at every step, until every row has generated EOS.
 
         Args:
             source, source_lengths: as in a call.
             max_length: longest output, EOS included.
             sos: the token every decoder input begins with.
             eos: the token that ends a row.
-            pad: what follows it.
-            places: as in a call, P at least S and `max_length`.
-            return_weights: also compute the weights with which the answer is given, one more call
-                of the decoder, with all tokens at once.
+            pad: the token that fills a row after EOS.
+            position_ids: as in a call, P at least S and `max_length`.
+            return_weights: also compute the cross-attention weights of the answer, with one more
+                call of the decoder on all tokens at once.
         """
-        places = self._places(places, source.shape[-1], max_length)
+        position_ids = self._position_ids(position_ids, source.shape[-1], max_length)
         definition, variables = nnx.split(self)
 
-        def search(variables: Any, source: Array, source_lengths: Array, places: Array) -> Array:
+        def search(
+            variables: Any, source: Array, source_lengths: Array, position_ids: Array
+        ) -> Array:
             model = nnx.merge(definition, variables)
             state = model.start_decoding(
-                source, source_lengths, max_length=max_length, places=places
+                source, source_lengths, max_length=max_length, position_ids=position_ids
             )
             return greedy_search(
                 model.decode_step, state,
@@ -141,11 +152,12 @@ class Seq2Seq(EncoderDecoder):
             ).astype(source.dtype)  # fmt: skip
 
         rows = PartitionSpec(explicit_spec(source)[0])
-        tokens = on_automatic_axes(search, rows, variables, source, source_lengths, places)
+        tokens = on_automatic_axes(search, rows, variables, source, source_lengths, position_ids)
         if not return_weights:
             return Decoded(tokens, None)
         return Decoded(
-            tokens, self.weights_of(source, source_lengths, tokens, sos=sos, places=places)
+            tokens,
+            self.weights_of(source, source_lengths, tokens, sos=sos, position_ids=position_ids),
         )
 
     def beam_decode(
@@ -159,34 +171,34 @@ class Seq2Seq(EncoderDecoder):
         eos: int,
         pad: int,
         length_penalty: float = 0.0,
-        places: Array | None = None,
+        position_ids: Array | None = None,
     ) -> BeamResult:
-        """The likeliest answers that a beam search finds, best first; see `decoding.beam_search`.
+        """The best answers of a beam search, best first; see `decoding.beam_search`.
 
         Args:
-            source, source_lengths, max_length, sos, eos, pad, places: as in `greedy_decode`.
-            beams: how many beginnings are kept for each row; 1 is greedy decoding.
-            length_penalty: how much longer answers are favoured; 0 not at all.
+            source, source_lengths, max_length, sos, eos, pad, position_ids: as in `greedy_decode`.
+            beams: hypotheses kept for each row; 1 is greedy decoding.
+            length_penalty: the larger, the longer the answers preferred; 0 for no preference.
         """
-        places = self._places(places, source.shape[-1], max_length)
+        position_ids = self._position_ids(position_ids, source.shape[-1], max_length)
         definition, variables = nnx.split(self)
 
         def search(
-            variables: Any, source: Array, source_lengths: Array, places: Array
+            variables: Any, source: Array, source_lengths: Array, position_ids: Array
         ) -> BeamResult:
             model = nnx.merge(definition, variables)
             state = model.start_decoding(
-                source, source_lengths, max_length=max_length, places=places
+                source, source_lengths, max_length=max_length, position_ids=position_ids
             )
             axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)
             return beam_search(
                 model.decode_step, state,
                 batch_size=source.shape[0], beams=beams, max_length=max_length, sos=sos, eos=eos,
-                pad=pad, length_penalty=length_penalty, row_axes=axes._replace(places=None),
+                pad=pad, length_penalty=length_penalty, row_axes=axes._replace(position_ids=None),
             )  # fmt: skip
 
         rows = PartitionSpec(explicit_spec(source)[0])
-        return on_automatic_axes(search, rows, variables, source, source_lengths, places)
+        return on_automatic_axes(search, rows, variables, source, source_lengths, position_ids)
 
     def weights_of(
         self,
@@ -195,28 +207,21 @@ class Seq2Seq(EncoderDecoder):
         tokens: Array,
         *,
         sos: int,
-        places: Array | None = None,
+        position_ids: Array | None = None,
     ) -> Array:
-        """Cross-attention weights [L, B, T, S] with which an answer, int [B, T], is given."""
+        """Cross-attention weights [L, B, T, S] of an answer, int [B, T]."""
         inputs = _shifted(tokens, sos)
         _, weights = self(
-            source, source_lengths, inputs, places=places, deterministic=True, return_weights=True
+            source,
+            source_lengths,
+            inputs,
+            position_ids=position_ids,
+            deterministic=True,
+            return_weights=True,
         )
         return weights
 
-    def _start(
-        self, memory: Array, source_lengths: Array, max_length: int, places: Array
-    ) -> DecodingState:
-        if max_length < 1:
-            raise ValueError(f"max_length must be at least 1; got {max_length}")
-        positions = self._source_positions(places, memory.shape[-2], source_lengths)
-        blocks = tuple(
-            block.start(memory, max_length, memory_positions=positions) for block in self.decoder
-        )
-        step, room = jnp.zeros((), jnp.int32), jnp.full((), max_length, jnp.int32)
-        return DecodingState(blocks, source_lengths, places, step, room)
-
 
 def _shifted(tokens: Array, sos: int) -> Array:
-    """What the decoder reads to say `tokens` [B, T]: SOS, then all but the last."""
+    """The decoder's inputs for the outputs `tokens` [B, T]: SOS, then all tokens but the last."""
     return jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=sos)

@@ -20,9 +20,10 @@ def bind(
     vocabulary_size: int,
     source_vocabulary_size: int | None = None,
 ) -> Seq2Seq:
-    """The model with given parameters: the pure dict of a checkpoint.
+    """The model with the parameters `params`, the pure dict of a checkpoint.
 
-    It drops only in calls with a `dropout_rng`, and keeps no stream: its state is its parameters.
+    It has dropout only in calls with a `dropout_rng`. It keeps no stream: its state is its
+    parameters.
     """
     return nnx.merge(_graphdef(config, vocabulary_size, source_vocabulary_size), params)
 
@@ -45,9 +46,9 @@ def _graphdef(
 
 
 def output_layer(model: Seq2Seq) -> tuple[Array, Array | None]:
-    """Kernel [dim, V] and bias [V] that make logits of features; tied embeddings have no bias.
+    """Kernel [dim, V] and bias [V] of the output layer; with tied embeddings the bias is None.
 
-    For a loss that takes them in pieces.
+    For a loss that computes the logits in pieces.
     """
     if model.logits is None:
         return model.target_embedding.embedding[...].T, None
@@ -61,7 +62,7 @@ def initial_params(
     rng: Array,
     source_vocabulary_size: int | None = None,
 ) -> Any:
-    """Parameters of a new model, as a pure dict."""
+    """The initial parameters of a model, as a pure dict."""
     model = Seq2Seq(
         config,
         vocabulary_size,

@@ -17,8 +17,7 @@ from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.feed_forward import Activation, FeedForward
 from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
-from attention_jax.nn.placement import Positions
-from attention_jax.nn.positions import check_wavelength
+from attention_jax.nn.position_encoding import PositionIds
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.dropout import drop_features
 from attention_jax.pairwise.masks import Mask, causal_mask
@@ -33,66 +32,44 @@ class BlockConfig:
     """Settings that encoder and decoder blocks share.
 
     Attributes:
-        dim: size of the tokens.
-        hidden_dim: hidden size of the feed-forward layer.
-        heads: heads of the self attention.
-        key_heads: heads of its keys and values (grouped-query); None for `heads`.
-        activation: of the feed-forward layer, see `FeedForward`.
-        norm: "pre", x + f(norm x); or "post", norm(x + f(x)).
-        dropout_rate: of attention weights and of what a layer adds, in training.
-        normalize_qk: layer normalisation of the self attention's queries and keys.
-        rotary_wavelength: rotary positions in the self attention; None for none.
-        position_ends: how many numbers a position is, see `placement.Positions`.
-        decoder_self_attention: False for decoder blocks without.
+        dim: size of the tokens and of every layer, a multiple of `num_heads`.
+        hidden_dim: hidden size of the feed-forward layers.
+        num_heads: heads of the self attentions, and of "global" cross attention: more than 1 makes
+            it multi-head attention, between projections. Other cross attention has one head.
+        num_key_heads: heads of keys and values in the self attentions (grouped-query), a divisor of
+            `num_heads`; None for `num_heads`.
+        activation: of the feed-forward layers, see `FeedForward`.
+        norm: where layer normalisation stands: "pre", x + f(norm x); or "post", norm(x + f(x)).
+        normalize_qk: layer normalisation of queries and keys in the self attentions.
+        dropout_rate: of embeddings, attention weights and the outputs of layers, in training.
 
     Raises:
-        ValueError: a size is below 1, or a name is unknown.
+        ValueError: a size is below 1, sizes do not divide, or a name is unknown.
     """
 
-    dim: int
-    hidden_dim: int
-    heads: int = 1
-    key_heads: int | None = None
+    dim: int = 64
+    hidden_dim: int = 64
+    num_heads: int = 1
+    num_key_heads: int | None = None
     activation: Activation = "relu"
     norm: Norm = "pre"
-    dropout_rate: float = 0.0
     normalize_qk: bool = False
-    rotary_wavelength: float | None = None
-    position_ends: int = 1
-    decoder_self_attention: bool = True
+    dropout_rate: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("dim", "hidden_dim", "heads", "key_heads"):
-            size = getattr(self, name)
-            if size is not None or name != "key_heads":
-                check_integer(name, size)
-        if self.dim % self.heads:
-            raise ValueError(f"dim must be a multiple of {self.heads} heads; got {self.dim}")
-        if self.key_heads is not None and self.heads % self.key_heads:
-            raise ValueError(f"key_heads must divide {self.heads} heads; got {self.key_heads}")
+        for name in ("dim", "hidden_dim", "num_heads"):
+            check_integer(name, getattr(self, name))
+        if self.dim % self.num_heads:
+            raise ValueError(f"dim must be a multiple of {self.num_heads} heads; got {self.dim}")
+        if self.num_key_heads is not None:
+            check_integer("num_key_heads", self.num_key_heads)
+            if self.num_heads % self.num_key_heads:
+                raise ValueError(
+                    f"num_key_heads must divide {self.num_heads} heads; got {self.num_key_heads}"
+                )
         check_choice("activation", self.activation, Activation)
         check_choice("norm", self.norm, Norm)
         checked_rate(self.dropout_rate)
-        if self.rotary_wavelength is not None:
-            check_wavelength("rotary_wavelength", self.rotary_wavelength)
-
-    def self_attention(
-        self, score: str | Score, rngs: nnx.Rngs, **options: Unpack[LayerOptions]
-    ) -> MultiHeadAttention:
-        """A block's self attention, which drops with keys that the block hands on."""
-        return MultiHeadAttention(
-            score,
-            self.dim,
-            num_heads=self.heads,
-            num_key_heads=self.key_heads,
-            normalize_qk=self.normalize_qk,
-            rotary_wavelength=self.rotary_wavelength,
-            position_ends=self.position_ends,
-            dropout_rate=self.dropout_rate,
-            rngs=rngs,
-            keep_rngs=False,
-            **options,
-        )
 
 
 class _Residual(nnx.Module):
@@ -105,13 +82,13 @@ class _Residual(nnx.Module):
         self.dropout_rate = config.dropout_rate
 
     def __call__(self, x: Array, layer: Callable[[Array], Any], rng: Array | None) -> Any:
-        """`layer` gives its output, or (output, what else it found): so does this."""
+        """Returns x; or (x, extra) if `layer` returns (output, extra)."""
         x = x if self.dtype is None else x.astype(self.dtype)
-        found = layer(self.norm(x) if self.pre else x)
-        added, rest = found if isinstance(found, tuple) else (found, None)
-        x = x + drop_features(added, rng, self.dropout_rate)
+        result = layer(self.norm(x) if self.pre else x)
+        output, extra = result if isinstance(result, tuple) else (result, None)
+        x = x + drop_features(output, rng, self.dropout_rate)
         x = x if self.pre else self.norm(x)
-        return x if rest is None else (x, rest)
+        return x if extra is None else (x, extra)
 
 
 class EncoderBlock(DropoutModule):
@@ -119,9 +96,10 @@ class EncoderBlock(DropoutModule):
 
     Args:
         score: the score of the self attention.
-        config: sizes and kinds.
+        config: sizes and kinds of layers.
+        rotary_wavelength, num_position_ids: as in `MultiHeadAttention`.
         deterministic, keep_rngs: as in `MultiHeadAttention`.
-        rngs: where the initial parameters come from, and the stream "dropout".
+        rngs: the streams of the initial parameters and of "dropout".
         options: `dtype`, `param_dtype`, `kernel_init`, `bias_init`, as in `nnx.Linear`.
 
     Source: Vaswani et al. 2017, section 3.1 (`norm="post"`); Xiong et al. 2020 for "pre".
@@ -132,13 +110,18 @@ class EncoderBlock(DropoutModule):
         score: str | Score,
         config: BlockConfig,
         *,
+        rotary_wavelength: float | None = None,
+        num_position_ids: int = 1,
         deterministic: bool | None = None,
         rngs: nnx.Rngs,
         keep_rngs: bool = True,
         **options: Unpack[LayerOptions],
     ):
         self.self_residual = _Residual(config, rngs=rngs, **options)
-        self.self_attention = config.self_attention(score, rngs, **options)
+        self.self_attention = _self_attention(
+            score, config, rngs, rotary_wavelength=rotary_wavelength,
+            num_position_ids=num_position_ids, **options,
+        )  # fmt: skip
         self.feed_forward_residual = _Residual(config, rngs=rngs, **options)
         self.feed_forward = _feed_forward(config, rngs, **options)
         self._set_dropout(config.dropout_rate, deterministic, keep_rngs, rngs)
@@ -149,15 +132,14 @@ class EncoderBlock(DropoutModule):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
-        positions: Positions | None = None,
+        position_ids: PositionIds | None = None,
         deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """x [*B, S, dim] -> the same shape; or (it, weights [*B, N, S, S]).
+        """x [*B, S, dim] -> output of the same shape; or (output, weights [*B, N, S, S]).
 
-        `positions`, where attention rotates by them, are 0, 1, 2, ... if not given; `deterministic`
-        and `dropout_rng` are as in `MultiHeadAttention`.
+        The other arguments are as in `MultiHeadAttention`.
         """
         dropout_rng = self._dropout_rng(dropout_rng, deterministic)
         attention_rng, *residual_rngs = split_rng(dropout_rng, 3)
@@ -165,21 +147,22 @@ class EncoderBlock(DropoutModule):
         @jax.named_scope("self_attention")
         def attend(x: Array) -> Any:
             return self.self_attention(
-                x, mask=mask, bias=bias, positions=positions, deterministic=dropout_rng is None,
-                dropout_rng=attention_rng, return_weights=return_weights,
+                x, mask=mask, bias=bias, position_ids=position_ids,
+                deterministic=dropout_rng is None, dropout_rng=attention_rng,
+                return_weights=return_weights,
             )  # fmt: skip
 
-        found = self.self_residual(x, attend, residual_rngs[0])
-        x, weights = found if return_weights else (found, None)
+        result = self.self_residual(x, attend, residual_rngs[0])
+        x, weights = result if return_weights else (result, None)
         x = self.feed_forward_residual(x, self.feed_forward, residual_rngs[1])
         return (x, weights) if return_weights else x
 
 
 class DecoderState(NamedTuple):
-    """What a decoder block knows of the tokens so far, and of the memory."""
+    """What a decoder block keeps between tokens while it decodes."""
 
-    memory: Memory  # made once
-    cache: KeyValueCache | None  # of the self attention, if there is one
+    memory: Memory  # of the source, computed once
+    cache: KeyValueCache | None  # of the self attention; None for a block without
     carry: Carry  # of the cross attention
 
 
@@ -192,11 +175,15 @@ class DecoderBlock(DropoutModule):
     Args:
         self_score: the score of the self attention.
         cross_score: the score between decoder and memory.
-        config: sizes and kinds.
-        cross: how it looks at the memory.
+        config: sizes and kinds of layers. Its `num_heads` are also those of "global" cross
+            attention.
+        cross: the kind of cross attention.
+        self_attention: False for a block without self attention, in which no output depends on the
+            other tokens.
         memory_dim: size of the memory's tokens; None for `config.dim`.
+        rotary_wavelength, num_position_ids: as in `MultiHeadAttention`, of both attentions.
         deterministic, keep_rngs: as in `MultiHeadAttention`.
-        rngs: where the initial parameters come from, and the stream "dropout".
+        rngs: the streams of the initial parameters and of "dropout".
         options: `dtype`, `param_dtype`, `kernel_init`, `bias_init`, as in `nnx.Linear`.
 
     Source: Vaswani et al. 2017, section 3.1 (`norm="post"`); Xiong et al. 2020 for "pre".
@@ -209,22 +196,29 @@ class DecoderBlock(DropoutModule):
         config: BlockConfig,
         *,
         cross: CrossAttentionConfig = _GLOBAL,
+        self_attention: bool = True,
         memory_dim: int | None = None,
+        rotary_wavelength: float | None = None,
+        num_position_ids: int = 1,
         deterministic: bool | None = None,
         rngs: nnx.Rngs,
         keep_rngs: bool = True,
         **options: Unpack[LayerOptions],
     ):
-        attends = config.decoder_self_attention
-        self.self_residual: Any = _Residual(config, rngs=rngs, **options) if attends else None
-        self.self_attention: Any = (
-            config.self_attention(self_score, rngs, **options) if attends else None
+        rotary: Any = {
+            "rotary_wavelength": rotary_wavelength, "num_position_ids": num_position_ids
+        }  # fmt: skip
+        self.self_residual = _Residual(config, rngs=rngs, **options) if self_attention else None
+        self.self_attention = (
+            _self_attention(self_score, config, rngs, **rotary, **options)
+            if self_attention
+            else None
         )
         self.cross_residual = _Residual(config, rngs=rngs, **options)
         memory_dim = config.dim if memory_dim is None else memory_dim
         self.cross_attention = CrossAttention(
-            cross_score, config.dim, memory_dim, cross, dropout_rate=config.dropout_rate, rngs=rngs,
-            keep_rngs=False, **options,
+            cross_score, config.dim, memory_dim, cross, num_heads=cross_heads(config, cross),
+            **rotary, dropout_rate=config.dropout_rate, rngs=rngs, keep_rngs=False, **options,
         )  # fmt: skip
         self.feed_forward_residual = _Residual(config, rngs=rngs, **options)
         self.feed_forward = _feed_forward(config, rngs, **options)
@@ -237,26 +231,24 @@ class DecoderBlock(DropoutModule):
         *,
         source_lengths: Array | None = None,
         memory_mask: Mask | Array | None = None,
-        positions: Positions | None = None,
-        memory_positions: Positions | None = None,
+        position_ids: PositionIds | None = None,
+        memory_position_ids: PositionIds | None = None,
         deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """All tokens at once, each seeing itself and those before.
+        """All tokens at once; each attends to itself and to earlier tokens.
 
         Args:
             x: float [*B, T, dim].
             memory: float [*B, S, memory_dim].
             source_lengths: int [*B], how many memory tokens are real; None for all.
-            memory_mask: which of them may be attended to.
-            positions: of the tokens, where attention rotates by them; None for 0, 1, 2, ...
-            memory_positions: of the memory's.
-            deterministic, dropout_rng: as in `CrossAttention`.
+            memory_mask: the memory tokens that may be attended to.
+            position_ids, memory_position_ids, deterministic, dropout_rng: as in `CrossAttention`.
             return_weights: also return the weights of the cross attention.
 
         Returns:
-            like x; or (like x, weights [*B, T, S], averaged over heads).
+            output like x; or (output, weights [*B, T, S], averaged over heads).
         """
         has_noise = self.cross_attention.kind.has_noise
         dropout_rng = self._dropout_rng(dropout_rng, deterministic, also_random=has_noise)
@@ -264,30 +256,31 @@ class DecoderBlock(DropoutModule):
         self_rng, cross_rng, *residual_rngs = split_rng(dropout_rng, 5)
 
         @jax.named_scope("self_attention")
-        def attend(x: Array) -> Array:
+        def attend_to_self(x: Array) -> Array:
+            assert self.self_attention is not None
             return self.self_attention(
-                x, mask=causal_mask(), positions=positions, deterministic=deterministic,
+                x, mask=causal_mask(), position_ids=position_ids, deterministic=deterministic,
                 dropout_rng=self_rng,
             )  # fmt: skip
 
         @jax.named_scope("cross_attention")
-        def look(x: Array) -> Any:
+        def attend_to_memory(x: Array) -> Any:
             output, weights, _ = self.cross_attention(
-                x, memory, source_lengths=source_lengths, mask=memory_mask, positions=positions,
-                memory_positions=memory_positions, deterministic=deterministic,
-                dropout_rng=cross_rng, return_weights=return_weights,
+                x, memory, source_lengths=source_lengths, mask=memory_mask,
+                position_ids=position_ids, memory_position_ids=memory_position_ids,
+                deterministic=deterministic, dropout_rng=cross_rng, return_weights=return_weights,
             )  # fmt: skip
             return (output, weights) if return_weights else output
 
         if self.self_residual is not None:
-            x = self.self_residual(x, attend, residual_rngs[0])
-        found = self.cross_residual(x, look, residual_rngs[1])
-        x, weights = found if return_weights else (found, None)
+            x = self.self_residual(x, attend_to_self, residual_rngs[0])
+        result = self.cross_residual(x, attend_to_memory, residual_rngs[1])
+        x, weights = result if return_weights else (result, None)
         x = self.feed_forward_residual(x, self.feed_forward, residual_rngs[2])
         return (x, weights) if return_weights else x
 
     def start(
-        self, memory: Array, max_length: int, *, memory_positions: Positions | None = None
+        self, memory: Array, max_length: int, *, memory_position_ids: PositionIds | None = None
     ) -> DecoderState:
         """The state before the first of at most `max_length` tokens; memory [*B, S, memory_dim]."""
         *batch, source_length, _ = memory.shape
@@ -295,7 +288,7 @@ class DecoderBlock(DropoutModule):
         if self.self_attention is not None:
             cache = self.self_attention.empty_cache(tuple(batch), max_length, memory.dtype)
         return DecoderState(
-            self.cross_attention.remember(memory, positions=memory_positions),
+            self.cross_attention.remember(memory, position_ids=memory_position_ids),
             cache,
             self.cross_attention.first_carry(tuple(batch), source_length, memory.dtype),
         )
@@ -308,33 +301,65 @@ class DecoderBlock(DropoutModule):
         first: Array | int,
         source_lengths: Array | None = None,
         memory_mask: Mask | Array | None = None,
-        positions: Positions | None = None,
+        position_ids: PositionIds | None = None,
     ) -> tuple[Array, DecoderState]:
-        """The next tokens, x [*B, t, dim], after those of `state`: as in one call with all.
+        """The next tokens, x [*B, t, dim], after those of `state`: one step of decoding.
 
-        `first` is how many those are. `positions` are those of the next tokens, where attention
-        rotates by them; None for `first` and on. Decoding is evaluation: nothing is dropped.
+        The outputs are those of one call with all tokens, without dropout. `first` is the number of
+        tokens in `state`. `position_ids` are those of the next tokens, for rotation; None for
+        `first` and on.
         """
         memory, cache, carry = state
 
         @jax.named_scope("self_attention")
-        def attend(x: Array) -> tuple[Array, KeyValueCache]:
-            return self.self_attention.extend(x, cache, positions=positions)
+        def attend_to_self(x: Array) -> tuple[Array, KeyValueCache]:
+            assert self.self_attention is not None
+            assert cache is not None
+            return self.self_attention.extend(x, cache, position_ids=position_ids)
 
         @jax.named_scope("cross_attention")
-        def look(x: Array) -> tuple[Array, Carry]:
-            output, _, new = self.cross_attention(
+        def attend_to_memory(x: Array) -> tuple[Array, tuple[Carry]]:
+            output, _, new_carry = self.cross_attention(
                 x, memory, source_lengths=source_lengths, mask=memory_mask, first=first,
-                positions=positions, carry=carry, deterministic=True,
+                position_ids=position_ids, carry=carry, deterministic=True,
             )  # fmt: skip
-            return output, (new,)
+            return output, (new_carry,)
 
-        extended = cache
         if self.self_residual is not None:
-            x, extended = self.self_residual(x, attend, None)
-        x, (carry,) = self.cross_residual(x, look, None)
+            x, cache = self.self_residual(x, attend_to_self, None)
+        x, (carry,) = self.cross_residual(x, attend_to_memory, None)
         x = self.feed_forward_residual(x, self.feed_forward, None)
-        return x, DecoderState(memory, extended, carry)
+        return x, DecoderState(memory, cache, carry)
+
+
+def cross_heads(config: BlockConfig, cross: CrossAttentionConfig) -> int:
+    """The heads of a block's cross attention: those of the block if it is "global", else 1."""
+    return config.num_heads if cross.attention == "global" else 1
+
+
+def _self_attention(
+    score: str | Score,
+    config: BlockConfig,
+    rngs: nnx.Rngs,
+    *,
+    rotary_wavelength: float | None,
+    num_position_ids: int,
+    **options: Unpack[LayerOptions],
+) -> MultiHeadAttention:
+    """A block's self attention; the block hands it the keys of dropout."""
+    return MultiHeadAttention(
+        score,
+        config.dim,
+        num_heads=config.num_heads,
+        num_key_heads=config.num_key_heads,
+        normalize_qk=config.normalize_qk,
+        rotary_wavelength=rotary_wavelength,
+        num_position_ids=num_position_ids,
+        dropout_rate=config.dropout_rate,
+        rngs=rngs,
+        keep_rngs=False,
+        **options,
+    )
 
 
 def _feed_forward(
@@ -346,5 +371,5 @@ def _feed_forward(
 
 
 def split_rng(rng: Array | None, count: int) -> list[Array | None]:
-    """As many keys, or as many times None."""
+    """`count` keys; or `count` times None."""
     return [None] * count if rng is None else list(jax.random.split(rng, count))

@@ -1,8 +1,8 @@
-"""What is added to the logits, as functions of position: ALiBi, T5's buckets, learned tables.
+"""Biases of the logits as functions of position: ALiBi, T5's buckets, learned tables.
 
-A `Bias` never stores its [T, S] table: it answers for the positions of a tile, forward and
-backward, and gradients reach its arrays. Biases add up with `+`, are pytrees, and go where a
-float array [*B, T, S] goes, with every score. One of your own is a class with one method:
+A `Bias` never stores its [T, S] table: it computes the values of a tile from the tile's positions,
+forward and backward, and its arrays are differentiable. Biases add up with `+`, are pytrees, and
+can replace a float array [*B, T, S] with every score. Your own bias is a class with one method:
 
     @bias_dataclass
     class Logarithmic(Bias):
@@ -15,13 +15,13 @@ float array [*B, T, S] goes, with every score. One of your own is a class with o
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import float_array
+from attention_jax.core.checks import check_integer
 from attention_jax.pairwise.position_functions import (
     PositionFunction,
     array_field,
@@ -40,17 +40,17 @@ class Bias(PositionFunction):
     """Base of all biases: a float function of (query position, key position)."""
 
     kind = "bias"
-    __array_ufunc__ = None  # so that `numpy_array + bias` comes to `__radd__`
+    __array_ufunc__ = None  # so that `numpy_array + bias` calls `__radd__`
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
-        """What is added to the logit of query i and key j.
+        """The bias of the logit of query i and key j.
 
         Args:
-            query_positions: int [t], i >= 0, consecutive; beyond T in a padded tile.
+            query_positions: int [t], i >= 0, consecutive; T or larger in a padded tile.
             key_positions: int [s], j >= 0, consecutive.
 
         Returns:
-            float, broadcastable to [..., t, s]; leading axes are those of the bias's own arrays.
+            float, broadcastable to [..., t, s]; its leading axes are those of the bias's arrays.
         """
         raise NotImplementedError(f"{type(self).__name__} must define values(query, key)")
 
@@ -88,7 +88,7 @@ class DenseBias(Bias):
 
 @bias_dataclass
 class SumBias(Bias):
-    """Two biases, added."""
+    """The sum of two biases."""
 
     left: Bias = part_field()
     right: Bias = part_field()
@@ -104,13 +104,13 @@ class SumBias(Bias):
 
 @bias_dataclass
 class ShiftedBias(Bias):
-    """Query i is query i + shift of another bias: later rows of a longer table.
+    """Another bias at query positions i + shift: later rows of a longer table.
 
-    What a step of decoding needs, whose one query stands at a position that is known when it runs.
+    For a step of decoding, whose single query has a position that is known only at run time.
     """
 
     bias: Bias = part_field()
-    shift: Array = array_field()  # one for all examples: int []
+    shift: Array = array_field()  # int [], the same for all examples
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
         return self.bias.values(query_positions + self.shift, key_positions)
@@ -118,16 +118,16 @@ class ShiftedBias(Bias):
     def check(
         self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
     ) -> None:
-        # Rows of a table [T, S] are counted from the beginning of the longer sequence: any T fits.
+        # The table's rows count from the beginning of the longer sequence, so any T fits.
         if self.shift.ndim:
             raise ValueError(f"bias shift must be one integer; got {list(self.shift.shape)}")
 
 
 class RelativeBias(Bias):
-    """Base of biases that are functions of the distance j - i alone: define `of_distance`.
+    """Base of biases that depend only on the distance j - i: define `of_distance`.
 
-    A tile of t queries and s keys has t + s - 1 distances, so that the function runs that often
-    and not t s times, and the gradient is a sum along diagonals, without a scatter.
+    A tile of t queries and s keys has t + s - 1 distances. `of_distance` computes only these
+    instead of t s values, and its gradient is a sum along diagonals, without a scatter.
     """
 
     def of_distance(self, distances: Array) -> Array:
@@ -140,7 +140,7 @@ class RelativeBias(Bias):
             return jnp.zeros((t, s))
         first = key_positions[0] - query_positions[-1]
         diagonals = self.of_distance(first + jnp.arange(t + s - 1))
-        # A table of one entry answers with it alone.
+        # `take` returns one entry for a table with one entry.
         diagonals = jnp.broadcast_to(diagonals, (*diagonals.shape[:-1], t + s - 1))
         return _from_diagonals(diagonals, t, s)
 
@@ -148,7 +148,8 @@ class RelativeBias(Bias):
 def _from_diagonals(diagonals: Array, t: int, s: int) -> Array:
     """[..., t + s - 1] -> [..., t, s] with entry (i, j) = diagonals[j - i + t - 1].
 
-    Rows of length t + s - 1, read from a sequence of period t + s, begin one entry earlier each.
+    Row i is the diagonals shifted by i: in rows of length t + s - 1 read from a sequence of period
+    t + s, each row begins one entry earlier than the row before.
     """
     batch = diagonals.shape[:-1]
     period = jnp.pad(diagonals, [(0, 0)] * len(batch) + [(0, 1)])
@@ -183,7 +184,7 @@ class TableBias(RelativeBias):
 
 @bias_dataclass
 class BucketBias(RelativeBias):
-    """b_ij = table[bucket(j - i)], buckets wider the farther away"""
+    """b_ij = table[bucket(j - i)], with wider buckets for larger distances"""
 
     bidirectional: bool
     max_distance: int
@@ -203,10 +204,11 @@ def alibi_bias(slopes: Array) -> Bias:
     """Attention with linear biases: b_ij = -slope |i - j|
 
     Args:
-        slopes: float, axes that broadcast to *B: `alibi_slopes(N)`, [N], for inputs [B, N, T, D].
+        slopes: float, with axes that broadcast to *B: `alibi_slopes(N)` [N] for inputs
+            [B, N, T, D].
 
     Returns:
-        a `Bias`; gradients reach the slopes.
+        a `Bias`, differentiable in the slopes.
 
     Raises:
         ValueError: slopes are not floating-point.
@@ -214,39 +216,37 @@ def alibi_bias(slopes: Array) -> Bias:
     >>> alibi_bias(jnp.array(0.5)).materialize(2, 3).tolist()
     [[-0.0, -0.5, -1.0], [-0.5, -0.0, -0.5]]
 
-    Source: Press, Smith and Lewis 2022, section 3 (causal there, where |i - j| is i - j).
+    Source: Press, Smith and Lewis 2022, section 3 (for causal attention, where |i - j| is i - j).
     """
     return AlibiBias(_floats("slopes", slopes, 0))
 
 
-def alibi_slopes(heads: int) -> Array:
-    """One slope for each head, a geometric sequence down to 2^-8.
+def alibi_slopes(num_heads: int) -> Array:
+    """A slope for each head, a geometric sequence down to 2^-8.
 
         slope_n = 2^(-8 n / N), n = 1 ... N
 
-    for N a power of two; else those of the next lower power of two, and then every second one of
-    the next higher.
+    for N a power of two. For other N, the slopes of the next lower power of two, and then every
+    second slope of the next higher power of two.
 
     Args:
-        heads: N, at least 1.
+        num_heads: N, at least 1.
 
     Returns:
         float32 [N].
 
     Raises:
-        ValueError: there are no heads.
+        ValueError: `num_heads` is not a positive integer.
 
     >>> alibi_slopes(4).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
 
     Source: Press, Smith and Lewis 2022, section 3; for other N their published code.
     """
-    heads = _whole("heads", heads)
-    if heads < 1:
-        raise ValueError(f"heads must be at least 1; got {heads}")
-    lower = 2 ** int(math.log2(heads))
+    num_heads = check_integer("num_heads", num_heads)
+    lower = 2 ** int(math.log2(num_heads))
     slopes = [2.0 ** (-8 * n / lower) for n in range(1, lower + 1)]
-    slopes += [2.0 ** (-8 * n / (2 * lower)) for n in range(1, 2 * (heads - lower) + 1, 2)]
+    slopes += [2.0 ** (-8 * n / (2 * lower)) for n in range(1, 2 * (num_heads - lower) + 1, 2)]
     return jnp.array(slopes, jnp.float32)
 
 
@@ -254,11 +254,11 @@ def relative_bias(table: Array) -> Bias:
     """A learned number for each distance: b_ij = table[clip(j - i, -R, R) + R]
 
     Args:
-        table: float [*B, 2 R + 1], from distance -R (the key stands R before the query) to R;
-            [N, 2 R + 1] for inputs [B, N, T, D], one for each head.
+        table: float [*B, 2 R + 1], from distance -R (the key is R positions before the query) to
+            R; [N, 2 R + 1] for inputs [B, N, T, D], a table for each head.
 
     Returns:
-        a `Bias`; gradients reach the table.
+        a `Bias`, differentiable in the table.
 
     Raises:
         ValueError: the table is not floating-point, or has an even number of entries.
@@ -266,12 +266,14 @@ def relative_bias(table: Array) -> Bias:
     >>> relative_bias(jnp.array([-1.0, 0.0, 2.0])).materialize(2, 3).tolist()
     [[0.0, 2.0, 2.0], [-1.0, 0.0, 2.0]]
 
-    Source: Shaw, Uszkoreit and Vaswani 2018, section 3.1, whose relative vectors this has as
-    numbers (as in T5); their k is R.
+    Source: Shaw, Uszkoreit and Vaswani 2018, section 3.1, with numbers instead of their relative
+    vectors (as in T5); their k is R.
     """
     table = _floats("table", table, 1)
     if table.shape[-1] % 2 == 0:
-        raise ValueError(f"table must be [*B, 2 R + 1], an odd number; got {list(table.shape)}")
+        raise ValueError(
+            f"table must be [*B, 2 R + 1], with an odd last axis; got {list(table.shape)}"
+        )
     return TableBias(table)
 
 
@@ -280,12 +282,12 @@ def t5_bias(table: Array, *, bidirectional: bool = True, max_distance: int = 128
 
     Args:
         table: float [*B, buckets]; [N, 32] for inputs [B, N, T, D] and 32 buckets.
-        bidirectional: half of the buckets are for keys after the query; False (under a causal
-            mask): all are for keys before it, and keys after it share the bucket of distance 0.
-        max_distance: distances from here on share the last bucket.
+        bidirectional: half of the buckets are for keys after the query. False, for a causal mask:
+            all buckets are for keys before it, and keys after it share the bucket of distance 0.
+        max_distance: distances from this one on share the last bucket.
 
     Returns:
-        a `Bias`; gradients reach the table.
+        a `Bias`, differentiable in the table.
 
     Raises:
         ValueError: the table is not floating-point, or a size does not fit (see
@@ -304,25 +306,25 @@ def t5_bias(table: Array, *, bidirectional: bool = True, max_distance: int = 128
 def relative_position_bucket(
     distances: Array, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
 ) -> Array:
-    """T5's buckets: one for each of the shortest distances, then logarithmically wider ones.
+    """T5's buckets: a bucket for each of the shortest distances, then logarithmically wider ones.
 
-    With n buckets a side and m = n // 2, distance d >= 0 has bucket
+    With n buckets per side and m = n // 2, distance d >= 0 has the bucket
 
-        d                                                  for d < m,
-        min(m + floor(log(d / m) / log(max_distance / m) (n - m)), n - 1)   from there on.
+        d                                                                   for d < m,
+        min(m + floor(log(d / m) / log(max_distance / m) (n - m)), n - 1)   for d >= m.
 
     Args:
         distances: int, j - i.
-        buckets: how many there are in all.
-        max_distance: distances from here on share the last bucket.
+        buckets: number of buckets, both sides together.
+        max_distance: distances from this one on share the last bucket.
         bidirectional: half of the buckets, from `buckets` // 2 on, are for j > i.
 
     Returns:
         int32, 0 <= bucket < `buckets`, same shape.
 
     Raises:
-        ValueError: fewer than 2 buckets a side, or `max_distance` below what one-by-one buckets
-            already tell apart.
+        ValueError: there are fewer than 2 buckets per side, or `max_distance` is not greater than
+            the distances that have their own bucket.
 
     >>> relative_position_bucket(jnp.array([0, -1, -9, -500, 1])).tolist()
     [0, 1, 8, 15, 17]
@@ -342,7 +344,7 @@ def relative_position_bucket(
 
 
 def as_bias(bias: Bias | Array) -> Bias:
-    """A `Bias` as it is; a float array broadcastable to [*B, T, S] as a `DenseBias`."""
+    """A `Bias` unchanged; a float array broadcastable to [*B, T, S] as a `DenseBias`."""
     if isinstance(bias, Bias):
         check_decorated(bias)
         return bias
@@ -351,27 +353,21 @@ def as_bias(bias: Bias | Array) -> Bias:
 
 
 def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> int:
-    """How many buckets there are for one direction."""
-    buckets, max_distance = _whole("buckets", buckets), _whole("max_distance", max_distance)
+    """The number of buckets for each direction."""
+    buckets = check_integer("buckets", buckets, least=0)
+    max_distance = check_integer("max_distance", max_distance)
     side = buckets // 2 if bidirectional else buckets
     if side < 2 or (bidirectional and buckets % 2):
         raise ValueError(
-            "buckets must be at least 2 a side, and even if bidirectional; got"
+            "buckets must be at least 2 per side, and even if bidirectional; got"
             f" {buckets} with bidirectional={bidirectional}"
         )
     if max_distance <= side // 2:
         raise ValueError(
-            f"max_distance must be greater than {side // 2}, the distances with a bucket each;"
-            f" got {max_distance}"
+            f"max_distance must be greater than {side // 2}, the number of distances with their own"
+            f" bucket; got {max_distance}"
         )
     return side
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer; got {value!r}") from None
 
 
 def _floats(name: str, value: Any, ndim: int) -> Array:

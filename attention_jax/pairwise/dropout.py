@@ -1,9 +1,9 @@
-"""What survives dropout, as a function of (rng, row, column): attention weights, and features.
+"""Dropout masks of attention weights and features, as functions of (rng, row, column).
 
-Each entry's fate is a hash of a seed and its two positions. It does not depend on which other
-entries are computed with it, so forward, backward, any tile and any implementation agree, and
-nothing of size [T, S] is ever stored. XLA fuses the hash with what is dropped, where a generator of
-random bits would be a pass of its own.
+A hash of a seed and two positions decides about each entry. It does not depend on the other entries
+that are computed with it, so that forward, backward, all tiles and all implementations agree, and
+no array [T, S] is stored. XLA fuses the hash with the operation on the entries, where a generator
+of random bits would need another pass.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Array = jax.Array
 
 
 def keep_mask(rng: Array, rate: float, query_positions: Array, key_positions: Array) -> Array:
-    """True where the weight of a pair is kept, with probability 1 - rate, independently.
+    """True where the weight of a pair is kept, independently with probability 1 - rate.
 
     Args:
-        rng: one PRNG key (of one example).
-        rate: probability of dropping, 0 <= rate < 1, in steps of 2^-32.
+        rng: one PRNG key, for one example.
+        rate: probability of dropping, 0 <= rate < 1, rounded to a multiple of 2^-32.
         query_positions: int [t].
         key_positions: int [s].
 
@@ -36,20 +36,20 @@ def keep_mask(rng: Array, rate: float, query_positions: Array, key_positions: Ar
 
 
 def drop(weights: Array, keep: Array, rate: float) -> Array:
-    """Weights with the dropped ones 0 and the kept ones divided by 1 - rate."""
+    """Sets dropped weights to 0 and divides kept weights by 1 - rate."""
     return jnp.where(keep, weights / (1 - rate), 0)
 
 
 def drop_features(x: Array, rng: Array | None, rate: float) -> Array:
-    """x [..., D] with features dropped independently, those kept divided by 1 - rate.
+    """Drops features of x [..., D] independently, and divides kept features by 1 - rate.
 
     Args:
         x: float [..., D].
-        rng: one PRNG key; None for x as it is.
+        rng: one PRNG key; None returns x unchanged.
         rate: as in `keep_mask`.
 
-    Source: Srivastava et al. 2014, their p is 1 - rate; divided in training and not multiplied in
-        evaluation.
+    Source: Srivastava et al. 2014; their p is 1 - rate, and they multiply by p in evaluation
+        instead of dividing by it in training.
     """
     if rng is None or rate == 0:
         return x

@@ -1,4 +1,4 @@
-"""What a mask is, and how masks combine: `&`, `|`, `~`, and stored tables among them."""
+"""The base class of masks, their combinations by `&`, `|` and `~`, and masks stored as tables."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Array = jax.Array
 
 
 class TileStatus(NamedTuple):
-    """What is known of a tile of pairs without looking at each; False, False: nothing."""
+    """Whether a tile is known to be empty or full; both are False where this is unknown."""
 
     empty: Array  # bool []: no pair of the tile is allowed
-    full: Array  # bool []: every pair of the tile is
+    full: Array  # bool []: every pair of the tile is allowed
 
 
 class Mask(PositionFunction):
     """Base of all masks: a boolean function of (query position, key position)."""
 
     kind = "mask"
-    # Lengths [B] of inputs [B, N, T, D] would otherwise be one per head wherever B equals N.
+    # Otherwise, lengths [B] for inputs [B, N, T, D] would be read as one per head if B equals N.
     all_batch_axes = True
-    __array_ufunc__ = None  # so that `numpy_array & mask` comes to `__rand__`
+    __array_ufunc__ = None  # so that `numpy_array & mask` calls `__rand__`
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
         """Whether query i may attend to key j.
@@ -46,16 +46,16 @@ class Mask(PositionFunction):
             key_positions: int [s], 0 <= j < S.
 
         Returns:
-            bool, broadcastable to [..., t, s]; leading axes are those of the mask's own arrays.
+            bool, broadcastable to [..., t, s]; its leading axes are those of the mask's arrays.
             (`attention` calls it for one example, whose arrays have no batch axes.)
         """
         raise NotImplementedError(f"{type(self).__name__} must define allowed(query, key)")
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        """What is known of a tile: an empty one is skipped, a full one not masked.
+        """Whether a tile is empty, and can be skipped, or full, and needs no masking.
 
-        Answering "nothing" is always right and costs time only. Asked of one example: the mask's
-        arrays have no batch axes.
+        (False, False) is always correct, and only costs time. It is called for one example: the
+        mask's arrays have no batch axes.
 
         Args:
             query_positions: int [t], consecutive.
@@ -65,11 +65,11 @@ class Mask(PositionFunction):
         return TileStatus(empty=jnp.zeros((), bool), full=jnp.zeros((), bool))
 
     def most_keys(self) -> int:
-        """How many keys a query sees at most, as far as static options tell; it sizes tiles."""
+        """An upper bound, from static options, of the keys per query; it determines tile sizes."""
         return sys.maxsize
 
     def materialize(self, target_length: int, source_length: int) -> Array:
-        """The whole table, Bool[..., T, S].
+        """The whole table, bool [..., T, S].
 
         Raises:
             ValueError: an array does not fit T, S or the batch axes of the mask's other arrays.
@@ -84,15 +84,16 @@ class Mask(PositionFunction):
         return jnp.broadcast_to(table, (*table.shape[:-2], target_length, source_length))
 
     def _batch_shape(self) -> tuple[int, ...]:
-        """The batch axes of the mask's arrays together."""
-        ndims = jax.tree.leaves(self.core_ndims())
-        own = [
-            np.shape(leaf)[: max(np.ndim(leaf) - ndim, 0)]
-            for leaf, ndim in zip(jax.tree.leaves(self), ndims, strict=True)
+        """The batch axes of all arrays of the mask, broadcast together."""
+        core_ndims = jax.tree.leaves(self.core_ndims())
+        batch_shapes = [
+            np.shape(leaf)[: max(np.ndim(leaf) - core_ndim, 0)]
+            for leaf, core_ndim in zip(jax.tree.leaves(self), core_ndims, strict=True)
         ]
-        rank = max(map(len, own), default=0)
-        sizes = zip(*(shape for shape in own if len(shape) == rank), strict=True)
-        return tuple(next((size for size in axis if size != 1), 1) for axis in sizes)
+        rank = max(map(len, batch_shapes), default=0)
+        full_shapes = [shape for shape in batch_shapes if len(shape) == rank]
+        axes = zip(*full_shapes, strict=True)
+        return tuple(next((size for size in sizes if size != 1), 1) for sizes in axes)
 
     def __and__(self, other: Mask | Array) -> Mask:
         return AndMask(self, as_mask(other))
@@ -138,7 +139,7 @@ class DenseMask(Mask):
 
 @mask_dataclass
 class _TwoMasks(Mask):
-    """What `&` and `|` share."""
+    """Base of `&` and `|`."""
 
     left: Mask = submask_field()
     right: Mask = submask_field()
@@ -152,7 +153,7 @@ class _TwoMasks(Mask):
 
 @mask_dataclass
 class AndMask(_TwoMasks):
-    """Both may."""
+    """Pairs that both masks allow."""
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
         return jnp.logical_and(*self._both(query_positions, key_positions))
@@ -167,7 +168,7 @@ class AndMask(_TwoMasks):
 
 @mask_dataclass
 class OrMask(_TwoMasks):
-    """Either may."""
+    """Pairs that at least one of two masks allows."""
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
         return jnp.logical_or(*self._both(query_positions, key_positions))
@@ -179,7 +180,7 @@ class OrMask(_TwoMasks):
 
 @mask_dataclass
 class NotMask(Mask):
-    """The other pairs may."""
+    """Pairs that another mask forbids."""
 
     mask: Mask = submask_field()
 
@@ -193,13 +194,13 @@ class NotMask(Mask):
 
 @mask_dataclass
 class ShiftedMask(Mask):
-    """Query i is query i + shift of another mask: later rows of a longer table.
+    """Another mask at query positions i + shift: later rows of a longer table.
 
-    What a step of decoding needs, whose one query stands at a position that is known when it runs.
+    For a step of decoding, whose single query has a position that is known only at run time.
     """
 
     mask: Mask = submask_field()
-    shift: Array = array_field()  # one for all examples: int []
+    shift: Array = array_field()  # int [], the same for all examples
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
         return self.mask.allowed(query_positions + self.shift, key_positions)
@@ -213,21 +214,21 @@ class ShiftedMask(Mask):
     def check(
         self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
     ) -> None:
-        # Rows of a table [T, S] are counted from the beginning of the longer sequence: any T fits.
+        # The table's rows count from the beginning of the longer sequence, so any T fits.
         if self.shift.ndim:
             raise ValueError(f"mask shift must be one integer; got {list(self.shift.shape)}")
 
 
 def as_mask(mask: Mask | Array) -> Mask:
-    """A `Mask` as it is; a boolean array [*B, T, S] or [T, S] as a `DenseMask`."""
+    """A `Mask` unchanged; a boolean array [*B, T, S] or [T, S] as a `DenseMask`."""
     if isinstance(mask, Mask):
         check_decorated(mask)
         return mask
     try:
         table = jnp.asarray(mask)
     except (TypeError, ValueError):
-        what = repr(mask) if isinstance(mask, str) else type(mask).__name__
-        raise ValueError(f"mask must be a Mask or a boolean array; got {what}") from None
+        described = repr(mask) if isinstance(mask, str) else type(mask).__name__
+        raise ValueError(f"mask must be a Mask or a boolean array; got {described}") from None
     if table.dtype != jnp.bool_:
         raise ValueError(f"mask must be boolean, True = may attend; got dtype {table.dtype}")
     return DenseMask(pad_rank(table, 2))

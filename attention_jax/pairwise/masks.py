@@ -1,12 +1,12 @@
-"""Which pairs may attend, as composable functions of position.
+"""Masks as composable functions of position.
 
-A mask is boolean and `True` means "may attend". A `Mask` never stores its [T, S] table: it answers
-for the positions it is asked about, so that a tiled implementation asks tile by tile. Masks combine
-with `&`, `|` and `~`, and are pytrees: options are static and compared by value, arrays are leaves.
-An array has all batch axes `*B` in front (of size 1 where it is shared), or none of them. For
-inputs [B, N, T, D], lengths [B] are an error: they might be meant as [B, 1] or as [1, N].
+A mask is boolean, and `True` means "may attend". A `Mask` never stores its [T, S] table: it
+computes the entries of a tile from the tile's positions. Masks combine with `&`, `|` and `~`, and
+are pytrees: options are static and compared by value, arrays are leaves. An array has all batch
+axes `*B` in front (of size 1 where it is shared), or no batch axes. For inputs [B, N, T, D],
+lengths [B] are an error, because they are ambiguous: they could mean [B, 1] or [1, N].
 
-A mask of your own is a class with one method:
+Your own mask is a class with one method:
 
     @mask_dataclass
     class Strided(Mask):
@@ -14,18 +14,18 @@ A mask of your own is a class with one method:
         def allowed(self, query_positions, key_positions):
             return (query_positions[:, None] - key_positions[None, :]) % self.stride == 0
 
-It may also say which tiles are empty or full (`tile_status`), which saves their work.
+It may also define `tile_status`, so that empty tiles are skipped and full tiles are not masked.
 """
 
 from __future__ import annotations
 
-import operator
 import sys
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import bool_array, integer_array
+from attention_jax.core.checks import check_integer
 from attention_jax.pairwise.mask_algebra import (
     Mask,
     TileStatus,
@@ -63,6 +63,8 @@ __all__ = [
 
 Array = jax.Array
 
+_MAX_INT32 = 2**31 - 1  # positions are int32
+
 
 @mask_dataclass
 class CausalMask(Mask):
@@ -71,7 +73,7 @@ class CausalMask(Mask):
     offset: int
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        # The difference of two positions never overflows, as position + offset might.
+        # The difference of two positions never overflows; position + offset could.
         return key_positions[None, :] - query_positions[:, None] <= self.offset
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
@@ -81,7 +83,7 @@ class CausalMask(Mask):
 
 @mask_dataclass
 class LocalMask(Mask):
-    """Query i sees keys i - left <= j <= i + right; `None` leaves that side open."""
+    """Query i sees keys i - left <= j <= i + right; `None` means no bound on that side."""
 
     left: int | None
     right: int | None
@@ -118,16 +120,18 @@ class PaddingMask(Mask):
     query_lengths: Array | None = array_field()
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        real = _exist(key_positions[None, :], self.key_lengths)
-        if self.query_lengths is not None:
-            real_query = _exist(query_positions[:, None], self.query_lengths)
-            real = jnp.logical_and(*same_rank(real, real_query))
-        return real
+        keys = _within(key_positions[None, :], self.key_lengths)
+        if self.query_lengths is None:
+            return keys
+        queries = _within(query_positions[:, None], self.query_lengths)
+        return jnp.logical_and(*same_rank(keys, queries))
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        sides = [(key_positions, self.key_lengths), (query_positions, self.query_lengths)]
         empty, full = jnp.zeros((), bool), jnp.ones((), bool)
-        for positions, lengths in sides:
+        for positions, lengths in (
+            (key_positions, self.key_lengths),
+            (query_positions, self.query_lengths),
+        ):
             if lengths is not None:
                 end = lengths.astype(positions.dtype)
                 empty, full = empty | (positions[0] >= end), full & (positions[-1] < end)
@@ -174,41 +178,41 @@ class SegmentMask(Mask):
         queries = take(self.query_segments, query_positions, axis=-1)
         keys = take(self.key_segments, key_positions, axis=-1)
         with jax.numpy_dtype_promotion("standard"):
-            apart = (queries.max() < keys.min()) | (keys.max() < queries.min())
-            one = (queries.min() == keys.max()) & (queries.max() == keys.min())
-        return TileStatus(empty=apart, full=one)
+            disjoint = (queries.max() < keys.min()) | (keys.max() < queries.min())
+            all_equal = (queries.min() == keys.max()) & (queries.max() == keys.min())
+        return TileStatus(empty=disjoint, full=all_equal)
 
 
 def causal_mask(offset: int = 0) -> Mask:
     """Query i sees keys j <= i + offset (aligned at the top left when T != S, as in `jax.nn`).
 
     Args:
-        offset: how many keys beyond its own position a query may see; may be negative.
+        offset: number of keys after its own position that a query may see; may be negative.
 
     Returns:
         a `Mask` without arrays: static, hashable, for any T and S.
 
     Raises:
-        ValueError: `offset` is no Python integer of 32 bits.
+        ValueError: `offset` is not a Python integer below 2^31 in size.
 
     >>> causal_mask(offset=1).materialize(2, 4).astype(int).tolist()
     [[1, 1, 0, 0], [1, 1, 1, 0]]
     """
-    return CausalMask(_static_int("offset", offset))
+    return CausalMask(check_integer("offset", offset, -_MAX_INT32, _MAX_INT32))
 
 
 def local_mask(left: int | None, right: int | None) -> Mask:
     """Query i sees keys i - left <= j <= i + right (a sliding window).
 
     Args:
-        left: keys to the left of the query's position that it may see, >= 0; None for all.
-        right: the same to the right.
+        left: number of keys before the query's position that it may see, >= 0; None for all.
+        right: number of keys after the query's position that it may see, >= 0; None for all.
 
     Returns:
         a `Mask` without arrays: static, hashable, for any T and S.
 
     Raises:
-        ValueError: `left` or `right` is negative, or no Python integer of 32 bits.
+        ValueError: `left` or `right` is not a Python integer with 0 <= value < 2^31.
 
     >>> local_mask(1, 0).materialize(3, 3).astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
@@ -217,12 +221,12 @@ def local_mask(left: int | None, right: int | None) -> Mask:
 
 
 def padding_mask(key_lengths: Array, query_lengths: Array | None = None) -> Mask:
-    """Keys from `key_lengths` on, and queries from `query_lengths` on, are padding.
+    """Masks padding: keys from position `key_lengths` on, and queries from `query_lengths` on.
 
     Args:
         key_lengths: int [*B], size 1 where shared: [B] for inputs [B, T, D], [B, 1] for inputs
             [B, N, T, D] (`lengths[:, None]`); or [], the same length for all.
-        query_lengths: the same for queries; None if every query is real.
+        query_lengths: the same for queries; None if there is no padding among the queries.
 
     Returns:
         a `Mask` whose leaves are the lengths. For padding that is not at the end, see `token_mask`.
@@ -239,16 +243,17 @@ def padding_mask(key_lengths: Array, query_lengths: Array | None = None) -> Mask
 
 
 def token_mask(key_tokens: Array, query_tokens: Array | None = None) -> Mask:
-    """Only the tokens that are marked `True` are real; the others are padding, wherever they stand.
+    """Masks padding at any position: only tokens that are marked `True` are real.
 
         allowed_ij = query_tokens_i and key_tokens_j
 
-    In self attention, `token_mask(real, real)` hides padded queries too: their output is 0.
+    In self attention, `token_mask(real, real)` also masks padded queries: their output is 0.
 
     Args:
         key_tokens: bool [*B, S], True = a real token, size 1 where shared: [B, S] for inputs
             [B, S, D], [B, 1, S] for inputs [B, N, S, D] (`real[:, None]`); or [S].
-        query_tokens: bool [*B, T], the same for queries; None if every query is real.
+        query_tokens: bool [*B, T], the same for queries; None if there is no padding among the
+            queries.
 
     Returns:
         a `Mask` whose leaves are the two arrays; memory is linear in T and S.
@@ -297,23 +302,8 @@ def _token_array(name: str, tokens: Array) -> Array:
     return array
 
 
-def _static_int(name: str, value: int) -> int:
-    try:
-        integer = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a Python integer; got {value!r}") from None
-    if abs(integer) >= 2**31:
-        raise ValueError(f"{name} must be below 2**31 in size; got {integer}")
-    return integer
-
-
 def _window(name: str, size: int | None) -> int | None:
-    if size is None:
-        return None
-    size = _static_int(name, size)
-    if size < 0:
-        raise ValueError(f"{name} must be at least 0, or None for no bound; got {size}")
-    return size
+    return None if size is None else check_integer(name, size, 0, _MAX_INT32)
 
 
 def _distances(query_positions: Array, key_positions: Array) -> tuple[Array, Array]:
@@ -321,6 +311,6 @@ def _distances(query_positions: Array, key_positions: Array) -> tuple[Array, Arr
     return key_positions[0] - query_positions[-1], key_positions[-1] - query_positions[0]
 
 
-def _exist(positions: Array, lengths: Array) -> Array:
+def _within(positions: Array, lengths: Array) -> Array:
     """Whether positions, a row [1, s] or a column [t, 1], are below lengths [*B]."""
     return pad_rank(positions, lengths.ndim + 2) < lengths[..., None, None].astype(positions.dtype)

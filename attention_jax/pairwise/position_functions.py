@@ -1,10 +1,9 @@
 """Functions of (query position, key position) that are never stored as [T, S].
 
-What masks (which pairs may attend) and biases (what is added to the logits) have in common: they
-answer for the positions they are asked about, so that a tiled implementation asks tile by tile.
-They are pytrees: options are static and compared by value, arrays are leaves whose leading axes
-broadcast to the batch axes `*B`: all of them, or none, for a mask; aligned to the right, as NumPy
-does, for a bias.
+The base class of masks and biases, which compute the entries of a tile from the tile's positions.
+They are pytrees: options are static and compared by value; arrays are leaves whose leading axes
+broadcast to the batch axes `*B`. A mask's array has all batch axes or none of them; the batch axes
+of a bias's array are aligned to the right, as in NumPy.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ def array_field(*core_axes: str | int) -> Any:
     """An array leaf `[*B, *core_axes]`.
 
     Args:
-        core_axes: each is "T" or "S" (that length, or 1), another name (any size), or a size.
+        core_axes: for each axis, "T" or "S" (this length, or 1), another name (any size), or a
+            size.
     """
     return dataclasses.field(metadata={_CORE_AXES: core_axes})
 
@@ -42,8 +42,8 @@ def part_field() -> Any:
 def position_dataclass(cls):
     """Makes a class of annotated fields a frozen dataclass and a pytree.
 
-    Fields made by `array_field` or `part_field` are leaves; all others are static options. One
-    without arrays is hashable by value and may be a static argument of `jax.jit`.
+    Fields made by `array_field` or `part_field` are leaves; all others are static options. An
+    instance without arrays is hashable by value, and can be a static argument of `jax.jit`.
     """
     declared = [
         *getattr(cls, "__dataclass_fields__", {}).values(),  # inherited
@@ -53,7 +53,7 @@ def position_dataclass(cls):
         isinstance(field, dataclasses.Field) and field.metadata.get(_CORE_AXES) is not None
         for field in declared
     )
-    # Arrays have no truth value, so what holds one is compared by identity.
+    # Comparison of arrays has no truth value, so functions with arrays are compared by identity.
     cls = dataclasses.dataclass(frozen=True, eq=not holds_arrays)(cls)
     leaves = [field.name for field in dataclasses.fields(cls) if _CORE_AXES in field.metadata]
     static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
@@ -69,24 +69,24 @@ def check_decorated(function: PositionFunction) -> None:
 
 
 class PositionFunction:
-    """What masks and biases share: how their arrays relate to the batch axes."""
+    """Base of masks and biases: the batch axes of their arrays."""
 
-    kind: ClassVar[str]  # what error messages call it
-    # Whether an array has all batch axes or none. If not, fewer are aligned to the right.
+    kind: ClassVar[str]  # the name in error messages
+    # Whether an array must have all batch axes or none; else the axes are aligned to the right.
     all_batch_axes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        # Compared by value in static options, arrays would be: gradients would not reach them.
+        # An array as a static option would be compared by value, and have no gradient.
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if _CORE_AXES not in field.metadata and isinstance(value, jax.Array | np.ndarray):
                 raise ValueError(
                     f"{type(self).__name__}.{field.name} must be declared `{field.name}: Array ="
-                    " array_field()` to hold an array; without that it is a static option"
+                    " array_field()` to hold an array; otherwise it is a static option"
                 )
 
     def core_ndims(self: Function) -> Function:
-        """This function with every array replaced by its number of axes without batch axes."""
+        """A copy with every array replaced by its number of axes, excluding batch axes."""
         return dataclasses.replace(  # type: ignore[type-var]
             self,
             **{
@@ -101,7 +101,7 @@ class PositionFunction:
     ) -> None:
         """Raises ValueError unless every array fits inputs of shape [*B, T, D] and [*B, S, D].
 
-        With `batch_shape=None`, any batch axes will do.
+        With `batch_shape=None`, arrays may have any batch axes.
         """
         sizes: dict[str | int, int] = {"T": target_length, "S": source_length}
         for name, value, core_axes in self._leaves():
@@ -111,12 +111,12 @@ class PositionFunction:
                 value.check(batch_shape, target_length, source_length)
                 continue
             shape = np.shape(value)
-            own = shape[: max(len(shape) - len(core_axes), 0)]
+            array_batch = shape[: max(len(shape) - len(core_axes), 0)]
             core = [
                 sizes.get(axis, axis if isinstance(axis, int) else size)
-                for axis, size in zip(core_axes, shape[len(own) :], strict=False)
+                for axis, size in zip(core_axes, shape[len(array_batch) :], strict=False)
             ]
-            full = (*(own if batch_shape is None else batch_shape), *core)
+            full = (*(array_batch if batch_shape is None else batch_shape), *core)
             if self.all_batch_axes and batch_shape is not None:
                 check_batch_axes(self.label(name), shape, len(core_axes), batch_shape)
             if len(shape) < len(core_axes) or not broadcasts(shape, full):
@@ -127,7 +127,7 @@ class PositionFunction:
                 )
 
     def label(self, name: str) -> str:
-        """What error messages call the array `name`."""
+        """The name of the array `name` in error messages."""
         return f"{self.kind} {name}"
 
     def _leaves(self) -> Iterator[tuple[str, Any, tuple[str | int, ...] | None]]:
@@ -142,58 +142,55 @@ def check_batch_axes(
     """Raises ValueError if an array has some of the batch axes and lacks others.
 
     Args:
-        label: what the array is called, its name last.
-        shape: its shape.
-        core_ndim: how many axes it has without batch axes.
+        label: the label of the array in error messages; its last word is the array's name.
+        shape: the array's shape.
+        core_ndim: the array's number of axes, excluding batch axes.
         batch_shape: *B.
     """
-    own = shape[: max(len(shape) - core_ndim, 0)]
-    missing = len(batch_shape) - len(own)
-    if not own or missing <= 0:
+    array_batch = shape[: max(len(shape) - core_ndim, 0)]
+    count = len(array_batch)
+    missing = len(batch_shape) - count
+    if not array_batch or missing <= 0:
         return
     name, batch = label.split()[-1], f"[{', '.join(map(str, batch_shape))}]"
-    as_first = f"{name}[{', '.join([':'] * len(own) + ['None'] * missing)}]"
+    as_first = f"{name}[{', '.join([':'] * count + ['None'] * missing)}]"
     as_last = f"{name}[{', '.join(['None'] * missing)}]"
-    fits = [
-        code
-        for code, axes in ((as_first, batch_shape[: len(own)]), (as_last, batch_shape[missing:]))
-        if broadcasts(own, axes)
-    ]
-    if len(fits) == 2:
-        fits = [f"{as_first} if its axes are the first of {batch}", f"{as_last} if the last"]
+    readings = ((as_first, batch_shape[:count]), (as_last, batch_shape[missing:]))
+    fixes = [code for code, axes in readings if broadcasts(array_batch, axes)]
+    if len(fixes) == 2:
+        fixes = [f"{as_first} if its axes are the first of {batch}", f"{as_last} if the last"]
     raise ValueError(
         f"{label} must have all {len(batch_shape)} batch axes *B = {batch} (size 1 where shared),"
-        f" or none; got {list(shape)}" + (f": write {', or '.join(fits)}" if fits else "")
+        f" or none; got {list(shape)}" + (f": write {', or '.join(fixes)}" if fixes else "")
     )
 
 
 def broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    """Whether an array of `shape` broadcasts to `full`, and no larger."""
+    """Whether an array of `shape` broadcasts to `full` without enlarging `full`."""
     aligned = zip(reversed(shape), reversed(full), strict=False)
     return len(shape) <= len(full) and all(size in (1, to) for size, to in aligned)
 
 
 def take(array: Array, positions: Array, axis: int) -> Array:
-    """`array` at `positions`, beyond its end the last; an axis of size 1 stands for all of them."""
+    """`array` at `positions`, its last entry beyond the end; an axis of size 1 is kept."""
     size = array.shape[axis]
     if size == 1:
         return array
-    # A padded tile asks beyond the end. `mode="clip"` alone would do, but for `checkify`.
+    # A padded tile has positions beyond the end. `mode="clip"` alone would fail under `checkify`.
     return jnp.take(array, jnp.clip(positions, 0, size - 1), axis=axis, mode="clip")
 
 
-# Ranks are made equal by hand, so that nothing here depends on implicit rank promotion, which
-# careful users turn off.
+# The functions below make ranks equal by hand, because users may forbid implicit rank promotion.
 
 
 def pad_rank(array: Array, ndim: int) -> Array:
-    """`array` with axes of size 1 in front, `ndim` axes in all."""
-    if array.ndim >= ndim:  # a reshape to the same shape costs something outside of `jit`
+    """`array` with `ndim` axes; the added axes are in front and have size 1."""
+    if array.ndim >= ndim:  # outside of `jit`, even a reshape to the same shape takes time
         return array
     return array.reshape((1,) * (ndim - array.ndim) + array.shape)
 
 
 def same_rank(left: Array, right: Array) -> tuple[Array, Array]:
-    """Both with as many axes as the one that has more."""
+    """Both arrays, padded to the larger number of axes."""
     ndim = max(left.ndim, right.ndim)
     return pad_rank(left, ndim), pad_rank(right, ndim)

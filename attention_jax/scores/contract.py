@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 
-from attention_jax.core.jvp_of_moving import jvp_of_moving
+from attention_jax.core.partial_jvp import partial_jvp
 
 Array = jax.Array
 Params = Any  # a pytree of arrays; {} when there is nothing to learn
@@ -93,7 +93,7 @@ class Score:
         array moves.
         """
         primals = (params, q_features, k_features)
-        return jvp_of_moving(self.pair, primals, (dparams, dq_features, dk_features))
+        return partial_jvp(self.pair, primals, (dparams, dq_features, dk_features))
 
     def __call__(self, params: Params, query: Array, key: Array) -> Array:
         """Logits [T, S] of queries [T, Dq] and keys [S, Dk]."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax.scores.contract import Params, Score, TileCost
 from attention_jax.scores.products import einsum, matmul, tall_product
@@ -66,7 +67,7 @@ class ScaledDot(Dot):
     def with_scale(self, params: Params, scale: Any) -> tuple[Score, Params]:
         if self.scale is None and isinstance(scale, numbers.Real):
             return dataclasses.replace(self, scale=float(scale)), params
-        if self == ScaledDot() and jnp.shape(scale) == ():
+        if self == ScaledDot() and np.shape(scale) == ():
             return _ScaleInParams(), {**(params or {}), "scale": scale}
         return super().with_scale(params, scale)  # an error
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from attention_jax.core.jvp_of_moving import jvp_of_moving
+from attention_jax.core.partial_jvp import partial_jvp
 from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.projected_keys import key_features
 
@@ -125,7 +125,7 @@ def masked_pair_jvp(
     """
     if allowed is None or stand_ins is None:
         return score.pair_jvp(*primals, *tangents)
-    return jvp_of_moving(
+    return partial_jvp(
         lambda params, q, k: masked_pair(score, params, q, k, allowed, stand_ins), primals, tangents
     )
 

@@ -1,7 +1,7 @@
-"""The attention benchmark: speed, memory, and the targets that both should meet.
+"""The attention benchmark: speed, memory, and targets for both.
 
-Ours and its peers take turns at every work, in one run, so that each ratio is of medians measured
-side by side. What would not fit in memory is not started, and said so.
+Our attention and its peers take turns at every work in the same run, so that each ratio compares
+medians measured side by side. A contestant that would not fit in memory is reported as absent.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from attention_jax.implementations import IMPLEMENTATIONS
 from benchmarks import attention_memory, attention_speed
 from benchmarks.attention_targets import targets_met
-from benchmarks.attention_works import all_works, picked
-from benchmarks.measure import JSON, Options, Report
+from benchmarks.attention_works import all_works, matching
+from benchmarks.measure import JSON, SHRUNK, Options, Report
 
-_OPTIONS = ("works", "implementation", "shrink", "repeats")  # those that matter here
+_OPTIONS = ("works", "implementation", "shrink", "repeats")  # the options that this benchmark reads
 _PEER_PACKAGES = ("flax", "keras", "pykeops", "tokamax", "torch")
 
 _SPEED_COLUMNS = {
@@ -43,28 +43,28 @@ _TARGET_COLUMNS = {
     "claim": ("claim", ""),
     "number": ("what", ""),
     "target": ("target", ""),
-    "found": ("found", ".3g"),
+    "measured": ("found", ".3g"),
     "met": ("met", ""),
 }
 
 
 def check(options: Options) -> None:
-    """Raises ValueError for works or an implementation that there are not."""
+    """Raises ValueError for unknown works or an unknown implementation."""
     names = [*all_works(), *attention_memory.all_programs()]
     for pattern in options.works:
-        if not picked(names, [pattern]):
-            raise ValueError(f"works must be of {', '.join(names)}; got {pattern!r}")
+        if not matching(names, [pattern]):
+            raise ValueError(f"works must be among {', '.join(names)}; got {pattern!r}")
     implementation = options.implementation
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(
-            f"implementation must be of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}"
+            f"implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}"
         )
 
 
 def run(options: Options) -> Iterator[Report]:
-    """Three tables, each given as soon as it is there: speed, memory, targets."""
+    """Three tables, each yielded when it is complete: speed, memory, targets."""
     works, programs = all_works(), attention_memory.all_programs()
-    chosen = [works[name].shrunk(options.shrink) for name in picked(works, options.works)]
+    chosen = [works[name].shrunk(options.shrink) for name in matching(works, options.works)]
     speed = attention_speed.rows_of(
         [dataclasses.replace(work, implementation=options.implementation) for work in chosen],
         options.repeats,
@@ -80,14 +80,15 @@ def run(options: Options) -> Iterator[Report]:
         rows=[row | _shown(row) for row in speed],
         settings=settings,
         notes=[
-            "/ ours: how many times as long it takes",
-            "temp. MiB: at the peak, beside inputs and results, of what XLA compiled",
+            "/ ours: time divided by our time",
+            "temp. MiB: peak temporary memory of programs compiled by XLA, without inputs and"
+            " results",
             *_absences(speed, "contestant"),
         ],
         section=("work", "direction", "setting"),
     )
     memory = attention_memory.rows_of(
-        (programs[name] for name in picked(programs, options.works)), options.shrink
+        (programs[name] for name in matching(programs, options.works)), options.shrink
     )
     yield Report(
         name="attention-memory",
@@ -104,13 +105,13 @@ def run(options: Options) -> Iterator[Report]:
         columns=_TARGET_COLUMNS,
         rows=targets_met([*speed, *memory]),
         settings=settings,
-        notes=[] if options.shrink == 1 else ["lengths were divided, so this says nothing"],
+        notes=[] if options.shrink == 1 else [SHRUNK],
         section=(),
     )
 
 
 def _shown(row: JSON) -> JSON:
-    """What the table says in few words."""
+    """The row's setting and contestant in a few words."""
     unusual = [row["mask"]] * (row["mask"] != "none") + [row["dtype"]] * (row["dtype"] != "float32")
     name = who = row["contestant"]
     if "absent" in row:
@@ -123,7 +124,7 @@ def _shown(row: JSON) -> JSON:
 
 
 def _absences(rows: list[JSON], who: str) -> list[str]:
-    """A line for each one that is absent and each reason, with the works it is missing from."""
+    """A line for each absent contestant and reason, with the works it is absent from."""
     works: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if "absent" in row:

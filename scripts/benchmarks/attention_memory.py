@@ -1,4 +1,4 @@
-"""What derivatives take: temporary memory and compile time, of programs that are not run."""
+"""Temporary memory and compile time of derivatives; the programs are compiled and not run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations import IMPLEMENTATIONS
-from benchmarks.attention_peers import forward_backward, our_attention
+from benchmarks.attention_contestant import forward_backward, our_attention
 from benchmarks.attention_works import Tree, Work
-from benchmarks.measure import FOUR_SCORES, JSON, compile_cold, say
+from benchmarks.measure import FOUR_SCORES, JSON, compile_cold, print_progress
 
 _LENGTHS = (4096, 16384)
 
@@ -55,7 +55,7 @@ _DERIVATIVES: dict[str, Callable[[Attend, Tree, Array, Tree], Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One derivative of one implementation, at every length of `_LENGTHS`."""
+    """A derivative of an implementation, at every length of `_LENGTHS`."""
 
     implementation: str
     score: str
@@ -64,7 +64,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """By which --works picks it."""
+        """The name that --works selects it by."""
         return f"memory-{self.implementation}-{self.score}-{self.derivative}"
 
     def work(self, length: int) -> Work:
@@ -78,7 +78,7 @@ class Program:
 
 
 def all_programs() -> dict[str, Program]:
-    """Every program by its name."""
+    """All programs by name."""
     programs = [
         Program(implementation, score, 128 if score == "additive" else None)
         for implementation in ("reference", "tiled")
@@ -93,10 +93,10 @@ def all_programs() -> dict[str, Program]:
 
 
 def rows_of(programs: Iterable[Program], shrink: int = 1) -> list[JSON]:
-    """A row for each program and length, also for those that are absent.
+    """A row for each program and length, including absent programs.
 
-    A row has "temporary_mib"; "times_shorter", how many times those of the length before, which
-    is a quarter; "compile_seconds".
+    A row has "temporary_mib"; "times_shorter", its ratio to the row before, whose length is a
+    quarter; and "compile_seconds".
     """
     return [row for program in programs for row in _rows(program, shrink)]
 
@@ -114,15 +114,15 @@ def _rows(program: Program, shrink: int) -> list[JSON]:
         if program.implementation not in IMPLEMENTATIONS:
             rows.append(row | {"absent": f"there is no implementation {program.implementation!r}"})
             continue
-        say(f"attention, {program.name}: compiling for length {work.length}")
+        print_progress(f"attention, {program.name}: compiling for length {work.length}")
         derivative = functools.partial(_DERIVATIVES[program.derivative], our_attention(work))
         compiled = compile_cold(derivative, *_shapes(work))
-        before = rows[-1]["temporary_mib"] if rows else None
+        shorter = rows[-1]["temporary_mib"] if rows else None
         rows.append(
             row
             | {
                 "temporary_mib": compiled.temporary_mib,
-                "times_shorter": before and compiled.temporary_mib / before,
+                "times_shorter": shorter and compiled.temporary_mib / shorter,
                 "compile_seconds": compiled.compile_seconds,
             }
         )
@@ -130,7 +130,7 @@ def _rows(program: Program, shrink: int) -> list[JSON]:
 
 
 def _shapes(work: Work) -> tuple[Tree, jax.ShapeDtypeStruct, Tree]:
-    """Inputs, cotangent and direction, as far as a compiler must know them."""
+    """The shapes and dtypes of inputs, cotangent and direction."""
     inputs, cotangent = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), work.arrays()
     )

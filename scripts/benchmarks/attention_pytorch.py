@@ -1,7 +1,7 @@
 """The contestants of the attention benchmark that run on PyTorch: SDPA, a naive form, and KeOps.
 
-On one thread or on as many as PyTorch takes by itself, whichever is faster. Forward alone runs
-without a gradient tape, backward from a given cotangent of the output, as with JAX.
+They run with one thread or PyTorch's default number of threads, whichever is faster. The forward
+pass alone runs without a gradient tape; the backward pass starts from the same cotangent as JAX's.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.attention_peers import Contestant, projected
+from benchmarks.attention_contestant import Contestant, projected
 from benchmarks.attention_works import OWN, Tree, Work
 from benchmarks.measure import JSON
 
-_TRIALS = 3  # of each number of threads
+_TRIALS = 3  # for each number of threads
 
 
 def _sdpa(work: Work) -> Contestant:
-    """Its flash kernel on a CPU, which takes a boolean table for masks that are not causal."""
+    """PyTorch's flash kernel for CPUs; it reads masks that are not causal from a boolean table."""
     if work.score not in ("dot", "general", "scaled"):
         raise LookupError(f"it has no score {work.score}")
     mask = work.mask_object()
@@ -45,9 +45,9 @@ def _sdpa(work: Work) -> Contestant:
 
 
 def _naive(work: Work) -> Contestant:
-    """v . tanh(Wq q + Wk k) of every pair at once."""
+    """v . tanh(Wq q + Wk k) for all pairs at once."""
     if work.score != "additive" or work.mask:
-        raise LookupError("this one is additive, without a mask")
+        raise LookupError("it has the additive score without a mask")
 
     def attend(inputs: Tree) -> Tensor:
         params = inputs["params"]
@@ -60,10 +60,10 @@ def _naive(work: Work) -> Contestant:
 
 
 def _keops(work: Work) -> Contestant:
-    """Formulas of pairs, reduced in linear memory by C++ that it compiles for each of them."""
-    if work.score not in _KEOPS_LOGITS or work.mask or work.batch * work.heads > 1:
-        raise LookupError("this one has no such score, or no mask or batch")
-    with contextlib.redirect_stdout(sys.stderr):  # it says there is no GPU
+    """KeOps compiles C++ for each formula of a pair, and reduces it in linear memory."""
+    if work.score not in _KEOPS_LOGITS or work.mask or work.batch * work.num_heads > 1:
+        raise LookupError("it has no such score, or no mask or batch")
+    with contextlib.redirect_stdout(sys.stderr):  # KeOps prints that there is no GPU
         import pykeops
         from pykeops.torch import LazyTensor
     pykeops.set_verbose(False)
@@ -79,14 +79,14 @@ def _keops(work: Work) -> Contestant:
         output = logits.sumsoftmaxweight(LazyTensor(value[None, :, :]), axis=1)
         return output[None, None]
 
-    threads = torch.get_num_threads()  # it has its own, as many
+    threads = torch.get_num_threads()  # KeOps starts the same number of its own
     inputs, cotangent = _tensors(work)
     about = _about(threads) | {"version": pykeops.__version__}
     return Contestant(_caller(work, attend, inputs, cotangent, threads), about, most_repeats=1)
 
 
 _KEOPS_LOGITS: dict[str, Callable[[Any, Any, Any], Any]] = {
-    # It has no tanh, and this one needs no guard: 1 / (e^2x + 1) is right where e^2x overflows.
+    # KeOps has no tanh. This form needs no guard: 1 / (e^2x + 1) is right where e^2x overflows.
     "additive": lambda q, k, v: v | (1 - 2 / ((2 * (q + k)).exp() + 1)),
     "scaled": lambda q, k, v: (q | k) / math.sqrt(q.ndim),
     OWN: lambda q, k, v: -((q - k) ** 2).sum(-1),
@@ -110,7 +110,7 @@ def _caller(
     leaves = {name: inputs[name] for name in ("query", "key", "value")} | inputs["params"]
 
     def call() -> Any:
-        before = torch.get_num_threads()
+        previous_threads = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
             if not work.backward:
@@ -122,7 +122,7 @@ def _caller(
             output.backward(cotangent)
             return output.detach(), {name: leaf.grad for name, leaf in leaves.items()}
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(previous_threads)
 
     return call
 
@@ -146,9 +146,9 @@ def _about(threads: int) -> JSON:
 
 
 def _timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     call()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 CONTESTANTS: dict[str, Callable[[Work], Contestant]] = {

@@ -1,4 +1,4 @@
-"""Milliseconds of ours and of each peer that is there: the contestants of a work take turns."""
+"""Milliseconds of our attention and of each available peer; the contestants take turns."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from benchmarks.attention_peers import PEERS, Contestant, ours
+from benchmarks.attention_contestant import Contestant, ours
+from benchmarks.attention_peers import PEERS
 from benchmarks.attention_works import Work
-from benchmarks.measure import JSON, interleaved_seconds, say
+from benchmarks.measure import JSON, interleaved_seconds, print_progress
 
 OURS = "ours"
-_SHORTEST_REPEAT = 0.05  # seconds: what takes less is called several times in a repeat
+_SHORTEST_REPEAT = 0.05  # seconds: a faster contestant is called several times per repeat
 
 
 def rows_of(works: Iterable[Work], repeats: int) -> list[JSON]:
-    """For each work a row of ours, then one of each of its peers, also of those that are absent.
+    """For each work, a row for ours and a row for each of its peers, including absent peers.
 
-    A row has "milliseconds" (a call, median of all repeats); "times_ours", how many times as long
-    as ours it took; "temporary_mib" and "compile_seconds" of what XLA compiled; or "absent", with
-    the reason.
+    A row has "milliseconds" (per call, the median of all repeats); "times_ours", the ratio to our
+    time; "temporary_mib" and "compile_seconds" of a program compiled by XLA; or "absent", with the
+    reason.
     """
     return [
         row
@@ -30,16 +31,16 @@ def rows_of(works: Iterable[Work], repeats: int) -> list[JSON]:
 
 def race(
     work: Work,
-    prepared_by: Mapping[str, Callable[[Work], Contestant]],
+    prepare: Mapping[str, Callable[[Work], Contestant]],
     repeats: int,
     benchmark: str = "attention",
 ) -> list[JSON]:
-    """A row for each contestant, in the order given."""
+    """A row for each contestant, in the order of `prepare`."""
     contestants: dict[str, Contestant] = {}
     absent = {}
-    for name, prepare in prepared_by.items():
+    for name, prepare_contestant in prepare.items():
         try:
-            contestants[name] = prepare(work)
+            contestants[name] = prepare_contestant(work)
         except LookupError as error:
             absent[name] = str(error)
     calls = {name: _calls_in_a_repeat(contestant) for name, contestant in contestants.items()}
@@ -51,10 +52,10 @@ def race(
     milliseconds = {
         name: 1000 * statistics.median(seconds[name]) / calls[name] for name in contestants
     }
-    told = ", ".join(f"{name} {value:,.1f}" for name, value in milliseconds.items())
-    say(f"{benchmark}, {work.name}: milliseconds of {told}")
+    summary = ", ".join(f"{name} {value:,.1f}" for name, value in milliseconds.items())
+    print_progress(f"{benchmark}, {work.name}: milliseconds of {summary}")
     rows: list[JSON] = []
-    for name in prepared_by:
+    for name in prepare:
         row = work.described() | {"contestant": name}
         if name in absent:
             rows.append(row | {"absent": absent[name]})
@@ -74,14 +75,14 @@ def race(
 
 
 def _calls_in_a_repeat(contestant: Contestant) -> int:
-    """Warms it up, and finds how often it must be called to take long enough."""
-    began = time.perf_counter()
+    """Warms the contestant up, and returns how many calls fill the shortest repeat."""
+    start = time.perf_counter()
     contestant.call()
-    if time.perf_counter() - began > 10 * _SHORTEST_REPEAT:  # no need to try again without warm-up
+    if time.perf_counter() - start > 10 * _SHORTEST_REPEAT:  # slow enough, even when warm
         return 1
-    began = time.perf_counter()
+    start = time.perf_counter()
     contestant.call()
-    return max(1, round(_SHORTEST_REPEAT / (time.perf_counter() - began)))
+    return max(1, round(_SHORTEST_REPEAT / (time.perf_counter() - start)))
 
 
 def _repeated(call: Callable[[], object], calls: int) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""What the benchmark is meant to show, and whether it did: every claim is computed from rows."""
+"""The targets of the attention benchmark; each is evaluated from the benchmark's rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from benchmarks.attention_speed import OURS
 from benchmarks.attention_works import OWN
 from benchmarks.measure import FOUR_SCORES, JSON
-from benchmarks.targets import Found, Rows, Target
+from benchmarks.targets import Quantity, Rows, Target
 
 
 def targets_met(rows: Rows) -> list[JSON]:
@@ -15,46 +15,46 @@ def targets_met(rows: Rows) -> list[JSON]:
     return [target.row(rows) for target in (*_timed(), *_compiled())]
 
 
-# --- numbers that rows hold ---
+# --- quantities ---
 
 
-def _peer_over_ours(work: str, peer: str) -> Found:
+def _peer_over_ours(work: str, peer: str) -> Quantity:
     return lambda rows: _entry(rows, "times_ours", work=work, contestant=peer)
 
 
-def _ours_over(work: str, peer: str) -> Found:
-    def found(rows: Rows) -> float | None:
+def _ours_over(work: str, peer: str) -> Quantity:
+    def ratio(rows: Rows) -> float | None:
         times = _peer_over_ours(work, peer)(rows)
         return times and 1 / times
 
-    return found
+    return ratio
 
 
-def _mib(program: str) -> Found:
+def _mib(program: str) -> Quantity:
     return lambda rows: _entry(rows, "temporary_mib", work=program, length=16384)
 
 
-def _growth(program: str) -> Found:
+def _growth(program: str) -> Quantity:
     return lambda rows: _entry(rows, "times_shorter", work=program, length=16384)
 
 
-def _compile_seconds(score: str) -> Found:
-    """The longest of all that compile forward and backward of ours, the reference left out."""
+def _compile_seconds(score: str) -> Quantity:
+    """The longest compilation of our forward and backward pass, the reference excluded."""
 
     def counts(row: JSON) -> bool:
         timed = row.get("contestant") == OURS and row["direction"] == "forward + backward"
         only_compiled = row.get("implementation") != "reference" and row["direction"] == "grad"
         return row["score"] == score and (timed or only_compiled)
 
-    def found(rows: Rows) -> float | None:
+    def longest(rows: Rows) -> float | None:
         seconds = [row["compile_seconds"] for row in rows if counts(row) and "absent" not in row]
         return max(seconds, default=None)
 
-    return found
+    return longest
 
 
 def _entry(rows: Rows, entry: str, **where: object) -> float | None:
-    """That entry of the one row whose other entries are as said."""
+    """The entry of the first row whose other entries equal `where`."""
     for row in rows:
         if all(row.get(name) == value for name, value in where.items()):
             return row.get(entry)
@@ -108,6 +108,7 @@ def _compiled() -> Iterator[Target]:
         ("scaled", "grad-of-grad", 256),
         ("additive", "jvp", 160),
         ("additive", "jvp-of-grad", 320),
+        ("additive", "grad-of-grad", 278),  # the figure before forward mode was rewritten
     ):
         program = f"memory-tiled-{score}-{derivative}"
         claim = f"tiled, {score}, {derivative}, T=S=16384"

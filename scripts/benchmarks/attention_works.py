@@ -1,4 +1,4 @@
-"""The rows of the attention benchmark: what is computed, and whom ours is measured against."""
+"""The works of the attention benchmark: what is computed, and the peers that compute it too."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from attention_jax.scores import SCORES, Additive, Score
 from benchmarks.measure import FOUR_SCORES
 
 Tree = dict[str, Any]
-OWN = "own distance"  # the score of a user's own; the library's "distance" is made of products
+OWN = "own distance"  # a user's own score; the library's "distance" is computed by products
 
 
 @dataclasses.dataclass(frozen=True)
 class Distance(Score):
-    """-|q - k|^2, as a user might write it: plain jnp, every pair at once, no gradient."""
+    """-|q - k|^2 as a user might write it: plain jnp, all pairs at once, no gradient by hand."""
 
     def pair(self, params, q_features, k_features):
         return -jnp.sum((q_features[:, None, :] - k_features[None, :, :]) ** 2, -1)
@@ -29,24 +29,24 @@ class Distance(Score):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One thing to compute.
+    """A computation to measure.
 
     Attributes:
-        name: by which --works picks it.
+        name: the name that --works selects it by.
         score: a key of `SCORES`, or `OWN`.
-        length: T; and S, unless `key_length` says otherwise.
-        backward: also the gradients of query, key, value and the score's parameters.
-        jvp: also the output's tangent, for tangents of all of these.
+        length: T, and S unless `key_length` is given.
+        backward: also compute the gradients of query, key, value and the score's parameters.
+        jvp: also compute the output's tangent, for tangents of all of these.
         batch: B.
-        heads: N.
-        dim: D, of query, key and value.
-        hidden_dim: A, of the additive score.
-        key_length: S, if it is not T.
-        mask: "" for none, "causal", or "local 256" for a window of 256 to either side.
-        dtype: of all arrays.
-        implementation: ours; None for the one that `attention` picks.
+        num_heads: N.
+        dim: D of query, key and value.
+        hidden_dim: A of the additive score.
+        key_length: S, if it differs from T.
+        mask: "" for no mask, "causal", or "local 256" for a window of 256 to either side.
+        dtype: the dtype of all arrays.
+        implementation: our implementation; None for the one that `attention` chooses.
         peers: names in `attention_peers.PEERS`.
-        times_repeats: times as many repeats as asked for, where differences are small.
+        times_repeats: multiplies the number of repeats, where differences are small.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Work:
     backward: bool = False
     jvp: bool = False
     batch: int = 1
-    heads: int = 1
+    num_heads: int = 1
     dim: int = 64
     hidden_dim: int | None = None
     key_length: int | None = None
@@ -72,16 +72,16 @@ class Work:
 
     @property
     def direction(self) -> str:
-        """What of the function is computed."""
+        """Which derivatives are computed."""
         if self.jvp:
             return "jvp"
         return "forward + backward" if self.backward else "forward"
 
     def described(self) -> dict[str, Any]:
-        """What a table says of it."""
+        """The entries of a row that describe the work."""
         target, source = self.lengths
         lengths = f"T=S={target}" if target == source else f"T{target} S{source}"
-        shape = f"B{self.batch} N{self.heads} {lengths} D{self.dim}"
+        shape = f"B{self.batch} N{self.num_heads} {lengths} D{self.dim}"
         return {
             "work": self.name,
             "score": self.score,
@@ -92,7 +92,7 @@ class Work:
         }
 
     def shrunk(self, factor: int) -> Work:
-        """The same with lengths divided by `factor`, but not below 8."""
+        """The same work with lengths divided by `factor`, but at least 8."""
         key_length = self.key_length and min(self.key_length, max(8, self.key_length // factor))
         length = min(self.length, max(8, self.length // factor))
         return dataclasses.replace(self, length=length, key_length=key_length)
@@ -104,7 +104,7 @@ class Work:
 
     @property
     def window(self) -> int | None:
-        """Of a local mask."""
+        """The radius of a local mask."""
         return int(self.mask.removeprefix("local ")) if self.mask.startswith("local ") else None
 
     def mask_object(self) -> masks.Mask | None:
@@ -113,15 +113,16 @@ class Work:
         return masks.causal_mask() if self.mask == "causal" else None
 
     def arrays(self) -> tuple[Tree, np.ndarray]:
-        """Inputs [B, N, length, D] and params, and a cotangent of the output; the same each time.
+        """Inputs [B, N, length, D] and params, and a cotangent of the output, from a fixed seed.
 
-        All are float32 and NumPy's: a contestant converts them to what it takes.
+        All are NumPy arrays in float32; a contestant converts them.
         """
         rng = np.random.default_rng(0)
         target, source = self.lengths
 
         def normal(length: int) -> np.ndarray:
-            return rng.standard_normal((self.batch, self.heads, length, self.dim), dtype=np.float32)
+            shape = self.batch, self.num_heads, length, self.dim
+            return rng.standard_normal(shape, dtype=np.float32)
 
         params = self.score_object().init(jax.random.key(0), self.dim, self.dim)
         inputs = {
@@ -141,8 +142,8 @@ def _both_directions(work: Work) -> tuple[Work, Work]:
     return work, dataclasses.replace(work, name=f"{work.name}-grad", backward=True)
 
 
-def _everywhere() -> list[Work]:
-    scaled = Work("scaled", "scaled", 4096, heads=4, peers=_DOT_PEERS)
+def _on_any_device() -> list[Work]:
+    scaled = Work("scaled", "scaled", 4096, num_heads=4, peers=_DOT_PEERS)
     causal = dataclasses.replace(
         scaled, name="causal", mask="causal", peers=("ours, not causal", *_DOT_PEERS[1:])
     )
@@ -156,10 +157,16 @@ def _everywhere() -> list[Work]:
         scaled, name="bfloat16", dtype="bfloat16", peers=("jax.nn", "PyTorch SDPA")
     )
     additive = Work("additive", "additive", 1024, dim=128, hidden_dim=128, peers=_ADDITIVE_PEERS)
-    small = Work(  # what the reversal model computes
-        "small", "", 9, backward=True, batch=64, key_length=8, peers=("ours, reference",),
+    small = Work(  # the sizes of the reversal model
+        "small",
+        score="",
+        length=9,
+        backward=True,
+        batch=64,
+        key_length=8,
+        peers=("ours, reference",),
         times_repeats=3,
-    )  # fmt: skip
+    )
     local_16k = dataclasses.replace(
         local, name="local-16k", length=16384, peers=("ours, half as long", "jax.nn")
     )
@@ -199,7 +206,7 @@ def _on_a_gpu() -> list[Work]:
                     f"gpu-{score}-{dtype}-{thousands}k",
                     score,
                     length,
-                    heads=8,
+                    num_heads=8,
                     hidden_dim=64 if score == "additive" else None,
                     dtype=dtype,
                     peers=score_peers,
@@ -209,13 +216,13 @@ def _on_a_gpu() -> list[Work]:
 
 
 def all_works() -> dict[str, Work]:
-    """Every work of this machine, by its name."""
-    works = _everywhere() + (_on_a_gpu() if jax.default_backend() == "gpu" else [])
+    """All works for this machine's device, by name."""
+    works = _on_any_device() + (_on_a_gpu() if jax.default_backend() == "gpu" else [])
     return {work.name: work for work in works}
 
 
-def picked(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """The names that match any of the patterns, such as "additive*"; all if there is no pattern."""
+def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The names that match any of the patterns, such as "additive*"; all names without patterns."""
     return [
         name
         for name in names

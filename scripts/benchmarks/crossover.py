@@ -1,4 +1,4 @@
-"""From what size tiles pay: the numbers behind `attention_jax/implementations/choice.py`."""
+"""The size from which tiles are faster: the source of `attention_jax/implementations/choice.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.measure import Options, Report
 _BATCHES = (1, 64)
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _MOST_PAIRS = 2**22
-_SCORES = ("additive", "scaled", OWN)  # one of each kind that `choice.py` knows
+_SCORES = ("additive", "scaled", OWN)  # one for each kind that `choice.py` distinguishes
 
 _COLUMNS = {
     "score": ("score", ""),
@@ -21,11 +21,11 @@ _COLUMNS = {
 
 
 def check(options: Options) -> None:
-    """Every choice of options will do."""
+    """Accepts all options."""
 
 
 def run(options: Options) -> list[Report]:
-    """Forward and backward of "tiled" and "reference", taking turns at every size."""
+    """Times forward + backward of "tiled" and "reference", which take turns at every size."""
     works = [
         Work(
             f"crossover-{score.replace(' ', '-')}-{batch}x{length}",
@@ -59,6 +59,6 @@ def run(options: Options) -> list[Report]:
         columns=_COLUMNS,
         rows=merged,
         settings={"repeats": options.repeats},
-        notes=["reference / tiled: above 1, tiles are faster"],
+        notes=["reference / tiled: tiles are faster where it is above 1"],
     )
     return [report]

@@ -1,9 +1,9 @@
-"""Greedy decoding token by token, with a cache, or the whole answer anew for every token.
+"""Greedy decoding with a cache, against decoding that recomputes all positions for every token.
 
-The reversal model with random parameters and an end of sequence that it never says, so that every
-answer is as long as may be. `Seq2Seq.greedy_decode` keeps what it has computed of earlier tokens
-and of the source; its contestant, written here, keeps only the encoder's output, and runs the
-decoder on all positions in every step. Both end with one more pass, for the weights they return.
+The reversal model has random parameters and never emits the end of sequence, so that every output
+has the maximal length. `Seq2Seq.greedy_decode` caches the keys and values of earlier tokens and of
+the source. The naive contestant, defined here, keeps only the encoder's output, and runs the
+decoder on all positions in every step. Both end with another pass that computes the weights.
 """
 
 from __future__ import annotations
@@ -22,15 +22,23 @@ from attention_jax.nn.seq2seq import Decoded, Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal.task import VOCABULARY
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
-from benchmarks.measure import JSON, Options, Report, compile_cold, interleaved_seconds, say
+from benchmarks.measure import (
+    JSON,
+    SHRUNK,
+    Options,
+    Report,
+    compile_cold,
+    interleaved_seconds,
+    print_progress,
+)
 from benchmarks.targets import with_target
 
 Array = jax.Array
 Decode = Callable[[Seq2Seq, Array, Array, int], Decoded]
 
 _BATCH = 64
-_LENGTH = 64  # of the source, and of the answer
-_NEVER = -1e9  # what a letter's logit is to be, for it not to be said
+_LENGTH = 64  # of the source, and of the output
+_NEVER = -1e9  # the logit of a token that is never emitted
 
 _CACHED, _NAIVE = "cached", "naive"
 _COLUMNS = {
@@ -46,23 +54,27 @@ _COLUMNS = {
     "met": ("met", ""),
 }
 
-# The model's settings, and how many times as long the naive way should take at least.
+# The model's settings, and the target for the ratio of the naive time to ours.
 _MODELS: list[tuple[JSON, float | None]] = [
     ({"score": "scaled"}, 3),
     ({"score": "additive"}, 3),
-    ({"score": "scaled", "heads": 4}, None),
+    ({"score": "scaled", "num_heads": 4}, None),
 ]
 
 
 def check(options: Options) -> None:
-    """Every choice of options will do."""
+    """Accepts all options."""
 
 
 def run(options: Options) -> list[Report]:
-    """Both ways of decoding with every model, taking turns."""
+    """Times both ways of decoding with every model; the two take turns."""
     length = max(2, _LENGTH // options.shrink)
     rows = [
-        with_target(_race(Seq2SeqConfig(**settings), length, options.repeats), "times_ours", least)
+        with_target(
+            _race(Seq2SeqConfig().with_settings(**settings), length, options.repeats),
+            "times_ours",
+            least,
+        )
         for settings, least in _MODELS
     ]
     report = Report(
@@ -78,8 +90,8 @@ def run(options: Options) -> list[Report]:
             "max_length": length,
         },
         notes=[
-            "naive / cached: how many times as long it takes to read all tokens anew in each step",
-            *["lengths were divided, so this says nothing"] * (options.shrink > 1),
+            "naive / cached: time of decoding that recomputes all positions, divided by ours",
+            *[SHRUNK] * (options.shrink > 1),
         ],
         section=(),
     )
@@ -93,7 +105,7 @@ def _race(config: Seq2SeqConfig, length: int, repeats: int) -> JSON:
         name: compile_cold(functools.partial(_decoded, config, decode, length), *arguments)
         for name, decode in {_CACHED: _cached, _NAIVE: _naive}.items()
     }
-    answers = {name: jax.device_get(program.call(*arguments)) for name, program in compiled.items()}
+    outputs = {name: jax.device_get(program.call(*arguments)) for name, program in compiled.items()}
     seconds = interleaved_seconds(
         {
             name: functools.partial(_call, program.call, *arguments)
@@ -102,14 +114,16 @@ def _race(config: Seq2SeqConfig, length: int, repeats: int) -> JSON:
         repeats,
     )
     milliseconds = {name: 1000 * statistics.median(seconds[name]) for name in compiled}
-    told = ", ".join(f"{name} {value:,.1f}" for name, value in milliseconds.items())
-    say(f"decoding, {config.score}, heads={config.heads}: milliseconds of {told}")
+    summary = ", ".join(f"{name} {value:,.1f}" for name, value in milliseconds.items())
+    print_progress(
+        f"decoding, {config.score}, {config.block.num_heads} heads: milliseconds of {summary}"
+    )
     tokens = _BATCH * length
     return {
         "score": config.score,
-        "heads": config.heads,
+        "heads": config.block.num_heads,
         "config": dataclasses.asdict(config),
-        "shape": f"B{_BATCH} T=S={length} D{config.dim}",
+        "shape": f"B{_BATCH} T=S={length} D{config.block.dim}",
         "device": jax.default_backend(),
         "tokens": tokens,
         "milliseconds": milliseconds[_CACHED],
@@ -121,8 +135,8 @@ def _race(config: Seq2SeqConfig, length: int, repeats: int) -> JSON:
         "naive_repeat_seconds": seconds[_NAIVE],
         "compile_seconds": compiled[_CACHED].compile_seconds,
         "naive_compile_seconds": compiled[_NAIVE].compile_seconds,
-        # Rounding may tell two letters apart that are all but equally likely.
-        "same_tokens": float((answers[_CACHED].tokens == answers[_NAIVE].tokens).mean()),
+        # Rounding may decide between two letters that are almost equally likely.
+        "same_tokens": float((outputs[_CACHED].tokens == outputs[_NAIVE].tokens).mean()),
     }
 
 
@@ -131,7 +145,7 @@ def _model(config: Seq2SeqConfig) -> Seq2Seq:
 
 
 def _never_ending(config: Seq2SeqConfig) -> Any:
-    """Random parameters, but for the bias of EOS."""
+    """Random parameters, with a bias that excludes EOS."""
     params = nnx.to_pure_dict(nnx.state(_model(config)))
     params["logits"]["bias"] = params["logits"]["bias"].at[EOS].set(_NEVER)
     return params
@@ -153,13 +167,18 @@ def _call(program: Callable[..., Any], *arguments: Any) -> None:
 
 def _cached(model: Seq2Seq, source: Array, source_lengths: Array, max_length: int) -> Decoded:
     return model.greedy_decode(
-        source, source_lengths, max_length=max_length, sos=SOS, eos=EOS, pad=PAD,
+        source,
+        source_lengths,
+        max_length=max_length,
+        sos=SOS,
+        eos=EOS,
+        pad=PAD,
         return_weights=True,
-    )  # fmt: skip
+    )
 
 
 def _naive(model: Seq2Seq, source: Array, source_lengths: Array, max_length: int) -> Decoded:
-    """As one writes it without a cache: shapes must not change, so all positions are decoded."""
+    """Decoding without a cache: shapes must not change, so each step decodes all positions."""
     memory = model.encode(source, source_lengths)
     inputs = jnp.full((len(source), max_length + 1), PAD, source.dtype).at[:, 0].set(SOS)
 

@@ -1,7 +1,7 @@
-"""What `--log-gradients` costs at its default interval, as a share of the training it watches.
+"""The cost of `--log-gradients` at its default interval, as a share of the training time.
 
-Both sides take the steps between two lines of gradients.jsonl in one compiled call, all seeds under
-vmap; one of them also computes such a line.
+Both contestants take the steps between two lines of gradients.jsonl in one compiled call, all seeds
+under vmap; the second also computes the line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from attention_jax.analysis import learning_statistics
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import TrainState, gradient_statistics, initial_state, train_steps
-from benchmarks.measure import JSON, Options, Report, compile_cold, interleaved_seconds, say
+from benchmarks.measure import (
+    JSON,
+    Options,
+    Report,
+    compile_cold,
+    interleaved_seconds,
+    print_progress,
+)
 from benchmarks.targets import Target
 
 _EVERY = 100  # the default of --log-gradients
@@ -35,11 +42,11 @@ _COLUMNS = {
 
 
 def check(options: Options) -> None:
-    """Every choice of options will do."""
+    """Accepts all options."""
 
 
 def run(options: Options) -> list[Report]:
-    """Both ways with the cheapest score and the dearest."""
+    """Times training with and without the log, for the cheapest score and the most expensive."""
     steps = max(2, _EVERY // options.shrink)
     rows = [_race(score, steps, options.repeats) for score in ("scaled", "additive")]
     report = Report(
@@ -48,7 +55,7 @@ def run(options: Options) -> list[Report]:
         columns=_COLUMNS,
         rows=rows,
         settings={"repeats": options.repeats, "shrink": options.shrink, "steps": steps},
-        notes=["steps were divided, so this says nothing"] * (options.shrink > 1),
+        notes=["steps were divided, so these numbers are only a trial"] * (options.shrink > 1),
         section=(),
     )
     return [report]
@@ -66,7 +73,7 @@ def _race(score: str, steps: int, repeats: int) -> JSON:
         repeats,
     )
     plain, logged = (1000 * statistics.median(seconds[name]) for name in (_PLAIN, _LOGGED))
-    say(f"gradient-log, {score}: {plain:,.1f} ms, with a line {logged:,.1f} ms")
+    print_progress(f"gradient-log, {score}: {plain:,.1f} ms, with a line {logged:,.1f} ms")
     row: JSON = {
         "score": score,
         "seeds": config.loop.seeds,
@@ -82,7 +89,7 @@ def _race(score: str, steps: int, repeats: int) -> JSON:
     target = Target(
         claim=f"logging gradients, {score}",
         what="its share of the steps' time",
-        found=lambda rows: rows[0]["share"],
+        quantity=lambda rows: rows[0]["share"],
         bound="at most",
         limit=_LARGEST_SHARE,
     ).row([row])
@@ -90,8 +97,8 @@ def _race(score: str, steps: int, repeats: int) -> JSON:
 
 
 def _steps(config: ReversalConfig, count: int, state: TrainState) -> Any:
-    one_seed = functools.partial(train_steps, reversal_task(config), optimizer(config), count)
-    return jax.vmap(one_seed)(state)
+    train_seed = functools.partial(train_steps, reversal_task(config), optimizer(config), count)
+    return jax.vmap(train_seed)(state)
 
 
 def _steps_and_line(config: ReversalConfig, count: int, state: TrainState) -> Any:

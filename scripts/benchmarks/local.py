@@ -1,8 +1,8 @@
-"""Windows against the whole: what local attention saves, forward and backward, with the same score.
+"""Local against global attention with the same score, forward and backward.
 
-Luong's local attention looks at 2 D + 1 keys around a center; global attention looks at all. Both
-get the same query, key and value; the gradients of these are computed, of the score's parameters,
-and with a Gaussian (local-p's) of the centers, too.
+Luong's local attention reads 2 D + 1 keys around a center; global attention reads all keys. Both
+get the same query, key and value. Both compute the gradients of these and of the score's
+parameters; local attention with a Gaussian (local-p) also computes the gradient of the centers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from attention_jax.functional.local import local_attention, monotonic_centers
-from benchmarks.attention_peers import Contestant, jax_contestant, ours
+from benchmarks.attention_contestant import Contestant, jax_contestant, ours
 from benchmarks.attention_speed import OURS, race
 from benchmarks.attention_works import Tree, Work
-from benchmarks.measure import JSON, Options, Report
+from benchmarks.measure import JSON, SHRUNK, Options, Report
 from benchmarks.targets import with_target
 
 _GLOBAL = "global"
@@ -40,12 +40,13 @@ _COLUMNS = {
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """One row: a kind of local attention.
+    """A kind of local attention; it makes one row.
 
     Attributes:
-        attention: what the table calls it.
+        attention: its name in the table.
+        work: the work that local and global attention do.
         gaussian: damp weights by a Gaussian of standard deviation D / 2, as local-p does.
-        target: how many times as long global attention should take at least; None for no target.
+        target: the least ratio of global attention's time to ours; None for no target.
     """
 
     attention: str
@@ -66,22 +67,22 @@ def _rows() -> list[Windows]:
 
 
 def check(options: Options) -> None:
-    """Every choice of options will do."""
+    """Accepts all options."""
 
 
 def run(options: Options) -> list[Report]:
-    """Every kind of window and global attention, taking turns."""
+    """Times every kind of local attention and global attention, which take turns."""
     radius = max(1, _RADIUS // options.shrink)
     rows = []
     for windows in _rows():
         work = windows.work.shrunk(options.shrink)
         contestants = {OURS: _local(radius, windows.gaussian), _GLOBAL: ours}
-        local, whole = race(work, contestants, options.repeats, benchmark="local")
-        row: JSON = local | {
+        local_row, global_row = race(work, contestants, options.repeats, benchmark="local")
+        row: JSON = local_row | {
             "attention": windows.attention,
             "radius": radius,
-            "times_ours": whole["times_ours"],
-            **{f"global_{name}": whole[name] for name in _OF_GLOBAL},
+            "times_ours": global_row["times_ours"],
+            **{f"global_{name}": global_row[name] for name in _GLOBAL_ENTRIES},
         }
         rows.append(with_target(row, "times_ours", windows.target))
     report = Report(
@@ -92,22 +93,22 @@ def run(options: Options) -> list[Report]:
         rows=rows,
         settings={"repeats": options.repeats, "shrink": options.shrink, "radius": radius},
         notes=[
-            "global / local: how many times as long attention without a mask takes",
-            *["lengths were divided, so this says nothing"] * (options.shrink > 1),
+            "global / local: time of attention without a mask, divided by ours",
+            *[SHRUNK] * (options.shrink > 1),
         ],
         section=(),
     )
     return [report]
 
 
-_OF_GLOBAL = ("implementation", "milliseconds", "temporary_mib", "repeat_seconds")
+_GLOBAL_ENTRIES = ("implementation", "milliseconds", "temporary_mib", "repeat_seconds")
 
 
 def _local(radius: int, gaussian: bool) -> Callable[[Work], Contestant]:
     def contestant(work: Work) -> Contestant:
         inputs, _ = work.arrays()
         centers = monotonic_centers(work.length)
-        if gaussian:  # which lets gradients reach them
+        if gaussian:  # the Gaussian is differentiable in its centers
             inputs["centers"] = np.asarray(centers, np.float32)
         attend = functools.partial(
             _attend, work, centers, radius=radius, sigma=radius / 2 if gaussian else None

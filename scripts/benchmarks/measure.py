@@ -1,4 +1,4 @@
-"""What every benchmark shares: its options, how it takes time and memory, what it reports."""
+"""What every benchmark shares: options, measuring time and memory, and the report."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ import jax
 from attention_jax.scores import SCORES, get_score
 
 JSON = dict[str, Any]
-FOUR_SCORES = ("additive", "dot", "general", "scaled")  # those of the literature, by default
+FOUR_SCORES = ("additive", "dot", "general", "scaled")  # of the literature; the default
+INSTALL = ".venv/bin/pip install -e '.[bench]'"
+SHRUNK = "lengths were divided, so these numbers are only a trial"
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a user may choose; every default stands here.
+    """The options of all benchmarks, with their defaults.
 
     Attributes:
-        scores: of the training benchmarks: names, or "module:Name" for one of your own.
-        works: of the attention benchmark: names or patterns such as "additive*"; all if none.
-        implementation: ours in its timed works; None for what `attention` picks.
+        scores: the scores of the training benchmarks: names, or "module:Name" for your own.
+        works: the works of the attention benchmark: names or patterns such as "additive*"; all
+            works if empty.
+        implementation: our implementation in the timed works; None for the one that `attention`
+            chooses.
         shrink: divides the lengths of the attention, local and decoding benchmarks, for a trial
-            of seconds.
-        repeats: timed repeats; the median counts.
-        steps: optimiser steps (of every seed) in one repeat of a training benchmark.
-        seeds: runs of ours trained at once.
+            that takes seconds.
+        repeats: number of timed repeats; the median counts.
+        steps: optimiser steps (for every seed) in one repeat of a training benchmark.
+        seeds: number of our runs trained at once.
     """
 
     scores: tuple[str, ...] = FOUR_SCORES
@@ -52,61 +56,61 @@ class Options:
 
 
 class Report(NamedTuple):
-    """What a benchmark found: one table.
+    """The result of a benchmark: one table.
 
-    An entry that a row lacks, or that is None, is shown as a dash. Rows that agree in the entries
-    `section` stand together, and show these once.
+    The table shows a dash for an entry that a row lacks, or that is None. It groups rows whose
+    `section` entries are equal, and shows these entries once.
     """
 
     name: str
     title: str
-    columns: dict[str, tuple[str, str]]  # heading -> (a row's entry, its format specification)
+    columns: dict[str, tuple[str, str]]  # heading -> (entry of a row, its format specification)
     rows: list[JSON]
-    settings: JSON  # what was the same in all rows
+    settings: JSON  # the same for all rows
     notes: list[str]  # lines under the table
     section: tuple[str, ...] = ("score",)
 
     def as_json(self) -> JSON:
-        """What is worth keeping: not how it was shown."""
+        """The measurements, without the layout of the table."""
         return {key: getattr(self, key) for key in ("title", "rows", "settings", "notes")}
 
 
 class Benchmark(NamedTuple):
-    """What scripts/benchmark.py needs of one."""
+    """The two functions that scripts/benchmark.py calls."""
 
-    check: Callable[[Options], None]  # a ValueError for what `run` could not do
-    run: Callable[[Options], Iterable[Report]]  # a report may come before the next is measured
+    check: Callable[[Options], None]  # raises ValueError for options that `run` cannot serve
+    run: Callable[[Options], Iterable[Report]]  # may yield a report before measuring the next
 
 
 class Compiled(NamedTuple):
-    """A program and what it takes."""
+    """A compiled program and its cost."""
 
     call: Callable[..., Any]
     compile_seconds: float
-    temporary_mib: float  # at its peak, beside arguments and results
-    needed_bytes: int  # arguments and results included
+    temporary_mib: float  # peak, in addition to arguments and results
+    needed_bytes: int  # including arguments and results
 
 
 def compile_cold(function: Callable, *arguments: Any) -> Compiled:
-    """Traces and compiles as a new process would, whatever was compiled before.
+    """Traces and compiles as a new process would: JAX's caches are cleared first.
 
     Args:
         function: takes and returns pytrees of arrays.
-        arguments: as it takes them, or `jax.ShapeDtypeStruct` in place of arrays.
+        arguments: its arguments, or a `jax.ShapeDtypeStruct` in place of each array.
     """
     jax.clear_caches()
-    began = time.perf_counter()
+    start = time.perf_counter()
     compiled = jax.jit(function).lower(*arguments).compile()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
-    assert memory is not None  # CPU, GPU and TPU all tell
+    assert memory is not None  # CPU, GPU and TPU all report it
     temporary = memory.temp_size_in_bytes
     needed = temporary + memory.argument_size_in_bytes + memory.output_size_in_bytes
     return Compiled(compiled, seconds, temporary / 2**20, needed)
 
 
 def free_bytes() -> int:
-    """Memory that a program could still take, on JAX's default device."""
+    """The memory that a program can still allocate on JAX's default device."""
     device = jax.devices()[0]
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
@@ -115,7 +119,7 @@ def free_bytes() -> int:
         with open("/proc/meminfo") as lines:
             entries = dict(line.split(":", 1) for line in lines)
         return int(entries["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # not Linux: all of it, for want of something better
+    except (OSError, KeyError):  # not Linux: the whole memory is the best estimate
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -124,17 +128,17 @@ def interleaved_seconds(
     repeats: int,
     at_most: Mapping[str, int] | None = None,
 ) -> dict[str, list[float]]:
-    """Wall times of each contestant in seconds, one a turn.
+    """The wall times of each contestant in seconds, one per turn.
 
-    They take turns (a, b, a, b, ...), so that a machine which slows down for a while slows all.
-    A turn is as many calls as half a second takes, and the median of all but its first counts. For
-    what ran before slows what runs next: memory given back in gigabytes has to be faulted in anew
-    (100 ms of work took 180), caches are cold, threads asleep.
+    Contestants take turns (a, b, a, b, ...), so that a machine which slows down for a while slows
+    all of them. A turn calls the contestant for half a second, and the median of all calls except
+    the first counts. The first call is slowed by the contestant before it: freed gigabytes are
+    faulted in again (100 ms of work took 180 ms), caches are cold, threads sleep.
 
     Args:
-        contestants: name -> one repeat of the work, warm, which returns when it is done.
-        repeats: how many turns each has.
-        at_most: fewer turns for those named.
+        contestants: name -> a function that does one repeat of the work; already warm.
+        repeats: number of turns.
+        at_most: name -> a smaller number of turns.
     """
     at_most = at_most or {}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -153,11 +157,11 @@ _TURN_SECONDS = 0.5
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def say(message: str) -> None:
-    """A line of progress, where it does not mix with tables."""
+def print_progress(message: str) -> None:
+    """Prints a line to standard error, so that it does not mix with the tables."""
     print(message, file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
 """The peer of the reversal benchmark: a GRU encoder-decoder with attention, in PyTorch.
 
-Written for this comparison after a textbook's description of its own model: same layers, sizes
-and recipe. Like there, decoding is a loop over target positions, every score is evaluated anew at
-each of them, and attention also sees padding, unless it is told not to. Unlike there, a batch is
-drawn by a handful of tensor operations and not string by string, which favours the peer.
+It follows a textbook's description of its model: same layers, sizes and recipe. As there, decoding
+loops over target positions and evaluates the score at each position, and attention also sees
+padding unless `mask_padding` is set. Unlike there, a few tensor operations draw a whole batch
+instead of string by string, which favours the peer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Dot(nn.Module):
         self.scale = scale
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Logits [B, S] of one query [B, D] a row and keys [B, S, D]."""
+        """Logits [B, S] of queries [B, D] and keys [B, S, D]."""
         return (keys @ query[:, :, None])[:, :, 0] * self.scale
 
 
@@ -65,11 +65,11 @@ SCORES: dict[str, Callable[[int], nn.Module]] = {
 
 
 class Reverser(nn.Module):
-    """Reads a string with one GRU, writes it with another that attends to what the first said.
+    """A GRU encoder, and a GRU decoder that attends to the encoder's outputs.
 
     Args:
         score: a key of `SCORES`.
-        vocabulary_size: V, of source and target alike.
+        vocabulary_size: V of source and target.
         embedding_dim: size of a token's embedding.
         hidden_dim: size of both GRUs' states, and of queries, keys and values.
     """
@@ -84,7 +84,7 @@ class Reverser(nn.Module):
         self.logits = nn.Linear(2 * hidden_dim, vocabulary_size)
 
     def forward(self, source: Tensor, target_inputs: Tensor, mask_padding: bool = False) -> Tensor:
-        """Teacher forcing: logits [B, T, V] from tokens [B, S] and [B, T]."""
+        """Teacher forcing: tokens [B, S] and [B, T] -> logits [B, T, V]."""
         padding = (source == PAD) if mask_padding else torch.zeros_like(source, dtype=torch.bool)
         memory, _ = self.encoder(self.source_embedding(source))
         state = torch.zeros_like(memory[:, 0])
@@ -103,20 +103,20 @@ class Training:
 
     Args:
         score: a key of `SCORES`.
-        alphabet_size: letters to draw from, whose ids follow PAD, SOS and EOS.
-        batch_size: strings a step.
-        min_length: shortest string.
-        max_length: longest string.
-        learning_rate: Adam's rate at the start.
-        clip_norm: the gradient's norm is clipped to this.
-        total_steps: when the rate reaches 0.
+        alphabet_size: number of letters, whose ids follow PAD, SOS and EOS.
+        batch_size: strings per step.
+        min_length: length of the shortest string.
+        max_length: length of the longest string.
+        learning_rate: Adam's initial learning rate.
+        clip_norm: bound of the gradient's norm.
+        total_steps: the step at which the learning rate reaches 0.
         embedding_dim: see `Reverser`.
         hidden_dim: see `Reverser`.
-        mask_padding: whether attention leaves padding out.
+        mask_padding: whether attention masks padding.
 
     Attributes:
-        model: what is trained.
-        threads: of PyTorch, while it takes a step; set by `choose_threads`.
+        model: the `Reverser` in training.
+        threads: PyTorch's number of threads during a step; `choose_threads` sets it.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Training:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are learned."""
+        """The number of parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def batch(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,35 +166,35 @@ class Training:
 
     @torch.no_grad()
     def letters_right(self, length: int, strings: int) -> float:
-        """Share of letters right, every earlier one given, of fresh strings without padding."""
+        """Share of correct letters under teacher forcing, on fresh strings without padding."""
         source = torch.randint(self._first_letter, self._size, (strings, length))
         targets = source.flip(1)
         inputs = nn.functional.pad(targets, (1, 0), value=SOS)[:, :length]
         return (self.model(source, inputs).argmax(dim=2) == targets).float().mean().item()
 
     def choose_threads(self, trial_steps: int) -> None:
-        """Takes as many threads as PyTorch would by itself, or one if that is faster."""
+        """Sets `threads` to PyTorch's default number or to one, whichever is faster."""
         seconds: dict[int, list[float]] = {count: [] for count in (1, torch.get_num_threads())}
         for _ in range(6):
             for self.threads in seconds:
-                began = time.perf_counter()
+                start = time.perf_counter()
                 self.steps(trial_steps)
-                seconds[self.threads].append(time.perf_counter() - began)
-        # The first trial of each was its warm-up.
-        medians = {count: statistics.median(taken[1:]) for count, taken in seconds.items()}
+                seconds[self.threads].append(time.perf_counter() - start)
+        # The first trial with each number of threads is its warm-up.
+        medians = {count: statistics.median(times[1:]) for count, times in seconds.items()}
         self.threads = min(medians, key=medians.__getitem__)
 
     def steps(self, count: int) -> list[float]:
-        """The losses of `count` steps, with `threads` threads."""
-        before = torch.get_num_threads()
+        """Takes `count` steps with `threads` threads, and returns their losses."""
+        previous_threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
             return [self.step() for _ in range(count)]
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(previous_threads)
 
     def step(self) -> float:
-        """One optimiser step on a fresh batch; its loss, in nats a real token."""
+        """Takes an optimiser step on a fresh batch, and returns its loss in nats per real token."""
         source, inputs, targets = self.batch()
         logits = self.model(source, inputs, self._mask_padding)
         loss = nn.functional.cross_entropy(
@@ -211,7 +211,7 @@ class Training:
 def training_like_ours(
     score: str, config: ReversalConfig, *, mask_padding: bool = False
 ) -> Training:
-    """The peer's training on our task, with the recipe of `config` where it applies."""
+    """The peer's training on our task, with the applicable part of `config`'s recipe."""
     return Training(
         score,
         alphabet_size=len(VOCABULARY.alphabet),

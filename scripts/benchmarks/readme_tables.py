@@ -1,4 +1,4 @@
-"""The tables that README shows of a written benchmark, for pasting; a test holds README to them.
+"""The README's tables for a benchmark's JSON file; a test compares the README with them.
 
 .venv/bin/python scripts/benchmarks/readme_tables.py experiments/results/benchmark.json
 """
@@ -21,7 +21,7 @@ _SCORES = {
 
 
 def speed_table(rows: Rows) -> str:
-    """Ours in milliseconds, and how many times as long each peer takes."""
+    """Our milliseconds, and each peer's time divided by ours."""
     lines = []
     for _, group in itertools.groupby(rows, lambda row: row["work"]):
         ours, *peers = group
@@ -40,11 +40,11 @@ def speed_table(rows: Rows) -> str:
 
 
 def memory_table(rows: Rows) -> str:
-    """Temporary memory of every derivative at both lengths."""
+    """The temporary memory of every derivative at both lengths."""
     lines = []
     for _, group in itertools.groupby(rows, lambda row: row["work"]):
         short, long = group
-        size = short["shape"].split(" ", 3)[3]  # after "B1 N1 T=S=4096"
+        size = short["shape"].split(" ", 3)[3]  # without "B1 N1 T=S=4096"
         lines.append(
             (
                 short["implementation"],
@@ -55,12 +55,12 @@ def memory_table(rows: Rows) -> str:
                 f"{long['times_shorter']:.1f}",
             )
         )
-    heads = ("implementation", "score", "derivative", "MiB at 4,096", "MiB at 16,384", "ratio")
-    return _table(heads, lines)
+    headings = ("implementation", "score", "derivative", "MiB at 4,096", "MiB at 16,384", "ratio")
+    return _table(headings, lines)
 
 
 def targets_table(rows: Rows) -> str:
-    """Every target, what was found, and whether it is met."""
+    """All targets, the measured numbers, and whether they meet the targets."""
     lines = [
         (row["claim"], row["what"], row["target"], f"{row['found']:.3g}", row["met"])
         for row in rows
@@ -69,7 +69,7 @@ def targets_table(rows: Rows) -> str:
 
 
 def local_table(rows: Rows) -> str:
-    """Windows against all keys."""
+    """Local against global attention."""
     lines = [
         (
             f"{row['attention']}, {_score(row)}",
@@ -85,7 +85,7 @@ def local_table(rows: Rows) -> str:
 
 
 def decoding_table(rows: Rows) -> str:
-    """Decoding with a cache against decoding without."""
+    """Decoding with a cache against decoding without a cache."""
     lines = [
         (
             _score(row) + (f", {row['heads']} heads" if row["heads"] > 1 else ""),
@@ -98,23 +98,27 @@ def decoding_table(rows: Rows) -> str:
         )
         for row in rows
     ]
-    heads = ("score", "work", "cached", "all anew", "tokens/s", "all anew / cached", "target")
-    return _table(heads, lines)
+    headings = ("score", "work", "cached", "all anew", "tokens/s", "all anew / cached", "target")
+    return _table(headings, lines)
 
 
 def ring_table(rows: Rows) -> str:
-    """Temporaries and arguments of each device, by how many there are."""
+    """The temporary memory and arguments of each device, by the number of devices."""
     cells: dict[int, list[str]] = {}
     for row in rows:
         memory = f"{row['temporary_mib']:.1f} + {row['argument_mib']:.1f}"
         cells.setdefault(row["devices"], []).append(memory)
-    heads = ("devices", *(f"{score}, {direction}" for score in ("scaled dot", "additive (A 128)")
-                          for direction in ("forward", "forward + backward")))  # fmt: skip
-    return _table(heads, ((str(devices), *row) for devices, row in cells.items()))
+    columns = [
+        f"{score}, {direction}"
+        for score in ("scaled dot", "additive (A 128)")
+        for direction in ("forward", "forward + backward")
+    ]
+    headings = ("devices", *columns)
+    return _table(headings, ((str(devices), *row) for devices, row in cells.items()))
 
 
 def translation_table(rows: Rows) -> str:
-    """A training step of the translator, by score, and with parts that are a peer's."""
+    """A training step of the translator, by score, and with parts of other libraries."""
     lines = [
         (
             _score(row),
@@ -127,8 +131,8 @@ def translation_table(rows: Rows) -> str:
         for row in rows
         if row["variant"] != "without cross attention"
     ]
-    heads = ("cross attention", "step", "time", "subwords/s", "times ours", "share of it")
-    return _table(heads, lines)
+    headings = ("cross attention", "step", "time", "subwords/s", "times ours", "share of it")
+    return _table(headings, lines)
 
 
 def _target(row: dict[str, Any]) -> str:
@@ -148,9 +152,9 @@ def _ratio(times: float) -> str:
     return f"{times:.2f}" if times < 10 else f"{times:.0f}"
 
 
-def _table(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    rule = ["---" for _ in heads]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *lines))
+def _table(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    rule = ["---" for _ in headings]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *lines))
 
 
 TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {  # report -> (README's marker, table)

@@ -1,9 +1,10 @@
 """Training throughput on the reversal task: our model, all seeds at once, and a GRU in PyTorch.
 
-Ours is trained by the compiled call that `training.loop.train` makes, metrics brought to the host
-after each; the peer by the usual loop, a step at a time. Same batch size, same lengths of strings,
-same optimiser, same number of steps. The models differ (ours has no recurrence), and so do their
-parameters, which are counted: this compares what it takes to run the experiment, not two kernels.
+Our model trains by the compiled call of `training.loop.train`, and its metrics come to the host
+after each call. The peer trains by the usual loop, one step at a time. Both have the same batch
+size, string lengths, optimiser and number of steps. The models differ (ours has no recurrence), and
+so do their numbers of parameters, which the table shows: the comparison is of the time to run the
+experiment, not of two kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import dataclasses
 import functools
 import importlib
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,15 +21,21 @@ import jax
 
 from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import initial_state, train_steps
-from benchmarks.measure import JSON, Options, Report, interleaved_seconds
+from benchmarks.measure import (
+    INSTALL,
+    JSON,
+    Options,
+    Report,
+    interleaved_seconds,
+    print_progress,
+)
 
 PEER = "PyTorch GRU"
-INSTALL = ".venv/bin/pip install -e '.[bench]'"
 _OURS: dict[str, Callable[[Callable], Callable]] = {
-    "ours": jax.vmap,  # as training does
-    "ours, a seed after another": lambda one_seed: functools.partial(jax.lax.map, one_seed),
+    "ours": jax.vmap,  # as in `training.loop`
+    "ours, a seed after another": lambda train_seed: functools.partial(jax.lax.map, train_seed),
 }
-_TRIAL_STEPS = 5  # of the peer, in each of six trials of each number of threads
+_TRIAL_STEPS = 5  # of the peer, in each of six trials with each number of threads
 
 _COLUMNS = {
     "score": ("score", ""),
@@ -47,14 +53,14 @@ _COLUMNS = {
 class _Contestant(NamedTuple):
     name: str
     about: JSON  # further entries of its row
-    parameters: int  # of one seed
+    parameters: int  # per seed
     seeds: int  # trained at once
-    advance: Callable[[], object]  # takes `call_steps` steps of every seed
-    compile_seconds: float | None = None  # initialisation included
+    advance: Callable[[], object]  # takes `call_steps` steps for every seed
+    compile_seconds: float | None = None  # including initialisation
 
 
 def check(options: Options) -> None:
-    """Raises ValueError if `steps` is more than one compiled call and not a multiple of it."""
+    """Raises ValueError if `steps` exceeds one compiled call without being a multiple of it."""
     call_steps = min(ReversalConfig().loop.log_every, options.steps)
     if options.steps % call_steps:
         raise ValueError(
@@ -64,11 +70,7 @@ def check(options: Options) -> None:
 
 
 def run(options: Options) -> list[Report]:
-    """Measures every score; sizes and recipe, of the peer too where they apply, are the defaults.
-
-    Args:
-        options: what to measure; `steps` must be whole compiled calls.
-    """
+    """Measures every score, with the default sizes and recipe for both models."""
     config = ReversalConfig()
     call_steps = min(config.loop.log_every, options.steps)
     loop = dataclasses.replace(config.loop, seeds=options.seeds)
@@ -81,7 +83,7 @@ def run(options: Options) -> list[Report]:
             peer = _peer(score, config, call_steps)
         except LookupError as error:
             peer, absent[score] = None, str(error)
-        _say(f"{score}: measuring")
+        print_progress(f"reversal, {score}: measuring")
         rows += _race(score, ours, peer, options, config, call_steps)
         if peer is None:
             rows.append({"score": score, "model": f"{PEER}: absent", "absent": absent[score]})
@@ -97,8 +99,8 @@ def run(options: Options) -> list[Report]:
         },
         notes=[
             "steps/s: of all seeds together; the peer trains one seed after another",
-            f"all: {options.seeds} seeds of {config.loop.steps:,} steps each, extrapolated",
-            "peer / it: how many times as long the peer takes for all",
+            f"all: {options.seeds} seeds of {config.loop.steps:,} steps, extrapolated",
+            "peer / it: the peer's time for all, divided by the row's",
             *(f"{PEER} is absent: {reason}" for reason in dict.fromkeys(absent.values())),
         ],
     )
@@ -106,16 +108,16 @@ def run(options: Options) -> list[Report]:
 
 
 def _ours(score: str, name: str, config: ReversalConfig, call_steps: int) -> _Contestant:
-    _say(f"{score}: compiling {name}")
+    print_progress(f"reversal, {score}: compiling {name}")
     model = dataclasses.replace(config.model, score=score)
     config = dataclasses.replace(config, model=model)
     task, optimizer_ = reversal_task(config), optimizer(config)
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     state = jax.block_until_ready(initial_state(task, optimizer_, config.loop))
-    one_seed = functools.partial(train_steps, task, optimizer_, call_steps)
-    compiled = jax.jit(_OURS[name](one_seed), donate_argnums=0).lower(state).compile()
-    compile_seconds = time.perf_counter() - began
+    train_seed = functools.partial(train_steps, task, optimizer_, call_steps)
+    compiled = jax.jit(_OURS[name](train_seed), donate_argnums=0).lower(state).compile()
+    compile_seconds = time.perf_counter() - start
 
     def advance() -> None:
         nonlocal state
@@ -133,7 +135,7 @@ def _ours(score: str, name: str, config: ReversalConfig, call_steps: int) -> _Co
 
 
 def _peer(score: str, config: ReversalConfig, call_steps: int) -> _Contestant:
-    """The peer; LookupError, with the reason, if there is none."""
+    """The peer; a LookupError gives the reason if it is absent."""
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
@@ -162,7 +164,7 @@ def _race(
     config: ReversalConfig,
     call_steps: int,
 ) -> list[JSON]:
-    """One row a contestant."""
+    """One row per contestant."""
     contestants = [*ours, peer] if peer else ours
     for contestant in contestants:
         contestant.advance()  # warm-up
@@ -180,9 +182,9 @@ def _race(
     }
     rows = []
     for contestant in contestants:
-        whole = all_steps / rates[contestant.name]
-        with_compile = whole + (contestant.compile_seconds or 0.0)
-        peer_whole = all_steps / rates[peer.name] if peer else None
+        all_seconds = all_steps / rates[contestant.name]
+        with_compile = all_seconds + (contestant.compile_seconds or 0.0)
+        peer_seconds = all_steps / rates[peer.name] if peer else None
         rows.append(
             {
                 "score": score,
@@ -192,15 +194,11 @@ def _race(
                 "seeds": contestant.seeds,
                 "repeat_seconds": seconds[contestant.name],
                 "steps_per_second": rates[contestant.name],
-                "seconds": whole,
-                "times_peer": peer_whole and peer_whole / whole,
+                "seconds": all_seconds,
+                "times_peer": peer_seconds and peer_seconds / all_seconds,
                 "compile_seconds": contestant.compile_seconds,
                 "seconds_with_compile": with_compile,
-                "times_peer_with_compile": peer_whole and peer_whole / with_compile,
+                "times_peer_with_compile": peer_seconds and peer_seconds / with_compile,
             }
         )
     return rows
-
-
-def _say(message: str) -> None:
-    print(f"reversal, {message}", file=sys.stderr, flush=True)

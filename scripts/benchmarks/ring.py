@@ -1,7 +1,7 @@
-"""Memory of ring attention on each of many devices, by XLA's account of programs that are not run.
+"""Memory of ring attention on each of several devices, as XLA reports it for compiled programs.
 
-The devices are made of the CPU, which must be said before JAX starts: the rows come from a process
-of its own, this file run as a script.
+The devices are simulated on the CPU. XLA must know their number before JAX starts, so the rows come
+from another process, which runs this file as a script.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attention_jax import Additive, get_score, ring_attention
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # where this is run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # needed when this file runs as a script
 
-from benchmarks.measure import JSON, Options, Report
+from benchmarks.measure import JSON, Options, Report, print_progress
 
 _DEVICES = (1, 2, 4, 8)
 _LENGTH, _DIM, _HIDDEN = 16384, 64, 128
@@ -36,23 +36,26 @@ _COLUMNS = {
 
 
 def check(options: Options) -> None:
-    """Every choice of options will do."""
+    """Accepts all options."""
 
 
 def run(options: Options) -> list[Report]:
-    """Scaled dot and additive, forward and with the gradient, on 1 to 8 devices."""
+    """Compiles scaled dot and additive attention, forward and backward, for 1 to 8 devices."""
     length = max(_LENGTH // options.shrink, 2 * max(_DEVICES))
     flags = f"--xla_force_host_platform_device_count={max(_DEVICES)}"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, __file__, str(length)],
-        env=environment, stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     report = Report(
         name="ring",
         title=f"Memory of ring attention on each device, T=S={length} D={_DIM}, float32",
         columns=_COLUMNS,
-        rows=json.loads(found.stdout),
+        rows=json.loads(process.stdout),
         settings={"length": length, "dim": _DIM, "hidden_dim": _HIDDEN},
         notes=[],
         section=("score", "direction"),
@@ -66,7 +69,7 @@ def main(length: int) -> None:
     for name in ("scaled", "additive"):
         for direction in ("forward", "forward + backward"):
             for devices in _DEVICES:
-                print(f"ring, {name}, {direction}, {devices} devices", file=sys.stderr)
+                print_progress(f"ring, {name}, {direction}, {devices} devices")
                 rows.append(_row(name, direction, devices, length))
     print(json.dumps(rows))
 
@@ -77,8 +80,8 @@ def _row(name: str, direction: str, devices: int, length: int) -> JSON:
     mesh = jax.make_mesh(
         (devices,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
     )
-    cut = NamedSharding(mesh, PartitionSpec("context"))
-    tokens = jax.ShapeDtypeStruct((length, _DIM), jnp.float32, sharding=cut)
+    sharding = NamedSharding(mesh, PartitionSpec("context"))
+    tokens = jax.ShapeDtypeStruct((length, _DIM), jnp.float32, sharding=sharding)
 
     def attend(params: Any, *tokens: jax.Array) -> jax.Array:
         return ring_attention(*tokens, mesh=mesh, score=score, params=params)
@@ -88,7 +91,7 @@ def _row(name: str, direction: str, devices: int, length: int) -> JSON:
 
     function, count = (attend, 3) if direction == "forward" else (gradient, 4)
     memory = jax.jit(function).lower(params, *[tokens] * count).compile().memory_analysis()
-    assert memory is not None  # CPUs tell
+    assert memory is not None  # CPUs report it
     return {
         "score": name,
         "direction": direction,

@@ -1,9 +1,10 @@
-"""A training step of the translator with each score, what of it is cross attention, and two peers.
+"""A training step of the translator: each score, the share of cross attention, and two peers.
 
-The same random batch for all, of the shape that captions have most: no text is needed. What cross
-attention takes, its projections among it, is the difference to the same model with the memory's
-mean in place of it. Each peer replaces one part: the loss, by optax on the logits of all subwords
-at once; or dropout, by `flax.nnx.Dropout`.
+All contestants train on the same random batch, whose shape is the most frequent shape of captions,
+so no text is needed. The time of cross attention, including its projections, is the difference to
+the same model with the memory's mean in its place. Each peer replaces one part by another library:
+the output layer with its loss by optax, which materialises all logits, or dropout by
+`flax.nnx.Dropout`.
 """
 
 from __future__ import annotations
@@ -34,9 +35,17 @@ from attention_jax.tasks.translation.task import (
 )
 from attention_jax.training.loop import LoopConfig, initial_state, train_step
 from attention_jax.training.losses import masked_mean
-from benchmarks.measure import JSON, Options, Report, compile_cold, interleaved_seconds, say
+from benchmarks.measure import (
+    JSON,
+    Options,
+    Report,
+    compile_cold,
+    interleaved_seconds,
+    print_progress,
+)
 
-_TOKENS, _WIDTH = 2560, 18  # of a batch, both sides; of a sentence
+_TOKENS = 2560  # per batch, source and target together
+_WIDTH = 18  # tokens per sentence
 _COLUMNS = {
     "cross attention": ("score", ""),
     "step": ("variant", ""),
@@ -46,29 +55,29 @@ _COLUMNS = {
     "cross attention's share": ("cross_attention_share", ".1%"),
     "temporary MiB": ("temporary_mib", ",.1f"),
 }
-_PEERS = ("optax loss", "nnx.Dropout")  # of the first score alone
+_PEERS = ("optax loss", "nnx.Dropout")  # with the first score only
 
 
 def check(options: Options) -> None:
-    """Every choice of options can be run."""
+    """Accepts all options."""
 
 
 def run(options: Options) -> list[Report]:
-    """Every score, and the peers with the first."""
+    """Times a step with every score, and the peers with the first score."""
     tokens = max(2 * _WIDTH, _TOKENS // options.shrink)
     batch = _batch(tokens // (2 * _WIDTH))
     rows: list[JSON] = []
     for index, score in enumerate(options.scores):
-        say(f"translation, {score}: compiling")
+        print_progress(f"translation, {score}: compiling")
         variants = ["ours", "without cross attention", *(_PEERS if index == 0 else ())]
         steps = {variant: _step(score, variant, batch) for variant in variants}
-        say(f"translation, {score}: measuring")
+        print_progress(f"translation, {score}: measuring")
         seconds = interleaved_seconds(
             {variant: step for variant, (step, _) in steps.items()}, options.repeats
         )
         medians = {variant: statistics.median(times) for variant, times in seconds.items()}
         for variant, median in medians.items():
-            ours, bare = medians["ours"], medians["without cross attention"]
+            ours, without = medians["ours"], medians["without cross attention"]
             rows.append(
                 {
                     "score": score,
@@ -76,7 +85,7 @@ def run(options: Options) -> list[Report]:
                     "milliseconds": 1e3 * median,
                     "tokens_per_second": 2 * _WIDTH * len(batch.source) / median,
                     "times_ours": median / ours,
-                    "cross_attention_share": 1 - bare / ours if variant == "ours" else None,
+                    "cross_attention_share": 1 - without / ours if variant == "ours" else None,
                     "temporary_mib": steps[variant][1],
                     "repeat_seconds": seconds[variant],
                 }
@@ -94,7 +103,7 @@ def run(options: Options) -> list[Report]:
                 "subwords/s: source and target together",
                 "without cross attention: the memory's mean in its place",
                 "optax loss: logits of all subwords at once, and optax's cross entropy",
-                "nnx.Dropout: in place of the hash that XLA fuses; attention weights keep theirs",
+                "nnx.Dropout: in place of the hash that XLA fuses, except on attention weights",
             ],
         )
     ]
@@ -111,7 +120,7 @@ def _batch(size: int) -> Batch:
 
 
 def _step(score: str, variant: str, batch: Batch) -> tuple[Callable[[], None], float]:
-    """A call that takes one step, warm; and the temporary memory of its program."""
+    """(a warm call that takes one step, the temporary memory of its program in MiB)."""
     config = _config(score)
     task, adam = translation_task(config), optimizer(config)
     if variant == "optax loss":
@@ -119,24 +128,24 @@ def _step(score: str, variant: str, batch: Batch) -> tuple[Callable[[], None], f
     state = initial_state(task, adam, config.loop)
     state = jax.tree.map(lambda leaf: leaf[0], state)
 
-    def one_step(state: Any, batch: Batch) -> Any:
+    def train(state: Any, batch: Batch) -> Any:
         rng = jax.random.fold_in(jax.random.key(0), state.step)
         return train_step(task, adam, state, batch, rng)[0]
 
-    with _changed(variant):
-        compiled = compile_cold(one_step, state, batch)
+    with _patched(variant):
+        compiled = compile_cold(train, state, batch)
 
-    def take() -> None:
+    def take_step() -> None:
         nonlocal state
         state = jax.block_until_ready(compiled.call(state, batch))
 
-    take()
-    return take, compiled.temporary_mib
+    take_step()
+    return take_step, compiled.temporary_mib
 
 
 @contextlib.contextmanager
-def _changed(variant: str) -> Iterator[None]:
-    """While entered, models are traced as the variant has them."""
+def _patched(variant: str) -> Iterator[None]:
+    """Replaces the variant's part of the model; trace the model inside this context."""
     with contextlib.ExitStack() as stack:
         if variant == "without cross attention":
             kind = cross_attention.CrossAttention
@@ -160,7 +169,7 @@ def _optax_loss(config: TranslationConfig, params: Any, batch: Batch, rng: jax.A
     logits = bind(config, params)(
         batch.source, batch.source_lengths, batch.target_inputs, dropout_rng=rng
     )
-    wanted = jax.nn.one_hot(batch.targets, logits.shape[-1])
-    smoothed = optax.smooth_labels(wanted, config.label_smoothing)
+    labels = jax.nn.one_hot(batch.targets, logits.shape[-1])
+    smoothed = optax.smooth_labels(labels, config.label_smoothing)
     nats = optax.softmax_cross_entropy(logits, smoothed)
     return masked_mean(nats, batch.target_lengths), {}

@@ -24,9 +24,11 @@ def normal(seed, *shape):
 
 def point():
     return {
-        "query": normal(0, B, T, D), "key": normal(1, S, D), "value": normal(2, B, S, DV),
+        "query": normal(0, B, T, D),
+        "key": normal(1, S, D),
+        "value": normal(2, B, S, DV),
         "params": {"kernel": normal(3, D, D)},
-    }  # fmt: skip
+    }
 
 
 def number_of(output):
@@ -48,9 +50,13 @@ def close(got, expected, tolerance=1e-12):
 def test_one_attention(implementation):
     def loss(point, factor, bias=None):
         output = aj.attention(
-            **point, mask=MASK, score="general", bias=bias, implementation=implementation,
+            **point,
+            mask=MASK,
+            score="general",
+            bias=bias,
+            implementation=implementation,
             block_sizes=TILE,
-        )  # fmt: skip
+        )
         return factor * number_of(output), {"output": output}
 
     @quick_jit
@@ -90,8 +96,9 @@ def test_nan_in_padding_reaches_nothing():
         def loss(point):
             return number_of(aj.attention(**point, mask=MASK, score="general"))
 
-        expected, got = (quick_jit(capture_gradients, static_argnums=0)(loss, x)
-                         for x in (clean, dirty))  # fmt: skip
+        expected, got = (
+            quick_jit(capture_gradients, static_argnums=0)(loss, x) for x in (clean, dirty)
+        )
         close(got.dparams, expected.dparams)
         close(got.gradients, expected.gradients)
 
@@ -233,7 +240,7 @@ def test_a_gradient_rule_of_ones_own_is_kept():
     ],
 )
 def test_a_loss_is_one_float(given, described):
-    with pytest.raises(ValueError, match=rf"loss must give one float.*got {described}"):
+    with pytest.raises(ValueError, match=rf"loss must be one float.*got {described}"):
         capture_gradients(given, jnp.ones(3))
 
 
@@ -252,7 +259,7 @@ def test_a_loss_without_attention_is_named():
     ],
 )
 def test_what_is_no_loss_is_named(given, came):
-    with pytest.raises(ValueError, match=f"loss must give one float, .*; got {came}"):
+    with pytest.raises(ValueError, match=f"loss must be one float, .*; got {came}"):
         capture_gradients(lambda x: given(jnp.sum(x)), jnp.ones(3))
 
 

@@ -41,11 +41,14 @@ def groups_of(gradients, depth):
     return {
         0: {"": [encoder["kernel"], *layers, score["v"]]},
         1: {"encoder": [encoder["kernel"], *layers], "score": [score["v"]]},
-        2: {"encoder/kernel": [encoder["kernel"]], "encoder/layers": layers,
-            "score/v": [score["v"]]},
+        2: {
+            "encoder/kernel": [encoder["kernel"]],
+            "encoder/layers": layers,
+            "score/v": [score["v"]],
+        },
         3: leaves,
         None: leaves,
-    }[depth]  # fmt: skip
+    }[depth]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, None])
@@ -124,8 +127,8 @@ def test_jit_and_vmap():
     ("call", "message"),
     [
         (lambda: gradient_norms({"a": {"b": np.ones(2, int)}}), "gradients a/b must be floating"),
-        (lambda: gradient_norms(tree(), depth=-1), "depth must be None .* got -1"),
-        (lambda: gradient_norms(tree(), depth=1.5), "depth must be None .* got 1.5"),
+        (lambda: gradient_norms(tree(), depth=-1), "depth must be at least 0; got -1"),
+        (lambda: gradient_norms(tree(), depth=1.5), "depth must be an integer; got 1.5"),
         (lambda: gradient_signal_to_noise({"a": jnp.ones((1, 2))}), r"at least 2 .*got \[1\]"),
         (lambda: gradient_signal_to_noise({"a": jnp.ones(())}), r"at least 2 .*got \[\]"),
         (

@@ -10,7 +10,7 @@ from conformance import quick_jit
 
 import attention_jax as aj
 from attention_jax.analysis.learning_statistics import learning_statistics
-from attention_jax.nn import Seq2SeqConfig
+from attention_jax.nn import BlockConfig, CrossAttentionConfig, Seq2SeqConfig
 from attention_jax.tasks.reversal.task import ReversalConfig, reversal_task
 
 B, T, S, D, DV = 2, 5, 7, 3, 2
@@ -35,9 +35,13 @@ def inputs():
 
 def output_of(params, query, key, allowed):
     return aj.attention(
-        query, key, params["second"]["value"], score="general", params=params["first"],
+        query,
+        key,
+        params["second"]["value"],
+        score="general",
+        params=params["first"],
         mask=allowed,
-    )  # fmt: skip
+    )
 
 
 def loss(params, query, key, allowed, counted):
@@ -154,7 +158,12 @@ def test_mapped_over_seeds():
 
 
 def reversal(kind):
-    model = Seq2SeqConfig(attention=kind, dim=4, hidden_dim=3, encoder_layers=0, score="general")
+    model = Seq2SeqConfig(
+        score="general",
+        block=BlockConfig(dim=4, hidden_dim=3),
+        cross_attention=CrossAttentionConfig(attention=kind),
+        encoder_layers=0,
+    )
     return reversal_task(ReversalConfig(model=model, batch_size=5, min_length=1, max_length=3))
 
 
@@ -167,8 +176,9 @@ def test_keys_of_the_reversal_task(kind, has_softmax):
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     got = jax.eval_shape(
         lambda params, rng: learning_statistics(task.loss, params, task.batch(rng), rng),
-        shapes, jax.random.key(0),
-    )  # fmt: skip
+        shapes,
+        jax.random.key(0),
+    )
     own = {f"decoder_0/self_attention/{name}" for name in (*OF_ANY, *OF_SOFTMAX)}
     kinds = (*OF_ANY, *OF_SOFTMAX) if has_softmax else OF_ANY
     cross = {f"decoder_0/cross_attention/{name}" for name in kinds}

@@ -108,9 +108,13 @@ def test_memory_of_attention_in_tiles_and_materialised():
 
     def held(implementation, backward):
         return attention_memory(
-            "general", 512, 7, implementation=implementation, backward=backward,
+            "general",
+            512,
+            7,
+            implementation=implementation,
+            backward=backward,
             block_sizes=BlockSizes(64, 64),
-        )  # fmt: skip
+        )
 
     forward, both = held("reference", False), held("reference", True)
     assert forward.temporary >= table
@@ -136,13 +140,13 @@ def test_growth_exponent_of_a_noisy_power():
     ("call", "message"),
     [
         (lambda: parameter_count("dot", 3, 11), "key_dim must be 3 to match score Dot.*; got 11"),
-        (lambda: parameter_count("dot", 0, 3), "query_dim must be an integer of at least 1; got 0"),
-        (lambda: score_cost("general", 3, 2.5), "key_dim must be an integer of at least 1"),
-        (lambda: attention_memory("dot", -1, 3), "length must be an integer of at least 1; got -1"),
+        (lambda: parameter_count("dot", 0, 3), "query_dim must be at least 1; got 0"),
+        (lambda: score_cost("general", 3, 2.5), "key_dim must be an integer; got 2.5"),
+        (lambda: attention_memory("dot", -1, 3), "length must be at least 1; got -1"),
         (lambda: score_cost("dott", 3, 3), "did you mean 'dot'"),
-        (lambda: growth_exponent([1, 2], [1]), "as many"),
+        (lambda: growth_exponent([1, 2], [1]), "equally many"),
         (lambda: growth_exponent([2, 2], [1, 3]), "two different lengths"),
-        (lambda: growth_exponent([1, 2], [0, 3]), "above 0"),
+        (lambda: growth_exponent([1, 2], [0, 3]), "positive"),
     ],
 )
 def test_mistakes(call, message):

@@ -180,7 +180,7 @@ GOOD = np.full((L, N, T, T), 1 / T, np.float32)
         ([GOOD[0, 0]], {}, r"weights must be \[L, \*B, N, T, T\].*got \[1, 7, 7\]"),
         (GOOD[:, :0], {}, "at least one layer and one head"),
         (GOOD[:0], {}, "at least one layer and one head"),
-        ([], {}, "weights must have at least one layer; got none"),
+        ([], {}, "weights must have at least one layer; got an empty"),
         ([GOOD[0], GOOD[0, :3]], {}, r"weights\[1\] must be float32 \[5, 7, 7\], as weights\[0\]"),
         ([GOOD[0], GOOD[0].astype(np.float16)], {}, r"weights\[1\] must be float32.*got float16"),
         (GOOD.astype(int), {}, "weights must be floating-point; got dtype int"),

@@ -58,9 +58,12 @@ def test_against_numpy_a_row_at_a_time(score_name, mask_name):
         dirty = poisoned({**inputs, "bias": np.zeros(allowed.shape)}, allowed)
         dirty.pop("bias")
         got = logit_scale_sweep(
-            **dirty, doutput=doutput, scales=SCALES, score=SCORE_CASES[score_name].score,
+            **dirty,
+            doutput=doutput,
+            scales=SCALES,
+            score=SCORE_CASES[score_name].score,
             mask=MASK_CASES[mask_name].build(),
-        )  # fmt: skip
+        )
         for name, array in zip(got._fields[1:], expected, strict=True):
             assert_close(name, getattr(got, name), array, 1e-12)
         np.testing.assert_array_equal(got.scales, SCALES)
@@ -149,8 +152,9 @@ def test_jit_vmap_and_one_compilation():
         )
     narrow = logit_scale_sweep(
         *(jnp.asarray(array, jnp.bfloat16) for array in (query, key, value, doutput)),
-        jnp.array([0.5, 2.0]), mask=mask,
-    )  # fmt: skip
+        jnp.array([0.5, 2.0]),
+        mask=mask,
+    )
     for name, array in narrow._asdict().items():
         assert array.dtype == jnp.float32
         np.testing.assert_allclose(array, getattr(together, name), rtol=3e-2)

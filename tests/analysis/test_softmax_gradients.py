@@ -195,8 +195,8 @@ GOOD = np.full((T, S), 1 / S, np.float32)
         (lambda: softmax_vjp(GOOD, GOOD[0]), r"dweights must be \[5, 7\] to match.*got \[7\]"),
         (lambda: softmax_vjp(GOOD, GOOD > 0), "dweights must be floating-point"),
         (lambda: gradient_through_top_keys(GOOD, GOOD.T, 1), r"dlogits must be \[5, 7\].*\[7, 5\]"),
-        (lambda: gradient_through_top_keys(GOOD, GOOD, 0), "k must be .* from 1 to S = 7; got 0"),
-        (lambda: gradient_through_top_keys(GOOD, GOOD, 8), "k must be .* got 8"),
+        (lambda: gradient_through_top_keys(GOOD, GOOD, 0), "k must be at least 1; got 0"),
+        (lambda: gradient_through_top_keys(GOOD, GOOD, 8), "k must be at most 7; got 8"),
         (lambda: gradient_through_top_keys(GOOD, GOOD, 1.0), "k must be .* got 1.0"),
     ],
 )

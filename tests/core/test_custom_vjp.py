@@ -252,9 +252,9 @@ def test_mistakes_are_named():
         return f(x, tree), ()
 
     for cotangents, message in (
-        ((x,), "bwd of f must give a tuple with the cotangent of each of its 2 array arguments"),
-        ((x, x), "bwd of f must give a tuple"),
-        ((x[:2], None), r"bwd of f must give for argument \[0\] a cotangent of float32\[3\]"),
+        ((x,), "bwd of f must return a tuple with the cotangent of each of its 2 array arguments"),
+        ((x, x), "bwd of f must return a tuple"),
+        ((x[:2], None), r"bwd of f must return for argument \[0\] a cotangent of float32\[3\]"),
         (
             (None, {"y": x.astype(jnp.bfloat16), "z": None}),
             r"argument \[1\]\['y'\] .*; got bfloat16\[3\]",
@@ -265,5 +265,5 @@ def test_mistakes_are_named():
             jax.grad(lambda x, tree: jnp.sum(g(x, tree)), (0, 1))(x, tree)
     h = custom_vjp(f, twin=lambda x, tree: (x, x))
     h.defvjp(fwd, lambda r, ct: (None, None))
-    with pytest.raises(TypeError, match="the twin of f must give"):
+    with pytest.raises(TypeError, match="the twin of f must return"):
         jax.jvp(h, (x, tree), (x, tree))

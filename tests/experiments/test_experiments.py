@@ -47,7 +47,7 @@ def test_every_arm_is_a_model_that_can_be_made():
     config = family.Config()
     models = {arm: config.training(arm).model for arm in family.ARMS}
     assert len(set(models.values())) == len(family.ARMS)
-    assert {model.attention for model in models.values()} >= {
+    assert {model.cross_attention.attention for model in models.values()} >= {
         "global", "local-m", "local-p", "coverage", "monotonic",
     }  # fmt: skip
     assert set(family.MUST_FAIL) | set(family.DRAWN) <= set(family.ARMS)
@@ -60,7 +60,7 @@ def test_every_arm_is_a_model_that_can_be_made():
         (family, {"arms": ()}, "arms must be at least one; got none"),
         (family, {"beams": 0}, "beams must be at least 1; got 0"),
         (rollout, {"word": "a"}, "word must have at least two letters; got 'a'"),
-        (rollout, {"heads": 5}, "dim must be a multiple of 5 heads; got 64"),
+        (rollout, {"num_heads": 5}, "dim must be a multiple of 5 heads; got 64"),
         (rollout, {"strings": 0}, "strings must be at least 1; got 0"),
     ],
 )
@@ -70,7 +70,7 @@ def test_mistakes_before_anything_is_trained(module, settings, message, tmp_path
 
 
 def test_rollout_numbers_are_means_of_what_was_seen(tmp_path, monkeypatch):
-    config = small(rollout, tmp_path, seeds=1, encoder_layers=2, heads=2)
+    config = small(rollout, tmp_path, seeds=1, encoder_layers=2, num_heads=2)
     training = dataclasses.replace(
         config.training(), batch_size=2, loop=LoopConfig(seeds=1, steps=2)
     )

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from length_evaluation import FIRST_LETTER, free_running, teacher_forced, weights_on
 
-from attention_jax.nn.placement import PositionConfig
+from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun, bind, reversal_task
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.loop import LoopConfig
@@ -24,7 +25,10 @@ def untrained(draw="none"):
     """Two seeds whose output layers are biased to letters, so that some come out right."""
     positions = PositionConfig(anchor="end", draw=draw, limit=97)
     model = Seq2SeqConfig(
-        dim=8, hidden_dim=5, encoder_layers=0, decoder_self_attention=False, positions=positions
+        block=BlockConfig(dim=8, hidden_dim=5),
+        encoder_layers=0,
+        decoder_self_attention=False,
+        positions=positions,
     )
     config = ReversalConfig(model=model, loop=LoopConfig(seeds=2), letters=2)
     params = jax.vmap(reversal_task(config).init)(jax.random.split(jax.random.key(0), 2))

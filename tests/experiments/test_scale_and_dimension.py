@@ -14,6 +14,7 @@ import pytest
 from command_lines import ROOT, load
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.scores import ScaledDot
 from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
 from attention_jax.training.loop import LoopConfig
@@ -150,7 +151,9 @@ def test_a_rate_that_is_traced_is_the_rate_of_the_configuration():
 def test_runs_of_one_program_have_their_own_size_and_rate():
     config = ReversalConfig(
         model=Seq2SeqConfig(
-            score=training.name_of("PROJECTED_DOT"), dim=8, hidden_dim=3, encoder_layers=0
+            score=training.name_of("PROJECTED_DOT"),
+            block=BlockConfig(dim=8, hidden_dim=3),
+            encoder_layers=0,
         ),
         loop=LoopConfig(seeds=2, steps=2),
         batch_size=5,
@@ -185,7 +188,10 @@ def test_every_number_comes_from_the_run_that_it_is_said_to(monkeypatch):
         model, loop = config.model, config.loop
         score = model.score.split(":")[1]
         losses = np.array(
-            [[says(score, model.dim, *run, seed) for seed in range(loop.seeds)] for run in runs]
+            [
+                [says(score, model.block.dim, *run, seed) for seed in range(loop.seeds)]
+                for run in runs
+            ]
         )
         looks = np.arange(loop.steps // every + 1)
         curves = dict.fromkeys(experiment.CURVES, losses[..., None] + looks)

@@ -40,8 +40,8 @@ from .processes import (
 
 CHANGES = [  # option, its new value, and the setting's name, old and new value in the message
     ("--score", "dot", "model.score was 'scaled', now 'dot'"),
-    ("--dim", "16", "model.dim was 8, now 16"),
-    ("--hidden-dim", "11", "model.hidden_dim was 8, now 11"),
+    ("--dim", "16", "model.block.dim was 8, now 16"),
+    ("--hidden-dim", "11", "model.block.hidden_dim was 8, now 11"),
     ("--seeds", "2", "loop.seeds was 1, now 2"),
     ("--first-seed", "5", "loop.first_seed was 0, now 5"),
     ("--steps", "300", "loop.steps was 150, now 300"),

@@ -44,6 +44,7 @@ from hypothesis import strategies as st
 from outcomes import ERROR, RESULT, Kind
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal import evaluation as reversal_evaluation
 from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig
@@ -81,7 +82,7 @@ def trained_run() -> Path:
     atexit.register(temporary.cleanup)
     folder = Path(temporary.name) / "run"
     config = ReversalConfig(
-        model=Seq2SeqConfig(score="dot", dim=4, hidden_dim=3, encoder_layers=0),
+        model=Seq2SeqConfig(score="dot", block=BlockConfig(dim=4, hidden_dim=3), encoder_layers=0),
         loop=LoopConfig(seeds=2, steps=2, log_every=1, checkpoint_every=1),
         batch_size=3,
         max_length=4,

@@ -44,10 +44,10 @@ GOOD_TRAIN = [
         positions=[["sinusoidal"], ["learned"], ["none"], ["sinusoidal", "anchor=end"]],
         log_gradients=[[], "every=25"],
     ),
-    *(["--resume"], ["--no-mask-padding"], ["--normalize-qk"], ["--checkpoint-blocks"]),
+    *(["--resume"], ["--no-mask-padding"], ["--normalize-qk"]),
 ]
 COUNTS = (
-    "seeds", "steps", "batch_size", "hidden_dim", "dim", "letters", "decoder_layers", "heads",
+    "seeds", "steps", "batch_size", "hidden_dim", "dim", "letters", "decoder_layers", "num_heads",
     "log_every", "min_length", "checkpoint_every", "max_length",
 )  # fmt: skip
 BAD_TRAIN = [
@@ -71,9 +71,9 @@ BAD_TRAIN = [
         ],
         coverage_weight=["-1", "nan", "x"],
         sharpen_from=["0", "x"],
-        key_heads=["0", "3", "x"],
+        num_key_heads=["0", "3", "x"],
     ),
-    *options(letters=["27"], checkpoint_every=["30"], log_every=["7"], dim=["7"], heads=["3"]),
+    *options(letters=["27"], checkpoint_every=["30"], log_every=["7"], dim=["7"], num_heads=["3"]),
     *(["word"], ["--steps"], ["--score"], ["--resume", "yes"], ["--mask-padding", "no"]),
     *UNKNOWN,
 ]  # fmt: skip

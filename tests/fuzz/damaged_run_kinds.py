@@ -38,15 +38,15 @@ NO_SETTINGS = {  # values that no run has, by the name of the setting
     "clip_norm": [0, -1, "x", None],
     "coverage_weight": [-1, "x", None],
     "model.score": [3, None, "skaled", [], {}, "nowhere:Mine"],
-    "model.dim": [0, -1, 2.5, "4", None, [4], 7],
-    "model.hidden_dim": [0, -1, 2.5, "3", None],
-    "model.heads": [0, -1, 2.5, "1", None],
+    "model.block.dim": [0, -1, 2.5, "4", None, [4], 7],
+    "model.block.hidden_dim": [0, -1, 2.5, "3", None],
+    "model.block.num_heads": [0, -1, 2.5, "1", None],
     "model.encoder_layers": [-1, 2.5, "1", None],
     "model.decoder_layers": [0, -1, 2.5, "1", None],
-    "model.dropout_rate": [1, -0.5, "x", None],
-    "model.norm": ["x", 3, None],
-    "model.activation": ["x", 3, None],
-    "model.attention": ["x", 3, None],
+    "model.block.dropout_rate": [1, -0.5, "x", None],
+    "model.block.norm": ["x", 3, None],
+    "model.block.activation": ["x", 3, None],
+    "model.cross_attention.attention": ["x", 3, None],
     "model.positions": ["rotary", 3, [], None, {"kind": "x"}, {"limit": "x"}, {"other": 1}],
     "model.other": [1],
     "loop.seeds": [0, -1, 2.5, "2", None],
@@ -58,7 +58,12 @@ NO_SETTINGS = {  # values that no run has, by the name of the setting
     "other": [1],
 }
 # Such a run may be, but it is not the one whose checkpoints these are.
-OF_OTHERS = {"model.dim": 16, "model.hidden_dim": 9, "model.encoder_layers": 2, "loop.seeds": 3}
+OF_OTHERS = {
+    "model.block.dim": 16,
+    "model.block.hidden_dim": 9,
+    "model.encoder_layers": 2,
+    "loop.seeds": 3,
+}
 
 
 def _written(text: str | bytes) -> Damage:

@@ -260,19 +260,25 @@ MISTAKEN_MODULES = [
       for bad in (0, -1.0, np.nan, np.inf, "a", [1.0])),
     (nn.MultiHeadAttention, HEADS, {"num_heads": 3}, ("qkv_dim", "num_heads")),
     (nn.MultiHeadAttention, HEADS, {"num_key_heads": 3}, "num_key_heads"),
-    *((nn.Seq2SeqConfig, CONFIG, {name: bad}, name)
-      for name in ("dim", "hidden_dim", "heads", "key_heads", "radius", "decoder_layers")
+    *((nn.BlockConfig, {}, {name: bad}, name)
+      for name in ("dim", "hidden_dim", "num_heads", "num_key_heads")
       for bad in (-1, 2.5, "2", [2])),
-    *((nn.Seq2SeqConfig, CONFIG, {"encoder_layers": bad}, "encoder_layers")
-      for bad in (-1, 2.5, "2", None)),
-    *((nn.Seq2SeqConfig, CONFIG, {name: bad}, name)
-      for name in ("attention", "alignment", "activation", "norm") for bad in ("x", None, 3, [])),
-    *((nn.Seq2SeqConfig, CONFIG, {"dropout_rate": bad}, "dropout_rate")
+    *((nn.BlockConfig, {}, {name: bad}, name)
+      for name in ("activation", "norm") for bad in ("x", None, 3, [])),
+    *((nn.BlockConfig, {}, {"dropout_rate": bad}, "dropout_rate")
       for bad in (1.0, -0.1, np.nan, "a", None)),
-    *((nn.Seq2SeqConfig, CONFIG, {"positions": bad}, "positions") for bad in ("rotary", None, 3)),
-    *((nn.Seq2SeqConfig, CONFIG, {"score": bad}, "score") for bad in ("skaled", None, 3, [])),
-    *((nn.Seq2SeqConfig, CONFIG, {"sharpen_from": bad}, "sharpen_from")
+    *((nn.CrossAttentionConfig, {}, {"radius": bad}, "radius") for bad in (-1, 2.5, "2", [2])),
+    *((nn.CrossAttentionConfig, {}, {name: bad}, name)
+      for name in ("attention", "alignment") for bad in ("x", None, 3, [])),
+    *((nn.CrossAttentionConfig, {}, {"sharpen_from": bad}, "sharpen_from")
       for bad in (0, -1, 2.5, "a")),
+    *((nn.Seq2SeqConfig, {}, {"decoder_layers": bad}, "decoder_layers")
+      for bad in (-1, 2.5, "2", [2])),
+    *((nn.Seq2SeqConfig, {}, {"encoder_layers": bad}, "encoder_layers")
+      for bad in (-1, 2.5, "2", None)),
+    *((nn.Seq2SeqConfig, {}, {name: bad}, name)
+      for name in ("block", "cross_attention", "positions") for bad in ("rotary", None, 3)),
+    *((nn.Seq2SeqConfig, {}, {"score": bad}, "score") for bad in ("skaled", None, 3, [])),
     *((nn.PositionConfig, {}, {"kind": bad}, "kind") for bad in ("x", None, 3)),
     *((nn.PositionConfig, {}, {"limit": bad}, "limit") for bad in (0, -1, 2.5, "2", None, True)),
     *((nn.PositionConfig, {}, {name: bad}, name)
@@ -333,7 +339,7 @@ def seq2seq_cases(draw):
 
 @functools.cache
 def _seq2seq(items: tuple) -> nn.Seq2Seq:
-    return nn.Seq2Seq(nn.Seq2SeqConfig(**dict(items)), 7, rngs=nnx.Rngs(0))
+    return nn.Seq2Seq(nn.Seq2SeqConfig().with_settings(**dict(items)), 7, rngs=nnx.Rngs(0))
 
 
 def call_seq2seq(case: Any) -> Any:

@@ -16,7 +16,7 @@ B, T, S, DIM, MEMORY_DIM = 2, 5, 7, 12, 13
 LENGTHS = [4, 7]
 KINDS = {
     "global": {},
-    "heads": {"heads": 4},
+    "heads": {"num_heads": 4},
     "local-m": {"attention": "local-m", "radius": 1},
     "local-m-monotonic": {"attention": "local-m", "radius": 1, "alignment": "monotonic"},
     "local-p": {"attention": "local-p", "radius": 2},
@@ -27,8 +27,10 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def make(kind, score="additive", **options):
-    config = CrossAttentionConfig(**KINDS[kind])
-    options = {"keep_rngs": False, "rngs": nnx.Rngs(0), **options}
+    settings = dict(KINDS[kind])
+    num_heads = settings.pop("num_heads", 1)
+    config = CrossAttentionConfig(**settings)
+    options = {"num_heads": num_heads, "keep_rngs": False, "rngs": nnx.Rngs(0), **options}
     return scrambled(CrossAttention(score, DIM, MEMORY_DIM, config, **options))
 
 
@@ -203,8 +205,10 @@ def test_first_places_the_window():
         ({"attention": "locally"},
          "attention must be one of global, local-m, local-p, coverage, monotonic; got 'locally'"),
         ({"alignment": "none"}, "alignment must be one of monotonic, reversed; got 'none'"),
-        ({"heads": 0}, "heads must be at least 1; got 0"),
         ({"radius": -1}, "radius must be at least 0; got -1"),
+        ({"attention": "local-p", "radius": 0}, "radius must be at least 1; got 0"),
+        ({"sharpen_from": 0}, "sharpen_from must be at least 1; got 0"),
+        ({"sharpen_from": 3, "attention": "coverage"}, "sharpen_from must be None .*'coverage'"),
     ],
 )  # fmt: skip
 def test_bad_settings(settings, message):
@@ -213,12 +217,28 @@ def test_bad_settings(settings, message):
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("attention", "options", "message"),
     [
-        ({"heads": 5}, "qkv_dim must be a multiple of 5 heads; got 12"),
-        ({}, "key_dim must be 12 to match score"),
+        ("global", {"num_heads": 0}, "num_heads must be at least 1; got 0"),
+        ("global", {"num_heads": 5}, "qkv_dim must be a multiple of 5 heads; got 12"),
+        ("global", {}, "key_dim must be 12 to match score"),
+        ("coverage", {"num_heads": 4}, "num_heads must be 1 with attention 'coverage'; got 4"),
+        ("monotonic", {"rotary_wavelength": 50.0}, "attention must be global .*; got 'monotonic'"),
+        ("global", {"rotary_wavelength": 0.0}, "rotary_wavelength must be .* above 0; got 0.0"),
+        (
+            "global",
+            {"rotary_wavelength": 50.0, "num_position_ids": 2},
+            "memory_dim must be a multiple of 4 to be rotated; got 13",
+        ),
     ],
 )
-def test_what_cannot_be_made(config, message):
+def test_settings_that_do_not_go_together(attention, options, message):
+    config = CrossAttentionConfig(attention)
     with pytest.raises(ValueError, match=message):
-        CrossAttention("dot", DIM, MEMORY_DIM, CrossAttentionConfig(**config), rngs=nnx.Rngs(0))
+        CrossAttention("dot", DIM, MEMORY_DIM, config, **options, rngs=nnx.Rngs(0))
+
+
+def test_sharper_logits_are_for_one_head():
+    config = CrossAttentionConfig(sharpen_from=3)
+    with pytest.raises(ValueError, match="sharpen_from must be None with 4 heads; got 3"):
+        CrossAttention("dot", DIM, DIM, config, num_heads=4, rngs=nnx.Rngs(0))

@@ -339,11 +339,11 @@ def test_pad_may_be_eos():
     ("options", "message"),
     [
         ({"beams": 0}, "beams must be at least 1; got 0"),
-        ({"beams": 1.5}, "beams must be a Python integer; got 1.5"),
+        ({"beams": 1.5}, "beams must be an integer; got 1.5"),
         ({"max_length": 0}, "max_length must be at least 1; got 0"),
         ({"batch_size": 2}, r"state\['previous'\] must have 2 rows on axis 0; got \[3\]"),
         ({"eos": 5}, "eos must be from 0 to 4, a token; got 5"),
-        ({"sos": None}, "sos must be a Python integer; got None"),
+        ({"sos": None}, "sos must be an integer; got None"),
         ({"length_penalty": -0.5}, "length_penalty must be a finite Python number of at least 0"),
         ({"length_penalty": "long"}, "length_penalty must be a finite Python number"),
         ({"row_axes": 0}, r"state\['steps'\] must have 3 rows on axis 0; got \[\]"),

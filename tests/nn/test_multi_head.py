@@ -302,10 +302,10 @@ def test_an_explicit_rng_drops_whatever_the_setting():
         ({"key_dim": 0}, "key_dim must be at least 1; got 0"),
         ({"output_dim": -1}, "output_dim must be at least 1; got -1"),
         ({"qkv_dim": 20}, "qkv_dim must be a multiple of 6 heads; got 20"),
-        ({"num_key_heads": 4}, "num_key_heads must divide the 6 query heads; got 4"),
+        ({"num_key_heads": 4}, "num_key_heads must divide 6 heads; got 4"),
         (
             {"rotary_wavelength": 9.0},
-            "qkv_dim must make heads of a multiple of 2 features to rotate; got 18",
+            "qkv_dim 18 / num_heads 6 must be a multiple of 2 to be rotated; got 3",
         ),
         ({"score": "adit"}, "did you mean 'additive'"),
         ({"dropout_rate": 2}, "dropout_rate must be a Python number in"),

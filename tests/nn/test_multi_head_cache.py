@@ -85,11 +85,11 @@ def token_by_token(module, x, **options):
     return jnp.swapaxes(outputs, 0, 1)
 
 
-@pytest.mark.parametrize("key_heads", [N, K])
+@pytest.mark.parametrize("num_key_heads", [N, K])
 @pytest.mark.parametrize("score", sorted(SCORES))
-def test_token_by_token_is_one_call_with_all(score, key_heads):
-    options = {"rotary_wavelength": 50.0, "normalize_qk": True} if key_heads == K else {}
-    module, _ = make(score, num_key_heads=key_heads, **options)
+def test_token_by_token_is_one_call_with_all(score, num_key_heads):
+    options = {"rotary_wavelength": 50.0, "normalize_qk": True} if num_key_heads == K else {}
+    module, _ = make(score, num_key_heads=num_key_heads, **options)
     x = normal(B, T, DIM)
 
     @jax.jit

@@ -52,7 +52,9 @@ MODULES = {
     "encoder": (functools.partial(EncoderBlock, "scaled", BLOCK), (QUERY,)),
     "decoder": (functools.partial(DecoderBlock, "scaled", "additive", BLOCK), (QUERY, MEMORY)),
     "seq2seq": (
-        functools.partial(Seq2Seq, Seq2SeqConfig(score="additive", dim=D, hidden_dim=7, **RATE), V),
+        functools.partial(
+            Seq2Seq, Seq2SeqConfig().with_settings(score="additive", dim=D, hidden_dim=7, **RATE), V
+        ),
         SENTENCES,
     ),
 }
@@ -177,7 +179,9 @@ def test_seeds_side_by_side():
     "settings", [{"attention": "monotonic"}, {"positions": PositionConfig(draw="subset")}]
 )
 def test_randomness_besides_dropout_is_not_left_out_in_silence(settings):
-    model = Seq2Seq(Seq2SeqConfig(dim=8, hidden_dim=7, **settings), V, rngs=nnx.Rngs(0))
+    model = Seq2Seq(
+        Seq2SeqConfig().with_settings(dim=8, hidden_dim=7, **settings), V, rngs=nnx.Rngs(0)
+    )
     model.train()
     with pytest.raises(ValueError, match="dropout_rng must be given where deterministic is False"):
         jax.eval_shape(lambda: model(*SENTENCES))

@@ -11,6 +11,7 @@ from numpy_model import normal
 
 from attention_jax.nn import (
     Attention,
+    BlockConfig,
     CoverageAttention,
     CrossAttention,
     CrossAttentionConfig,
@@ -60,21 +61,20 @@ def test_scaled_with_these_settings_is_flax(dtypes):
 
 
 CONFIG = Seq2SeqConfig(
-    score="additive", dim=D, hidden_dim=7, activation="swiglu", normalize_qk=True,
+    score="additive",
+    block=BlockConfig(dim=D, hidden_dim=7, activation="swiglu", normalize_qk=True),
     positions=PositionConfig("learned", limit=S),
-)  # fmt: skip
+)
 SENTENCES = (
     jnp.asarray(np.random.default_rng(1).integers(3, V, (B, S))),
     jnp.array([4, 7]),
     jnp.asarray(np.random.default_rng(2).integers(3, V, (B, T))),
 )
 CROSS = {
-    kind: functools.partial(CrossAttention, "additive", D, D, CrossAttentionConfig(**settings))
-    for kind, settings in {
-        "global": {}, "heads": {"heads": 2}, "local-p": {"attention": "local-p"},
-        "coverage": {"attention": "coverage"}, "monotonic": {"attention": "monotonic"},
-    }.items()
-}  # fmt: skip
+    kind: functools.partial(CrossAttention, "additive", D, D, CrossAttentionConfig(kind))
+    for kind in ("global", "local-p", "coverage", "monotonic")
+}
+CROSS["heads"] = functools.partial(CROSS["global"], num_heads=2)
 MODULES = {
     "attention": (functools.partial(Attention, "additive", D, D), (QUERY, MEMORY)),
     "multi-head": (

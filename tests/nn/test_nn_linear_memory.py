@@ -58,11 +58,12 @@ BLOCK = BlockConfig(dim=D, hidden_dim=5)
 OPTIONS = {"rngs": nnx.Rngs(0)}
 TILED = {"implementation": "tiled", **OPTIONS}
 SENTENCES = (jnp.ones((1, S), int), jnp.array([S - 2]), jnp.ones((1, T), int))
-SEQ2SEQ = Seq2Seq(Seq2SeqConfig(dim=D, hidden_dim=5), V, **OPTIONS)
+SEQ2SEQ = Seq2Seq(Seq2SeqConfig(block=BlockConfig(dim=D, hidden_dim=5)), V, **OPTIONS)
 
 
-def cross(**settings):
-    return CrossAttention("dot", D, D, CrossAttentionConfig(**settings), **OPTIONS)
+def cross(attention="global", num_heads=1):
+    config = CrossAttentionConfig(attention)
+    return CrossAttention("dot", D, D, config, num_heads=num_heads, **OPTIONS)
 
 
 MODULES = {
@@ -71,7 +72,7 @@ MODULES = {
     "local-m": (LocalMAttention("dot", D, D, radius=2, **TILED), (QUERY, MEMORY)),
     "local-p": (LocalPAttention("dot", D, D, radius=2, **TILED), (QUERY, MEMORY)),
     "cross": (cross(), (QUERY, MEMORY)),
-    "cross, heads": (cross(heads=2), (QUERY, MEMORY)),
+    "cross, heads": (cross(num_heads=2), (QUERY, MEMORY)),
     "cross, local-m": (cross(attention="local-m"), (QUERY, MEMORY)),
     "cross, local-p": (cross(attention="local-p"), (QUERY, MEMORY)),
     "encoder": (EncoderBlock("scaled", BLOCK, **OPTIONS), (QUERY,)),

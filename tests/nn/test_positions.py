@@ -1,4 +1,4 @@
-"""Codes, rotations, places and drawn positions against loops over their formulas."""
+"""Encodings, rotations, anchored positions and random ids against loops over their formulas."""
 
 import functools
 import itertools
@@ -10,92 +10,93 @@ import numpy as np
 import pytest
 
 from attention_jax.nn.positions import (
-    anchored_places,
-    learned_codes,
-    random_positions,
-    random_window_positions,
+    anchored_positions,
+    learned_encoding,
+    random_position_ids,
+    random_window_position_ids,
     rotary,
-    sinusoidal_codes,
-    sinusoidal_positions,
+    sinusoidal_encoding,
 )
 
 
 @pytest.mark.parametrize("max_wavelength", [10_000.0, 50.0])
 def test_is_the_formula(max_wavelength):
-    codes = np.asarray(sinusoidal_positions(13, 6, max_wavelength=max_wavelength))
-    assert codes.shape == (13, 6)
-    assert codes.dtype == np.float32
+    encodings = np.asarray(sinusoidal_encoding(jnp.arange(13), 6, max_wavelength=max_wavelength))
+    assert encodings.shape == (13, 6)
+    assert encodings.dtype == np.float32
     for position in range(13):
         for n in range(3):
             angle = position / max_wavelength ** (2 * n / 6)
-            assert codes[position, n] == pytest.approx(math.sin(angle), abs=2e-6)
-            assert codes[position, 3 + n] == pytest.approx(math.cos(angle), abs=2e-6)
+            assert encodings[position, n] == pytest.approx(math.sin(angle), abs=2e-6)
+            assert encodings[position, 3 + n] == pytest.approx(math.cos(angle), abs=2e-6)
 
 
 def test_a_position_does_not_depend_on_the_length():
-    np.testing.assert_array_equal(sinusoidal_positions(5, 4), sinusoidal_positions(11, 4)[:5])
+    np.testing.assert_array_equal(
+        sinusoidal_encoding(jnp.arange(5), 4), sinusoidal_encoding(jnp.arange(11), 4)[:5]
+    )
 
 
 def test_every_position_differs():
-    codes = np.asarray(sinusoidal_positions(101, 8))
-    distances = np.linalg.norm(codes[:, None] - codes[None], axis=-1)
+    encodings = np.asarray(sinusoidal_encoding(jnp.arange(101), 8))
+    distances = np.linalg.norm(encodings[:, None] - encodings[None], axis=-1)
     assert np.min(distances[~np.eye(101, dtype=bool)]) > 0.1
 
 
 def test_odd_sizes_are_refused():
     with pytest.raises(ValueError, match=r"dim must be even.*; got 7"):
-        sinusoidal_positions(3, 7)
+        sinusoidal_encoding(jnp.arange(3), 7)
 
 
-def test_codes_of_given_positions_known_or_traced():
-    table = np.asarray(sinusoidal_positions(13, 6, max_wavelength=50.0))
+def test_encodings_of_given_ids_known_or_traced():
+    table = np.asarray(sinusoidal_encoding(jnp.arange(13), 6, max_wavelength=50.0))
     positions = jnp.array([11, 0, 7])
-    codes = jax.jit(lambda positions: sinusoidal_codes(positions, 6, max_wavelength=50.0))
-    np.testing.assert_allclose(codes(positions), table[np.array([11, 0, 7])], atol=1e-6)
-    half = sinusoidal_codes(jnp.array([2.5]), 2)  # between positions
+    encodings = jax.jit(lambda positions: sinusoidal_encoding(positions, 6, max_wavelength=50.0))
+    np.testing.assert_allclose(encodings(positions), table[np.array([11, 0, 7])], atol=1e-6)
+    half = sinusoidal_encoding(jnp.array([2.5]), 2)  # between positions
     np.testing.assert_allclose(half, [[math.sin(2.5), math.cos(2.5)]], atol=1e-6)
     with pytest.raises(ValueError, match=r"dim must be even.*; got 5"):
-        sinusoidal_codes(positions, 5)
+        sinusoidal_encoding(positions, 5)
 
 
-def test_codes_keep_the_axes_of_their_positions():
+def test_encodings_keep_the_axes_of_their_ids():
     positions = np.array([[0, 5, 3], [11, 1, 7]], np.int32)
-    codes = sinusoidal_codes(jnp.asarray(positions), 4, max_wavelength=30.0)
-    assert codes.shape == (2, 3, 4)
-    for place in np.ndindex(2, 3):
+    encodings = sinusoidal_encoding(jnp.asarray(positions), 4, max_wavelength=30.0)
+    assert encodings.shape == (2, 3, 4)
+    for index in np.ndindex(2, 3):
         for n in range(2):
-            angle = positions[place] / 30.0 ** (n / 2)
-            assert codes[place][n] == pytest.approx(math.sin(angle), abs=2e-6)
-            assert codes[place][2 + n] == pytest.approx(math.cos(angle), abs=2e-6)
+            angle = positions[index] / 30.0 ** (n / 2)
+            assert encodings[index][n] == pytest.approx(math.sin(angle), abs=2e-6)
+            assert encodings[index][2 + n] == pytest.approx(math.cos(angle), abs=2e-6)
 
 
-# --- a table of codes ---
+# --- a learned table ---
 
 
 def table():
     return jnp.asarray(np.random.default_rng(3).normal(size=(5, 3)), jnp.float32)
 
 
-def test_learned_codes_are_rows_of_the_table():
+def test_learned_encodings_are_rows_of_the_table():
     positions = np.array([[4, 0, 4, 1], [2, 5, 97, 3]], np.int32)
-    codes = jax.jit(learned_codes)(table(), positions)
-    assert codes.shape == (2, 4, 3)
-    for place in np.ndindex(2, 4):
-        at = positions[place]
+    encodings = jax.jit(learned_encoding)(table(), positions)
+    assert encodings.shape == (2, 4, 3)
+    for index in np.ndindex(2, 4):
+        at = positions[index]
         expected = np.asarray(table())[at] if at < 5 else [math.nan] * 3
-        np.testing.assert_array_equal(codes[place], expected)
+        np.testing.assert_array_equal(encodings[index], expected)
 
 
-def test_gradients_of_learned_codes_reach_the_rows_that_were_used():
+def test_gradients_of_learned_encodings_reach_the_rows_that_were_used():
     positions = np.array([[4, 0, 4, 1], [4, 5, 97, 0]], np.int32)
     # Small integers: their sums are exact in any order.
-    dcodes = np.random.default_rng(4).integers(1, 17, size=(2, 4, 3)).astype(np.float32)
-    _, vjp = jax.vjp(lambda rows: learned_codes(rows, positions), table())
+    dencodings = np.random.default_rng(4).integers(1, 17, size=(2, 4, 3)).astype(np.float32)
+    _, vjp = jax.vjp(lambda rows: learned_encoding(rows, positions), table())
     expected = np.zeros((5, 3))
-    for place in np.ndindex(2, 4):
-        if positions[place] < 5:
-            expected[positions[place]] += dcodes[place]
-    np.testing.assert_array_equal(vjp(jnp.asarray(dcodes))[0], expected)
+    for index in np.ndindex(2, 4):
+        if positions[index] < 5:
+            expected[positions[index]] += dencodings[index]
+    np.testing.assert_array_equal(vjp(jnp.asarray(dencodings))[0], expected)
     np.testing.assert_array_equal(np.any(expected != 0, axis=1), [True, True, False, False, True])
 
 
@@ -151,9 +152,9 @@ def test_rotary_keeps_dtypes_and_takes_angles_in_float32():
 def test_what_cannot_be_rotated():
     with pytest.raises(ValueError, match=r"x must have an even number of features .*; got 3"):
         rotary(jnp.ones((5, 3)), jnp.arange(5))
-    with pytest.raises(ValueError, match=r"positions must be \[5\], or .*; got \[4\]"):
+    with pytest.raises(ValueError, match=r"position_ids must be \[5\], or .*; got \[4\]"):
         rotary(jnp.ones((2, 5, 4)), jnp.arange(4))
-    of_x = r"positions must be \[5\], or that behind the first axes of x \[2, 5, 4\]; got "
+    of_x = r"position_ids must be \[5\], or that behind the first axes of x \[2, 5, 4\]; got "
     for shape in ((), (3, 5), (5, 2), (1, 5), (2, 5, 5)):
         expected = of_x + rf"\[{', '.join(map(str, shape))}\]"
         with pytest.raises(ValueError, match=expected):
@@ -179,14 +180,14 @@ def test_every_example_has_positions_of_its_own():
             assert found[b, n, t, 2 + pair] == pytest.approx(turned.imag, abs=1e-5)
 
 
-# --- places ---
+# --- anchored positions ---
 
 
 @pytest.mark.parametrize("anchor", ["start", "end", "both"])
 @pytest.mark.parametrize("lengths", [[[0, 1, 7], [3, 5, 2]], [4], 5], ids=str)
-def test_places_are_counted_from_each_end(anchor, lengths):
+def test_positions_are_counted_from_each_end(anchor, lengths):
     lengths = np.array(lengths, np.int32)
-    found = jax.jit(anchored_places, static_argnums=(0, 2))(7, lengths, anchor)
+    found = jax.jit(anchored_positions, static_argnums=(0, 2))(7, lengths, anchor)
     start, end = np.zeros((2, *lengths.shape, 7), int)
     for example in np.ndindex(lengths.shape):
         real = list(range(lengths[example]))
@@ -195,12 +196,12 @@ def test_places_are_counted_from_each_end(anchor, lengths):
             end[example][j] = left
     expected = {"start": [start], "end": [end], "both": [start, end]}[anchor]
     assert len(found) == len(expected)
-    for got, places in zip(found, expected, strict=True):
+    for got, positions in zip(found, expected, strict=True):
         assert got.dtype == jnp.int32
-        np.testing.assert_array_equal(got, places)
+        np.testing.assert_array_equal(got, positions)
 
 
-# --- drawn positions ---
+# --- random ids ---
 
 
 def many(draw, count, limit, keys):
@@ -220,12 +221,12 @@ def assert_drawn_with(probabilities, drawn):
     assert chi_square < freedom + 5 * math.sqrt(2 * freedom)  # mean and standard deviation
 
 
-every_draw = pytest.mark.parametrize("draw", [random_positions, random_window_positions])
+every_draw = pytest.mark.parametrize("draw", [random_position_ids, random_window_position_ids])
 
 
 @every_draw
 @pytest.mark.parametrize(("count", "limit"), [(1, 1), (1, 13), (5, 13), (13, 13), (3, 1009)])
-def test_drawn_positions_rise_within_the_limit(draw, count, limit):
+def test_random_ids_increase_within_the_limit(draw, count, limit):
     drawn = many(draw, count, limit, 307)
     assert drawn.shape == (307, count)
     assert drawn.dtype == np.int32
@@ -251,19 +252,19 @@ def test_one_key_draws_the_same_in_a_loop_under_jit_and_vmap(draw):
 
 @every_draw
 @pytest.mark.parametrize("count", [0, -1, 8])
-def test_more_positions_than_there_are_cannot_be_drawn(draw, count):
+def test_more_ids_than_there_are_cannot_be_drawn(draw, count):
     with pytest.raises(ValueError, match=rf"count must be from 1 to 7, .*; got {count}"):
         draw(jax.random.key(0), count, 7)
 
 
 def test_all_subsets_are_equally_likely():
     subsets = list(itertools.combinations(range(7), 3))
-    drawn = many(random_positions, 3, 7, 10_007)
+    drawn = many(random_position_ids, 3, 7, 10_007)
     assert_drawn_with(dict.fromkeys(subsets, 1 / len(subsets)), drawn)
 
 
 def window_probabilities(limit):
-    """Of every two positions, by counting: widths, places and gaps."""
+    """Of every two ids, by counting: widths, starts and gaps."""
     found = dict.fromkeys(itertools.combinations(range(limit), 2), 0.0)
     for width in range(2, limit + 1):
         of_width = math.log((width + 1) / width) / math.log((limit + 1) / 2)
@@ -271,18 +272,18 @@ def window_probabilities(limit):
         for first in range(limit - width + 1):
             for pair in gaps:
                 left, right = sorted(pair)
-                place = of_width / (limit - width + 1)
-                found[first + left, first + right + 1] += place / len(gaps)
+                share = of_width / (limit - width + 1)
+                found[first + left, first + right + 1] += share / len(gaps)
     return found
 
 
-def test_windows_have_log_uniform_widths_and_uniform_places():
-    assert_drawn_with(window_probabilities(7), many(random_window_positions, 2, 7, 20_011))
+def test_windows_have_log_uniform_widths_and_uniform_starts():
+    assert_drawn_with(window_probabilities(7), many(random_window_position_ids, 2, 7, 20_011))
 
 
 def test_neighbours_and_tokens_far_apart_are_both_drawn():
     limit, keys = 1009, 5003
-    drawn = many(random_window_positions, 2, limit, keys)
+    drawn = many(random_window_position_ids, 2, limit, keys)
     gaps = drawn[:, 1] - drawn[:, 0]
     # Of a width w: two equal numbers of w - 1 make neighbours, 1 / (w - 1) of all.
     widths = np.arange(2, limit + 1)
@@ -296,4 +297,4 @@ def test_neighbours_and_tokens_far_apart_are_both_drawn():
     for found, expected in ((gaps == 1, neighbours), (gaps > 100, far)):
         assert found.mean() == pytest.approx(expected, abs=4 / math.sqrt(4 * keys))
     # In subsets of the whole range hardly any are neighbours.
-    assert np.mean(np.diff(many(random_positions, 2, limit, 503), axis=1) == 1) < 0.02
+    assert np.mean(np.diff(many(random_position_ids, 2, limit, 503), axis=1) == 1) < 0.02

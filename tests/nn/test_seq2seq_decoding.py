@@ -18,7 +18,9 @@ NUMBERS = {"max_length": T, "sos": SOS, "eos": EOS, "pad": PAD}
 
 
 def make(seed=1, noise=0.2, **settings):
-    config = Seq2SeqConfig(**{"score": "additive", "dim": 8, "hidden_dim": 13, **settings})
+    config = Seq2SeqConfig().with_settings(
+        **{"score": "additive", "dim": 8, "hidden_dim": 13, **settings}
+    )
     return scrambled(Seq2Seq(config, V, rngs=nnx.Rngs(0)), seed=seed, noise=noise)[0]
 
 
@@ -30,11 +32,11 @@ def sources(seed=4):
     "settings",
     [
         {"attention": "global", "encoder_layers": 2, "decoder_layers": 2, "norm": "post"},
-        {"attention": "global", "heads": 4, "key_heads": 2, "normalize_qk": True},
+        {"attention": "global", "num_heads": 4, "num_key_heads": 2, "normalize_qk": True},
         {"attention": "local-m", "radius": 1},
         {"attention": "local-m", "alignment": "monotonic", "mask_padding": False},
         {"attention": "local-p", "self_attention_score": None},
-        {"attention": "coverage", "heads": 2, "decoder_layers": 2, "norm": "post"},
+        {"attention": "coverage", "num_heads": 2, "decoder_layers": 2, "norm": "post"},
         {"attention": "monotonic", "activation": "swiglu", "decoder_layers": 2},
     ],
     ids=str,
@@ -147,7 +149,7 @@ def log_probability(forward, row, tokens):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"heads": 4, "key_heads": 2, "decoder_layers": 2}, {"attention": "coverage"}],
+    [{"num_heads": 4, "num_key_heads": 2, "decoder_layers": 2}, {"attention": "coverage"}],
     ids=str,
 )
 def test_beams(settings):

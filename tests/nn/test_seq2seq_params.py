@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attention_jax.nn import Seq2Seq, Seq2SeqConfig
+from attention_jax.nn import BlockConfig, Seq2Seq, Seq2SeqConfig
 from attention_jax.nn.seq2seq_params import bind, initial_params, output_layer
 from attention_jax.runs.checkpoints import Checkpoints
 
@@ -21,7 +21,10 @@ every_tie = pytest.mark.parametrize("tie", TIES)
 
 def config(tie):
     return Seq2SeqConfig(
-        score="additive", dim=DIM, hidden_dim=3, encoder_layers=0, tied_embeddings=tie
+        score="additive",
+        block=BlockConfig(dim=DIM, hidden_dim=3),
+        encoder_layers=0,
+        tied_embeddings=tie,
     )
 
 

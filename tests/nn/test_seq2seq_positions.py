@@ -1,4 +1,4 @@
-"""The model told where its tokens stand, against float64 NumPy: kinds, ends, draws, sharpening."""
+"""The model with every kind of positions against float64 NumPy; random ids; sharper logits."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from placed_model import (
+from numpy_seq2seq import (
     BARE,
     EOS,
     GAPS,
@@ -27,17 +27,17 @@ from placed_model import (
 )
 
 from attention_jax.nn import Seq2SeqConfig
-from attention_jax.nn.placement import ANY_LENGTH, PositionConfig
+from attention_jax.nn.position_config import ANY_LENGTH, PositionConfig
 from attention_jax.tasks.reversal.task import ReversalConfig
 
 # --- all at once, and one token after another ---
 
 
 @functools.cache
-def answers(config, places=None):
+def answers(config, ids=None):
     """Parameters; teacher forcing's logits and weights, stepped logits; these at other padding."""
     model, params = make(config)
-    given = None if places is None else jnp.array(places)
+    given = None if ids is None else jnp.array(ids)
 
     @jax.jit
     def run(source, lengths, inputs, given):
@@ -45,8 +45,8 @@ def answers(config, places=None):
             logits, state = model.decode_step(state, tokens)
             return state, logits
 
-        forced = model(source, lengths, inputs, places=given, return_weights=True)
-        state = model.start_decoding(source, lengths, max_length=T + 1, places=given)
+        forced = model(source, lengths, inputs, position_ids=given, return_weights=True)
+        state = model.start_decoding(source, lengths, max_length=T + 1, position_ids=given)
         _, stepped = jax.lax.scan(step, state, inputs.T)
         return *forced, jnp.swapaxes(stepped, 0, 1)
 
@@ -61,51 +61,51 @@ def answers(config, places=None):
 
 CASES = [
     (settings("sinusoidal", "end"), None),
-    (settings("sinusoidal", "both", "window", heads=2), None),
+    (settings("sinusoidal", "both", "window", num_heads=2), None),
     (settings("sinusoidal", "both", "subset", sharpen_from=5, **BARE), GAPS),
     (settings("learned", "start", decoder_self_attention=False), GAPS),
     (settings("learned", "both", "subset", self_attention_score="general"), None),
     (settings("learned", "end", norm="post", encoder_layers=0), GAPS),
     (settings("rotary", "start", sharpen_from=2), None),
     (settings("rotary", "end", "window", score="general"), None),
-    (settings("rotary", "both", heads=2, decoder_layers=2), None),
+    (settings("rotary", "both", num_heads=2, decoder_layers=2), None),
     (settings("rotary", "both", score="scaled", decoder_self_attention=False), GAPS),
-    (settings("rotary", "end", heads=2, score="scaled", **BARE), GAPS),
+    (settings("rotary", "end", num_heads=2, score="scaled", **BARE), GAPS),
     (settings("none", "both", sharpen_from=1, **BARE), None),
 ]  # fmt: skip
 every_case = pytest.mark.parametrize(
-    ("config", "places"), CASES, ids=lambda case: getattr(case, "label", None)
+    ("config", "ids"), CASES, ids=lambda case: getattr(case, "label", None)
 )
 
 
 @every_case
-def test_is_the_formula(config, places):
-    params, (logits, weights, _), _ = answers(config, places)
-    if places is None:  # limit // 8 is 2
-        places = range(0 if config.positions.draw == "none" else 2, 17)
+def test_is_the_formula(config, ids):
+    params, (logits, weights, _), _ = answers(config, ids)
+    if ids is None:  # limit // 8 is 2
+        ids = range(0 if config.positions.draw == "none" else 2, 17)
     for row in range(B):
         expected_logits, expected_weights = numpy_seq2seq(
-            config, params, sources()[row], LENGTHS[row], targets()[row], places
+            config, params, sources()[row], LENGTHS[row], targets()[row], ids
         )
         np.testing.assert_allclose(logits[row], expected_logits, atol=5e-5)
         np.testing.assert_allclose(weights[-1, row], expected_weights, atol=2e-5)
 
 
 @every_case
-def test_steps_are_teacher_forcing(config, places):
-    _, (forced, _, stepped), _ = answers(config, places)
+def test_steps_are_teacher_forcing(config, ids):
+    _, (forced, _, stepped), _ = answers(config, ids)
     np.testing.assert_allclose(stepped, forced, atol=5e-5)
     assert np.min(np.std(np.asarray(forced), axis=1)) > 1e-4
 
 
 @every_case
-def test_padding_is_invisible(config, places):
-    _, one, other = answers(config, places)
+def test_padding_is_invisible(config, ids):
+    _, one, other = answers(config, ids)
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.mark.parametrize(
-    ("config", "places"),
+    ("config", "ids"),
     [
         pytest.param(settings("rotary"), GAPS, id="gaps"),
         # No dot product: more than the distance matters.
@@ -114,14 +114,14 @@ def test_padding_is_invisible(config, places):
         ),
     ],
 )
-def test_steps_rotate_in_self_attention_as_teacher_forcing_does(config, places):
-    test_steps_are_teacher_forcing(config, places)
+def test_steps_rotate_in_self_attention_as_teacher_forcing_does(config, ids):
+    test_steps_are_teacher_forcing(config, ids)
 
 
-def test_too_few_places():
+def test_too_few_position_ids():
     model, _ = make(settings())
-    with pytest.raises(ValueError, match=r"places must be \[P\], P at least 7 .*; got \[6\]"):
-        model(sources(), jnp.array(LENGTHS), targets(), places=jnp.arange(6))
+    with pytest.raises(ValueError, match=r"position_ids must be \[P\], P at least 7 .*; got \[6\]"):
+        model(sources(), jnp.array(LENGTHS), targets(), position_ids=jnp.arange(6))
 
 
 def test_a_wider_batch_counts_the_same_ends():
@@ -198,9 +198,9 @@ def test_source_and_target_are_drawn_together():
     model, _ = make(settings("sinusoidal", "end", "subset", limit=8, **BARE))
     arguments = (sources(), jnp.array(LENGTHS), targets())
     forward = jax.jit(lambda rng: model(*arguments, dropout_rng=rng))
-    at = jax.jit(lambda places: model(*arguments, places=places))
+    at = jax.jit(lambda ids: model(*arguments, position_ids=ids))
     subsets = np.array([[i for i in range(8) if i != left_out] for left_out in range(8)])
-    possible = np.stack([at(jnp.asarray(places)) for places in subsets])
+    possible = np.stack([at(jnp.asarray(ids)) for ids in subsets])
     found = set()
     for seed in range(7):
         error = np.abs(possible - np.asarray(forward(jax.random.key(seed)))).max(axis=(1, 2, 3))
@@ -209,9 +209,9 @@ def test_source_and_target_are_drawn_together():
     assert len(found) > 2
 
 
-def test_places_that_are_given_are_those_of_the_default():
+def test_the_default_ids_may_be_given():
     model, _ = make(settings("learned", "both", "window"))
-    forward = jax.jit(lambda places: model(sources(), jnp.array(LENGTHS), targets(), places=places))
+    forward = jax.jit(lambda ids: model(sources(), jnp.array(LENGTHS), targets(), position_ids=ids))
     given, shifted = forward(jnp.arange(2, 9)), forward(jnp.arange(3, 10))
     np.testing.assert_allclose(given, forward(None), atol=1e-5)
     assert np.max(np.abs(np.asarray(given - shifted))) > 1e-2
@@ -263,7 +263,7 @@ def naive_greedy(forward, row, length):
 
 
 @pytest.mark.parametrize(
-    ("config", "places"),
+    ("config", "ids"),
     [
         (settings(sharpen_from=3, dim=12, positions=ANY_LENGTH, **BARE), None),
         (settings("learned", "both", decoder_self_attention=False, sharpen_from=2), GAPS),
@@ -271,18 +271,18 @@ def naive_greedy(forward, row, length):
     ],
     ids=["any-length", "learned", "rotary"],
 )
-def test_greedy_and_beam_search(config, places):
+def test_greedy_and_beam_search(config, ids):
     model, _ = make(config, noise=1.0)
-    given = None if places is None else jnp.array(places)
+    given = None if ids is None else jnp.array(ids)
     source, lengths = sources(), jnp.array(LENGTHS)
-    found = jax.jit(functools.partial(model.greedy_decode, **NUMBERS, places=given))(
+    found = jax.jit(functools.partial(model.greedy_decode, **NUMBERS, position_ids=given))(
         source, lengths
     )
-    forward = jax.jit(functools.partial(model, places=given))
+    forward = jax.jit(functools.partial(model, position_ids=given))
     answers_of_rows = [naive_greedy(forward, row, LENGTHS[row]) for row in range(B)]
     np.testing.assert_array_equal(found.tokens, answers_of_rows)
     assert len(set(map(tuple, answers_of_rows))) > 1
-    if places is not None:
+    if ids is not None:
         return  # a beam takes the default's
     search = jax.jit(model.beam_decode, static_argnames=("beams", *NUMBERS))
     for beams in (1, 2):
@@ -305,16 +305,16 @@ def test_greedy_and_beam_search(config, places):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"sharpen_from": 3, "heads": 4}, "sharpen_from is for .* with one head; got 'global'"),
-        ({"sharpen_from": 3, "attention": "coverage"}, "sharpen_from is for .*; got 'coverage'"),
-        ({"sharpen_from": 0}, "sharpen_from must be an integer of at least 1; got 0"),
+        ({"sharpen_from": 3, "num_heads": 4}, "sharpen_from must be None with 4 heads; got 3"),
+        ({"sharpen_from": 3, "attention": "coverage"}, "sharpen_from must be None with attention"),
+        ({"sharpen_from": 0}, "sharpen_from must be at least 1; got 0"),
         (
             {"positions": PositionConfig("rotary"), "attention": "monotonic"},
-            "attention must be global where positions are rotations; got 'monotonic'",
+            "attention must be global with rotary positions; got 'monotonic'",
         ),
         (
-            {"positions": PositionConfig("rotary", "both"), "heads": 4, "dim": 8},
-            r"dim / heads must be a multiple of 4, for rotary positions anchored at both; got 2",
+            {"positions": PositionConfig("rotary", "both"), "num_heads": 4, "dim": 8},
+            "dim / num_heads must be a multiple of 4, for rotary .* anchored at both; got 2",
         ),
         (
             {"positions": PositionConfig("learned", "both"), "dim": 6},
@@ -324,25 +324,20 @@ def test_greedy_and_beam_search(config, places):
 )
 def test_bad_settings(bad, message):
     with pytest.raises(ValueError, match=message):
-        Seq2SeqConfig(**bad)
+        Seq2SeqConfig().with_settings(**bad)
 
 
 @pytest.mark.parametrize("positions", [PositionConfig("rotary", "both", scale=0.5), ANY_LENGTH])
 def test_settings_come_back_from_json(positions):
-    model = Seq2SeqConfig(positions=positions, sharpen_from=5, **BARE)
+    model = Seq2SeqConfig().with_settings(positions=positions, sharpen_from=5, **BARE)
     config = ReversalConfig(model=model)
     content = json.loads(json.dumps(dataclasses.asdict(config)))
     assert content["model"]["positions"]["anchor"] == positions.anchor
     assert ReversalConfig.from_json(content) == config != ReversalConfig()
 
 
-def test_a_run_from_before_there_was_a_choice_of_positions():
+def test_a_setting_that_positions_do_not_have():
     content = json.loads(json.dumps(dataclasses.asdict(ReversalConfig())))
-    for name in ("positions", "decoder_self_attention", "sharpen_from"):
-        del content["model"][name]
-    config = ReversalConfig.from_json(content)
-    assert config == ReversalConfig()
-    assert config.model.positions == PositionConfig("sinusoidal", "start", "none")
     content["model"]["positions"] = {"kind": "sinusoidal", "origin": "end"}
     with pytest.raises(ValueError, match=r"config.json is not that of a reversal run: .*origin"):
         ReversalConfig.from_json(content)

@@ -112,9 +112,15 @@ def test_attention_and_its_gradients_are_those_of_a_stored_table(name, implement
     def loss(implementation, query, bias):
         mask = aj.padding_mask(jnp.array([[S], [4]])) & aj.causal_mask(2)
         output, statistics = aj.attention(
-            query, key, value, bias=bias, mask=mask, implementation=implementation,
-            block_sizes=TILE, return_statistics=True,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            bias=bias,
+            mask=mask,
+            implementation=implementation,
+            block_sizes=TILE,
+            return_statistics=True,
+        )
         return jnp.sum(jnp.sin(output)) + jnp.sum(statistics.entropy**2)
 
     with jax.enable_x64(True):
@@ -145,9 +151,13 @@ def test_second_derivatives_reach_the_arrays():
 
         def loss(slope, table):
             output = aj.attention(
-                query, key, key, bias=aj.alibi_bias(slope) + aj.relative_bias(table),
-                implementation="tiled", block_sizes=TILE,
-            )  # fmt: skip
+                query,
+                key,
+                key,
+                bias=aj.alibi_bias(slope) + aj.relative_bias(table),
+                implementation="tiled",
+                block_sizes=TILE,
+            )
             return jnp.sum(jnp.sin(output))
 
         check_grads(loss, (jnp.array(0.3), jnp.asarray(normal(3))), 2, ["rev"], rtol=1e-5)
@@ -176,11 +186,20 @@ def test_narrow_biases_and_what_is_masked():
     table = jnp.full((T, S), jnp.nan).at[:, :4].set(0.0)
     for implementation in ALL_IMPLEMENTATIONS:
         output, darray = jax.value_and_grad(
-            lambda slope, implementation=implementation: aj.attention(
-                query, key, key, bias=table + aj.alibi_bias(slope), mask=aj.padding_mask(4),
-                implementation=implementation, block_sizes=TILE,
-            ).astype(jnp.float32).sum()
-        )(jnp.array(0.5, jnp.bfloat16))  # fmt: skip
+            lambda slope, implementation=implementation: (
+                aj.attention(
+                    query,
+                    key,
+                    key,
+                    bias=table + aj.alibi_bias(slope),
+                    mask=aj.padding_mask(4),
+                    implementation=implementation,
+                    block_sizes=TILE,
+                )
+                .astype(jnp.float32)
+                .sum()
+            )
+        )(jnp.array(0.5, jnp.bfloat16))
         assert jnp.isfinite(output), implementation
         assert jnp.isfinite(darray), implementation
         assert darray.dtype == jnp.bfloat16
@@ -190,10 +209,13 @@ def test_narrow_biases_and_what_is_masked():
     ("build", "message"),
     [
         (lambda: aj.alibi_bias(jnp.arange(3)), "slopes must be floating-point; got dtype int32"),
-        (lambda: aj.alibi_slopes(0), "heads must be at least 1; got 0"),
-        (lambda: aj.relative_bias(jnp.ones(4)), r"table must be \[\*B, 2 R \+ 1\], an odd number"),
+        (lambda: aj.alibi_slopes(0), "num_heads must be at least 1; got 0"),
+        (
+            lambda: aj.relative_bias(jnp.ones(4)),
+            r"table must be \[\*B, 2 R \+ 1\], with an odd last axis",
+        ),
         (lambda: aj.relative_bias(jnp.ones(())), r"table must have at least 1 axis; got \[\]"),
-        (lambda: aj.t5_bias(jnp.ones(5)), "buckets must be at least 2 a side, and even"),
+        (lambda: aj.t5_bias(jnp.ones(5)), "buckets must be at least 2 per side, and even"),
         (lambda: aj.t5_bias(jnp.ones(32), max_distance=8), "max_distance must be greater than 8"),
         (lambda: as_bias("near"), "bias must be an array; got str"),
     ],

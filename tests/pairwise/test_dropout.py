@@ -137,9 +137,14 @@ def arrays(dtype=np.float32, batch=()):
 def test_output_is_the_kept_weights_times_the_values(implementation):
     query, key, value = arrays()
     output, statistics = attention(
-        query, key, value, dropout_rate=0.4, dropout_rng=RNG, implementation=implementation,
+        query,
+        key,
+        value,
+        dropout_rate=0.4,
+        dropout_rng=RNG,
+        implementation=implementation,
         return_statistics=True,
-    )  # fmt: skip
+    )
     with jax.enable_x64(True):
         seed = jax.random.split(RNG, ())  # as the batching does
         kept = np.asarray(keep_mask(seed, 0.4, jnp.arange(T), jnp.arange(S)))
@@ -204,9 +209,14 @@ def test_gradient_with_the_rng_held(implementation):
         @jax.jit
         def run(query, key, value):
             return attention(
-                query, key, value, mask=mask, dropout_rate=0.4, dropout_rng=RNG,
+                query,
+                key,
+                value,
+                mask=mask,
+                dropout_rate=0.4,
+                dropout_rng=RNG,
                 implementation=implementation,
-            )  # fmt: skip
+            )
 
         modes = ["fwd", "rev"] if implementation == "reference" else ["rev"]
         check_grads(run, arrays(np.float64), order=2, modes=modes)

@@ -36,9 +36,13 @@ def test_only_marked_tokens_attend_and_are_attended_to():
         expected = np.einsum("bts,bsd->btd", softmax_of(logits, allowed), KEY)
         for implementation in ("reference", "tiled"):
             got = aj.attention(
-                QUERY, KEY, KEY, mask=mask, implementation=implementation,
+                QUERY,
+                KEY,
+                KEY,
+                mask=mask,
+                implementation=implementation,
                 block_sizes=aj.BlockSizes(2, 3),
-            )  # fmt: skip
+            )
             np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
     table = aj.token_mask(KEYS, QUERIES).materialize(T, S)
     np.testing.assert_array_equal(table, both)
@@ -101,13 +105,11 @@ def test_arrays_that_lack_batch_axes_are_told_which_to_write(label):
             query, key, key, mask=mask, coverage_kernel=jnp.ones(D), score="scaled"
         ),
         lambda: aj.monotonic_attention(query, key, key, mask=mask, score="scaled"),
-        lambda: aj.local_attention(
-            query, key, key, centers=jnp.zeros(T), radius=1, mask=mask
-        ),
+        lambda: aj.local_attention(query, key, key, centers=jnp.zeros(T), radius=1, mask=mask),
         lambda: aj.masked_softmax(logits, mask),
         lambda: analysis.normalized_entropy(aj.masked_softmax(logits), mask),
         lambda: analysis.attention_gradients(query, key, key, query, mask=mask),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=message):
             call()
 

@@ -11,6 +11,7 @@ from html_reader import Reader
 
 from attention_jax.analysis import capture
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.reports import gradient_report
 from attention_jax.tasks.reversal.data import reversal_batch
 from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run, computation_order
@@ -26,7 +27,7 @@ CROSS = "decoder_0/cross_attention"
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     config = ReversalConfig(
-        model=Seq2SeqConfig(score="general", dim=8, hidden_dim=12),
+        model=Seq2SeqConfig(score="general", block=BlockConfig(dim=8, hidden_dim=12)),
         loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
         batch_size=3,
     )
@@ -65,7 +66,9 @@ def test_words_show_the_models_own_weights(workdir, run):
     _, states = load_states(REVERSAL, workdir)
     params = jax.tree.map(lambda leaf: leaf[0], states[6]().params)
     batch = reversal_batch(np.array([VOCABULARY.encode("xyz")]), np.array([3]))
-    config = ReversalConfig(model=Seq2SeqConfig(score="general", dim=8, hidden_dim=12))
+    config = ReversalConfig(
+        model=Seq2SeqConfig(score="general", block=BlockConfig(dim=8, hidden_dim=12))
+    )
     seen = capture(
         bind(config.model, params), batch.source, batch.source_lengths, batch.target_inputs
     )

@@ -1,6 +1,6 @@
-"""The attention benchmark: every contestant computes the same, and rows say what was measured.
+"""The attention benchmark: all contestants compute the same, and rows follow from measurements.
 
-Nothing here is timed in earnest: lengths are a few dozen.
+Lengths are a few dozen, so that the times mean nothing.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def peers():
 
 
 def usual_promotion(function):
-    """Runs it as a user does: peers do not pass under strict promotion."""
+    """Calls the function with JAX's default promotion: peers do not pass under strict promotion."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return function()
 
@@ -56,8 +56,8 @@ def command(monkeypatch, *arguments):
 
 
 def trial(monkeypatch, capsys, tmp_path, *patterns):
-    """What a run writes and prints, lengths divided so that it takes seconds."""
-    out = tmp_path / "found.json"
+    """What a run writes and prints, with divided lengths so that it takes seconds."""
+    out = tmp_path / "results.json"
     options = ("--benchmarks", "attention", "--shrink", 256, "--repeats", 3, "--out", out)
     assert command(monkeypatch, *options, "--works", *patterns) == 0
     return json.loads(out.read_text())["benchmarks"], capsys.readouterr().out
@@ -67,7 +67,7 @@ def trial(monkeypatch, capsys, tmp_path, *patterns):
 
 
 def float64_outcome(work):
-    """Output and, by central differences along one direction, the slope of <output, cotangent>."""
+    """Output, a direction, and the slope of <output, cotangent> along it by central differences."""
     inputs, cotangent = jax.tree.map(lambda leaf: leaf.astype(np.float64), work.arrays())
     distance = np.arange(work.lengths[1])[None, :] - np.arange(work.lengths[0])[:, None]
     table = {"": distance < 99, "causal": distance <= 0, "local 2": abs(distance) <= 2}
@@ -113,29 +113,31 @@ def check_contestant(work, contestant):
     if gradients is None:
         return
     gradients = dict(gradients)
-    gradients |= gradients.pop("params", {})  # PyTorch's stand beside the others
-    found = sum(
+    gradients |= gradients.pop("params", {})  # PyTorch has them among the other gradients
+    measured = sum(
         np.vdot(ours_layout(gradients[name]), direction[name]) for name in ("query", "key", "value")
     )
-    found += sum(
+    measured += sum(
         np.vdot(np.asarray(gradients[name]), along) for name, along in direction["params"].items()
     )
-    np.testing.assert_allclose(found, slope, rtol=1e-3)
+    np.testing.assert_allclose(measured, slope, rtol=1e-3)
 
 
 def small(works, score, **changes):
-    sizes = {"length": 11, "key_length": 13, "heads": 3, "batch": 2, "dim": 5}
+    sizes = {"length": 11, "key_length": 13, "num_heads": 3, "batch": 2, "dim": 5}
     hidden_dim = 5 if score == "additive" else None
     return works.Work(score, score, **(sizes | {"hidden_dim": hidden_dim} | changes))
 
 
 def prepared(peers, name, work):
     """A contestant; the test is skipped where its library is not installed."""
+    from benchmarks.measure import INSTALL
+
     prepare = peers.ours if name == "ours" else peers.PEERS[name]
     try:
         return usual_promotion(lambda: prepare(work))
     except LookupError as error:
-        if peers.INSTALL in str(error):
+        if INSTALL in str(error):
             pytest.skip(str(error))
         raise
 
@@ -171,7 +173,7 @@ def test_keops_computes_the_same(works, peers):
     # One test: KeOps puts its build folder on sys.path once, and fixtures restore sys.path.
     for score in ("additive", "own distance", "scaled"):
         for backward in (False, True):
-            work = small(works, score, batch=1, heads=1, backward=backward)
+            work = small(works, score, batch=1, num_heads=1, backward=backward)
             contestant = prepared(peers, "KeOps", work)
             assert contestant.most_repeats == 1
             check_contestant(work, contestant)
@@ -188,24 +190,26 @@ def test_keops_computes_the_same(works, peers):
         ("ours", "scaled", {"implementation": "telepathy"}),
     ],
 )
-def test_a_contestant_that_cannot_says_so(works, peers, name, score, changes):
+def test_an_unsupported_work_raises_lookup_error(works, peers, name, score, changes):
     with pytest.raises(LookupError, match=r"score|cuDNN|implementation"):
         prepared(peers, name, small(works, score, **changes))
 
 
-def test_what_does_not_fit_in_memory_is_not_run(works, peers, monkeypatch):
-    monkeypatch.setattr(peers, "free_bytes", lambda: 1000)
+def test_a_contestant_that_does_not_fit_in_memory_is_absent(works, peers, monkeypatch):
+    from benchmarks import attention_contestant
+
+    monkeypatch.setattr(attention_contestant, "free_bytes", lambda: 1000)
     with pytest.raises(LookupError, match=r"it needs .* GiB, and .* GiB are free"):
         prepared(peers, "naive JAX", small(works, "additive"))
 
 
-def test_variations_of_ours_differ_in_what_they_say(works, peers, monkeypatch):
+def test_variations_of_ours_change_the_option_in_their_name(works, peers, monkeypatch):
     work = works.all_works()["causal-grad"]
-    seen = []
-    monkeypatch.setattr(peers, "ours", seen.append)
+    variations = []
+    monkeypatch.setattr(peers, "ours", variations.append)
     for name in ("reference", "not causal", "scaled dot", "half as long"):
         peers.PEERS[f"ours, {name}"](work)
-    assert seen == [
+    assert variations == [
         dataclasses.replace(work, implementation="reference"),
         dataclasses.replace(work, mask=""),
         dataclasses.replace(work, score="scaled"),
@@ -217,12 +221,12 @@ def test_variations_of_ours_differ_in_what_they_say(works, peers, monkeypatch):
 
 
 def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path):
-    found, printed = trial(monkeypatch, capsys, tmp_path, "scaled-grad")
-    ours, *others = found["attention"]["rows"]
+    results, printed = trial(monkeypatch, capsys, tmp_path, "scaled-grad")
+    ours, *peers = results["attention"]["rows"]
     assert ours["contestant"] == "ours"
-    assert [row["contestant"] for row in others][:3] == ["naive JAX", "jax.nn", "flax"]
+    assert [row["contestant"] for row in peers][:3] == ["naive JAX", "jax.nn", "flax"]
     assert ours["times_ours"] == 1
-    for row in (ours, *others[:3]):
+    for row in (ours, *peers[:3]):
         assert len(row["repeat_seconds"]) == 3
         median = sorted(row["repeat_seconds"])[1] / row["calls_in_a_repeat"]
         assert row["milliseconds"] == pytest.approx(1000 * median)
@@ -233,25 +237,25 @@ def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path):
         assert (row["score"], row["direction"]) == ("scaled", "forward + backward")
         assert (row["mask"], row["dtype"]) == ("none", "float32")
         assert row["contestant"] in printed
-    assert found["attention"]["settings"]["shrink"] == 256
-    assert found["attention-memory"]["rows"] == []
-    by_number = {(row["claim"], row["what"]): row for row in found["attention-targets"]["rows"]}
+    assert results["attention"]["settings"]["shrink"] == 256
+    assert results["attention-memory"]["rows"] == []
+    by_number = {(row["claim"], row["what"]): row for row in results["attention-targets"]["rows"]}
     target = by_number["scaled dot forward + backward", "time of jax.nn / ours"]
-    assert target["found"] == others[1]["times_ours"]
+    assert target["found"] == peers[1]["times_ours"]
     assert by_number["additive forward", "time of Keras / ours"]["met"] == "not measured"
 
 
 def test_a_peer_that_is_not_installed_is_absent(monkeypatch, capsys, tmp_path):
-    usual = importlib.import_module
+    import_module = importlib.import_module
 
     def without_peers(name, package=None):
         if name in ("keras", "torch", "pykeops"):
             raise ModuleNotFoundError(f"No module named {name!r}")
-        return usual(name, package)
+        return import_module(name, package)
 
     monkeypatch.setattr(importlib, "import_module", without_peers)
-    found, printed = trial(monkeypatch, capsys, tmp_path, "additive")
-    rows = {row["contestant"]: row for row in found["attention"]["rows"]}
+    results, printed = trial(monkeypatch, capsys, tmp_path, "additive")
+    rows = {row["contestant"]: row for row in results["attention"]["rows"]}
     assert rows["naive JAX"]["times_ours"] > 0
     for name in ("Keras", "PyTorch naive", "KeOps"):
         assert "milliseconds" not in rows[name]
@@ -261,8 +265,8 @@ def test_a_peer_that_is_not_installed_is_absent(monkeypatch, capsys, tmp_path):
 
 
 def test_memory_of_every_derivative_is_compiled(monkeypatch, capsys, tmp_path):
-    found, printed = trial(monkeypatch, capsys, tmp_path, "memory-tiled-additive-*")
-    rows = found["attention-memory"]["rows"]
+    results, printed = trial(monkeypatch, capsys, tmp_path, "memory-tiled-additive-*")
+    rows = results["attention-memory"]["rows"]
     assert [row["direction"] for row in rows[::2]] == ["grad", "jvp", "jvp-of-grad", "grad-of-grad"]
     for shorter, longer in zip(rows[::2], rows[1::2], strict=True):
         assert (shorter["length"], longer["length"]) == (4096, 16384)
@@ -275,13 +279,13 @@ def test_memory_of_every_derivative_is_compiled(monkeypatch, capsys, tmp_path):
     assert "jvp-of-grad" in printed
 
 
-def test_crossover_compares_tiles_with_the_whole(monkeypatch, capsys, tmp_path, path):
+def test_crossover_compares_tiled_with_reference(monkeypatch, capsys, tmp_path, path):
     from benchmarks import crossover
 
     monkeypatch.setattr(crossover, "_LENGTHS", (8, 16))
     monkeypatch.setattr(crossover, "_BATCHES", (1, 3))
     monkeypatch.setattr(crossover, "_MOST_PAIRS", 16**2)
-    out = tmp_path / "found.json"
+    out = tmp_path / "results.json"
     options = ("--benchmarks", "crossover", "--repeats", 1, "--out", out)
     assert command(monkeypatch, *options) == 0
     rows = json.loads(out.read_text())["benchmarks"]["crossover"]["rows"]
@@ -312,6 +316,14 @@ def test_targets_are_met_or_not(path):
             "times_shorter": 4.0,
             "compile_seconds": 14.0,
         },
+        {
+            "work": "memory-tiled-additive-grad-of-grad",
+            "implementation": "tiled",
+            "score": "additive",
+            "direction": "grad-of-grad",
+            "length": 16384,
+            "temporary_mib": 286.2,
+        },
     ]
     met = {(row["claim"], row["what"]): (row["found"], row["met"]) for row in targets_met(rows)}
     assert met["scaled dot forward", "time of jax.nn / ours"] == (4.1, "yes")
@@ -321,6 +333,8 @@ def test_targets_are_met_or_not(path):
     assert met[claim, "temporary MiB"] == (128.5, "no")
     assert met[claim, "temporary memory / that of T=S=4096"] == (4.0, "yes")
     assert met["scaled forward + backward, any size", "compile seconds"] == (14.0, "yes")
+    claim = "tiled, additive, grad-of-grad, T=S=16384"
+    assert met[claim, "temporary MiB"] == (286.2, "no")
 
 
 @pytest.mark.parametrize(
@@ -336,17 +350,17 @@ def test_a_mistake_is_one_line_and_status_2(monkeypatch, capsys, arguments, mess
     assert message in capsys.readouterr().err
 
 
-def test_every_target_is_of_a_row_that_exists(works, monkeypatch):
+def test_every_target_reads_a_row_that_exists(works, monkeypatch):
     from benchmarks import attention_memory, attention_targets
 
-    asked = []
+    lookups = []
     monkeypatch.setattr(
-        attention_targets, "_entry", lambda rows, entry, **where: asked.append(where)
+        attention_targets, "_entry", lambda rows, entry, **where: lookups.append(where)
     )
     attention_targets.targets_met([])
     timed, compiled = works.all_works(), attention_memory.all_programs()
-    assert len(asked) >= 20
-    for where in asked:
+    assert len(lookups) >= 20
+    for where in lookups:
         if "contestant" in where:
             assert where["contestant"] in timed[where["work"]].peers
         else:

@@ -1,4 +1,4 @@
-"""scripts/benchmark.py: the table, the JSON, the peer and its absence. Nothing here is timed."""
+"""scripts/benchmark.py: the table, the JSON, the peer and its absence, without real timing."""
 
 import importlib.util
 import itertools
@@ -32,7 +32,7 @@ def peer():
 
 
 class NoTorch:
-    """A finder of modules that finds no torch."""
+    """A module finder that raises for torch."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -62,18 +62,16 @@ def tiny(monkeypatch, capsys, tmp_path, *arguments):
     from benchmarks import reversal_training
 
     monkeypatch.setattr(reversal_training, "_TRIAL_STEPS", 1)
-    out = tmp_path / "found.json"
+    out = tmp_path / "results.json"
     sizes = ("--repeats", 3, "--steps", 2, "--seeds", 2, "--out", out)
     status = command(monkeypatch, "--benchmarks", "reversal", "--scores", *arguments, *sizes)
     assert status == 0
     return json.loads(out.read_text()), capsys.readouterr().out
 
 
-def test_without_torch_the_peer_is_absent_and_the_rest_runs(
-    monkeypatch, capsys, tmp_path, no_torch
-):
-    found, printed = tiny(monkeypatch, capsys, tmp_path, "dot")
-    *ours, peer = found["benchmarks"]["reversal"]["rows"]
+def test_without_torch_only_the_peer_is_absent(monkeypatch, capsys, tmp_path, no_torch):
+    results, printed = tiny(monkeypatch, capsys, tmp_path, "dot")
+    *ours, peer = results["benchmarks"]["reversal"]["rows"]
     assert [row["model"] for row in ours] == ["ours", "ours, a seed after another"]
     assert peer["model"] == "PyTorch GRU: absent"
     assert "torch" in peer["absent"]
@@ -84,7 +82,7 @@ def test_without_torch_the_peer_is_absent_and_the_rest_runs(
 
 
 def check_ours(row):
-    """What a row says follows from its measurements."""
+    """The row's numbers follow from its measurements."""
     assert row["seeds"] == 2
     assert len(row["repeat_seconds"]) == 3
     rate = 2 * 2 / sorted(row["repeat_seconds"])[1]
@@ -94,9 +92,9 @@ def check_ours(row):
 
 
 def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path, peer):
-    found, printed = tiny(monkeypatch, capsys, tmp_path, "general")
-    assert "jax" in found["environment"]["packages"]
-    report = found["benchmarks"]["reversal"]
+    results, printed = tiny(monkeypatch, capsys, tmp_path, "general")
+    assert "jax" in results["environment"]["packages"]
+    report = results["benchmarks"]["reversal"]
     assert report["settings"]["steps"] == 2
     together, in_turn, gru = report["rows"]
     for row in (together, in_turn):
@@ -121,7 +119,7 @@ def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path, peer):
         (["--repeats", 0], "repeats must be at least 1; got 0"),
         (["--seeds", -1], "seeds must be at least 1; got -1"),
         (["--steps", 37], "a multiple of it; got 37"),
-        (["--out", "nowhere/found.json"], "got nowhere/found.json"),
+        (["--out", "nowhere/results.json"], "got nowhere/results.json"),
         (
             ["--benchmarks", "reversals"],
             "ring, crossover, reversal, translation, gru-padding; got 'reversals'",
@@ -171,7 +169,7 @@ def test_contestants_take_turns_and_the_first_call_of_a_turn_does_not_count(monk
     assert seconds == {"quick": [0.125] * 3, "slow": [2.0] * 2}
 
 
-# --- the peer is what it is said to be ---
+# --- the peer is the documented model ---
 
 
 @pytest.mark.parametrize(
@@ -184,8 +182,9 @@ def test_contestants_take_turns_and_the_first_call_of_a_turn_does_not_count(monk
     ],
 )
 def test_parameters_of_the_peer(peer, score, attention, total, total_96):
-    # At 64 as the chapter prints them; at 96, which it trains, by hand: embeddings 2 * 29 * 32,
-    # encoder 3 * 96 * (32 + 96 + 2), decoder 3 * 96 * (32 + 96 + 96 + 2), logits (192 + 1) * 29.
+    # At size 64 the chapter prints them. At size 96, which it trains, they are computed by hand:
+    # embeddings 2 * 29 * 32, encoder 3 * 96 * (32 + 96 + 2), decoder 3 * 96 * (32 + 96 + 96 + 2),
+    # logits (192 + 1) * 29.
     def count(module):
         return sum(parameter.numel() for parameter in module.parameters())
 
@@ -214,7 +213,7 @@ def gru(x, h, weights_x, weights_h, bias_x, bias_h):
 
 
 def numpy_logits(score, state, source, target_inputs):
-    """The model, row by row, from its parameters alone."""
+    """The model's logits in NumPy, row by row."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     encoder = [state[f"encoder.{name}_l0"] for name in names]
     decoder = [state[f"decoder.{name}"] for name in names]
@@ -257,7 +256,7 @@ def state_of(model):
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_logits_of_the_peer_are_those_of_a_gru_in_numpy(peer, score):
+def test_logits_of_the_peer_equal_a_gru_in_numpy(peer, score):
     import torch
 
     model, source, target_inputs = small_model(peer, score)
@@ -268,7 +267,7 @@ def test_logits_of_the_peer_are_those_of_a_gru_in_numpy(peer, score):
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_gradients_of_the_peer_are_differences_of_the_numpy_model(peer, score):
+def test_gradients_of_the_peer_equal_differences_of_the_numpy_model(peer, score):
     import torch
 
     model, source, target_inputs = small_model(peer, score)
@@ -352,10 +351,10 @@ def test_the_peer_runs_with_the_faster_number_of_threads(peer, training, monkeyp
     assert training.threads == faster
 
 
-def test_the_padding_comparison_without_torch_is_one_line(monkeypatch, capsys):
-    found = importlib.util.find_spec
+def test_gru_padding_without_torch_is_an_error(monkeypatch, capsys):
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "torch" else found(name)
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name)
     )
     assert command(monkeypatch, "--benchmarks", "gru-padding") == 2
     assert "error: gru-padding needs PyTorch" in capsys.readouterr().err
@@ -366,8 +365,8 @@ def test_the_peers_mask_hides_padding():
     peer = importlib.import_module("benchmarks.pytorch_gru_reverser")
     torch.manual_seed(0)
     model = peer.Reverser("scaled", 29, embedding_dim=5, hidden_dim=7)
-    bare, inputs = torch.tensor([[3, 9, 4]]), torch.tensor([[SOS, 4, 9]])
-    padded = torch.nn.functional.pad(bare, (0, 2), value=PAD)
-    expected = model(bare, inputs)
+    source, inputs = torch.tensor([[3, 9, 4]]), torch.tensor([[SOS, 4, 9]])
+    padded = torch.nn.functional.pad(source, (0, 2), value=PAD)
+    expected = model(source, inputs)
     torch.testing.assert_close(model(padded, inputs, True), expected)
     assert (model(padded, inputs) - expected).abs().max() > 1e-4

@@ -11,6 +11,7 @@ from command_line import run_command
 from command_lines import call, load
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import train_run
@@ -24,7 +25,7 @@ comparison = load("experiments/reversal_comparison.py")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     config = ReversalConfig(
-        model=Seq2SeqConfig(score="general", dim=8, hidden_dim=12),
+        model=Seq2SeqConfig(score="general", block=BlockConfig(dim=8, hidden_dim=12)),
         loop=LoopConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2),
         batch_size=3,
     )

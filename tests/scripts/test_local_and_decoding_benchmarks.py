@@ -1,4 +1,4 @@
-"""The benchmarks of windows and of decoding: both sides compute the same; nothing is timed here."""
+"""The benchmarks of local attention and of decoding: both contestants compute the same."""
 
 import functools
 import json
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -23,7 +24,7 @@ def path(monkeypatch):
 
 
 def usual_promotion(function):
-    """Runs it as a user does."""
+    """Calls the function with JAX's default promotion, as a user does."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return function()
 
@@ -33,7 +34,7 @@ def trial(monkeypatch, capsys, tmp_path, name, *options):
     from benchmarks import measure
 
     monkeypatch.setattr(measure, "_TURN_SECONDS", 0.0)
-    out = tmp_path / "found.json"
+    out = tmp_path / "results.json"
     arguments = ("--benchmarks", name, "--repeats", 3, "--out", out, *options)
     monkeypatch.setattr(sys, "argv", ["benchmark.py", *map(str, arguments)])
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -45,7 +46,7 @@ def trial(monkeypatch, capsys, tmp_path, name, *options):
 
 
 def check_medians(row, other):
-    """Ratios and milliseconds follow from what was measured, with the other's under its name."""
+    """Ratios and milliseconds follow from the measurements, the other's entries under its name."""
     calls = row.get("calls_in_a_repeat", 1)
     assert len(row["repeat_seconds"]) == len(row[f"{other}_repeat_seconds"]) == 3
     median = sorted(row["repeat_seconds"])[1] / calls
@@ -60,9 +61,9 @@ def check_medians(row, other):
 # --- windows ---
 
 
-def test_rows_of_windows(monkeypatch, capsys, tmp_path):
-    found, printed, out = trial(monkeypatch, capsys, tmp_path, "local", "--shrink", 256)
-    rows = found["rows"]
+def test_rows_of_local_attention(monkeypatch, capsys, tmp_path):
+    report, printed, out = trial(monkeypatch, capsys, tmp_path, "local", "--shrink", 256)
+    rows = report["rows"]
     assert [(row["attention"], row["score"]) for row in rows] == [
         ("local-m", "scaled"),
         ("local-p (Gaussian)", "scaled"),
@@ -86,23 +87,23 @@ def test_rows_of_windows(monkeypatch, capsys, tmp_path):
     assert f"at least 5: {rows[0]['met']} |" in table
 
 
-def test_works_of_windows_are_those_that_are_named(path):
+def test_works_of_local_attention(path):
     from benchmarks import local
 
     scaled, gaussian, additive = (windows.work for windows in local._rows())
     for work in (scaled, gaussian, additive):
         assert (work.lengths, work.dim, work.mask) == ((8192, 8192), 64, "")
-        assert (work.batch, work.heads, work.backward, work.dtype) == (1, 1, True, "float32")
+        assert (work.batch, work.num_heads, work.backward, work.dtype) == (1, 1, True, "float32")
     assert (scaled.score, additive.score, additive.hidden_dim) == ("scaled", "additive", 64)
     assert local._RADIUS == 64
 
 
 @pytest.mark.parametrize("gaussian", [False, True])
-def test_windows_compute_what_a_masked_softmax_does(path, gaussian):
+def test_local_attention_equals_a_masked_softmax(path, gaussian):
     from benchmarks import local
     from benchmarks.attention_works import Work
 
-    work = Work("local", "scaled", 11, heads=2, batch=3, dim=5, backward=True)
+    work = Work("local", "scaled", 11, num_heads=2, batch=3, dim=5, backward=True)
     contestant = local._local(2, gaussian)(work)
     output, gradients = contestant.call()
     inputs, cotangent = work.arrays()
@@ -121,10 +122,11 @@ def test_windows_compute_what_a_masked_softmax_does(path, gaussian):
         inputs["centers"] = np.arange(11, dtype=np.float32)
     expected, pull_back = usual_promotion(lambda: jax.vjp(naive, inputs))
     np.testing.assert_allclose(output, expected, atol=1e-5)
-    wanted = pull_back(jnp.asarray(cotangent))[0]
-    assert gradients.keys() == wanted.keys()
-    for name in wanted:
-        for got, want in zip(*map(jax.tree.leaves, (gradients[name], wanted[name])), strict=True):
+    expected_gradients = pull_back(jnp.asarray(cotangent))[0]
+    assert gradients.keys() == expected_gradients.keys()
+    for name, expected_gradient in expected_gradients.items():
+        leaves = map(jax.tree.leaves, (gradients[name], expected_gradient))
+        for got, want in zip(*leaves, strict=True):
             np.testing.assert_allclose(got, want, atol=2e-5, err_msg=name)
 
 
@@ -135,8 +137,8 @@ def test_rows_of_decoding(monkeypatch, capsys, tmp_path):
     from benchmarks import decoding, readme_tables
 
     monkeypatch.setattr(decoding, "_BATCH", 3)
-    found, printed, out = trial(monkeypatch, capsys, tmp_path, "decoding", "--shrink", 8)
-    rows = found["rows"]
+    report, printed, out = trial(monkeypatch, capsys, tmp_path, "decoding", "--shrink", 8)
+    rows = report["rows"]
     assert [(row["score"], row["heads"]) for row in rows] == [
         ("scaled", 1),
         ("additive", 1),
@@ -149,7 +151,7 @@ def test_rows_of_decoding(monkeypatch, capsys, tmp_path):
         assert row["tokens"] == 24
         assert row["tokens_per_second"] == pytest.approx(24_000 / row["milliseconds"])
         assert row["same_tokens"] == 1
-    assert found["settings"]["max_length"] == 8
+    assert report["settings"]["max_length"] == 8
     assert "lengths were divided" in printed
     readme_tables.main(out)
     table = capsys.readouterr().out
@@ -158,11 +160,11 @@ def test_rows_of_decoding(monkeypatch, capsys, tmp_path):
     assert table.endswith("<!-- end of decoding -->\n\n")
 
 
-@pytest.mark.parametrize("settings", [{"score": "additive"}, {"score": "scaled", "heads": 4}])
-def test_both_ways_say_the_same_and_never_end(path, settings):
+@pytest.mark.parametrize("settings", [{"score": "additive"}, {"score": "scaled", "num_heads": 4}])
+def test_both_ways_emit_the_same_tokens_and_never_end(path, settings):
     from benchmarks import decoding
 
-    config = Seq2SeqConfig(dim=8, hidden_dim=8, **settings)
+    config = Seq2SeqConfig().with_settings(dim=8, hidden_dim=8, **settings)
     params = decoding._never_ending(config)
     source = jax.random.randint(jax.random.key(3), (5, 7), EOS + 1, 29)
     arguments = (params, source, jnp.full(5, 7))
@@ -176,7 +178,7 @@ def test_both_ways_say_the_same_and_never_end(path, settings):
     assert len(np.unique(cached.tokens)) > 2
 
     def by_hand(tokens):
-        """The likeliest next token after each beginning, all at once."""
+        """The most likely next token after each prefix, all at once."""
         model = decoding.nnx.merge(decoding.nnx.graphdef(decoding._model(config)), params)
         inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=SOS)
         return model(source, jnp.full(5, 7), inputs).argmax(-1)
@@ -184,10 +186,10 @@ def test_both_ways_say_the_same_and_never_end(path, settings):
     np.testing.assert_array_equal(by_hand(cached.tokens), cached.tokens)
 
 
-def test_the_naive_way_stops_at_the_end_of_every_row(path):
+def test_naive_decoding_stops_when_every_row_has_ended(path):
     from benchmarks import decoding
 
-    config = Seq2SeqConfig(dim=8, hidden_dim=8)
+    config = Seq2SeqConfig(block=BlockConfig(dim=8, hidden_dim=8))
     params = decoding._never_ending(config)
     params["logits"]["bias"] = params["logits"]["bias"].at[EOS].set(1e9)
     decoded = decoding._decoded(

@@ -14,8 +14,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from attention_jax.nn import Seq2SeqConfig
-from attention_jax.nn.placement import ANY_LENGTH
+from attention_jax.nn import BlockConfig, Seq2SeqConfig
+from attention_jax.nn.position_config import ANY_LENGTH
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
@@ -102,7 +102,7 @@ def quickly_compiled():
 
 def test_the_best_state_is_kept_and_evaluated(tmp_path, monkeypatch, capsys, quickly_compiled):
     run = ReversalConfig(
-        model=Seq2SeqConfig(dim=8, hidden_dim=7),
+        model=Seq2SeqConfig(block=BlockConfig(dim=8, hidden_dim=7)),
         loop=LoopConfig(
             seeds=1, steps=8, log_every=2, checkpoint_every=2, keep=1, keep_best=1
         ),

@@ -38,7 +38,7 @@ FILES = ["--source", "train.de", "--target", "train.en"]
 SIZE = ["--vocabulary-size", str(VOCABULARY_SIZE)]
 VALIDATION = ["--validation-source", "validation.de", "--validation-target", "validation.en"]
 TINY = [
-    "--score=additive", "--heads=1", "--dim=8", "--hidden-dim=13", "--encoder-layers=0",
+    "--score=additive", "--num-heads=1", "--dim=8", "--hidden-dim=13", "--encoder-layers=0",
     "--decoder-layers=1", "--buckets=1", "--batch-tokens=300", "--warmup-steps=3", "--seeds=2",
     "--steps=4", "--log-every=2", "--checkpoint-every=2",
 ]  # fmt: skip

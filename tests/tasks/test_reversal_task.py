@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attention_jax import Additive
-from attention_jax.nn import Seq2SeqConfig
+from attention_jax.nn import BlockConfig, CrossAttentionConfig, PositionConfig, Seq2SeqConfig
 from attention_jax.runs.metrics_file import MetricsFile, read_lines
 from attention_jax.tasks.reversal.task import (
     REVERSAL,
@@ -39,7 +39,7 @@ def config(
     loop = LoopConfig(
         seeds=seeds, steps=steps, log_every=log_every, checkpoint_every=checkpoint_every
     )
-    model = Seq2SeqConfig(score=score, dim=8, hidden_dim=7, **(model or {}))
+    model = Seq2SeqConfig().with_settings(score=score, dim=8, hidden_dim=7, **(model or {}))
     defaults = {"batch_size": 5, "min_length": 1, "max_length": 3}
     return ReversalConfig(model=model, loop=loop, **{**defaults, **settings})
 
@@ -56,15 +56,26 @@ def assert_same_bits(left, right):
 def test_settings_survive_json():
     made = ReversalConfig(
         model=Seq2SeqConfig(
-            score="additive", self_attention_score=None, mask_padding=False,
-            attention="coverage", radius=3, alignment="monotonic", heads=4, key_heads=2,
-            activation="gelu", norm="post", normalize_qk=True, encoder_layers=2, dropout_rate=0.1,
-            checkpoint_blocks=True,
+            score="additive",
+            self_attention_score=None,
+            block=BlockConfig(
+                num_heads=4,
+                num_key_heads=2,
+                activation="gelu",
+                norm="post",
+                normalize_qk=True,
+                dropout_rate=0.1,
+            ),
+            cross_attention=CrossAttentionConfig(
+                attention="coverage", radius=3, alignment="monotonic"
+            ),
+            mask_padding=False,
+            encoder_layers=2,
         ),
         loop=LoopConfig(seeds=3),
         learning_rate=0.1,
         coverage_weight=0.5,
-    )  # fmt: skip
+    )
     content = json.loads(json.dumps(dataclasses.asdict(made)))
     assert ReversalConfig.from_json(content) == made
     assert ReversalConfig.from_json(content) != ReversalConfig()
@@ -82,10 +93,43 @@ def test_config_json_of_older_runs_still_loads():
             "clip_norm": 1.0}"""
     )
     loaded = ReversalConfig.from_json(content)
-    assert loaded.model == Seq2SeqConfig(score="general", dim=32, hidden_dim=64)
+    assert loaded.model == Seq2SeqConfig(score="general", block=BlockConfig(dim=32, hidden_dim=64))
     assert (loaded.loop.first_seed, loaded.batch_size) == (3, 16)
-    now = loaded.model
-    assert (now.attention, now.heads, now.norm, now.dropout_rate) == ("global", 1, "pre", 0.0)
+
+
+def test_config_json_with_flat_settings_still_loads():
+    """As versions wrote it whose settings of the model were not composed."""
+    content = json.loads(
+        """{"model": {"score": "additive", "self_attention_score": null, "attention": "coverage",
+                      "radius": 3, "alignment": "monotonic", "heads": 4, "key_heads": 2, "dim": 32,
+                      "hidden_dim": 48, "activation": "gelu", "norm": "post",
+                      "normalize_qk": true, "encoder_layers": 2, "decoder_layers": 1,
+                      "dropout_rate": 0.1, "checkpoint_blocks": true, "mask_padding": false,
+                      "positions": {"kind": "learned", "limit": 64},
+                      "decoder_self_attention": false, "sharpen_from": null,
+                      "tied_embeddings": "output"},
+            "loop": {"seeds": 2}, "batch_size": 16}"""
+    )
+    assert ReversalConfig.from_json(content).model == Seq2SeqConfig(
+        score="additive",
+        self_attention_score=None,
+        block=BlockConfig(
+            dim=32,
+            hidden_dim=48,
+            num_heads=4,
+            num_key_heads=2,
+            activation="gelu",
+            norm="post",
+            normalize_qk=True,
+            dropout_rate=0.1,
+        ),
+        cross_attention=CrossAttentionConfig("coverage", radius=3, alignment="monotonic"),
+        positions=PositionConfig("learned", limit=64),
+        encoder_layers=2,
+        decoder_self_attention=False,
+        mask_padding=False,
+        tied_embeddings="output",
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,6 +160,8 @@ def test_bad_settings(settings, message):
     [
         lambda content: content.pop("model"),
         lambda content: content.update(model=3),
+        lambda content: content["model"].update(unknown=3),
+        lambda content: content["model"].update(block=3),
         lambda content: content["loop"].update(unknown=3),
         lambda content: content.update(unknown=3),
     ],

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.translation import translate as translating
 from attention_jax.tasks.translation.batches import padded_sources
 from attention_jax.tasks.translation.subwords import Subwords
@@ -57,11 +58,11 @@ def made(*, separate=False, **settings):
         vocabulary="separate" if separate else "joint",
         vocabulary_size=SIZE,
         model=Seq2SeqConfig(
-            heads=2, dim=8, hidden_dim=13, dropout_rate=0.5,
+            block=BlockConfig(num_heads=2, dim=8, hidden_dim=13, dropout_rate=0.5),
             tied_embeddings="none" if separate else "all",
         ),
         **settings,
-    )  # fmt: skip
+    )
     source, target = Subwords.learned(WORDS, SIZE), Subwords.learned(ENGLISH, SIZE)
     vocabularies = Vocabularies(source, target if separate else source)
     params = jax.jit(translation_task(config).init)(jax.random.key(3))

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.translation.batches import padded_batch
 from attention_jax.tasks.translation.task import (
     TranslationConfig,
@@ -23,7 +24,7 @@ from attention_jax.tasks.vocabulary import EOS
 from attention_jax.training.loop import LoopConfig
 
 V = 17  # of models that are given ids, not text
-MODEL = Seq2SeqConfig(heads=2, dim=8, hidden_dim=13, tied_embeddings="all")
+MODEL = Seq2SeqConfig(block=BlockConfig(num_heads=2, dim=8, hidden_dim=13), tied_embeddings="all")
 LOOP = LoopConfig(seeds=1, steps=10, log_every=2, checkpoint_every=4)
 
 
@@ -40,7 +41,7 @@ def config(*, model=None, loop=None, **settings):
         source=Path("a.de"),
         target=Path("a.en"),
         vocabulary_size=V,
-        model=dataclasses.replace(MODEL, **(model or {})),
+        model=MODEL.with_settings(**(model or {})),
         loop=dataclasses.replace(LOOP, **(loop or {})),
         **settings,
     )

@@ -10,6 +10,7 @@ import pytest
 import sacrebleu
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.translation.batches import Batches, Pairs, padded_batch
 from attention_jax.tasks.translation.evaluation import (
     mean_loss,
@@ -96,7 +97,9 @@ def test_the_mean_loss_is_that_of_each_pair_alone(quickly_compiled, smoothing):
         target=Path("a.en"),
         vocabulary_size=V,
         label_smoothing=smoothing,
-        model=Seq2SeqConfig(dim=8, hidden_dim=7, dropout_rate=0.9, tied_embeddings="all"),
+        model=Seq2SeqConfig(
+            block=BlockConfig(dim=8, hidden_dim=7, dropout_rate=0.9), tied_embeddings="all"
+        ),
     )
     rng = np.random.default_rng(0)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from attention_jax import Additive
-from attention_jax.nn.placement import PositionConfig
+from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.translation.parallel_text import ParallelText
 from attention_jax.tasks.translation.subwords import Subwords
 from attention_jax.tasks.translation.task import (
@@ -21,7 +22,7 @@ from attention_jax.tasks.translation.task import (
 from attention_jax.training.loop import LoopConfig
 
 V = 17  # of models that are given ids, not text
-MODEL = Seq2SeqConfig(heads=2, dim=8, hidden_dim=13, tied_embeddings="all")
+MODEL = Seq2SeqConfig(block=BlockConfig(num_heads=2, dim=8, hidden_dim=13), tied_embeddings="all")
 LOOP = LoopConfig(seeds=1, steps=10, log_every=2, checkpoint_every=4)
 
 
@@ -31,7 +32,7 @@ def config(*, model=None, loop=None, **settings):
         "source": Path("a.de"), "target": Path("a.en"), "vocabulary_size": V, "max_tokens": 11,
     }  # fmt: skip
     return TranslationConfig(
-        model=dataclasses.replace(MODEL, **(model or {})),
+        model=MODEL.with_settings(**(model or {})),
         loop=dataclasses.replace(LOOP, **(loop or {})),
         **{**defaults, **settings},
     )
@@ -45,7 +46,7 @@ def test_settings_survive_json():
         model={
             "score": "additive",
             "positions": PositionConfig("rotary", anchor="both"),
-            "heads": 1,
+            "num_heads": 1,
         },
         loop={"seeds": 3, "keep_best": 2},
         validation_source=Path("/elsewhere/b.de.gz"),
@@ -81,14 +82,16 @@ def test_two_vocabularies_survive_json():
 
 
 def test_config_json_of_earlier_runs_still_loads():
-    """With the settings that there were at first; what is younger has its default."""
+    """Flat settings of the first version; newer settings have their defaults."""
     content = json.loads(
         """{"task": "translation", "source": "a.de", "target": "a.en",
             "model": {"score": "dot", "heads": 4, "dim": 12, "tied_embeddings": "all"},
             "loop": {"seeds": 2, "first_seed": 5, "steps": 100}, "vocabulary_size": 300}"""
     )
     loaded = TranslationConfig.from_json(content)
-    assert loaded.model == Seq2SeqConfig(score="dot", heads=4, dim=12, tied_embeddings="all")
+    assert loaded.model == Seq2SeqConfig(
+        score="dot", block=BlockConfig(num_heads=4, dim=12), tied_embeddings="all"
+    )
     assert (loaded.loop.first_seed, loaded.vocabulary_size, loaded.accumulate) == (5, 300, 1)
 
 

@@ -13,7 +13,6 @@ from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import seq2seq_params
-from attention_jax.nn.placement import PositionConfig
 from attention_jax.nn.seq2seq import Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
@@ -77,7 +76,7 @@ class ReversalConfig:
             raise ValueError(
                 f"max_length must be at least min_length {self.min_length}; got {self.max_length}"
             )
-        self.model.positions.check_room(self.max_length + 1)
+        self.model.positions.check_length(self.max_length + 1)
         for name in ("learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be greater than 0; got {getattr(self, name)}")
@@ -106,8 +105,7 @@ class ReversalConfig:
             raise ValueError("config.json is not that of a reversal run")
         content = {name: value for name, value in content.items() if name != "task"}
         try:
-            positions = PositionConfig(**content["model"].get("positions", {}))
-            model = Seq2SeqConfig(**{**content["model"], "positions": positions})
+            model = Seq2SeqConfig.from_json(content["model"])
             loop = LoopConfig(**content["loop"])
             return cls(**{**content, "model": model, "loop": loop})
         except (KeyError, TypeError, AttributeError) as error:
@@ -131,7 +129,7 @@ def reversal_task(config: ReversalConfig) -> Task:
 
     def loss(params: Params, batch: Batch, rng: Array) -> tuple[Array, dict[str, Array]]:
         model = bind(config.model, params)
-        with_coverage = config.model.attention == "coverage"
+        with_coverage = config.model.cross_attention.attention == "coverage"
         output = model(
             batch.source,
             batch.source_lengths,

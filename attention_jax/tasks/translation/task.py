@@ -14,9 +14,9 @@ import optax
 
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import seq2seq_params
-from attention_jax.nn.placement import PositionConfig
 from attention_jax.nn.seq2seq import Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.translation.batches import Batches, encode_pairs
 from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
@@ -34,12 +34,9 @@ Precision = Literal["float32", "bfloat16"]
 ValidationMetric = Literal["bleu", "loss"]
 
 MODEL = Seq2SeqConfig(
-    heads=4,
-    dim=128,
-    hidden_dim=512,
+    block=BlockConfig(dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.2),
     encoder_layers=3,
     decoder_layers=3,
-    dropout_rate=0.2,
     tied_embeddings="all",
 )
 LOOP = LoopConfig(seeds=1, steps=9000, log_every=25, checkpoint_every=500, keep=5, keep_best=1)
@@ -138,7 +135,7 @@ class TranslationConfig:
                 raise ValueError(
                     "patience needs validation_source and validation_target; got neither"
                 )
-        self.model.positions.check_room(self.max_tokens + 1)
+        self.model.positions.check_length(self.max_tokens + 1)
 
     @property
     def vocabulary_sizes(self) -> tuple[int, int]:
@@ -166,8 +163,7 @@ class TranslationConfig:
             for name in ("validation_source", "validation_target"):
                 value = fields.get(name)
                 fields[name] = None if value is None else Path(value)
-            positions = PositionConfig(**fields["model"].get("positions", {}))
-            model = Seq2SeqConfig(**{**fields["model"], "positions": positions})
+            model = Seq2SeqConfig.from_json(fields["model"])
             return cls(**{**fields, "model": model, "loop": LoopConfig(**fields["loop"])})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"config.json is not that of a translation run: {error}") from error

@@ -1,4 +1,4 @@
-"""Seq2Seq in float64 NumPy, one example at a time, with every kind of positions; and its cases."""
+"""Seq2Seq in float64 NumPy, one example at a time, with every kind of positions."""
 
 import functools
 
@@ -19,22 +19,22 @@ from numpy_model import (
 from score_cases import SCORE_CASES
 
 from attention_jax.nn import Seq2Seq, Seq2SeqConfig
-from attention_jax.nn.placement import PositionConfig
+from attention_jax.nn.position_config import PositionConfig
 
 B, T, S, V = 3, 5, 7, 11
 PAD, SOS, EOS = 0, 1, 2
 LENGTHS = [4, 7, 1]
 NUMBERS = {"max_length": T, "sos": SOS, "eos": EOS, "pad": PAD}
-GAPS = (2, 3, 7, 8, 13, 14, 15)  # rising places, some apart and some neighbours
+GAPS = (2, 3, 7, 8, 13, 14, 15)  # increasing position ids, some of them neighbours
 BARE = {"encoder_layers": 0, "decoder_self_attention": False}
 
 
 def settings(kind="sinusoidal", anchor="start", draw="none", **rest):
-    placed = {"limit": 17, "max_wavelength": 50.0, "scale": 2.0}
-    placed |= {name: rest.pop(name) for name in placed if name in rest}
-    positions = PositionConfig(kind, anchor, draw, **placed)
+    numbers = {"limit": 17, "max_wavelength": 50.0, "scale": 2.0}
+    numbers |= {name: rest.pop(name) for name in numbers if name in rest}
+    positions = PositionConfig(kind, anchor, draw, **numbers)
     sizes = {"score": "additive", "dim": 8, "hidden_dim": 13}
-    return Seq2SeqConfig(**{**sizes, "positions": positions, **rest})
+    return Seq2SeqConfig().with_settings(**{**sizes, "positions": positions, **rest})
 
 
 def make(config, noise=0.5):
@@ -52,15 +52,15 @@ def targets(seed=5):
 # --- the model in NumPy, one example at a time ---
 
 
-def positions_of(anchor, places, count, real):
-    """[[count], ...] of a source with so many real tokens; what padding has does not matter."""
-    from_start = [places[j] for j in range(count)]
-    from_end = [places[max(real - 1 - j, 0)] for j in range(count)]
+def source_ids(anchor, ids, count, real):
+    """[[count], ...] of a source with so many real tokens; those of padding do not matter."""
+    from_start = [ids[j] for j in range(count)]
+    from_end = [ids[max(real - 1 - j, 0)] for j in range(count)]
     return {"start": [from_start], "end": [from_end], "both": [from_start, from_end]}[anchor]
 
 
 def turned(config, x, at):
-    """`rotated`, a share of the features by each of the numbers `at`; or nothing."""
+    """`rotated` by the position ids `at`, each its share of the features; or x itself."""
     if config.positions.kind != "rotary":
         return x
     parts = np.split(x, len(at), axis=-1)
@@ -71,17 +71,19 @@ def turned(config, x, at):
 
 
 def embedded(config, params, name, tokens, at):
-    x = params[name]["embedding"][tokens] * np.sqrt(config.dim)
-    place = config.positions
-    if place.kind in ("rotary", "none"):
+    x = params[name]["embedding"][tokens] * np.sqrt(config.block.dim)
+    positions = config.positions
+    if positions.kind in ("rotary", "none"):
         return x
-    size = config.dim // len(at)
-    codes = []
+    size = config.block.dim // len(at)
+    encodings = []
     for own in at:
-        angles = np.array(own)[:, None] / place.max_wavelength ** (2 * np.arange(size // 2) / size)
+        exponents = 2 * np.arange(size // 2) / size
+        angles = np.array(own)[:, None] / positions.max_wavelength**exponents
         waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-        codes.append(params["placement"]["table"][own] if place.kind == "learned" else waves)
-    return x + place.scale * np.concatenate(codes, axis=1)
+        learned = positions.kind == "learned"
+        encodings.append(params["placement"]["table"][own] if learned else waves)
+    return x + positions.scale * np.concatenate(encodings, axis=1)
 
 
 def heads_of(config, score, params, x, x_at, y, y_at, allowed):
@@ -98,12 +100,12 @@ def heads_of(config, score, params, x, x_at, y, y_at, allowed):
     return output, np.mean(weights, axis=0)
 
 
-def numpy_seq2seq(config, params, source, length, inputs, places):
+def numpy_seq2seq(config, params, source, length, inputs, ids):
     """Logits [T, V] and the last block's weights [T, S]."""
     self_score = config.self_attention_score or config.score
     allowed = np.arange(len(source))[None, :] < length
-    at = positions_of(config.positions.anchor, places, len(source), length)
-    to = [[places[j] for j in range(len(inputs))]] * len(at)
+    at = source_ids(config.positions.anchor, ids, len(source), length)
+    to = [[ids[j] for j in range(len(inputs))]] * len(at)
     causal = np.tril(np.ones((len(inputs), len(inputs)), bool))
 
     x = embedded(config, params, "source_embedding", source, at)
@@ -111,11 +113,11 @@ def numpy_seq2seq(config, params, source, length, inputs, places):
         block = params["encoder"][layer]
         own = functools.partial(heads_of, config, self_score, block["self_attention"])
         x = residual(
-            config, block["self_residual"], x,
+            config.block, block["self_residual"], x,
             lambda x, own=own: own(x, at, x, at, allowed)[0],
         )  # fmt: skip
         feed = functools.partial(feed_forward, block["feed_forward"])
-        x = residual(config, block["feed_forward_residual"], x, feed)
+        x = residual(config.block, block["feed_forward_residual"], x, feed)
     memory = normed(params["memory_norm"], x)
 
     y, weights = embedded(config, params, "target_embedding", inputs, to), None
@@ -125,7 +127,7 @@ def numpy_seq2seq(config, params, source, length, inputs, places):
         def look(y, block=block):
             nonlocal weights
             cross = block["cross_attention"]
-            if config.heads > 1:
+            if config.block.num_heads > 1:
                 found, weights = heads_of(
                     config, config.score, cross["attention"], y, to, memory, at, allowed
                 )
@@ -133,18 +135,19 @@ def numpy_seq2seq(config, params, source, length, inputs, places):
             query, key = turned(config, y, to)[:, None, :], turned(config, memory, at)[None]
             own = cross.get("attention", {}).get("params", {})
             logits = SCORE_CASES[config.score].pair(own, query, key)
-            if config.sharpen_from is not None:
-                logits = max(1, np.log(1 + length) / np.log(1 + config.sharpen_from)) * logits
+            sharpen_from = config.cross_attention.sharpen_from
+            if sharpen_from is not None:
+                logits = max(1, np.log(1 + length) / np.log(1 + sharpen_from)) * logits
             weights = softmax_where(logits, allowed)
             return linear(cross["output"], weights @ memory)
 
         if config.decoder_self_attention:
             own = functools.partial(heads_of, config, self_score, block["self_attention"])
             y = residual(
-                config, block["self_residual"], y,
+                config.block, block["self_residual"], y,
                 lambda y, own=own: own(y, to, y, to, causal)[0],
             )  # fmt: skip
-        y = residual(config, block["cross_residual"], y, look)
+        y = residual(config.block, block["cross_residual"], y, look)
         feed = functools.partial(feed_forward, block["feed_forward"])
-        y = residual(config, block["feed_forward_residual"], y, feed)
+        y = residual(config.block, block["feed_forward_residual"], y, feed)
     return linear(params["logits"], normed(params["output_norm"], y)), weights
