@@ -1,63 +1,106 @@
-"""What README shows runs, and says what the code does."""
+"""Each README: its Python blocks run, its shell commands parse, its links lead somewhere."""
 
+import os
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+import tyro
+from command_line import _REGISTRY
+from command_lines import load
 
 import attention_jax
 
-README = Path(__file__).parent.parent / "README.md"
-CODE = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-(MY_SCORES,) = (code for code in CODE if code.startswith("# my_scores.py"))
-EXAMPLES = [code for code in CODE if code is not MY_SCORES]  # each goes on where the last ended
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("attention_jax", "experiments", "scripts", "tests")
+README = ROOT / "README.md"
+GUIDE = ROOT / "attention_jax" / "README.md"
+READMES = [
+    README,
+    *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("README.md")),
+]
+every_readme = pytest.mark.parametrize(
+    "readme", READMES, ids=lambda path: str(path.relative_to(ROOT))
+)
 
 
-def test_examples_run_one_after_another():
+def blocks(readme: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", readme.read_text(), flags=re.DOTALL)
+
+
+(MY_SCORES,) = (code for code in blocks(README, "python") if code.startswith("# my_scores.py"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+# --- Python ---
+
+
+def run_python(readme: Path) -> dict:
+    """Runs the blocks of a README one after another; returns the variables at the end."""
     namespace: dict = {}
-    exec(EXAMPLES[0], namespace)
-    gradient = namespace["gradient"]
+    for code in blocks(readme, "python"):
+        if code != MY_SCORES:
+            exec(code, namespace)
+    return namespace
+
+
+def test_python_of_the_front_page():
+    variables = run_python(README)
+    gradient = variables["gradient"]
     assert {name: leaf.shape for name, leaf in gradient.items()} == {
         "query_kernel": (16, 16),
         "key_kernel": (16, 16),
         "v": (16,),
     }
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in gradient.values())
-    exec(EXAMPLES[1], namespace)
-    assert float(namespace["length"](jnp.array([3.0, 4.0]))) == 5
-    exec(EXAMPLES[2], namespace)
-    assert namespace["output"].shape == (16384, 16)
-    assert 0 < float(namespace["statistics"].entropy[-1]) < np.log(16384)
-    exec(EXAMPLES[3], namespace)  # compares the cached decoding with the full pass by itself
-    assert namespace["full"].shape == (2, 5, 16)
-    assert namespace["windowed"].shape == (2, 5, 16)
-    exec(EXAMPLES[4], namespace)
-    seen = namespace["seen"]
-    assert [array.shape for array in seen] == [(2, 5, 16), (2, 5, 7), (2, 7), (2, 5)]
-    assert namespace["found"].tokens[0, 0].tolist() == [1, 2, 2, 2]
-    np.testing.assert_allclose(namespace["rollout"].sum(-1), np.ones((2, 7)), atol=1e-6)
-    exec(EXAMPLES[5], namespace)
-    assert abs(float(namespace["drate"])) > 1e-3
-    exec(EXAMPLES[6], namespace)
-    assert namespace["output"].shape == (2, 7, 64)
-    exec(EXAMPLES[7], namespace)
-    blocks = ("encoder_0/self", "decoder_0/self", "decoder_0/cross")
-    names = [f"{block}_attention" for block in blocks]
-    assert list(namespace["seen"].attentions) == names
-    assert namespace["seen"].attentions[names[2]].weights.shape == (2, 4, 8, 7)
-    assert namespace["found"].gradients[names[0]].dlogits.shape == (2, 4, 7, 7)
-    assert 0 < float(namespace["statistics"][f"{names[2]}/jacobian_norm"]) <= 0.5
-    assert float(namespace["edges"](namespace["weights_and_biases"]).largest) > 0
-    exec(EXAMPLES[8], namespace)
-    tokens, params = namespace["tokens"], namespace["ring_params"]
+    dlogits = variables["captured"].gradients["decoder_0/cross_attention"].dlogits
+    assert dlogits.shape == (2, 8, 7)
+    assert float(jnp.abs(dlogits).max()) > 0
+
+
+def test_python_of_the_guide():
+    variables = run_python(GUIDE)
+    assert variables["long_output"].shape == (16384, 16)
+    assert 0 < float(variables["row_statistics"].entropy[-1]) < np.log(16384)
+    assert float(variables["length"](jnp.array([3.0, 4.0]))) == 5
+    assert abs(float(variables["drate"])) > 1e-3
+    assert variables["full"].shape == (2, 5, 16)
+    assert variables["windowed"].shape == (2, 5, 16)
+    shapes = [array.shape for array in variables["covered"]]
+    assert shapes == [(2, 5, 16), (2, 5, 7), (2, 7), (2, 5)]
+    assert variables["answers"].tokens[0, 0].tolist() == [1, 2, 2, 2]
+    assert variables["output"].shape == (2, 7, 64)
+
+    tokens, params = variables["tokens"], variables["params"]
     mask = attention_jax.causal_mask()
-    whole = attention_jax.attention(
+    on_one_device = attention_jax.attention(
         tokens, tokens, tokens, score="additive", params=params, mask=mask
     )
-    np.testing.assert_allclose(namespace["ring_output"], whole, atol=1e-5)
-    assert len(EXAMPLES) == 9
+    np.testing.assert_allclose(variables["ring_output"], on_one_device, atol=1e-5)
+
+    blocks_of_model = ("encoder_0/self", "decoder_0/self", "decoder_0/cross")
+    names = [f"{block}_attention" for block in blocks_of_model]
+    assert list(variables["captured"].attentions) == names
+    assert variables["captured"].attentions[names[2]].weights.shape == (2, 8, 7)
+    assert float(jnp.abs(variables["gradients"][names[0]].dlogits).max()) > 0
+    assert 0 < float(variables["statistics"][f"{names[2]}/jacobian_norm"]) <= 0.5
+    assert float(variables["edges"](variables["parameters"]).largest) > 0
+    np.testing.assert_allclose(variables["rollout"].sum(-1), np.ones((2, 7)), atol=1e-6)
+
+
+def test_no_other_readme_has_python():
+    assert [readme for readme in READMES if blocks(readme, "python")] == [README, GUIDE]
 
 
 def test_users_own_score_attends_by_distance():
@@ -85,10 +128,98 @@ def test_users_own_score_starts_with_logits_near_unit_deviation():
     assert 0.8 < float(logits.std()) < 1.25
 
 
-def test_every_file_it_names_exists():
-    root = README.parent
-    names = re.findall(
-        r"`((?:attention_jax|experiments|scripts|tests)/[\w./]*)`", README.read_text()
-    )
-    assert names
-    assert [name for name in names if not (root / name).exists()] == []
+# --- shell ---
+
+
+def commands(readme: Path) -> list[list[str]]:
+    """The words of each command in the shell blocks of a README, and in the cells of its tables."""
+    text = readme.read_text()
+    lines = "".join(blocks(readme, "bash")).replace("\\\n", " ").splitlines()
+    lines += re.findall(r"\| `(\.venv/bin/python [^`]*)` \|", text)
+    pieces = [piece for line in lines for piece in line.split(" | ")]
+    return [words for piece in pieces if (words := shlex.split(piece, comments=True))]
+
+
+@every_readme
+def test_shell_commands_parse(readme, tmp_path, monkeypatch):
+    (tmp_path / "my_scores.py").write_text(MY_SCORES)
+    translation_run = tmp_path / "runs" / "de-en"
+    translation_run.mkdir(parents=True)
+    (translation_run / "config.json").write_text('{"task": "translation"}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for words in commands(readme):
+        program, *arguments = words
+        if program.startswith("./"):
+            assert os.access(ROOT / program, os.X_OK), program
+        elif program == ".venv/bin/pip":
+            (extra,) = re.findall(r"\[(\w+)\]", " ".join(arguments))
+            assert f"\n{extra} =\n" in (ROOT / "setup.cfg").read_text()
+        elif program == ".venv/bin/python":
+            parse_python_command(*arguments)
+        else:
+            assert program == "echo", program
+    sys.modules.pop("my_scores", None)
+
+
+def parse_python_command(script: str, *arguments: str) -> None:
+    """Raises unless the script, or the tests, take these arguments."""
+    if script == "-m":
+        module, *paths = arguments
+        paths = paths if module == "pytest" else [module.replace(".", "/")]
+        assert all((ROOT / path).exists() for path in paths), arguments
+        return
+    assert (ROOT / script).exists(), script
+    if script in ("scripts/benchmarks/readme_tables.py", "tests/fuzz"):
+        return  # without options
+    module = load(script)
+    names = ("arguments_of", "Arguments", "Config")
+    settings = next(getattr(module, name) for name in names if hasattr(module, name))
+    if not isinstance(settings, type):
+        settings = settings(list(arguments))
+    tyro.cli(settings, args=arguments, config=(tyro.conf.OmitArgPrefixes,), registry=_REGISTRY)
+
+
+def test_commands_are_found_in_blocks_and_tables():
+    assert len(commands(README)) >= 8
+    assert len(commands(ROOT / "experiments" / "README.md")) >= 19
+
+
+# --- links ---
+
+
+def anchors(readme: Path) -> set[str]:
+    """The anchors that a Markdown page makes of its headings."""
+    text = re.sub(r"```.*?```", "", readme.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_readme
+def test_every_link_leads_somewhere(readme):
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", readme.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (readme.parent / path).resolve() if path else readme
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@every_readme
+def test_every_file_it_names_exists(readme):
+    rooms = {path.name for path in (ROOT / "attention_jax").iterdir()} | {*FOLDERS}
+    names = re.findall(r"`((\w+)/[\w./]*)`", readme.read_text())
+    places = (readme.parent, ROOT, ROOT / "attention_jax")
+    missing = [
+        name
+        for name, folder in names
+        if folder in rooms - {"runs"}  # runs/NAME is a run folder of the reader's
+        and "NAME" not in name
+        and not any((place / name).exists() for place in places)
+    ]
+    assert missing == []
+
+
+def test_the_front_page_is_short():
+    assert len(README.read_text().splitlines()) <= 250

@@ -253,8 +253,8 @@ def _per_row(function: Callable[[Array, int], Array], axes: list[int | None], st
 
 
 def _check_numbers(**numbers: Any) -> None:
-    for name, number in numbers.items():
-        check_integer(name, number, least=0 if name in ("sos", "eos", "pad") else 1)
+    for name, number in numbers.items():  # tokens are int32, and PAD is often -1
+        check_integer(name, number, least=-(2**31) if name in ("sos", "eos", "pad") else 1)
 
 
 def _checked_penalty(length_penalty: Any) -> float:

@@ -1,4 +1,4 @@
-"""The README's tables for a benchmark's JSON file; a test compares the README with them.
+"""Prints the tables of scripts/README.md from a benchmark's JSON file; a test compares the two.
 
 .venv/bin/python scripts/benchmarks/readme_tables.py experiments/results/benchmark.json
 """
@@ -157,7 +157,8 @@ def _table(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *lines))
 
 
-TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {  # report -> (README's marker, table)
+# report -> (its marker in scripts/README.md, table)
+TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "attention": ("attention speed", speed_table),
     "attention-memory": ("attention memory", memory_table),
     "attention-targets": ("targets", targets_table),

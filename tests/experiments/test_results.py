@@ -1,4 +1,4 @@
-"""The committed results hold what README claims of them."""
+"""The committed results hold what the READMEs claim, and the READMEs show their tables."""
 
 import importlib.util
 import json
@@ -11,6 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 NUMBERS = json.loads((RESULTS / "reversal_comparison.json").read_text())
+FRONT_PAGE, EXPERIMENTS, SCRIPTS = (
+    (ROOT / folder / "README.md").read_text() for folder in ("", "experiments", "scripts")
+)
 
 
 @pytest.mark.parametrize("score", ["additive", "dot", "general", "scaled"])
@@ -49,15 +52,15 @@ def experiment_of(name):
     return experiment
 
 
-def test_readme_shows_the_committed_table():
+def test_the_front_page_shows_the_table_of_results():
     report = experiment_of("reversal_comparison").report(NUMBERS)
-    assert report in (ROOT / "README.md").read_text()
+    assert report in FRONT_PAGE
 
 
 def test_readme_shows_how_far_strings_are_reversed():
     experiment = experiment_of("length_generalization")
     numbers = json.loads((RESULTS / "length_generalization.json").read_text())
-    assert experiment.report(numbers) in (ROOT / "README.md").read_text()
+    assert experiment.report(numbers) in EXPERIMENTS
     for arms in numbers["arms"].values():
         by_score = [np.mean(arm["mean_tokens"]) for arm in arms.values()]
         assert len(by_score) == 4
@@ -79,7 +82,7 @@ def test_every_kind_of_attention_reverses_but_those_that_cannot():
                 assert exact.min() >= 0.9
             else:
                 assert exact.min() >= 0.99, arm
-    assert family.report(numbers) in (ROOT / "README.md").read_text()
+    assert family.report(numbers) in EXPERIMENTS
 
 
 def test_rollouts_are_shares():
@@ -100,13 +103,11 @@ def test_readmes_show_the_committed_tables_of_attention(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from benchmarks import readme_tables
 
-    readme = (ROOT / "README.md").read_text()
-    assert readme_tables.speed_table(BENCHMARKS["attention"]["rows"]) in readme
-    assert readme_tables.memory_table(BENCHMARKS["attention-memory"]["rows"]) in readme
-    assert readme_tables.local_table(BENCHMARKS["local"]["rows"]) in readme
-    assert readme_tables.decoding_table(BENCHMARKS["decoding"]["rows"]) in readme
-    table = readme_tables.targets_table(BENCHMARKS["attention-targets"]["rows"])
-    assert table in (ROOT / "experiments" / "README.md").read_text()
+    assert readme_tables.speed_table(BENCHMARKS["attention"]["rows"]) in SCRIPTS
+    assert readme_tables.memory_table(BENCHMARKS["attention-memory"]["rows"]) in SCRIPTS
+    assert readme_tables.local_table(BENCHMARKS["local"]["rows"]) in SCRIPTS
+    assert readme_tables.decoding_table(BENCHMARKS["decoding"]["rows"]) in SCRIPTS
+    assert readme_tables.targets_table(BENCHMARKS["attention-targets"]["rows"]) in SCRIPTS
 
 
 def test_memory_is_linear_and_within_its_targets_except_one():
@@ -125,22 +126,20 @@ def test_windows_and_caches_pay_as_they_should():
 
 
 def test_readme_shows_the_committed_benchmark():
-    readme = (ROOT / "README.md").read_text()
     rows = BENCHMARKS["reversal"]["rows"]
     ours = [row for row in rows if row["model"] == "ours"]
     assert len(ours) == 4
     for row in ours:
-        assert f"| {row['score']} | {row['steps_per_second']:.0f} steps/s |" in readme
-        assert f"| {row['times_peer']:.1f}× |" in readme
+        assert f"| {row['score']} | {row['steps_per_second']:.0f} steps/s |" in SCRIPTS
+        assert f"| {row['times_peer']:.1f}× |" in SCRIPTS
 
 
 def test_readme_says_what_logging_gradients_costs():
     numbers = json.loads((RESULTS / "gradient_log.json").read_text())
     rows = numbers["benchmarks"]["gradient-log"]["rows"]
-    text = (ROOT / "README.md").read_text()
     for row in rows:
         assert row["share"] <= 0.1
-        assert f"{100 * row['share']:.1f} % " in text
+        assert f"{100 * row['share']:.1f} % " in SCRIPTS
     assert [row["score"] for row in rows] == ["scaled", "additive"]
 
 
@@ -149,7 +148,7 @@ def test_memory_of_the_ring_falls_with_the_number_of_devices(monkeypatch):
     from benchmarks import readme_tables
 
     rows = json.loads((RESULTS / "ring_memory.json").read_text())["benchmarks"]["ring"]["rows"]
-    assert readme_tables.ring_table(rows) in (ROOT / "README.md").read_text()
+    assert readme_tables.ring_table(rows) in SCRIPTS
     alone, many = ([row for row in rows if row["devices"] == count] for count in (1, 8))
     assert len(alone) == len(many) == 4
     for one, eight in zip(alone, many, strict=True):
@@ -166,7 +165,7 @@ def test_readme_shows_what_a_step_of_the_translator_takes(monkeypatch):
 
     numbers = json.loads((RESULTS / "translation_speed.json").read_text())
     rows = numbers["benchmarks"]["translation"]["rows"]
-    assert readme_tables.translation_table(rows) in (ROOT / "README.md").read_text()
+    assert readme_tables.translation_table(rows) in SCRIPTS
     assert {row["score"] for row in rows} == {"additive", "dot", "general", "scaled"}
     memory = {row["variant"]: row["temporary_mib"] for row in rows if row["score"] == "additive"}
     assert memory["optax loss"] > 1.2 * memory["ours"]  # else what is ours for?
