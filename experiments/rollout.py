@@ -173,11 +173,14 @@ def plot(numbers: JSON) -> dict[str, Figure]:
     }
     for name, title in (("cross", "cross attention"), ("cross_rollout", "its rollout")):
         mixed[title] = (np.array(numbers["word"][name])[0], letters[::-1], letters)
+    xlabel = "source letter (key)"
     return {
         "rollout_heads": plotting.weight_heatmaps(
-            heads, columns=encoder.shape[1], ylabel="position (query)"
+            heads, columns=encoder.shape[1], ylabel="position (query)", xlabel=xlabel
         ),
-        "rollout": plotting.weight_heatmaps(mixed, ylabel="position or letter written (query)"),
+        "rollout": plotting.weight_heatmaps(
+            mixed, ylabel="position or letter written (query)", xlabel=xlabel
+        ),
     }
 
 
