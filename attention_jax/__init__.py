@@ -1,24 +1,17 @@
-"""A laboratory for attention score functions: the public names, on one screen."""
+"""A laboratory for attention score functions; this file lists the public names."""
 
 from attention_jax import analysis, nn
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.functional import interop
 from attention_jax.functional.attention import attention, attention_weights
+from attention_jax.functional.centers import monotonic_centers, predicted_centers, reversed_centers
 from attention_jax.functional.coverage import (
     CoverageResult,
     coverage_attention,
     coverage_kernel_size,
     coverage_loss,
 )
-from attention_jax.functional.local import (
-    gaussian_bias,
-    local_attention,
-    local_attention_weights,
-    monotonic_centers,
-    predicted_centers,
-    reversed_centers,
-    window_mask,
-)
+from attention_jax.functional.local import local_attention, local_attention_weights
 from attention_jax.functional.memory import Memory
 from attention_jax.functional.monotonic import monotonic_attention
 from attention_jax.functional.monotonic_walks import (
@@ -27,6 +20,7 @@ from attention_jax.functional.monotonic_walks import (
     monotonic_weights,
 )
 from attention_jax.functional.ring_attention import ring_attention
+from attention_jax.functional.windows import gaussian_bias, window_mask
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
 from attention_jax.implementations.softmax import AttentionStatistics, masked_softmax
 from attention_jax.nn.decoding import beam_search, greedy_search

@@ -59,7 +59,7 @@ from reversal_arms import (
     trained_arm,
 )
 
-from attention_jax.functional.local import reversed_centers
+from attention_jax.functional.centers import reversed_centers
 from attention_jax.nn.cross_attention import CrossAttentionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from experiment import JSON, rounded
 
-from attention_jax.functional.local import local_attention_weights, reversed_centers, window_mask
+from attention_jax.functional.centers import reversed_centers
+from attention_jax.functional.local import local_attention_weights
+from attention_jax.functional.windows import window_mask
 
 Array = jax.Array
 

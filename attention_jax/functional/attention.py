@@ -1,4 +1,4 @@
-"""The front door: check what came, pick an implementation, batch it by `jax.vmap`."""
+"""`attention` and `attention_weights`: check the arguments, choose an implementation, batch it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from attention_jax.functional.capture_point import (
     CapturedAttention,
-    Capturing,
+    CaptureOptions,
     capture_point,
+    captured_call,
     capturing,
-    seen_from_outside,
 )
 from attention_jax.functional.checks import (
     check_block_sizes,
@@ -76,34 +76,34 @@ def attention(
         weights_i = softmax_j(logits_ij where mask_ij)
         output_i  = sum_j dropout(weights_ij) value_j
 
-    A query that may attend to nothing gets output 0 and sends gradient 0. A key or query that no
+    A query whose keys are all masked gets output 0 and sends gradient 0. A key or query that no
     allowed pair contains (padding) may hold anything, NaN included.
 
     Args:
         query: float [*B, T, Dq]. Heads, if any, are one more batch axis.
         key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared, not copied. Or
-            the `keys` of a `Memory`, projected before.
-        value: float [*B, S, Dv]; the same.
+            the `keys` of a `Memory`, which are already projected.
+        value: float [*B, S, Dv]; missing batch axes as for `key`.
         score: a name in `SCORES`, "module:Name", a `Score`, or a function `(q, k) -> logits` or
             `(params, q, k) -> logits` of arrays [t, Dq] and [s, Dk] (see `scores.FunctionScore`).
         params: the score's parameters, as its `init` makes them; leaves may have leading axes that
-            broadcast to *B. May be left out if the score has none.
+            broadcast to *B. Optional for a score without parameters.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
         bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
         dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
         dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
         implementation: how to compute it; the result is the same.
             "reference" materialises [T, S].
-            "tiled" has memory linear in T and S for any score, and is the fastest at size.
-            Both have every derivative, in forward and reverse mode and of any order.
-            None picks one by size, score and backend, from measurements
+            "tiled" has memory linear in T and S for any score, and is the fastest for long
+            sequences. Both have every derivative, in forward and reverse mode and of any order.
+            None chooses by size, score and backend, from measurements
             (`implementations/choice.py`).
-        block_sizes: tile sizes, for implementations that have tiles; None picks them.
+        block_sizes: tile sizes for "tiled"; None chooses them.
         return_statistics: also return each row's logsumexp, entropy (nats) and largest logit.
 
     Returns:
         output [*B, T, Dv] in the query's dtype; or (output, `AttentionStatistics`), the statistics
-        [*B, T] in float32 (float64 if any input is). Products and softmax run in that dtype too.
+        [*B, T] in float32, or float64 if any input is. Products and softmax use that dtype too.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure.
@@ -131,7 +131,9 @@ def attention(
         score, block_sizes, dropout_rate, return_statistics or capturing() is not None
     )
     output, statistics = _attend(implementation, options, inputs)
-    output = capture_point(output, functools.partial(_seen, score, inputs, output, statistics))
+    output = capture_point(
+        output, functools.partial(_captured_with_logits, score, inputs, output, statistics)
+    )
     return (output, statistics) if return_statistics else output
 
 
@@ -144,7 +146,7 @@ def attention_weights(
     mask: Mask | Array | None = None,
     bias: Bias | Array | None = None,
 ) -> Array:
-    """The weights that `attention` gives to values, materialised.
+    """The weights of `attention`, materialised.
 
         weights_i = softmax_j(score(query_i, key_j) + bias_ij where mask_ij)
 
@@ -152,7 +154,7 @@ def attention_weights(
         query, key, score, params, mask, bias: as in `attention`.
 
     Returns:
-        weights [*B, T, S] in the query's dtype; each row sums to 1, or is 0 if fully masked.
+        weights [*B, T, S] in the query's dtype; each row sums to 1, or is 0 if it is fully masked.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure.
@@ -167,36 +169,42 @@ def attention_weights(
     return _weights(score, inputs)
 
 
-# --- the compiled functions behind the two doors ---
+# --- the compiled functions ---
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(implementation: str, options: Options, inputs: Inputs):
+    """(output [*B, T, Dv], statistics [*B, T] or None)."""
     attend = functools.partial(IMPLEMENTATIONS[implementation], options)
     return vmap_over_batch(options.score, attend, inputs, by_query=True)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _weights(score: Score, inputs: Inputs) -> Array:
+    """Weights [*B, T, S] in the query's dtype."""
     return _logits_and_weights(score, inputs)[1].astype(inputs.query.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _logits_and_weights(score: Score, inputs: Inputs) -> tuple[Array, Array]:
-    """[*B, T, S] each in the compute dtype; logits are -inf where masked."""
+    """Logits, -inf where masked, and weights: [*B, T, S] each, in the compute dtype."""
 
-    def of_one_example(inputs: Inputs) -> tuple[Array, Array]:
+    def one_example(inputs: Inputs) -> tuple[Array, Array]:
         logits, mask = logits_and_mask(Options(score, BlockSizes()), inputs)
-        visible = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
-        return visible, masked_softmax(logits, mask)
+        masked_logits = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
+        return masked_logits, masked_softmax(logits, mask)
 
-    return vmap_over_batch(score, of_one_example, inputs, by_query=True)
+    return vmap_over_batch(score, one_example, inputs, by_query=True)
 
 
-def _seen(
-    score: Score, inputs: Inputs, output: Array, statistics: AttentionStatistics, what: Capturing
+def _captured_with_logits(
+    score: Score,
+    inputs: Inputs,
+    output: Array,
+    statistics: AttentionStatistics,
+    options: CaptureOptions,
 ) -> CapturedAttention:
-    """What `analysis.capture` gets to see of a call."""
-    logits, weights = _logits_and_weights(score, inputs) if what.matrices else (None, None)
-    seen = seen_from_outside(inputs, output, weights, what)
-    return seen._replace(logits=logits, statistics=statistics)
+    """The arrays of a call for `analysis.capture`, with logits and statistics."""
+    logits, weights = _logits_and_weights(score, inputs) if options.matrices else (None, None)
+    captured = captured_call(inputs, output, weights, options)
+    return captured._replace(logits=logits, statistics=statistics)

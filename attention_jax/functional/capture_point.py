@@ -1,12 +1,12 @@
-"""Where attention can be looked into: each call is a point in the traced program, on request.
+"""Capture points: operations that expose the arrays of each attention call in a traced program.
 
-While `capturing` is on, every attention passes its output through a primitive that does nothing but
-hold, as further operands, what is to be seen of the call. `analysis.capture` traces a function so,
-and then evaluates the program, taking out what stands at those points. Off, which is the default,
-programs have no such points.
+While a `capture_points` context is open, every attention call passes its output through a primitive
+that returns it unchanged and takes the arrays to capture as further operands. `analysis.capture`
+traces a function in that context, evaluates the traced program, and collects the operands at those
+points. Outside such a context, the default, programs contain no capture points.
 
-It is a primitive since a Python list would be handed tracers that a `scan`, `vmap` or
-`checkpoint` inside the function does not let out.
+A primitive is needed because a Python list would receive tracers, which cannot leave a `scan`,
+`vmap` or `checkpoint` inside the function.
 """
 
 from __future__ import annotations
@@ -29,76 +29,76 @@ Array = jax.Array
 
 
 class CapturedAttention(NamedTuple):
-    """One call of attention; all arrays have its batch axes *B in front, nothing is shared.
+    """The arrays of one attention call, each with all the batch axes *B.
 
-    In front of *B stand the axes of whatever the call was in: the length of a `scan`, the size of a
-    `vmap`.
+    The axes of enclosing loops, such as the length of a `scan` or the size of a `vmap`, come before
+    *B.
     """
 
     query: Array  # [*B, T, Dq]
-    key: Any  # [*B, S, Dk]; or `ProjectedKeys`, if the call was given those
+    key: Any  # [*B, S, Dk], or `ProjectedKeys` if the call takes them
     value: Array  # [*B, S, Dv]
     output: Array  # [*B, T, Dv]
-    logits: Array | None  # [*B, T, S] with the bias, -inf where masked; None if there is no softmax
-    weights: Array | None  # [*B, T, S] before dropout; None if matrices were not asked for
-    mask: Array | None  # bool [*B, T, S]; None if matrices were not asked for
-    statistics: AttentionStatistics | None  # [*B, T]; None if there is no softmax
+    logits: Array | None  # [*B, T, S] with the bias, -inf where masked; None without a softmax
+    weights: Array | None  # [*B, T, S] before dropout; None unless matrices are captured
+    mask: Array | None  # bool [*B, T, S]; None unless matrices are captured
+    statistics: AttentionStatistics | None  # [*B, T]; None without a softmax
 
 
-class Capturing(NamedTuple):
-    """What is to be seen."""
+class CaptureOptions(NamedTuple):
+    """What to capture, and how to present heads."""
 
-    matrices: bool  # logits, weights and mask, which take memory T S
-    grouped_heads: int | None = None  # *B, K, G have to become *B, N: the number of axes *B
+    matrices: bool  # whether to capture logits, weights and mask, which take memory T S
+    grouped_heads: int | None = None  # the number of axes *B if [*B, K, G] is to become [*B, N]
 
 
-# A context that JAX counts among what a compiled function depends on: a function that was compiled
-# without points is traced anew.
+# JAX includes this context in the cache key of compiled functions: a function that was compiled
+# without capture points is traced again.
 _capturing = jax.make_user_context(default_value=None)
 
 
-def capturing() -> Capturing | None:
-    """What is to be seen of each attention, or None."""
+def capturing() -> CaptureOptions | None:
+    """The options of the open `capture_points` context, or None."""
     return _capturing.value
 
 
 def capture_points(matrices: bool) -> contextlib.AbstractContextManager[Any]:
-    """While it is open, whatever is traced has a point at each attention."""
-    return _capturing(Capturing(matrices))
+    """A context in which every traced attention call has a capture point."""
+    return _capturing(CaptureOptions(matrices))
 
 
 def no_capture_points() -> contextlib.AbstractContextManager[Any]:
-    """While it is open, there are none: for what is attention inside, and not to its caller."""
+    """A context without capture points, for calls of attention that are internal steps."""
     return _capturing(None)
 
 
 @contextlib.contextmanager
 def heads_as_one_axis(batch_ndim: int) -> Iterator[None]:
-    """While it is open, batch axes [*B, K, G] are captured as [*B, N]."""
-    current = capturing()
-    if current is None:
+    """A context in which batch axes [*B, K, G] are captured as [*B, N]."""
+    options = capturing()
+    if options is None:
         yield
         return
-    with _capturing(current._replace(grouped_heads=batch_ndim)):
+    with _capturing(options._replace(grouped_heads=batch_ndim)):
         yield
 
 
-def capture_point(output: Array, seen: Callable[[Capturing], CapturedAttention]) -> Array:
-    """The output as it is; a point, if such are wanted, that holds what `seen` makes."""
-    current = capturing()
-    if current is None:
+def capture_point(output: Array, capture: Callable[[CaptureOptions], CapturedAttention]) -> Array:
+    """Returns `output` unchanged, with a capture point if a `capture_points` context is open."""
+    options = capturing()
+    if options is None:
         return output
-    held = seen(current)
-    if current.grouped_heads is not None:
-        held = ungroup_heads(held, current.grouped_heads)
-    leaves, structure = jax.tree.flatten(held)
+    captured = capture(options)
+    if options.grouped_heads is not None:
+        captured = ungroup_heads(captured, options.grouped_heads)
+    leaves, structure = jax.tree.flatten(captured)
     return capture_p.bind(output, *leaves, structure=structure)
 
 
-def seen_from_outside(
-    inputs: Inputs, output: Array, weights: Array | None, what: Capturing
+def captured_call(
+    inputs: Inputs, output: Array, weights: Array | None, options: CaptureOptions
 ) -> CapturedAttention:
-    """What can be said of any attention: no logits and no statistics."""
+    """The captured arrays of any form of attention, without logits and statistics."""
     *batch_shape, _, _ = inputs.query.shape
     shape = (inputs.query.shape[-2], inputs.key.shape[-2])
 
@@ -108,7 +108,7 @@ def seen_from_outside(
     key, projected = inputs.key, isinstance(inputs.key, ProjectedKeys)
     key = key.map(with_batch_axes) if projected else with_batch_axes(key)
     mask = None
-    if what.matrices:
+    if options.matrices:
         table = True if inputs.mask is None else inputs.mask.materialize(*shape)
         mask = jnp.broadcast_to(table, (*batch_shape, *shape))
     return CapturedAttention(
@@ -117,18 +117,18 @@ def seen_from_outside(
         value=with_batch_axes(inputs.value),
         output=output,
         logits=None,
-        weights=weights if what.matrices else None,
+        weights=weights if options.matrices else None,
         mask=mask,
         statistics=None,
     )
 
 
-# --- the primitive: its first operand, whatever the others are ---
+# --- the primitive, which returns its first operand ---
 
 capture_p = Primitive("attention")
-capture_p.def_impl(lambda output, *held, structure: output)
-capture_p.def_abstract_eval(lambda output, *held, structure: output)
-mlir.register_lowering(capture_p, lambda context, output, *held, structure: [output])
+capture_p.def_impl(lambda output, *captured, structure: output)
+capture_p.def_abstract_eval(lambda output, *captured, structure: output)
+mlir.register_lowering(capture_p, lambda context, output, *captured, structure: [output])
 
 
 def _jvp(primals: Any, tangents: Any, *, structure: Any) -> tuple[Any, Any]:
@@ -136,7 +136,7 @@ def _jvp(primals: Any, tangents: Any, *, structure: Any) -> tuple[Any, Any]:
 
 
 def _batch(operands: Any, axes: Any, *, structure: Any) -> tuple[Any, int]:
-    """All with the new axis in front, so that those who take them out know where it is."""
+    """Puts the new axis in front of every operand, so that `analysis.capture` knows where it is."""
     size = next(
         operand.shape[axis]
         for operand, axis in zip(operands, axes, strict=True)

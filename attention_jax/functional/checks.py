@@ -1,4 +1,7 @@
-"""What users get wrong, caught before anything compiles: what was expected, and what came."""
+"""Checks of the arguments of attention functions, made before anything compiles.
+
+Each raises a ValueError that names the argument, what was expected, and what was given.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Array = jax.Array
 
 
 def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Inputs:
-    """All as JAX arrays of fitting shapes and dtypes, or a ValueError that says what is wrong."""
+    """The arguments as JAX arrays in `Inputs`; ValueError unless their shapes and dtypes match."""
     query = float_array("query", query)
     key = _checked_keys(key)
     value = float_array("value", value)
@@ -61,13 +64,15 @@ def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Input
         mask = as_mask(mask)
         mask.check(batch, target_length, source_length)
     if bias is not None:
-        bias = jax.tree.map(jnp.asarray, as_bias(bias))  # a user's own may hold Python numbers
+        bias = jax.tree.map(
+            jnp.asarray, as_bias(bias)
+        )  # a user-defined bias may hold Python numbers
         bias.check(batch, target_length, source_length)
     return Inputs(query, key, value, params, mask, bias, None)
 
 
 def _checked_keys(key: Any) -> Array | ProjectedKeys:
-    """The keys as a JAX array, or their features as JAX arrays."""
+    """The keys as a JAX array, or projected keys with JAX arrays as features."""
     if not isinstance(key, ProjectedKeys):
         return float_array("key", key)
     return jax.tree.map(lambda leaf: any_array("key.features", leaf), key)
@@ -76,6 +81,7 @@ def _checked_keys(key: Any) -> Array | ProjectedKeys:
 def _checked_params(
     score: Score, params: Params, query_dim: int, key_dim: int, batch_shape: tuple[int, ...]
 ) -> Params:
+    """The score's parameters as JAX arrays; ValueError unless they match `Score.param_shapes`."""
     params = {} if params is None else params
     expected = score.param_shapes(params, query_dim, key_dim)
     if not _same_structure(params, expected):
@@ -104,7 +110,7 @@ def _checked_params(
 
 
 def checked_implementation(name: Any) -> str | None:
-    """None, or the name of an implementation that exists."""
+    """`name`; ValueError unless it is None or the name of an implementation."""
     if name is None or (isinstance(name, str) and name in IMPLEMENTATIONS):
         return name
     raise ValueError(
@@ -113,7 +119,7 @@ def checked_implementation(name: Any) -> str | None:
 
 
 def checked_dropout(rate: Any, rng: Any) -> tuple[float, Array | None]:
-    """The dropout rate, and the key that it needs if it is greater than 0."""
+    """(rate, rng), the rng None at rate 0; ValueError without an rng at another rate."""
     rate = checked_rate(rate)
     if rate == 0:
         return rate, None
@@ -123,7 +129,7 @@ def checked_dropout(rate: Any, rng: Any) -> tuple[float, Array | None]:
 
 
 def check_block_sizes(block_sizes: Any) -> None:
-    """Raises ValueError unless they are a `BlockSizes` or left open."""
+    """Raises ValueError unless `block_sizes` is a `BlockSizes` or None."""
     if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
         raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
 

@@ -1,4 +1,4 @@
-"""Coverage: attention that remembers where it has looked, so that it need not look there twice."""
+"""Coverage attention: logits depend on how much earlier queries attended to each key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
-from attention_jax.functional.capture_point import capture_point, capturing, seen_from_outside
+from attention_jax.functional.capture_point import capture_point, captured_call, capturing
 from attention_jax.functional.checks import checked_inputs
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
@@ -24,10 +24,10 @@ Array = jax.Array
 
 
 class CoverageResult(NamedTuple):
-    """What attention with coverage gives: where it looked, and what it cost to look there again."""
+    """The results of `coverage_attention`."""
 
     output: Array  # [*B, T, Dv] in the query's dtype
-    weights: Array | None  # [*B, T, S] in the query's dtype; None if they were not asked for
+    weights: Array | None  # [*B, T, S] in the query's dtype; None unless requested
     coverage: Array  # [*B, S] after the last query, in the compute dtype
     loss: Array  # [*B, T] sum_j min(weights_tj, coverage_tj), in the compute dtype
 
@@ -45,7 +45,7 @@ def coverage_attention(
     coverage: Array | None = None,
     return_weights: bool = True,
 ) -> CoverageResult:
-    """Attention whose queries come in order, each knowing how much every key was attended to.
+    """Attention in query order, where each query knows how much earlier queries attended to a key.
 
         coverage_tj = coverage_j + sum_{t' < t} weights_t'j
         logits_tj   = pair(q_features_t, k_features_j + coverage_tj coverage_kernel) + bias_tj
@@ -53,34 +53,35 @@ def coverage_attention(
         output_t    = sum_j weights_tj value_j
         loss_t      = sum_j min(weights_tj, coverage_tj)
 
-    The features are what the score's `project` makes of the tokens, once, before the first query.
-    With `Additive` the logits are v . tanh(Wq q_t + Wk k_j + coverage_tj coverage_kernel); a dot
-    product gets coverage_tj (q_features_t . coverage_kernel) more.
+    The features are the projections of the tokens by the score, computed once before the first
+    query. With `Additive` the logits are v . tanh(Wq q_t + Wk k_j + coverage_tj coverage_kernel);
+    a dot product adds coverage_tj (q_features_t . coverage_kernel).
 
-    Each query waits for the one before it: T steps in a row, whatever the hardware. They come in
-    chunks of 64 (or sqrt(T), if that is more); the gradient keeps the coverage before each chunk
-    and computes the rest again, so that only the weights, if they are returned, take memory T S.
+    Coverage makes queries sequential: T steps, in training too. The queries are computed in chunks
+    of 64, or of sqrt(T) if that is more. The gradient saves the coverage before each chunk and
+    recomputes the rest, so that only the weights, if they are returned, take memory T S.
 
-    A query that may attend to nothing gets output 0, weights 0 and loss 0 and leaves the coverage
-    as it is. It sends gradient 0 whatever cotangents arrive at those three, NaN included. (The
-    coverage after the last query belongs to no query: a NaN cotangent of its entry j goes to the
-    coverage j that came in, and to every query that may attend to key j.) A key or query that no
-    allowed pair contains (padding) may hold anything, NaN included, and so may its coverage.
+    A query whose keys are all masked gets output 0, weights 0 and loss 0 and does not change the
+    coverage. It sends gradient 0 for any cotangents of these three results, NaN included. (The
+    coverage after the last query belongs to no single query: a NaN cotangent of its entry j reaches
+    entry j of the argument `coverage`, and every query that may attend to key j.) A key or query
+    that no allowed pair contains (padding) may hold anything, NaN included, and so may its
+    coverage.
 
     Args:
-        query: float [*B, T, Dq], in the order in which they attend.
+        query: float [*B, T, Dq], in the order in which the queries attend.
         key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared, not copied.
-        value: float [*B, S, Dv]; the same.
+        value: float [*B, S, Dv]; missing batch axes as for `key`.
         score: a name in `SCORES`, "module:Name", a `Score` or a function, whose features of keys
             are one array [S, Fk].
         params: the score's parameters, as its `init` makes them; leaves may have leading axes that
-            broadcast to *B. May be left out if the score has none.
-        coverage_kernel: float [Fk], of the size that `coverage_kernel_size` says; may have leading
-            axes that broadcast to *B. With zeros this is `attention`.
+            broadcast to *B. Optional for a score without parameters.
+        coverage_kernel: float [Fk], with Fk = `coverage_kernel_size(...)`; may have leading axes
+            that broadcast to *B. Zeros give the result of `attention`.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
         bias: a `Bias`, or float broadcastable to [*B, T, S], added to the logits.
-        coverage: float [*B, S], at least 0: the coverage that earlier queries left, to go on from;
-            may lack batch axes. None for zeros.
+        coverage: float [*B, S], at least 0: the coverage after earlier queries, from which to
+            continue; may lack batch axes. None for zeros.
         return_weights: whether to return the weights [*B, T, S] too.
 
     Returns:
@@ -91,7 +92,7 @@ def coverage_attention(
         ValueError: an argument has the wrong shape, dtype or structure, or the score's features of
             keys are not one array [S, Fk].
 
-    >>> keys = jnp.ones((2, 1))  # no key is better than the other, but the first is seen first
+    >>> keys = jnp.ones((2, 1))  # equal keys; query 0 may attend to key 0 only
     >>> result = coverage_attention(
     ...     keys, keys, keys, score="dot", coverage_kernel=-jnp.log(jnp.array([3.0])),
     ...     mask=jnp.array([[True, False], [True, True]]),
@@ -104,7 +105,7 @@ def coverage_attention(
 
     Source: See, Liu and Manning 2017, equations 10-13: their s_t, h_i, c^t_i, a^t_i, w_c, covloss_t
     are query_t, key_i, coverage_ti, weights_ti, coverage_kernel, loss_t; their W_s, W_h, v are the
-    query_kernel, key_kernel, v of `Additive`, which has no b_attn. Other scores are ours.
+    query_kernel, key_kernel, v of `Additive`, which has no b_attn. Other scores extend it.
     """
     score = get_score(score)
     inputs = checked_inputs(score, query, key, value, params, mask, bias)
@@ -117,25 +118,26 @@ def coverage_attention(
     if coverage is None:
         coverage = jnp.zeros(source_length, inputs.compute_dtype)
     coverage = _checked_vector("coverage", coverage, source_length, tuple(batch_shape))
-    looked_into = capturing()
-    all_weights = return_weights or (looked_into is not None and looked_into.matrices)
+    capture_options = capturing()
+    all_weights = return_weights or (capture_options is not None and capture_options.matrices)
     result = _attend(score, all_weights, inputs, coverage_kernel, coverage)
-    seen = functools.partial(seen_from_outside, inputs, result.output, result.weights)
+    capture = functools.partial(captured_call, inputs, result.output, result.weights)
     weights = result.weights if return_weights else None
-    return result._replace(output=capture_point(result.output, seen), weights=weights)
+    return result._replace(output=capture_point(result.output, capture), weights=weights)
 
 
 def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:
-    """How much each query attends to what those before it have attended to.
+    """The coverage loss: how much each query attends to keys that earlier queries attended to.
 
         loss_t = sum_j min(weights_tj, coverage_j + sum_{t' < t} weights_t'j)
 
-    Between 0 (nothing twice) and 1. Of any attention's weights; of those of `coverage_attention`
-    it is the `loss` that came with them.
+    It lies between 0 (no key twice) and 1, and applies to the weights of any attention. For the
+    weights of `coverage_attention` it equals the `loss` of the result.
 
     Args:
         weights: float [*B, T, S].
-        coverage: float [*B, S], what earlier queries left; may lack batch axes. None for zeros.
+        coverage: float [*B, S], the coverage after earlier queries; may lack batch axes. None for
+            zeros.
 
     Returns:
         loss [*B, T] in float32, or float64 if any input is.
@@ -159,21 +161,21 @@ def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:
     weights = weights.astype(dtype)
     first = jnp.broadcast_to(coverage.astype(dtype), (*batch_shape, source_length))
     before = jnp.concatenate([first[..., None, :], weights[..., :-1, :]], axis=-2)
-    before = before[..., : weights.shape[-2], :]  # no query, no coverage before it
+    before = before[..., : weights.shape[-2], :]  # drops `first` if T is 0
     return jnp.sum(jnp.minimum(weights, jnp.cumsum(before, axis=-2)), axis=-1)
 
 
 def coverage_kernel_size(
     score: str | Score, query_dim: int, key_dim: int, params: Params = None
 ) -> int:
-    """Fk: the number of features that the score's `project` makes of a key.
+    """Fk: the number of key features of a score.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k) or
             (params, q, k), see `scores.FunctionScore`.
         query_dim: Dq.
         key_dim: Dk.
-        params: the score's parameters, where a size is theirs (A of `Additive`).
+        params: the score's parameters, if their shapes determine Fk (A of `Additive`).
 
     Returns:
         the size of `coverage_kernel`.
@@ -195,20 +197,20 @@ def coverage_kernel_size(
     shape: tuple[int, ...] = getattr(features, "shape", ())
     if len(shape) != 2 or shape[0] != length or not jnp.issubdtype(features.dtype, jnp.floating):
         raise ValueError(
-            f"score must project keys to one floating-point array [S, Fk], for coverage to be added"
-            f" to; {score} makes of {length} keys {features}"
+            "score must project keys to one floating-point array [S, Fk], to which coverage is"
+            f" added; got {features} for {length} keys from score {score}"
         )
     return int(shape[1])
 
 
-# --- the compiled function behind the door ---
+# --- the compiled function ---
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(
     score: Score, all_weights: bool, inputs: Inputs, kernel: Array, coverage: Array
 ) -> CoverageResult:
-    # Not inputs.compute_dtype in one example: kernel and coverage are floats that came in too.
+    # `inputs.compute_dtype` would leave out the kernel and the coverage.
     dtype = accumulator_dtype(*jax.tree.leaves(inputs._replace(mask=None)), kernel, coverage)
     attend = functools.partial(_one_example, score, all_weights, dtype)
     return vmap_over_batch(score, attend, inputs, (kernel, 1), (coverage, 1))
@@ -222,33 +224,33 @@ def _one_example(
     kernel: Array,
     coverage: Array,
 ) -> CoverageResult:
-    inputs = inputs._replace(value=inputs.value.astype(dtype))  # makes it the compute dtype
+    inputs = inputs._replace(value=inputs.value.astype(dtype))  # sets `inputs.compute_dtype`
     kernel, coverage = cast_floats((kernel, coverage), dtype)
 
-    def weigh(chunk: Chunk, coverage: Array) -> tuple[Array, Array, Array]:
-        # Checkpointed: without it each step would save its keys with coverage, t S Fk floats.
+    def compute_weights(chunk: Chunk, coverage: Array) -> tuple[Array, Array, Array]:
+        # Checkpointed: otherwise each step would save its keys with coverage, t S Fk floats.
         @functools.partial(jax.checkpoint, prevent_cse=False)
         def step(coverage: Array, row: Any) -> tuple[Array, tuple[Array, Array]]:
             q_features, allowed, bias = row
-            # The minimum of two zeros sends half of its gradient to either: to a coverage that no
-            # allowed pair reads, none must go.
-            seen = coverage if allowed is None else jnp.where(allowed, coverage, 0)
-            covered = chunk.keys + jnp.outer(seen, kernel).astype(chunk.keys.dtype)
+            # The minimum of two zeros sends half of its gradient to each argument. The coverage of
+            # a masked key must get none.
+            allowed_coverage = coverage if allowed is None else jnp.where(allowed, coverage, 0)
+            keys = chunk.keys + jnp.outer(allowed_coverage, kernel).astype(chunk.keys.dtype)
             query = jax.tree.map(lambda leaf: leaf[None], q_features)
-            one_row = None if allowed is None else allowed[None]
-            logits = pair_logits(score, chunk, query, covered, one_row)[0].astype(dtype)
+            allowed_row = None if allowed is None else allowed[None]
+            logits = pair_logits(score, chunk, query, keys, allowed_row)[0].astype(dtype)
             weights = masked_softmax(logits if bias is None else logits + bias, allowed)
             if allowed is not None:
-                # They are 0 where masked already: this keeps out the cotangents that arrive there.
+                # Masked weights are already 0; this keeps out their cotangents.
                 weights = jnp.where(allowed, weights, 0)
-            return coverage + weights, (weights, jnp.sum(jnp.minimum(weights, seen)))
+            return coverage + weights, (weights, jnp.sum(jnp.minimum(weights, allowed_coverage)))
 
         rows = (chunk.queries, chunk.allowed, chunk.bias)
         coverage, (weights, loss) = jax.lax.scan(step, coverage, rows, chunk.positions.size)
         return coverage, weights, loss
 
     output, weights, loss, coverage = attend_in_order(
-        score, inputs, weigh, coverage, return_weights=all_weights
+        score, inputs, compute_weights, coverage, return_weights=all_weights
     )
     if loss is None:
         loss = jnp.zeros(output.shape[0], dtype)
@@ -256,8 +258,9 @@ def _one_example(
 
 
 def _checked_vector(name: str, value: Any, size: int, batch_shape: tuple[int, ...]) -> Array:
+    """`value` as a float array [..., size] whose leading axes broadcast to *B; or a ValueError."""
     array = float_array(name, value)
-    # `broadcasts` alone would let a last axis of size 1 pass.
+    # `broadcasts` alone would accept a last axis of size 1.
     if array.shape[-1:] != (size,) or not broadcasts(array.shape[:-1], batch_shape):
         axes = f", with batch axes that broadcast to {list(batch_shape)}" if batch_shape else ""
         raise ValueError(f"{name} must be {[size]}{axes}; got {list(array.shape)}")

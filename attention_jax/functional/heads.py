@@ -1,4 +1,4 @@
-"""Heads as batch axes: N query heads in K groups, each group reading one head of keys.
+"""Heads as batch axes: N query heads in K groups, where each group shares one key head.
 
 The core knows no head axis. Queries come as [*B, K, G, T, D] and keys as [*B, K, 1, S, D], N = K G:
 attention broadcasts the axis of size 1, so that keys and values are never repeated.
@@ -19,54 +19,54 @@ from attention_jax.pairwise.position_functions import broadcasts
 Array = jax.Array
 
 
-def group_heads(leaf: Array, core_ndim: int, key_heads: int) -> Array:
-    """[.., N, *core] as [.., K, G, *core]; without a head axis, as it is."""
+def group_heads(leaf: Array, core_ndim: int, num_key_heads: int) -> Array:
+    """[..., N, *core] -> [..., K, G, *core]; a leaf without a head axis is returned unchanged."""
     axis = leaf.ndim - core_ndim - 1
     if axis < 0:
         return leaf
-    heads = leaf.shape[axis]
-    split = (1, 1) if heads == 1 else (key_heads, heads // key_heads)
+    num_heads = leaf.shape[axis]
+    split = (1, 1) if num_heads == 1 else (num_key_heads, num_heads // num_key_heads)
     return leaf.reshape(*leaf.shape[:axis], *split, *leaf.shape[axis + 1 :])
 
 
 def ungroup_heads(results: Any, batch_ndim: int) -> Any:
-    """[*B, K, G, ...] as [*B, N, ...], of every array."""
+    """[*B, K, G, ...] -> [*B, N, ...] for every array in `results`."""
 
     def ungroup(leaf: Array) -> Array:
         batch, rest = leaf.shape[:batch_ndim], leaf.shape[batch_ndim + 2 :]
-        heads = leaf.shape[batch_ndim] * leaf.shape[batch_ndim + 1]  # no -1: B may be 0
-        return leaf.reshape(*batch, heads, *rest)
+        num_heads = leaf.shape[batch_ndim] * leaf.shape[batch_ndim + 1]  # not -1: B may be 0
+        return leaf.reshape(*batch, num_heads, *rest)
 
     return jax.tree.map(ungroup, results)
 
 
 def mask_for_heads(mask: Mask | Array, batch_ndim: int) -> Mask:
-    """A mask of inputs [*B, T, D] as one of inputs [*B, N, T, D].
+    """Gives a mask for inputs [*B, T, D] the head axis of inputs [*B, N, T, D].
 
-    An array with an axis more than [*B, T, S] has its head axis already; so has an array of a
-    `Mask` with an axis more than *B. One that lacks some of *B stays as it is, and is no mask of
-    inputs [*B, N, T, D] either: `check` says so.
+    A table with one more axis than [*B, T, S], or an array of a `Mask` with one more axis than *B,
+    already has a head axis. An array that lacks some axes of *B is returned unchanged; `check` then
+    reports that it does not fit inputs [*B, N, T, D].
     """
     mask = as_mask(mask)
 
     def with_head_axis(leaf: Array, core_ndim: int) -> Array:
-        own = jnp.ndim(leaf) - core_ndim
-        return jnp.expand_dims(leaf, own) if own == batch_ndim > 0 else leaf
+        axis = jnp.ndim(leaf) - core_ndim
+        return jnp.expand_dims(leaf, axis) if axis == batch_ndim > 0 else leaf
 
     return jax.tree.map(with_head_axis, mask, mask.core_ndims())
 
 
 def pairs_for_heads(
-    mask: Mask | Array | None, bias: Bias | Array | None, shape: tuple[int, ...], key_heads: int
+    mask: Mask | Array | None, bias: Bias | Array | None, shape: tuple[int, ...], num_key_heads: int
 ) -> tuple[Mask | None, Bias | None]:
-    """A mask and a bias of inputs [*B, N, T, D] as those of inputs [*B, K, G, T, D].
+    """Splits the head axis N of a mask and a bias into the groups [K, G].
 
     Args:
         mask: as `mask_for_heads` takes it.
         bias: a `Bias` whose arrays' leading axes broadcast to [*B, N], or an array that broadcasts
             to `shape`.
         shape: (*B, N, T, S).
-        key_heads: K.
+        num_key_heads: K.
 
     Raises:
         ValueError: the mask or the bias does not broadcast.
@@ -80,13 +80,13 @@ def pairs_for_heads(
                 f" (*B, N, T, S); got {list(mask.shape)}"
             )
 
-    def grouped(pairs: Any) -> Any:
-        # Checked here, where heads are still one axis: another number of them might fit the groups.
-        pairs.check(shape[:-2], target, source)
+    def grouped(mask_or_bias: Any) -> Any:
+        # Check before grouping: a wrong number of heads might broadcast to the groups.
+        mask_or_bias.check(shape[:-2], target, source)
         return jax.tree.map(
-            lambda leaf, core_ndim: group_heads(leaf, core_ndim, key_heads),
-            pairs,
-            pairs.core_ndims(),
+            lambda leaf, core_ndim: group_heads(leaf, core_ndim, num_key_heads),
+            mask_or_bias,
+            mask_or_bias.core_ndims(),
         )
 
     return (

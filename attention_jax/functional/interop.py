@@ -1,4 +1,4 @@
-"""Two doors shaped like other people's: any score inside a model written for `jax.nn` or Flax.
+"""Any score inside models written for `jax.nn` or Flax: two functions with their interfaces.
 
 Both take queries [*B, T, N, Dq] and keys [*B, S, K, Dk], positions before heads. N = K G, and query
 head n reads key head n // G (grouped-query attention; multi-query for K = 1). Keys and values are
@@ -56,18 +56,18 @@ def dot_product_attention(
         output_in = sum_j softmax_j(score(query_in, key_jk) + bias_nij where mask_nij) value_jk
 
     with k = n // G. Unlike `jax.nn`:
-    - A query without keys gets output 0 and residual -inf, and sends no gradient (there: the mean
-      of the values and a large negative residual; NaN where a bias of -inf does the masking).
-      Beyond `query_seq_lengths` the output is 0 in both.
-    - NaN in padding reaches nothing (there: from a value every output, from a key or query the
-      gradients).
-    - The residual can be differentiated (there: its gradient is 0).
-    - `value` may have another size than `key`, dtypes may differ, and float64 is float64
-      throughout (there: the softmax is float32). It also runs where JAX's dtype promotion is
-      strict (there: float32 only).
-    - Masks by causality, window and lengths are never stored as [T, S].
-    - `mask` may be a `Mask`, whose arrays have both axes [B, N] in front (lengths are [B, 1]) or
-      none, and `bias` a `Bias`, whose arrays' leading axes broadcast to [B, N].
+    - A query without keys gets output 0 and residual -inf, and sends no gradient (`jax.nn`: the
+      mean of the values and a large negative residual; NaN where a bias of -inf masks). Beyond
+      `query_seq_lengths` the output is 0 in both.
+    - NaN in padding reaches no result (`jax.nn`: a NaN value reaches every output, a NaN key or
+      query the gradients).
+    - The residual is differentiable (`jax.nn`: its gradient is 0).
+    - `value` may have another size than `key`, dtypes may differ, and float64 inputs are computed
+      in float64 throughout (`jax.nn`: the softmax in float32). Strict dtype promotion is supported
+      (`jax.nn`: for float32 only).
+    - Causal, window and length masks are never stored as [T, S].
+    - `mask` may be a `Mask` whose arrays have both leading axes [B, N] (lengths are [B, 1]) or
+      neither, and `bias` a `Bias` whose arrays' leading axes broadcast to [B, N].
     - Inputs of fewer than 3 axes, integer biases and windows of negative size are errors.
 
     Args:
@@ -76,25 +76,25 @@ def dot_product_attention(
         value: float [B, S, K, Dv] or [S, K, Dv].
         bias: float broadcastable to [B, N, T, S], or a `Bias`; added to the logits.
         mask: bool broadcastable to [B, N, T, S], or a `Mask`; True = may attend.
-        scale: for score "scaled" only, in place of 1 / sqrt(Dk): a float; or a scalar array, and
-            gradients reach it.
-        is_causal: query i sees keys j <= i.
-        query_seq_lengths: int [B], how many queries are real.
-        key_value_seq_lengths: int [B], how many keys are.
-        local_window_size: (left, right), or one int for both: query i sees keys
+        scale: for score "scaled" only, in place of 1 / sqrt(Dk): a float, or a scalar array, which
+            is differentiable.
+        is_causal: query i attends to keys j <= i only.
+        query_seq_lengths: int [B], the number of queries without padding.
+        key_value_seq_lengths: int [B], the number of keys without padding.
+        local_window_size: (left, right), or one int for both: query i attends to keys
             i - left <= j <= i + right (and j <= i if causal).
         implementation: as in `attention_jax.attention`; not "xla" or "cudnn".
         return_residual: also return the logsumexp of each row of logits.
         score: a name in `SCORES`, "module:Name", a `Score`, or a function.
-        params: the score's parameters; leaves may have leading axes that broadcast to [B, N]: one
-            set for each query head is [N, ...].
+        params: the score's parameters; leaves may have leading axes that broadcast to [B, N], for
+            instance [N, ...] for one set per query head.
 
     Returns:
         output [B, T, N, Dv] or [T, N, Dv] in the query's dtype; or (output, residual), the residual
         [B, T, N] or [T, N] in the key's dtype, as in `jax.nn`.
 
     Raises:
-        ValueError: an argument has the wrong shape, dtype or structure, or is not served here.
+        ValueError: an argument has the wrong shape, dtype or structure, or is not supported.
 
     >>> query, key = jnp.ones((1, 5, 6, 8)), jnp.ones((1, 7, 2, 8))  # 6 query heads, 2 key heads
     >>> dot_product_attention(query, key, key, is_causal=True).shape
@@ -105,7 +105,7 @@ def dot_product_attention(
     score = get_score(score)
     if scale is not None:
         score, params = score.with_scale(params, scale)
-    implementation = _not_jax_nns(implementation)
+    implementation = _checked_implementation(implementation)
     arrays = (float_array(n, x) for n, x in (("query", query), ("key", key), ("value", value)))
     static_masks = (causal_mask() if is_causal else None, _window_mask(local_window_size))
     pairs = (_pairs_as_arrays("mask", mask), _pairs_as_arrays("bias", bias))
@@ -120,7 +120,7 @@ def dot_product_attention(
     )
 
 
-# All of it is one program, its checks included: op by op, the layout costs ten times the attention.
+# One compiled program, checks included: op by op, the layout costs ten times the attention.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _dot_product_attention(
     score: Score, implementation: str | None, return_residual: bool, query: Array, key: Array,
@@ -143,7 +143,7 @@ def _dot_product_attention(
 
 
 def _pairs_as_arrays(name: str, pairs: Any) -> Any:
-    """None, a `Mask` or `Bias`, or an array, so that `jax.jit` takes it."""
+    """A mask or bias that `jax.jit` accepts: None, a `Mask` or `Bias`, or an array."""
     if pairs is None:
         return None
     if isinstance(pairs, PositionFunction):
@@ -153,6 +153,8 @@ def _pairs_as_arrays(name: str, pairs: Any) -> Any:
 
 
 def _params_as_arrays(params: Params) -> Params:
+    """The parameters with JAX arrays as leaves; None becomes {}."""
+
     def as_array(path: Any, leaf: Any) -> Any:
         return leaf if isinstance(leaf, jax.Array) else any_array(f"params{keystr(path)}", leaf)
 
@@ -169,39 +171,41 @@ def flax_attention_fn(
 ) -> nnx.Module:
     """An `attention_fn` for `flax.nnx.MultiHeadAttention` with any score.
 
-    It is itself an `nnx.Module`, so that its parameters are part of the model that holds it:
-    `nnx.split`, optimisers and checkpoints see them beside the model's own. Two layers given the
-    same one share its parameters. With "scaled" it equals `flax.nnx.dot_product_attention`, but
-    for queries that may attend to nothing (see `dot_product_attention`).
+    The function is an `nnx.Module`, so its parameters are part of the model that contains it:
+    `nnx.split`, optimisers and checkpoints include them. Two layers with the same `attention_fn`
+    share its parameters. With "scaled" it equals `flax.nnx.dot_product_attention`, except for
+    queries whose keys are all masked (see `dot_product_attention`).
 
-    What Flax passes is served: `mask` (any dtype, not 0 = may attend; or a `Mask`, so that
-    `layer(x, mask=local_mask(8, 0))` stores no table), `is_causal`, `bias`, `dtype`, the caches of
-    `decode`, grouped-query attention, dropout, and `sow_weights`, which stores the weights before
-    dropout (they are then materialised). `broadcast_dropout` drops the same pairs in every example
-    and head, as Flax's does; which ones, differs. `precision` has no effect: products are always
-    exact in float32 or wider.
+    It supports all arguments that Flax passes: `mask` (any dtype, not 0 = may attend; or a `Mask`,
+    so that `layer(x, mask=local_mask(8, 0))` stores no table), `is_causal`, `bias`, `dtype`, the
+    caches of `decode`, grouped-query attention, dropout, and `sow_weights`, which stores the
+    weights before dropout (and so materialises them). `broadcast_dropout` drops the same pairs in
+    every example and head, as in Flax, but not the pairs that Flax drops. `precision` has no
+    effect: products always have the full precision of float32 or wider.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function; Dq and Dk are the
             layer's head_dim.
         params: the score's parameters; leaves may have leading axes that broadcast to [*B, N].
-            Arrays become `nnx.Param`; an `nnx.Variable` stays what it is, and shared.
+            Arrays become `nnx.Param`; an `nnx.Variable` is used as it is, so it may be shared.
         implementation, block_sizes: as in `attention_jax.attention`.
 
     Returns:
-        an `nnx.Module`; called as Flax calls it, it gives [*B, T, N, Dv].
+        an `nnx.Module`; when Flax calls it, it returns [*B, T, N, Dv].
 
     Raises:
-        ValueError: there is no such score or implementation; when called: as in `attention`.
+        ValueError: unknown score or implementation; when called: as in `attention`.
 
-    >>> score = get_score("additive")  # 4 heads of size 8, each with parameters of its own:
+    >>> score = get_score("additive")  # 4 heads of size 8, each with its own parameters:
     >>> params = jax.vmap(lambda rng: score.init(rng, 8, 8))(jax.random.split(jax.random.key(0), 4))
     >>> attend = flax_attention_fn(score, params)
     >>> layer = nnx.MultiHeadAttention(4, 32, attention_fn=attend, rngs=nnx.Rngs(1))
     >>> nnx.state(layer, nnx.Param)["attention_fn"]["params"]["v"].shape
     (4, 8)
     """
-    return _FlaxAttention(get_score(score), params, _not_jax_nns(implementation), block_sizes)
+    return _FlaxAttention(
+        get_score(score), params, _checked_implementation(implementation), block_sizes
+    )
 
 
 def _is_variable(leaf: Any) -> bool:
@@ -209,7 +213,7 @@ def _is_variable(leaf: Any) -> bool:
 
 
 class _FlaxAttention(nnx.Module):
-    """What `flax_attention_fn` returns."""
+    """The `attention_fn` that `flax_attention_fn` returns."""
 
     def __init__(self, score, params, implementation, block_sizes):
         def as_variable(leaf):
@@ -228,8 +232,8 @@ class _FlaxAttention(nnx.Module):
         dtype: Any = None, precision: Any = None, module: nnx.Module | None = None,
         promote_dtype: Any = flax_promote_dtype, is_causal: bool = False,
     ) -> Array:  # fmt: skip
-        """The arguments of `flax.nnx.dot_product_attention`, in its order."""
-        del precision  # never below float32
+        """Takes the arguments of `flax.nnx.dot_product_attention`, in the same order."""
+        del precision  # products always have at least float32 precision
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
         params = jax.tree.map(lambda leaf: leaf[...], self.params, is_leaf=_is_variable)
         if mask is not None and not isinstance(mask, Mask):
@@ -248,10 +252,11 @@ class _FlaxAttention(nnx.Module):
         return jnp.swapaxes(output, -2, -3)
 
 
-# --- arguments of `jax.nn.dot_product_attention` in the library's terms ---
+# --- from the arguments of `jax.nn.dot_product_attention` to those of `attention` ---
 
 
-def _not_jax_nns(implementation: Any) -> str | None:
+def _checked_implementation(implementation: Any) -> str | None:
+    """`checked_implementation`, with a hint for the names that `jax.nn` accepts."""
     if implementation in ("xla", "cudnn"):
         raise ValueError(
             f"implementation must be None or one of {', '.join(IMPLEMENTATIONS)}; got jax.nn's"
@@ -261,12 +266,14 @@ def _not_jax_nns(implementation: Any) -> str | None:
 
 
 def _four_axes(name: str, shape: str, array: Array) -> Array:
+    """The array with an axis B of size 1 if it lacks that axis."""
     if array.ndim not in (3, 4):
         raise ValueError(f"{name} must be {shape}; got {list(array.shape)}")
     return pad_rank(array, 4)
 
 
 def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:
+    """The mask of `local_window_size`."""
     if size is None:
         return None
     try:
@@ -279,6 +286,7 @@ def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:
 
 
 def _lengths_mask(key: Array, lengths: dict[str, Array]) -> Mask | None:
+    """The padding mask of `query_seq_lengths` and `key_value_seq_lengths`."""
     batch_size, source_length = key.shape[:2]
     for name, array in lengths.items():
         if array.shape != (batch_size,) or not jnp.issubdtype(array.dtype, jnp.integer):

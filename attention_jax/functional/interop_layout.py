@@ -1,7 +1,7 @@
-"""Attention of inputs with positions before heads: what the doors of `interop` share.
+"""Attention for the layout of `jax.nn` and Flax, with positions before heads; used by `interop`.
 
-Queries are [*B, T, N, Dq] and keys [*B, S, K, Dk], N = K G; the core takes [*B, K, G, T, Dq] and
-[*B, K, 1, S, Dk].
+Queries are [*B, T, N, Dq] and keys [*B, S, K, Dk], N = K G; `attention` takes [*B, K, G, T, Dq]
+and [*B, K, 1, S, Dk].
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ Array = jax.Array
 
 
 def checked_layout(score: Score, query, key, value, params, bias, *masks) -> Inputs:
-    """`Inputs` as the doors take them, positions before heads; or a ValueError."""
+    """The arguments as `Inputs`, with positions before heads; ValueError unless they match."""
     _check_layout(query, key, value)
-    for name, pairs in (("bias", bias), *(("mask", mask) for mask in masks)):
-        _check_pairs(name, pairs, query, key)
-    # Of an array the missing axes are the first ones, as in `jax.nn` and Flax.
-    given = [
+    for name, array in (("bias", bias), *(("mask", mask) for mask in masks)):
+        _check_mask_or_bias(name, array, query, key)
+    # An array with fewer axes lacks the leading ones, as in `jax.nn` and Flax.
+    mask_list = [
         as_mask(mask if isinstance(mask, Mask) else pad_rank(any_array("mask", mask), query.ndim))
         for mask in masks
         if mask is not None
     ]
-    mask = functools.reduce(operator.and_, given) if given else None
+    mask = functools.reduce(operator.and_, mask_list) if mask_list else None
 
-    def with_own_heads(x: Array) -> jax.ShapeDtypeStruct:
+    def repeat_heads(x: Array) -> jax.ShapeDtypeStruct:
         shape = (*x.shape[:-3], query.shape[-2], x.shape[-3], x.shape[-1])
         return jax.ShapeDtypeStruct(shape, x.dtype)
 
-    # The front door judges the rest, as if every query head had a key head of its own.
+    # `checked_inputs` checks the rest, for shapes with one key head per query head.
     check = functools.partial(checked_inputs, score, params=params, mask=mask, bias=bias)
-    jax.eval_shape(check, *map(with_own_heads, (query, key, value)))
+    jax.eval_shape(check, *map(repeat_heads, (query, key, value)))
     params = jax.tree.map(jnp.asarray, {} if params is None else params)
     if bias is not None:
         bias = as_bias(bias)
@@ -59,6 +59,7 @@ _SWAPPED = "; if the heads come before the positions in query, key and value, sw
 
 
 def _check_layout(query: Array, key: Array, value: Array) -> None:
+    """Raises ValueError unless batch axes, lengths and numbers of heads match."""
     if query.ndim < 3 or key.ndim != query.ndim or key.shape[:-3] != query.shape[:-3]:
         raise ValueError(
             "query and key must be [*B, T, N, Dq] and [*B, S, K, Dk]; got"
@@ -75,14 +76,17 @@ def _check_layout(query: Array, key: Array, value: Array) -> None:
         )
 
 
-def _check_pairs(name: str, pairs: Any, query: Array, key: Array) -> None:
-    """A mask or bias that would fit inputs with the two axes swapped gives away that they are."""
-    if pairs is None or isinstance(pairs, PositionFunction):
+def _check_mask_or_bias(name: str, mask_or_bias: Any, query: Array, key: Array) -> None:
+    """Raises ValueError unless an array broadcasts to [*B, N, T, S].
+
+    An array that would fit if positions and heads were swapped suggests that they are.
+    """
+    if mask_or_bias is None or isinstance(mask_or_bias, PositionFunction):
         return
-    (*batch, length, heads, _), (source_length, key_heads) = query.shape, key.shape[-3:-1]
-    full, shape = (*batch, heads, length, source_length), any_array(name, pairs).shape
+    (*batch, length, num_heads, _), (source_length, num_key_heads) = query.shape, key.shape[-3:-1]
+    full, shape = (*batch, num_heads, length, source_length), any_array(name, mask_or_bias).shape
     if not broadcasts(shape, full):
-        hint = _SWAPPED if broadcasts(shape, (*batch, length, heads, key_heads)) else ""
+        hint = _SWAPPED if broadcasts(shape, (*batch, length, num_heads, num_key_heads)) else ""
         raise ValueError(
             f"{name} must broadcast to {list(full)} (*B, N, T, S); got {list(shape)}{hint}"
         )
@@ -92,12 +96,12 @@ def attend_by_group(
     score: Score, inputs: Inputs, implementation: str | None, block_sizes: BlockSizes | None,
     *, dropout_rate: float = 0.0, broadcast_dropout: bool = False, return_statistics: bool = False,
 ) -> Any:  # fmt: skip
-    """Of each head: output [*B, N, T, Dv]; or (output, statistics)."""
+    """Output [*B, N, T, Dv]; or (output, statistics [*B, N, T])."""
     inputs = _by_group(score, inputs)
     arguments: Any = {
         "score": score,
         "dropout_rate": dropout_rate,
-        # Chosen for all heads together, where `attention` may see one.
+        # Chosen for all heads: with `broadcast_dropout`, `attention` gets one head at a time.
         "implementation": implementation
         or chosen_implementation(score, inputs, jax.default_backend()),
         "block_sizes": block_sizes or chosen_block_sizes(score, inputs),
@@ -107,14 +111,14 @@ def attend_by_group(
         with heads_as_one_axis(inputs.query.ndim - 4):
             return _heads_together(attention(**inputs._asdict(), **arguments), inputs)
 
-    def of_head(head: Inputs, dropout_rng: Array) -> Any:
+    def attend_head(head: Inputs, dropout_rng: Array) -> Any:
         return attention(**head._replace(dropout_rng=dropout_rng)._asdict(), **arguments)
 
-    # `attention` would split the key, so that every head had its own.
-    assert inputs.dropout_rng is not None  # the front door has checked
-    shared = (inputs.dropout_rng, 0)
+    # `attention` would split the PRNG key over the heads; here they share it.
+    assert inputs.dropout_rng is not None  # checked by the caller
+    shared_rng = (inputs.dropout_rng, 0)
     heads = vmap_over_batch(
-        score, of_head, inputs._replace(dropout_rng=None), shared, by_query=True
+        score, attend_head, inputs._replace(dropout_rng=None), shared_rng, by_query=True
     )
     return _heads_together(heads, inputs)
 
@@ -128,9 +132,9 @@ def weights_by_group(score: Score, inputs: Inputs) -> Array:
 
 
 def _by_group(score: Score, inputs: Inputs) -> Inputs:
-    """Batch axes [*B, K, G] in front; keys and values have size 1 on the last: they are shared."""
+    """`Inputs` with batch axes [*B, K, G]; keys and values have size 1 on the axis G."""
     query, key, value = (jnp.swapaxes(array, -2, -3) for array in inputs[:3])
-    grouped = functools.partial(group_heads, key_heads=key.shape[-3])
+    grouped = functools.partial(group_heads, num_key_heads=key.shape[-3])
     param_shapes = score.param_shapes(inputs.params, query.shape[-1], key.shape[-1])
     param_ndims = jax.tree.map(lambda leaf: len(leaf.shape), param_shapes)
     params = jax.tree.map(grouped, inputs.params, param_ndims)
@@ -142,5 +146,5 @@ def _by_group(score: Score, inputs: Inputs) -> Inputs:
 
 
 def _heads_together(results: Any, inputs: Inputs) -> Any:
-    """[*B, K, G, ...] as [*B, N, ...]."""
+    """[*B, K, G, ...] -> [*B, N, ...]."""
     return ungroup_heads(results, inputs.query.ndim - 4)

@@ -1,7 +1,7 @@
-"""Keys and values that a decoder attends to in every step: projected once, and kept.
+"""`Memory`: the keys and values that a decoder attends to in every step, projected once.
 
-A score's `project_key` costs O(S) products, and a decoder that attends to the same keys in every
-step would pay them in every step. A `Memory` keeps the features that `pair` reads.
+Projecting S keys costs O(S) products. A decoder that attends to the same keys in every step would
+pay them in every step. A `Memory` stores the features that the score's `pair` reads.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Array = jax.Array
 
 
 class Memory(NamedTuple):
-    """What a decoder keeps of its source; modules take it in place of key and value.
+    """The projected keys and the values of a source; modules take it in place of key and value.
 
     `attention(query, memory.keys, memory.values, ...)` attends to it.
     """
 
-    keys: ProjectedKeys  # of keys [*B, S, Dk]
+    keys: ProjectedKeys  # the features of keys [*B, S, Dk]
     values: Array  # [*B, S, Dv]
 
 
@@ -37,14 +37,14 @@ export.register_namedtuple_serialization(Memory, serialized_name="attention_jax.
 def remember(
     score: Score, params: Params, key: Array, value: Array | None, *, query_dim: int
 ) -> Memory:
-    """Projects keys once.
+    """Projects the keys and stores their features with the values.
 
     Args:
         score: the score.
-        params: its parameters; leading axes that the keys lack are given to the features.
+        params: the score's parameters; leading axes that the keys lack become axes of the features.
         key: float [*B, S, Dk].
-        value: float [*B, S, Dv]; None for `key`.
-        query_dim: Dq, of the queries to come.
+        value: float [*B, S, Dv]; None to use `key`.
+        query_dim: Dq, the size of the queries.
 
     Returns:
         a `Memory`, its features in the compute dtype: float32, or float64 if any input is.
@@ -57,10 +57,10 @@ def remember(
     """
     value = key if value is None else value
     param_ndims = core_ndims_of_params(score, params, query_dim, key.shape[-1])
-    own_axes = jax.tree.map(lambda leaf, ndim: leaf[..., *[0] * ndim], params, param_ndims)
-    shapes = [key.shape[:-2], *(leaf.shape for leaf in jax.tree.leaves(own_axes))]
+    batch_parts = jax.tree.map(lambda leaf, ndim: leaf[..., *[0] * ndim], params, param_ndims)
+    shapes = [key.shape[:-2], *(leaf.shape for leaf in jax.tree.leaves(batch_parts))]
     batch_shape = jnp.broadcast_shapes(*shapes)
-    # Not the dtype of the keys: features are rounded no further than in an ordinary call.
+    # The compute dtype, as in a call without a `Memory`, not the dtype of the keys.
     dtype = accumulator_dtype(key, *jax.tree.leaves(params))
 
     def project(params: Params, key: Array) -> ProjectedKeys:
@@ -75,7 +75,7 @@ def remember(
 
 
 def key_and_value(key: Array | Memory, value: Array | None) -> tuple[Array | ProjectedKeys, Array]:
-    """(key, value) as `attention` takes them, where `key` may be a `Memory`."""
+    """The arguments (key, value) of `attention`, where `key` may be a `Memory`."""
     if not isinstance(key, Memory):
         return key, key if value is None else value
     if value is not None:

@@ -1,6 +1,6 @@
-"""Monotonic attention: every query looks at one key, at or after the one before it looked at.
+"""Monotonic attention: each query attends to one key, no earlier than the previous query's key.
 
-`monotonic_walks` says where the walks stop; here a score gives the probabilities.
+A score gives the choosing probabilities; `monotonic_walks` turns them into weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import checked_rng
-from attention_jax.functional.capture_point import capture_point, capturing, seen_from_outside
+from attention_jax.functional.capture_point import capture_point, captured_call, capturing
 from attention_jax.functional.checks import checked_inputs
 from attention_jax.functional.monotonic_walks import (
     checked_initial,
@@ -53,14 +53,14 @@ def monotonic_attention(
         weights   = monotonic_weights(p),  or hard_monotonic_weights(p)
         output_i  = sum_j weights_ij value_j
 
-    The queries are taken one after another, in chunks of 64 (or sqrt(T), if that is more). The
-    gradient keeps S floats per chunk and computes each chunk again, so that only the weights of all
-    queries, if they are returned, take memory T S.
+    The queries are computed in order, in chunks of 64, or of sqrt(T) if that is more. The gradient
+    saves S floats per chunk and recomputes each chunk, so that only the weights of all queries, if
+    they are returned, take memory T S.
 
-    A query whose keys are all masked gets output 0 and weights 0, and sends gradient 0 whatever
-    cotangent arrives there, NaN included. It stops nowhere, so later queries get 0 too: let a mask
-    leave out padded queries at the end only. (Those later queries have keys, and a NaN cotangent of
-    theirs is sent on as NaN.) A key or query that no allowed pair contains may hold anything, NaN
+    A query whose keys are all masked gets output 0 and weights 0, and sends gradient 0 for any
+    cotangent, NaN included. Its walk stops at no key, so later queries get 0 too: mask padded
+    queries only at the end of a sequence. (Those later queries have keys, so a NaN cotangent of
+    theirs gives NaN gradients.) A key or query that no allowed pair contains may hold anything, NaN
     included.
 
     Args:
@@ -70,20 +70,21 @@ def monotonic_attention(
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k) or
             (params, q, k), see `scores.FunctionScore`.
         params: the score's parameters, as its `init` makes them.
-        offset: float broadcastable to *B (one for each head, say), added to the logits; gradients
-            reach it. A walk of constant p = sigmoid(offset) passes exp(-offset) keys a query.
+        offset: float broadcastable to *B (for instance one per head), added to the logits;
+            differentiable. A walk of constant p = sigmoid(offset) passes exp(-offset) keys per
+            query.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
         bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
-        noise_rng: one PRNG key for normal noise on the logits, for training: where it is on, only
-            large logits choose surely, and p become 0 or 1, as the hard form takes them. None for
+        noise_rng: one PRNG key for normal noise on the logits during training. The noise makes the
+            model learn large logits, whose p are nearly 0 or 1, as the hard form assumes. None for
             no noise.
         noise_scale: standard deviation of the noise.
-        hard: take the hard form, for decoding. It has no gradient but that of `value`.
+        hard: whether to use the hard form, for decoding. Its only gradient is that of `value`.
         initial: float broadcastable to [*B, S], the weights of the query before the first, to
-            decode step by step; None for all the weight on the first key. The hard form begins at
-            its first positive entry, and attends to nothing if there is none.
-        return_weights: True for the weights of all queries; "last" for those of the last query
-            alone, which a later call takes for `initial`; False for none.
+            decode step by step; None for all the weight on the first key. The hard form starts at
+            the first positive entry, and attends to nothing if no entry is positive.
+        return_weights: True for the weights of all queries; "last" for those of the last query,
+            which a later call takes as `initial`; False for the output alone.
 
     Returns:
         (output [*B, T, Dv], weights [*B, T, S]) in the query's dtype, computed in float32 (float64
@@ -101,7 +102,7 @@ def monotonic_attention(
     [[1.5], [1.5]]
 
     Source: Raffel et al. 2017, section 2.2 to 2.4 (their a(s, h) is our score, r our offset). They
-        normalise additive attention's v; here a score stays what it is elsewhere.
+        normalise additive attention's v; here the score is unchanged.
     """
     score = get_score(score)
     inputs = checked_inputs(score, query, key, value, params, mask, bias)
@@ -116,10 +117,11 @@ def monotonic_attention(
         raise ValueError(f"hard must be True or False; got {hard!r}")
     if not isinstance(return_weights, bool) and return_weights != "last":
         raise ValueError(f"return_weights must be True, False or 'last'; got {return_weights!r}")
-    looked_into = capturing()
-    all_weights = return_weights is True or (looked_into is not None and looked_into.matrices)
+    capture_options = capturing()
+    capture_weights = capture_options is not None and capture_options.matrices
+    all_weights = return_weights is True or capture_weights
     output, last, weights = _attend(score, hard, all_weights, inputs, offset, noise_scale, initial)
-    output = capture_point(output, functools.partial(seen_from_outside, inputs, output, weights))
+    output = capture_point(output, functools.partial(captured_call, inputs, output, weights))
     if return_weights == "last":
         return output, last
     return (output, weights) if return_weights else output
@@ -135,14 +137,14 @@ def _attend(
     noise_scale: Array,
     initial: Array,
 ) -> tuple[Array, Array, Array | None]:
-    """Output [*B, T, Dv], weights [*B, S] of the last query, and of all queries if asked for."""
+    """(output [*B, T, Dv], weights [*B, S] of the last query, weights [*B, T, S] or None)."""
 
     def one_example(
         inputs: Inputs, offset: Array, noise_scale: Array, initial: Array
     ) -> tuple[Array, Array, Array | None]:
         dtype, target_length = inputs.compute_dtype, inputs.query.shape[0]
 
-        def weigh(chunk: Chunk, previous: Array) -> tuple[Array, Array, None]:
+        def compute_weights(chunk: Chunk, previous: Array) -> tuple[Array, Array, None]:
             logits = pair_logits(score, chunk, chunk.queries, chunk.keys, chunk.allowed)
             logits = logits.astype(dtype) + offset.astype(dtype)
             if chunk.bias is not None:
@@ -150,50 +152,49 @@ def _attend(
             if inputs.dropout_rng is not None:
                 noise = _noise(inputs.dropout_rng, chunk.positions, logits.shape[1], dtype)
                 logits = logits + noise_scale.astype(dtype) * noise
-            # Masked before the sigmoid too: its slope at NaN would reach what made the logit.
+            # Mask before the sigmoid too: its slope at a NaN logit would give NaN gradients.
             probabilities = _allowed_only(chunk, jax.nn.sigmoid(_allowed_only(chunk, logits)))
             if hard:
                 weights = hard_monotonic_weights(probabilities, _start(previous))
             else:
                 weights = expected_weights(probabilities, previous)
-            # They are 0 where masked already: this keeps out the cotangents that arrive there.
+            # Masked weights are already 0; this keeps out their cotangents.
             weights = _allowed_only(chunk, weights)
-            # The last chunk may end with rows that are no queries.
+            # The last chunk may end with padding.
             end = jnp.minimum(target_length - 1 - chunk.positions[0], chunk.positions.size - 1)
             last = jax.lax.dynamic_index_in_dim(weights, end, keepdims=False)
             return last, weights, None
 
         output, weights, _, last = attend_in_order(
-            score, inputs, weigh, initial.astype(dtype), return_weights=all_weights
+            score, inputs, compute_weights, initial.astype(dtype), return_weights=all_weights
         )
         return output, last, weights
 
-    others = ((offset, 0), (noise_scale, 0), (initial, 1))
-    return vmap_over_batch(score, one_example, inputs, *others)
+    return vmap_over_batch(score, one_example, inputs, (offset, 0), (noise_scale, 0), (initial, 1))
 
 
 def _allowed_only(chunk: Chunk, pairs: Array) -> Array:
-    """[t, S] with 0 in place of what is masked."""
+    """`pairs` [t, S] with 0 in place of masked entries."""
     return pairs if chunk.allowed is None else jnp.where(chunk.allowed, pairs, 0)
 
 
 def _noise(rng: Array, query_positions: Array, source_length: int, dtype: jnp.dtype) -> Array:
-    """Normal noise [t, S]: that of a query depends on its position, and on no chunk."""
+    """Normal noise [t, S] that depends on the position of each query, not on its chunk."""
 
-    def of_query(position: Array) -> Array:
+    def query_noise(position: Array) -> Array:
         return jax.random.normal(jax.random.fold_in(rng, position), (source_length,), dtype)
 
-    return jax.vmap(of_query)(query_positions)
+    return jax.vmap(query_noise)(query_positions)
 
 
 def _start(initial: Array) -> Array:
-    """Where the hard form begins after weights [S]: the first key with any, S if there is none."""
+    """The start of the hard form after weights [S]: the first key with weight, S if all are 0."""
     length = initial.shape[0]
     return jnp.min(jnp.where(initial > 0, jnp.arange(length), length), initial=length)
 
 
 def _checked_scalar(name: str, number: Any, batch_shape: tuple[int, ...]) -> Array:
-    """One float an example."""
+    """A float array that broadcasts to *B; ValueError if it does not."""
     number = float_array(name, float(number) if isinstance(number, int) else number)
     if not broadcasts(number.shape, batch_shape):
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Where walks over the keys stop, given the probability that each stops at each key.
+"""Weights of monotonic attention: where walks over the keys stop, given choosing probabilities.
 
-Query i walks over the keys from where query i-1 stopped and stops at key j with the choosing
-probability p_ij. The expectation over all walks is soft and can be differentiated; the hard form
-takes one walk, that of the likelier choices.
+The walk of query i starts at the key where that of query i-1 stopped, and stops at key j with the
+choosing probability p_ij. The soft form, the expectation over all walks, is differentiable. The
+hard form follows one walk, which stops at the first key with p_ij >= 1/2.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ def monotonic_weights(probabilities: Array, initial: Array | None = None) -> Arr
         alpha_ij = p_ij sum_{k <= j} alpha_{i-1,k} prod_{l=k}^{j-1} (1 - p_il)
                  = p_ij q_ij,    q_ij = (1 - p_{i,j-1}) q_{i,j-1} + alpha_{i-1,j}
 
-    A walk that passes the last key has stopped nowhere, and later queries do not take it up: rows
-    sum to at most 1, and no row to more than the one before it.
+    A walk that passes the last key stops at no key, and later queries do not continue it. So rows
+    sum to at most 1, and no row sums to more than the row before it.
 
-    The queries come one after another. Over the keys an associative scan computes the recurrence of
-    q as it is written, in log2(S) steps. The paper's closed form, a cumulative sum divided by a
-    cumulative product of 1 - p, is not used: that product underflows, and clipping it makes the
-    weights wrong.
+    The queries are computed in order. Over the keys an associative scan computes the recurrence of
+    q directly, in log2(S) steps. The paper's closed form, a cumulative sum divided by a cumulative
+    product of 1 - p, is not used: that product underflows, and clipping it gives wrong weights.
 
     Args:
         probabilities: float [*B, T, S], p, in [0, 1]. A call outside of `jax.jit` and other
-            transformations checks the range; NaN passes, and reaches the keys at and after its own,
-            in its row and in later rows.
-        initial: float broadcastable to [*B, S], the weights of the query before the first, to go on
-            from; None for all the weight on the first key.
+            transformations checks the range. NaN is allowed; it reaches the weights of its own and
+            later keys in its own and later rows.
+        initial: float broadcastable to [*B, S], the weights of the query before the first, from
+            which to continue; None for all the weight on the first key.
 
     Returns:
         weights [*B, T, S] in the dtype of `probabilities` (computed in at least float32);
@@ -64,23 +63,23 @@ def monotonic_weights(probabilities: Array, initial: Array | None = None) -> Arr
 
 
 def hard_monotonic_positions(probabilities: Array, start: Array | int = 0) -> Array:
-    """Where each query stops when it takes the first key that is likelier chosen than not.
+    """The key at which each query stops if it stops at the first key with p >= 1/2.
 
-        t_i = min {j >= t_{i-1} : p_ij >= 1/2},    S if there is none
+        t_i = min {j >= t_{i-1} : p_ij >= 1/2},    S if no key qualifies
 
-    A query that finds no key attends to nothing, and its walk has passed the last key: so do all
-    later ones. (The paper's Algorithm 1 gives such a query a context of zeros and does not say
-    where the next begins. Its expected weights do, for there such a walk is lost, and TensorFlow's
-    "hard" mode does the same: so both forms agree wherever all p are 0 or 1.)
+    A query without such a key attends to nothing, since its walk passes the last key, and so do all
+    later queries. (The paper's Algorithm 1 gives such a query a context of zeros and does not
+    define where the next query starts. Its expected weights, and TensorFlow's "hard" mode, end the
+    walk. So both forms agree wherever all p are 0 or 1.)
 
     Args:
         probabilities: float [*B, T, S], p in [0, 1], checked as in `monotonic_weights`; or bool,
-            the choices p >= 1/2. NaN is not chosen.
-        start: int broadcastable to *B, from 0 to S: the position of the query before the first; S
-            if it attended to nothing.
+            the choices p >= 1/2. NaN counts as not chosen.
+        start: int broadcastable to *B, from 0 to S: the key of the query before the first; S if it
+            attended to nothing.
 
     Returns:
-        positions int32 [*B, T]; S where a query attends to nothing. No gradient passes.
+        positions int32 [*B, T]; S where a query attends to nothing. They have no gradient.
 
     Raises:
         ValueError: an argument has the wrong shape or dtype, or a probability is not in [0, 1].
@@ -98,26 +97,26 @@ def hard_monotonic_positions(probabilities: Array, start: Array | int = 0) -> Ar
     if not broadcasts(start.shape, batch_shape):
         raise ValueError(f"start must broadcast to {list(batch_shape)}; got {list(start.shape)}")
 
-    # The first choice at or after each key, and one column more for walks that have ended.
+    # The first chosen key at or after each key, and a further column for walks that have ended.
     keys = jnp.arange(source_length, dtype=jnp.int32)
     keys = keys.reshape((1,) * (choices.ndim - 1) + keys.shape)
-    found = jnp.where(choices, keys, source_length)
-    found = jax.lax.cummin(found, axis=found.ndim - 1, reverse=True)
-    ended = [(0, 0)] * (found.ndim - 1) + [(0, 1)]
-    found = jnp.pad(found, ended, constant_values=source_length)
+    next_choice = jnp.where(choices, keys, source_length)
+    next_choice = jax.lax.cummin(next_choice, axis=next_choice.ndim - 1, reverse=True)
+    last_column = [(0, 0)] * (next_choice.ndim - 1) + [(0, 1)]
+    next_choice = jnp.pad(next_choice, last_column, constant_values=source_length)
 
-    def walk(position: Array, found: Array) -> tuple[Array, Array]:
-        position = jnp.take_along_axis(found, position[..., None], axis=-1)[..., 0]
+    def walk(position: Array, next_choice: Array) -> tuple[Array, Array]:
+        position = jnp.take_along_axis(next_choice, position[..., None], axis=-1)[..., 0]
         return position, position
 
     start = jnp.broadcast_to(start.astype(jnp.int32), batch_shape)
-    start, found = varying_as((start, found), start, found)
-    _, positions = jax.lax.scan(walk, start, jnp.moveaxis(found, -2, 0))
+    start, next_choice = varying_as((start, next_choice), start, next_choice)
+    _, positions = jax.lax.scan(walk, start, jnp.moveaxis(next_choice, -2, 0))
     return jnp.moveaxis(positions, 0, -1)
 
 
 def hard_monotonic_weights(probabilities: Array, start: Array | int = 0) -> Array:
-    """One where `hard_monotonic_positions` says, zero elsewhere.
+    """The one-hot weights of `hard_monotonic_positions`.
 
         alpha_ij = [j = t_i]
 
@@ -126,7 +125,7 @@ def hard_monotonic_weights(probabilities: Array, start: Array | int = 0) -> Arra
 
     Returns:
         weights [*B, T, S] in the dtype of `probabilities`, float32 if that is bool; a row is all
-        zeros where the query attends to nothing. No gradient passes.
+        zeros where the query attends to nothing. They have no gradient.
 
     Raises:
         ValueError: an argument has the wrong shape or dtype, or a probability is not in [0, 1].
@@ -137,9 +136,9 @@ def hard_monotonic_weights(probabilities: Array, start: Array | int = 0) -> Arra
     Source: Raffel et al. 2017, Algorithm 1.
     """
     positions = hard_monotonic_positions(probabilities, start)
-    probabilities = jnp.asarray(probabilities)  # it has been checked
+    probabilities = jnp.asarray(probabilities)  # checked by `hard_monotonic_positions`
     dtype = jnp.float32 if probabilities.dtype == jnp.bool_ else probabilities.dtype
-    # Position S, nothing, is outside, and its row zero.
+    # Position S, no key, is out of range and gives a row of zeros.
     return jax.nn.one_hot(positions, probabilities.shape[-1], dtype=dtype)
 
 
@@ -147,7 +146,7 @@ def hard_monotonic_weights(probabilities: Array, start: Array | int = 0) -> Arra
 
 
 def expected_weights(probabilities: Array, initial: Array) -> Array:
-    """`monotonic_weights` of arguments that have been checked, broadcast and cast."""
+    """`monotonic_weights` for arguments that are already checked, broadcast and cast."""
     probabilities, initial = varying_as((probabilities, initial), probabilities, initial)
 
     def next_query(previous: Array, p: Array) -> tuple[Array, Array]:
@@ -159,12 +158,13 @@ def expected_weights(probabilities: Array, initial: Array) -> Array:
 
 
 def _reached(p: Array, previous: Array) -> Array:
-    """q [*B, S], the probability that the walk gets to key j.
+    """q [*B, S], the probability that the walk reaches key j.
 
-    The walk that passes key j - 1 gets to key j: q_j = (1 - p_(j-1)) q_(j-1) + previous_j. An
-    associative scan composes these maps of q in log2(S) steps.
+    The walk reaches key j if it passes key j - 1 or starts at key j:
+    q_j = (1 - p_(j-1)) q_(j-1) + previous_j. An associative scan composes these maps of q in
+    log2(S) steps.
     """
-    # What passes key j-1 gets to key j. Nothing comes to the first, whatever its factor.
+    # The probability of passing key j - 1; no walk reaches the first key that way.
     passing = jnp.concatenate([jnp.zeros_like(p[..., :1]), 1 - p[..., :-1]], axis=-1)
 
     def compose(first: Any, second: Any) -> tuple[Array, Array]:
@@ -173,28 +173,29 @@ def _reached(p: Array, previous: Array) -> Array:
     return jax.lax.associative_scan(compose, (passing, previous), axis=p.ndim - 1)[1]
 
 
-# --- what came ---
+# --- checks of the arguments ---
 
 
 def _checked_probabilities(probabilities: Any) -> Array:
+    """Float [*B, T, S]; ValueError for another shape or dtype, or values outside [0, 1]."""
     probabilities = float_array("probabilities", probabilities)
     if probabilities.ndim < 2:
         raise ValueError(f"probabilities must be [*B, T, S]; got {list(probabilities.shape)}")
-    # A traced array has no numbers yet, and one spread over processes has them elsewhere.
+    # A traced array has no values yet, and this process may lack those of a distributed array.
     if not isinstance(probabilities, jax.core.Tracer) and probabilities.is_fully_addressable:
         numbers = np.asarray(probabilities)
         rounding = 4 * float(jnp.finfo(probabilities.dtype).eps)
         outside = (numbers < -rounding) | (numbers > 1 + rounding)
         if outside.any():
             raise ValueError(
-                f"probabilities must be in [0, 1]; got {float(numbers[outside][0]):g} (of logits,"
-                " give jax.nn.sigmoid)"
+                f"probabilities must be in [0, 1]; got {float(numbers[outside][0]):g} (for logits,"
+                " pass jax.nn.sigmoid(logits))"
             )
     return probabilities
 
 
 def _checked_choices(probabilities: Any) -> Array:
-    """Bool [*B, T, S], p >= 1/2, of probabilities or of bools."""
+    """The choices p >= 1/2, bool [*B, T, S], from probabilities or from bools."""
     choices = any_array("probabilities", probabilities)
     if choices.dtype != jnp.bool_:
         return _checked_probabilities(probabilities) >= 0.5
@@ -204,7 +205,7 @@ def _checked_choices(probabilities: Any) -> Array:
 
 
 def checked_initial(initial: Any, batch_shape: tuple[int, ...], source_length: int) -> Array:
-    """Weights over S keys; their leading axes broadcast to *B."""
+    """Initial weights [..., S], with axes that broadcast to *B; None: all on the first key."""
     if initial is None:
         return jnp.asarray(jnp.arange(source_length) == 0, jnp.float32)
     initial = float_array("initial", initial)

@@ -1,4 +1,4 @@
-"""Attention over sequences that are cut up over many devices: context parallelism."""
+"""Attention over sequences that are sharded over many devices: context parallelism."""
 
 from __future__ import annotations
 
@@ -51,51 +51,52 @@ def ring_attention(
     block_sizes=None,
     return_statistics=False,
 ):
-    """`attention`, with the sequences cut up over the devices of one axis of a mesh.
+    """`attention` with the sequences sharded over one axis of a mesh.
 
         output_i = sum_j softmax_j(score(query_i, key_j) + bias_ij where mask_ij) value_j
 
-    Each of n devices keeps T / n queries, while the keys and values of all come by in n steps, one
-    device's in each. No device ever holds more than its n-th part of the tokens, of what is
-    computed from them, and of their gradients; no [T, S] array exists. For T and S up to n times as
-    long as those that one device has room for.
+    Each of n devices keeps T / n queries. The keys and values of all devices visit it in n steps,
+    one device's share per step. A device holds 1 / n of the tokens, of the arrays computed from
+    them, and of their gradients; no [T, S] array exists. So T and S may be n times as long as on a
+    single device.
 
     Communication: in each step a device sends (S / n) (Fk + Dv) numbers in the compute dtype to the
-    next one, Fk the size of what the score's `project` makes of a key; in the backward pass also
-    their gradients, as many. Before and after, tokens and output are sent once to an order in which
-    a causal mask leaves every device the same work, and back.
+    next device, where Fk is the number of key features of the score, and in the backward pass as
+    many numbers for their gradients. Before the first step, tokens are permuted once into an order
+    in which a causal mask gives every device the same work; the output is permuted back.
 
-    The result is that of `attention`, whatever the number of devices: the same numbers up to
-    rounding, the same weights dropped, the same contract for padding and rows without keys.
+    The result does not depend on the number of devices. It equals that of `attention` up to
+    rounding, with the same dropped weights and the same contract for padding and rows without keys.
 
     Args:
-        query: float [*B, T, Dq], in natural order, with T cut evenly over `axis_name`, or to be.
-        key: float [*B, S, Dk]; the same.
-        value: float [*B, S, Dv]; the same.
-        mesh: the devices. Batch axes may be cut over its other axes.
-        axis_name: the axis of the mesh over which sequences are cut, n devices.
-        score: as in `attention`; its `project` sees the tokens of one device, in another order.
-        params: as in `attention`; every device has them, and their gradients are summed over all.
-        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]. Its arrays are held by every
-            device: a function of positions (`causal_mask`, `segment_mask`, ...) is small, a table
-            is not.
-        bias: a `Bias`, or float broadcastable to [*B, T, S]; the same.
+        query: float [*B, T, Dq] in natural order. T is sharded evenly over `axis_name`, either
+            already or by this function.
+        key: float [*B, S, Dk]; S sharded like T.
+        value: float [*B, S, Dv]; S sharded like T.
+        mesh: the devices. Batch axes may be sharded over its other axes.
+        axis_name: the mesh axis of n devices over which sequences are sharded.
+        score: as in `attention`; its projections take the tokens of one device, in zigzag order.
+        params: as in `attention`; replicated, with gradients summed over the devices.
+        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]. Its arrays are replicated on
+            every device: those of a function of positions (`causal_mask`, `segment_mask`, ...) are
+            small, a table is not.
+        bias: a `Bias`, or float broadcastable to [*B, T, S]; replicated like the mask.
         dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
         dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
-        block_sizes: tile sizes; None picks them.
+        block_sizes: tile sizes; None chooses them.
         return_statistics: also return each row's logsumexp, entropy (nats) and largest logit.
 
     Returns:
-        output [*B, T, Dv] in the query's dtype, cut as the query is; or (output,
+        output [*B, T, Dv] in the query's dtype, sharded like the query; or (output,
         `AttentionStatistics`), the statistics [*B, T] in the compute dtype.
 
     It has every derivative that `attention` has, in any mode and order. Forward mode and second and
-    higher derivatives keep the keys of every step: memory is linear in S, but falls by less than n.
-    `analysis.capture` does not see it.
+    higher derivatives save the keys of every step: memory is linear in S, but n devices reduce it
+    by less than n. `analysis.capture` does not capture it.
 
     Raises:
-        ValueError: an argument has the wrong shape, dtype or structure; T or S is no multiple of
-            2 n; the mesh has no such axis.
+        ValueError: an argument has the wrong shape, dtype or structure; T or S is not a multiple
+            of 2 n; the mesh has no axis of that name.
 
     >>> import jax.numpy as jnp
     >>> from attention_jax import causal_mask
@@ -106,7 +107,7 @@ def ring_attention(
            [1., 0.]], dtype=float32)
 
     Source: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers", section 3
-    (there for scaled dot); the order is `implementations/zigzag.py`'s.
+    (there for scaled dot). `implementations/zigzag.py` explains the order of tokens.
     """
     score = get_score(score)
     check_block_sizes(block_sizes)
@@ -123,7 +124,7 @@ def ring_attention(
 
 
 def _check_cut(mesh: Any, axis_name: str, inputs: Inputs) -> None:
-    """Raises ValueError unless every device can have two whole chunks of each sequence."""
+    """Raises ValueError unless each sequence divides into two equal chunks per device."""
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh must be a jax.sharding.Mesh; got {mesh!r}")
     if axis_name not in mesh.axis_names:
@@ -144,28 +145,28 @@ def _check_cut(mesh: Any, axis_name: str, inputs: Inputs) -> None:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _attend(options: Options, mesh: Mesh, axis_name: str, inputs: Inputs):
-    def of_one_device(inputs: Inputs):
+    def one_device(inputs: Inputs):
         attend = functools.partial(ring.attend, options, axis_name)
         return vmap_over_batch(options.score, attend, inputs)
 
     def cut(array: Array) -> PartitionSpec:
         return PartitionSpec(*[None] * (array.ndim - 2), axis_name)
 
-    tokens, others = inputs[:3], inputs[3:]
-    specs: list[Any] = [*jax.tree.map(cut, tokens), *(PartitionSpec() for _ in others)]
+    tokens, replicated = inputs[:3], inputs[3:]
+    specs: list[Any] = [*jax.tree.map(cut, tokens), *(PartitionSpec() for _ in replicated)]
 
-    def of_all_devices(inputs: Inputs):
-        context = jax.sharding.get_abstract_mesh()  # Explicit axes are Auto in it
-        automatic = (AxisType.Auto,) * len(mesh.axis_names)
-        known = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
+    def all_devices(inputs: Inputs):
+        context = jax.sharding.get_abstract_mesh()  # its Explicit axes are Auto here
+        auto_types = (AxisType.Auto,) * len(mesh.axis_names)
+        auto_mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=auto_types)
         return jax.shard_map(
-            of_one_device,
-            mesh=known if context.empty else context,
+            one_device,
+            mesh=auto_mesh if context.empty else context,
             in_specs=(Inputs(*specs),),
             out_specs=cut(inputs.query),
-            axis_names={axis_name},  # other axes cut the batch, without our help
-            check_vma=False,  # its sums over devices would stand inside the loops over tiles
+            axis_names={axis_name},  # the compiler shards the batch over the other axes
+            check_vma=False,  # the check would add sums over devices inside the loops over tiles
         )(inputs)
 
     spec = PartitionSpec(*explicit_batch_spec(inputs), axis_name)
-    return on_automatic_axes(of_all_devices, spec, inputs)
+    return on_automatic_axes(all_devices, spec, inputs)

@@ -1,4 +1,4 @@
-"""How logits become output. Adding an implementation is one file and one line here."""
+"""Implementations of attention: one file each, and one line in `IMPLEMENTATIONS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one example to many: `jax.vmap` over the batch axes that the inputs have."""
+"""Batches: `jax.vmap` of a function of one example over the batch axes of its inputs."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ def vmap_over_batch(
     score: Score,
     function: Callable[..., Any],
     inputs: Inputs,
-    *others: tuple[Array, int],
+    *extra: tuple[Array, int],
     by_query: bool = False,
 ) -> Any:
-    """`function` of one example, applied to inputs with leading batch axes *B.
+    """Applies `function`, of one example, to inputs with leading batch axes *B.
 
     A leaf that lacks a batch axis, or has it with size 1, is shared and never copied. On a mesh
-    with Explicit axes the compiler places what is inside, and the batch axes of each result are cut
-    as those of query, key and value are.
+    with Explicit axes the compiler shards the computation, and the batch axes of each result are
+    sharded like those of query, key and value.
 
     Args:
         score: the score whose `params` are in `inputs`.
-        function: takes `Inputs` without batch axes, then the others; returns a pytree of arrays.
-            It must not use arrays from a closure.
+        function: takes `Inputs` and the extra arrays without batch axes; returns a pytree of
+            arrays. It must not use arrays from a closure.
         inputs: query has exactly the axes *B; key, value and the leaves of params, mask and bias
-            any that broadcast to it; dropout_rng, one key, is split.
-        others: further arrays whose leading axes broadcast to *B, and how many axes each has
+            have axes that broadcast to *B; dropout_rng, a single key, is split.
+        extra: pairs of an array whose leading axes broadcast to *B, and its number of axes
             without them.
-        by_query: whether T follows *B in every result, which is then cut as the query's T is.
+        by_query: whether the axis T follows *B in every result, which is then sharded like the
+            axis T of the query.
 
     Returns:
-        what `function` returns, each leaf with the axes *B in front.
+        the results of `function`, each leaf with the axes *B in front.
     """
     spec = explicit_batch_spec(inputs)
     if by_query:
         spec = PartitionSpec(*spec, explicit_spec(inputs.query)[-2])
-    arrays, ndims = zip(*others, strict=True) if others else ((), ())
+    arrays, ndims = zip(*extra, strict=True) if extra else ((), ())
 
     def batched(inputs: Inputs, *arrays: Array) -> Any:
         return _vmapped(score, function, inputs, arrays, ndims)
@@ -54,12 +55,12 @@ def vmap_over_batch(
 
 
 def explicit_batch_spec(inputs: Inputs) -> PartitionSpec:
-    """How *B is cut over Explicit axes: as the query's, or where that is whole, as the key's."""
+    """The sharding of *B over Explicit axes, taken from query, key and value in that order."""
     batch_ndim = inputs.query.ndim - 2
     cuts: list[Any] = [None] * batch_ndim
     for tokens in (inputs.query, jax.tree.leaves(inputs.key)[0], inputs.value):
-        own = explicit_spec(tokens)[:-2]
-        for axis, cut in enumerate(own, start=batch_ndim - len(own)):
+        batch_spec = explicit_spec(tokens)[:-2]
+        for axis, cut in enumerate(batch_spec, start=batch_ndim - len(batch_spec)):
             if cuts[axis] is None and cut not in cuts:
                 cuts[axis] = cut
     return PartitionSpec(*cuts)
@@ -69,17 +70,17 @@ def _vmapped(
     score: Score,
     function: Callable[..., Any],
     inputs: Inputs,
-    others: tuple[Array, ...],
-    other_ndims: tuple[int, ...],
+    extra: tuple[Array, ...],
+    extra_ndims: tuple[int, ...],
 ) -> Any:
-    # In `jax.shard_map`: here, since what has to vary inside of a loop would, in the gradient, be
-    # summed over devices in every step.
-    inputs, others = varying_as((inputs, others), inputs, others)
+    # For `jax.shard_map`: an array that became varying inside a loop would, in the gradient, be
+    # summed over devices in every step of the loop.
+    inputs, extra = varying_as((inputs, extra), inputs, extra)
     batch_shape = inputs.query.shape[:-2]
     if inputs.dropout_rng is not None:
         inputs = inputs._replace(dropout_rng=jax.random.split(inputs.dropout_rng, batch_shape))
-    core_ndims = (_core_ndims(score, inputs), *other_ndims)
-    return map_over_batch(function, batch_shape, (inputs, *others), core_ndims)
+    core_ndims = (_core_ndims(score, inputs), *extra_ndims)
+    return map_over_batch(function, batch_shape, (inputs, *extra), core_ndims)
 
 
 def map_over_batch(
@@ -88,26 +89,26 @@ def map_over_batch(
     arguments: tuple[Any, ...],
     core_ndims: tuple[Any, ...],
 ) -> Any:
-    """`function` of one example, applied to arguments with leading batch axes.
+    """Applies `function`, of one example, to arguments with leading batch axes.
 
     Args:
         function: takes the arguments without batch axes; returns a pytree of arrays.
         batch_shape: *B.
         arguments: pytrees whose leaves' leading axes broadcast to *B.
-        core_ndims: the same pytrees, with each leaf's number of axes without batch axes.
+        core_ndims: the same pytrees with the number of axes of each leaf without batch axes.
 
     Returns:
-        what `function` returns, each leaf with the axes *B in front.
+        the results of `function`, each leaf with the axes *B in front.
     """
     axes = [axis for axis, size in enumerate(batch_shape) if size != 1]
     leaves, structure = jax.tree.flatten(arguments)
     in_axes = []
     for index, (leaf, ndim) in enumerate(zip(leaves, jax.tree.leaves(core_ndims), strict=True)):
         core = leaf.shape[leaf.ndim - ndim :]
-        own = leaf.shape[: leaf.ndim - ndim]
-        own = (1,) * (len(batch_shape) - len(own)) + own
-        leaves[index] = leaf.reshape([size for size in own if size != 1] + list(core))
-        in_axes.append([None if own[axis] == 1 else 0 for axis in axes])
+        sizes = leaf.shape[: leaf.ndim - ndim]
+        sizes = (1,) * (len(batch_shape) - len(sizes)) + sizes
+        leaves[index] = leaf.reshape([size for size in sizes if size != 1] + list(core))
+        in_axes.append([None if sizes[axis] == 1 else 0 for axis in axes])
 
     def batched(*leaves: Array) -> Any:
         return function(*jax.tree.unflatten(structure, leaves))

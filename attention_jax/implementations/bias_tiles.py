@@ -1,12 +1,14 @@
-"""A bias in tiles: stored tables are cut up, functions of position are asked tile by tile.
+"""Biases in tiles: tables are cut into tiles, functions of position are evaluated tile by tile.
 
-A sum of biases is taken apart, since a table's gradient comes tile by tile, where a function's
-reaches its few arrays from every tile. What gradients reach (a table in tiles; of a function, its
-floats) and the rest (its integers) are kept apart, as gradient rules want them.
+A sum of biases is split into its summands. Each tile adds to its own part of a table's gradient,
+while every tile adds to the gradient of a function's few arrays. Differentiable arrays (tables, and
+the floats of functions) are kept apart from the integers of functions, as custom gradient rules
+require.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -21,38 +23,38 @@ Array = jax.Array
 
 
 class Grid(NamedTuple):
-    """How a table [T, S] is cut."""
+    """The cut of a table [T, S] into tiles."""
 
-    tile: BlockSizes
-    tiles: tuple[int, int]  # of queries, of keys
+    tile: BlockSizes  # t and s
+    tiles: tuple[int, int]  # the number of tiles of queries and of keys
 
 
 class BiasTiles(NamedTuple):
-    """What gradients reach."""
+    """The differentiable arrays of a bias."""
 
     tables: tuple[Array, ...]  # each [query_tiles or 1, key_tiles or 1, t or 1, s or 1]
     functions: tuple[Bias, ...]  # each without its integers
 
 
 def prepare(bias: Bias | None, dtype: jnp.dtype, grid: Grid) -> tuple[BiasTiles, tuple[Bias, ...]]:
-    """The bias in tiles, in the compute dtype; and of each function, its integers."""
+    """The differentiable arrays of a bias, in the compute dtype, and its functions' integers."""
     summands = [] if bias is None else _summands(cast_floats(bias, dtype))
     functions = [part for part in summands if not isinstance(part, DenseBias)]
     tables = [_cut(part.table, grid) for part in summands if isinstance(part, DenseBias)]
 
-    def only(floating: bool) -> tuple[Bias, ...]:
-        def keep(leaf: Array) -> Array | None:
+    def select(floating: bool) -> tuple[Bias, ...]:
+        def leaf_or_none(leaf: Array) -> Array | None:
             return leaf if jnp.issubdtype(leaf.dtype, jnp.floating) == floating else None
 
-        return tuple(jax.tree.map(keep, function) for function in functions)
+        return tuple(jax.tree.map(leaf_or_none, function) for function in functions)
 
-    return BiasTiles(tuple(tables), only(True)), only(False)
+    return BiasTiles(tuple(tables), select(True)), select(False)
 
 
 def tile_values(
     biases: BiasTiles, integers: tuple[Bias, ...], grid: Grid, i: Array, j: Array
 ) -> Array | None:
-    """The sum of all, [t or 1, s or 1]; None if there are none."""
+    """The sum of all summands on one tile, [t or 1, s or 1]; None if there are no summands."""
     values = [tile_arrays.tile_of(tile_arrays.tile_of(table, i), j) for table in biases.tables]
     values += [
         function_values(*pair, grid, i, j) for pair in zip(biases.functions, integers, strict=True)
@@ -61,15 +63,15 @@ def tile_values(
 
 
 def function_values(function: Bias, integers: Bias, grid: Grid, i: Array, j: Array) -> Array:
-    """One function of position, [t, s]."""
-    whole = jax.tree.map(
-        lambda real, other: other if real is None else real,
+    """The values [t, s] of one function of position on one tile."""
+    complete = jax.tree.map(
+        lambda floats, integer: integer if floats is None else floats,
         function,
         integers,
         is_leaf=lambda leaf: leaf is None,
     )
     t, s = grid.tile.query, grid.tile.key
-    values = whole.values(tile_arrays.positions(i, t), tile_arrays.positions(j, s))
+    values = complete.values(tile_arrays.positions(i, t), tile_arrays.positions(j, s))
     return jnp.broadcast_to(values, (t, s))
 
 
@@ -82,14 +84,14 @@ def add_gradient(
     j: Array,
     dlogits: Array,
 ) -> BiasTiles:
-    """`dbiases` with what a tile's `dlogits` [t, s] send to each."""
+    """Adds the gradients that a tile's `dlogits` [t, s] send to the biases to `dbiases`."""
     tables = tuple(_add_to_table(dtable, i, j, dlogits) for dtable in dbiases.tables)
     functions = []
-    for dfunction, function, others in zip(
+    for dfunction, function, function_integers in zip(
         dbiases.functions, biases.functions, integers, strict=True
     ):
         values, pull_back = jax.vjp(
-            lambda function, others=others: function_values(function, others, grid, i, j),
+            functools.partial(function_values, integers=function_integers, grid=grid, i=i, j=j),
             function,
         )
         (tile_gradient,) = pull_back(dlogits.astype(values.dtype))
@@ -98,12 +100,14 @@ def add_gradient(
 
 
 def _summands(bias: Bias) -> list[Any]:
+    """The summands of a sum of biases, of any depth."""
     if isinstance(bias, SumBias):
         return _summands(bias.left) + _summands(bias.right)
     return [bias]
 
 
 def _cut(table: Array, grid: Grid) -> Array:
+    """[T or 1, S or 1] -> [query_tiles or 1, key_tiles or 1, t or 1, s or 1], zero-padded."""
     sides = []
     for length, count, size in zip(
         table.shape, grid.tiles, (grid.tile.query, grid.tile.key), strict=True
@@ -115,7 +119,7 @@ def _cut(table: Array, grid: Grid) -> Array:
 
 
 def _add_to_table(dtable: Array, i: Array, j: Array, dlogits: Array) -> Array:
-    """Adds a tile's gradient where the table had its tile, summed where it was broadcast."""
+    """Adds a tile's gradient to its tile of the table's gradient, summed over broadcast axes."""
     for axis in (0, 1):
         if dtable.shape[2 + axis] == 1:
             dlogits = jnp.sum(dlogits, axis=axis, keepdims=True)

@@ -1,8 +1,8 @@
-"""Which implementation and which tiles, where the caller leaves it open: all numbers stand here.
+"""Default choice of implementation and tile sizes, by score, size and backend.
 
-Measured on 2 CPU cores, float32, jax 0.10.2, forward + backward, for one example and for batches:
-`scripts/benchmark.py --benchmarks crossover` does it again. A GPU or TPU has not been measured:
-there, the materialised form is kept until memory speaks against it.
+The numbers were measured on 2 CPU cores, float32, jax 0.10.2, forward + backward, for single
+examples and for batches: `scripts/benchmark.py --benchmarks crossover` repeats the measurement. On
+GPU and TPU, which were not measured, "reference" is chosen until its logits take too much memory.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from jax.export import is_symbolic_dim
 from attention_jax.implementations.contract import BlockSizes, Inputs
 from attention_jax.scores import Score
 
-# A score's `tile_cost` -> T S of one example from which tiles are faster, alone and in a batch of
+# For each `tile_cost`, the T S of one example from which tiles are faster, alone and in a batch of
 # 64. (Just below it, tiles are faster alone and slower in the batch.)
 TILED_FROM = {"elementwise": 2**10, "matmul": 2**18, "materialized": 2**16}
-TILED_FROM_IN_ALL = 2**27  # pairs of all examples together, for memory: 512 MiB of float32 logits
+TILED_FROM_IN_ALL = 2**27  # pairs of the whole batch, for memory: 512 MiB of float32 logits
 
 LARGEST_BLOCK = {"elementwise": 1024, "matmul": 512, "materialized": 512}
-TILE_PAIRS = 2**20  # of all examples together: a few MiB for each array of a tile
+TILE_PAIRS = 2**20  # pairs of one tile over the whole batch: a few MiB for each array
 SMALLEST_BLOCK = 64
 
-# A program that `jax.export` makes for any batch size is made for this many examples per axis.
+# The size assumed for a symbolic batch axis, when `jax.export` compiles for any batch size.
 EXAMPLES_OF_ANY_BATCH = 8
 
 
 def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
-    """The name of the implementation that serves these inputs fastest.
+    """The name of the fastest implementation for these inputs.
 
     Args:
         score: the score.
         inputs: with batch axes.
-        backend: as `jax.default_backend()` says it.
+        backend: as `jax.default_backend()` returns it.
     """
     target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
     if is_symbolic_dim(target_length) or is_symbolic_dim(source_length):
-        return "reference"  # how many tiles there are is not known
+        return "reference"  # the number of tiles is unknown
     pairs = target_length * source_length
-    large = _examples(inputs) * pairs >= TILED_FROM_IN_ALL
+    large = _batch_size(inputs) * pairs >= TILED_FROM_IN_ALL
     faster = backend == "cpu" and pairs >= TILED_FROM[score.tile_cost]
     return "tiled" if large or faster else "reference"
 
 
 def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
-    """Tiles as large as pays, smaller where many examples share the loop."""
+    """The tile sizes for these inputs; large batches share the tile loop and get small tiles."""
     cost = score.tile_cost
-    pairs = TILE_PAIRS // max(_examples(inputs), 1)
+    pairs = TILE_PAIRS // max(_batch_size(inputs), 1)
     if cost == "materialized":
-        # Its `pair`, or the gradient of it, may hold a tile of vectors: [t, s, D].
+        # `pair` or its gradient may keep an array [t, s, D] in memory.
         pairs //= inputs.key.shape[-1]
-    # A tile much wider than a sliding window is mostly masked.
+    # Most of a tile that is much wider than a sliding window is masked.
     window = sys.maxsize if inputs.mask is None else inputs.mask.most_keys()
     size = min(LARGEST_BLOCK[cost], max(window // 4, 2 * SMALLEST_BLOCK))
     size = 2 ** (size.bit_length() - 1)
@@ -61,7 +61,7 @@ def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
     return BlockSizes(query=size, key=size)
 
 
-def _examples(inputs: Inputs) -> int:
-    """How many examples the batch has."""
+def _batch_size(inputs: Inputs) -> int:
+    """The number of examples."""
     batch = inputs.query.shape[:-2]
     return math.prod(EXAMPLES_OF_ANY_BATCH if is_symbolic_dim(size) else size for size in batch)

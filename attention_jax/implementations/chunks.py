@@ -1,7 +1,7 @@
-"""Masks and biases of tokens that are not one sequence but chunks of one, each padded.
+"""Masks and biases for a device that holds several padded chunks of a longer sequence.
 
-What a device holds of a sequence that is cut up. Tiles lie inside chunks, so that a mask or a bias
-is asked of consecutive positions, as ever.
+Every tile lies inside one chunk, so that masks and biases are evaluated at consecutive positions,
+as for a whole sequence.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Array = jax.Array
 )
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """Where tokens stand in their sequence. An index counts them, the padding of chunks included.
+    """The chunks of a sequence. An index counts their tokens, including the padding of each chunk.
 
     Attributes:
-        starts: int [chunks], the position of each one's first token.
-        length: how many tokens each has.
-        tile: each is padded to whole tiles of this size.
+        starts: int [chunks], the position of the first token of each chunk.
+        length: the number of tokens of a chunk.
+        tile: the size of a tile; chunks are padded to whole tiles.
     """
 
     starts: Array
@@ -38,67 +38,70 @@ class Chunks:
     tile: int
 
     @property
-    def padded(self) -> int:
-        """The length of a chunk and its padding."""
+    def padded_length(self) -> int:
+        """The length of a chunk with its padding."""
         return self.tile * math.ceil(self.length / self.tile)
 
     @property
-    def tiles(self) -> int:
-        """How many tiles there are in all."""
-        return self.starts.shape[0] * self.padded // self.tile
+    def num_tiles(self) -> int:
+        """The number of tiles of all chunks."""
+        return self.starts.shape[0] * self.padded_length // self.tile
 
     def positions(self, indices: Array) -> Array:
-        """Int [n] -> int [n]. Those of padding go on where the chunk ends, and mean nothing."""
+        """The positions of indices, int [n] -> int [n]; positions of padding have no meaning."""
         starts = self.starts.astype(indices.dtype)
-        return starts[indices // self.padded] + indices % self.padded
+        return starts[indices // self.padded_length] + indices % self.padded_length
 
-    def real(self, indices: Array) -> Array:
-        """Int [n] -> bool [n], whether it is a token and not padding."""
-        return indices % self.padded < self.length
+    def is_token(self, indices: Array) -> Array:
+        """Whether each index is that of a token rather than padding, int [n] -> bool [n]."""
+        return indices % self.padded_length < self.length
 
-    def pad(self, tokens: Array) -> Array:
-        """[chunks * length, D] -> [chunks * padded, D]."""
+    def add_padding(self, tokens: Array) -> Array:
+        """[chunks * length, D] -> [chunks * padded_length, D]."""
         count, features = self.starts.shape[0], tokens.shape[-1]
         chunks = tokens.reshape(count, self.length, features)
-        chunks = jnp.pad(chunks, ((0, 0), (0, self.padded - self.length), (0, 0)))
-        return chunks.reshape(count * self.padded, features)
+        chunks = jnp.pad(chunks, ((0, 0), (0, self.padded_length - self.length), (0, 0)))
+        return chunks.reshape(count * self.padded_length, features)
 
-    def without_padding(self, tiles: Array) -> Array:
+    def remove_padding(self, tiles: Array) -> Array:
         """[tiles, tile, ...] -> [chunks * length, ...]."""
         count, rest = self.starts.shape[0], tiles.shape[2:]
-        chunks = tiles.reshape(count, self.padded, *rest)[:, : self.length]
+        chunks = tiles.reshape(count, self.padded_length, *rest)[:, : self.length]
         return chunks.reshape(count * self.length, *rest)
 
 
 @mask_dataclass
 class ChunkedMask(Mask):
-    """A mask of the whole sequences, None for no mask, asked by index; never true of padding."""
+    """A mask of the whole sequences (None: all pairs), evaluated at indices; False for padding."""
 
     mask: Mask | None = part_field()
     queries: Chunks = part_field()
     keys: Chunks = part_field()
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        # By index: padding's positions are those of other tokens.
-        real = self.queries.real(query_positions)[:, None] & self.keys.real(key_positions)[None, :]
+        # The arguments are indices. The position of a padding index may be that of another token.
+        query_tokens = self.queries.is_token(query_positions)[:, None]
+        tokens = query_tokens & self.keys.is_token(key_positions)[None, :]
         if self.mask is None:
-            return real
-        where = self.queries.positions(query_positions), self.keys.positions(key_positions)
-        return real & self.mask.allowed(*where)
+            return tokens
+        positions = self.queries.positions(query_positions), self.keys.positions(key_positions)
+        return tokens & self.mask.allowed(*positions)
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        whole = self.queries.real(query_positions[-1]) & self.keys.real(key_positions[-1])
+        unpadded = self.queries.is_token(query_positions[-1]) & self.keys.is_token(
+            key_positions[-1]
+        )
         if self.mask is None:
-            return TileStatus(empty=jnp.zeros((), bool), full=whole)
-        # Asked of the padding too, so of more pairs: what is true of those is true of fewer.
-        where = self.queries.positions(query_positions), self.keys.positions(key_positions)
-        status = self.mask.tile_status(*where)
-        return TileStatus(empty=status.empty, full=status.full & whole)
+            return TileStatus(empty=jnp.zeros((), bool), full=unpadded)
+        # The mask's status includes the padding. What holds for all pairs holds for the tokens.
+        positions = self.queries.positions(query_positions), self.keys.positions(key_positions)
+        status = self.mask.tile_status(*positions)
+        return TileStatus(empty=status.empty, full=status.full & unpadded)
 
 
 @bias_dataclass
 class ChunkedBias(Bias):
-    """A bias of the whole sequences, asked by index."""
+    """A bias of the whole sequences, evaluated at indices."""
 
     bias: Bias = part_field()
     queries: Chunks = part_field()

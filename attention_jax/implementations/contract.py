@@ -1,9 +1,8 @@
-"""What every implementation takes and gives.
+"""The arguments of every implementation: static `Options` and a pytree of arrays, `Inputs`.
 
-An implementation is a function `attend(options, inputs) -> (output, statistics)` of ONE example,
-pure and traceable; the statistics are `AttentionStatistics`, or None where nobody asks for them.
-`Options` are static, `Inputs` are a pytree of arrays, so that a custom gradient rule names two
-arguments and batching is `jax.vmap` over the second.
+An implementation is a pure, traceable function `attend(options, inputs) -> (output, statistics)` of
+ONE example. The statistics are `AttentionStatistics`, or None unless they are requested. With all
+arrays in one argument, batching is `jax.vmap` over it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Tree = TypeVar("Tree")
 
 @dataclasses.dataclass(frozen=True)
 class BlockSizes:
-    """Rows and columns of a tile; results do not depend on them, only time and memory do.
+    """The largest size of a tile; it changes time and memory, never a result.
 
     Attributes:
         query: queries in a tile, at least 1.
@@ -43,7 +42,7 @@ class BlockSizes:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What is known before anything is traced."""
+    """The static options of an implementation."""
 
     score: Score
     block_sizes: BlockSizes
@@ -64,6 +63,6 @@ class Inputs(NamedTuple):
 
     @property
     def compute_dtype(self) -> jnp.dtype:
-        """float64 if any of the floats that come in is, else float32."""
+        """float64 if any float input is, else float32."""
         floats = (self.query, self.key, self.value, self.bias, self.params)
         return accumulator_dtype(*jax.tree.leaves(floats))

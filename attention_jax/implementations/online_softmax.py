@@ -1,6 +1,6 @@
-"""Softmax of a row whose keys come in pieces, and the sum of the values that it weights.
+"""Online softmax: the softmax of rows whose keys arrive in tiles, and the weighted sum of values.
 
-Over the keys so far, with M the largest of their logits x_j, a `SoftmaxState` holds
+With M the largest of the logits x_j of the keys so far, a `SoftmaxState` holds
 
     normalizer = sum_j exp(x_j - M),    weighted = sum_j exp(x_j - M) v_j,
     excess = sum_j exp(x_j - M) (x_j - M).
@@ -11,7 +11,7 @@ normalizer). At the end
     output = weighted / normalizer,    logsumexp = M + log normalizer,
     entropy = log normalizer - excess / normalizer.
 
-M only scales; no result depends on it, so it has no gradient.
+The results do not depend on M, so it needs no gradient.
 
 Source: Milakov and Gimelshein 2018, algorithm 3; Rabe and Staats 2021, section 2.
 """
@@ -58,7 +58,7 @@ class SoftmaxState(NamedTuple):
         Args:
             logits: [t, s], -inf where masked.
             values: [s, Dv].
-            keep: bool [t, s], which weights dropout keeps; None for all.
+            keep: bool [t, s], which weights dropout keeps; None without dropout.
             dropout_rate: probability that a weight is dropped.
         """
         tile_largest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
@@ -75,8 +75,9 @@ class SoftmaxState(NamedTuple):
         weighted = shrink[:, None] * self.weighted + jnp.matmul(kept, values, precision="highest")
         excess = self.excess
         if excess is not None:
-            # Where the exponential is 0, so is the term: 0 * -inf would be NaN. (A logit is -inf
-            # before the first key, and by overflow after keys whose bias is the lowest float.)
+            # A term with exponential 0 is 0: 0 * -inf would be NaN. (`shifted` is -inf for masked
+            # keys, and by overflow for keys whose bias is the lowest float. `self.largest` is -inf
+            # before the first key.)
             terms = exponentials * jnp.where(exponentials > 0, shifted, 0)
             drop = jnp.where(shrink > 0, self.largest - reference, 0)
             excess = shrink * (excess + drop * self.normalizer) + jnp.sum(terms, axis=1)
@@ -84,9 +85,9 @@ class SoftmaxState(NamedTuple):
 
     def finalize(self) -> tuple[Array, AttentionStatistics | None]:
         """Output [t, Dv], and the statistics [t] if the state has them."""
-        any_allowed = self.normalizer != 0  # and not `> 0`, which would hide a NaN
+        any_allowed = self.normalizer != 0  # `> 0` would hide a NaN
         normalizer = jnp.where(any_allowed, self.normalizer, 1)
-        # Not the sum itself: it holds a NaN that another row may see, as 0 * NaN.
+        # The weighted sum of a row without keys is 0 * NaN if a value is NaN: replace it by 0.
         output = jnp.where(any_allowed[:, None], self.weighted / normalizer[:, None], 0)
         if self.excess is None:
             return output, None

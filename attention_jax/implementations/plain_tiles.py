@@ -1,9 +1,9 @@
-"""The tile loop under plain differentiation: what `tiled` takes all other derivatives from.
+"""The checkpointed tile loop that JAX differentiates: the twin of `tiled` for higher derivatives.
 
-A map over tiles of queries, and in it a scan over tiles of keys; both bodies are recomputed, not
-saved, when JAX differentiates them (`jax.checkpoint`). No part has a gradient rule of its own, and
-JAX differentiates `pair`. So every derivative exists, in any mode and order, in linear memory; in
-plain reverse mode it is slower than the hand-written backward pass.
+It is a map over tiles of queries around a scan over tiles of keys. When JAX differentiates the two
+bodies, it recomputes them instead of saving their intermediate arrays (`jax.checkpoint`). No part
+has a custom gradient rule. So every derivative exists, in any mode and order, in linear memory. In
+reverse mode it is slower than the hand-written backward pass of `tiled`.
 
 Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
 """
@@ -27,15 +27,15 @@ Array = jax.Array
 def attend_tiles(
     plan: Plan, arrays: Arrays, constants: Any
 ) -> tuple[Array, AttentionStatistics | None]:
-    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are asked for."""
+    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested."""
 
     def attend(constants: Constants, keys_and_values, tile, state: SoftmaxState) -> SoftmaxState:
         keys, values = keys_and_values
         i, queries, tables = tile
-        here = arrays._replace(keys=keys, values=values)
-        return _attend_to_keys(plan, here, constants, i, queries, tables, state)
+        arrays_of_round = arrays._replace(keys=keys, values=values)
+        return _attend_to_keys(plan, arrays_of_round, constants, i, queries, tables, state)
 
-    # Of each tile of queries its number, its features and its rows of the biases' tables.
+    # Each tile of queries consists of its index, its features and its rows of the bias tables.
     tables = [_repeated(table, plan.query_tiles) for table in arrays.biases.tables]
     return map_query_tiles(
         plan.ring,
@@ -58,7 +58,7 @@ def _attend_to_keys(
     tables: list[Array],
     state: SoftmaxState,
 ) -> SoftmaxState:
-    """The state of one tile of queries after all tiles of keys that are here."""
+    """The state of one tile of queries after all tiles of keys in `arrays`."""
     order = jnp.arange(plan.key_tiles)
     visited = jnp.asarray(plan.key_tiles)
     if constants.schedule is not None:
@@ -75,20 +75,20 @@ def _attend_to_keys(
             logits = tiling.pair_logits(
                 plan, arrays.params, queries, keys, allowed, constants.stand_ins
             ).astype(values.dtype)
-            # This tile of each table, which stands for all tiles of it.
+            # The tile of each table, as a table of a single tile.
             biases = arrays.biases._replace(tables=tuple(table[None, None] for table in tables))
             bias = bias_tiles.tile_values(biases, constants.bias_integers, plan.grid, i, j)
             if bias is not None:
                 logits = logits + bias
             if allowed is not None:
                 logits = jnp.where(allowed, logits, -jnp.inf)
-            keep = tiling.kept_weights(plan, constants, i, j)
+            keep = tiling.kept_pairs(plan, constants, i, j)
             return state.update(logits, values, keep, plan.options.dropout_rate)
 
         return jax.lax.cond(n < visited, compute, lambda state: state, state), None
 
-    # Handed over tile by tile, so that the gradient comes tile by tile: through an index it would
-    # be a table of all keys, added up in every step.
+    # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
+    # into all keys would give a gradient of the size of all keys in every step.
     keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
     tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
@@ -97,5 +97,5 @@ def _attend_to_keys(
 
 
 def _repeated(tiles: Array, count: int) -> Array:
-    """An axis of one tile as one of many."""
+    """Broadcasts a leading axis of size 1 to `count` tiles."""
     return jnp.broadcast_to(tiles, (count, *tiles.shape[1:]))

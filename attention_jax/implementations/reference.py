@@ -1,6 +1,6 @@
-"""The ground truth: materialise [T, S], and let JAX differentiate it in any mode and order.
+"""The reference implementation, which materialises [T, S] and is differentiated by JAX.
 
-With e the score and m the mask,
+With the score e and the mask m,
 
     L = e(Q, K) + bias,    A = masked_softmax(L, m),    O = dropout(A) V.
 
@@ -35,20 +35,20 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     weights = masked_softmax(logits, mask)
     any_allowed = jnp.any(weights != 0, axis=1)
     if options.dropout_rate > 0:
-        assert inputs.dropout_rng is not None  # the front door has checked
+        assert inputs.dropout_rng is not None  # checked by the caller
         positions = (jnp.arange(length) for length in logits.shape)
         keep = dropout.keep_mask(inputs.dropout_rng, options.dropout_rate, *positions)
         weights = dropout.drop(weights, keep, options.dropout_rate)
     value = without_padding(inputs.value.astype(weights.dtype), mask, of="keys", filler=0)
     output = jnp.matmul(weights, value, precision="highest")
-    # A NaN that another row may see is in that of a row without keys, as 0 * NaN.
+    # A NaN value that another query may see reaches a query without keys as 0 * NaN.
     output = jnp.where(any_allowed[:, None], output, 0)
     statistics = row_statistics(logits, mask) if options.return_statistics else None
     return output.astype(inputs.query.dtype), statistics
 
 
 def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | None]:
-    """Logits [T, S] in the compute dtype, anything where masked, and the mask's table."""
+    """Logits [T, S] in the compute dtype, with arbitrary masked entries, and the mask [T, S]."""
     score, dtype = options.score, inputs.compute_dtype
     shape = (inputs.query.shape[0], inputs.key.shape[0])
     params, query, key = cast_floats((inputs.params, inputs.query, inputs.key), dtype)
@@ -72,9 +72,9 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
 
 
 def without_padding(tokens: Array, mask: Array | None, *, of: str, filler: Array | float) -> Array:
-    """Tokens [length, D] with `filler`, [1, D] or one number, for those in no allowed pair.
+    """Tokens [length, D] with `filler`, [1, D] or a number, in place of those in no allowed pair.
 
-    A weight of 0 is not enough to keep a NaN out (0 * NaN is NaN), neither forward nor backward.
+    A weight of 0 does not keep out a NaN (0 * NaN is NaN), neither forward nor backward.
     """
     if mask is None:
         return tokens

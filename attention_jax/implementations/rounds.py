@@ -1,8 +1,8 @@
-"""How keys come to the queries of a device: all at once, or one device's share per round of a ring.
+"""Loops over the keys of attention: in one round on one device, or one round per device of a ring.
 
-What is done with a tile does not depend on where its keys come from. `tiled`, its tangent and its
-twin hand their work on a tile to the two functions here, which call it for every tile: on one
-device for all keys, in a ring for the keys that have come in each round.
+The work on a tile does not depend on where its keys come from. `tiled`, its tangent and its twin
+pass their work on a tile to `fold_rounds` and `map_query_tiles`. On one device these call it once
+for all keys; in a ring they call it in each round, for the keys that the device holds then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Visit = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class Rounds(Protocol):
-    """A ring of devices, as these functions see it."""
+    """The interface of a ring of devices."""
 
     def fold(self, constants: Any, keys: Any, carry: Any, visit: Visit) -> tuple[Any, Any]:
         """See `fold_rounds`."""
@@ -30,14 +30,14 @@ def fold_rounds(
 
     Args:
         ring: None for one round with all keys.
-        constants: what no gradient reaches; a ring turns it into the constants of each round.
-        keys: a pytree of everything that belongs to keys (features, values, their gradients). A
-            ring passes it on to the next device after each round.
-        carry: a pytree that stays.
+        constants: the arrays that are not differentiated; a ring computes those of each round.
+        keys: a pytree of all that belongs to keys (features, values, their gradients). A ring sends
+            it to the next device after each round.
+        carry: a pytree that stays on its device.
         visit: the work of one round.
 
     Returns:
-        the keys, back on the device where they began, and the last carry.
+        the keys, back on their first device, and the last carry.
     """
     if ring is None:
         return visit(constants, keys, carry)
@@ -55,24 +55,24 @@ def map_query_tiles(
     finish: Callable[[Any], Any],
     recompute: bool = False,
 ) -> Any:
-    """For each tile of queries `finish(state)`, with `state = attend(..., state)` in every round.
+    """`finish(state)` for each tile of queries, with `state = attend(..., state)` in every round.
 
     Args:
         ring: as in `fold_rounds`.
-        constants: the same.
-        keys: the same.
-        tiles: a pytree of arrays [query_tiles, ...], the queries and what belongs to them.
-        start: makes the state of one tile of queries that has attended to no key.
+        constants: as in `fold_rounds`.
+        keys: as in `fold_rounds`.
+        tiles: a pytree of arrays [query_tiles, ...]: the queries and the arrays that go with them.
+        start: returns the state of one tile of queries before its first key.
         attend: takes (constants, keys, tile, state) and returns the next state.
-        finish: makes the result of one tile.
-        recompute: whether the gradient computes each step again rather than save what is in it.
+        finish: takes the last state of a tile and returns its result.
+        recompute: whether the gradient recomputes each step instead of saving its arrays.
 
     Returns:
         the results, each with a leading axis [query_tiles].
     """
 
-    # Checkpointed twice, since each reverse pass takes one checkpoint away: with one, the reverse
-    # mode of the reverse mode saves all keys for every tile of queries. It costs no time.
+    # Each reverse pass removes one checkpoint. With a single checkpoint, reverse mode of reverse
+    # mode would save all keys for every tile of queries. The second checkpoint costs no time.
     def checkpointed(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.checkpoint(jax.checkpoint(function)) if recompute else function
 
@@ -93,7 +93,7 @@ def map_query_tiles(
         return jax.lax.map(one_tile, (tiles, states))
 
     def visit(constants: Any, keys: Any, states: Any) -> tuple[Any, Any]:
-        # The keys are returned as they came, so that they travel while the round computes.
+        # The keys are returned unchanged, so that the ring can send them while the round computes.
         return keys, one_round(constants, keys, states)
 
     count = jax.tree.leaves(tiles)[0].shape[0]

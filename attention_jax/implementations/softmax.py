@@ -1,4 +1,4 @@
-"""The masked softmax, its gradient, and what one can say about its rows."""
+"""The masked softmax, its gradient, and the statistics of its rows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ Array = jax.Array
 
 
 class AttentionStatistics(NamedTuple):
-    """What one row of attention (one query) looks like, without its S weights."""
+    """Statistics of each row of attention, that is of each query."""
 
-    logsumexp: (
-        Array  # [*B, T]  log sum_j exp(logits_j) over allowed keys; -inf where there are none
-    )
-    entropy: Array  # [*B, T]  -sum_j w_j log w_j in nats, before dropout; 0 where there are no keys
-    max_logit: Array  # [*B, T]  largest allowed logit, no gradient; -inf where there are none
+    logsumexp: Array  # [*B, T]  log sum_j exp(logits_j) over allowed keys; -inf without keys
+    entropy: Array  # [*B, T]  -sum_j w_j log w_j in nats, before dropout; 0 without keys
+    max_logit: Array  # [*B, T]  largest allowed logit, without gradient; -inf without keys
 
 
 export.register_namedtuple_serialization(
@@ -33,15 +31,15 @@ export.register_namedtuple_serialization(
 
 
 def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = -1) -> Array:
-    """Softmax over the allowed entries; a row with none is all zeros, and so is its gradient.
+    """Softmax over the allowed entries; a row without any is 0, and its gradient is 0.
 
         w_j = m_j exp(l_j) / sum_k m_k exp(l_k)
 
     Args:
         logits: float [..., T, S], any finite size; -inf entries count as masked. Masked entries
             may hold anything, NaN included.
-        mask: bool with all axes of `logits` (of size 1 where it is shared), or with its last two or
-            fewer; or a `Mask` over its last two axes. True = may attend.
+        mask: bool with all axes of `logits` (size 1 where shared), or with its last two or fewer;
+            or a `Mask` over its last two axes. True = may attend.
         axis: the axis whose weights sum to 1.
 
     Returns:
@@ -49,7 +47,7 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
 
     Raises:
         ValueError: `logits` is not floating-point, `mask` is not boolean or does not broadcast to
-            it, or there is no such axis.
+            `logits`, or `logits` has no axis `axis`.
 
     >>> masked_softmax(jnp.array([0.0, 0.0, 9.0]), jnp.array([True, True, False])).tolist()
     [0.5, 0.5, 0.0]
@@ -86,8 +84,9 @@ def _masked_softmax(logits: Array, mask: Array | None, axis: int) -> Array:
 
 # The Jacobian of one row is dw_j / dl_k = w_j (delta_jk - w_k), so a tangent dl becomes
 #     dw_j = w_j (dl_j - sum_k w_k dl_k).
-# It is symmetric, hence also the vector-Jacobian product, and being written in w it differentiates
-# again. Where w is 0 everywhere (no allowed key) it is 0, and a masked entry's dl never enters.
+# The Jacobian is symmetric, so the same formula is the vector-Jacobian product. It is a function of
+# w, so JAX can differentiate it again. It is 0 for a row without allowed keys (all w are 0), and it
+# does not read the dl of masked entries.
 @_masked_softmax.defjvp
 def _masked_softmax_jvp(axis, primals, tangents):
     logits, mask = primals
@@ -99,23 +98,23 @@ def _masked_softmax_jvp(axis, primals, tangents):
 
 
 def row_statistics(logits: Array, mask: Array | None = None) -> AttentionStatistics:
-    """The statistics of each row of `logits`, over its allowed entries.
+    """The statistics of each row of `logits` over its allowed entries.
 
     With p = softmax(l) and Z = sum_j exp(l_j), entropy = log Z - sum_j p_j l_j. Both terms are
-    taken after subtracting the largest logit, so that nothing cancels at logits of +-1e4.
+    computed after subtracting the largest logit, which avoids cancellation at logits of +-1e4.
 
     Args:
         logits: float32 or wider, [..., T, S].
         mask: bool of the same shape, or None.
 
     Returns:
-        `AttentionStatistics` of shape [..., T]; differentiable but for `max_logit`.
+        `AttentionStatistics` of shape [..., T]; differentiable except `max_logit`.
     """
     largest, exponentials, normalizer = _shifted(logits, mask, -1)
-    any_allowed = normalizer != 0  # and not `> 0`, which would hide a NaN
+    any_allowed = normalizer != 0  # `> 0` would hide a NaN
     log_normalizer = jnp.log(jnp.where(any_allowed, normalizer, 1))
     weights = _masked_softmax(logits, mask, -1)
-    # l_j - max, and 0 where the weight is 0: 0 * -inf would be NaN, and x log x goes to 0.
+    # l_j - max, or 0 where the weight is 0: 0 * -inf would be NaN, while x log x goes to 0.
     shifted = jnp.where(exponentials > 0, logits - largest, 0)
     mean = jnp.sum(weights * shifted, axis=-1, keepdims=True)
     negative_infinity = jnp.asarray(-jnp.inf, logits.dtype)
@@ -127,7 +126,7 @@ def row_statistics(logits: Array, mask: Array | None = None) -> AttentionStatist
 
 
 def _shifted(logits: Array, mask: Array | None, axis: int) -> tuple[Array, Array, Array]:
-    """The largest allowed logit (0 if there is none), exp(logits - it), and their sum."""
+    """The largest allowed logit M (0 without keys), exp(logits - M), and the sum of those."""
     if mask is not None:
         logits = jnp.where(mask, logits, -jnp.inf)
     largest = jnp.max(logits, axis=axis, keepdims=True, initial=-jnp.inf)

@@ -1,12 +1,12 @@
-"""Tiles and a gradient by hand: memory linear in T and S, forward and backward, for every score.
+"""Tiled attention with a hand-written gradient: memory linear in T and S, for every score.
 
-The forward pass is an online softmax over tiles of keys. It saves its inputs, the output, and each
-row's largest logit and normaliser; the backward pass computes every tile's weights again from
-those. (The logsumexp alone would do, but it is rounded: at logits of 1e4 it gives weights to 1e-3
-in float32.) The tangent of forward mode computes the weights again too. The derivatives of both are
-those of `plain_tiles`, in linear memory as well.
+The forward pass is an online softmax over tiles of keys. It saves its inputs, the output, and the
+largest logit and the normaliser of each row, from which the backward pass recomputes the weights of
+every tile. (The logsumexp alone would suffice, but its rounding error at logits of 1e4 is 1e-3 of
+the weights in float32.) The tangent of forward mode recomputes the weights too. The derivatives of
+both are those of `plain_tiles`, in linear memory as well.
 
-`ring` runs the same code on many devices: `rounds` says which keys are there.
+`ring` runs the same code on many devices: `rounds` loops over the keys of all devices.
 
 Source: Dao et al. 2022, algorithms 1 and 4, there for scaled dot and without statistics.
 """
@@ -44,7 +44,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     target_length = inputs.query.shape[0]
     if 0 in (target_length, inputs.key.shape[0]):
-        return reference.attend(options, inputs)  # there are no tiles
+        return reference.attend(options, inputs)  # no tiles
     output, statistics = attend_tiles(*tiling.prepare(options, inputs))
     output, statistics = jax.tree.map(
         lambda tiles: tile_arrays.untiled(tiles, target_length), (output, statistics)
@@ -56,20 +56,22 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
 def attend_tiles(
     plan: Plan, arrays: Arrays, constants: Any
 ) -> tuple[Array, AttentionStatistics | None]:
-    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are asked for.
+    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested.
 
     Args:
-        plan: how the arrays are cut, and the ring if the keys are on many devices.
-        arrays: what gradients reach.
-        constants: `Constants`; or what the ring turns into them in each round.
+        plan: the sizes and numbers of tiles, and the ring if the keys are on many devices.
+        arrays: the differentiable arrays.
+        constants: `Constants`, or `ring.RingConstants` in a ring.
     """
     output, statistics, _ = _forward(plan, arrays, constants)
     return output, statistics
 
 
 class Residuals(NamedTuple):
+    """The arrays that the forward pass saves for the backward pass and the tangent."""
+
     arrays: Arrays
-    constants: Any  # as the forward pass had them
+    constants: Any  # the `constants` of `attend_tiles`
     output: Array  # [query_tiles, t, Dv]
     largest: Array  # [query_tiles, t] the largest logit
     normalizer: Array  # [query_tiles, t] sum of exp(logits - largest)
@@ -95,7 +97,7 @@ attend_tiles.defvjp(_attend_fwd, _attend_bwd, _attend_tangent)
 
 
 def _forward(plan: Plan, arrays: Arrays, constants: Any):
-    """Output, statistics if they are asked for, and (largest, normalizer), all in tiles."""
+    """Output, statistics (or None), and (largest, normalizer), all in tiles."""
 
     def attend_to_keys(constants: Constants, keys_and_values, tile, state: SoftmaxState):
         i, queries = tile
@@ -103,7 +105,7 @@ def _forward(plan: Plan, arrays: Arrays, constants: Any):
         def visit(masked, j, state):
             keys, values = tile_arrays.tile_of(keys_and_values, j)
             logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
-            keep = tiling.kept_weights(plan, constants, i, j)
+            keep = tiling.kept_pairs(plan, constants, i, j)
             return state.update(logits, values, keep, plan.options.dropout_rate)
 
         return tiling.for_visited_keys(plan, constants, i, visit, state)
@@ -145,7 +147,7 @@ def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
         keys_and_gradients = (keys, values), (gradients.keys, gradients.values)
         return keys_and_gradients, (gradients._replace(keys=None, values=None), dqueries)
 
-    # The gradients of keys and values travel with them. Those of the queries add up over rounds.
+    # The gradients of keys and values travel with them; those of queries add up over the rounds.
     zeros: Any = jax.tree.map(jnp.zeros_like, arrays)
     keys = (arrays.keys, arrays.values), (zeros.keys, zeros.values)
     dqueries = None if plan.ring is None else zeros.queries
@@ -158,9 +160,9 @@ def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
 def _add_gradients(
     plan: Plan, arrays: Arrays, constants: Constants, rows: Rows, gradients: Any, dqueries: Any
 ) -> tuple[Any, Any]:
-    """Adds those of all tiles to `gradients` (of all but the queries) and `dqueries` (None: 0)."""
+    """Adds the gradients of all tiles to `gradients` (without queries) and `dqueries` (None: 0)."""
 
-    def of_query_tile(gradients, tile):
+    def visit_query_tile(gradients, tile):
         i, queries, rows, dqueries = tile
         if dqueries is None:
             dqueries = jax.tree.map(jnp.zeros_like, queries)
@@ -169,7 +171,7 @@ def _add_gradients(
             dqueries, gradients = carry
             keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
             logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
-            keep = tiling.kept_weights(plan, constants, i, j)
+            keep = tiling.kept_pairs(plan, constants, i, j)
             dlogits, dvalues = _softmax_vjp(logits, values, rows, keep, plan.options.dropout_rate)
             dparams, dq, dk = masked_pair_vjp(
                 plan.options.score,
@@ -202,11 +204,11 @@ def _add_gradients(
         return gradients, dqueries
 
     tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, dqueries)
-    return jax.lax.scan(of_query_tile, gradients, tiles)
+    return jax.lax.scan(visit_query_tile, gradients, tiles)
 
 
 class Rows(NamedTuple):
-    """What the backward pass needs of each query; cotangents are divided by the normaliser."""
+    """The rows' terms in the backward pass; the cotangents are divided by the normaliser."""
 
     largest: Array  # [t] +inf for a row without keys, whose weights are then 0
     doutput: Array  # [t, Dv]
@@ -215,9 +217,10 @@ class Rows(NamedTuple):
 
 
 def _rows_of(residuals: Residuals, cotangents: Any) -> Rows:
+    """The rows' terms from the saved arrays and the cotangents of output and statistics."""
     doutput, dstatistics = cotangents
     entropy = residuals.entropy
-    # A row without keys sends nothing, whatever comes, NaN included.
+    # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
     empty = residuals.normalizer == 0
     doutput = jnp.where(empty[..., None], 0, doutput)
     normalizer = jnp.where(empty, 1, residuals.normalizer)
@@ -250,7 +253,7 @@ def _softmax_vjp(
     dvalues = tall_product(rows.doutput, kept)
     dweights = dweights + rows.doffset[:, None]
     if rows.dentropy is not None:
-        # Where the weight is 0, so is the term: 0 * -inf would be NaN.
+        # A term with weight 0 is 0: 0 * -inf would be NaN.
         shifted = jnp.where(exponentials > 0, shifted, 0)
         dweights = dweights - rows.dentropy[:, None] * shifted
     return exponentials * dweights, dvalues

@@ -1,7 +1,7 @@
-"""The tangent of tiled attention: what forward mode computes, one pass over the tiles.
+"""The tangent of tiled attention for forward mode, in one pass over the tiles.
 
-The forward pass has left the largest logit M and the normaliser n of each row, so that a tile's
-weights are e_j / n with e_j = exp(x_j - M), without rescaling. With x the logits of a row, w its
+The forward pass saves the largest logit M and the normaliser n of each row, so a tile's weights are
+e_j / n with e_j = exp(x_j - M), without rescaling. With x the logits of a row, w its
 weights, u = dropout(w), O = sum_j u_j v_j, logsumexp Z and entropy H, and with tangents dx and dv,
 
     dZ = sum_j w_j dx_j,
@@ -32,11 +32,11 @@ Array = jax.Array
 
 
 class _Sums(NamedTuple):
-    """Sums over the keys so far; e is exp(x - M)."""
+    """Sums over the keys visited so far, with e = exp(x - M)."""
 
     doutput: Array  # [t, Dv] dropout(e) (dx v + dv)
     dlogsumexp: Array  # [t] e dx
-    dentropy: Array | None  # [t] e dx (x - M); None if nobody asks for statistics
+    dentropy: Array | None  # [t] e dx (x - M); None without statistics
 
 
 def tangent(
@@ -45,12 +45,12 @@ def tangent(
     """The tangents of output and statistics, in tiles.
 
     Args:
-        plan: how the arrays are cut.
+        plan: the sizes and numbers of tiles.
         residuals: `tiled.Residuals`.
-        tangents: of `residuals.arrays`; None for each array that does not move.
+        tangents: those of `residuals.arrays`; None for each array that is constant.
     """
     arrays, constants, output, largest, normalizer, entropy = residuals
-    # A row without keys does not move.
+    # The tangent of a row without keys is 0.
     empty = normalizer == 0
     largest = jnp.where(empty, jnp.inf, largest)
     normalizer = jnp.where(empty, 1, normalizer)
@@ -82,28 +82,30 @@ def tangent(
             shifted = logits - largest[:, None]
             exponentials = jnp.exp(shifted)
             if masked:
-                assert constants.mask is not None  # no tile is masked without one
+                assert constants.mask is not None  # a schedule with masked tiles implies a mask
                 allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
                 exponentials = jnp.where(allowed, exponentials, 0)
                 dlogits = None if dlogits is None else jnp.where(allowed, dlogits, 0)
-            keep = tiling.kept_weights(plan, constants, i, j)
+            keep = tiling.kept_pairs(plan, constants, i, j)
 
-            def kept(weights):
+            def apply_dropout(weights):
                 if keep is None:
                     return weights
                 return dropout.drop(weights, keep, plan.options.dropout_rate)
 
             doutput, dlogsumexp, dentropy = sums
             if dlogits is not None:
-                moved = exponentials * dlogits
-                doutput = doutput + jnp.matmul(kept(moved), values, precision="highest")
-                dlogsumexp = dlogsumexp + jnp.sum(moved, axis=1)
+                products = exponentials * dlogits
+                doutput = doutput + jnp.matmul(apply_dropout(products), values, precision="highest")
+                dlogsumexp = dlogsumexp + jnp.sum(products, axis=1)
                 if dentropy is not None:
-                    # Where e is 0, so is the term: 0 * -inf would be NaN.
-                    terms = moved * jnp.where(exponentials > 0, shifted, 0)
+                    # A term with e = 0 is 0: 0 * -inf would be NaN.
+                    terms = products * jnp.where(exponentials > 0, shifted, 0)
                     dentropy = dentropy + jnp.sum(terms, axis=1)
             if dvalues is not None:
-                doutput = doutput + jnp.matmul(kept(exponentials), dvalues, precision="highest")
+                doutput = doutput + jnp.matmul(
+                    apply_dropout(exponentials), dvalues, precision="highest"
+                )
             return _Sums(doutput, dlogsumexp, dentropy)
 
         return tiling.for_visited_keys(plan, constants, i, visit, sums)
@@ -134,7 +136,7 @@ def _tile_jvp(
     tangents: tuple[Any, Any, Any, BiasTiles],
     masked: bool,
 ) -> tuple[Array, Array | None]:
-    """Logits [t, s] of one tile, bias included, and their tangent; None if nothing moves."""
+    """The logits [t, s] of one tile with the bias, and their tangent, None if it is 0."""
     logits, dlogits = masked_pair_jvp(
         plan.options.score,
         primals[:3],

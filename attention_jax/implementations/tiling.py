@@ -1,8 +1,8 @@
-"""Attention cut into tiles of t queries and s keys: what the tiled implementations share.
+"""The inputs of tiled attention, cut into tiles of t queries and s keys, and operations on tiles.
 
-`prepare` brings the inputs of one example into tiles: everything that costs O(T + S) happens there,
-under plain differentiation. What is left, `(Plan, Arrays, Constants)`, is all that a loop over
-tiles needs, and no tile ever meets a NaN that a mask hides.
+`prepare` cuts the inputs of one example into tiles. It does all work that costs O(T + S), which JAX
+differentiates. Its results `(Plan, Arrays, Constants)` are all that a loop over tiles needs. They
+contain no NaN that a mask hides.
 """
 
 from __future__ import annotations
@@ -36,50 +36,56 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is known before anything is traced."""
+    """The static part of a tiled computation."""
 
     options: Options
     tile: BlockSizes  # t and s
     query_tiles: int
     key_tiles: int
-    ring: Rounds | None = None  # of devices that share the keys; None if all keys are here
+    ring: Rounds | None = None  # the devices that share the keys; None for a single device
 
     @property
     def grid(self) -> Grid:
+        """The cut of a table [T, S]."""
         return Grid(self.tile, (self.query_tiles, self.key_tiles))
+
+    @property
+    def padded_lengths(self) -> tuple[int, int]:
+        """T and S, padded to whole tiles."""
+        return self.query_tiles * self.tile.query, self.key_tiles * self.tile.key
 
 
 class Arrays(NamedTuple):
-    """What gradients reach, in tiles, in the compute dtype."""
+    """The differentiable arrays, in tiles, in the compute dtype."""
 
-    queries: Any  # [query_tiles, t, Fq] as `project` made them, a pytree if it made one
-    keys: Any  # [key_tiles, s, Fk]
+    queries: Any  # [query_tiles, t, Fq] features from `project_query`, or a pytree of such arrays
+    keys: Any  # [key_tiles, s, Fk] features from `project_key`, or a pytree of such arrays
     values: Array  # [key_tiles, s, Dv]
     params: Any
     biases: BiasTiles
 
 
 class TileSchedule(NamedTuple):
-    """Which tiles to visit, full ones first: the same for every example of a batch."""
+    """The order in which each tile of queries visits tiles of keys, shared by the whole batch."""
 
     order: Array  # int [query_tiles, key_tiles] key tiles: full, then partly masked, then empty
-    full: Array  # int [query_tiles] how many of them are full
-    visited: Array  # int [query_tiles] how many are not empty
+    full: Array  # int [query_tiles] the number of full key tiles
+    visited: Array  # int [query_tiles] the number of key tiles that are not empty
 
 
 class Constants(NamedTuple):
-    """What no gradient reaches."""
+    """The arrays that are not differentiated."""
 
     mask: Mask | None
-    schedule: TileSchedule | None  # None without a mask: all tiles are visited, in their order
-    kept: Mask | None  # the weights that dropout keeps; None for all
-    bias_integers: tuple[Bias, ...]  # of each function of position among the biases
-    stand_ins: tuple[Any, Any] | None = None  # features in place of those of masked pairs
+    schedule: TileSchedule | None  # None without a mask: all key tiles are visited in order
+    dropout_mask: Mask | None  # True for the weights that dropout keeps; None without dropout
+    bias_integers: tuple[Bias, ...]  # the integers of each function of position in the bias
+    stand_ins: tuple[Any, Any] | None = None  # features that replace those of masked pairs
 
 
 @mask_dataclass
-class KeptWeights(Mask):
-    """Those that dropout keeps: as a mask is, a function of positions."""
+class DropoutMask(Mask):
+    """True for the weights that dropout keeps: a function of positions, like every mask."""
 
     rate: float
     rng: Array = array_field()
@@ -89,36 +95,40 @@ class KeptWeights(Mask):
 
 
 def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
-    """Tokens that no allowed pair contains replaced, all padded to whole tiles, and projected."""
+    """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts."""
     lengths = inputs.query.shape[0], inputs.key.shape[0]
-    plan = plan_of(options, *lengths)
-    whole = plan.query_tiles * plan.tile.query, plan.key_tiles * plan.tile.key
-
+    plan = make_plan(options, *lengths)
     mask = inputs.mask
-    if whole != lengths:
-        real = padding_mask(*map(jnp.asarray, lengths[::-1]))
-        mask = real if mask is None else mask & real
+    if plan.padded_lengths != lengths:
+        unpadded = padding_mask(*map(jnp.asarray, lengths[::-1]))
+        mask = unpadded if mask is None else mask & unpadded
     schedule, used_queries, used_keys = None, None, None
     if mask is not None:
-        schedule = schedule_of(plan.grid, mask)
+        schedule = make_schedule(plan.grid, mask)
         used_queries, used_keys = used_tokens(plan, mask, schedule)
-    arrays, integers = in_tiles(plan, inputs, used_queries, used_keys)
-    instead = None if mask is None else stand_ins_of(inputs, options)
-    return plan, arrays, Constants(mask, schedule, kept_of(options, inputs), integers, instead)
+    arrays, integers = tile_inputs(plan, inputs, used_queries, used_keys)
+    constants = Constants(
+        mask=mask,
+        schedule=schedule,
+        dropout_mask=make_dropout_mask(options, inputs),
+        bias_integers=integers,
+        stand_ins=None if mask is None else stand_in_features(options, inputs),
+    )
+    return plan, arrays, constants
 
 
-def stand_ins_of(inputs: Inputs, options: Options) -> tuple[Any, Any] | None:
-    """The features that stand in for those of masked pairs, if the score needs any."""
+def stand_in_features(options: Options, inputs: Inputs) -> tuple[Any, Any] | None:
+    """The features that replace those of masked pairs; None if the score needs none."""
     dtype = inputs.compute_dtype
     params, query, key = cast_floats((inputs.params, inputs.query, inputs.key), dtype)
     return stand_ins(options.score, params, query, key)
 
 
-def plan_of(options: Options, query_length: int, key_length: int) -> Plan:
-    """Even tiles no larger than the blocks asked for."""
+def make_plan(options: Options, query_length: int, key_length: int) -> Plan:
+    """Cuts T and S into tiles of equal size, no larger than `options.block_sizes`."""
     if is_symbolic_dim(query_length) or is_symbolic_dim(key_length):
         raise NotImplementedError(
-            "implementation 'tiled' needs lengths that are known when it is traced; got T ="
+            "implementation 'tiled' needs lengths that are known at tracing time; got T ="
             f" {query_length}, S = {key_length}: use 'reference', or export it for each length"
         )
     blocks = options.block_sizes
@@ -128,39 +138,39 @@ def plan_of(options: Options, query_length: int, key_length: int) -> Plan:
     )
 
 
-def kept_of(options: Options, inputs: Inputs) -> Mask | None:
-    """What dropout keeps; None if it keeps all."""
+def make_dropout_mask(options: Options, inputs: Inputs) -> Mask | None:
+    """The mask of the weights that dropout keeps; None without dropout."""
     if options.dropout_rate == 0:
         return None
-    assert inputs.dropout_rng is not None  # the front door has checked
-    return KeptWeights(options.dropout_rate, inputs.dropout_rng)
+    assert inputs.dropout_rng is not None  # checked by the caller
+    return DropoutMask(options.dropout_rate, inputs.dropout_rng)
 
 
-def in_tiles(
+def tile_inputs(
     plan: Plan, inputs: Inputs, used_queries: Array | None, used_keys: Array | None
 ) -> tuple[Arrays, tuple[Bias, ...]]:
-    """Tokens that do not count replaced; all padded to whole tiles, projected and cut.
+    """Replaces unused tokens, pads to whole tiles, projects and cuts.
 
     Args:
-        plan: how to cut.
-        inputs: of one example.
-        used_queries: bool [query_tiles * t], which tokens count; None if all do.
-        used_keys: bool [key_tiles * s], the same.
+        plan: the sizes and numbers of tiles.
+        inputs: those of one example.
+        used_queries: bool [query_tiles * t], which queries an allowed pair contains; None for all.
+        used_keys: bool [key_tiles * s], which keys an allowed pair contains; None for all.
 
     Returns:
-        what gradients reach, and the integers of each function of position among the biases.
+        the differentiable arrays, and the integers of each function of position in the bias.
     """
-    whole = plan.query_tiles * plan.tile.query, plan.key_tiles * plan.tile.key
+    query_length, key_length = plan.padded_lengths
     dtype = inputs.compute_dtype
     params, query, key, values = cast_floats(
         (inputs.params, inputs.query, inputs.key, inputs.value), dtype
     )
-    # Padded before they are projected, so that the score sees nothing but plausible tokens.
-    query = _filled(query, whole[0], used_queries, stand_in_query(query))
+    # Tokens are padded before the projection, so that the score sees only plausible tokens.
+    query = _replace_and_pad(query, query_length, used_queries, stand_in_query(query))
     key = jax.tree.map(
-        lambda tokens: _filled(tokens, whole[1], used_keys, stand_in_key(tokens)), key
+        lambda tokens: _replace_and_pad(tokens, key_length, used_keys, stand_in_key(tokens)), key
     )
-    values = _filled(values, whole[1], used_keys, 0)
+    values = _replace_and_pad(values, key_length, used_keys, 0)
     q_features = plan.options.score.project_query(params, query)
     k_features = key_features(plan.options.score, params, key)
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
@@ -175,7 +185,7 @@ def in_tiles(
 
 
 def empty_state(plan: Plan, arrays: Arrays) -> SoftmaxState:
-    """The state of a tile of queries that has attended to no key."""
+    """The softmax state of a tile of queries before its first key."""
     state = SoftmaxState.empty(
         plan.tile.query,
         arrays.values.shape[-1],
@@ -194,7 +204,7 @@ def for_visited_keys(
 ) -> Any:
     """`carry = visit(masked, key_tile, carry)` for every tile of keys that is not empty.
 
-    Two loops rather than a branch in one: a branch would copy what it passes through.
+    Full and partly masked tiles have a loop each. A branch in a single loop would copy the carry.
     """
     if constants.schedule is None:
         return jax.lax.fori_loop(0, plan.key_tiles, lambda j, carry: visit(False, j, carry), carry)
@@ -215,12 +225,12 @@ def pair_logits(
     allowed: Array | None = None,
     stand_ins: tuple[Any, Any] | None = None,
 ) -> Array:
-    """Logits [t, s] of one tile's features; see `scores.masked_pair` for the last two."""
+    """The logits [t, s] of one tile; `scores.masked_pair` explains `allowed` and `stand_ins`."""
     score = plan.options.score
     logits = masked_pair(score, params, queries, keys, allowed, stand_ins)
     if logits.shape != (plan.tile.query, plan.tile.key):
         raise ValueError(
-            f"score {score} must give logits [t, s], here {[plan.tile.query, plan.tile.key]};"
+            f"score {score} must give logits [t, s] = {[plan.tile.query, plan.tile.key]};"
             f" got {list(logits.shape)}"
         )
     return logits
@@ -236,64 +246,64 @@ def tile_logits(
     keys: Any,
     masked: bool,
 ) -> Array:
-    """Logits [t, s] of one tile, -inf where masked."""
+    """The logits [t, s] of one tile with the bias, -inf where masked."""
     logits = pair_logits(plan, arrays.params, queries, keys).astype(arrays.values.dtype)
     bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, plan.grid, i, j)
     if bias is not None:
         logits = logits + bias
     if masked:
-        assert constants.mask is not None  # no tile is masked without one
+        assert constants.mask is not None  # a schedule with masked tiles implies a mask
         logits = jnp.where(allowed_pairs(plan, constants.mask, i, j), logits, -jnp.inf)
     return logits
 
 
 def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) -> Array:
-    """Bool [t, s]."""
-    where = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
-    return jnp.broadcast_to(mask.allowed(*where), (plan.tile.query, plan.tile.key))
+    """The values of a mask on one tile, bool [t, s]."""
+    pairs = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
+    return jnp.broadcast_to(mask.allowed(*pairs), (plan.tile.query, plan.tile.key))
 
 
 def pairs_to_replace(
     plan: Plan, constants: Constants, query_tile: Array, key_tile: Array, masked: bool
 ) -> Array | None:
-    """`allowed_pairs` where stand-ins have to replace masked pairs; None where none has to be."""
+    """`allowed_pairs` if stand-ins have to replace the masked pairs of the tile, else None."""
     if not masked or constants.stand_ins is None:
         return None
-    assert constants.mask is not None  # no tile is masked without one
+    assert constants.mask is not None  # a schedule with masked tiles implies a mask
     return allowed_pairs(plan, constants.mask, query_tile, key_tile)
 
 
-def kept_weights(
+def kept_pairs(
     plan: Plan, constants: Constants, query_tile: Array, key_tile: Array
 ) -> Array | None:
-    """Bool [t, s], which weights dropout keeps; None if it keeps all."""
-    if constants.kept is None:
+    """Which weights of one tile dropout keeps, bool [t, s]; None without dropout."""
+    if constants.dropout_mask is None:
         return None
-    return allowed_pairs(plan, constants.kept, query_tile, key_tile)
+    return allowed_pairs(plan, constants.dropout_mask, query_tile, key_tile)
 
 
-# --- what `prepare` is made of ---
+# --- the steps of `prepare` ---
 
 
 def _even_size(length: int, block: int) -> int:
-    """The size of as few tiles as blocks of this size make, all as small as that number allows."""
+    """The smallest size of equal tiles, of which there are as few as blocks of this size need."""
     count = max(math.ceil(length / block), 1)
     size = math.ceil(length / count)
-    # Whole vectors of a CPU or GPU; what it adds is masked.
+    # A multiple of 8 fills the vector registers; the padding is masked.
     return max(size, 1) if count == 1 else min(8 * math.ceil(size / 8), block)
 
 
-def schedule_of(grid: Grid, mask: Mask) -> TileSchedule:
-    """The order of visits: the mask says for each tile whether it is empty, full or mixed."""
+def make_schedule(grid: Grid, mask: Mask) -> TileSchedule:
+    """Orders the tiles by whether the mask leaves them full, mixed or empty."""
 
     def status(query_tile, key_tile):
-        where = positions(query_tile, grid.tile.query), positions(key_tile, grid.tile.key)
-        return mask.tile_status(*where)
+        pairs = positions(query_tile, grid.tile.query), positions(key_tile, grid.tile.key)
+        return mask.tile_status(*pairs)
 
     over_keys = jax.vmap(status, in_axes=(None, 0))
     status_of = jax.vmap(over_keys, in_axes=(0, None))
     empty, full = status_of(*map(jnp.arange, grid.tiles))
-    # Together: on a batch that is cut up over devices it is one small reduction.
+    # One stacked array: a batch that is sharded over devices then needs one small reduction.
     empty, full = all_over_batch(jnp.stack([empty, full]))
     full &= ~empty
     rank = jnp.where(full, 0, jnp.where(empty, 2, 1))
@@ -302,10 +312,10 @@ def schedule_of(grid: Grid, mask: Mask) -> TileSchedule:
 
 
 def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, Array]:
-    """Bool [query_tiles * t] and [key_tiles * s]: which tokens an allowed pair contains."""
+    """Which queries and keys an allowed pair contains: bool [query_tiles * t], [key_tiles * s]."""
     constants = Constants(mask, schedule, None, ())
 
-    def of_query_tile(used_keys, i):
+    def visit_query_tile(used_keys, i):
         def visit(masked, j, carry):
             rows, used_keys = carry
             allowed = allowed_pairs(plan, mask, i, j) if masked else jnp.ones((1, 1), bool)
@@ -315,16 +325,20 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
         rows, used_keys = for_visited_keys(plan, constants, i, visit, carry)
         return used_keys, rows
 
-    none = varying_as(jnp.zeros((plan.key_tiles, plan.tile.key), bool), mask)
-    used_keys, used_queries = jax.lax.scan(of_query_tile, none, jnp.arange(plan.query_tiles))
+    used_keys = varying_as(jnp.zeros((plan.key_tiles, plan.tile.key), bool), mask)
+    used_keys, used_queries = jax.lax.scan(
+        visit_query_tile, used_keys, jnp.arange(plan.query_tiles)
+    )
     return used_queries.reshape(-1), used_keys.reshape(-1)
 
 
-def _filled(tokens: Array, length: int, used: Array | None, filler: Array | float) -> Array:
-    """Tokens [length, ...] with `filler`, [1, ...] or one number, for those that are not used."""
+def _replace_and_pad(
+    tokens: Array, length: int, used: Array | None, filler: Array | float
+) -> Array:
+    """Tokens [length, ...]: `filler`, [1, ...] or a number, replaces and pads unused tokens."""
     if used is None:
         return tokens
-    # Replaced before it is padded, so that no operation meets a NaN that a mask hides.
+    # Replace before padding, so that no operation reads a NaN that a mask hides.
     count, *rest = tokens.shape
     filler = jnp.broadcast_to(jnp.asarray(filler, tokens.dtype), (1, *rest))
     tokens = jnp.where(used[:count].reshape(count, *[1] * len(rest)), tokens, filler)

@@ -10,16 +10,15 @@ from flax import nnx
 
 from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import check_choice, check_integer
-from attention_jax.functional.local import (
+from attention_jax.functional.centers import (
     checked_lengths,
-    checked_radius,
-    local_attention,
-    local_attention_weights,
     monotonic_centers,
     predicted_centers,
     reversed_centers,
 )
+from attention_jax.functional.local import local_attention, local_attention_weights
 from attention_jax.functional.memory import Memory
+from attention_jax.functional.windows import checked_radius
 from attention_jax.nn.attention import Attention
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask

@@ -1,9 +1,9 @@
-"""Score functions: a query and a key become one number, the logit. This folder is the mathematics.
+"""Score functions, which turn a query and a key into one number, the logit.
 
 A score has three parts: `project_query` and `project_key` run once per token, `pair` runs once per
-(query, key) pair. All are written for one example; `jax.vmap` makes batches. Parameters are an
-explicit pytree, so that gradients reach them and new values recompile nothing. The `Score` itself
-is a frozen dataclass, hashable by value, so that it can be a static argument.
+(query, key) pair. Each is written for one example; `jax.vmap` adds the batch. The parameters are
+an explicit pytree argument, so that they are differentiable and new values recompile nothing. A
+`Score` is a frozen dataclass, hashable by value, so that it can be a static argument.
 """
 
 from attention_jax.scores.additive import Additive, Concat

@@ -1,4 +1,4 @@
-"""A network of one hidden layer that looks at query and key: additive attention."""
+"""Additive attention: a network of one hidden layer reads the query and the key."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _TANH_VARIANCE = 0.394294  # E[tanh(z)^2] for z ~ N(0, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Additive(Score):
-    """e(q, k) = v . tanh(Wq q + Wk k): a network of one hidden layer looks at the pair
+    """e(q, k) = v . tanh(Wq q + Wk k): a network of one hidden layer reads the pair
 
-    The same function as v . tanh(W [q; k]) with W = [Wq Wk]; split, both products are paid once
-    per token and only the tanh and its sum, A of each, once per pair.
+    This equals v . tanh(W [q; k]) with W = [Wq Wk]. Splitting W moves both matrix products from
+    the pairs to the tokens: a pair costs A tanh and their weighted sum.
 
     Params: {"query_kernel": Wq, [Dq, A]; "key_kernel": Wk, [Dk, A]; "v": [A]}.
 
     Attributes:
-        hidden_dim: A, at least 1; None for Dk (or what given parameters have).
+        hidden_dim: A, at least 1. None takes A from the given parameters, or Dk in `init`.
 
     Source: Bahdanau, Cho and Bengio 2014, appendix A.1.2 (their W_a, U_a, v_a are Wq, Wk, v).
 
@@ -43,7 +43,7 @@ class Additive(Score):
     hidden_dim: int | None = None
 
     def __post_init__(self) -> None:
-        if self.hidden_dim is not None:  # None for Dk
+        if self.hidden_dim is not None:
             check_integer("hidden_dim", self.hidden_dim)
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
@@ -79,7 +79,7 @@ class Additive(Score):
         dv, dq_features, dk_features = pairwise_tanh.weighted_tanh_vjp(
             params["v"], q_features, k_features, dlogits
         )
-        # The kernels did their work in `project`.
+        # `pair` does not use the kernels, only the projections do.
         dparams = jax.tree.map(jnp.zeros_like, params)
         return {**dparams, "v": dv}, dq_features, dk_features
 
@@ -105,15 +105,15 @@ class Additive(Score):
 
 @dataclasses.dataclass(frozen=True)
 class Concat(Additive):
-    """e(q, k) = v . tanh(W [q; k]): `Additive` with its two kernels in one
+    """e(q, k) = v . tanh(W [q; k]): `Additive` with both kernels in one matrix
 
-    Computed as `Additive` is, so that it costs the same, and equal to it where W = [Wq Wk]. What
-    differs is what an optimiser sees: one matrix, with one norm, instead of two.
+    With W = [Wq Wk] it equals `Additive`, and it costs the same. An optimiser sees one matrix with
+    one norm instead of two.
 
-    Params: {"kernel": W, [Dq + Dk, A]; "v": [A]}, W's first Dq rows for the query.
+    Params: {"kernel": W, [Dq + Dk, A]; "v": [A]}. The first Dq rows of W multiply the query.
 
     Attributes:
-        hidden_dim: A, at least 1; None for Dk (or what given parameters have).
+        hidden_dim: A, at least 1. None takes A from the given parameters, or Dk in `init`.
 
     Source: Luong, Pham and Manning 2015, section 3.1, "concat" (their h_t is q, their h_s is k,
     their W_a and v_a are W and v).

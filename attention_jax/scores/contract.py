@@ -1,4 +1,4 @@
-"""What a score is: `Score`, to be subclassed."""
+"""`Score`, the base class of every score function."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from attention_jax.core.partial_jvp import partial_jvp
 
 Array = jax.Array
 Params = Any  # a pytree of arrays; {} when there is nothing to learn
-Features = Any  # what `pair` reads of tokens: an array [t, F], or a pytree of such arrays
+Features = Any  # projected tokens, which `pair` reads: an array [t, F], or a pytree of such arrays
 TileCost = Literal["matmul", "elementwise", "materialized"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A score function: subclass it, as a frozen dataclass, and define `pair`; the rest is there.
+    """The base class of score functions: a subclass is a frozen dataclass that defines `pair`.
 
     Shapes below are for one example: T queries of size Dq, S keys of size Dk.
 
-    A subclass may state three things, as class variables or, where they depend on its fields, as
-    properties:
+    A subclass may define three class variables, or properties where they depend on its fields:
 
-    needs_equal_dims: whether Dq must equal Dk. If so, the sizes are checked before anything runs.
+    needs_equal_dims: whether Dq must equal Dk. If True, the sizes are checked before anything runs.
     tile_cost: what `pair` costs on a tile of t queries and s keys. It decides from which size on
-        attention works in tiles, and how large the tiles are; it changes speed and memory, never a
+        attention works in tiles, and how large the tiles are. It changes speed and memory, never a
         result. "matmul": one matrix product of the features, and little else per logit.
         "elementwise": elementary functions per pair and feature, without an array [t, s, F] in
-        memory. "materialized", the default: anything, an array [t, s, F] in memory included.
-    finite_slopes: whether every derivative of `pair` is finite at finite features. If not (a
-        distance where query and key are equal, an angle where they are parallel), masked pairs are
-        kept out of the derivatives one by one, which takes more time. None: the program of `pair`
-        decides.
+        memory. "materialized", the default: anything, including an array [t, s, F] in memory.
+    finite_slopes: whether every derivative of `pair` is finite at finite features. If False (a
+        distance where query and key are equal, an angle where they are parallel), each masked pair
+        is computed from stand-in features, which takes more time. None, the default: the
+        operations in the program of `pair` decide.
     """
 
     needs_equal_dims: ClassVar[bool] = False
@@ -42,29 +41,29 @@ class Score:
     finite_slopes: ClassVar[bool | None] = None
 
     def __init_subclass__(cls) -> None:
-        # What a base class states about the derivatives of its `pair` does not hold for another.
+        # A new `pair` has other derivatives: do not inherit those of the base class.
         if "pair" in vars(cls):
             for name in ("pair_vjp", "pair_jvp", "finite_slopes"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Score)[name])
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
-        """Fresh parameters; for unit-variance queries and keys, logits of standard deviation 1."""
+        """Initial parameters: unit-variance tokens then give logits of standard deviation 1."""
         del rng, query_dim, key_dim
         return {}
 
     def project_query(self, params: Params, query: Array) -> Features:
-        """What `pair` reads of each query token: [T, Dq] -> [T, Fq], or a pytree of such arrays."""
+        """The query features that `pair` reads: [T, Dq] -> [T, Fq], or a pytree of such arrays."""
         del params
         return query
 
     def project_key(self, params: Params, key: Array) -> Features:
-        """What `pair` reads of each key token: [S, Dk] -> [S, Fk], or a pytree of such arrays."""
+        """The key features that `pair` reads: [S, Dk] -> [S, Fk], or a pytree of such arrays."""
         del params
         return key
 
     def pair(self, params: Params, q_features: Features, k_features: Features) -> Array:
-        """Logits of every pair of a tile: ([t, Fq], [s, Fk]) -> [t, s]."""
+        """The logits of all pairs of a tile: ([t, Fq], [s, Fk]) -> [t, s]."""
         raise NotImplementedError(f"{type(self).__name__} must define pair(params, q, k)")
 
     def pair_vjp(
@@ -72,8 +71,8 @@ class Score:
     ) -> tuple[Params, Features, Features]:
         """Pulls `dlogits` [t, s] back through `pair`: (dparams, dq_features, dk_features).
 
-        A score overrides it for speed only, never for meaning: derivatives of higher order are
-        taken of `pair`.
+        Override it for speed only: it must equal the derivative of `pair`, from which JAX takes
+        the higher derivatives.
         """
         logits, pull_back = jax.vjp(self.pair, params, q_features, k_features)
         return pull_back(dlogits.astype(logits.dtype))
@@ -87,36 +86,37 @@ class Score:
         dq_features: Any,
         dk_features: Any,
     ) -> tuple[Array, Array | None]:
-        """Logits [t, s] of `pair` and their tangent, for speed only, as `pair_vjp`.
+        """The logits [t, s] of `pair` and their tangent; override it for speed only.
 
-        A tangent has None in place of each array that does not move; the result's is None if no
-        array moves.
+        A tangent is None for each array that is constant, and the tangent of the logits is None if
+        every array is.
         """
         primals = (params, q_features, k_features)
         return partial_jvp(self.pair, primals, (dparams, dq_features, dk_features))
 
     def __call__(self, params: Params, query: Array, key: Array) -> Array:
-        """Logits [T, S] of queries [T, Dq] and keys [S, Dk]."""
+        """The logits [T, S] of queries [T, Dq] and keys [S, Dk]."""
         q_features = self.project_query(params, query)
         return self.pair(params, q_features, self.project_key(params, key))
 
     def with_scale(self, params: Params, scale: Any) -> tuple[Score, Params]:
-        """The score with `scale` in place of its default factor, and the parameters it then takes.
+        """The score with `scale` in place of its default factor, and the parameters of that score.
 
         Raises:
-            ValueError: the score has no default factor, or its factor has been chosen already.
+            ValueError: the score has no default factor, or its factor is already set.
         """
         raise ValueError(
-            "scale must be None, or one number where score is 'scaled' without a scale of its own;"
+            "scale must be None, or one number where score is 'scaled' and sets no scale itself;"
             f" got {scale!r} with score {self}"
         )
 
     def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
-        """What `params` must look like: a pytree of `jax.ShapeDtypeStruct`."""
+        """The expected shapes of `params`: a pytree of `jax.ShapeDtypeStruct`."""
         del params
         return init_shapes(self, query_dim, key_dim)
 
 
 @functools.lru_cache(maxsize=256)
 def init_shapes(score: Score, query_dim: int, key_dim: int) -> Params:
+    """The shapes of the parameters that `init` makes, as a pytree of `jax.ShapeDtypeStruct`."""
     return jax.eval_shape(lambda rng: score.init(rng, query_dim, key_dim), jax.random.key(0))

@@ -16,15 +16,15 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Cosine(Dot):
-    """e(q, k) = scale (q . k) / (|q| |k|): only the directions count
+    """e(q, k) = scale (q . k) / (|q| |k|): the lengths of q and k do not matter
 
-    With a vector of zeros it is 0, and so are its derivatives there.
+    A vector of zeros gives the logit 0 with derivatives 0.
 
-    Params: {"log_scale": []}, and scale = exp(log_scale), sqrt(Dk) at first; {} with a fixed scale.
+    Params: {"log_scale": []} with scale = exp(log_scale), initially sqrt(Dk); {} for a fixed scale.
 
     Attributes:
         scale: the factor, any finite float; None to learn it. The cosine of independent random
-            directions has standard deviation 1 / sqrt(Dk): with scale 1, weights are near uniform.
+            directions has standard deviation 1 / sqrt(Dk), so scale 1 gives nearly uniform weights.
 
     Source: Graves, Wayne and Danihelka 2014, section 3.3.1, equations 5 and 6 (their K is the
     cosine, their key strength beta is scale; k_t is q and a row of the memory M_t is k).
@@ -57,14 +57,15 @@ class Cosine(Dot):
 
 
 def _direction(x: Array) -> Array:
-    """x / |x| over the last axis, 0 where x is 0; of long and short vectors alike.
+    """x / |x| over the last axis, 0 where x is 0, for vectors of any length.
 
-    Squares would overflow or vanish, were x not divided by its largest component first. A factor of
-    x changes nothing, so this one may count as a constant: derivatives of any order stay right.
+    Dividing x by its largest component first keeps the squares from overflow and underflow. The
+    result does not depend on that divisor, so treating it as a constant leaves derivatives of every
+    order correct.
     """
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     zero = largest == 0
-    # Replaced before anything that has no derivative at 0: what comes back would be 0 * inf, NaN.
+    # Replace zeros before the square root, whose infinite derivative at 0 would give 0 * inf, NaN.
     x = jnp.where(zero, 0, x) / jnp.where(zero, 1, largest)
     squares = jnp.where(zero, 1, jnp.sum(x * x, axis=-1, keepdims=True))
     return x / jnp.sqrt(squares)

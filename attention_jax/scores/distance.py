@@ -1,4 +1,4 @@
-"""The squared distance of queries and keys, as a dot product."""
+"""The negative squared distance of query and key, computed as a dot product."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ Array = jax.Array
 class NegativeSquaredDistance(Dot):
     """e(q, k) = -scale |q - k|^2, by default with scale = 1 / sqrt(8 Dk)
 
-    Its softmax weighs keys by a Gaussian around the query, of variance 1 / (2 scale).
+    Its softmax weights keys by a Gaussian around the query, of variance 1 / (2 scale).
 
-    Computed as a dot product of Dk + 2 features,
+    It is computed as a dot product of Dk + 2 features,
 
         [2 scale q, -scale |q|^2, 1] . [k, 1, -scale |k|^2],
 
-    so that it costs what `Dot` costs. The rounding error is that of the three terms, of the order
-    of eps scale (|q|^2 + |k|^2) with eps = 1.2e-7 in float32: next to nothing, unless tokens are
-    close together and far from the origin. e(q, q) may differ from 0 by as much, either way.
+    so that it costs as much as `Dot`. The rounding error is that of the three terms, of the order
+    of eps scale (|q|^2 + |k|^2) with eps = 1.2e-7 in float32. It is large relative to the logit
+    only for tokens that are close together and far from the origin. e(q, q) may differ from 0 by
+    this error, with either sign.
 
     Attributes:
         scale: the factor, any finite float; None for 1 / sqrt(8 Dk).
@@ -45,7 +46,7 @@ class NegativeSquaredDistance(Dot):
 
     def project_query(self, params: Params, query: Array) -> Array:
         scale = self._scale(query)
-        query = query.astype(accumulator_dtype(query))  # what cancels has to be exact
+        query = query.astype(accumulator_dtype(query))  # the three terms may cancel
         squares = -scale * jnp.sum(query * query, axis=-1, keepdims=True)
         return jnp.concatenate([2 * scale * query, squares, jnp.ones_like(squares)], axis=-1)
 
@@ -55,6 +56,6 @@ class NegativeSquaredDistance(Dot):
         return jnp.concatenate([key, jnp.ones_like(squares), squares], axis=-1)
 
     def _scale(self, tokens: Array) -> float:
-        # A component of q - k has mean 0 and variance 2, so its square has variance 2 * 2^2 = 8 if
-        # it is normal; the sum of Dk of them has variance 8 Dk. (Dq = Dk here.)
+        # A normal component of q - k has mean 0 and variance 2. Its square has variance
+        # 2 * 2^2 = 8, and the sum of Dk squares variance 8 Dk. (Dq = Dk here.)
         return 1 / math.sqrt(8 * tokens.shape[-1]) if self.scale is None else float(self.scale)

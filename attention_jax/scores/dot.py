@@ -1,4 +1,4 @@
-"""Dot products of queries and keys: plain, scaled, and after a projection."""
+"""Dot products of query and key: plain, scaled, and after a projection of the query."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Dot(Score):
     ) -> tuple[Params, Array, Array]:
         dq_features = einsum("ts,sd->td", dlogits, k_features)
         dk_features = tall_product(q_features, dlogits)
-        dparams = jax.tree.map(jnp.zeros_like, params)  # General's kernel did its work in `project`
+        dparams = jax.tree.map(jnp.zeros_like, params)  # `pair` uses none
         return dparams, dq_features.astype(q_features.dtype), dk_features.astype(k_features.dtype)
 
 
@@ -47,7 +47,7 @@ class Dot(Score):
 class ScaledDot(Dot):
     """e(q, k) = scale (q . k), by default with scale = 1 / sqrt(Dk)
 
-    For independent components of mean 0 and variance 1, q . k has variance Dk and e has 1.
+    For independent components of mean 0 and variance 1, q . k has variance Dk and e variance 1.
 
     Attributes:
         scale: the factor, any finite float; None for 1 / sqrt(Dk).
@@ -69,7 +69,7 @@ class ScaledDot(Dot):
             return dataclasses.replace(self, scale=float(scale)), params
         if self == ScaledDot() and np.shape(scale) == ():
             return _ScaleInParams(), {**(params or {}), "scale": scale}
-        return super().with_scale(params, scale)  # an error
+        return super().with_scale(params, scale)  # raises a ValueError
 
     def project_query(self, params: Params, query: Array) -> Array:
         # Dq = Dk here, so the size of the query is that of the key.
@@ -90,9 +90,9 @@ class _ScaleInParams(Dot):
 
 @dataclasses.dataclass(frozen=True)
 class General(Dot):
-    """e(q, k) = q . (W k): a dot product after one of the two has been projected
+    """e(q, k) = q . (W k): a dot product after a linear map of the query or the key
 
-    The projection is paid once per query, T Dq Dk multiplications, and not once per pair.
+    The map is applied once per query, T Dq Dk multiplications, and not once per pair.
 
     Params: {"kernel": W, [Dq, Dk]}, normal with variance 1 / (Dq Dk).
 
@@ -116,5 +116,6 @@ class General(Dot):
 
 
 def check_scale(scale: Any) -> None:
+    """Raises ValueError unless `scale` is None or a finite float."""
     if scale is not None and not (isinstance(scale, numbers.Real) and math.isfinite(scale)):
         raise ValueError(f"scale must be a finite float or None; got {scale!r}")

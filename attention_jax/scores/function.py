@@ -1,4 +1,4 @@
-"""A plain function as a score."""
+"""`FunctionScore`, which makes a score of a plain function."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ SIGNATURES = "(q, k) or (params, q, k)"
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FunctionScore(Score):
-    """e(q, k) = function(q, k), or function(params, q, k): what `get_score` makes of a function
+    """e(q, k) = function(q, k), or function(params, q, k)
 
-    The function gets the tokens of one tile, q [t, Dq] and k [s, Dk] in the compute dtype, and
-    gives their logits [t, s]. It is called with tokens that no allowed pair contains, whose logits
-    are masked afterwards.
+    `get_score` wraps a function in this class. The function takes the tokens of one tile, q [t, Dq]
+    and k [s, Dk] in the compute dtype, and returns their logits [t, s]. It is also called with
+    tokens that no allowed pair contains; their logits are masked afterwards.
 
-    Two such scores are equal if their functions are the same object. Compiled programs are kept by
-    that: a `lambda` that is written inside a loop or a training step is a new function in every
-    call, and compiles anew. Define the function once, at the top of a file; where it depends on
-    settings, make it a `Score` with fields.
+    Two such scores are equal if their functions are the same object, and JAX caches compiled
+    programs by that equality. A `lambda` inside a loop or a training step is a new function in
+    every call, and compiles again. Define the function once, at the top of a file; if it depends on
+    settings, write a `Score` with fields.
 
-    Params: none; or, where the function takes them, any pytree of float arrays, shared by the whole
-    batch. (Which of an array's axes are batch axes is known from `Score.init`, and a function has
-    none. For parameters per head, and for modules, which have to make their parameters, subclass
-    `Score`.) Arrays that the function takes from around it are constants; traced ones are an error.
+    Params: {} for (q, k); for (params, q, k) any pytree of float arrays, which the whole batch
+    shares. (`Score.init` tells which axes of a parameter are batch axes, and a function has no
+    `init`. For parameters per head, and for modules, which create their parameters, subclass
+    `Score`.) Arrays from the enclosing scope are constants; a traced one is an error.
 
     Attributes:
-        function: takes (q, k) or (params, q, k), all positional.
+        function: takes (q, k) or (params, q, k) as positional arguments.
 
     >>> import jax.numpy as jnp
     >>> from attention_jax import attention_weights
@@ -60,9 +60,9 @@ class FunctionScore(Score):
         _ = self._takes_params
         for name in _traced_values(self.function):
             raise ValueError(
-                f"score {self} must not use the traced array {name} from around it, since compiled"
-                " programs are kept by the function: take it as a parameter, def score(params, q,"
-                " k), and give attention params="
+                f"score {self} must not use the traced array {name} from its enclosing scope, since"
+                " compiled programs are cached by the function: take it as a parameter, def"
+                " score(params, q, k), and give attention params="
             )
 
     def __repr__(self) -> str:
@@ -73,27 +73,27 @@ class FunctionScore(Score):
 
     @property
     def _takes_params(self) -> bool:
-        """Whether the function takes (params, q, k), and not (q, k)."""
+        """Whether the function takes (params, q, k) rather than (q, k)."""
         try:
             signature = inspect.signature(self.function)
-        except (TypeError, ValueError):  # of a function that is not written in Python
+        except (TypeError, ValueError):  # functions not written in Python have none
             signature = inspect.Signature()
         arguments = signature.parameters.values()
-        needed = [argument for argument in arguments if argument.default is argument.empty]
-        kinds = {argument.kind for argument in needed}
+        required = [argument for argument in arguments if argument.default is argument.empty]
+        kinds = {argument.kind for argument in required}
         positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
-        if len(needed) not in (2, 3) or not kinds <= positional:
+        if len(required) not in (2, 3) or not kinds <= positional:
             raise ValueError(
                 f"score must be a name or a Score, or a function of {SIGNATURES}; got"
                 f" {self}{signature}"
             )
-        return len(needed) == 3
+        return len(required) == 3
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         if self._takes_params:
             raise ValueError(
-                f"score {self} takes params and is a function, which cannot make them: subclass"
-                " Score and define init and pair"
+                f"score {self} takes params and is a function, which cannot initialise them:"
+                " subclass Score and define init and pair"
             )
         return {}
 
@@ -126,20 +126,20 @@ class FunctionScore(Score):
 
 
 def _traced_values(function: Any) -> list[str]:
-    """The names of what a function takes from around it that is being traced."""
-    around: dict[str, Any] = {}
+    """The names of the traced arrays in a function's closure or `functools.partial` arguments."""
+    captured: dict[str, Any] = {}
     while isinstance(function, functools.partial):
-        around.update({"of a functools.partial": function.args}, **function.keywords)
+        captured.update({"of a functools.partial": function.args}, **function.keywords)
         function = function.func
     function = inspect.unwrap(function)
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=True):
         try:
-            around[name] = cell.cell_contents
+            captured[name] = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
     return [
         name
-        for name, value in around.items()
+        for name, value in captured.items()
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
     ]

@@ -1,14 +1,14 @@
-"""The tile mathematics of additive attention: sum_f v_f tanh(a_if + b_jf), without its [t, s, A].
+"""Tiles of additive attention: sum_f v_f tanh(a_if + b_jf) without an array [t, s, A].
 
-Written out, tanh(a + b) is an array of t s A floats, and XLA's tanh is about 25 instructions each.
-Here a loop over the features adds to one [t, s] tile, and where nothing is large,
+Materialised, tanh(a + b) is an array of t s A floats, and XLA's tanh takes about 25 instructions
+for each. Here a loop over the features adds to one [t, s] tile. Where no input is large, it uses
 
     tanh(a + b) = 1 - 2 r,    r = 1 / (1 + z),    z = e^{2a} e^{2b},    tanh' = 4 r (1 - r)
 
-so that the exponentials are paid once per token and a pair costs a product and half a division.
+so that each token needs one exponential per feature, and a pair a product and half a division.
 
-Milliseconds for T = S = 1024, A = 128, float32, on 2 cores with AVX-512, forward and pulling back:
-written out 200 and 930, loops of tanh 25 and 90, of exponentials 5.5 and 25.
+Milliseconds for T = S = 1024, A = 128, float32, on 2 cores with AVX-512, forward and backward:
+materialised 200 and 930, loops of tanh 25 and 90, loops of exponentials 5.5 and 25.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from attention_jax.core.varying import varying_as
 
 Array = jax.Array
 
-_SMALL = 2**14  # t s A up to which one fused expression is as fast as a loop
+_SMALL = 2**14  # t s A up to which the materialised expression is as fast as a loop
 
 
 def weighted_tanh(v: Array, a: Array, b: Array) -> Array:
     """logits_ij = sum_f v_f tanh(a_if + b_jf): (v [A], a [t, A], b [s, A]) -> [t, s]
 
-    Right over the whole range of the floats. Any derivative, and no [t, s, A] is held for the first
-    ones; the reverse mode of the reverse mode holds A / 4 tiles.
+    It is accurate over the whole range of the floats and has every derivative. First derivatives
+    keep no [t, s, A] in memory; reverse mode of reverse mode keeps A / 4 tiles.
     """
-    return (_written_out if _is_small(a, b) else _logits)(v, a, b)
+    return (_materialized if _is_small(a, b) else _logits)(v, a, b)
 
 
 def weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Array, Array, Array]:
     """Pulls `dlogits` [t, s] back through `weighted_tanh`: (dv [A], da [t, A], db [s, A])"""
     if _is_small(a, b):
-        return jax.vjp(_written_out, v, a, b)[1](dlogits)
+        return jax.vjp(_materialized, v, a, b)[1](dlogits)
     return _pull_back(v, a, b, dlogits)
 
 
 def weighted_tanh_jvp(
     v: Array, a: Array, b: Array, dv: Array, da: Array, db: Array
 ) -> tuple[Array, Array]:
-    """`weighted_tanh` and its tangent [t, s], for tangents of v, a and b."""
+    """`weighted_tanh` and its tangent [t, s], given the tangents of v, a and b."""
     if _is_small(a, b):
-        return jax.jvp(_written_out, (v, a, b), (dv, da, db))
+        return jax.jvp(_materialized, (v, a, b), (dv, da, db))
     return _logits(v, a, b), _push(v, a, b, dv, da, db)
 
 
@@ -59,19 +59,19 @@ def _is_small(a: Array, b: Array) -> bool:
     return a.shape[0] * b.shape[0] * a.shape[1] <= _SMALL
 
 
-def _written_out(v: Array, a: Array, b: Array) -> Array:
+def _materialized(v: Array, a: Array, b: Array) -> Array:
     return jnp.matmul(jnp.tanh(a[:, None, :] + b[None, :, :]), v, precision="highest")
 
 
-# --- two forms of the same sums ---
+# --- two formulas for the same sums ---
 
 
 class _Form(NamedTuple):
-    """How a sum over n of weighted tanh or tanh' is computed, `unroll` terms in one pass."""
+    """A formula for sums over n of weighted tanh or tanh', with `unroll` terms in one pass."""
 
     unroll: int
-    prepare: Callable[[Array], Array]  # features -> what is loop-invariant
-    join: Callable[[Array, Array], Array]  # one from either side -> a pair
+    prepare: Callable[[Array], Array]  # applied to the features, before the loop
+    join: Callable[[Array, Array], Array]  # prepared features of query and key -> of the pair
     tanhs: Callable[[Sequence[Array], Sequence[Array]], Array]  # sum_n w_n tanh_n
     slopes: Callable[[Sequence[Array], Sequence[Array]], Array]  # sum_n w_n tanh'_n
 
@@ -84,8 +84,8 @@ def _slopes(weights: Sequence[Array], sums: Sequence[Array]) -> Array:
     return _total([w * (1 - jnp.tanh(u) ** 2) for w, u in zip(weights, sums, strict=True)])
 
 
-# Any input, infinities too: tanh(inf - 1) = 1. From 1 to 8 terms in a pass are equally fast; JAX's
-# derivatives hold as many tiles.
+# For any input, infinities too: tanh(inf - 1) = 1. From 1 to 8 terms in a pass are equally fast;
+# JAX's derivatives keep one tile for each term of a pass.
 _TANH = _Form(4, prepare=lambda x: x, join=jnp.add, tanhs=_tanhs, slopes=_slopes)
 
 
@@ -109,8 +109,8 @@ def _exponential_slopes(weights: Sequence[Array], products: Sequence[Array]) -> 
     return 4 * _total(terms)
 
 
-# Inputs that `_is_large` does not refuse. Two terms share one division, the costly part. With 4
-# terms in a pass it takes a tenth longer, with 16 no less.
+# For inputs that are not large (`_is_large`). Two terms share one division, the costly part. With 4
+# terms in a pass it takes a tenth longer, with 16 as long as with 8.
 _EXPONENTIAL = _Form(
     8,
     prepare=lambda x: jnp.exp(2 * x),
@@ -129,9 +129,9 @@ def _by_two(weights, pairs):
 
 
 def _one_plus(z: Array) -> Array:
-    """1 + min(z, 2^30), float64 2^59: tanh is 1 there, and the product of two does not overflow."""
+    """1 + min(z, 2^30), or 2^59 in float64: there tanh is 1 and a product of two stays finite."""
     top = jnp.asarray(_largest_z(z.dtype), z.dtype)
-    return 1 + jnp.where(z > top, top, z)  # NaN stays, in one instruction (jnp.minimum: three)
+    return 1 + jnp.where(z > top, top, z)  # keeps NaN, in one instruction (jnp.minimum: three)
 
 
 def _largest_z(dtype: jnp.dtype) -> float:
@@ -139,7 +139,7 @@ def _largest_z(dtype: jnp.dtype) -> float:
 
 
 def _is_large(weights: Array, a: Array, b: Array) -> Array:
-    """Whether the exponential form could overflow, for any example of a batch; not so for NaN."""
+    """Whether the exponential form could overflow in any example of a batch; NaN is not large."""
     largest = float(jnp.finfo(a.dtype).max)
     large = jnp.any(jnp.abs(weights) > largest / (8 * _largest_z(a.dtype)))
     for features in (a, b):  # |x| <= 22, float64 177: then z = e^{2a} e^{2b} is finite
@@ -158,11 +158,11 @@ def _logits_in(form: _Form, v: Array, a: Array, b: Array) -> Array:
 
 
 def _pull_back_in(form: _Form, v: Array, a: Array, b: Array, dlogits: Array) -> tuple:
-    """Three loops that each add to one array, elementwise.
+    """Three loops, each of which adds to one array, elementwise.
 
-    Each repeats the division, and is cheaper so than what XLA:CPU does otherwise: writing out a
-    feature's [t, s] slopes and summing them both ways takes twice the time of all three loops, and
-    dv and db in one loop, which has two results, half as long again as in two.
+    Each loop repeats the division. On XLA:CPU that is faster than the alternatives: storing a
+    feature's [t, s] slopes and summing them over either axis takes twice the time of all three
+    loops, and one loop for dv and db, with two results, takes half as long again as two loops.
     """
     x, y = form.prepare(a), form.prepare(b)
     dv = _sum_over_tokens(form.tanhs, form, x, y.T, dlogits)
@@ -175,9 +175,9 @@ def _push_in(form: _Form, v: Array, a: Array, b: Array, dv: Array, da: Array, db
     """sum_f v_f tanh'_ijf (da_if + db_jf) + dv_f tanh_ijf"""
 
     def add_features(x, y, dx, dy, dv):
-        sums = [form.join(one[:, None], other[None, :]) for one, other in zip(x, y, strict=True)]
-        moved = [one[:, None] + other[None, :] for one, other in zip(dx, dy, strict=True)]
-        return form.slopes(moved, sums) + form.tanhs(dv, sums)
+        sums = [form.join(x_f[:, None], y_f[None, :]) for x_f, y_f in zip(x, y, strict=True)]
+        dsums = [dx_f[:, None] + dy_f[None, :] for dx_f, dy_f in zip(dx, dy, strict=True)]
+        return form.slopes(dsums, sums) + form.tanhs(dv, sums)
 
     rows = (form.prepare(a).T, form.prepare(b).T, (v[None, :] * da).T, (v[None, :] * db).T, dv)
     return _sum_over_rows(form.unroll, add_features, *rows)
@@ -193,11 +193,11 @@ def _sum_over_tokens(terms: Callable, form: _Form, x: Array, y: Array, weights: 
 
 
 def _sum_over_rows(unroll: int, add: Callable, *arrays: Array) -> Array:
-    """The sum of `add` over the rows of the arrays, `unroll` at a time; zeros follow the last."""
+    """The sum of `add` over the rows of the arrays, `unroll` rows at a time, zero-padded."""
     blocks = -(-arrays[0].shape[0] // unroll)
     padded = [_pad_rows(array, blocks * unroll) for array in arrays]
 
-    # Recomputed when differentiated: otherwise every step's tile would be saved.
+    # Checkpointed: otherwise the backward pass would save the tile of every step.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def block(n):
         return add(*(_rows(array, n * unroll, unroll) for array in padded))
@@ -212,15 +212,15 @@ def _pad_rows(array: Array, count: int) -> Array:
 
 
 def _rows(array: Array, first: Array, count: int) -> list[Array]:
-    """One by one: XLA:CPU copies a slice of several rows before its use, and is 7 times slower."""
+    """`count` rows, one by one: XLA:CPU copies a slice of several rows, which is 7 times slower."""
     return [jax.lax.dynamic_index_in_dim(array, first + i, 0, False) for i in range(count)]
 
 
-# --- the choice of the form ---
+# --- the choice between the two formulas ---
 
 
-def _in_either_form(of_form: Callable) -> Callable:
-    """`of_form` by exponentials if the input allows it; its derivatives always by tanh.
+def _choose_form(of_form: Callable) -> Callable:
+    """`of_form` by exponentials if no input is large; its derivatives always by tanh.
 
     JAX's derivatives of the quotients would overflow where z is large, and take twice the time.
     """
@@ -243,6 +243,6 @@ def _in_either_form(of_form: Callable) -> Callable:
     return function
 
 
-_logits = _in_either_form(_logits_in)
-_pull_back = _in_either_form(_pull_back_in)
-_push = _in_either_form(_push_in)
+_logits = _choose_form(_logits_in)
+_pull_back = _choose_form(_pull_back_in)
+_push = _choose_form(_push_in)

@@ -1,4 +1,4 @@
-"""Matrix products as scores and their gradients need them: accurate, and fast on the CPU."""
+"""Matrix products for scores and their gradients: accurate, and fast on the CPU."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ Array = jax.Array
 def tall_product(left: Array, right: Array) -> Array:
     """right^T left, ([t, d], [t, s]) -> [s, d], fast where s is much larger than d.
 
-    As (left^T right)^T: XLA:CPU transposes the larger factor of [s, t] @ [t, d], and takes three
-    times as long. The barriers keep it from making one of the other.
+    It is computed as (left^T right)^T. For [s, t] @ [t, d] XLA:CPU transposes the larger factor
+    and takes three times as long. The barriers keep XLA from rewriting the first as the second.
     """
     left = jax.lax.optimization_barrier(left.T)
     return jax.lax.optimization_barrier(einsum("dt,ts->ds", left, right)).T
 
 
 def matmul(left: Array, right: Array) -> Array:
+    """left @ right, ([t, d], [d, a]) -> [t, a], with the accuracy of `einsum`."""
     return einsum("td,da->ta", left, right)
 
 

@@ -1,7 +1,7 @@
-"""Keys that are projected once and attended to many times.
+"""`ProjectedKeys`: keys that are projected once and attended to many times.
 
-A decoder attends to the same keys in every step. `project_key` costs O(S) products, so the decoder
-projects its memory once and passes the features in place of the keys.
+A decoder attends to the same keys in every step, and `project_key` costs O(S) products. So the
+decoder projects its memory once and passes the features in place of the keys.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Array = jax.Array
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class ProjectedKeys:
-    """What a score's `project_key` made of keys; functions of attention take it as `key`.
+    """The features of keys, from a score's `project_key`; attention functions take it as `key`.
 
     Attributes:
-        features: an array [*B, S, Fk], or a pytree of arrays [*B, S, ...], as the score makes it.
-        key_dim: Dk, the size of the keys before they were projected.
-        core_ndims: of each array in `features`, the number of axes without *B.
+        features: an array [*B, S, Fk], or a pytree of arrays [*B, S, ...], from `project_key`.
+        key_dim: Dk, the size of the keys before the projection.
+        core_ndims: the number of axes without *B of each array in `features`.
     """
 
     features: Features
@@ -36,7 +36,7 @@ class ProjectedKeys:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape [*B, S, Dk] of the keys before they were projected."""
+        """The shape [*B, S, Dk] of the keys before the projection."""
         leaf = jax.tree.leaves(self.features)[0]
         return (*leaf.shape[: leaf.ndim - self.core_ndims[0] + 1], self.key_dim)
 
@@ -46,12 +46,12 @@ class ProjectedKeys:
         return len(self.shape)
 
     def map(self, function: Callable[[Array, int], Any]) -> ProjectedKeys:
-        """The same with function(array, its number of axes without *B) in place of each array."""
+        """Replaces each array by function(array, its number of axes without *B)."""
         leaves, structure = jax.tree.flatten(self)
         return jax.tree.unflatten(structure, map(function, leaves, self.core_ndims))
 
     def tree_flatten(self) -> tuple[tuple[Features], tuple[int, tuple[int, ...]]]:
-        """Makes it a pytree: the features hold its leaves, the sizes are static."""
+        """For JAX pytrees: the features hold the leaves, the sizes are static."""
         return (self.features,), (self.key_dim, self.core_ndims)
 
     @classmethod
@@ -81,11 +81,11 @@ def project_keys(score: Score, params: Params, key: Array) -> ProjectedKeys:
     return ProjectedKeys(features, key.shape[-1], core_ndims)
 
 
-KeyLike = Array | ProjectedKeys  # what functions of attention take as `key`
+KeyLike = Array | ProjectedKeys  # the argument `key` of attention functions
 
 
 def key_features(score: Score, params: Params, key: KeyLike) -> Features:
-    """What `pair` reads of keys [S, Dk] of one example."""
+    """The features of keys [S, Dk] of one example, projected here unless they are already."""
     if isinstance(key, ProjectedKeys):
         return key.features
     return score.project_key(params, key)

@@ -1,4 +1,4 @@
-"""Scores by name, for command lines and configurations; what else stands for a score."""
+"""`get_score`, which turns a name, a class or a function into a `Score`; and the named `SCORES`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attention_jax.scores.dot import Dot, General, ScaledDot
 from attention_jax.scores.function import SIGNATURES, FunctionScore
 from attention_jax.scores.soft_cap import SoftCap
 
-# What `get_score` makes a `Score` of.
+# What `get_score` accepts.
 ScoreLike = str | Score | type[Score] | Callable[..., jax.Array]
 
 SCORES: dict[str, Score] = {
@@ -33,59 +33,60 @@ SCORES: dict[str, Score] = {
     "softcap": SoftCap(),
 }
 
-DEFAULT_SCORE = "scaled"  # of every function that takes a score and is given none
+DEFAULT_SCORE = "scaled"  # the default of every argument `score`
 
 
 def get_score(name_or_score: ScoreLike) -> Score:
-    """The `Score` that a name or a function stands for; a `Score` comes back as it is.
+    """The `Score` for a name, a class or a function; a `Score` is returned unchanged.
 
     Args:
-        name_or_score: a key of `SCORES`; or "module:Name", a score of your own in a module that can
-            be imported; or a `Score`, or the class of one that needs no arguments; or a function of
-            (q [t, Dq], k [s, Dk]) or (params, q, k) that gives logits [t, s], see `FunctionScore`.
+        name_or_score: a key of `SCORES`; "module:Name", a score in a module that can be imported; a
+            `Score`; a subclass of `Score` that needs no arguments; or a function of (q [t, Dq],
+            k [s, Dk]) or (params, q, k) that returns logits [t, s], see `FunctionScore`.
 
     Returns:
         a `Score`, hashable by value.
 
     Raises:
-        ValueError: there is no such score, its value does not say all that it computes, or a
-            function takes other arguments.
+        ValueError: there is no score of that name, its fields do not determine what it computes,
+            or a function takes other arguments.
 
     >>> get_score("scaled")
     ScaledDot(scale=None)
     """
-    found: Any = name_or_score
+    score: Any = name_or_score
     if isinstance(name_or_score, str):
-        found = SCORES.get(name_or_score)
-        if found is None and ":" in name_or_score:
-            found = _import_score(name_or_score)
-        elif found is None:
+        score = SCORES.get(name_or_score)
+        if score is None and ":" in name_or_score:
+            score = _import_score(name_or_score)
+        elif score is None:
             close = difflib.get_close_matches(name_or_score, SCORES, n=1, cutoff=0.5)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ValueError(
                 f"score must be one of {', '.join(SCORES)} or 'module:Name';"
                 f" got {name_or_score!r}{hint}"
             )
-    if isinstance(found, type) and issubclass(found, Score):
+    if isinstance(score, type) and issubclass(score, Score):
         try:
-            found = found()
+            score = score()
         except TypeError as error:
             raise ValueError(
-                f"score must be an instance where the class needs arguments; got {found.__name__}"
-                f" ({error}): write {found.__name__}({_arguments_of(found)})"
+                f"score must be an instance where the class needs arguments; got {score.__name__}"
+                f" ({error}): write {score.__name__}({_required_arguments(score)})"
             ) from error
-    if callable(found) and not isinstance(found, Score | type):
-        return FunctionScore(found)
-    if not isinstance(found, Score):
+    if callable(score) and not isinstance(score, Score | type):
+        return FunctionScore(score)
+    if not isinstance(score, Score):
         raise ValueError(
             f"score must be a name or a Score, or a function of {SIGNATURES}; got {name_or_score!r}"
         )
-    _check_value_semantics(found)
-    _check_contract(found)
-    return found
+    _check_value_semantics(score)
+    _check_contract(score)
+    return score
 
 
 def _check_contract(score: Score) -> None:
+    """Raises ValueError for an unknown `tile_cost` and for a projection of both sides at once."""
     name, costs = type(score).__name__, get_args(TileCost)
     if score.tile_cost not in costs:
         raise ValueError(
@@ -100,17 +101,17 @@ def _check_contract(score: Score) -> None:
 
 
 def _check_value_semantics(score: Score) -> None:
-    """Compiled functions are cached by the score's value: its fields, which must say everything."""
+    """Raises ValueError unless the fields, by which programs are cached, determine the score."""
     name = type(score).__name__
     fields = {field.name for field in dataclasses.fields(score)}
     for value in (getattr(score, field) for field in fields):
-        if isinstance(value, Score):  # wrapped
+        if isinstance(value, Score):  # the score inside a wrapped score
             _check_value_semantics(value)
     for attribute in set(vars(score)) - fields:
         if not isinstance(getattr(type(score), attribute, None), functools.cached_property):
             raise ValueError(
                 f"score must be a frozen dataclass; {name}.{attribute} is not a field, so two"
-                f" {name} that differ in it would be taken for equal"
+                f" {name} that differ in it would compare equal"
             )
     try:
         hash(score)
@@ -120,8 +121,8 @@ def _check_value_semantics(score: Score) -> None:
         ) from None
 
 
-def _arguments_of(score_class: type[Score]) -> str:
-    """The arguments that a class needs, as one writes them."""
+def _required_arguments(score_class: type[Score]) -> str:
+    """The arguments without a default, as they are written in a call."""
     fields = dataclasses.fields(score_class)
     missing = dataclasses.MISSING
     return ", ".join(

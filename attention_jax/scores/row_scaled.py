@@ -1,4 +1,4 @@
-"""A factor for each row of logits: what makes one query's attention sharper than another's."""
+"""`RowScaled`, a score with a factor for each row of logits, which sharpens or flattens it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Array = jax.Array
 class RowScaled(WrappedScore):
     """e([q, f], k) = f score(q, k): the query's last feature multiplies its logits
 
-    An inverse temperature that may differ from query to query and from example to example, with
-    gradients, for every score.
+    The factor is an inverse temperature. It may differ between queries and between examples, and it
+    is differentiable.
 
     Params: those of `score`, for queries of size Dq - 1.
 
     Attributes:
-        score: the `Score` that makes the logits.
+        score: the `Score` whose logits are multiplied.
 
     >>> query, key = jnp.array([[3.0, 2.0]]), jnp.array([[1.0], [10.0]])
     >>> RowScaled(ScaledDot(1.0))({}, query, key)
@@ -52,27 +52,27 @@ class RowScaled(WrappedScore):
         if query_dim < 2 or (equal and query_dim != key_dim + 1):
             expected = f"{key_dim + 1}" if equal else "at least 2"
             raise ValueError(
-                f"query must have {expected} features, the last a factor, for keys of {key_dim} and"
-                f" score {self.score}; got {query_dim}"
+                f"query must have {expected} features, the last of them the factor, for keys of"
+                f" {key_dim} and score {self.score}; got {query_dim}"
             )
 
     def project_query(self, params: Params, query: Array) -> tuple[Any, Array]:
         return self.score.project_query(params, query[:, :-1]), query[:, -1:]
 
     def pair(self, params: Params, q_features: tuple[Any, Array], k_features: Any) -> Array:
-        inner, factor = q_features
-        logits = self.score.pair(params, inner, k_features)
+        inner_features, factor = q_features
+        logits = self.score.pair(params, inner_features, k_features)
         return factor.astype(logits.dtype) * logits
 
     # e = f l: dl = f de, df = sum_j l_j de_j.
     def pair_vjp(
         self, params: Params, q_features: tuple[Any, Array], k_features: Any, dlogits: Array
     ) -> tuple[Params, tuple[Any, Array], Any]:
-        inner, factor = q_features
-        logits = self.score.pair(params, inner, k_features)
+        inner_features, factor = q_features
+        logits = self.score.pair(params, inner_features, k_features)
         dlogits = dlogits.astype(logits.dtype)
-        dparams, dinner, dk_features = self.score.pair_vjp(
-            params, inner, k_features, factor.astype(logits.dtype) * dlogits
+        dparams, dinner_features, dk_features = self.score.pair_vjp(
+            params, inner_features, k_features, factor.astype(logits.dtype) * dlogits
         )
         dfactor = jnp.sum(logits * dlogits, axis=-1, keepdims=True).astype(factor.dtype)
-        return dparams, (dinner, dfactor), dk_features
+        return dparams, (dinner_features, dfactor), dk_features

@@ -1,14 +1,14 @@
-"""Infinite slopes: logits of allowed pairs only, for scores that have a slope that is not finite.
+"""Logits whose derivatives stay finite where a mask hides a pair with an infinite slope.
 
 A distance sqrt(|q - k|^2) has an infinite slope where q = k, an angle where q and k are parallel.
-If a mask hides such a pair, its logit has the cotangent 0, and 0 times infinity is NaN. It is too
-late then: the NaN is in the sum over the pairs of a query. So a hidden pair must not be computed
-with its own tokens, but with a pair of stand-ins whose slope is finite.
+If a mask hides such a pair, its logit has the cotangent 0, and 0 times infinity is NaN, which the
+sum over the pairs of a query then contains. So a hidden pair must not be computed from its own
+tokens, but from a pair of stand-ins whose slope is finite.
 
-That costs a choice for each pair and feature, so it is done only for a score that may need it. The
-program of its `pair` tells: most operations (sums, products, tanh, ...) have a finite slope at all
-finite inputs. Overflow is not looked for: a hidden pair whose product is larger than the largest
-float still sends NaN.
+This costs a selection for each pair and feature, so only scores that may need it pay for it. The
+program of `pair` decides: most operations (sums, products, tanh, ...) have a finite slope at every
+finite input. Overflow is not detected: a hidden pair whose product exceeds the largest float still
+sends NaN.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from attention_jax.scores.projected_keys import key_features
 
 Array = jax.Array
 
-# Operations whose slope is finite at every finite input. What is missing here costs time only.
+# Operations whose slope is finite at every finite input. A missing operation costs time only.
 _FINITE_SLOPES = frozenset({
     "abs", "add", "add_any", "and", "argmax", "argmin", "atan", "broadcast_in_dim", "ceil",
     "clamp", "concatenate", "convert_element_type", "copy", "cos", "cumsum", "dot_general",
@@ -48,7 +48,7 @@ def masked_pair(
     allowed: Array | None,
     stand_ins: tuple[Any, Any] | None,
 ) -> Array:
-    """Logits [t, s] of the allowed pairs, whose derivatives no hidden pair can make NaN.
+    """The logits [t, s] of a tile; hidden pairs cannot make their derivatives NaN.
 
         logits_ij = pair(q_i, k_j) where allowed_ij, pair(stand-in, stand-in) elsewhere
 
@@ -56,21 +56,23 @@ def masked_pair(
         score: the score.
         params: its parameters.
         q_features, k_features: projected tokens, [t, Fq] and [s, Fk] or pytrees of such arrays.
-        allowed: bool [t, s]; None for all pairs.
-        stand_ins: the features of one query and of one key, [Fq] and [Fk], as `stand_ins` makes
-            them; None where all slopes are finite, and then this is the plain `pair`.
+        allowed: bool [t, s], True for allowed pairs; None if all are.
+        stand_ins: the features of one query and one key, [Fq] and [Fk], from `stand_ins`; None
+            if all slopes are finite, in which case this is `pair`.
     """
     if allowed is None or stand_ins is None:
         return score.pair(params, q_features, k_features)
 
-    def of_pair(query, key, allowed):
+    def pair_logit(query, key, allowed):
         query, key = (
-            jax.tree.map(lambda feature, other: jnp.where(allowed, feature, other)[None], *tokens)
+            jax.tree.map(
+                lambda feature, stand_in: jnp.where(allowed, feature, stand_in)[None], *tokens
+            )
             for tokens in ((query, stand_ins[0]), (key, stand_ins[1]))
         )
         return score.pair(params, query, key)[0, 0]
 
-    over_keys = jax.vmap(of_pair, in_axes=(None, 0, 0))
+    over_keys = jax.vmap(pair_logit, in_axes=(None, 0, 0))
     return jax.vmap(over_keys, in_axes=(0, None, 0))(q_features, k_features, allowed)
 
 
@@ -83,7 +85,7 @@ def masked_pair_vjp(
     stand_ins: tuple[Any, Any] | None,
     dlogits: Array,
 ) -> tuple[Params, Any, Any]:
-    """Pulls `dlogits` [t, s] back through `masked_pair`; by the score's own `pair_vjp` if it can.
+    """Pulls `dlogits` [t, s] back through `masked_pair`, with `pair_vjp` if no stand-ins are used.
 
     Returns:
         (dparams, dq_features, dk_features); zeros for integer features.
@@ -112,16 +114,16 @@ def masked_pair_jvp(
     allowed: Array | None,
     stand_ins: tuple[Any, Any] | None,
 ) -> tuple[Array, Array | None]:
-    """Logits [t, s] of `masked_pair` and their tangent; by the score's own `pair_jvp` if it can.
+    """The logits [t, s] of `masked_pair` and their tangent, with `pair_jvp` without stand-ins.
 
     Args:
         score: the score.
         primals: (params, q_features, k_features).
-        tangents: of the primals; None in place of each array that does not move.
+        tangents: those of the primals; None for each array that is constant.
         allowed, stand_ins: as in `masked_pair`.
 
     Returns:
-        the logits, and their tangent; None if no array moves.
+        (logits, tangent); the tangent is None if every array is constant.
     """
     if allowed is None or stand_ins is None:
         return score.pair_jvp(*primals, *tangents)
@@ -131,13 +133,13 @@ def masked_pair_jvp(
 
 
 def stand_ins(score: Score, params: Params, query: Array, key: Any) -> tuple[Any, Any] | None:
-    """What replaces the features of a hidden pair; None if the score's slopes are all finite.
+    """The features that replace those of a hidden pair; None if all slopes are finite.
 
     Args:
         score: the score.
         params: its parameters.
-        query: float [T, Dq], of which only shape and dtype matter.
-        key: float [S, Dk], or `ProjectedKeys`; the same.
+        query: float [T, Dq]; only its shape and dtype matter.
+        key: float [S, Dk] or `ProjectedKeys`; only its shapes and dtypes matter.
     """
     q_features = score.project_query(params, stand_in_query(query))
     k_features = key_features(score, params, jax.tree.map(stand_in_key, key))
@@ -146,16 +148,17 @@ def stand_ins(score: Score, params: Params, query: Array, key: Any) -> tuple[Any
     return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf[0]), (q_features, k_features))
 
 
-# Not 0, not equal and not parallel: a score may hold a norm, a distance or an angle.
+# The stand-ins are not 0, not equal and not parallel: a norm, a distance and an angle are smooth
+# there.
 
 
 def stand_in_query(tokens: Array) -> Array:
-    """One query (1, 2, 1, 2, ...), [T, Dq] -> [1, Dq], for tokens that no allowed pair contains."""
+    """The query (1, 2, 1, 2, ...), [T, Dq] -> [1, Dq], for tokens that no allowed pair contains."""
     return _alternating(tokens, 1, 2)
 
 
 def stand_in_key(tokens: Array) -> Array:
-    """One key (3, 1, 3, 1, ...), [S, Dk] -> [1, Dk], for tokens that no allowed pair contains."""
+    """The key (3, 1, 3, 1, ...), [S, Dk] -> [1, Dk], for tokens that no allowed pair contains."""
     return _alternating(tokens, 3, 1)
 
 
@@ -168,7 +171,7 @@ def _alternating(tokens: Array, even: int, odd: int) -> Array:
 def has_finite_slopes(score: Score, params: Params, q_features: Any, k_features: Any) -> bool:
     """Whether every slope of the score's `pair` is known to be finite at finite features.
 
-    What the score says itself (`finite_slopes`) counts; if it says nothing, its program is read.
+    The score's `finite_slopes` decides; if that is None, the operations of its program do.
     """
     if score.finite_slopes is not None:
         return score.finite_slopes
@@ -176,18 +179,18 @@ def has_finite_slopes(score: Score, params: Params, q_features: Any, k_features:
     return _is_finite(program, program.invars)
 
 
-def _is_finite(program: Any, moving: Iterable[Any]) -> bool:
-    """Whether no operation on what depends on the inputs `moving` can have an infinite slope."""
-    moving = set(moving)
+def _is_finite(program: Any, variables: Iterable[Any]) -> bool:
+    """Whether every operation that depends on `variables` is known to have a finite slope."""
+    dependent = set(variables)
     for equation in program.eqns:
-        inputs = [v for v in equation.invars if not isinstance(v, Literal) and v in moving]
-        if not inputs or not equation.outvars:  # `jax.debug.print` gives nothing
+        inputs = [v for v in equation.invars if not isinstance(v, Literal) and v in dependent]
+        if not inputs or not equation.outvars:  # `jax.debug.print` has no output
             continue
         name = equation.primitive.name
         if name in _CALLS:
-            inner = _program_in(equation.params)
-            pairs = zip(equation.invars, inner.invars, strict=True)
-            finite = _is_finite(inner, [own for outer, own in pairs if outer in inputs])
+            callee = _called_program(equation.params)
+            pairs = zip(equation.invars, callee.invars, strict=True)
+            finite = _is_finite(callee, [inner for outer, inner in pairs if outer in inputs])
         elif name == "div":
             finite = equation.invars[1] not in inputs
         elif name == "integer_pow":
@@ -196,11 +199,11 @@ def _is_finite(program: Any, moving: Iterable[Any]) -> bool:
             finite = name in _FINITE_SLOPES
         if not finite:
             return False
-        moving.update(equation.outvars)
+        dependent.update(equation.outvars)
     return True
 
 
-def _program_in(params: dict[str, Any]) -> Any:
-    """The program that a call runs."""
+def _called_program(params: dict[str, Any]) -> Any:
+    """The program that a call runs, from the parameters of the call's primitive."""
     program = params.get("jaxpr", params.get("call_jaxpr"))
     return getattr(program, "jaxpr", program)

@@ -1,4 +1,4 @@
-"""Logits kept within bounds, whatever the score that made them."""
+"""`SoftCap`, which bounds the logits of any score."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class SoftCap(WrappedScore):
-    """e(q, k) = cap tanh(score(q, k) / cap): another score's logits, between -cap and cap
+    """e(q, k) = cap tanh(score(q, k) / cap): the logits of a score, bounded by cap in size
 
-    Logits much smaller than cap are left as they are, and larger ones lose their gradient.
+    Logits much smaller than cap hardly change; the gradient of much larger logits vanishes.
 
     Params: those of `score`.
 
     Attributes:
-        score: the `Score` that makes the logits.
-        cap: their bound, a finite float above 0.
+        score: the `Score` whose logits are bounded.
+        cap: the bound, a finite float above 0.
 
     Source: Gemma Team 2024 ("Gemma 2"), section 2, logit soft-capping (their soft_cap is cap, 50
     for attention).

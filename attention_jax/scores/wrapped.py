@@ -1,4 +1,4 @@
-"""Scores made of another score: what they share."""
+"""`WrappedScore`, the base class of scores that change the logits of another score."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = jax.Array
 
 
 def check_inner_score(score: Any) -> None:
-    """Raises ValueError, with what to write instead, unless it is a `Score`."""
+    """Raises ValueError unless `score` is a `Score`; the message tells how to make it a score."""
     if isinstance(score, Score):
         return
     hint = ""
@@ -27,15 +27,15 @@ def check_inner_score(score: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class WrappedScore(Score):
-    """Another score with its parameters, features and cost: a subclass changes its logits.
+    """The parameters, features and cost of an inner score; a subclass changes its logits.
 
-    A subclass defines `pair`. It states `finite_slopes = WrappedScore.finite_slopes` if its `pair`
-    has infinite slopes only where the inner one has them, and a `tile_cost` of its own if its
-    `pair` costs more than the inner one. It defines `init`, `param_shapes`, `project_query` and
+    A subclass defines `pair`. It sets `finite_slopes = WrappedScore.finite_slopes` if its `pair`
+    has infinite slopes only where the inner `pair` has them, and its own `tile_cost` if its `pair`
+    costs more than the inner one. It defines `init`, `param_shapes`, `project_query` and
     `project_key` if its parameters differ from those of the inner score.
 
     Attributes:
-        score: the `Score` that is made another of.
+        score: the inner `Score`.
     """
 
     score: Score

@@ -14,7 +14,8 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from attention_jax.functional.local import local_attention, monotonic_centers
+from attention_jax.functional.centers import monotonic_centers
+from attention_jax.functional.local import local_attention
 from benchmarks.attention_contestant import Contestant, jax_contestant, ours
 from benchmarks.attention_speed import OURS, race
 from benchmarks.attention_works import Tree, Work

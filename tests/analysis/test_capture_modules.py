@@ -12,8 +12,8 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import nn
 from attention_jax.analysis import capture
+from attention_jax.functional.centers import monotonic_centers
 from attention_jax.functional.interop import dot_product_attention, flax_attention_fn
-from attention_jax.functional.local import monotonic_centers
 from attention_jax.nn.cross_attention import CrossAttention, CrossAttentionConfig
 
 B, T, S, D = 2, 5, 7, 6

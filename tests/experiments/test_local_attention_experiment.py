@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from experiment import conduct
 
-from attention_jax.functional.local import monotonic_centers, window_mask
+from attention_jax.functional.centers import monotonic_centers
+from attention_jax.functional.windows import window_mask
 from attention_jax.tasks.reversal.task import ReversalRun
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"

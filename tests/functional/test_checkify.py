@@ -55,7 +55,7 @@ def test_attention_and_its_gradient(implementation):
     check(jax.grad(padded, argnums=(0, 1)), QUERY, KEY.at[:, 4:].set(jnp.nan))
 
 
-def test_what_is_made_of_attention():
+def test_other_forms_of_attention():
     arguments = {"mask": PADDING, "score": "scaled"}
 
     def all_of_it(query, key, value):
@@ -81,7 +81,7 @@ def test_captured():
     check(lambda query: analysis.capture(jax.grad(loss), query).attentions, QUERY)
 
 
-def test_a_nan_of_the_users_is_still_found():
+def test_a_nan_of_the_user_is_reported():
     checked = checkify.checkify(attend("reference"), errors=checkify.all_checks)
     error, _ = checked(QUERY.at[1, 2].set(jnp.nan), KEY, VALUE)
     assert "nan" in error.get()

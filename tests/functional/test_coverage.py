@@ -186,7 +186,7 @@ def test_a_kernel_of_zeros_is_attention(name):
     np.testing.assert_allclose(result.coverage, np.sum(weights, -2), atol=3e-6)
 
 
-def test_the_loss_of_weights():
+def test_coverage_loss():
     weights = jnp.array([[0.5, 0.5, 0.0], [0.25, 0.0, 0.75], [0.0, 1.0, 0.0]])
     np.testing.assert_allclose(coverage_loss(weights), [0, 0.25, 0.5])
     earlier = jnp.array([0.125, 0.0, 1.0])

@@ -22,7 +22,7 @@ def test_groups_are_neighbouring_heads_and_back():
     np.testing.assert_array_equal(parts["first"], queries[..., 0, 0])
 
 
-def test_one_for_all_heads_and_none():
+def test_a_shared_head_and_no_head_axis():
     one = jnp.arange(B * T).reshape(B, 1, T)
     np.testing.assert_array_equal(group_heads(one, 1, K), one[:, None])
     np.testing.assert_array_equal(group_heads(one[0, 0], 1, K), one[0, 0])  # no head axis

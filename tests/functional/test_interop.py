@@ -1,4 +1,4 @@
-"""The door for `jax.nn` users, against `jax.nn` and NumPy."""
+"""`interop.dot_product_attention` against `jax.nn` and NumPy."""
 
 import inspect
 
@@ -307,7 +307,7 @@ def test_differs_the_residual_has_a_gradient():
     assert_close(ours, expected, 2e-5)
 
 
-def test_differs_what_is_refused():
+def test_differs_refused_arguments():
     query, key, value = qkv(dv=DV)
     with pytest.raises(ValueError, match="value shape"):
         jax.nn.dot_product_attention(query, key, value)

@@ -1,4 +1,4 @@
-"""The door for Flax users, against Flax."""
+"""`interop.flax_attention_fn` against Flax."""
 
 import jax
 import jax.numpy as jnp

@@ -14,7 +14,7 @@ QUERY = RNG.normal(size=(B, T, N, D)).astype(np.float32)
 KEY = RNG.normal(size=(B, S, K, D)).astype(np.float32)
 
 
-def test_all_of_it_is_one_program_that_is_traced_once():
+def test_a_call_is_one_program_that_is_traced_once():
     traces = []
 
     def score(q, k):
@@ -66,6 +66,6 @@ def test_lengths_in_a_mask_need_the_head_axis():
         ({"key_value_seq_lengths": "long"}, "key_value_seq_lengths must be an array; got str"),
     ],
 )
-def test_what_is_no_array_is_named(arguments, message):
+def test_errors_name_the_argument_that_is_no_array(arguments, message):
     with pytest.raises(ValueError, match=message):
         dot_product_attention(QUERY, KEY, KEY, **arguments)

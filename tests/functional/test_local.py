@@ -22,14 +22,9 @@ from conformance import (
 from jax.test_util import check_grads
 
 import attention_jax as aj
-from attention_jax.functional.local import (
-    local_attention,
-    local_attention_weights,
-    monotonic_centers,
-    predicted_centers,
-    reversed_centers,
-    window_mask,
-)
+from attention_jax.functional.centers import monotonic_centers, predicted_centers, reversed_centers
+from attention_jax.functional.local import local_attention, local_attention_weights
+from attention_jax.functional.windows import window_mask
 
 B, T, S, DV, A = 2, 5, 7, 3, 4
 RADIUS = 2
@@ -336,7 +331,7 @@ def test_heads_and_examples_are_a_loop(implementation):
             np.testing.assert_allclose(got[b, n], expected, atol=2e-6)
 
 
-def test_positions_beyond_what_a_narrow_dtype_tells_apart():
+def test_centers_beyond_the_range_of_a_narrow_dtype():
     query = key = jnp.asarray(normal(1, 4), jnp.float32)
     key = jnp.broadcast_to(key, (300, 4))
     value = jnp.arange(300.0)[:, None]

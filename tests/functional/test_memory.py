@@ -24,7 +24,7 @@ def wide(tree):
 
 
 @pytest.mark.parametrize("name", SCORE_CASES)
-def test_attending_to_what_was_remembered_is_the_formula(name):
+def test_attention_to_a_memory_is_the_formula(name):
     case = SCORE_CASES[name]
     params = case.score.init(jax.random.key(1), case.query_dim, DK)
     query, key, value = tokens(case.query_dim)
@@ -89,7 +89,7 @@ class Halves(Score):
 
 
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
-def test_features_that_are_trees_are_remembered(implementation):
+def test_a_memory_of_features_that_are_trees(implementation):
     query, key, value = tokens(DK)
     key[:, 4:] = np.nan  # padding
     memory = remember(Halves(), {}, key, value, query_dim=DK)
@@ -104,7 +104,7 @@ def test_features_that_are_trees_are_remembered(implementation):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
-def test_keys_as_they_are_or_remembered():
+def test_keys_and_memories_as_arguments():
     _, key, value = tokens(DK)
     assert key_and_value(key, None)[1] is key
     assert key_and_value(key, value)[1] is value

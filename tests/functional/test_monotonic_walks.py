@@ -118,7 +118,7 @@ def test_walks_against_a_loop_and_a_half_is_chosen():
         np.testing.assert_array_equal(transform(hard_monotonic_positions)(p, start), positions)
 
 
-def test_after_a_query_that_finds_nothing_none_does():
+def test_a_walk_that_passes_the_last_key_ends():
     p = jnp.array([[0.0, 1, 0], [0, 0, 0], [1, 1, 1]])
     assert hard_monotonic_weights(p).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert hard_monotonic_positions(p, 3).tolist() == [3, 3, 3]
@@ -176,7 +176,7 @@ def test_logits_are_no_probabilities(walk):
 
 
 @every_walk
-def test_what_may_be_a_probability_passes(walk):
+def test_valid_probabilities_pass(walk):
     p = probabilities(B, T, S)
     expected = walk(p)
     np.testing.assert_array_equal(walk(p.astype(np.float16)).shape, expected.shape)

@@ -153,7 +153,7 @@ def test_nan_in_a_value_that_others_see_spares_queries_without_keys():
         assert not np.any(output[66])
 
 
-def test_a_nan_cotangent_of_the_coverage_passes_through_those_who_see_the_key():
+def test_a_nan_cotangent_of_the_coverage_reaches_queries_that_may_attend_to_the_key():
     arrays, table = cases.arrays(), cases.allowed((40, 66))
 
     def covered(arrays):

@@ -1,4 +1,4 @@
-"""Sequences cut up over devices: the result of `attention`, the same work and memory for each."""
+"""Ring attention: the result of `attention`, with equal work and memory on each device."""
 
 import eight_devices
 import jax
@@ -40,7 +40,7 @@ def mesh():
     return jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
 
 
-def test_mistakes_are_told_before_anything_compiles():
+def test_mistakes_fail_before_anything_compiles():
     query, key = jnp.ones((2, 6, 3)), jnp.ones((2, 8, 3))
 
     def run(query=query, key=key, **options):
@@ -65,7 +65,7 @@ def test_mistakes_are_told_before_anything_compiles():
             run(**options)
 
 
-def test_whole_numbers_as_features_have_no_gradient():
+def test_integer_features_have_no_gradient():
     class Rounded(aj.Dot):
         def project_query(self, params, query):
             return jnp.round(query).astype(jnp.int32)
@@ -97,7 +97,7 @@ def test_masks_and_biases_of_chunks_are_those_of_their_positions():
     keys = Chunks(jnp.array([0, 20, 8]), 7, s)
     where_queries = [3, 4, 5, 6, 7, None, 15, 16, 17, 18, 19, None]
     where_keys = [n + first if n < 7 else None for first in (0, 20, 8) for n in range(9)]
-    assert (queries.tiles, keys.tiles) == (6, 9)
+    assert (queries.num_tiles, keys.num_tiles) == (6, 9)
 
     table = np.random.default_rng(2).random((target, source)) < 0.7
     bias = normal(target, source)
@@ -131,11 +131,11 @@ def test_masks_and_biases_of_chunks_are_those_of_their_positions():
             assert None in (i, j) or value == np.float32(bias[i, j])
 
 
-def test_padding_a_chunk_and_taking_it_away():
+def test_adding_and_removing_the_padding_of_chunks():
     chunks = Chunks(jnp.array([0, 9]), 3, 2)
     tokens = np.arange(1, 7)[:, None] * np.ones((1, 5))
-    padded = chunks.pad(jnp.asarray(tokens))
+    padded = chunks.add_padding(jnp.asarray(tokens))
     np.testing.assert_array_equal(padded[:, 0], [1, 2, 3, 0, 4, 5, 6, 0])
-    np.testing.assert_array_equal(chunks.real(jnp.arange(8)), padded[:, 0] > 0)
-    np.testing.assert_array_equal(chunks.without_padding(padded.reshape(4, 2, 5)), tokens)
-    assert chunks.pad(jnp.ones((6, 0))).shape == (8, 0)
+    np.testing.assert_array_equal(chunks.is_token(jnp.arange(8)), padded[:, 0] > 0)
+    np.testing.assert_array_equal(chunks.remove_padding(padded.reshape(4, 2, 5)), tokens)
+    assert chunks.add_padding(jnp.ones((6, 0))).shape == (8, 0)

@@ -1,4 +1,4 @@
-"""Which implementation and which tiles: by size and score, and never against the caller's word."""
+"""The choice of implementation and tile sizes, by size and score, unless the caller gives them."""
 
 import dataclasses
 

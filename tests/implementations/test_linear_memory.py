@@ -6,7 +6,8 @@ import pytest
 from conformance import SCORE_CASES, quick_jit
 
 import attention_jax as aj
-from attention_jax.functional.local import local_attention, predicted_centers
+from attention_jax.functional.centers import predicted_centers
+from attention_jax.functional.local import local_attention
 from attention_jax.implementations import BlockSizes
 
 LENGTH, DIM, HIDDEN = 1024, 4, 4

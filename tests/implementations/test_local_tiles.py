@@ -1,4 +1,4 @@
-"""Windows in tiles: what tiles are said to be, how many are visited, and mistakes."""
+"""Windows in tiles: the status of tiles, the number of tiles visited, and mistakes."""
 
 import functools
 
@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.local import (
-    gaussian_bias,
-    local_attention,
-    monotonic_centers,
-    window_mask,
-)
+from attention_jax.functional.centers import monotonic_centers
+from attention_jax.functional.local import local_attention
+from attention_jax.functional.windows import gaussian_bias, window_mask
 from attention_jax.implementations import Inputs, Options, tiling
 from attention_jax.implementations.choice import chosen_block_sizes
 
@@ -36,7 +33,7 @@ def every_tile(centers, radius, t=3, s=4):
 
 
 @pytest.mark.parametrize("kind", ["float", "int", "monotonic"])
-def test_a_tiles_status_never_lies(kind):
+def test_the_status_of_tiles_is_correct(kind):
     rng = np.random.default_rng(0)
     first = rng.uniform(-6, S + 6, (80, 1))
     spread = np.array([0.3, 2.0, 9.0])[rng.integers(0, 3, (80, 1))]
@@ -85,7 +82,7 @@ class CountedDot(aj.Dot):
 
 
 @pytest.mark.parametrize("implementation", ["tiled"])
-def test_what_is_computed_is_the_windows_and_twice_that_with_a_gaussian(implementation):
+def test_only_pairs_in_windows_are_computed_and_twice_with_a_gaussian(implementation):
     tokens = jnp.asarray(np.random.default_rng(0).normal(size=(64, 4)), jnp.float32)
 
     def pairs_computed(sigma):

@@ -1,4 +1,4 @@
-"""NaN and inf that come back at a query without keys reach nothing, in any function or module.
+"""NaN and inf cotangents of a query without keys reach nothing, in any function or module.
 
 A user divides by a norm that is 0 there, or takes a logarithm, and leaves the row out of the loss
 afterwards. The other side of each comparison is the same loss written safely: its cotangent is 0 at
@@ -163,7 +163,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_comes_back_at_a_row_without_keys_goes_nowhere(name):
+def test_cotangents_of_a_row_without_keys_reach_nothing(name):
     run, arguments = CASES[name]()
 
     @quick_jit

@@ -1,4 +1,4 @@
-"""The softmax in pieces: the same as of the whole row, at the ends of the floats too."""
+"""The online softmax equals the softmax of the whole row, also at extreme logits."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def in_numpy(logits, keep=None, rate=0.0):
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (4, 5, 10)])
-def test_any_cut_gives_the_whole(cuts):
+def test_any_cut_gives_the_softmax_of_the_row(cuts):
     with jax.enable_x64(True):
         got, statistics = in_pieces(jnp.asarray(LOGITS), jnp.asarray(VALUES), cuts, KEEP, 0.3)
         without, nothing = in_pieces(
@@ -100,7 +100,7 @@ def test_derivatives_in_both_modes_are_finite_and_those_of_the_whole():
         assert np.isfinite(quick_jit(jax.hessian(of_some))(logits[:3, 3:6])).all()
 
 
-def test_nothing_goes_through_the_largest_logit():
+def test_the_largest_logit_has_no_gradient():
     def largest(logits):
         _, statistics = in_pieces(logits, jnp.asarray(VALUES, jnp.float32), (4,))
         return statistics.max_logit.sum()

@@ -97,7 +97,7 @@ def test_minus_infinity_is_a_mask_and_so_is_a_row_of_it():
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_what_is_masked_is_never_read(poison):
+def test_masked_entries_are_never_read(poison):
     clean = jnp.asarray(logits_of(), jnp.float32)
     dirty = jnp.where(TABLE, clean, poison)
     np.testing.assert_array_equal(masked_softmax(dirty, TABLE), masked_softmax(clean, TABLE))
@@ -111,7 +111,7 @@ def test_what_is_masked_is_never_read(poison):
         )
 
 
-def test_a_tangent_that_is_masked_is_never_read():
+def test_masked_tangents_are_never_read():
     clean = jnp.asarray(logits_of(), jnp.float32)
     dirty = jnp.where(TABLE, clean, jnp.nan)
     tangent = jnp.asarray(logits_of(4), jnp.float32)

@@ -7,12 +7,8 @@ import pytest
 from flax import nnx
 
 from attention_jax import get_score, padding_mask
-from attention_jax.functional.local import (
-    local_attention,
-    local_attention_weights,
-    monotonic_centers,
-    predicted_centers,
-)
+from attention_jax.functional.centers import monotonic_centers, predicted_centers
+from attention_jax.functional.local import local_attention, local_attention_weights
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
 
 B, T, S, DV = 2, 5, 7, 13

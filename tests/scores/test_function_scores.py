@@ -1,4 +1,4 @@
-"""A plain function as a score, wherever a score goes, against `Dot` and NumPy."""
+"""Plain functions as scores, in every function and module that takes a score."""
 
 import functools
 
@@ -32,8 +32,8 @@ def close(got, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), got, expected)
 
 
-def rows_of(score):
-    """Every function and module that takes a score, called with one."""
+def results_of(score):
+    """The results of every function and module that takes a score."""
     mask = aj.padding_mask(LENGTHS)
     arrays, inputs = (QUERY, KEY, VALUE), {"score": score, "mask": mask}
     mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
@@ -60,9 +60,9 @@ def rows_of(score):
     }
 
 
-def test_wherever_a_score_goes():
-    # An equal score of the library's: `Dot`, which has its own tests and a backward pass by hand.
-    got, expected = rows_of(product), rows_of("dot")
+def test_every_function_and_module_takes_a_function_as_score():
+    # `Dot` is the same score, with its own tests and a hand-written backward pass.
+    got, expected = results_of(product), results_of("dot")
     for name, rows in expected.items():
         close(got[name], rows)
 
@@ -92,7 +92,7 @@ def test_params_of_a_function_and_their_gradient(implementation):
         )
 
 
-def test_one_function_compiles_once_and_another_anew():
+def test_each_function_compiles_once():
     traces = []
 
     def counted(q, k):
@@ -110,7 +110,7 @@ def test_one_function_compiles_once_and_another_anew():
     assert FunctionScore(counted) != FunctionScore(lambda q, k: q @ k.T)
 
 
-def test_other_callables_that_are_functions():
+def test_callables_that_count_as_functions():
     expected = aj.attention_weights(QUERY, KEY, score="dot")
 
     def scaled(q, k, scale=1.0):
@@ -169,7 +169,7 @@ def test_mistakes(arguments, message):
         aj.attention(QUERY, KEY, VALUE, **arguments)
 
 
-def test_a_traced_array_from_around_the_function_is_refused():
+def test_a_traced_array_from_the_enclosing_scope_is_refused():
     def closed_over(kernel):
         return aj.attention(QUERY, KEY, VALUE, score=lambda q, k: q @ kernel @ k.T).sum()
 
@@ -182,12 +182,12 @@ def test_a_traced_array_from_around_the_function_is_refused():
             jax.grad(loss)(KERNEL)
 
 
-def test_modules_need_params_that_can_be_made():
+def test_modules_need_a_score_that_initialises_its_params():
     with pytest.raises(ValueError, match=r"general takes params .* subclass Score and define init"):
         aj.nn.Attention(general, D, D, rngs=nnx.Rngs(0))
 
 
-def test_scores_made_of_what_is_no_score_say_what_to_write():
+def test_errors_of_wrapped_scores_tell_what_to_write():
     for inner, written in (
         (aj.Additive, r"Additive\(\)"),
         ("additive", r"get_score\('additive'\)"),
@@ -198,7 +198,7 @@ def test_scores_made_of_what_is_no_score_say_what_to_write():
 
 
 @pytest.mark.parametrize("score", [aj.Additive, "additive", aj.Additive()])
-def test_params_that_were_left_out(score):
+def test_missing_params(score):
     with pytest.raises(
         ValueError, match=r"give params=score.init\(rng, 3, 3\), where score = Additive\(hidden"
     ):

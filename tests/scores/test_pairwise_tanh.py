@@ -121,7 +121,7 @@ def test_a_bad_entry_reaches_its_own_row_only(bad):
         assert_close(actual, expected, 5e-6)
 
 
-def test_nan_alone_does_not_give_up_the_fast_form():
+def test_nan_does_not_disable_the_fast_form():
     v, a, b, _ = inputs(*LOOP)
     a[2, 3] = b[4, 5] = np.nan
     assert not bool(pairwise_tanh._is_large(v, a, b))
@@ -179,7 +179,7 @@ def test_vmap_is_a_loop(v_axis, large):
             assert_close(actual[n], expected, 5e-6)
 
 
-def test_vmap_runs_one_form_only():
+def test_vmap_runs_a_single_form():
     arguments = [np.stack([x] * 2) for x in inputs(*LOOP)]
     assert " cond[" in str(jax.make_jaxpr(jax.vmap(weighted_tanh_vjp))(*arguments))
 
@@ -208,7 +208,7 @@ def every_mode(function):
 
 @functools.cache
 def derivatives_of_the_logits():
-    return every_mode(pairwise_tanh.weighted_tanh), every_mode(pairwise_tanh._written_out)
+    return every_mode(pairwise_tanh.weighted_tanh), every_mode(pairwise_tanh._materialized)
 
 
 @pytest.mark.parametrize("shift", [0.0, 200.0])
@@ -222,7 +222,7 @@ def test_every_derivative_of_the_logits(shift):
 
 def test_derivatives_of_the_vjp():
     def formula(v, a, b, dlogits):
-        return jax.vjp(pairwise_tanh._written_out, v, a, b)[1](dlogits)
+        return jax.vjp(pairwise_tanh._materialized, v, a, b)[1](dlogits)
 
     def pushed_and_pulled(function):
         return jax.jit(lambda *x: (jax.jvp(function, x, x)[1], jax.vjp(function, *x)[1](x[:3])))

@@ -56,7 +56,7 @@ def test_logits_are_multiplied_row_by_row(name, dtype):
 
 
 @every_score
-def test_parameters_are_those_of_the_score_within(name):
+def test_parameters_are_those_of_the_inner_score(name):
     inner, (query_dim, key_dim) = SCORE_CASES[name].score, dims(name)
     found = RowScaled(inner).init(RNG, query_dim + 1, key_dim)
     plain = inner.init(RNG, query_dim, key_dim)
@@ -91,7 +91,7 @@ def test_factors_and_caps_do_not_commute():
 
 @every_score
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
-def test_attention_is_that_of_the_scaled_logits(name, implementation):
+def test_attention_uses_the_scaled_logits(name, implementation):
     with jax.enable_x64(True):
         score, params, query, key, value = arrays(name)
 
@@ -160,7 +160,7 @@ def test_gradients_through_attention(name, implementation, order):
 
 
 @pytest.mark.parametrize("name", [*NAMES, "softcap", "own"])
-def test_the_gradient_written_by_hand_is_that_of_jax(name):
+def test_the_hand_written_gradient_equals_that_of_jax(name):
     with jax.enable_x64(True):
         score, params, query, key, _ = arrays(name)
         features = features_of(score, params, query, key)
@@ -191,7 +191,7 @@ def test_parameters_for_a_query_without_its_factor():
         attention(query, key, key, score=RowScaled(General()), params=General().init(RNG, 4, DK))
 
 
-def test_sizes_that_do_not_fit():
+def test_mismatched_sizes():
     query, key = jnp.ones((T, 6)), jnp.ones((S, 7))
     with pytest.raises(ValueError, match=r"query must have 8 features, .* keys of 7 .*; got 6"):
         attention(query, key, key, score=RowScaled(Dot()))

@@ -320,8 +320,8 @@ def test_get_score_errors(score, message):
     [
         (lambda: ScaledDot(math.inf), "scale must be a finite float or None; got inf"),
         (lambda: ScaledDot("1"), "scale must be a finite float or None; got '1'"),
-        (lambda: Additive(0), "hidden_dim must be an integer of at least 1, or None for Dk; got 0"),
-        (lambda: Additive(2.5), "hidden_dim must be an integer of at least 1"),
+        (lambda: Additive(0), "hidden_dim must be at least 1; got 0"),
+        (lambda: Additive(2.5), "hidden_dim must be an integer; got 2.5"),
     ],
 )
 def test_bad_options(make, message):
@@ -329,6 +329,6 @@ def test_bad_options(make, message):
         make()
 
 
-def test_a_score_without_pair_says_so():
+def test_a_score_must_define_pair():
     with pytest.raises(NotImplementedError, match=r"NeedsPower must define pair\(params, q, k\)"):
         NeedsPower(2)({}, *tokens(DK))

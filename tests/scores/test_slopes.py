@@ -1,6 +1,6 @@
 """Scores with an infinite slope: a pair that a mask hides sends no NaN.
 
-The other side is a softmax written out, with distances that are safe where the mask hides a pair.
+The expected values come from a plain softmax whose distances are safe where the mask hides a pair.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ class Angle(Euclidean):
         return -params["scale"] * jnp.arccos(jnp.clip(cosine, -1, 1))
 
 
-def safely(score, params, tokens, allowed):
-    """The same attention of tokens to themselves; hidden pairs are other pairs from the start."""
+def safe_attention(score, params, tokens, allowed):
+    """Self-attention that computes hidden pairs from other tokens from the start."""
     far = jnp.broadcast_to(jnp.array([1.0, 0.0, 0.0]), (T, T, D))
     query = jnp.where(allowed[..., None], tokens[:, None, :], far)
     key = jnp.where(allowed[..., None], tokens[None, :, :], jnp.roll(far, 1, axis=-1))
@@ -101,7 +101,7 @@ def test_hidden_pairs_send_no_nan(score, implementation):
         if plain is not score:
             assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(got))
             return
-        expected = derivatives(functools.partial(safely, score))
+        expected = derivatives(functools.partial(safe_attention, score))
     for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
 
@@ -113,14 +113,15 @@ def test_hidden_pairs_of_other_forms_of_attention(attend):
     hidden = jnp.where(mask, 0.0, 1.0)
 
     def loss(params, tokens, apart):
-        """With `apart`, keys are moved away from the queries: no pair is singular, and all masked
-        pairs are other ones."""
+        """With `apart` > 0 the keys differ from the queries, so that no pair is singular."""
         arguments = {"score": Euclidean(), "params": params, "mask": mask}
         keys = tokens + apart
         if attend == "coverage":
             kernel = jnp.zeros(D)
-            found = aj.coverage_attention(tokens, keys, tokens, coverage_kernel=kernel, **arguments)
-            return jnp.sum(jnp.sin(found.output)) + jnp.sum(found.loss)
+            result = aj.coverage_attention(
+                tokens, keys, tokens, coverage_kernel=kernel, **arguments
+            )
+            return jnp.sum(jnp.sin(result.output)) + jnp.sum(result.loss)
         return jnp.sum(jnp.sin(aj.monotonic_attention(tokens, keys, tokens, **arguments)[0]))
 
     gradient = quick_jit(jax.grad(loss, (0, 1, 2)))
@@ -162,17 +163,17 @@ def test_which_scores_have_finite_slopes():
         assert not finite(singular)
 
 
-def test_a_score_may_say_that_its_slopes_are_finite():
-    class Said(Euclidean):
+def test_a_score_may_declare_its_slopes_finite():
+    class DeclaredFinite(Euclidean):
         finite_slopes = True
 
     params = {"scale": jnp.ones(())}
-    assert has_finite_slopes(Said(), params, jnp.ones((2, D)), jnp.ones((3, D)))
-    assert stand_ins(Said(), params, jnp.ones((2, D)), jnp.ones((3, D))) is None
-    instead = stand_ins(Euclidean(), params, jnp.ones((2, D)), jnp.ones((3, D)))
+    assert has_finite_slopes(DeclaredFinite(), params, jnp.ones((2, D)), jnp.ones((3, D)))
+    assert stand_ins(DeclaredFinite(), params, jnp.ones((2, D)), jnp.ones((3, D))) is None
+    replacements = stand_ins(Euclidean(), params, jnp.ones((2, D)), jnp.ones((3, D)))
     allowed = jnp.array([[True, False, True], [False, True, False]])
     tokens = [jnp.asarray(RNG.normal(size=(n, D)), jnp.float32) for n in (2, 3)]
-    logits = masked_pair(Euclidean(), params, *tokens, allowed, instead)
+    logits = masked_pair(Euclidean(), params, *tokens, allowed, replacements)
     np.testing.assert_allclose(
         jnp.where(allowed, logits, 0),
         jnp.where(allowed, Euclidean().pair(params, *tokens), 0),

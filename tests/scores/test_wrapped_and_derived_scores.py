@@ -1,4 +1,4 @@
-"""Scores made of others: cosine, distance, concat, the soft cap; and keys projected before."""
+"""Cosine, distance, concat and soft-cap scores, and keys that are projected once."""
 
 import math
 
@@ -63,14 +63,14 @@ def test_fixed_scales(of, scale):
         np.testing.assert_allclose(got, expected, atol=2e-6 * max(1, np.abs(expected).max()))
 
 
-def test_a_new_cosine_has_scale_sqrt_dk():
+def test_a_cosine_starts_with_scale_sqrt_dk():
     params = Cosine().init(RNG, 49, 49)
     np.testing.assert_allclose(jnp.exp(params["log_scale"]), 7, rtol=1e-6)
     assert not params["log_scale"].weak_type  # a trained one would compile everything again
 
 
 @pytest.mark.parametrize("length", [1e-30, 1e-20, 1.0, 1e20, 1e30])
-def test_lengths_do_not_count(length):
+def test_lengths_of_vectors_do_not_matter(length):
     """Squares of these overflow or vanish in float32; the gradient is 1 / length times as large."""
     query, key = tokens()
     np.testing.assert_allclose(
@@ -134,7 +134,7 @@ def test_distance_by_hand():
     np.testing.assert_allclose(NegativeSquaredDistance()({}, query, key), [[-6.25, 0.0]], atol=1e-6)
 
 
-def test_its_weights_are_gaussian():
+def test_weights_of_the_distance_are_gaussian():
     query, key = tokens()
     scale = 0.3
     got = attention_weights(query, key, score=NegativeSquaredDistance(scale))
@@ -145,7 +145,7 @@ def test_its_weights_are_gaussian():
 
 
 @pytest.mark.parametrize("shift", [0.0, 10.0, 100.0])
-def test_the_rounding_that_it_admits(shift):
+def test_rounding_of_the_distance_is_as_documented(shift):
     """Where the three terms cancel: eps scale (|q|^2 + |k|^2), and no more than a few of those."""
     query, key = (x + shift for x in tokens())
     exact = NegativeSquaredDistance(1.0)
@@ -167,7 +167,7 @@ def test_distance_of_half_precision_is_computed_in_float32():
 
 
 @pytest.mark.parametrize("query_dim", [DQ, DK])
-def test_concat_is_additive_with_its_kernels_in_one(query_dim):
+def test_concat_is_additive_with_one_kernel(query_dim):
     query, key = tokens(query_dim)
     joined = Concat(17).init(RNG, query_dim, DK)
     assert jax.tree.map(jnp.shape, joined) == {"kernel": (query_dim + DK, 17), "v": (17,)}
@@ -279,7 +279,7 @@ def test_in_float32_a_cap_keeps_float32():
             assert SoftCap(cap=np.float64(2.0))({}, query, key).dtype == jnp.float32
 
 
-def test_a_cap_passes_on_what_does_not_fit():
+def test_a_cap_reports_mismatched_sizes():
     query, key = tokens(DQ)
     with pytest.raises(
         ValueError, match=r"key must be \[..., S, 3\] to match score SoftCap\(score="
@@ -287,18 +287,18 @@ def test_a_cap_passes_on_what_does_not_fit():
         attention(query, key, key, score=SoftCap())
 
 
-# --- keys projected before ---
+# --- keys that are projected once ---
 
 
 @pytest.mark.parametrize("name", [*SCORES, "own"])
-def test_keys_projected_before(name):
+def test_projected_keys(name):
     case = SCORE_CASES[name]
     query, key = tokens(case.query_dim)
     params = case.score.init(RNG, case.query_dim, DK)
 
-    def loss(arrays, before):
+    def loss(arrays, project):
         params, query, key, value = arrays
-        if before:
+        if project:
             key = project_keys(case.score, params, key)
         output = attention(
             query, key, value, score=case.score, params=params, mask=causal_mask(1),
@@ -315,7 +315,7 @@ def test_keys_projected_before(name):
         assert_close("gradient", got, leaf, 2e-6)
 
 
-def test_parameters_per_head_and_keys_projected_before():
+def test_projected_keys_with_parameters_per_head():
     score = Concat(17)
     params = jax.vmap(lambda rng: score.init(rng, DQ, DK))(jax.random.split(RNG, 3))
     query, key = (jnp.stack([x, x + 1, 2 * x]) for x in tokens(DQ))
@@ -326,7 +326,7 @@ def test_parameters_per_head_and_keys_projected_before():
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
-def test_a_score_that_projects_both_sides_at_once_is_refused():
+def test_a_joint_projection_is_refused():
     class Old(Dot):
         def project(self, params, query, key):
             return query, key
@@ -343,7 +343,7 @@ def test_a_score_that_projects_both_sides_at_once_is_refused():
     [
         (lambda: Cosine(math.nan), "scale must be a finite float or None; got nan"),
         (lambda: NegativeSquaredDistance("1"), "scale must be a finite float or None; got '1'"),
-        (lambda: Concat(0), "hidden_dim must be an integer of at least 1, or None for Dk; got 0"),
+        (lambda: Concat(0), "hidden_dim must be at least 1; got 0"),
         (lambda: SoftCap(cap=0.0), "cap must be a finite float above 0; got 0.0"),
         (lambda: SoftCap(cap=-1), "cap must be a finite float above 0; got -1"),
         (lambda: SoftCap(cap=math.inf), "cap must be a finite float above 0; got inf"),
