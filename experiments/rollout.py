@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 from reversal_arms import trained_arm
 
 from attention_jax.analysis import attention_rollout, cross_rollout
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.batch import Batch

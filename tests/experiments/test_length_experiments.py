@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from length_evaluation import FIRST_LETTER, free_running, teacher_forced, weights_on
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun, bind, reversal_task
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.loop import LoopConfig

@@ -43,8 +43,8 @@ from command_line_words import (
 from hypothesis import strategies as st
 from outcomes import ERROR, RESULT, Kind
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal import evaluation as reversal_evaluation
 from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig

@@ -10,8 +10,8 @@ from command_lines import call, load
 from html_reader import Reader
 
 from attention_jax.analysis import capture
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.reports import gradient_report
 from attention_jax.tasks.reversal.data import reversal_batch
 from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run, computation_order

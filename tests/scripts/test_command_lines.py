@@ -11,8 +11,8 @@ from command_line import run_command
 from command_lines import call, load
 from experiment import conduct
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import train_run

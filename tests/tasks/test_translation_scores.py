@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import sacrebleu
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.translation.batches import Batches, Pairs, padded_batch
 from attention_jax.tasks.translation.evaluation import (
     mean_loss,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from attention_jax import Additive
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.translation.parallel_text import ParallelText
 from attention_jax.tasks.translation.subwords import Subwords
 from attention_jax.tasks.translation.task import (

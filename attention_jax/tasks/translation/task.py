@@ -14,9 +14,9 @@ import optax
 
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import seq2seq_params
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq import Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.translation.batches import Batches, encode_pairs
 from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
