@@ -38,7 +38,7 @@ from reversal_arms import (
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
-from attention_jax.tasks.reversal.evaluation import evaluate, reverse
+from attention_jax.tasks.reversal.evaluation import LETTER_AXES, evaluate, reverse
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
@@ -171,7 +171,7 @@ def plot(numbers: JSON) -> dict[str, Figure]:
     }
     if not panels:
         return {}
-    return {"attention_family": plotting.weight_heatmaps(panels, columns=3)}
+    return {"attention_family": plotting.weight_heatmaps(panels, columns=3, **LETTER_AXES)}
 
 
 def expectations(numbers: JSON) -> list[Expectation]:

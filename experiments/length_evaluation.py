@@ -15,7 +15,7 @@ from attention_jax.nn.positions import random_position_ids
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import reversal_batch
-from attention_jax.tasks.reversal.task import VOCABULARY, Trained, bind
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalRun, bind
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.metrics import exact_match, token_accuracy
 
@@ -27,7 +27,7 @@ FIRST_LETTER = VOCABULARY.size - len(VOCABULARY.alphabet)
 
 
 def teacher_forced(
-    trained: Trained, lengths: Iterable[int], *, strings: int, seed: int = 0
+    trained: ReversalRun, lengths: Iterable[int], *, strings: int, seed: int = 0
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """Measures accuracy with the previous letters given.
 
@@ -45,7 +45,7 @@ def teacher_forced(
 
 
 def free_running(
-    trained: Trained, lengths: Iterable[int], *, strings: dict[int, int], seed: int = 0
+    trained: ReversalRun, lengths: Iterable[int], *, strings: dict[int, int], seed: int = 0
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """Measures the same with the model's own previous letters; `strings` is {length: count}."""
     accuracies = {}
@@ -55,7 +55,7 @@ def free_running(
     return accuracies
 
 
-def weights_on(trained: Trained, length: int, *, seed: int = 0) -> np.ndarray:
+def weights_on(trained: ReversalRun, length: int, *, seed: int = 0) -> np.ndarray:
     """Returns the first seed's cross-attention weights [T, S] on one string, the answer given."""
     batch = _strings(trained.config.letters, length, length, 1, seed)
     params = jax.tree.map(lambda leaf: leaf[0], trained.params)
@@ -71,7 +71,7 @@ def weights_on(trained: Trained, length: int, *, seed: int = 0) -> np.ndarray:
     return np.asarray(look(params))[-1, 0]
 
 
-def peak_memory(trained: Trained, length: int) -> float:
+def peak_memory(trained: ReversalRun, length: int) -> float:
     """Returns the MiB of temporary memory, by XLA, of a teacher-forced pass over one string."""
     batch = _strings(trained.config.letters, length, length, 1, 0)
     compiled = _forced.lower(trained.config.model, trained.params, batch).compile()
@@ -87,7 +87,7 @@ def _strings(letters: int, length: Array | int, width: int, count: int, seed: in
     return reversal_batch(drawn, jnp.broadcast_to(length, (count,)))
 
 
-def _by_chunks(look: Any, trained: Trained, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+def _by_chunks(look: Any, trained: ReversalRun, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     count, width = batch.source.shape
     rows = max(1, LETTERS_PER_CALL // width)
     chunks = []

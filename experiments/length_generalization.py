@@ -12,11 +12,11 @@ Expected: mean token accuracy over lengths 41-500 of at least 99.9 % for the bes
 
 The model has one cross attention from the letters written so far to those of the source, and no
 other attention. Positions are sines and cosines, and those of the source count from its end
-(`ANY_LENGTH` in `attention_jax/nn/placement.py`). The i-th letter to write is the i-th from the
-end: query and key then have the same code, and the model has to learn to look where codes agree.
-These matching positions make it work, and they are put in by hand: one has to know that the answer
-has the order of the source from its end. `length_ablations.py` removes them, and the other parts of
-the recipe one by one.
+(`ANY_LENGTH` in `attention_jax/nn/position_config.py`). The i-th letter to write is the i-th from
+the end: query and key then have the same code, and the model has to learn to look where codes
+agree. These matching positions make it work, and they are put in by hand: one has to know that the
+answer has the order of the source from its end. `length_ablations.py` removes them, and the other
+parts of the recipe one by one.
 
 Measured in addition to the source: whether the whole string is right, EOS included; letters that
 the model predicts from its own (free running); lengths of 1,000 to 5,000.

@@ -65,7 +65,7 @@ from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import evaluate, reverse
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, Trained, bind
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun, bind
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.losses import real_tokens
 
@@ -219,7 +219,7 @@ def _arm(config: Config, encoder: str, centers: str, radius: int) -> JSON:
     return numbers
 
 
-def _where_it_looks(trained: Trained, strings: int) -> JSON:
+def _where_it_looks(trained: ReversalRun, strings: int) -> JSON:
     """Means over the letters of random strings, with the previous letters given, by seed.
 
     `weight` is the sum of a row, and `on_the_letter` the part of it at the letter to write.

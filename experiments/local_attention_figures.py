@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from reversal_arms import mean_over_lengths
 
 from attention_jax.reports import plotting
+from attention_jax.tasks.reversal.evaluation import LETTER_AXES
 
 CAPTIONS = {
     "local_attention": (
@@ -145,7 +146,7 @@ def _weights(numbers: JSON) -> Figure:
         panels[f"{encoder}, {centers}"] = (
             np.array(measured["weights"]).reshape(-1, len(word)), measured["row_labels"], word,
         )  # fmt: skip
-    figure = plotting.weight_heatmaps(panels, columns=3)
+    figure = plotting.weight_heatmaps(panels, columns=3, **LETTER_AXES)
     figure.suptitle(f"Attention of trained models, through windows of radius {radius}")
     return figure
 

@@ -18,18 +18,19 @@ import numpy as np
 from experiment import JSON, exit_if_interrupted
 
 from attention_jax.analysis import learning_statistics
-from attention_jax.runs.run_folder import read_lines
+from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.evaluation import Evaluation, Reversed
 from attention_jax.tasks.reversal.task import (
+    REVERSAL,
     VOCABULARY,
     ReversalConfig,
-    Trained,
+    ReversalRun,
     optimizer,
     reversal_task,
-    train_run,
 )
 from attention_jax.training.loop import Task, initial_state, train_steps
+from attention_jax.training.run import train_run
 
 Array = jax.Array
 Arrays = dict[str, Any]  # NumPy arrays by name, or dicts of them
@@ -43,7 +44,7 @@ CROSS = "decoder_0/cross_attention"
 # --- an arm in a run folder ---
 
 
-def trained_arm(config: ReversalConfig, workdir: Path) -> tuple[Trained, JSON]:
+def trained_arm(config: ReversalConfig, workdir: Path) -> tuple[ReversalRun, JSON]:
     """Trains an arm in a folder, or loads it if it is finished there.
 
     A signal stops the training and ends the process; the same command then resumes the run.
@@ -51,7 +52,7 @@ def trained_arm(config: ReversalConfig, workdir: Path) -> tuple[Trained, JSON]:
     Returns:
         the run, and {"steps", "loss", "seconds", "steps_per_second"}.
     """
-    trained = train_run(config, workdir, resume=True)
+    trained = train_run(REVERSAL, config, workdir, resume=True)
     exit_if_interrupted(trained.interrupted)
     lines = read_lines(workdir / "metrics.jsonl")
     sessions = read_lines(workdir / "timing.jsonl")  # several if the run was stopped and resumed

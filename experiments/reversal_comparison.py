@@ -38,8 +38,8 @@ from reversal_arms import (
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
-from attention_jax.tasks.reversal.evaluation import evaluate, reverse
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, Trained
+from attention_jax.tasks.reversal.evaluation import LETTER_AXES, evaluate, reverse
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
 
@@ -121,22 +121,21 @@ def run(config: Config) -> JSON:
         trained, measured = _train(config, score, mask_padding=False)
         # Strings without padding, as the chapter tests: masked padding is as good as none.
         masked_config = config.training(score, mask_padding=True)
-        bare = evaluate(
-            trained._replace(config=masked_config), lengths=lengths, strings=config.strings
-        )
+        masked = dataclasses.replace(trained, config=masked_config)
+        bare = evaluate(masked, lengths=lengths, strings=config.strings)
         padded = evaluate(trained, lengths=TRAINED_LENGTHS, strings=config.strings)
         measured |= {"accuracy": accuracies(bare), "accuracy_padded": accuracies(padded)}
         numbers["unmasked"][score] = measured
     return numbers
 
 
-def _train(config: Config, score: str, *, mask_padding: bool) -> tuple[Trained, JSON]:
+def _train(config: Config, score: str, *, mask_padding: bool) -> tuple[ReversalRun, JSON]:
     arm = "masked" if mask_padding else "unmasked"
     workdir = config.workdir / arm / score.replace(":", "-")
     return trained_arm(config.training(score, mask_padding=mask_padding), workdir)
 
 
-def _accuracy(config: Config, trained: Trained) -> JSON:
+def _accuracy(config: Config, trained: ReversalRun) -> JSON:
     near = [*TRAINED_LENGTHS, EXTRAPOLATION_LENGTH]
     evaluations = evaluate(trained, lengths=near, strings=config.strings)
     # A batch of their own for far strings, or the others would be padded to their width.
@@ -171,7 +170,8 @@ def plot(numbers: JSON) -> dict[str, Figure]:
                 list(word),
             )
             for score, measured in masked.items()
-        }
+        },
+        **LETTER_AXES,
     )
     figures = {"reversal_losses": losses, "reversal_heatmaps": heatmaps}
 

@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 from reversal_arms import trained_arm
 
 from attention_jax.analysis import attention_rollout, cross_rollout
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.batch import Batch
@@ -173,11 +173,14 @@ def plot(numbers: JSON) -> dict[str, Figure]:
     }
     for name, title in (("cross", "cross attention"), ("cross_rollout", "its rollout")):
         mixed[title] = (np.array(numbers["word"][name])[0], letters[::-1], letters)
+    xlabel = "source letter (key)"
     return {
         "rollout_heads": plotting.weight_heatmaps(
-            heads, columns=encoder.shape[1], ylabel="position (query)"
+            heads, columns=encoder.shape[1], ylabel="position (query)", xlabel=xlabel
         ),
-        "rollout": plotting.weight_heatmaps(mixed, ylabel="position or letter written (query)"),
+        "rollout": plotting.weight_heatmaps(
+            mixed, ylabel="position or letter written (query)", xlabel=xlabel
+        ),
     }
 
 

@@ -37,8 +37,8 @@ from scale_and_dimension_answers import expectations, report
 from scale_and_dimension_figures import CAPTIONS, plot
 from scale_and_dimension_training import Size
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig

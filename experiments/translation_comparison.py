@@ -26,15 +26,23 @@ from experiment import JSON, Expectation, exit_if_interrupted, run_experiment
 from translation_attention import Seen, agreement, attentions, heads, rollouts
 from translation_figures import CAPTIONS, plot
 
-from attention_jax.runs.run_folder import check_folder, read_lines
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import get_score
+from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.evaluation import score_translations
 from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
-from attention_jax.tasks.translation.run import load_translator, train_run
 from attention_jax.tasks.translation.task import MODEL, TranslationConfig
-from attention_jax.tasks.translation.translate import Search, Translator, align, translate
+from attention_jax.tasks.translation.translate import (
+    Search,
+    Translator,
+    align,
+    translate,
+    translator_of,
+)
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
+from attention_jax.training.run import train_run
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -171,9 +179,9 @@ def run(config: Config) -> JSON:
     pairs: dict[str, list[Seen]] = {}
     for score in config.scores:
         workdir = config.workdir / score
-        reached = train_run(config.training(score), workdir, resume=True)
-        exit_if_interrupted(reached.interrupted)
-        translators = [load_translator(workdir, seed_index=seed)[0] for seed in range(config.seeds)]
+        trained = train_run(TRANSLATION, config.training(score), workdir, resume=True)
+        exit_if_interrupted(trained.interrupted)
+        translators = [translator_of(trained, seed) for seed in range(config.seeds)]
         pairs[score] = attentions(translators[0], text)
         arms[score] = {
             "training": _training(workdir),

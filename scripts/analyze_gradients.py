@@ -1,4 +1,4 @@
-"""Reports how gradients went in one run, or in several side by side; see --help."""
+"""Writes a report on the gradients of one run or several; see --help."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from command_line import run_command
 from attention_jax.reports.gradient_report import report
 from attention_jax.runs.run_folder import check_output, write_json, write_text
 from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run
-from attention_jax.tasks.reversal.task import load_states
+from attention_jax.tasks.reversal.task import REVERSAL
+from attention_jax.training.run import load_states
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """Where did gradients vanish, which pairs carried them, how curved is the loss?
 
-    Writes an HTML page that needs no other file, and a JSON file beside it with all its numbers.
-    What is drawn against the step is read from gradients.jsonl, if the run was trained with
-    --log-gradients, and else computed at step 0 and at the checkpoints that are kept.
+    Writes a self-contained HTML page, and a JSON file beside it with all its numbers. Curves
+    against the step are read from gradients.jsonl if the run was trained with --log-gradients;
+    otherwise they are computed at step 0 and at the checkpoints that are kept.
 
     Attributes:
         workdir: a run folder made by scripts/train.py.
-        compare: further run folders, drawn beside it.
+        compare: further run folders to compare it with.
         out: the page; None for gradients.html in `workdir`.
     """
 
@@ -45,14 +46,14 @@ class Arguments:
 
     @property
     def page(self) -> Path:
-        """Where the page goes."""
+        """The HTML file."""
         return self.workdir / "gradients.html" if self.out is None else self.out
 
 
 def main(arguments: Arguments) -> None:
     workdirs = (arguments.workdir, *arguments.compare)
-    for workdir in workdirs:  # a mistake in the last is told before the first takes its time
-        load_states(workdir)
+    for workdir in workdirs:  # report a wrong folder before the first takes its time
+        load_states(REVERSAL, workdir)
     check_output(arguments.page)
     console = rich.console.Console(stderr=True)
     start = time.perf_counter()
@@ -62,7 +63,7 @@ def main(arguments: Arguments) -> None:
 
     runs = [analyze_run(workdir, arguments.analysis, progress=progress) for workdir in workdirs]
     command = shlex.join(["python", "scripts/analyze_gradients.py", *sys.argv[1:]])
-    numbers = arguments.page.with_suffix(".numbers.json")  # never a config.json that lies there
+    numbers = arguments.page.with_suffix(".numbers.json")  # never overwrites config.json
     write_json(numbers, {"command": command, "runs": runs})
     write_text(arguments.page, report(runs, command=command))
     print(f"{arguments.page}\n{numbers}")

@@ -1,4 +1,4 @@
-"""What every command line does: parse by tyro, and put a user's mistake in one line."""
+"""Shared by all command lines: parsing by tyro, and one-line messages for a user's mistake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attention_jax.runs import processes
 Arguments = TypeVar("Arguments")
 
 _SCRIPTS = Path(__file__).parent
-_OURS = tuple(_SCRIPTS.parent / name for name in ("attention_jax", "scripts", "experiments"))
+_PROJECT = tuple(_SCRIPTS.parent / name for name in ("attention_jax", "scripts", "experiments"))
 
 
 _REGISTRY = tyro.constructors.ConstructorRegistry()
@@ -30,7 +30,7 @@ _REGISTRY = tyro.constructors.ConstructorRegistry()
 def _positions(
     info: tyro.constructors.PrimitiveTypeInfo,
 ) -> tyro.constructors.PrimitiveConstructorSpec[PositionConfig] | None:
-    """--positions NAME [setting=value ...]: one option for what is a dataclass elsewhere."""
+    """Parses --positions NAME [setting=value ...] as a `PositionConfig`."""
     if info.type is not PositionConfig:
         return None
     names = [*typing.get_args(PositionKind), *NAMED_POSITIONS]
@@ -47,20 +47,25 @@ def run_command(
     arguments: type[Arguments] | Callable[[list[str]], type[Any]],
     main: Callable[[Arguments], int | None],
 ) -> None:
-    """Parses `sys.argv`, runs `main` and exits with its status; 2 and one line for a mistake.
+    """Parses `sys.argv`, runs `main` and exits with its status.
 
-    `arguments` are what there is to say, a dataclass; or a function that picks it by the words.
-    A ValueError that our own code raises is the user's mistake. One from anywhere else, such as a
-    user's score or JAX, keeps its traceback: it says where to look.
+    A ValueError that this project raises is a mistake of the user: it is printed in one line, and
+    the exit status is 2. A ValueError from elsewhere, such as a user's score or JAX, keeps its
+    traceback.
+
+    Args:
+        arguments: a dataclass of the options, or a function that chooses it from the words of the
+            command line.
+        main: what to run; returns the exit status, None for 0.
     """
-    sys.path.insert(0, str(Path.cwd()))  # so that --score module:Name finds a module lying here
+    sys.path.insert(0, str(Path.cwd()))  # --score module:Name finds modules here
     try:
         chosen: Any = arguments if isinstance(arguments, type) else arguments(sys.argv[1:])
         parsed = tyro.cli(chosen, config=(tyro.conf.OmitArgPrefixes,), registry=_REGISTRY)
         status = main(parsed)
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         if _is_users_mistake(error):
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {_in_options(str(error))}", file=sys.stderr)
             status = 2
         elif processes.are_lost(error):
             print(
@@ -69,14 +74,19 @@ def run_command(
                 file=sys.stderr,
                 flush=True,
             )
-            os._exit(1)  # what Python does at its end would wait for them
+            os._exit(1)  # a regular exit would wait for the other processes
         else:
             raise
     except KeyboardInterrupt:
-        status = 130  # as shells say it, without a traceback
+        status = 130  # the status that shells give, without a traceback
     sys.exit(status)
+
+
+def _in_options(message: str) -> str:
+    """The library's message with arguments named as command-line options."""
+    return message.replace("resume=True", "--resume")
 
 
 def _is_users_mistake(error: Exception) -> bool:
     raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return isinstance(error, ValueError) and any(folder in raised_in.parents for folder in _OURS)
+    return isinstance(error, ValueError) and any(folder in raised_in.parents for folder in _PROJECT)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,39 +16,40 @@ import tyro
 from command_line import run_command
 
 from attention_jax.runs.checkpoints import StepName
-from attention_jax.runs.run_folder import RunFolder, check_output, write_json
+from attention_jax.runs.run_folder import check_output, write_json
+from attention_jax.tasks import task_of
 from attention_jax.tasks.reversal.evaluation import Evaluation, check_beams, evaluate
-from attention_jax.tasks.reversal.task import load_run
+from attention_jax.tasks.reversal.task import REVERSAL
+from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.evaluation import (
     TranslationScores,
     require_sacrebleu,
     score_translations,
 )
 from attention_jax.tasks.translation.parallel_text import read_parallel_text
-from attention_jax.tasks.translation.run import load_translator
-from attention_jax.tasks.translation.translate import Search, translate
+from attention_jax.tasks.translation.translate import Search, translate, translator_of
 from attention_jax.training.metrics import mean_and_deviation
+from attention_jax.training.run import load_run
 
 
 @dataclasses.dataclass(frozen=True)
 class ReversalArguments:
     """Evaluate a checkpoint of a run on fresh random strings, length by length.
 
-    (A translation run is evaluated with other options, and --help shows them if --workdir names
-    one.)
+    A translation run has other options; --help shows them if --workdir names such a run.
 
-    "letters" is the share of letters that are right, "exact match" that of strings with every
-    letter and the end in its place; "forced": each letter is predicted from the right ones before
-    it (teacher forcing), "free": from the model's own.
+    "letters" is the share of correct letters; "exact match" is the share of strings with every
+    letter and the end correct. "forced": each letter is predicted from the correct letters before
+    it (teacher forcing); "free": from the model's own letters.
 
     Attributes:
         workdir: a run folder made by scripts/train.py.
-        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or that
-            of a step which is kept.
-        lengths: which lengths.
-        strings: test strings of each length.
-        seed: of the test strings.
-        beams: how many beginnings of an answer are kept while it is searched for; 1 is greedy.
+        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or a step
+            that is kept.
+        lengths: lengths of the test strings.
+        strings: how many test strings of each length.
+        seed: of the random test strings.
+        beams: partial answers kept at each step of the search; 1 is greedy.
         out: also write every seed's numbers to this JSON file.
     """
 
@@ -71,11 +74,11 @@ class TranslationArguments:
 
     Attributes:
         workdir: a run folder made by scripts/train.py --task translation.
-        source: sentences to translate, one a line, UTF-8, plain or .gz.
-        reference: their right translations, line by line.
-        search: how translations are searched for.
-        step: the newest good checkpoint, the best by validation, or that of a step which is kept.
-        average: the mean of the parameters of so many of the newest checkpoints.
+        source: sentences to translate, one per line, UTF-8, plain or .gz.
+        reference: their reference translations, line by line.
+        search: settings of the beam search.
+        step: the newest good checkpoint, the best by validation, or a step that is kept.
+        average: use the mean of the parameters of so many of the newest checkpoints.
         out: also write every seed's numbers to this JSON file.
     """
 
@@ -99,7 +102,7 @@ _HEADINGS = {
 
 
 def evaluate_reversal(arguments: ReversalArguments) -> None:
-    trained = load_run(arguments.workdir, arguments.step)
+    trained = load_run(REVERSAL, arguments.workdir, arguments.step)
     results = evaluate(
         trained,
         lengths=arguments.lengths,
@@ -110,7 +113,7 @@ def evaluate_reversal(arguments: ReversalArguments) -> None:
     loop = trained.config.loop
     table = rich.table.Table(
         title=f"{trained.config.model.label}, step {trained.step}, {loop.seeds} seeds,"
-        f" {arguments.strings} strings a length: mean ± sd (worst seed), %"
+        f" {arguments.strings} strings per length: mean ± sd (worst seed), %"
     )
     table.add_column("length", justify="right", no_wrap=True)
     for metric in Evaluation._fields:
@@ -134,24 +137,19 @@ def _percent(shares: np.ndarray) -> str:
 def evaluate_translation(arguments: TranslationArguments) -> None:
     require_sacrebleu()
     text = read_parallel_text(arguments.source, arguments.reference)
-    options: Any = {"step": arguments.step, "average": arguments.average}
+    run = load_run(TRANSLATION, arguments.workdir, arguments.step, average=arguments.average)
     scores: list[TranslationScores] = []
-    while True:
-        seed_index = len(scores)
-        translator, steps = load_translator(arguments.workdir, seed_index=seed_index, **options)
-        answers = translate(translator, text.source, arguments.search)
-        scores.append(score_translations(answers, text.target))
-        if len(scores) == translator.config.loop.seeds:
-            break
-    config = translator.config
+    for seed_index in range(run.config.loop.seeds):
+        translations = translate(translator_of(run, seed_index), text.source, arguments.search)
+        scores.append(score_translations(translations, text.target))
     print(
-        f"{config.model.label}, step {', '.join(map(str, steps))}, {len(scores)} seeds,"
+        f"{run.config.label}, step {', '.join(map(str, run.averaged))}, {len(scores)} seeds,"
         f" {len(text.source)} sentences, beams {arguments.search.beams}: %, mean ± sd"
     )
     table = rich.table.Table()
     cells = {}
     for name, heading in (("bleu", "BLEU"), ("chrf", "chrF")):
-        mean, deviation = mean_and_deviation([getattr(one, name) for one in scores])
+        mean, deviation = mean_and_deviation([getattr(of_seed, name) for of_seed in scores])
         cells[heading] = f"{mean:.2f}" + (f" ± {deviation:.2f}" if len(scores) > 1 else "")
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_row(*cells.values())
@@ -159,25 +157,34 @@ def evaluate_translation(arguments: TranslationArguments) -> None:
     print(f"BLEU {scores[0].bleu_signature}\nchrF {scores[0].chrf_signature}")
     if arguments.out is not None:
         search = dataclasses.asdict(arguments.search)
-        by_seed = [one._asdict() for one in scores]
-        content = {"workdir": str(arguments.workdir), "steps": steps, **search, "seeds": by_seed}
-        write_json(arguments.out, content)
+        by_seed = [of_seed._asdict() for of_seed in scores]
+        run_content = {"workdir": str(arguments.workdir), "steps": list(run.averaged)}
+        write_json(arguments.out, {**run_content, **search, "seeds": by_seed})
+
+
+# What evaluates each task, and its options.
+EVALUATIONS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
+    REVERSAL.name: (ReversalArguments, evaluate_reversal),
+    TRANSLATION.name: (TranslationArguments, evaluate_translation),
+}
 
 
 def main(arguments: ReversalArguments | TranslationArguments) -> None:
-    if isinstance(arguments, TranslationArguments):
-        evaluate_translation(arguments)
-    else:
-        evaluate_reversal(arguments)
+    for kind, evaluate_task in EVALUATIONS.values():
+        if isinstance(arguments, kind):
+            evaluate_task(arguments)
 
 
-def arguments_of(words: list[str]) -> type[ReversalArguments] | type[TranslationArguments]:
-    """Those of the task that the run folder is of."""
+def arguments_of(words: list[str]) -> type[Any]:
+    """The arguments for the task of the run folder, and for reversal if there is no run."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--workdir", nargs="?", type=Path)
     workdir = parser.parse_known_args(words)[0].workdir
-    task = None if workdir is None else RunFolder(workdir).task
-    return TranslationArguments if task == "translation" else ReversalArguments
+    name = REVERSAL.name
+    if workdir is not None:
+        with contextlib.suppress(ValueError):  # `load_run` reports it
+            name = task_of(workdir).name
+    return EVALUATIONS[name][0]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Reverses words with a trained run and draws where it looked; see --help."""
+"""Reverses words with a trained run and draws the attention; see --help."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from command_line import run_command
 
 from attention_jax.reports import plotting
 from attention_jax.runs.checkpoints import StepName
-from attention_jax.tasks.reversal.evaluation import check_beams, reverse
-from attention_jax.tasks.reversal.task import load_run
+from attention_jax.tasks.reversal.evaluation import LETTER_AXES, check_beams, reverse
+from attention_jax.tasks.reversal.task import REVERSAL
+from attention_jax.training.run import load_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +23,11 @@ class Arguments:
     Attributes:
         words: lower-case words.
         workdir: a run folder made by scripts/train.py.
-        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or that
-            of a step which is kept.
+        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or a step
+            that is kept.
         seed_index: which of the run's seeds answers, from 0.
-        beams: how many beginnings of an answer are kept while it is searched for; 1 is greedy.
-        figure: where the heat map goes; None for `workdir`/figures/reverse.png.
+        beams: partial answers kept at each step of the search; 1 is greedy.
+        figure: the PNG file; None for `workdir`/figures/reverse.png.
     """
 
     words: tyro.conf.Positional[tuple[str, ...]]
@@ -43,7 +44,7 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    trained = load_run(arguments.workdir, arguments.step)
+    trained = load_run(REVERSAL, arguments.workdir, arguments.step)
     config = trained.config
     panels = {}
     answers = reverse(
@@ -56,7 +57,7 @@ def main(arguments: Arguments) -> None:
             note += f", trained on lengths {config.min_length}-{config.max_length}"
         print(f"{answer.word} -> {answer.answer}{note}")
         panels[answer.word] = (np.asarray(answer.weights), answer.row_labels, list(answer.word))
-    figure = plotting.weight_heatmaps(panels)
+    figure = plotting.weight_heatmaps(panels, **LETTER_AXES)
     path = arguments.figure or arguments.workdir / "figures" / "reverse.png"
     try:
         print(plotting.save(figure, path))

@@ -17,30 +17,31 @@ from command_line import run_command
 from attention_jax.reports import plotting
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.run_folder import check_output
+from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.parallel_text import decode_sentences, read_sentences
-from attention_jax.tasks.translation.run import load_translator
-from attention_jax.tasks.translation.translate import Search, align, translate
+from attention_jax.tasks.translation.translate import Search, align, translate, translator_of
+from attention_jax.training.run import load_run
 
-_AT_ONCE = 1024  # sentences sorted by length together, and then written
+_AT_ONCE = 1024  # sentences that are translated together, then written
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Translate sentences, one a line, with a run of scripts/train.py --task translation.
+    """Translate sentences, one per line, with a run of scripts/train.py --task translation.
 
-    Translations go to standard output or a file, line by line, in order; what is said of the
-    progress goes to standard error. Ctrl-C leaves what has been written.
+    Translations go to standard output or a file, line by line, in order; progress goes to standard
+    error. Ctrl-C keeps what has been written.
 
     Attributes:
         workdir: the run folder.
         source: sentences to translate, UTF-8, plain or .gz; standard input if left out.
         out: where translations go; standard output if left out.
-        search: how they are searched for.
-        step: the newest good checkpoint, the best by validation, or that of a step which is kept.
-        average: the mean of the parameters of so many of the newest checkpoints.
+        search: settings of the beam search.
+        step: the newest good checkpoint, the best by validation, or a step that is kept.
+        average: use the mean of the parameters of so many of the newest checkpoints.
         seed_index: which of the run's seeds translates, from 0.
-        heatmap: also draw where each decoder layer looked while it translated the first sentence,
-            to this PNG.
+        heatmap: also draw each decoder layer's cross attention for the first sentence, to this PNG
+            file.
     """
 
     workdir: Path
@@ -59,12 +60,8 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> int:
-    translator, _ = load_translator(
-        arguments.workdir,
-        arguments.step,
-        average=arguments.average,
-        seed_index=arguments.seed_index,
-    )
+    run = load_run(TRANSLATION, arguments.workdir, arguments.step, average=arguments.average)
+    translator = translator_of(run, arguments.seed_index)
     if arguments.source is None:
         sentences = decode_sentences(sys.stdin.buffer.read(), "standard input")
     else:
@@ -75,31 +72,31 @@ def main(arguments: Arguments) -> int:
     try:
         with _written(arguments.out) as out, _progress(len(sentences)) as progress:
             for first in range(0, len(sentences), _AT_ONCE):
-                some = sentences[first : first + _AT_ONCE]
-                answers = translate(translator, some, arguments.search, progress=progress)
+                chunk = sentences[first : first + _AT_ONCE]
+                answers = translate(translator, chunk, arguments.search, progress=progress)
                 out.write("".join(f"{answer}\n" for answer in answers))
                 out.flush()
-                done += len(some)
+                done += len(chunk)
     except KeyboardInterrupt:
         print(f"stopped after {done} of {len(sentences)} sentences", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # who read it has enough: head, say
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         return 141
     except OSError as error:
         where = "standard output" if arguments.out is None else f"out {arguments.out}"
         raise ValueError(f"{where} cannot be written: {error.strerror or error}") from error
     if arguments.heatmap is not None:
         sentence = next(filter(None, sentences))
-        found = align(translator, sentence, arguments.search)
+        aligned = align(translator, sentence, arguments.search)
         panels = {
-            f"decoder layer {layer}": (weights, found.target_labels, found.source_labels)
-            for layer, weights in enumerate(found.weights)
+            f"decoder layer {layer}": (weights, aligned.target_labels, aligned.source_labels)
+            for layer, weights in enumerate(aligned.weights)
         }
         figure = plotting.weight_heatmaps(
             panels,
             ylabel="subword written (query)",
             xlabel="source subword (key)",
-            size=max(3.1, 0.22 * max(found.weights.shape[1:])),
+            size=max(3.1, 0.22 * max(aligned.weights.shape[1:])),
         )
         try:
             print(plotting.save(figure, arguments.heatmap), file=sys.stderr)
@@ -123,7 +120,7 @@ def _written(path: Path | None) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _progress(total: int):
-    """A bar on a terminal; where there is none, nobody looks."""
+    """A progress bar on a terminal, and nothing elsewhere."""
     console = rich.console.Console(stderr=True)
     with rich.progress.Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("translating", total=total)

@@ -171,46 +171,7 @@ def test_small_files_with_telling_names(path):
 
 # --- formatting by hand ---
 
-SKIP = "# fmt" + ": skip"
-# Rooms and test folders that still have lines formatted by hand; remove each when it is clean.
-HAND_FORMATTED = {
-    *(f"attention_jax/{room}" for room in ("functional", "nn", "reports", "runs", "scores")),
-    *(f"attention_jax/tasks/{task}" for task in ("reversal", "translation")),
-    "tests",
-    *(
-        f"tests/{folder}"
-        for folder in ("experiments", "functional", "fuzz", "implementations", "nn", "scores")
-    ),
-    *(f"tests/{folder}" for folder in ("scripts", "tasks", "training")),
-}
 
-
-def hand_formatted(source: str, *, tables_allowed: bool) -> list[int]:
-    """The numbers of lines that ruff may not format; with `tables_allowed`, except for tables.
-
-    A table is an assignment of a list, tuple, set or dict, or the cases of a decorator.
-    """
-    table_ends = set()
-    for node in ast.walk(ast.parse(source)):
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if isinstance(value, ast.Dict | ast.List | ast.Tuple | ast.Set):
-            table_ends.add(node.end_lineno)
-        table_ends |= {decorator.end_lineno for decorator in getattr(node, "decorator_list", [])}
-    numbers = [n for n, line in enumerate(source.splitlines(), 1) if line.rstrip().endswith(SKIP)]
-    return [n for n in numbers if not (tables_allowed and n in table_ends)]
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in (*LIBRARY, *FILES["tests"]) if relative(path.parent) not in HAND_FORMATTED],
-    ids=relative,
-)
-def test_ruff_formats_everything_except_tables_in_tests(path):
-    tables_allowed = path not in LIBRARY
-    assert hand_formatted(path.read_text(), tables_allowed=tables_allowed) == []
-
-
-def test_hand_formatted_lines_are_found():
-    source = f"TABLE = [\n    1, 2,\n]  {SKIP}\ncall(\n    1, 2,\n)  {SKIP}\n"
-    assert hand_formatted(source, tables_allowed=True) == [6]
-    assert hand_formatted(source, tables_allowed=False) == [3, 6]
+@pytest.mark.parametrize("path", LIBRARY, ids=relative)
+def test_ruff_formats_every_line(path):
+    assert "# fmt" + ": skip" not in path.read_text()

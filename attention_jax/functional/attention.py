@@ -43,18 +43,36 @@ Array = jax.Array
 
 @overload
 def attention(
-    query: Array, key: KeyLike, value: Array, *, score: ScoreLike = ..., params: Params = ...,
-    mask: Mask | Array | None = ..., bias: Bias | Array | None = ..., dropout_rate: float = ...,
-    dropout_rng: Array | None = ..., implementation: str | None = ...,
-    block_sizes: BlockSizes | None = ..., return_statistics: Literal[False] = ...,
-) -> Array: ...  # fmt: skip
+    query: Array,
+    key: KeyLike,
+    value: Array,
+    *,
+    score: ScoreLike = ...,
+    params: Params = ...,
+    mask: Mask | Array | None = ...,
+    bias: Bias | Array | None = ...,
+    dropout_rate: float = ...,
+    dropout_rng: Array | None = ...,
+    implementation: str | None = ...,
+    block_sizes: BlockSizes | None = ...,
+    return_statistics: Literal[False] = ...,
+) -> Array: ...
 @overload
 def attention(
-    query: Array, key: KeyLike, value: Array, *, score: ScoreLike = ..., params: Params = ...,
-    mask: Mask | Array | None = ..., bias: Bias | Array | None = ..., dropout_rate: float = ...,
-    dropout_rng: Array | None = ..., implementation: str | None = ...,
-    block_sizes: BlockSizes | None = ..., return_statistics: Literal[True],
-) -> tuple[Array, AttentionStatistics]: ...  # fmt: skip
+    query: Array,
+    key: KeyLike,
+    value: Array,
+    *,
+    score: ScoreLike = ...,
+    params: Params = ...,
+    mask: Mask | Array | None = ...,
+    bias: Bias | Array | None = ...,
+    dropout_rate: float = ...,
+    dropout_rng: Array | None = ...,
+    implementation: str | None = ...,
+    block_sizes: BlockSizes | None = ...,
+    return_statistics: Literal[True],
+) -> tuple[Array, AttentionStatistics]: ...
 def attention(
     query,
     key,

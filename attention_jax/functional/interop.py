@@ -123,10 +123,18 @@ def dot_product_attention(
 # One compiled program, checks included: op by op, the layout costs ten times the attention.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _dot_product_attention(
-    score: Score, implementation: str | None, return_residual: bool, query: Array, key: Array,
-    value: Array, mask: Any, bias: Any, params: Params, static_masks: tuple[Mask | None, ...],
+    score: Score,
+    implementation: str | None,
+    return_residual: bool,
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Any,
+    bias: Any,
+    params: Params,
+    static_masks: tuple[Mask | None, ...],
     lengths: dict[str, Array],
-) -> Any:  # fmt: skip
+) -> Any:
     unbatched = query.ndim == 3
     query = _four_axes("query", "[B, T, N, Dq] or [T, N, Dq]", query)
     key = _four_axes("key", "[B, S, K, Dk] or [S, K, Dk]", key)
@@ -226,12 +234,22 @@ class _FlaxAttention(nnx.Module):
         self.block_sizes = block_sizes
 
     def __call__(
-        self, query: Array, key: Array, value: Array, bias: Array | None = None,
-        mask: Mask | Array | None = None, broadcast_dropout: bool = True,
-        dropout_rng: Array | None = None, dropout_rate: float = 0.0, deterministic: bool = False,
-        dtype: Any = None, precision: Any = None, module: nnx.Module | None = None,
-        promote_dtype: Any = flax_promote_dtype, is_causal: bool = False,
-    ) -> Array:  # fmt: skip
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        bias: Array | None = None,
+        mask: Mask | Array | None = None,
+        broadcast_dropout: bool = True,
+        dropout_rng: Array | None = None,
+        dropout_rate: float = 0.0,
+        deterministic: bool = False,
+        dtype: Any = None,
+        precision: Any = None,
+        module: nnx.Module | None = None,
+        promote_dtype: Any = flax_promote_dtype,
+        is_causal: bool = False,
+    ) -> Array:
         """Takes the arguments of `flax.nnx.dot_product_attention`, in the same order."""
         del precision  # products always have at least float32 precision
         query, key, value = promote_dtype((query, key, value), dtype=dtype)

@@ -93,9 +93,15 @@ def _check_mask_or_bias(name: str, mask_or_bias: Any, query: Array, key: Array) 
 
 
 def attend_by_group(
-    score: Score, inputs: Inputs, implementation: str | None, block_sizes: BlockSizes | None,
-    *, dropout_rate: float = 0.0, broadcast_dropout: bool = False, return_statistics: bool = False,
-) -> Any:  # fmt: skip
+    score: Score,
+    inputs: Inputs,
+    implementation: str | None,
+    block_sizes: BlockSizes | None,
+    *,
+    dropout_rate: float = 0.0,
+    broadcast_dropout: bool = False,
+    return_statistics: bool = False,
+) -> Any:
     """Output [*B, N, T, Dv]; or (output, statistics [*B, N, T])."""
     inputs = _by_group(score, inputs)
     arguments: Any = {

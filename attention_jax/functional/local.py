@@ -75,9 +75,12 @@ def local_attention(
     """
     mask, gaussian = _window_and_gaussian(centers, radius, sigma, mask)
     arguments: Any = {
-        "score": score, "params": params, "mask": mask, "implementation": implementation,
+        "score": score,
+        "params": params,
+        "mask": mask,
+        "implementation": implementation,
         "block_sizes": block_sizes,
-    }  # fmt: skip
+    }
     dropout: Any = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
     if gaussian is None:
         return attention(query, key, value, bias=bias, **arguments, **dropout)

@@ -23,18 +23,38 @@ Array = jax.Array
 
 @overload
 def ring_attention(
-    query: Array, key: Array, value: Array, *, mesh: Mesh, axis_name: str = ...,
-    score: ScoreLike = ..., params: Params = ..., mask: Mask | Array | None = ...,
-    bias: Bias | Array | None = ..., dropout_rate: float = ..., dropout_rng: Array | None = ...,
-    block_sizes: BlockSizes | None = ..., return_statistics: Literal[False] = ...,
-) -> Array: ...  # fmt: skip
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mesh: Mesh,
+    axis_name: str = ...,
+    score: ScoreLike = ...,
+    params: Params = ...,
+    mask: Mask | Array | None = ...,
+    bias: Bias | Array | None = ...,
+    dropout_rate: float = ...,
+    dropout_rng: Array | None = ...,
+    block_sizes: BlockSizes | None = ...,
+    return_statistics: Literal[False] = ...,
+) -> Array: ...
 @overload
 def ring_attention(
-    query: Array, key: Array, value: Array, *, mesh: Mesh, axis_name: str = ...,
-    score: ScoreLike = ..., params: Params = ..., mask: Mask | Array | None = ...,
-    bias: Bias | Array | None = ..., dropout_rate: float = ..., dropout_rng: Array | None = ...,
-    block_sizes: BlockSizes | None = ..., return_statistics: Literal[True],
-) -> tuple[Array, AttentionStatistics]: ...  # fmt: skip
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mesh: Mesh,
+    axis_name: str = ...,
+    score: ScoreLike = ...,
+    params: Params = ...,
+    mask: Mask | Array | None = ...,
+    bias: Bias | Array | None = ...,
+    dropout_rate: float = ...,
+    dropout_rng: Array | None = ...,
+    block_sizes: BlockSizes | None = ...,
+    return_statistics: Literal[True],
+) -> tuple[Array, AttentionStatistics]: ...
 def ring_attention(
     query,
     key,

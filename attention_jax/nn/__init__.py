@@ -7,6 +7,7 @@ from attention_jax.nn.attention import (
     GeneralAttention,
     ScaledDotAttention,
 )
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.cache import KeyValueCache
 from attention_jax.nn.coverage import CoverageAttention
 from attention_jax.nn.cross_attention import CrossAttention, CrossAttentionConfig
@@ -26,7 +27,7 @@ from attention_jax.nn.positions import (
 )
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig, DecoderBlock, EncoderBlock
+from attention_jax.nn.transformer import DecoderBlock, EncoderBlock
 
 __all__ = [
     "ANY_LENGTH",

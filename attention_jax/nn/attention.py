@@ -114,9 +114,17 @@ class Attention(DropoutModule):
                 `deterministic` or a PRNG key.
         """
         return self._attend(
-            query, key, value, attend=attention, weigh=attention_weights, mask=mask, bias=bias,
-            deterministic=deterministic, dropout_rng=dropout_rng, return_weights=return_weights,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            attend=attention,
+            weigh=attention_weights,
+            mask=mask,
+            bias=bias,
+            deterministic=deterministic,
+            dropout_rng=dropout_rng,
+            return_weights=return_weights,
+        )
 
     def _attend(
         self,

@@ -34,14 +34,14 @@ def appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
     return KeyValueCache(memory, cache.length + new.values.shape[-2])
 
 
-def check_cache(cache: KeyValueCache, x: Array, key_heads: int, head_dim: int) -> None:
+def check_cache(cache: KeyValueCache, x: Array, num_key_heads: int, head_dim: int) -> None:
     """Raises ValueError unless the cache is of that many heads and has room for x [*B, t, D]."""
     *_, room, cached_dim = cache.memory.values.shape
-    expected = (*x.shape[:-2], key_heads, 1, room, head_dim)
+    expected = (*x.shape[:-2], num_key_heads, 1, room, head_dim)
     if cache.memory.values.shape != expected:
         raise ValueError(
             f"cache must be this module's empty_cache({x.shape[:-2]}, ...) for x"
-            f" {list(x.shape)}; got one of {key_heads} heads of {cached_dim} with values"
+            f" {list(x.shape)}; got one of {num_key_heads} heads of {cached_dim} with values"
             f" {list(cache.memory.values.shape)}"
         )
     if x.shape[-2] > room:

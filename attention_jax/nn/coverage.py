@@ -28,7 +28,8 @@ class CoverageAttention(Attention):
     gradient there is not 0, so it learns from the first step on.
 
     Args:
-        score: a name in `SCORES`, "module:Name", or a `Score` whose `project` gives keys [S, Fk].
+        score: a name in `SCORES`, "module:Name", or a `Score` whose `project_key` gives one array
+            [S, Fk].
         query_dim: Dq.
         key_dim: Dk.
         dtype, param_dtype: as in `Attention`.

@@ -98,9 +98,12 @@ class MultiHead(Kind):
 
     def attend(self, attention: MultiHeadAttention, inputs: Inputs) -> Outputs:
         result = attention(
-            inputs.query, inputs.memory, mask=inputs.mask, position_ids=inputs.position_ids,
+            inputs.query,
+            inputs.memory,
+            mask=inputs.mask,
+            position_ids=inputs.position_ids,
             **_shared(inputs),
-        )  # fmt: skip
+        )
         outputs = _outputs(result, inputs)
         if outputs.weights is None:
             return outputs
@@ -122,9 +125,13 @@ class LocalM(Kind):
 
     def attend(self, attention: LocalMAttention, inputs: Inputs) -> Outputs:
         result = attention(
-            inputs.query, inputs.memory, source_lengths=inputs.source_lengths, first=inputs.first,
-            mask=inputs.mask, **_shared(inputs),
-        )  # fmt: skip
+            inputs.query,
+            inputs.memory,
+            source_lengths=inputs.source_lengths,
+            first=inputs.first,
+            mask=inputs.mask,
+            **_shared(inputs),
+        )
         return _outputs(result, inputs)
 
 
@@ -141,9 +148,12 @@ class LocalP(Kind):
 
     def attend(self, attention: LocalPAttention, inputs: Inputs) -> Outputs:
         result = attention(
-            inputs.query, inputs.memory, source_lengths=inputs.source_lengths, mask=inputs.mask,
+            inputs.query,
+            inputs.memory,
+            source_lengths=inputs.source_lengths,
+            mask=inputs.mask,
             **_shared(inputs),
-        )  # fmt: skip
+        )
         return _outputs(result, inputs)
 
 
@@ -160,9 +170,12 @@ class Coverage(Kind):
 
     def attend(self, attention: CoverageAttention, inputs: Inputs) -> Outputs:
         result = attention(
-            inputs.query, inputs.memory, mask=inputs.mask, coverage=inputs.carry,
+            inputs.query,
+            inputs.memory,
+            mask=inputs.mask,
+            coverage=inputs.carry,
             return_weights=inputs.return_weights,
-        )  # fmt: skip
+        )
         return Outputs(result.output, result.weights, result.coverage)
 
     def first_carry(self, shape: tuple[int, ...], dtype: Any) -> Carry:
@@ -183,9 +196,13 @@ class Monotonic(Kind):
 
     def attend(self, attention: MonotonicAttention, inputs: Inputs) -> Outputs:
         output, weights = attention(
-            inputs.query, inputs.memory, mask=inputs.mask, initial=inputs.carry,
-            noise_rng=inputs.rng, return_weights=True if inputs.return_weights else "last",
-        )  # fmt: skip
+            inputs.query,
+            inputs.memory,
+            mask=inputs.mask,
+            initial=inputs.carry,
+            noise_rng=inputs.rng,
+            return_weights=True if inputs.return_weights else "last",
+        )
         if not inputs.return_weights:
             return Outputs(output, None, weights)
         last = weights[..., -1, :].astype(accumulator_dtype(weights))

@@ -60,12 +60,18 @@ class EncoderDecoder(DropoutModule):
         )
         self.decoder = nnx.List(
             DecoderBlock(
-                self_score, config.score, config.block, cross=config.cross_attention,
-                self_attention=config.decoder_self_attention, **rotary, rngs=rngs, keep_rngs=False,
+                self_score,
+                config.score,
+                config.block,
+                cross=config.cross_attention,
+                self_attention=config.decoder_self_attention,
+                **rotary,
+                rngs=rngs,
+                keep_rngs=False,
                 **options,
             )
             for _ in range(config.decoder_layers)
-        )  # fmt: skip
+        )
         self.output_norm = nnx.LayerNorm(dim, rngs=rngs, **dtypes)
         self.logits = (
             nnx.Linear(dim, vocabulary_size, rngs=rngs, **options) if tie == "none" else None
@@ -109,9 +115,14 @@ class EncoderDecoder(DropoutModule):
             ValueError: a model that is random in training lacks `deterministic` or a PRNG key.
         """
         result = self.features(
-            source, source_lengths, target_inputs, position_ids=position_ids,
-            deterministic=deterministic, dropout_rng=dropout_rng, return_weights=return_weights,
-        )  # fmt: skip
+            source,
+            source_lengths,
+            target_inputs,
+            position_ids=position_ids,
+            deterministic=deterministic,
+            dropout_rng=dropout_rng,
+            return_weights=return_weights,
+        )
         return self._logits_and_weights(result, return_weights)
 
     def features(
@@ -178,9 +189,13 @@ class EncoderDecoder(DropoutModule):
         for index, (block, rng) in enumerate(zip(self.encoder, block_rngs, strict=True)):
             with jax.named_scope(f"encoder_{index}"):
                 result = block(
-                    x, mask=mask, position_ids=token_ids, deterministic=rng is None,
-                    dropout_rng=rng, return_weights=return_weights,
-                )  # fmt: skip
+                    x,
+                    mask=mask,
+                    position_ids=token_ids,
+                    deterministic=rng is None,
+                    dropout_rng=rng,
+                    return_weights=return_weights,
+                )
             x, block_weights = result if return_weights else (result, None)
             weights.append(block_weights)
         memory = self.memory_norm(x)
@@ -234,10 +249,16 @@ class EncoderDecoder(DropoutModule):
         for index, (block, rng) in enumerate(zip(self.decoder, block_rngs, strict=True)):
             with jax.named_scope(f"decoder_{index}"):
                 result = block(
-                    x, memory, source_lengths=lengths, memory_mask=mask, position_ids=target_ids,
-                    memory_position_ids=source_ids, deterministic=rng is None, dropout_rng=rng,
+                    x,
+                    memory,
+                    source_lengths=lengths,
+                    memory_mask=mask,
+                    position_ids=target_ids,
+                    memory_position_ids=source_ids,
+                    deterministic=rng is None,
+                    dropout_rng=rng,
                     return_weights=return_weights,
-                )  # fmt: skip
+                )
             x, block_weights = result if return_weights else (result, None)
             weights.append(block_weights)
         features = self.output_norm(x)

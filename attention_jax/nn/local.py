@@ -124,9 +124,16 @@ class LocalMAttention(_LocalAttention):
                 lengths = checked_lengths(_lengths(key, source_lengths), query.shape[:-2])
                 centers = reversed_centers(query.shape[-2], lengths) - first
         return self._through_windows(
-            query, key, value, centers, mask=mask, bias=bias, deterministic=deterministic,
-            dropout_rng=dropout_rng, return_weights=return_weights,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            centers,
+            mask=mask,
+            bias=bias,
+            deterministic=deterministic,
+            dropout_rng=dropout_rng,
+            return_weights=return_weights,
+        )
 
 
 class LocalPAttention(_LocalAttention):
@@ -216,9 +223,16 @@ class LocalPAttention(_LocalAttention):
         query = self._cast(float_array("query", query))
         centers = predicted_centers(query, params, _lengths(key, source_lengths))
         return self._through_windows(
-            query, key, value, centers, mask=mask, bias=bias, deterministic=deterministic,
-            dropout_rng=dropout_rng, return_weights=return_weights,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            centers,
+            mask=mask,
+            bias=bias,
+            deterministic=deterministic,
+            dropout_rng=dropout_rng,
+            return_weights=return_weights,
+        )
 
 
 def _lengths(key: Array | Memory, source_lengths: Array | None) -> Array:

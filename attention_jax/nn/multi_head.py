@@ -222,9 +222,14 @@ class MultiHeadAttention(DropoutModule):
         rate = 0.0 if dropout_rng is None else self.dropout_rate
         with heads_as_one_axis(query.ndim - 2):
             heads = attention(
-                queries, keys, values, **arguments, dropout_rate=rate, dropout_rng=dropout_rng,
+                queries,
+                keys,
+                values,
+                **arguments,
+                dropout_rate=rate,
+                dropout_rng=dropout_rng,
                 implementation=self.implementation,
-            )  # fmt: skip
+            )
         output = self._merged(heads.astype(dtype), query.ndim)
         if not return_weights:
             return output
@@ -313,9 +318,13 @@ class MultiHeadAttention(DropoutModule):
         dtype = queries.dtype
         with heads_as_one_axis(x.ndim - 2):
             heads = attention(
-                queries, *extended.memory, score=self.score, params=params, **shifted,
+                queries,
+                *extended.memory,
+                score=self.score,
+                params=params,
+                **shifted,
                 implementation=self.implementation,
-            )  # fmt: skip
+            )
         fits = first + count <= room
         output = jnp.where(fits, self._merged(heads.astype(dtype), x.ndim), jnp.nan)
         return output, extended

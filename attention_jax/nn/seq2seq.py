@@ -105,9 +105,13 @@ class Seq2Seq(EncoderDecoder):
         for index, (block, block_state) in enumerate(zip(self.decoder, state.blocks, strict=True)):
             with jax.named_scope(f"decoder_{index}"):
                 x, block_state = block.extend(
-                    x, block_state, first=state.step, source_lengths=lengths, memory_mask=mask,
+                    x,
+                    block_state,
+                    first=state.step,
+                    source_lengths=lengths,
+                    memory_mask=mask,
                     position_ids=target_ids,
-                )  # fmt: skip
+                )
             blocks.append(block_state)
         logits = self.logits_of(self.output_norm(x))[:, 0, :]
         return logits, state._replace(blocks=tuple(blocks), step=state.step + 1)
@@ -147,9 +151,14 @@ class Seq2Seq(EncoderDecoder):
                 source, source_lengths, max_length=max_length, position_ids=position_ids
             )
             return greedy_search(
-                model.decode_step, state,
-                batch_size=source.shape[0], max_length=max_length, sos=sos, eos=eos, pad=pad,
-            ).astype(source.dtype)  # fmt: skip
+                model.decode_step,
+                state,
+                batch_size=source.shape[0],
+                max_length=max_length,
+                sos=sos,
+                eos=eos,
+                pad=pad,
+            ).astype(source.dtype)
 
         rows = PartitionSpec(explicit_spec(source)[0])
         tokens = on_automatic_axes(search, rows, variables, source, source_lengths, position_ids)
@@ -192,10 +201,17 @@ class Seq2Seq(EncoderDecoder):
             )
             axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)
             return beam_search(
-                model.decode_step, state,
-                batch_size=source.shape[0], beams=beams, max_length=max_length, sos=sos, eos=eos,
-                pad=pad, length_penalty=length_penalty, row_axes=axes._replace(position_ids=None),
-            )  # fmt: skip
+                model.decode_step,
+                state,
+                batch_size=source.shape[0],
+                beams=beams,
+                max_length=max_length,
+                sos=sos,
+                eos=eos,
+                pad=pad,
+                length_penalty=length_penalty,
+                row_axes=axes._replace(position_ids=None),
+            )
 
         rows = PartitionSpec(explicit_spec(source)[0])
         return on_automatic_axes(search, rows, variables, source, source_lengths, position_ids)

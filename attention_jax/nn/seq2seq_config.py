@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from attention_jax.core.checks import check_choice, check_integer
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.cross_attention import CrossAttentionConfig
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.position_encoding import Rotation
-from attention_jax.nn.transformer import BlockConfig, cross_heads
+from attention_jax.nn.transformer import cross_heads
 from attention_jax.scores import get_score
 
 Tie = Literal["none", "output", "all"]

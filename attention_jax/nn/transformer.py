@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 from flax import nnx
 
-from attention_jax.core.checks import check_choice, check_integer, checked_rate
 from attention_jax.functional.memory import Memory
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.cache import KeyValueCache
 from attention_jax.nn.cross_attention import Carry, CrossAttention, CrossAttentionConfig
 from attention_jax.nn.dropout import DropoutModule
-from attention_jax.nn.feed_forward import Activation, FeedForward
+from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.position_encoding import PositionIds
@@ -24,52 +23,6 @@ from attention_jax.pairwise.masks import Mask, causal_mask
 from attention_jax.scores import Score
 
 Array = jax.Array
-Norm = Literal["pre", "post"]
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockConfig:
-    """Settings that encoder and decoder blocks share.
-
-    Attributes:
-        dim: size of the tokens and of every layer, a multiple of `num_heads`.
-        hidden_dim: hidden size of the feed-forward layers.
-        num_heads: heads of the self attentions, and of "global" cross attention: more than 1 makes
-            it multi-head attention, between projections. Other cross attention has one head.
-        num_key_heads: heads of keys and values in the self attentions (grouped-query), a divisor of
-            `num_heads`; None for `num_heads`.
-        activation: of the feed-forward layers, see `FeedForward`.
-        norm: where layer normalisation stands: "pre", x + f(norm x); or "post", norm(x + f(x)).
-        normalize_qk: layer normalisation of queries and keys in the self attentions.
-        dropout_rate: of embeddings, attention weights and the outputs of layers, in training.
-
-    Raises:
-        ValueError: a size is below 1, sizes do not divide, or a name is unknown.
-    """
-
-    dim: int = 64
-    hidden_dim: int = 64
-    num_heads: int = 1
-    num_key_heads: int | None = None
-    activation: Activation = "relu"
-    norm: Norm = "pre"
-    normalize_qk: bool = False
-    dropout_rate: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("dim", "hidden_dim", "num_heads"):
-            check_integer(name, getattr(self, name))
-        if self.dim % self.num_heads:
-            raise ValueError(f"dim must be a multiple of {self.num_heads} heads; got {self.dim}")
-        if self.num_key_heads is not None:
-            check_integer("num_key_heads", self.num_key_heads)
-            if self.num_heads % self.num_key_heads:
-                raise ValueError(
-                    f"num_key_heads must divide {self.num_heads} heads; got {self.num_key_heads}"
-                )
-        check_choice("activation", self.activation, Activation)
-        check_choice("norm", self.norm, Norm)
-        checked_rate(self.dropout_rate)
 
 
 class _Residual(nnx.Module):
@@ -119,9 +72,13 @@ class EncoderBlock(DropoutModule):
     ):
         self.self_residual = _Residual(config, rngs=rngs, **options)
         self.self_attention = _self_attention(
-            score, config, rngs, rotary_wavelength=rotary_wavelength,
-            num_position_ids=num_position_ids, **options,
-        )  # fmt: skip
+            score,
+            config,
+            rngs,
+            rotary_wavelength=rotary_wavelength,
+            num_position_ids=num_position_ids,
+            **options,
+        )
         self.feed_forward_residual = _Residual(config, rngs=rngs, **options)
         self.feed_forward = _feed_forward(config, rngs, **options)
         self._set_dropout(config.dropout_rate, deterministic, keep_rngs, rngs)
@@ -147,10 +104,14 @@ class EncoderBlock(DropoutModule):
         @jax.named_scope("self_attention")
         def attend(x: Array) -> Any:
             return self.self_attention(
-                x, mask=mask, bias=bias, position_ids=position_ids,
-                deterministic=dropout_rng is None, dropout_rng=attention_rng,
+                x,
+                mask=mask,
+                bias=bias,
+                position_ids=position_ids,
+                deterministic=dropout_rng is None,
+                dropout_rng=attention_rng,
                 return_weights=return_weights,
-            )  # fmt: skip
+            )
 
         result = self.self_residual(x, attend, residual_rngs[0])
         x, weights = result if return_weights else (result, None)
@@ -205,9 +166,7 @@ class DecoderBlock(DropoutModule):
         keep_rngs: bool = True,
         **options: Unpack[LayerOptions],
     ):
-        rotary: Any = {
-            "rotary_wavelength": rotary_wavelength, "num_position_ids": num_position_ids
-        }  # fmt: skip
+        rotary: Any = {"rotary_wavelength": rotary_wavelength, "num_position_ids": num_position_ids}
         self.self_residual = _Residual(config, rngs=rngs, **options) if self_attention else None
         self.self_attention = (
             _self_attention(self_score, config, rngs, **rotary, **options)
@@ -217,9 +176,17 @@ class DecoderBlock(DropoutModule):
         self.cross_residual = _Residual(config, rngs=rngs, **options)
         memory_dim = config.dim if memory_dim is None else memory_dim
         self.cross_attention = CrossAttention(
-            cross_score, config.dim, memory_dim, cross, num_heads=cross_heads(config, cross),
-            **rotary, dropout_rate=config.dropout_rate, rngs=rngs, keep_rngs=False, **options,
-        )  # fmt: skip
+            cross_score,
+            config.dim,
+            memory_dim,
+            cross,
+            num_heads=cross_heads(config, cross),
+            **rotary,
+            dropout_rate=config.dropout_rate,
+            rngs=rngs,
+            keep_rngs=False,
+            **options,
+        )
         self.feed_forward_residual = _Residual(config, rngs=rngs, **options)
         self.feed_forward = _feed_forward(config, rngs, **options)
         self._set_dropout(config.dropout_rate, deterministic, keep_rngs, rngs)
@@ -259,17 +226,26 @@ class DecoderBlock(DropoutModule):
         def attend_to_self(x: Array) -> Array:
             assert self.self_attention is not None
             return self.self_attention(
-                x, mask=causal_mask(), position_ids=position_ids, deterministic=deterministic,
+                x,
+                mask=causal_mask(),
+                position_ids=position_ids,
+                deterministic=deterministic,
                 dropout_rng=self_rng,
-            )  # fmt: skip
+            )
 
         @jax.named_scope("cross_attention")
         def attend_to_memory(x: Array) -> Any:
             output, weights, _ = self.cross_attention(
-                x, memory, source_lengths=source_lengths, mask=memory_mask,
-                position_ids=position_ids, memory_position_ids=memory_position_ids,
-                deterministic=deterministic, dropout_rng=cross_rng, return_weights=return_weights,
-            )  # fmt: skip
+                x,
+                memory,
+                source_lengths=source_lengths,
+                mask=memory_mask,
+                position_ids=position_ids,
+                memory_position_ids=memory_position_ids,
+                deterministic=deterministic,
+                dropout_rng=cross_rng,
+                return_weights=return_weights,
+            )
             return (output, weights) if return_weights else output
 
         if self.self_residual is not None:
@@ -320,9 +296,15 @@ class DecoderBlock(DropoutModule):
         @jax.named_scope("cross_attention")
         def attend_to_memory(x: Array) -> tuple[Array, tuple[Carry]]:
             output, _, new_carry = self.cross_attention(
-                x, memory, source_lengths=source_lengths, mask=memory_mask, first=first,
-                position_ids=position_ids, carry=carry, deterministic=True,
-            )  # fmt: skip
+                x,
+                memory,
+                source_lengths=source_lengths,
+                mask=memory_mask,
+                first=first,
+                position_ids=position_ids,
+                carry=carry,
+                deterministic=True,
+            )
             return output, (new_carry,)
 
         if self.self_residual is not None:

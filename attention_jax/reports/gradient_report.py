@@ -1,8 +1,7 @@
-"""The page that `scripts/analyze_gradients.py` writes: figures and tables of several runs."""
+"""A page on the gradients of several runs: figures and tables of the numbers it is given."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,18 +14,6 @@ from attention_jax.training.metrics import mean_and_deviation
 
 JSON = dict[str, Any]
 
-# Groups of parameters, as paths of `gradient_norms` begin or go on.
-_GROUPS = {
-    "embeddings": r"(source|target)_embedding",
-    "encoder, self attention": r"encoder/\d+/self_attention",
-    "encoder, feed-forward": r"encoder/\d+/feed_forward(/|$)",
-    "decoder, self attention": r"decoder/\d+/self_attention",
-    "decoder, cross attention": r"decoder/\d+/cross_attention",
-    "decoder, feed-forward": r"decoder/\d+/feed_forward(/|$)",
-    "normalisation": r"(.*_norm|.*_residual)",
-    "output layer": r"logits",
-}
-
 _STATISTICS = {
     "entropy": "entropy (nats)",
     "saturation": "saturated rows (share)",
@@ -37,13 +24,18 @@ _STATISTICS = {
 
 
 def report(runs: Sequence[JSON], *, command: str) -> str:
-    """The page, from what `tasks.reversal_gradients.analyze_run` says of each run."""
+    """The page as HTML.
+
+    Args:
+        runs: the numbers of each run, as `tasks.reversal.gradients.analyze_run` returns them.
+        command: the command line that makes the page again.
+    """
     named = [{**run, "label": label} for run, label in zip(runs, _labels(runs), strict=True)]
     return html_page.page("Gradients of attention", list(_parts(named, command)))
 
 
 def _labels(runs: Sequence[JSON]) -> list[str]:
-    """What each run is called: its folder too, where two would be called the same."""
+    """The label of each run, with its folder if two runs have the same label."""
     labels = [run["label"] for run in runs]
     return [
         label if labels.count(label) == 1 else f"{label} ({run['workdir']})"
@@ -58,23 +50,22 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
         [(run["label"], run["workdir"], str(run["seeds"]), str(run["step"])) for run in runs],
     )
     yield html_page.paragraph(
-        "Lines are means over seeds, bands one standard deviation. Statistics are of the batch that"
-        " the next step would learn from; only rows count on which the loss depends, with two keys"
-        " or more to choose from."
+        "Lines are means over seeds, bands are one standard deviation. Statistics are taken on the"
+        " batch of the next step, over the rows that the loss depends on and that may attend to"
+        " more than one key."
     )
-    yield html_page.heading("How much gradient comes where")
+    yield html_page.heading("Gradient norms by group of parameters")
     yield html_page.figure(
         norms_by_step(runs),
         "The norm of the loss's gradient in each group of parameters against the training step.",
     )
-    yield html_page.heading("How peaked attention is")
+    yield html_page.heading("Statistics of the attention weights")
     yield html_page.figure(
         statistics_by_step(runs),
-        "Entropy, saturation, spread of the logits, and what of the gradient comes through the"
-        " softmax, for each attention against the training step. A row is saturated if one weight"
-        " exceeds 0.99.",
+        "Entropy, saturation, spread of the logits, and the gradient that passes the softmax, for"
+        " each attention against the training step. A row is saturated if one weight exceeds 0.99.",
     )
-    yield html_page.heading("Weights, and the gradient of their logits")
+    yield html_page.heading("Attention weights, and the gradient in their logits")
     for run in runs:
         for word in run["words"][str(run["step"])]:
             yield html_page.figure(word_heatmaps(run, word), _word_caption(run, word))
@@ -93,34 +84,35 @@ def _word_caption(run: JSON, word: str) -> str:
 
 
 def norms_by_step(runs: Sequence[JSON]) -> Figure:
-    """One panel a group of parameters, one line a run."""
-    figure, axes = plotting.new_figure(11, 5.6, rows=2, columns=4, sharex=True)
-    for ax, (group, pattern) in zip(axes, _GROUPS.items(), strict=True):
+    """One panel per group of parameters, one line per run."""
+    groups = list(dict.fromkeys(group for run in runs for group in run["gradient_norms"]))
+    columns = min(4, len(groups))
+    rows = -(-len(groups) // columns)
+    figure, axes = plotting.new_figure(11, 2.8 * rows, rows=rows, columns=columns, sharex=True)
+    for unused in axes[len(groups) :]:
+        unused.remove()
+    axes = axes[: len(groups)]
+    for ax, group in zip(axes, groups, strict=True):
         for index, run in enumerate(runs):
-            names = [name for name in run["by_step"] if re.match(f"gradient_norm/{pattern}", name)]
-            if names:
-                squares = sum(_series(run, name) ** 2 for name in names)
-                _draw(ax, run, np.sqrt(squares), index, log=True)
+            if group in run["gradient_norms"]:
+                norms = np.array(run["gradient_norms"][group], float)
+                _draw(ax, run, norms, index, log=True)
         ax.set_yscale("log")
         ax.set_title(group, fontsize=10)
-    return _finished(figure, axes, runs, "gradient norm", columns=4)
+    return _finished(figure, axes, runs, "gradient norm", columns=columns)
 
 
 def statistics_by_step(runs: Sequence[JSON]) -> Figure:
-    """One row an attention, one column a statistic, one line a run."""
-    attentions = list(
-        dict.fromkeys(
-            name.rpartition("/")[0]
-            for run in runs
-            for name in sorted(run["by_step"], key=_in_order)
-            if name.endswith("/entropy")
-        )
-    )
+    """One row per attention, one column per statistic, one line per run."""
+    attentions = list(dict.fromkeys(name for run in runs for name in run["attentions"]))
     columns = len(_STATISTICS)
     figure, axes = plotting.new_figure(
-        2.3 * columns, 2.1 * len(attentions) + 0.6, rows=len(attentions), columns=columns,
+        2.3 * columns,
+        2.1 * len(attentions) + 0.6,
+        rows=len(attentions),
+        columns=columns,
         sharex=True,
-    )  # fmt: skip
+    )
     for row, attention in enumerate(attentions):
         for column, (statistic, label) in enumerate(_STATISTICS.items()):
             ax, name = axes[row * columns + column], f"{attention}/{statistic}"
@@ -139,7 +131,7 @@ def statistics_by_step(runs: Sequence[JSON]) -> Figure:
 
 
 def word_heatmaps(run: JSON, word: str) -> Figure:
-    """Weights and gradients of a word at the first step and the newest."""
+    """Weights and gradients of a word at step 0 and at the newest step."""
     looks = [(step, run["words"][step][word]) for step in ("0", str(run["step"]))]
     figure, axes = plotting.new_figure(12, 3.1, columns=4)
     for pair, (step, table) in zip((axes[:2], axes[2:]), looks, strict=True):
@@ -153,12 +145,14 @@ def word_heatmaps(run: JSON, word: str) -> Figure:
         image = plotting.draw_gradients(pair[1], np.array(table["dlogits"]), *labels)
         figure.colorbar(image, ax=pair[1], shrink=0.75)
         pair[1].set_title(f"step {step}: d loss / d logits")
-    axes[0].set_ylabel("letter written (query)")
+    axes[0].set_ylabel("predicted token (query)")
+    for ax in axes:
+        ax.set_xlabel("source token (key)")
     return figure
 
 
 def _scale_parts(runs: Sequence[JSON]) -> Iterator[str]:
-    yield html_page.heading("What the scale of the logits leaves of the gradient")
+    yield html_page.heading("The gradient as a function of the scale of the logits")
     swept = [run for run in runs if run["scale_sweep"][str(run["step"])] is not None]
     if not swept:
         yield html_page.paragraph("None of these attentions has a softmax over its logits.")
@@ -169,13 +163,13 @@ def _scale_parts(runs: Sequence[JSON]) -> Iterator[str]:
     yield html_page.figure(
         scale_curves(swept),
         "The norm of the softmax's Jacobian, through which all gradient to the score passes, and"
-        " the entropy, if the cross attention's logits were all larger or smaller than they are."
-        " Open markers: where the model stands before training; filled: after.",
+        " the entropy, with the cross attention's logits scaled up or down. Open markers: the model"
+        " before training; filled markers: after.",
     )
 
 
 def scale_curves(runs: Sequence[JSON]) -> Figure:
-    """Against the standard deviation that the logits would have; the model's own is marked."""
+    """Jacobian norm and entropy against the logits' standard deviation; markers: no scaling."""
     figure, axes = plotting.new_figure(10, 4, columns=2)
     labels = {"jacobian_norm": "norm of the softmax's Jacobian", "entropy": "entropy (nats)"}
     for ax, (name, label) in zip(axes, labels.items(), strict=True):
@@ -188,10 +182,10 @@ def scale_curves(runs: Sequence[JSON]) -> Figure:
                 sweep = sweeps[step]
                 sd = float(np.mean(sweep["logit_sd"]))
                 values = np.mean(np.array(sweep[name], float), axis=0)
-                ax.plot(scales * sd, values, style, color=color,
-                        label=run["label"] if style == "-" else None)  # fmt: skip
-                here = np.interp(0.0, np.log(scales), values)  # at scale 1
-                ax.plot(sd, here, marker, color=color, markerfacecolor=face, markersize=8)
+                label_of_run = run["label"] if style == "-" else None
+                ax.plot(scales * sd, values, style, color=color, label=label_of_run)
+                unscaled = np.interp(0.0, np.log(scales), values)  # at scale 1
+                ax.plot(sd, unscaled, marker, color=color, markerfacecolor=face, markersize=8)
         ax.set(xscale="log", xlabel="standard deviation of a row's logits", ylabel=label)
         ax.grid(alpha=0.3)
     axes[0].legend(title="solid: trained, dotted: at step 0")
@@ -202,11 +196,11 @@ def _curvature_parts(runs: Sequence[JSON]) -> Iterator[str]:
     measured = [run for run in runs if "curvature" in run]
     if not measured:
         return
-    yield html_page.heading("How curved the loss is")
+    yield html_page.heading("Curvature of the loss")
     yield html_page.paragraph(
-        "Edges of the spectrum of the Hessian of one batch's loss in all parameters (Lanczos), and"
-        " its trace (Hutchinson): mean ± standard deviation over seeds. A step of gradient descent"
-        " is stable up to a rate of 2 / largest."
+        "The extreme eigenvalues of the Hessian of one batch's loss in all parameters (Lanczos),"
+        " and its trace (Hutchinson): mean ± standard deviation over seeds. Gradient descent is"
+        " stable up to a learning rate of 2 / largest eigenvalue."
     )
     rows = [
         (run["label"], step, *(_cell(curvature[name]) for name in ("largest", "smallest", "trace")))
@@ -219,12 +213,12 @@ def _curvature_parts(runs: Sequence[JSON]) -> Iterator[str]:
     yield html_page.figure(
         spectrum_edges(measured),
         "The largest and the smallest eigenvalue of the loss's Hessian, before training and after;"
-        " one marker a seed.",
+        " one marker per seed.",
     )
 
 
 def spectrum_edges(runs: Sequence[JSON]) -> Figure:
-    """One column a run and step, one marker a seed."""
+    """One column per run and step, one marker per seed."""
     figure, (axes,) = plotting.new_figure(max(6.0, 1.6 * len(runs) + 3), 4)
     ticks: list[str] = []
     for index, run in enumerate(runs):
@@ -244,14 +238,8 @@ def spectrum_edges(runs: Sequence[JSON]) -> Figure:
     return figure
 
 
-def _in_order(name: str) -> tuple[bool, list[str], bool]:
-    """Encoder before decoder, layer by layer, self before cross attention."""
-    numbers = [number.zfill(4) for number in re.findall(r"\d+", name)]
-    return (not name.startswith("encoder"), numbers, "cross_attention" in name)
-
-
 def _series(run: JSON, name: str) -> np.ndarray:
-    """[steps, seeds], NaN where a number was not finite."""
+    """[steps, seeds], with NaN for numbers that are not finite."""
     return np.array(run["by_step"][name], float)
 
 

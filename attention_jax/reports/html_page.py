@@ -24,7 +24,7 @@ code { background: #f2f2f2; padding: 0.1rem 0.25rem; }
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """The whole document; `parts` are what the functions below make."""
+    """The whole document; the functions below make its `parts`."""
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -45,12 +45,12 @@ def paragraph(text: str) -> str:
 
 
 def command(text: str) -> str:
-    """A line to be typed."""
+    """A command line."""
     return f"<p><code>{html.escape(text)}</code></p>"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are text; those that read as numbers stand to the right."""
+    """A table of text; cells that contain numbers are right-aligned."""
     head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in columns)
     body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return (
@@ -60,14 +60,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def figure(drawn: Figure, caption: str) -> str:
-    """A figure in the page itself; the caption is also what a screen reader says of it."""
+    """A figure embedded in the page; its caption is its alternative text, too."""
     buffer = io.BytesIO()
     drawn.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     return image(buffer.getvalue(), caption)
 
 
 def image(png: bytes, caption: str) -> str:
-    """The same of a PNG file's bytes."""
+    """A PNG image embedded in the page, as `figure`."""
     data, text = base64.b64encode(png).decode(), html.escape(caption)
     return (
         f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'

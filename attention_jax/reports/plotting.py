@@ -1,4 +1,4 @@
-"""Arrays become matplotlib figures."""
+"""Matplotlib figures of arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from attention_jax.training.metrics import mean_and_deviation
 
-# Okabe and Ito's colours, which every kind of colour vision tells apart, and a marker each.
+# Okabe and Ito's colours, distinct for every kind of colour vision, and a marker for each.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -45,13 +45,13 @@ def save(figure: Figure, path: Path) -> Path:
 def draw_weights(
     axes: Axes, weights: np.ndarray, query_labels: Sequence[str], key_labels: Sequence[str]
 ):
-    """Attention weights [T, S] as a heat map from 0 to 1, one row a query; returns the image.
+    """Attention weights [T, S] as a heat map from 0 to 1, one row per query; returns the image.
 
     Args:
         axes: where to draw.
         weights: float [T, S].
-        query_labels: what each row is, T of them.
-        key_labels: what each column is, S of them.
+        query_labels: T labels of rows.
+        key_labels: S labels of columns.
     """
     image = axes.imshow(np.asarray(weights), cmap="viridis", vmin=0, vmax=1, aspect="equal")
     _label_pairs(axes, query_labels, key_labels)
@@ -61,7 +61,7 @@ def draw_weights(
 def draw_gradients(
     axes: Axes, gradients: np.ndarray, query_labels: Sequence[str], key_labels: Sequence[str]
 ):
-    """Gradients [T, S] as a heat map, white where they are 0; arguments as in `draw_weights`."""
+    """Gradients [T, S] as a heat map, white for 0; arguments as in `draw_weights`."""
     largest = float(np.max(np.abs(gradients), initial=0)) or 1.0
     image = axes.imshow(
         np.asarray(gradients), cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="equal"
@@ -71,7 +71,7 @@ def draw_gradients(
 
 
 def _label_pairs(axes: Axes, query_labels: Sequence[str], key_labels: Sequence[str]) -> None:
-    # sentencepiece's sign for the beginning of a word hangs into the next label.
+    # sentencepiece's mark of the beginning of a word would overlap the next label.
     query_labels, key_labels = (
         [x.replace("▁", "_") for x in s] for s in (query_labels, key_labels)
     )
@@ -79,24 +79,24 @@ def _label_pairs(axes: Axes, query_labels: Sequence[str], key_labels: Sequence[s
     axes.set_xticks(range(len(key_labels)), key_labels, rotation=90 if words else 0)
     axes.set_yticks(range(len(query_labels)), query_labels)
     axes.tick_params(length=0)
-    axes.set_xlabel("source letter (key)")
+    axes.set_xlabel("key")
 
 
 def weight_heatmaps(
     panels: Mapping[str, tuple[np.ndarray, Sequence[str], Sequence[str]]],
     *,
     columns: int | None = None,
-    ylabel: str = "letter written (query)",
-    xlabel: str = "source letter (key)",
+    ylabel: str = "query",
+    xlabel: str = "key",
     size: float = 3.1,
 ) -> Figure:
-    """One heat map a title: (weights [T, S], labels of rows, labels of columns).
+    """Heat maps side by side.
 
     Args:
-        panels: what to draw.
-        columns: how many side by side; None for all.
-        ylabel: what rows are.
-        xlabel: what columns are.
+        panels: by title, (weights [T, S], labels of rows, labels of columns).
+        columns: panels per row; None for all.
+        ylabel: label of the queries.
+        xlabel: label of the keys.
         size: of a panel, in inches.
     """
     columns = min(columns or len(panels), len(panels))
@@ -121,11 +121,11 @@ def draw_band(
 
     Args:
         axes: where to draw.
-        x: where each row of `values` stands.
+        x: the position of each row of `values`.
         values: float [len(x), seeds].
-        index: which colour and marker.
-        label: the line's name.
-        log: mean and deviation of the logarithms, for a logarithmic axis, where a band of plain
+        index: of the colour and the marker.
+        label: the line's label.
+        log: use mean and deviation of the logarithms, for a logarithmic axis: a band of plain
             deviations could reach below zero.
     """
     mean, deviation = mean_and_deviation(np.log(values) if log else values)
@@ -153,7 +153,7 @@ def loss_curves(steps: Sequence[int], losses: Mapping[str, np.ndarray], *, title
 def accuracy_by_length(
     panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], *, ylabel: str
 ) -> Figure:
-    """One panel a title; in it one line a score: accuracies {length: one number a seed}."""
+    """One panel per title, one line per score: accuracies {length: one number per seed}."""
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = new_figure(

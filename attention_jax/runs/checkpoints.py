@@ -1,9 +1,8 @@
-"""Checkpoints that are right or not taken at all; through Orbax, and nowhere else.
+"""Checkpoints by Orbax, verified when they are restored. No other file uses Orbax.
 
-With each state goes a record of its leaves: shape, dtype and a digest of the bits (`digest.py`). A
-state is restored only if all of it is as it was recorded. Where it is not, damage is told apart
-from another configuration: damage falls back to the newest good step, a mismatch is the user's to
-resolve.
+Each state is saved with a record of its leaves: shape, dtype and a digest of the bits
+(`digest.py`). A state is restored only if it matches its record. A damaged state is skipped in
+favour of the newest good one; a state of another configuration raises an error.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ JSON = dict[str, Any]
 StepName = int | Literal["newest", "best"]
 
 
-_ITEMS = ("state", "record")  # of a step
+_ITEMS = ("state", "record")  # the parts of a checkpoint
 
 
 class Restored(NamedTuple):
-    """A state, and what had to be passed over to find a good one."""
+    """A good state, and the damaged ones that were skipped."""
 
     step: int
     state: State
-    damaged: dict[int, str]  # newer steps, and what is wrong with each
+    damaged: dict[int, str]  # newer steps, and the damage to each
 
 
 class DamagedError(ValueError):
-    """No state is as it was saved."""
+    """Every state is damaged."""
 
 
 class Checkpoints:
-    """The newest states of a run, and the best ones, one folder a step.
+    """The newest states of a run, and the best ones, one folder per step.
 
     Args:
-        folder: where they are, made if it is missing.
-        keep: how many of the newest to keep.
-        keep_best: how many to keep of those that were saved with the smallest metric, beside them.
-        read_only: leave everything as it is, for those who look at a run while it goes on; else
-            what a save left that was cut off is removed.
+        folder: made if it is missing.
+        keep: how many of the newest states to keep.
+        keep_best: how many further states to keep, those saved with the smallest metric.
+        read_only: change nothing, for reading a run that may be training; otherwise the remains of
+            an interrupted save are removed.
 
     Raises:
         OSError: the folder cannot be made.
@@ -70,7 +69,7 @@ class Checkpoints:
         self._policy = _NewestAndBest(keep, keep_best)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._policy,
-            lightweight_initialize=True,  # else a damaged step stops it here
+            lightweight_initialize=True,  # otherwise a damaged step raises here
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,
@@ -80,18 +79,16 @@ class Checkpoints:
             self._read_metrics()
 
     def save(self, step: int, state: State, *, metric: float | None = None) -> None:
-        """Begins to save; returns once the state is copied, so that training may go on.
-
-        A save that is still being written is waited for first.
+        """Starts to save, after the previous save has ended; returns once the state is copied.
 
         Args:
-            step: how the state is called.
+            step: the name of the state.
             state: a pytree of arrays.
-            metric: how good it is: the smaller, the better.
+            metric: ranks the state; smaller is better.
 
         Raises:
             ValueError: the disk has no room, or this state or the one before could not be written.
-                What was saved before is as it was.
+                Earlier checkpoints are unchanged.
         """
         with self._explained(step), processes.together():
             if processes.is_first():
@@ -99,36 +96,36 @@ class Checkpoints:
         metric = metric if metric is not None and math.isfinite(metric) else None
         record = _sealed({"step": step, "metric": metric, "leaves": digests(state)})
         self._policy.metrics[step] = metric
-        # The copy is ours: the next call donates the state's buffers, and the save may read late.
+        # Save a copy: the next call donates the buffers of `state`, perhaps before they are read.
         copied = jax.tree.map(jnp.copy, _without_empty(state))
         items = {"state": ocp.args.StandardSave(copied), "record": ocp.args.JsonSave(record)}
         with self._explained(step):
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def wait(self) -> None:
-        """Returns once everything begun is on disk.
+        """Returns once every save is on disk.
 
         Raises:
-            ValueError: it could not be written.
+            ValueError: a state could not be written.
         """
         with self._explained(self.latest_step()):
             self._manager.wait_until_finished()
 
     def steps(self) -> list[int]:
-        """The steps that are kept, the newest last; damaged ones among them."""
+        """The steps that are kept, damaged ones included; the newest last."""
         return sorted(self._manager.all_steps())
 
     def latest_step(self) -> int | None:
-        """The newest of `steps`, or None."""
+        """The newest of `steps`; None if there is none."""
         return max(self.steps(), default=None)
 
     def best_step(self) -> int | None:
-        """That of the smallest metric, or None where none was saved with one."""
+        """The step with the smallest metric; None if no kept step has a metric."""
         self._read_metrics()
         return next(iter(self._policy.best(self.steps())), None)
 
     def step_called(self, name: StepName) -> int | None:
-        """The step that a user means; None for the newest good one.
+        """The step of a name; None for "newest", which means the newest good step.
 
         Raises:
             ValueError: there is no such step.
@@ -145,13 +142,13 @@ class Checkpoints:
         """The newest good state, or None if nothing was ever saved.
 
         Args:
-            like: a pytree of arrays or `jax.ShapeDtypeStruct` of the same structure. Leaves that do
-                not say where they live are put on the first device.
-            step: one of `steps`, for its state and no other.
+            like: a pytree of arrays or `jax.ShapeDtypeStruct` of the same structure. Leaves without
+                a sharding are put on the first device.
+            step: one of `steps`, to restore no other; None for the newest good one.
 
         Raises:
-            DamagedError: none of the states there, or not that of `step`, is as it was saved.
-            ValueError: a good state is of another structure, or has other shapes or dtypes.
+            DamagedError: every state, or that of `step`, is damaged.
+            ValueError: a good state has another structure, or other shapes or dtypes.
         """
         damaged: dict[int, str] = {}
         for candidate in reversed(self.steps()) if step is None else [step]:
@@ -168,7 +165,7 @@ class Checkpoints:
         )
 
     def set_aside(self, steps: dict[int, str]) -> Path:
-        """Moves damaged steps out of the way of those to come; to this folder, which it returns."""
+        """Moves damaged steps to another folder, which it returns; they can then be saved anew."""
         aside = self._folder.with_name("damaged_checkpoints")
         with processes.together():
             if processes.is_first() and steps:
@@ -185,7 +182,7 @@ class Checkpoints:
         return aside
 
     def close(self) -> None:
-        """Waits for saves and lets go of the folder."""
+        """Waits for saves and closes the folder."""
         self._manager.close()
 
     def __enter__(self) -> Checkpoints:
@@ -202,16 +199,16 @@ class Checkpoints:
     def _explained(self, step: int | None) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # Orbax and what it stands on raise dozens of kinds
+        except Exception as error:  # Orbax and its dependencies raise dozens of types
             raise ValueError(
                 f"checkpoint of step {step} could not be saved in {self._folder}:"
-                f" {one_line(error)}; the checkpoints before it are as they were"
+                f" {one_line(error)}; the checkpoints before it are unchanged"
             ) from error
 
     # --- one step ---
 
     def _checked_state(self, step: int, like: State) -> tuple[State, str]:
-        """A state and "", or what is damaged; ValueError if it is whole and of another kind."""
+        """A state and "", or None and the damage; ValueError if the configuration differs."""
         record, reason = _attempt(self._record, step)
         if record is None:
             return None, reason
@@ -221,7 +218,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[ocp.CheckpointManager]:
-        """What reads without waiting for other processes: one may fail where others do not."""
+        """A reader that does not wait for other processes: reading may fail on one alone."""
         if jax.process_count() == 1:
             yield self._manager
             return
@@ -230,16 +227,19 @@ class Checkpoints:
             primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"reader_{here}"
         )
         options = ocp.CheckpointManagerOptions(
-            read_only=True, create=False, save_interval_steps=0, lightweight_initialize=True,
+            read_only=True,
+            create=False,
+            save_interval_steps=0,
+            lightweight_initialize=True,
             multiprocessing_options=alone,
-        )  # fmt: skip
+        )
         folder = self._folder.absolute()
         with ocp.CheckpointManager(folder, options=options, item_names=_ITEMS) as reader:
             yield reader
 
     def _record(self, step: int) -> JSON:
         if (self._folder / str(step) / "default").is_dir():
-            raise ValueError("an older version made it, without digests")
+            raise ValueError("an older version saved it, without digests")
         items = ocp.args.Composite(record=ocp.args.JsonRestore())
         with self._reader() as reader:
             record = reader.restore(step, args=items)["record"]
@@ -253,13 +253,13 @@ class Checkpoints:
         """Raises ValueError if leaves are missing or of other shapes or dtypes."""
         wanted = describe(like)
 
-        def called(description: Description | None) -> str:
+        def kind(description: Description | None) -> str:
             return "nothing" if description is None else "{dtype}{shape}".format(**description)
 
         different = [
-            f"{path} was {called(saved.get(path))}, now {called(wanted.get(path))}"
+            f"{path} was {kind(saved.get(path))}, now {kind(wanted.get(path))}"
             for path in sorted(saved.keys() | wanted.keys())
-            if called(saved.get(path)) != called(wanted.get(path))
+            if kind(saved.get(path)) != kind(wanted.get(path))
         ]
         if different:
             more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
@@ -269,14 +269,14 @@ class Checkpoints:
             )
 
     def _read_metrics(self) -> None:
-        """Those of steps that an earlier process saved."""
+        """Reads the metrics of steps that an earlier process saved."""
         for step in self.steps():
             if step not in self._policy.metrics:
                 record, _ = _attempt(self._record, step)
                 self._policy.metrics[step] = None if record is None else record["metric"]
 
     def _state(self, step: int, like: State) -> State:
-        # Orbax would ask for the very devices that saved; a run may be read on another machine.
+        # By default Orbax needs the devices that saved; a run may be read on another machine.
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         abstract = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(
@@ -291,14 +291,14 @@ class Checkpoints:
 
 
 class _NewestAndBest:
-    """Which steps Orbax keeps; a `PreservationPolicy` of it."""
+    """Decides which steps Orbax keeps; a `PreservationPolicy`."""
 
     def __init__(self, newest: int, best: int):
         self.metrics: dict[int, float | None] = {}  # by step
         self._newest, self._best = newest, best
 
     def best(self, steps: Iterable[int]) -> list[int]:
-        """The steps that have a metric, the best first, and of equal ones the newest."""
+        """The steps that have a metric, the best first, and of equal metrics the newest first."""
         known = [
             (metric, -step) for step in steps if (metric := self.metrics.get(step)) is not None
         ]
@@ -321,27 +321,27 @@ def _check_room(folder: Path, state: State) -> None:
 
 
 def _sealed(record: JSON) -> JSON:
-    """The record with a digest of itself, or with the right one in place of it."""
+    """The record with a correct digest of itself."""
     content = {name: value for name, value in record.items() if name != "seal"}
     text = json.dumps(content, sort_keys=True)
     return {**content, "seal": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def _difference(saved: dict[str, Description], found: dict[str, Description]) -> str:
-    """Which leaves are not as they were saved, in kind or bits; "" if all are."""
-    different = [path for path in saved if saved[path] != found.get(path)]
+def _difference(saved: dict[str, Description], read: dict[str, Description]) -> str:
+    """Describes the leaves whose shape, dtype or bits have changed; "" if none has."""
+    different = [path for path in saved if saved[path] != read.get(path)]
     if not different:
         return ""
     return f"{len(different)} of {len(saved)} leaves changed, {different[0]} among them"
 
 
 def _without_empty(tree: State) -> State:
-    """None in place of leaves of size 0, which Orbax does not take."""
+    """Replaces leaves of size 0, which Orbax does not support, by None."""
     return jax.tree.map(lambda leaf: leaf if leaf.size else None, tree)
 
 
 def _with_empty(tree: State, like: State) -> State:
-    """And back."""
+    """The inverse of `_without_empty`."""
 
     def filled(wanted: jax.ShapeDtypeStruct, leaf: jax.Array | None) -> jax.Array:
         if leaf is not None:
@@ -352,14 +352,14 @@ def _with_empty(tree: State, like: State) -> State:
 
 
 def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result | None, str]:
-    """What a function returns, or None and why it fails; what fails on one process does on all."""
+    """The result of a function and "", or None and the reason if it fails on any process."""
     result, reason = None, ""
     try:
         with without_unawaited_reads():
             result = function(*arguments)
     except MemoryError:
         raise
-    except Exception as error:  # Orbax and what it stands on raise dozens of kinds
+    except Exception as error:  # Orbax and its dependencies raise dozens of types
         reason = one_line(error)
     if processes.largest(int(bool(reason))):
         return None, reason or "another process of this run cannot read it"

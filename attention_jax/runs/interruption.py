@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to stop at the next boundary, with nothing lost."""
+"""Ctrl-C and SIGTERM as a request to stop after the current call, without losing anything."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from attention_jax.runs import processes
 class Interruption:
     """While entered, the first SIGINT or SIGTERM sets `requested`; a second one ends the process.
 
-    Python looks at signals once a compiled call or a compilation is over, which may take minutes.
-    Where both come before that, a thread beside it ends the process, with the same exit status to a
-    shell as the signal's own default, which is what comes after.
+    Python handles signals only after a compiled call or a compilation, which may take minutes. If
+    two signals arrive before that, a thread ends the process with the signal's usual exit status.
 
     Attributes:
-        requested: the signal's number once it came, else None. A program that stops because of it
-            exits with `exit_status`, 128 + the signal's number, as shells do: 130 or 143.
+        requested: the number of the signal that arrived, or None. A program that stops because of
+            it exits with `exit_status`, 128 + the signal's number: 130 or 143.
     """
 
     def __init__(self) -> None:
@@ -28,14 +27,14 @@ class Interruption:
 
     @property
     def exit_status(self) -> int:
-        """0 if nothing was requested."""
+        """128 + the signal's number; 0 without a signal."""
         return 0 if self.requested is None else 128 + self.requested
 
     def agreed(self) -> bool:
-        """Whether to stop, the same on all processes: they stop together if one is asked to."""
+        """Whether to stop: the same on all processes, which stop together if one of them should."""
         number = processes.largest(self.requested or 0)
         if number and self.requested is None:
-            self._handle(number, None)  # here too the next one is the second
+            self._handle(number, None)  # the next signal counts as the second on this process too
         return bool(number)
 
     def __enter__(self) -> Interruption:
@@ -65,10 +64,10 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def _end_at_the_second(read: int) -> None:
-    """Reads the numbers of signals, a byte each, until the other end is closed."""
-    came = 0
+    """Reads the numbers of signals, one byte each, until the pipe is closed."""
+    received = 0
     while number := os.read(read, 1):
-        came += number[0] in _NUMBERS
-        if came == 2:
+        received += number[0] in _NUMBERS
+        if received == 2:
             os._exit(128 + number[0])
     os.close(read)

@@ -1,4 +1,4 @@
-"""What Orbax says beside its exceptions, silenced: the exceptions we tell ourselves."""
+"""Silences what Orbax prints in addition to its exceptions, which `checkpoints.py` reports."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from typing import Any
 
 
 def silence_narration() -> None:
-    """Its logs, and the traces of reads and writes that it abandons when one fails; for good."""
-    for narrator in ("absl", "asyncio"):
-        logging.getLogger(narrator).setLevel(logging.CRITICAL)
-    _silence_what_is_abandoned()
+    """Silences, for the whole process, its logs and the traces of reads and writes it abandons."""
+    for logger in ("absl", "asyncio"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    _silence_abandoned_coroutines()
 
 
 @contextlib.contextmanager
 def without_unawaited_reads() -> Iterator[None]:
-    """Silences warnings of reads that were begun when another failed, and are never waited for."""
+    """Silences warnings about reads that Orbax started and does not await after another failed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
             yield
         except Exception:
-            gc.collect()  # here, and not where the warnings would be heard
+            gc.collect()  # triggers the warnings while they are silenced
             raise
 
 
 @functools.cache
-def _silence_what_is_abandoned() -> None:
-    shown = sys.unraisablehook
+def _silence_abandoned_coroutines() -> None:
+    original = sys.unraisablehook
 
-    # On threads of their own, whenever they please: hundreds of traces, whose one error we tell.
-    def hook(what: Any) -> None:
-        code = getattr(what.object, "cr_code", None)
+    # One failed read can print hundreds of traces, from other threads and at any time.
+    def hook(unraisable: Any) -> None:
+        code = getattr(unraisable.object, "cr_code", None)
         of_orbax = code is not None and "orbax" in code.co_filename
-        if not of_orbax and str(what.exc_value) != "Event loop is closed":
-            shown(what)
+        if not of_orbax and str(unraisable.exc_value) != "Event loop is closed":
+            original(unraisable)
 
     sys.unraisablehook = hook

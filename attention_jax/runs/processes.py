@@ -1,8 +1,8 @@
-"""Many processes, one run: who writes, and how they come to one mind.
+"""Runs of many processes: which process writes files, and how the processes agree.
 
-Each process runs the same program on its own devices, and `jax.distributed` makes one machine of
-them. What only one can do (logs, the folder) the first does; what all must do together (go on,
-stop, give up) they agree on here. With one process everything here is free.
+Each process runs the same program on its own devices, and `jax.distributed` connects them. The
+first process writes logs and files. Decisions to continue, stop or fail are taken together, with
+the functions of this module. With one process they cost nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from attention_jax.core.one_line import one_line
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """Which process this is; all left out where the cluster says it (SLURM, TPU pods, Open MPI).
+    """Which process this is. JAX finds out by itself on SLURM, TPU pods and with Open MPI.
 
     Attributes:
-        coordinator: "host:port" of the first process, which all others can reach.
-        process_count: how many processes there are.
-        process_index: which of them this is, from 0.
+        coordinator: "host:port" of the first process; all others must reach it.
+        process_count: the number of processes.
+        process_index: the index of this process, from 0.
     """
 
     coordinator: str | None = None
@@ -37,8 +37,8 @@ class Distribution:
         given = [value is not None for value in dataclasses.astuple(self)]
         if any(given) and not all(given):
             raise ValueError(
-                "coordinator, process_count and process_index must be given together, or none of"
-                f" them for a cluster that JAX knows; got {dataclasses.asdict(self)}"
+                "coordinator, process_count and process_index must be given together, or left out"
+                f" on a cluster that JAX recognises; got {dataclasses.asdict(self)}"
             )
         if self.coordinator is None or self.process_count is None or self.process_index is None:
             return
@@ -52,55 +52,56 @@ class Distribution:
             )
 
 
-_SILENCE = 30  # seconds after which a process that says nothing is taken for dead
+_TIMEOUT = 30  # seconds without a heartbeat after which a process counts as dead
 
 
 def join(distribution: Distribution) -> None:
-    """Meets the other processes; to be called before anything else asks JAX for its devices.
+    """Connects to the other processes; must be called before JAX is asked for its devices.
 
-    From here on, where one process dies, JAX ends the others too, within half a minute; one that
-    fails alone waits as long for them before it ends.
+    From then on, if one process dies, JAX ends the others within half a minute. A process that
+    fails alone waits as long for the others before it ends.
 
     Raises:
-        ValueError: no cluster is known and none was described, or the others cannot be reached.
+        ValueError: JAX recognises no cluster and none was described, or the other processes cannot
+            be reached.
     """
     try:
         jax.distributed.initialize(
             distribution.coordinator,
             distribution.process_count,
             distribution.process_index,
-            heartbeat_timeout_seconds=_SILENCE,
-            shutdown_timeout_seconds=_SILENCE,
+            heartbeat_timeout_seconds=_TIMEOUT,
+            shutdown_timeout_seconds=_TIMEOUT,
         )
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"distributed: the processes of this run cannot be joined: {one_line(error)}. Give"
-            " coordinator, process_count and process_index, the first the same everywhere"
+            " coordinator, process_count and process_index, with the same coordinator everywhere"
         ) from error
 
 
 def are_lost(error: Exception) -> bool:
-    """Whether an error says that other processes of the run cannot be reached."""
+    """Whether an error means that other processes of the run cannot be reached."""
     signs = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "Gloo", "heartbeat", "Connection closed by peer")
     return jax.process_count() > 1 and any(sign in str(error) for sign in signs)
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes."""
+    """Whether this process writes the files."""
     return jax.process_index() == 0
 
 
 def largest(number: int) -> int:
-    """The largest of all processes' numbers; all must call it, and wait for each other in it."""
+    """The largest of all processes' numbers. All must call it, and wait for each other."""
     if jax.process_count() == 1:
         return number
     return int(np.max(multihost_utils.process_allgather(np.asarray(number, np.int32))))
 
 
 def check_same(settings: str) -> None:
-    """Raises ValueError, on all processes, unless all of them have the same settings.
+    """Raises ValueError, on all processes, unless all have the same settings.
 
-    Programs that differ would send each other arrays of other sizes, and crash.
+    Otherwise they would exchange arrays of different sizes, and crash.
     """
     digest = zlib.crc32(settings.encode()) >> 1  # 31 bits
     if largest(digest) != -largest(-digest):
@@ -111,12 +112,12 @@ def check_same(settings: str) -> None:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """What fails on one process fails on all, so that none waits for one that has left.
+    """Fails on all processes if the block fails on one, so that no process waits for another.
 
-    What stands under it must not wait for the others itself.
+    The block itself must not wait for other processes.
 
     Raises:
-        ValueError: another process could not do its part; its own error says more.
+        ValueError: the block failed on another process, which reports the reason.
     """
     failure = None
     try:
@@ -127,4 +128,4 @@ def together() -> Iterator[None]:
     if failure is not None:
         raise failure
     if failed:
-        raise ValueError("another process of this run could not go on: see what it says")
+        raise ValueError("another process of this run failed: see its error")

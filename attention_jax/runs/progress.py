@@ -1,25 +1,28 @@
-"""How far a run is: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere; and warnings."""
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 
 import rich.console
 import rich.progress
 
+from attention_jax.runs import processes
+
 _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Shows steps done, rate, time left and mean loss.
+    """Shows the steps done, the rate, the time left and the mean loss.
 
     Args:
         description: what is being trained.
         start: steps done already.
         total: steps in all.
-        seeds: runs at once; the rate counts the steps of all of them.
-        shown: False to keep count only.
+        seeds: how many train at once; the rate counts the steps of all of them.
+        shown: False to measure time and rate, and show nothing.
     """
 
     def __init__(self, description: str, *, start: int, total: int, seeds: int, shown: bool = True):
@@ -45,7 +48,10 @@ class Progress:
 
     @property
     def rate(self) -> float | None:
-        """Steps per second, all seeds together, without the call that compiled; None before."""
+        """Steps per second of all seeds together, without the first call, which compiles.
+
+        None until the second call is done.
+        """
         if self._warm is None or self._now == self._warm:
             return None
         (first, began), (last, ended) = self._warm, self._now
@@ -57,7 +63,7 @@ class Progress:
         return time.monotonic() - self._began
 
     def update(self, step: int, metrics: dict[str, list[float]]) -> None:
-        """Takes the news: `step` is reached, `metrics` are its line."""
+        """Shows that `step` is done, with its line of metrics."""
         self._now = (step, time.monotonic())
         status = f"loss {statistics.fmean(metrics['loss']):.4f}"
         rate = self.rate
@@ -77,7 +83,7 @@ class Progress:
             print(f"{self._description}: step {step}/{self._total}, {status}{left}", flush=True)
 
     def note(self, text: str) -> None:
-        """Says something beside the progress."""
+        """Shows a line of text."""
         if self._bar is not None:
             line = f"{self._description}: {text}"
             self._bar.console.print(line, highlight=False, markup=False, emoji=False)
@@ -92,3 +98,9 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def warn(text: str) -> None:
+    """Prints a warning on standard error, from the first process only."""
+    if processes.is_first():
+        print(f"warning: {text}", file=sys.stderr)

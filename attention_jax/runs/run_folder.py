@@ -1,17 +1,14 @@
-"""A run's folder: config.json, env.json, metrics.jsonl, timing.jsonl, checkpoints/, and more."""
+"""A run's folder: config.json, env.json, metrics.jsonl, timing.jsonl, checkpoints/ and others."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import importlib.metadata
-import importlib.util
 import json
-import math
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -19,14 +16,16 @@ from typing import Any
 
 import jax
 
+from attention_jax.runs.progress import warn
+
 JSON = dict[str, Any]
 
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
-_BEFORE_CONFIG = {"lock", "config.json.new"}  # all that a start that was cut off may leave
+_BEFORE_CONFIG = {"lock", "config.json.new"}  # all that a start may leave if it is cut off
 
 
 class RunFolder:
-    """Where one run keeps what it is, where it ran, how it went and its checkpoints.
+    """The files of one run: its settings, its environment, its metrics and its checkpoints.
 
     Args:
         path: the folder.
@@ -37,22 +36,22 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder that Orbax owns."""
+        """The folder that Orbax manages."""
         return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line."""
+        """Training metrics, one JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
     def gradients(self) -> Path:
-        """One JSON object a line, where training logs gradients."""
+        """Gradient statistics, one JSON object per line."""
         return self.path / "gradients.jsonl"
 
     @property
     def validation(self) -> Path:
-        """One JSON object a line, where training validates."""
+        """Validation metrics, one JSON object per line."""
         return self.path / "validation.jsonl"
 
     def create(
@@ -63,21 +62,24 @@ class RunFolder:
         completed: Callable[[JSON], JSON] = dict,
         files: Mapping[str, bytes] = NO_FILES,
     ) -> None:
-        """Makes the folder and writes what the run is; or checks that it is the run to go on with.
+        """Makes the folder of a new run, or checks that the run in it can be resumed.
 
-        `completed` gives a stored configuration the settings that are younger than it. `files` are
-        what else the folder keeps of what the run is, by name.
+        Args:
+            config: all settings, for config.json.
+            resume: whether to resume the run that is there.
+            completed: adds to stored settings the defaults of settings that are newer.
+            files: what else to write, by name.
 
         Raises:
-            ValueError: the path is a file or cannot be written, it holds a run already and
-                `resume` is False, or it holds one of another or an unknown configuration.
+            ValueError: the path is a file or cannot be written; or it holds a run and `resume` is
+                False; or it holds a run of another or an unknown configuration.
         """
-        with _written("workdir", self.path):
+        with writing("workdir", self.path):
             self.check(config, resume=resume, completed=completed)
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "config.json", config)
             for name, content in files.items():
-                _replace(self.path / name, content)
+                replace_file(self.path / name, content)
             if not (self.path / "env.json").exists():
                 write_json(self.path / "env.json", environment())
             self.checkpoints.mkdir(exist_ok=True)
@@ -91,12 +93,12 @@ class RunFolder:
         completed: Callable[[JSON], JSON] = dict,
         files: Mapping[str, bytes] = NO_FILES,
     ) -> Iterator[None]:
-        """`create`, and `locked` while entered: of two that begin at once one writes, and goes on.
+        """`create`, and `locked` while entered: of two simultaneous starts, one succeeds.
 
         Raises:
-            ValueError: as `create` and `locked` say.
+            ValueError: see `create` and `locked`.
         """
-        with _written("workdir", self.path):
+        with writing("workdir", self.path):
             self.check(config, resume=resume, completed=completed)  # before anything is made
             self.path.mkdir(parents=True, exist_ok=True)
         with self.locked():
@@ -105,16 +107,16 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While entered, no other process can be: two that train in one folder would spoil it.
+        """While entered, no other process can train in the folder.
 
-        The lock is the operating system's (`flock` of the file "lock"): it ends with the process
-        that holds it, however that ends.
+        The lock belongs to the operating system (`flock` of the file "lock"): it ends with the
+        process that holds it, even if that process is killed.
 
         Raises:
-            ValueError: another process is training here, or the folder cannot be written.
+            ValueError: another process is training in the folder, or it cannot be written.
         """
         with contextlib.ExitStack() as stack:
-            with _written("workdir", self.path):
+            with writing("workdir", self.path):
                 file = stack.enter_context((self.path / "lock").open("a+"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,35 +127,34 @@ class RunFolder:
                     " training in it; wait for its end, or name another folder"
                 ) from None
             except OSError as error:
-                print(
-                    f"warning: workdir {self.path} cannot be locked ({error.strerror or error});"
-                    " see to it that nobody else trains in it",
-                    file=sys.stderr,
+                warn(
+                    f"workdir {self.path} cannot be locked ({error.strerror or error}); make sure"
+                    " that no other process trains in it"
                 )
-            with _written("workdir", self.path):
+            with writing("workdir", self.path):
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {platform.node()}\n")
                 file.flush()
             yield
 
     def add_timing(self, timing: JSON) -> None:
-        """Adds a line to timing.jsonl: one a session, apart from what a resumed run repeats."""
+        """Adds a line to timing.jsonl, which has one line per session."""
         path = self.path / "timing.jsonl"
-        with _written("file", path), path.open("a") as file:
+        with writing("file", path), path.open("a") as file:
             file.write(json.dumps(timing) + "\n")
 
     def read_config(self) -> JSON:
-        """What the run is.
+        """The settings in config.json.
 
         Raises:
-            ValueError: there is no run here, or its config.json is damaged.
+            ValueError: the folder holds no run, or its config.json is damaged.
         """
         path = self.path / "config.json"
         try:
             config = json.loads(path.read_text())
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(
-                f"workdir must be a folder made by scripts/train.py; {self.path} has no config.json"
+                f"workdir must be the folder of a training run; {self.path} has no config.json"
             ) from None
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
@@ -161,24 +162,17 @@ class RunFolder:
             raise ValueError(f"{path} cannot be read: it must hold a JSON object; got {config!r}")
         return config
 
-    @property
-    def task(self) -> str | None:
-        """What the run learns; None if there is none to be read."""
-        with contextlib.suppress(ValueError):
-            return str(self.read_config().get("task", "reversal"))
-        return None
-
     def check(
         self, config: JSON, *, resume: bool, completed: Callable[[JSON], JSON] = dict
     ) -> None:
-        """Raises ValueError unless the run can begin here, or go on; changes nothing."""
+        """Raises ValueError unless the run can begin in the folder, or resume; changes nothing."""
         check_folder("workdir", self.path)
-        config = json.loads(json.dumps(config))  # as it will read back
+        config = json.loads(json.dumps(config))  # as it will be read back
         names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
         if "config.json" in names:
             if not resume:
                 raise ValueError(
-                    f"workdir {self.path} already holds a run; add --resume to go on with it, or"
+                    f"workdir {self.path} already holds a run; add resume=True to go on with it, or"
                     " name another folder"
                 )
             self._check_same(config, completed)
@@ -202,89 +196,12 @@ class RunFolder:
             )
             raise ValueError(
                 f"workdir {self.path} holds a run of another configuration: {described}. Resume"
-                " with the same options, or name another folder"
+                " with the same settings, or name another folder"
             )
 
 
-class MetricsFile:
-    """metrics.jsonl, and TensorBoard beside it if asked for.
-
-    Args:
-        path: the file.
-        after_step: lines of later steps are dropped: the run goes on from here.
-        tensorboard: folder for TensorBoard events (see `require_tensorboard`), or None.
-    """
-
-    def __init__(self, path: Path, *, after_step: int, tensorboard: Path | None = None):
-        self._path = path
-        found = _lines(path)
-        if not all(isinstance(content.get("step"), int) for _, content in found):
-            raise ValueError(f"{path} cannot be read: each line must have a step")
-        kept = [line for line, content in found if content["step"] <= after_step]
-        self.last_step = max((content["step"] for _, content in found), default=0)
-        with _written("file", path):
-            _replace(path, "".join(kept))
-            self._file = path.open("a")
-        self._events = None
-        if tensorboard is not None:
-            import tensorboardX
-
-            self._events = tensorboardX.SummaryWriter(str(tensorboard), purge_step=after_step + 1)
-
-    def write(self, step: int, metrics: dict[str, list[float]]) -> None:
-        """Adds one line: the step, and for each metric one number a seed, null if not finite.
-
-        Raises:
-            ValueError: it cannot be written.
-        """
-        numbers = {
-            name: [value if math.isfinite(value) else None for value in values]
-            for name, values in metrics.items()
-        }
-        with _written("file", self._path):
-            self._file.write(json.dumps({"step": step, **numbers}) + "\n")
-            self._file.flush()
-        if self._events is not None:
-            for name, values in metrics.items():
-                for index, value in enumerate(values):
-                    self._events.add_scalar(f"{name}/seed_{index}", value, step)
-
-    def sync(self) -> None:
-        """Returns once all lines are on disk, where a power cut cannot take them."""
-        with _written("file", self._path):
-            os.fsync(self._file.fileno())
-
-    def __enter__(self) -> MetricsFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # what could not be written has been told
-            self._file.close()
-        if self._events is not None:
-            self._events.close()
-
-
-def require_tensorboard() -> None:
-    """Raises ValueError unless TensorBoard events can be written."""
-    if importlib.util.find_spec("tensorboardX") is None:
-        raise ValueError(
-            "tensorboard needs the package tensorboardX: .venv/bin/pip install -e '.[tensorboard]'"
-        )
-
-
-def read_lines(path: Path) -> list[JSON]:
-    """All lines of a metrics.jsonl or timing.jsonl; in lists of numbers, NaN for null."""
-
-    def numbers(value: Any) -> Any:
-        return [math.nan if x is None else x for x in value] if isinstance(value, list) else value
-
-    return [
-        {name: numbers(value) for name, value in content.items()} for _, content in _lines(path)
-    ]
-
-
 def environment() -> JSON:
-    """Versions, device and git commit: where a result came from."""
+    """Versions, device and git commit, to be stored with results."""
     packages = ("attention-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     versions = {}
     for package in packages:
@@ -303,13 +220,13 @@ def environment() -> JSON:
 
 
 def check_folder(name: str, path: Path) -> None:
-    """Raises ValueError unless `path` is a folder, or may become one."""
+    """Raises ValueError if `path` exists and is no folder."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{name} must be a folder; {path} is a file")
 
 
 def make_folder(name: str, path: Path) -> None:
-    """Makes it, unless it is there; ValueError if nothing can be written to it."""
+    """Makes the folder if it is missing; raises ValueError if it cannot be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -328,13 +245,13 @@ def check_output(path: Path | None) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes the whole file or nothing."""
+    """Writes JSON to a file, which is never left half written."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes the whole file or nothing."""
-    _replace(path, text)
+    """Writes a file, which is never left half written."""
+    replace_file(path, text)
 
 
 def _flat(config: JSON) -> JSON:
@@ -351,7 +268,7 @@ def _flat(config: JSON) -> JSON:
 def _git_commit() -> str | None:
     here = Path(__file__).parent
     try:
-        found = subprocess.run(
+        described = subprocess.run(
             ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty"],
             capture_output=True,
             text=True,
@@ -359,38 +276,23 @@ def _git_commit() -> str | None:
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
-
-
-def _lines(path: Path) -> list[tuple[str, JSON]]:
-    """The lines of a file, and what they say."""
-    if not path.exists():
-        return []
-    try:
-        lines = path.read_text().splitlines(keepends=True)
-        # A line without its end was cut off by a crash.
-        found = [(line, json.loads(line)) for line in lines if line.endswith("\n")]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    for line, content in found:
-        if not isinstance(content, dict):
-            raise ValueError(f"{path} cannot be read: each line must be an object; got {line!r}")
-    return found
+    return described.stdout.strip()
 
 
 @contextlib.contextmanager
-def _written(kind: str, path: Path) -> Iterator[None]:
-    """A folder or file that cannot be written is told in one line."""
+def writing(kind: str, path: Path) -> Iterator[None]:
+    """Turns an OSError into a ValueError that names the folder or file."""
     try:
         yield
     except OSError as error:
         raise ValueError(f"{kind} {path} cannot be written: {error.strerror or error}") from error
 
 
-def _replace(path: Path, content: str | bytes) -> None:
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Writes a file under another name, then renames it: readers see the old file or the new."""
     temporary = path.with_name(path.name + ".new")
     with temporary.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
-        os.fsync(file.fileno())  # else a power cut may leave the new name on an empty file
+        os.fsync(file.fileno())  # otherwise a power cut may leave an empty file
     os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""What a sequence-to-sequence model is trained on, whatever the task."""
+"""A batch of any sequence-to-sequence task."""
 
 from __future__ import annotations
 

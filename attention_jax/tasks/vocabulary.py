@@ -34,7 +34,7 @@ class Vocabulary:
         return _SPECIALS + len(self.alphabet)
 
     def encode(self, text: str) -> list[int]:
-        """One id a letter, without SOS or EOS."""
+        """One id per letter, without SOS or EOS."""
         for letter in text:
             if letter not in self.alphabet:
                 raise ValueError(
@@ -53,6 +53,6 @@ class Vocabulary:
         return "".join(letters)
 
     def label(self, token: int) -> str:
-        """How a figure names a token: the letter itself, or PAD, SOS, EOS."""
+        """The label of a token in figures: the letter itself, or PAD, SOS, EOS."""
         special = {PAD: "PAD", SOS: "SOS", EOS: "EOS"}
         return special.get(token) or self.alphabet[token - _SPECIALS]

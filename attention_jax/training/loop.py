@@ -1,4 +1,4 @@
-"""Training, many steps and many seeds in one compiled call. Knows no model and no task."""
+"""The training loop: many steps and seeds in one compiled call. It knows no model and no task."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from attention_jax.core.checks import check_integer
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
+from attention_jax.runs.metrics_file import MetricsFile
 from attention_jax.runs.progress import Progress
-from attention_jax.runs.run_folder import MetricsFile
+from attention_jax.training.gradient_log import GradientLog
 from attention_jax.training.sharding import Layout
 from attention_jax.training.validation import Validation
 
@@ -28,41 +29,51 @@ Metrics = dict[str, Array]
 
 
 class TrainState(NamedTuple):
-    """All that a run is; what a checkpoint holds. Stacked on a leading axis for several seeds."""
+    """The whole state of a run, which is what a checkpoint holds; several seeds are stacked."""
 
     step: Array  # int32 [], steps done
-    seed: Array  # int32 [], from which parameters and batches are drawn
+    seed: Array  # int32 [], determines the initial parameters, the batches and the dropout
     params: Params
     opt_state: optax.OptState
 
 
 class Task(NamedTuple):
-    """What is to be learned: pure functions. Batches are drawn on the device, or fed to it."""
+    """Pure functions that define what is learned; batches are drawn on the device."""
 
     init: Callable[[Array], Params]  # rng -> params
-    batch: Callable[[Array], Any]  # rng -> batch; `never_drawn` for a task that is fed
-    loss: Callable[[Params, Any, Array], tuple[Array, Metrics]]  # params, batch, rng -> loss, more
-    # seed, step -> batch of NumPy arrays, of shapes that depend on the step alone
-    feed: Callable[[int, int], Any] | None = None
+    batch: Callable[[Array], Any]  # rng -> batch
+    loss: Callable[[Params, Any, Array], tuple[Array, Metrics]]  # params, batch, rng
 
 
-def never_drawn(rng: Array) -> Any:
-    """The `batch` of a task that is fed."""
-    raise NotImplementedError("this task is fed: its batches are made outside the program")
+class FedTask(NamedTuple):
+    """Functions that define what is learned; batches are made on the host, for example from files.
+
+    `feed` maps (seed, step) to a batch of NumPy arrays whose shapes depend on the step alone.
+    Without it, the task can be initialised and evaluated, but not trained.
+    """
+
+    init: Callable[[Array], Params]  # rng -> params
+    feed: Callable[[int, int], Any] | None
+    loss: Callable[[Params, Any, Array], tuple[Array, Metrics]]  # params, batch, rng
+
+
+AnyTask = Task | FedTask
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
-    """How long, how often, how many.
+    """Length of training, and how often it logs and saves.
 
     Attributes:
-        seeds: runs trained at once, which differ in initial parameters and batches.
+        seeds: runs trained at once; they differ in initial parameters, batches and dropout.
         first_seed: the seeds are first_seed, first_seed + 1, ...
         steps: optimiser steps of each seed.
         log_every: steps in one compiled call, and between two lines of metrics.jsonl.
         checkpoint_every: steps between two checkpoints, a multiple of `log_every`.
-        keep: checkpoints that are kept, the newest ones.
-        keep_best: those kept beside them, with the smallest loss (of `log_every` steps, all seeds).
+        keep: how many of the newest checkpoints are kept.
+        keep_best: how many further checkpoints are kept, those with the smallest validation metric,
+            or without validation the smallest training loss (mean over `log_every` steps and all
+            seeds).
     """
 
     seeds: int = 5
@@ -89,34 +100,36 @@ class LoopConfig:
             )
 
 
-class GradientLog(NamedTuple):
-    """Statistics that are taken now and then, beside the training that they do not change."""
+class Training(NamedTuple):
+    """What is trained, how, how long and where."""
 
-    every: int  # steps, a multiple of `log_every`
-    statistics: Callable[..., Metrics]  # loss, params, batch, rng -> {name: float []}, pure
-    file: MetricsFile | None  # None on processes that write nothing
+    task: AnyTask
+    optimizer: optax.GradientTransformation
+    loop: LoopConfig
+    layout: Layout | None = None  # None for one device
 
 
-def check_gradient_log_every(every: int, config: LoopConfig) -> None:
-    """Raises ValueError unless statistics can be taken as often as that."""
-    if every < 1 or every % config.log_every:
-        raise ValueError(
-            f"log_gradients every must be a positive multiple of log_every {config.log_every};"
-            f" got {every}"
-        )
+class Records(NamedTuple):
+    """Where training reports to; files are None on processes that write nothing."""
+
+    checkpoints: Checkpoints
+    progress: Progress
+    metrics_file: MetricsFile | None
+    gradient_log: GradientLog | None = None
+    validation: Validation | None = None
 
 
 def initial_state(
-    task: Task,
+    task: AnyTask,
     optimizer: optax.GradientTransformation,
     config: LoopConfig,
     layout: Layout | None = None,
 ) -> TrainState:
-    """The stacked state of all seeds before the first step; on one device, without a layout."""
+    """The stacked state of all seeds before the first step; on one device if there is no layout."""
 
     def init(seed: Array) -> TrainState:
         params = task.init(_rng(seed, "init"))
-        # Without weak types, which a step would lose: the second call would compile again.
+        # A step would lose weak types, and the second call would compile again.
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), params)
         return TrainState(jnp.zeros((), jnp.int32), seed, params, optimizer.init(params))
 
@@ -127,12 +140,16 @@ def initial_state(
 
 
 def train_step(
-    task: Task, optimizer: optax.GradientTransformation, state: TrainState, batch: Any, rng: Array
+    task: AnyTask,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    batch: Any,
+    rng: Array,
 ) -> tuple[TrainState, Metrics]:
     """One step of one seed, pure."""
     gradient = jax.value_and_grad(task.loss, has_aux=True)
     (loss, metrics), dparams = gradient(state.params, batch, rng)
-    # optax counts on JAX's ordinary promotion, which careful users turn off.
+    # optax relies on standard promotion, which the user may have turned off.
     with jax.numpy_dtype_promotion("standard"):
         updates, opt_state = optimizer.update(dparams, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -147,13 +164,17 @@ def train_steps(
     state: TrainState,
     layout: Layout | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """`count` steps of one seed in one scan; metrics are means over them.
+    """`count` steps of one seed in one scan; metrics are means over these steps.
 
-    What a step draws, its batch and its dropout, depends on (seed, step) alone: a run can stop and
-    go on anywhere. With a layout, each device draws its own part of the batch.
+    The batch and the dropout of a step depend on (seed, step) alone, so that a run can stop and
+    resume at any step. With a layout, each device draws its own part of the batch.
     """
+    unsharded = task
     if layout is not None:
-        task = _spread(task, layout)
+        task = task._replace(
+            batch=lambda rng: layout.constrained_batch(unsharded.batch(rng)),
+            loss=_with_gathered_params(task, layout),
+        )
 
     def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
         state, metrics = train_step(task, optimizer, state, *_drawn(task, state))
@@ -164,88 +185,73 @@ def train_steps(
 
 
 def gradient_statistics(
-    task: Task, statistics: Callable[..., Metrics], state: TrainState, batches: Any = None
+    task: AnyTask, statistics: Callable[..., Metrics], state: TrainState, batches: Any = None
 ) -> Metrics:
-    """What a `GradientLog` writes of a stacked state: of each seed's next batch, [seeds] each.
+    """The `statistics` of a `GradientLog`, on the batch of each seed's next step: each [seeds].
 
-    `batches` are those of a task that is fed, stacked over seeds.
+    The state is stacked over seeds; so are the batches, which only a `FedTask` needs.
     """
 
     def one_seed(state: TrainState, batch: Any) -> Metrics:
-        batch, rng = _drawn(task, state) if task.feed is None else (batch, _loss_rng(state))
+        batch, rng = _drawn(task, state) if isinstance(task, Task) else (batch, _loss_rng(state))
         return statistics(task.loss, state.params, batch, rng)
 
     return jax.vmap(one_seed)(state, batches)
 
 
 def train(
-    task: Task,
-    optimizer: optax.GradientTransformation,
-    config: LoopConfig,
-    state: TrainState,
-    *,
-    checkpoints: Checkpoints,
-    metrics_file: MetricsFile | None,
-    progress: Progress,
-    interruption: Interruption,
-    gradient_log: GradientLog | None = None,
-    validation: Validation | None = None,
-    layout: Layout | None = None,
+    training: Training, state: TrainState, records: Records, interruption: Interruption
 ) -> TrainState:
-    """Runs until `config.steps`, or it is asked to stop or no longer improves; saves at the end.
+    """Trains until the last step, a request to stop, or the end of validation's patience.
 
     Args:
-        task: what to learn.
-        optimizer: how.
-        config: how long, how often, how many.
+        training: what is trained.
         state: from `initial_state` or a checkpoint.
-        checkpoints: where states go.
-        metrics_file: where each call's mean metrics go, a list with one entry a seed; None on
-            processes that write nothing.
-        progress: what the user sees.
-        interruption: whether to stop at the next boundary; one process's is that of all.
-        gradient_log: what to look at every so many steps, the first and the last included; it sees
-            the batch that the next step would learn from.
-        validation: what to measure at each checkpoint, for choosing the best and for stopping
-            early; without, the best checkpoints are those with the smallest training loss.
-        layout: where the state lies; one device if left out.
+        records: metrics are written after each compiled call, a list with one entry per seed.
+            Gradient statistics are logged as often as `GradientLog` says, at the first step and at
+            the last. Validation runs at each checkpoint; without it, the training loss decides
+            which checkpoints are the best.
+        interruption: whether to stop after the current call; all processes stop together.
 
     Returns:
-        the state reached; it has been saved.
+        the last state, which has been saved.
 
     Raises:
         ValueError: a line or a checkpoint cannot be written.
     """
-    layout = layout or Layout()
-    everywhere = layout.everywhere
+    task, _, config, _ = training
+    layout = training.layout or Layout()
+    training = training._replace(layout=layout)
+    checkpoints, progress, metrics_file, gradient_log, validation = records
 
-    compiled = _compiled_drawn if task.feed is None else _compiled_fed
-    advance = compiled(task, optimizer, config, layout, layout.shardings(state))
+    compiled = _compiled_drawn if isinstance(task, Task) else _compiled_fed
+    advance = compiled(training, layout.shardings(state))
 
-    @functools.partial(jax.jit, out_shardings=everywhere)
-    def look(state: TrainState, batches: Any) -> Metrics:
+    @functools.partial(jax.jit, out_shardings=layout.replicated)
+    def compute_statistics(state: TrainState, batches: Any) -> Metrics:
         assert gradient_log is not None
         return gradient_statistics(task, gradient_log.statistics, state, batches)
 
     def log_gradients(step: int, state: TrainState) -> None:
         if gradient_log is not None and (step % gradient_log.every == 0 or step == config.steps):
-            _write(gradient_log.file, step, _by_seed(look(state, _fed(task, config, step))))
+            metrics = compute_statistics(state, _fed(task, config, step))
+            _write(gradient_log.file, step, _by_seed(metrics))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
         metric = loss
         if validation is not None:
-            # A stop on the way is no point to validate at: a resumed run would not come by it.
+            # Never validate where a signal stopped the run: an undisturbed run does not either.
             planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
-            params = jax.tree.map(layout.fetched, state.params) if planned else None
-            metric = validation.at(step, params, progress.note) if planned else None
+            params = jax.tree.map(layout.to_host, state.params) if planned else None
+            metric = validation.validate(step, params, progress.note) if planned else None
         with processes.together():
             for file in (metrics_file, None if validation is None else validation.file):
                 if file is not None:
-                    file.sync()  # no checkpoint is ahead of the lines before it
+                    file.sync()  # the lines up to a checkpoint are on disk before it is
         checkpoints.save(step, state, metric=metric)
 
     state = jax.device_put(state, layout.shardings(state))
-    step = int(layout.fetched(state.step)[0])
+    step = int(layout.to_host(state.step)[0])
     loss: float | None = None
     if step == 0:
         log_gradients(step, state)
@@ -254,8 +260,8 @@ def train(
         and not (validation is not None and validation.exhausted)
         and not interruption.agreed()
     ):
-        # Chunks end at multiples of log_every wherever a run begins, so that a resumed run makes
-        # the same calls as one that was never stopped, and ends bit-identical to it.
+        # Calls end at multiples of log_every wherever a run begins: a resumed run makes the same
+        # calls as a run that was never stopped, and ends bit-identical to it.
         count = min(config.log_every - step % config.log_every, config.steps - step)
         state, metrics = advance(step, count, state)
         step += count
@@ -272,18 +278,22 @@ def train(
     return state
 
 
-# --- a compiled call, or a call for each batch: (first, count, state) -> (state, metrics) ---
+# --- Advancing several steps: (first step, count, state) -> (state, mean metrics) ---
+
+Advance = Callable[[int, int, TrainState], tuple[TrainState, Metrics]]
 
 
-def _compiled_drawn(task, optimizer, config, layout, shardings) -> Any:
-    """All steps in one call."""
-    del config
+def _compiled_drawn(training: Training, shardings: Any) -> Advance:
+    """All steps in one compiled call."""
+    task, optimizer, _, layout = training
+    assert isinstance(task, Task)
+    assert layout is not None
 
     @functools.partial(
         jax.jit,
         static_argnums=0,
         donate_argnums=1,
-        out_shardings=(shardings, layout.everywhere),
+        out_shardings=(shardings, layout.replicated),
     )
     def advance(count: int, state: TrainState) -> tuple[TrainState, Metrics]:
         def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
@@ -294,43 +304,46 @@ def _compiled_drawn(task, optimizer, config, layout, shardings) -> Any:
     return lambda first, count, state: advance(count, state)
 
 
-def _compiled_fed(task, optimizer, config, layout, shardings) -> Any:
-    """A call a step, one program for each shape of batches; the next batch is made meanwhile."""
-    spread = _spread(task, layout)
+def _compiled_fed(training: Training, shardings: Any) -> Advance:
+    """One call per step, one program per batch shape; meanwhile the host makes the next batch."""
+    task, optimizer, config, layout = training
+    assert isinstance(task, FedTask)
+    assert layout is not None
+    sharded = task._replace(loss=_with_gathered_params(task, layout))
 
-    @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, layout.everywhere))
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, layout.replicated))
     def one_step(state: TrainState, batches: Any) -> tuple[TrainState, Metrics]:
         def one_seed(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
             batch, rng = layout.constrained_batch(batch), _loss_rng(state)
-            state, metrics = train_step(spread, optimizer, state, batch, rng)
+            state, metrics = train_step(sharded, optimizer, state, batch, rng)
             return layout.constrained_state(state), metrics
 
         return jax.vmap(one_seed, spmd_axis_name="seed")(state, batches)
 
     def advance(first: int, count: int, state: TrainState) -> tuple[TrainState, Metrics]:
-        found = []
+        by_step = []
         for step in range(first, first + count):
             state, metrics = one_step(state, _fed(task, config, step))
-            found.append(metrics)
-        return state, jax.tree.map(lambda *steps: np.mean(np.stack(steps), axis=0), *found)
+            by_step.append(metrics)
+        return state, jax.tree.map(lambda *steps: np.mean(np.stack(steps), axis=0), *by_step)
 
     return advance
 
 
-def _spread(task: Task, layout: Layout) -> Task:
-    """The task, told where its batches and the parameters lie."""
-
-    def batch(rng: Array) -> Any:
-        return layout.constrained_batch(task.batch(rng))
+def _with_gathered_params(task: AnyTask, layout: Layout) -> Callable[..., tuple[Array, Metrics]]:
+    """The task's loss, computed from whole parameters."""
 
     def loss(params: Params, batch: Any, rng: Array) -> tuple[Array, Metrics]:
         return task.loss(layout.gathered(params), batch, rng)
 
-    return task._replace(batch=batch, loss=loss)
+    return loss
+
+
+# --- Random numbers and batches: functions of (seed, step) ---
 
 
 def _drawn(task: Task, state: TrainState) -> tuple[Any, Array]:
-    """The next step's batch, and its key for the loss."""
+    """The next step's batch, and the rng for its loss."""
     batch = task.batch(jax.random.fold_in(_rng(state.seed, "batch"), state.step))
     return batch, _loss_rng(state)
 
@@ -339,14 +352,22 @@ def _loss_rng(state: TrainState) -> Array:
     return jax.random.fold_in(_rng(state.seed, "loss"), state.step)
 
 
-def _fed(task: Task, config: LoopConfig, step: int) -> Any:
-    """The batches of all seeds, stacked; None for a task that draws them."""
-    if task.feed is None:
+def _fed(task: AnyTask, config: LoopConfig, step: int) -> Any:
+    """The batches of a `FedTask`, stacked over seeds; None for a task that draws its own."""
+    if isinstance(task, Task):
         return None
+    assert task.feed is not None
     seeds = range(config.first_seed, config.first_seed + config.seeds)
     return jax.tree.map(
         lambda *leaves: np.stack(leaves), *(task.feed(seed, step) for seed in seeds)
     )
+
+
+def _rng(seed: Array, purpose: Literal["init", "batch", "loss"]) -> Array:
+    return jax.random.fold_in(jax.random.key(seed), ("init", "batch", "loss").index(purpose))
+
+
+# --- Metrics ---
 
 
 def _write(file: MetricsFile | None, step: int, line: dict[str, list[float]]) -> None:
@@ -357,7 +378,3 @@ def _write(file: MetricsFile | None, step: int, line: dict[str, list[float]]) ->
 
 def _by_seed(metrics: Metrics) -> dict[str, list[float]]:
     return {name: [float(x) for x in values] for name, values in metrics.items()}
-
-
-def _rng(seed: Array, purpose: Literal["init", "batch", "loss"]) -> Array:
-    return jax.random.fold_in(jax.random.key(seed), ("init", "batch", "loss").index(purpose))

@@ -1,12 +1,19 @@
-"""What training minimises."""
+"""Losses over the real tokens of padded sequences."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.core.checks import checked_fraction
+
 Array = jax.Array
+
+_CHUNK = 512  # tokens whose logits exist at once in `output_cross_entropy`
 
 
 def real_tokens(lengths: Array, size: int) -> Array:
@@ -15,7 +22,7 @@ def real_tokens(lengths: Array, size: int) -> Array:
 
 
 def masked_mean(values: Array, lengths: Array) -> Array:
-    """The mean of values [B, size] over the first `lengths` [B] of each row; 0 if there are none.
+    """The mean of values [B, size] over the first `lengths` [B] of each row; 0 without any.
 
     >>> masked_mean(jnp.array([[1.0, 9.0], [3.0, 5.0]]), jnp.array([1, 2]))
     Array(3., dtype=float32)
@@ -26,7 +33,7 @@ def masked_mean(values: Array, lengths: Array) -> Array:
 
 
 def cross_entropy(logits: Array, targets: Array, target_lengths: Array) -> Array:
-    """Mean negative log-likelihood, in nats, of the real target tokens; padding counts nowhere.
+    """Mean negative log-likelihood, in nats, of the real target tokens, without padding.
 
     Args:
         logits: float [B, T, V].
@@ -41,3 +48,78 @@ def cross_entropy(logits: Array, targets: Array, target_lengths: Array) -> Array
     """
     nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     return masked_mean(nats, target_lengths)
+
+
+class CrossEntropySums(NamedTuple):
+    """Sums over the real tokens; float32 [], or float64 if the features are."""
+
+    loss: Array  # in nats, with label smoothing
+    negative_log_likelihood: Array  # in nats, without label smoothing
+    correct: Array  # tokens whose logit is the largest
+
+
+def output_cross_entropy(
+    features: Array,
+    kernel: Array,
+    bias: Array | None,
+    targets: Array,
+    real: Array,
+    *,
+    label_smoothing: float = 0.0,
+) -> CrossEntropySums:
+    """The output layer and its cross entropy, with the logits of few tokens in memory at a time.
+
+        l_m  = features_m kernel + bias
+        loss = sum over real m of logsumexp(l_m) - (1 - s) l_m[targets_m] - s mean(l_m)
+
+    with s the label smoothing: the target distribution has 1 - s on the target, and s spread evenly
+    over all V tokens. The backward pass computes the logits again, chunk by chunk.
+
+    Args:
+        features: float [M, D].
+        kernel: float [D, V].
+        bias: float [V], or None.
+        targets: int [M], 0 to V - 1.
+        real: bool [M], False for padding, which contributes to no sum and gets no gradient.
+        label_smoothing: 0 <= s < 1.
+
+    Returns:
+        `CrossEntropySums`; only `loss` is meant to be differentiated.
+
+    Raises:
+        ValueError: label_smoothing is out of range.
+
+    >>> sums = output_cross_entropy(
+    ...     jnp.ones((3, 2)), jnp.zeros((2, 4)), None, jnp.array([1, 0, 2]), jnp.full(3, True)
+    ... )
+    >>> sums.loss.round(4)  # 3 log 4
+    Array(4.1589, dtype=float32)
+
+    Source: Szegedy et al. 2016, section 7, for label smoothing (their epsilon is s).
+    """
+    smoothing = checked_fraction("label_smoothing", label_smoothing)
+    dtype = accumulator_dtype(features)
+    features = jnp.where(real[:, None], features, 0)  # the gradient 0 * NaN would be NaN
+    chunks = max(1, -(-len(targets) // _CHUNK))
+    padding = -len(targets) % chunks
+
+    def split(array: Array) -> Array:
+        padded = jnp.pad(array, ((0, padding),) + ((0, 0),) * (array.ndim - 1))
+        return padded.reshape(chunks, -1, *array.shape[1:])
+
+    @jax.checkpoint
+    def chunk_sums(chunk: tuple[Array, Array, Array]) -> CrossEntropySums:
+        features, targets, real = chunk
+        logits = jnp.einsum("md,dv->mv", features, kernel, preferred_element_type=dtype)
+        if bias is not None:
+            logits = logits + bias.astype(dtype)[None, :]
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        at_target = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+        smoothed = nats + smoothing * (at_target - jnp.mean(logits, axis=1))
+        correct = (at_target >= jnp.max(logits, axis=1)).astype(dtype)
+        return CrossEntropySums(
+            *(jnp.sum(jnp.where(real, x, 0)) for x in (smoothed, nats, correct))
+        )
+
+    sums = jax.lax.map(chunk_sums, (split(features), split(targets), split(real)))
+    return jax.tree.map(jnp.sum, sums)

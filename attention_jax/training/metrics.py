@@ -1,4 +1,4 @@
-"""How good predictions are, over real tokens only."""
+"""Accuracies over real tokens, and means over seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = jax.Array
 
 
 def token_accuracy(predictions: Array, targets: Array, target_lengths: Array) -> Array:
-    """Share of the real target tokens that are predicted right; float32 [].
+    """Share of the real target tokens that are predicted correctly; float32 [].
 
     Args:
         predictions: int [B, T].
@@ -30,9 +30,9 @@ def token_accuracy(predictions: Array, targets: Array, target_lengths: Array) ->
 
 
 def exact_match(predictions: Array, targets: Array, target_lengths: Array) -> Array:
-    """Share of the rows in which every real target token is predicted right; float32 [].
+    """Share of the rows whose real target tokens are all predicted correctly; float32 [].
 
-    With EOS among the real tokens, a row matches only if it also ends where it should.
+    With EOS among the real tokens, a row matches only if it also ends at the correct position.
 
     >>> exact_match(jnp.array([[3, 4], [3, 9]]), jnp.array([[3, 4], [3, 5]]), jnp.array([2, 2]))
     Array(0.5, dtype=float32)

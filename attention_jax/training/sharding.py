@@ -1,11 +1,10 @@
-"""Where a run's arrays lie: which axes of states and batches are cut up over which devices.
+"""How a run's arrays are sharded over a mesh of devices.
 
-A mesh of devices has three axes. Along "seed" lie different seeds, which have nothing to say to
-each other; along "data" different examples of a batch, whose gradients are added up; along "fsdp"
-these too, and pieces of parameters and optimiser state as well, so that no device holds the state
-whole; parameters come together for the length of a step. XLA finds the communication that this
-asks for (GSPMD); the program is the same on any mesh, and its numbers are too, but for the order
-of sums.
+The mesh has three axes. "seed" spreads the seeds, which are independent of each other. "data"
+spreads the examples of a batch, whose gradients are summed. "fsdp" spreads the examples too, and
+also the parameters and the optimiser state, so that no device holds the whole state; parameters
+are gathered for each step. XLA inserts the communication (GSPMD). The program is the same on any
+mesh, and so are its numbers, except for rounding in sums whose order differs.
 
 Source: Xu et al. 2021 (GSPMD); Rajbhandari et al. 2020 (ZeRO, stage 3: our "fsdp").
 """
@@ -26,17 +25,18 @@ from attention_jax.core.checks import check_integer
 
 Array = jax.Array
 
-_EXAMPLES = ("data", "fsdp")  # the axes over which a batch is cut up
+_EXAMPLES = ("data", "fsdp")  # mesh axes that spread the examples of a batch
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshShape:
-    """How many devices along each axis of the mesh; together, how many a run has.
+    """Number of devices along each axis of the mesh.
 
     Attributes:
-        seed: over which seeds are spread; divides their number.
-        data: over which the examples of a batch are spread.
-        fsdp: the same, and parameters and optimiser state too; data * fsdp divides the batch.
+        seed: spreads the seeds; divides their number.
+        data: spreads the examples of a batch.
+        fsdp: spreads the examples, and parameters and optimiser state as well; data * fsdp divides
+            the batch.
     """
 
     seed: int = 1
@@ -53,7 +53,7 @@ class MeshShape:
 
     @classmethod
     def from_words(cls, words: Sequence[str]) -> MeshShape:
-        """["data=4", "seed=2"] and the like."""
+        """Parses words such as ["data=4", "seed=2"]."""
         names = [field.name for field in dataclasses.fields(cls)]
         sizes: dict[str, int] = {}
         for word in words or [""]:
@@ -67,11 +67,16 @@ class MeshShape:
         return cls(**sizes)
 
     def to_words(self) -> list[str]:
-        """What `from_words` takes."""
+        """The words that `from_words` parses."""
         return [f"{name}={size}" for name, size in dataclasses.asdict(self).items()]
 
-    def check(self, *, seeds: int, batch_size: int) -> None:
-        """Raises ValueError unless there are so many devices, and the run can be cut up so."""
+    def check(self, *, seeds: int, batch_size: int | None) -> None:
+        """Raises ValueError unless the devices exist and the mesh divides the seeds and the batch.
+
+        Args:
+            seeds: how many.
+            batch_size: examples of a batch; None if batches are made to fit the mesh.
+        """
         if self.devices > jax.device_count():
             raise ValueError(
                 f"mesh {' '.join(self.to_words())} needs {self.devices} devices; there are"
@@ -84,7 +89,7 @@ class MeshShape:
             )
         if seeds % self.seed:
             raise ValueError(f"mesh seed must divide the {seeds} seeds; got {self.seed}")
-        if batch_size % (self.data * self.fsdp):
+        if batch_size is not None and batch_size % (self.data * self.fsdp):
             raise ValueError(
                 f"mesh data times fsdp must divide the batch of {batch_size};"
                 f" got {self.data} * {self.fsdp}"
@@ -92,15 +97,17 @@ class MeshShape:
 
 
 def whole_machine() -> MeshShape:
-    """One device; all of them, along "data", for a run of many processes."""
+    """The default mesh: one device, or in a run of many processes all devices along "data"."""
     return MeshShape(data=jax.device_count() if jax.process_count() > 1 else 1)
 
 
 class Layout:
-    """A mesh, and where a training loop's arrays lie on it.
+    """A mesh, and the sharding of each array of the training loop.
 
-    Args:
-        shape: of the mesh, which takes the first devices there are.
+    Attributes:
+        shape: of the mesh, which takes the first of the available devices.
+        mesh: the devices.
+        replicated: the sharding of an array that every device holds whole.
     """
 
     def __init__(self, shape: MeshShape | None = None):
@@ -109,21 +116,21 @@ class Layout:
         self.mesh = jax.make_mesh(
             tuple(sizes.values()),
             tuple(sizes),
-            # Explicit axes, the other kind, do not go through Flax's embeddings.
+            # Flax's embeddings do not support explicit axes.
             axis_types=(AxisType.Auto,) * len(sizes),
             devices=jax.devices()[: self.shape.devices],
         )
-        self.everywhere = NamedSharding(self.mesh, PartitionSpec())
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
 
     def shardings(self, stacked: Any) -> Any:
-        """Of each leaf of a state stacked over seeds, arrays or their shapes."""
+        """The sharding of each leaf of a state stacked over seeds; leaves are arrays or shapes."""
         return jax.tree.map(
             lambda leaf: NamedSharding(self.mesh, PartitionSpec("seed", *self._spec(leaf, 1))),
             stacked,
         )
 
     def placed(self, stacked: Any) -> Any:
-        """Its shapes and dtypes, and where they lie: what a checkpoint is restored to."""
+        """Shapes, dtypes and shardings of a state: the form that a checkpoint is restored to."""
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             stacked,
@@ -131,29 +138,29 @@ class Layout:
         )
 
     def constrained_state(self, state: Any) -> Any:
-        """The state of one seed, told where to lie; inside a program vmapped over "seed"."""
+        """Constrains the sharding of one seed's state, in a program vmapped over "seed"."""
         return jax.tree.map(
-            lambda leaf: self._told(leaf, self._spec(leaf, 0)) if leaf.ndim else leaf, state
+            lambda leaf: self._constrained(leaf, self._spec(leaf, 0)) if leaf.ndim else leaf, state
         )
 
     def gathered(self, params: Any) -> Any:
-        """The parameters of one seed, whole: else XLA would send activations in place of them."""
-        return jax.tree.map(lambda leaf: self._told(leaf, ()), params)
+        """Gathers one seed's parameters; otherwise XLA would communicate activations instead."""
+        return jax.tree.map(lambda leaf: self._constrained(leaf, ()), params)
 
     def constrained_batch(self, batch: Any) -> Any:
-        """The batch of one seed, each leaf's first axis over the devices of its examples."""
+        """Spreads the first axis of each leaf of one seed's batch over "data" and "fsdp"."""
         return jax.tree.map(
-            lambda leaf: self._told(leaf, (_EXAMPLES,)) if leaf.ndim else leaf, batch
+            lambda leaf: self._constrained(leaf, (_EXAMPLES,)) if leaf.ndim else leaf, batch
         )
 
-    def fetched(self, array: Array) -> np.ndarray:
-        """Its values, on every process."""
+    def to_host(self, array: Array) -> np.ndarray:
+        """The values of an array on the host, on every process."""
         if not array.is_fully_addressable:
-            array = jax.jit(jnp.copy, out_shardings=self.everywhere)(array)
+            array = jax.jit(jnp.copy, out_shardings=self.replicated)(array)
         return np.asarray(array)
 
     def _spec(self, leaf: Any, first: int) -> tuple[str | None, ...]:
-        """Over "fsdp", the largest axis from `first` on that it divides; the last of equal ones."""
+        """Cuts the largest axis, from `first` on, that "fsdp" divides; the last of equal axes."""
         sizes = leaf.shape[first:]
         fitting = [size for size in sizes if size % self.shape.fsdp == 0]
         if self.shape.fsdp == 1 or not fitting:
@@ -161,7 +168,7 @@ class Layout:
         chosen = max(axis for axis, size in enumerate(sizes) if size == max(fitting))
         return tuple("fsdp" if axis == chosen else None for axis in range(len(sizes)))
 
-    def _told(self, leaf: Array, spec: tuple[Any, ...]) -> Array:
+    def _constrained(self, leaf: Array, spec: tuple[Any, ...]) -> Array:
         if self.shape.devices == 1:
             return leaf
         return jax.lax.with_sharding_constraint(

@@ -1,4 +1,4 @@
-"""What is measured at each checkpoint, beside the training that it does not change."""
+"""Validation: metrics computed at each checkpoint, without changing the training."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_jax.runs import processes
-from attention_jax.runs.run_folder import JSON, MetricsFile
+from attention_jax.runs.metrics_file import MetricsFile
+from attention_jax.runs.run_folder import JSON
 
 Line = dict[str, list[float]]
 
 
 class ValidationPlan(NamedTuple):
-    """What to measure, and what follows from it."""
+    """The metrics, and the one among them that chooses checkpoints."""
 
-    measure: Callable[[Any], Line]  # params stacked over seeds -> {name: a number a seed}
-    metric: str  # which of them says how good a checkpoint is, by its mean over seeds
+    measure: Callable[[Any], Line]  # params stacked over seeds -> {name: one number per seed}
+    metric: str  # its mean over seeds ranks checkpoints
     larger_is_better: bool
-    patience: int | None  # checkpoints without a better one after which to stop; None never
+    patience: int | None  # stop after so many checkpoints without a better metric; None never
 
 
 class Validation:
-    """The plan at work.
+    """Carries out a plan, and remembers the metric of each checkpoint.
 
     Args:
         plan: what to measure.
         file: where lines go; None on processes that write nothing.
-        earlier: the lines of the checkpoints before, of a run that goes on.
+        earlier: the lines written before the run was resumed.
     """
 
     def __init__(self, plan: ValidationPlan, file: MetricsFile | None, earlier: list[JSON]):
@@ -36,20 +37,20 @@ class Validation:
         self._plan = plan
         self._losses = [self._loss(line) for line in earlier]
 
-    def at(self, step: int, params: Any, tell: Callable[[str], None]) -> float:
-        """Measures, writes and tells; how good the parameters are: the smaller, the better."""
+    def validate(self, step: int, params: Any, note: Callable[[str], None]) -> float:
+        """Measures, writes a line and notes it; returns a loss: smaller is better."""
         line = self._plan.measure(params)
         with processes.together():
             if self.file is not None:
                 self.file.write(step, line)
         self._losses.append(self._loss(line))
         means = ", ".join(f"{name} {statistics.fmean(x):.4g}" for name, x in line.items())
-        tell(f"step {step}, validation: {means}")
+        note(f"step {step}, validation: {means}")
         return self._losses[-1]
 
     @property
     def exhausted(self) -> bool:
-        """Whether the best is too long ago."""
+        """Whether patience has run out since the best checkpoint."""
         if self._plan.patience is None or not self._losses:
             return False
         since = len(self._losses) - 1 - self._losses.index(min(self._losses))
@@ -58,5 +59,5 @@ class Validation:
     def _loss(self, line: Any) -> float:
         mean = statistics.fmean(line[self._plan.metric])
         if not math.isfinite(mean):
-            return math.inf  # no better than any, and the same when it is read back as null
+            return math.inf  # never the best; a line read back has NaN here, with the same result
         return -mean if self._plan.larger_is_better else mean

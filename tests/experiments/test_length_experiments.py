@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from length_evaluation import FIRST_LETTER, free_running, teacher_forced, weights_on
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
-from attention_jax.tasks.reversal.task import ReversalConfig, Trained, bind, reversal_task
+from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun, bind, reversal_task
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.loop import LoopConfig
 
@@ -34,7 +34,7 @@ def untrained(draw="none"):
     params = jax.vmap(reversal_task(config).init)(jax.random.split(jax.random.key(0), 2))
     bias = params["logits"]["bias"]
     params["logits"]["bias"] = bias.at[:, FIRST_LETTER : FIRST_LETTER + 2].add(9.0)
-    return Trained(config, params, 0)
+    return ReversalRun(config, params, 0)
 
 
 def naive(trained, batch, tokens_of):

@@ -15,7 +15,7 @@ from experiment import conduct
 
 from attention_jax.functional.centers import monotonic_centers
 from attention_jax.functional.windows import window_mask
-from attention_jax.tasks.reversal.task import Trained
+from attention_jax.tasks.reversal.task import ReversalRun
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
@@ -91,7 +91,7 @@ def test_where_a_model_looks(monkeypatch):
             return None, self.weights
 
     monkeypatch.setattr(experiment, "bind", lambda _, weights: Model(weights))
-    found = experiment._where_it_looks(Trained(config, jnp.asarray(random), 0), 5)
+    found = experiment._where_it_looks(ReversalRun(config, jnp.asarray(random), 0), 5)
     rows = [(b, i, int(n)) for b, n in enumerate(seen["lengths"]) for i in range(n)]
     for seed, weights in enumerate(random[:, 0].astype(np.float64)):
         sums = [weights[b, i].sum() for b, i, _ in rows]

@@ -17,8 +17,8 @@ from command_lines import ROOT
 from experiment import conduct
 from reversal_arms import loss_of_guessing
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.scores import ScaledDot
 from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
 from attention_jax.training.loop import LoopConfig

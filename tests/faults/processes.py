@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attention_jax.tasks.reversal.task import load_states
+from attention_jax.tasks.reversal.task import REVERSAL
+from attention_jax.training.run import load_states
 
 from .findings import Ended, Result, hashes
 
@@ -162,7 +163,7 @@ def steps_to_lose(workdir: Path) -> int:
 
 def result(workdir: Path, step: int = STEPS) -> Result:
     """What a run left."""
-    _, states = load_states(workdir)
+    _, states = load_states(REVERSAL, workdir)
     return Result(hashes(states[step]()), (workdir / "metrics.jsonl").read_bytes())
 
 

@@ -17,9 +17,11 @@ from pathlib import Path
 import jax
 
 from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.runs.run_folder import RunFolder, read_lines
-from attention_jax.tasks.reversal.task import ReversalConfig, load_states, optimizer, reversal_task
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.run_folder import RunFolder
+from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import initial_state
+from attention_jax.training.run import load_states
 from attention_jax.training.sharding import Layout, MeshShape
 
 from .findings import WRONG, Findings, hashes
@@ -92,7 +94,7 @@ def other_devices(place: Place, rng: random.Random, found: Findings) -> None:
         time.sleep(rng.uniform(0, 0.5))
         stop(process, signal.SIGTERM)
         step = max(map(int, saved_steps(workdir)))
-        here = hashes(load_states(workdir)[1][step]())
+        here = hashes(load_states(REVERSAL, workdir)[1][step]())
         words = ["-m", "tests.faults.settings", str(workdir), str(step), *mesh]
         there = end(place.start_python(words, devices=devices))
         if there.status or json.loads(there.out) != here:

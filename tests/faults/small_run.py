@@ -12,11 +12,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import optax
+from toy_task import saved_state, train_toy
 
-from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.runs.run_folder import RunFolder, read_lines
-from attention_jax.training.loop import LoopConfig, Task, initial_state
-from attention_jax.training.run import Run, train_in_folder
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.training.loop import LoopConfig, Task
 
 from .findings import Ended, Result, hashes
 
@@ -48,12 +47,10 @@ def _loss(params, batch, rng):
     return jnp.mean(out**2) + jnp.mean(params["table"] ** 2), {}
 
 
-RUN = Run(
+RUN = (
     Task(_init, _batch, _loss),
     optax.adam(0.1),
     LoopConfig(seeds=2, steps=STEPS, log_every=1, checkpoint_every=2, keep=3),
-    label="small",
-    settings={"what": "small"},
 )
 
 
@@ -75,7 +72,7 @@ def resumed(folder: Path) -> Ended:
     status = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            train_in_folder(RUN, RunFolder(folder), resume=True)
+            train_toy(folder, *RUN, label="small")
         except ValueError as error:
             print(f"error: {error}", file=err)
             status = 2
@@ -87,11 +84,8 @@ def resumed(folder: Path) -> Ended:
 
 def result(folder: Path) -> Result:
     """What it left."""
-    like = jax.eval_shape(lambda: initial_state(RUN.task, RUN.optimizer, RUN.loop))
-    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
-        restored = checkpoints.restore(like, step=STEPS)
-    assert restored is not None
-    return Result(hashes(restored.state), (folder / "metrics.jsonl").read_bytes())
+    state = saved_state(folder, *RUN, step=STEPS)
+    return Result(hashes(state), (folder / "metrics.jsonl").read_bytes())
 
 
 def resumed_from(folder: Path) -> int:

@@ -43,13 +43,13 @@ from command_line_words import (
 from hypothesis import strategies as st
 from outcomes import ERROR, RESULT, Kind
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal import evaluation as reversal_evaluation
-from attention_jax.tasks.reversal import task as reversal
-from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig
 from attention_jax.training.loop import LoopConfig
+from attention_jax.training.run import train_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,7 +91,7 @@ def trained_run() -> Path:
         stack.enter_context(mock.patch("attention_jax.training.run.train", _only_saved))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        reversal.train_run(config, folder)
+        train_run(REVERSAL, config, folder)
     return folder
 
 

@@ -10,19 +10,14 @@ from command_lines import call, load
 from html_reader import Reader
 
 from attention_jax.analysis import capture
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.reports import gradient_report
 from attention_jax.tasks.reversal.data import reversal_batch
-from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run
-from attention_jax.tasks.reversal.task import (
-    VOCABULARY,
-    ReversalConfig,
-    bind,
-    load_states,
-    train_run,
-)
+from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run, computation_order
+from attention_jax.tasks.reversal.task import REVERSAL, VOCABULARY, ReversalConfig, bind
 from attention_jax.training.loop import LoopConfig
+from attention_jax.training.run import load_states, train_run
 
 script = load("scripts/analyze_gradients.py")
 CROSS = "decoder_0/cross_attention"
@@ -36,7 +31,7 @@ def workdir(tmp_path_factory):
         loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
         batch_size=3,
     )
-    train_run(config, folder)
+    train_run(REVERSAL, config, folder)
     return folder
 
 
@@ -63,10 +58,12 @@ def test_what_was_logged_is_read_and_of_the_states_that_are_kept_computed(run):
     # The first loss of a model that knows nothing: about log V.
     assert by_step["loss"][0] == pytest.approx([np.log(VOCABULARY.size)] * 2, abs=1.0)
     assert by_step[f"{CROSS}/saturation"][1] == [None, None]  # not in that line
+    assert run["attentions"][-1] == CROSS
+    assert np.shape(run["gradient_norms"]["decoder, cross attention"]) == (4, 2)
 
 
 def test_words_show_the_models_own_weights(workdir, run):
-    _, states = load_states(workdir)
+    _, states = load_states(REVERSAL, workdir)
     params = jax.tree.map(lambda leaf: leaf[0], states[6]().params)
     batch = reversal_batch(np.array([VOCABULARY.encode("xyz")]), np.array([3]))
     config = ReversalConfig(
@@ -95,7 +92,7 @@ def test_the_sweep_meets_the_model_at_scale_1(run):
 
 
 def test_edges_enclose_the_mean_eigenvalue(run, workdir):
-    _, states = load_states(workdir)
+    _, states = load_states(REVERSAL, workdir)
     count = sum(leaf[0].size for leaf in jax.tree.leaves(states[0]().params))
     for step in ("0", "6"):
         curvature = run["curvature"][step]
@@ -116,7 +113,7 @@ def test_the_page_has_every_figure_with_words_for_it(run):
 def test_runs_that_would_be_called_the_same_are_told_apart(run):
     other = copy.deepcopy(run)
     other["workdir"] = "runs/other"
-    # It has no encoder, so that the first panel knows nothing of it.
+    # It has no encoder, so that the first panel does not show it.
     other["by_step"] = {k: v for k, v in other["by_step"].items() if "encoder_0" not in k}
     text = Reader(gradient_report.report([run, other], command="")).text
     assert f"general ({run['workdir']})" in text
@@ -129,7 +126,7 @@ def test_runs_that_would_be_called_the_same_are_told_apart(run):
 def test_attentions_stand_in_the_order_of_computation():
     names = ["decoder_1/self_attention", "decoder_0/cross_attention", "encoder_10/self_attention",
              "encoder_2/self_attention", "decoder_0/self_attention"]  # fmt: skip
-    assert sorted(names, key=gradient_report._in_order) == [names[i] for i in (3, 2, 4, 1, 0)]
+    assert sorted(names, key=computation_order) == [names[i] for i in (3, 2, 4, 1, 0)]
 
 
 def test_attention_without_softmax_is_reported_without_its_gradients(run):
@@ -163,7 +160,7 @@ def test_the_script_writes_page_and_numbers(run, workdir, tmp_path, monkeypatch,
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--workdir", "nowhere"], "workdir must be a folder made by scripts/train.py"),
+        (["--workdir", "nowhere"], "workdir must be the folder of a training run"),
         (["--workdir", "{run}", "--compare", "nowhere"], "nowhere has no config.json"),
         (["--workdir", "{foreign}"], "foreign: config.json is not that of a reversal run"),
         (["--workdir", "{run}", "--words", "aB"], "letters"),

@@ -36,8 +36,8 @@ def test_heatmaps_are_named_and_sized():
     panel = (np.eye(2), ["a", "b"], ["a", "b"])
     panels = dict.fromkeys(("dot", "scaled", "additive"), panel)
     plain = plotting.weight_heatmaps(panels)
-    assert [ax.get_xlabel() for ax in plain.axes[:3]] == ["source letter (key)"] * 3
-    assert [ax.get_ylabel() for ax in plain.axes[:3]] == ["letter written (query)", "", ""]
+    assert [ax.get_xlabel() for ax in plain.axes[:3]] == ["key"] * 3
+    assert [ax.get_ylabel() for ax in plain.axes[:3]] == ["query", "", ""]
     np.testing.assert_allclose(plain.get_size_inches(), [3 * 3.1 + 0.6, 3.5])
     figure = plotting.weight_heatmaps(
         panels, columns=2, xlabel="source subword", ylabel="written", size=5

@@ -15,8 +15,8 @@ import pytest
 
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.processes import Distribution
-from attention_jax.runs.run_folder import read_lines
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--dim", "8", "--hidden-dim", "7", "--max-length", "3", "--seeds", "2"]
@@ -217,7 +217,7 @@ assert whole_machine() == MeshShape(data=int(count))
 layout, task = Layout(whole_machine()), reversal_task(ReversalConfig(batch_size=12))
 source = jax.jit(lambda rng: layout.constrained_batch(task.batch(rng)).source)(jax.random.key(3))
 (shard,) = source.addressable_shards
-assert shard.data.tolist() == layout.fetched(source)[shard.index].tolist()
+assert shard.data.tolist() == layout.to_host(source)[shard.index].tolist()
 print(*shard.index[0].indices(12)[:2])
 """
 
@@ -237,7 +237,7 @@ def test_a_mistake_ends_both(tmp_path, train):
     first, second = ended(train(2, "run"))
     assert (first[0], second[0]) == (2, 2), (first, second)
     assert first[2].startswith("error: workdir must be new, empty, or the folder of a run; run")
-    assert second[2] == "error: another process of this run could not go on: see what it says\n"
+    assert second[2] == "error: another process of this run failed: see its error\n"
     assert first[2].count("\n") == 1
     assert (first[1], second[1]) == ("", "")
 
@@ -276,8 +276,8 @@ def test_one_is_killed_and_the_run_goes_on_later(tmp_path, train, killed):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("localhost:1234", 2, None), "must be given together, or none of them"),
-        ((None, 2, 0), "must be given together, or none of them"),
+        (("localhost:1234", 2, None), "must be given together, or left out"),
+        ((None, 2, 0), "must be given together, or left out"),
         (("localhost", 2, 0), "coordinator must be host:port; got 'localhost'"),
         ((":1234", 2, 0), "coordinator must be host:port; got ':1234'"),
         (("localhost:port", 2, 0), "coordinator must be host:port; got 'localhost:port'"),

@@ -14,14 +14,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from attention_jax.runs.run_folder import (
-    MetricsFile,
-    RunFolder,
-    environment,
-    read_lines,
-    require_tensorboard,
-    write_json,
-)
+from attention_jax.runs.metrics_file import MetricsFile, read_lines, require_tensorboard
+from attention_jax.runs.run_folder import RunFolder, environment, write_json
 
 CONFIG = {"model": {"score": "dot", "dim": 8}, "steps": 5, "rate": 0.1, "sizes": (3, 5)}
 
@@ -85,7 +79,7 @@ def test_resuming_needs_the_word_and_the_same_configuration(tmp_path):
     folder = RunFolder(tmp_path)
     folder.create(CONFIG, resume=False)
     before = snapshot(tmp_path)
-    with pytest.raises(ValueError, match="already holds a run; add --resume"):
+    with pytest.raises(ValueError, match="already holds a run; add resume=True"):
         folder.create(CONFIG, resume=False)
     folder.create(CONFIG, resume=True)
     other = {**CONFIG, "model": {"score": "general", "dim": 8}, "rate": 0.2}
@@ -195,29 +189,14 @@ def test_a_check_changes_nothing(tmp_path):
     before = snapshot(tmp_path)
     folder.check(CONFIG, resume=True)
     folder.check(younger, resume=True, completed=lambda stored: {"younger": 3, **stored})
-    with pytest.raises(ValueError, match="already holds a run; add --resume"):
+    with pytest.raises(ValueError, match="already holds a run; add resume=True"):
         folder.check(CONFIG, resume=False)
     with pytest.raises(ValueError, match="another configuration: younger was None, now 3"):
         folder.check(younger, resume=True)
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("content", "task"),
-    [
-        ('{"task": "translation"}', "translation"),
-        ('{"dim": 8}', "reversal"),  # from before there were others
-        ('{"task"', None),
-        (None, None),
-    ],
-)
-def test_the_task(tmp_path, content, task):
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    assert RunFolder(tmp_path).task == task
-
-
-# --- one trainer a folder ---
+# --- one trainer per folder ---
 
 
 def test_two_cannot_train_in_one_folder(tmp_path):

@@ -11,10 +11,11 @@ from command_line import run_command
 from command_lines import call, load
 from experiment import conduct
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
-from attention_jax.tasks.reversal.task import ReversalConfig, train_run
+from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig
 from attention_jax.training.loop import LoopConfig
+from attention_jax.training.run import train_run
 
 evaluate_script = load("scripts/evaluate.py")
 reverse_script = load("scripts/reverse.py")
@@ -29,7 +30,7 @@ def workdir(tmp_path_factory):
         loop=LoopConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2),
         batch_size=3,
     )
-    train_run(config, folder)
+    train_run(REVERSAL, config, folder)
     return folder
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -17,9 +17,11 @@ import pytest
 from attention_jax.nn import BlockConfig, Seq2SeqConfig
 from attention_jax.nn.position_config import ANY_LENGTH
 from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.runs.run_folder import RunFolder, read_lines
-from attention_jax.tasks.reversal.task import ReversalConfig, train_run
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.run_folder import RunFolder
+from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig
 from attention_jax.training.loop import LoopConfig
+from attention_jax.training.run import train_run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT, EVALUATE = (ROOT / "scripts" / f"{name}.py" for name in ("train", "evaluate"))
@@ -109,7 +111,7 @@ def test_the_best_state_is_kept_and_evaluated(tmp_path, monkeypatch, capsys, qui
         learning_rate=3.0,  # too much: it only gets worse
     )  # fmt: skip
     with jax.numpy_dtype_promotion("standard"):
-        train_run(run, tmp_path)
+        train_run(REVERSAL, run, tmp_path)
     losses = {line["step"]: line["loss"][0] for line in read_lines(tmp_path / "metrics.jsonl")}
     best = min(losses, key=lambda step: (losses[step], -step))
     assert best < 8
@@ -232,5 +234,5 @@ def test_ctrl_c_before_training(script, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attention_jax.tasks.reversal.task.train_run", interrupted)
+    monkeypatch.setattr("attention_jax.training.run.train_run", interrupted)
     assert script("--workdir", "run") == (130, "")

@@ -20,11 +20,17 @@ from translation_cases import VOCABULARY_SIZE, lines_of, write_text
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.evaluation import score_translations
-from attention_jax.tasks.translation.run import load_translator
 from attention_jax.tasks.translation.task import optimizer, translation_task
-from attention_jax.tasks.translation.translate import Search, longest_answer, translate
+from attention_jax.tasks.translation.translate import (
+    Search,
+    longest_answer,
+    translate,
+    translator_of,
+)
 from attention_jax.training.loop import initial_state
+from attention_jax.training.run import load_run
 
 ROOT = Path(__file__).parents[2]
 TASK = ["--task", "translation"]
@@ -81,7 +87,9 @@ def test_training(trained):
     folder, (status, out, err) = trained
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert re.match(r"29 pairs of sentences; \d+ batches an epoch, of 1 shapes; ", lines[0])
+    assert re.match(
+        r"additive: 29 pairs of sentences; \d+ batches per epoch, of 1 shapes; ", lines[0]
+    )
     for step in (2, 4):
         found = [line for line in lines if f"step {step}, validation: loss " in line]
         assert len(found) == 1
@@ -94,7 +102,7 @@ def test_training(trained):
 
 def say_always(folder, letter):
     """Adds step 6 to a run: a model that says one letter, and never ends."""
-    translator, _ = load_translator(folder)
+    translator = translator_of(load_run(TRANSLATION, folder))
     config = translator.config
     state = initial_state(translation_task(config), optimizer(config), config.loop)
     token = translator.vocabularies.target.encode([letter])[0][-1]
@@ -173,8 +181,9 @@ def test_evaluation(trained, script):
     (folder / "scores.json").unlink()
     source, target = (lines_of("validation", side) for side in ("de", "en"))
     for seed, scores in enumerate(written["seeds"]):
-        translator, steps = load_translator(folder / "run", average=2, seed_index=seed)
-        assert written["steps"] == steps == [2, 4]
+        run = load_run(TRANSLATION, folder / "run", average=2)
+        translator = translator_of(run, seed)
+        assert written["steps"] == list(run.averaged) == [2, 4]
         found = score_translations(translate(translator, source, Search(beams=4)), target)
         assert scores == pytest.approx(found._asdict())
     assert (written["workdir"], written["beams"], len(written["seeds"])) == ("run", 4, 2)
@@ -195,8 +204,7 @@ def test_files_to_files(trained, script):
     assert told == (0, "", "")
     found = (folder / "found.en").read_bytes().decode().split("\n")
     (folder / "found.en").unlink()
-    translator, steps = load_translator(folder / "run", 2, seed_index=1)
-    assert steps == [2]
+    translator = translator_of(load_run(TRANSLATION, folder / "run", 2), 1)
     search = Search(beams=2, length_penalty=0.5)
     assert found == [*translate(translator, lines_of("train", "de"), search), ""]
 
@@ -258,24 +266,24 @@ def no_file(name):
     [
         (
             [*TRAIN, "--source", "train.de", "--target", "short.en"],
-            "error: train.de and short.en must have as many lines, line by line translations;"
-            " got 29 and 28",
+            "error: train.de and short.en must have the same number of lines, translations line by"
+            " line; got 29 and 28",
         ),
         ([*TRAIN, "--source", "no.de", "--target", "train.en"], no_file("no.de")),
         (
             [*TRAIN, *FILES, *NOT_UTF8],
-            "error: latin.de must be UTF-8; line 2 has the byte 0xe4, which is none",
+            "error: latin.de must be UTF-8; line 2 has the invalid byte 0xe4",
         ),
         (
             [*TRAIN, "--source", "empty.de", "--target", "train.en"],
-            "error: empty.de is empty; it must have one sentence a line",
+            "error: empty.de is empty; it must have one sentence per line",
         ),
         ([*TRAIN, "--source", "blank.de", "--target", "train.en"], "error: blank.de is empty;"),
         (
             [*TRAIN, "--source", "plain.de.gz", "--target", "train.en"],
             "error: plain.de.gz cannot be read: Not a gzipped file",
         ),
-        ([*TRAIN, *FILES], "for there are no more subwords in this text; got 4000"),
+        ([*TRAIN, *FILES], "the number of subwords in this text; got 4000"),
         ([*TRAIN, *FILES, "--vocabulary-size", "270"], "error: vocabulary_size must be at least"),
         (
             [*TRAIN, *FILES, *SIZE, "--max-tokens", "2"],
@@ -306,7 +314,7 @@ def no_file(name):
         ([*TRANSLATE, "--source", "no.de"], no_file("no.de")),
         ([*TRANSLATE, "--source", "latin.de"], "error: latin.de must be UTF-8; line 2 has"),
         ([*TRANSLATE, "--source", "empty.de"], "error: empty.de is empty"),
-        (TRANSLATE, "error: standard input must be UTF-8; line 2 has the byte 0xff"),
+        (TRANSLATE, "error: standard input must be UTF-8; line 2 has the invalid byte 0xff"),
         ([*TRANSLATE, "--step", "3"], "error: step must be newest, best or one of 2, 4; got 3"),
         ([*TRANSLATE, "--average", "3"], "error: average must be at most 2, the checkpoints; got"),
         ([*TRANSLATE, "--seed-index", "2"], "error: seed_index must be from 0 to 1; got 2"),
@@ -319,7 +327,7 @@ def no_file(name):
         ([*EVALUATE, "--source", "train.de"], "--reference"),
         (
             [*EVALUATE, "--source", "train.de", "--reference", "short.en"],
-            "error: train.de and short.en must have as many lines",
+            "error: train.de and short.en must have the same number of lines",
         ),
         ([*EVALUATE, *VALIDATED, "--step", "3"], "error: step must be newest, best or one of 2, 4"),
         ([*EVALUATE, *VALIDATED, "--average", "0"], "error: average must be at least 1; got 0"),
@@ -353,7 +361,7 @@ def test_a_mistake_in_a_process_of_its_own(trained):
     status, out, err = run(folder, *TRAIN, *FILES, "--vocabulary-size", "9999")
     assert (status, out) == (2, "")
     assert re.fullmatch(
-        r"error: vocabulary_size must be at most \d+, for there are no more subwords in this text;"
+        r"error: vocabulary_size must be at most \d+, the number of subwords in this text;"
         r" got 9999\n",
         err,
     )

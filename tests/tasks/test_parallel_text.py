@@ -136,7 +136,7 @@ def test_a_gz_of_no_bytes_is_refused(tmp_path):
 )
 def test_bad_utf8_is_named_with_its_line(tmp_path, begin, content, line, byte):
     path = written(tmp_path, begin + content)
-    reason = f"must be UTF-8; line {line} has the byte 0x{byte}, which is none"
+    reason = f"must be UTF-8; line {line} has the invalid byte 0x{byte}"
     with pytest.raises(ValueError, match=refusal(path, reason)):
         read_sentences(path)
 
@@ -149,14 +149,16 @@ def test_line_of_a_bad_byte(lines, begin, data):
     content = begin + b"\n".join(
         line.encode() + (b"\xff" if number == bad else b"") for number, line in enumerate(texts)
     )
-    with pytest.raises(ValueError, match=f"^any must be UTF-8; line {bad + 1} has the byte 0xff,"):
+    with pytest.raises(
+        ValueError, match=f"^any must be UTF-8; line {bad + 1} has the invalid byte 0xff"
+    ):
         decode_sentences(content, "any")
 
 
 def test_two_files(tmp_path):
     source = written(tmp_path, b"eins\n\ndrei\n", "some.de")
     target = written(tmp_path, gzip.compress(b"one\r\ntwo\r\n"), "some.en.gz")
-    counts = "must have as many lines, line by line translations; got 3 and 2"
+    counts = "must have the same number of lines, translations line by line; got 3 and 2"
     message = f"^{re.escape(f'{source} and {target}')} {counts}$"
     with pytest.raises(ValueError, match=message):
         read_parallel_text(source, target)

@@ -1,5 +1,6 @@
 """Accuracies and answers of a trained model against a naive evaluation in Python."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,7 +14,7 @@ from attention_jax.tasks.reversal.evaluation import evaluate, reverse
 from attention_jax.tasks.reversal.task import (
     VOCABULARY,
     ReversalConfig,
-    Trained,
+    ReversalRun,
     bind,
     optimizer,
     reversal_task,
@@ -35,7 +36,7 @@ def trained():
         task, adam = reversal_task(CONFIG), optimizer(CONFIG)
         steps = functools.partial(train_steps, task, adam, 250)
         state, _ = jax.jit(jax.vmap(steps))(initial_state(task, adam, CONFIG.loop))
-    return Trained(CONFIG, state.params, 250)
+    return ReversalRun(CONFIG, state.params, 250)
 
 
 def naive_forward(trained, seed, width):
@@ -61,8 +62,7 @@ def naive_answer(forward, source, length):
     return tokens, weights
 
 
-@pytest.mark.parametrize("pad_to", [None, 5])
-def test_evaluate_is_the_naive_evaluation(trained, monkeypatch, pad_to):
+def test_evaluate_is_the_naive_evaluation(trained, monkeypatch):
     strings = []
 
     def recorded(rng, **options):
@@ -72,9 +72,9 @@ def test_evaluate_is_the_naive_evaluation(trained, monkeypatch, pad_to):
 
     random_batch = reversal_evaluation.random_batch
     monkeypatch.setattr(reversal_evaluation, "random_batch", recorded)
-    results = evaluate(trained, lengths=[3, 2], strings=17, pad_to=pad_to)
+    results = evaluate(trained, lengths=[3, 2], strings=17)
     assert list(results) == [3, 2]
-    width = pad_to or 3
+    width = 3
     seen = []
     for seed in range(SEEDS):
         forward = naive_forward(trained, seed, width)
@@ -99,7 +99,9 @@ def test_evaluate_is_the_naive_evaluation(trained, monkeypatch, pad_to):
 
 
 def test_every_seed_sees_the_same_strings_and_another_seed_others(trained):
-    same = Trained(CONFIG, jax.tree.map(lambda leaf: leaf[jnp.array([0, 0])], trained.params), 250)
+    same = ReversalRun(
+        CONFIG, jax.tree.map(lambda leaf: leaf[jnp.array([0, 0])], trained.params), 250
+    )
     for column in evaluate(same, lengths=[3], strings=17)[3]:
         assert column.shape == (2,)
         assert column[0] == column[1]
@@ -131,7 +133,7 @@ def biased(trained, **biases):
     for token, by in biases.items():
         bias = bias.at[:, {"PAD": PAD, "EOS": EOS, "a": 3}[token]].add(by)
     params["logits"] = {**params["logits"], "bias": bias}
-    return trained._replace(params=params)
+    return dataclasses.replace(trained, params=params)
 
 
 def test_answers_that_never_end_and_answers_without_letters(trained):
@@ -153,7 +155,6 @@ def test_answers_that_never_end_and_answers_without_letters(trained):
         ({"lengths": []}, r"lengths must be one or more"),
         ({"lengths": [3, 0]}, r"lengths must be one or more, each at least 1; got \[3, 0\]"),
         ({"lengths": [3], "strings": 0}, r"strings must be at least 1; got 0"),
-        ({"lengths": [3, 5], "pad_to": 4}, r"pad_to must be at least .* 5; got 4"),
     ],
 )
 def test_what_cannot_be_evaluated(trained, options, message):
@@ -185,6 +186,6 @@ def test_strings_are_of_the_letters_that_were_trained_on(monkeypatch):
 
     monkeypatch.setattr(reversal_evaluation, "_evaluate", look)
     config = ReversalConfig(letters=2)
-    evaluate(Trained(config, {}, 0), lengths=[7], strings=64)
+    evaluate(ReversalRun(config, {}, 0), lengths=[7], strings=64)
     first = VOCABULARY.encode("a")[0]
     assert set(seen[0].ravel()) == {first, first + 1}

@@ -13,17 +13,17 @@ import pytest
 
 from attention_jax import Additive
 from attention_jax.nn import BlockConfig, CrossAttentionConfig, PositionConfig, Seq2SeqConfig
-from attention_jax.runs.run_folder import MetricsFile, read_lines
+from attention_jax.runs.metrics_file import MetricsFile, read_lines
 from attention_jax.tasks.reversal.task import (
+    REVERSAL,
     VOCABULARY,
     ReversalConfig,
     bind,
-    load_run,
     optimizer,
     reversal_task,
-    train_run,
 )
 from attention_jax.training.loop import LoopConfig
+from attention_jax.training.run import load_run, train_run
 
 
 @pytest.fixture(autouse=True)
@@ -274,7 +274,7 @@ def test_bound_models_are_of_their_own_configuration():
 def never_stopped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with jax.numpy_dtype_promotion("standard"):
-        return train_run(config(), folder), folder
+        return train_run(REVERSAL, config(), folder), folder
 
 
 def test_a_run(never_stopped):
@@ -289,7 +289,7 @@ def test_a_run(never_stopped):
     # 29 tokens: the loss of a guess is log 29 = 3.37.
     assert line["loss"] == pytest.approx([np.log(VOCABULARY.size)] * 2, abs=1)
     assert json.loads((folder / "env.json").read_text())["packages"]["jax"] == jax.__version__
-    loaded = load_run(folder)
+    loaded = load_run(REVERSAL, folder)
     assert loaded.config == config()
     assert loaded.step == 12
     assert_same_bits(loaded.params, trained.params)
@@ -299,10 +299,10 @@ def test_crashed_stopped_and_resumed_is_bit_identical(tmp_path, monkeypatch, nev
     with monkeypatch.context() as patched:
         patched.setattr("attention_jax.training.run.train", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            train_run(config(), tmp_path)
+            train_run(REVERSAL, config(), tmp_path)
     assert (tmp_path / "config.json").exists()
     with pytest.raises(ValueError, match="has no checkpoint yet; train it first"):
-        load_run(tmp_path)
+        load_run(REVERSAL, tmp_path)
 
     write = MetricsFile.write
 
@@ -312,11 +312,11 @@ def test_crashed_stopped_and_resumed_is_bit_identical(tmp_path, monkeypatch, nev
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(MetricsFile, "write", write_and_signal)
-    stopped = train_run(config(), tmp_path, resume=True)
+    stopped = train_run(REVERSAL, config(), tmp_path, resume=True)
     assert (stopped.step, stopped.interrupted) == (6, 143)
-    assert load_run(tmp_path).step == 6
+    assert load_run(REVERSAL, tmp_path).step == 6
 
-    resumed = train_run(config(), tmp_path, resume=True)
+    resumed = train_run(REVERSAL, config(), tmp_path, resume=True)
     # The signal that came with the last step cost nothing; what comes next is the caller's choice.
     assert (resumed.step, resumed.interrupted) == (12, 143)
     trained, folder = never_stopped
@@ -329,32 +329,32 @@ def test_crashed_stopped_and_resumed_is_bit_identical(tmp_path, monkeypatch, nev
 def test_resuming_a_finished_run_keeps_it(never_stopped):
     trained, folder = never_stopped
     before = (folder / "metrics.jsonl").read_bytes()
-    again = train_run(config(), folder, resume=True)
+    again = train_run(REVERSAL, config(), folder, resume=True)
     assert_same_bits(again.params, trained.params)
     assert again.steps_per_second is None
     assert (folder / "metrics.jsonl").read_bytes() == before
-    assert load_run(folder).step == 12
+    assert load_run(REVERSAL, folder).step == 12
 
 
 def test_resuming_with_another_configuration_changes_nothing(never_stopped):
     _, folder = never_stopped
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=r"loop.seeds was 2, now 3"):
-        train_run(config(seeds=3), folder, resume=True)
-    with pytest.raises(ValueError, match="add --resume"):
-        train_run(config(), folder)
+        train_run(REVERSAL, config(seeds=3), folder, resume=True)
+    with pytest.raises(ValueError, match="add resume=True"):
+        train_run(REVERSAL, config(), folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_nothing_to_load(tmp_path):
     with pytest.raises(ValueError, match=r"has no config.json"):
-        load_run(tmp_path / "nowhere")
+        load_run(REVERSAL, tmp_path / "nowhere")
 
 
 def test_without_tensorboard_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs the package tensorboardX"):
-        train_run(config(), tmp_path / "run", tensorboard=True)
+        train_run(REVERSAL, config(), tmp_path / "run", tensorboard=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -362,7 +362,7 @@ def test_a_tiny_model_learns(tmp_path):
     settings = config(
         steps=200, log_every=50, checkpoint_every=200, seeds=1, batch_size=32, learning_rate=0.02
     )
-    train_run(settings, tmp_path)
+    train_run(REVERSAL, settings, tmp_path)
     lines = read_lines(tmp_path / "metrics.jsonl")
     losses = [line["loss"][0] for line in lines]
     assert losses == sorted(losses, reverse=True)

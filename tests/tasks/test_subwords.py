@@ -154,7 +154,7 @@ def said_number(text: list[str], size: int, pattern: str) -> int:
     return int(found[1])
 
 
-MOST = r"vocabulary_size must be at most \d+, for there are no more subwords in this text"
+MOST = r"vocabulary_size must be at most \d+, the number of subwords in this text"
 LEAST = r"vocabulary_size must be at least \d+, for the letters of this text and 256 bytes"
 
 
@@ -204,7 +204,7 @@ def test_no_text(text):
     ids=["empty", "text", "cut", "truncated", "shifted", "longer"],
 )
 def test_damaged_models(subwords, model):
-    with pytest.raises(ValueError, match=r"^model must be one of sentencepiece; .*$") as error:
+    with pytest.raises(ValueError, match=r"^model must be a sentencepiece model; .*$") as error:
         Subwords(model(subwords.model))
     assert "\n" not in str(error.value)
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.translation import translate as translating
 from attention_jax.tasks.translation.batches import padded_sources
 from attention_jax.tasks.translation.subwords import Subwords

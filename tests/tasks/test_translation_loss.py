@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.translation.batches import padded_batch
 from attention_jax.tasks.translation.task import (
     TranslationConfig,

@@ -22,13 +22,14 @@ from translation_cases import (
 )
 
 from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.runs.run_folder import MetricsFile, RunFolder, read_lines
+from attention_jax.runs.metrics_file import MetricsFile, read_lines
+from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.evaluation import score_translations
-from attention_jax.tasks.translation.run import load_translator, train_run
 from attention_jax.tasks.translation.subwords import Subwords
-from attention_jax.tasks.translation.translate import translate
-from attention_jax.training.run import Reached
+from attention_jax.tasks.translation.translate import translate, translator_of
+from attention_jax.training.run import TrainedRun, load_run, load_states, train_run
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,15 +63,14 @@ def when_written(monkeypatch, at_step, happen):
 class Straight(NamedTuple):
     """A run that nobody disturbed."""
 
-    reached: Reached
+    reached: TrainedRun
     folder: Path
-    told: list[str]
     at_ten: Path  # what was in the folder when step 10 was done, as a power cut would leave it
 
 
 @pytest.fixture(scope="module")
 def straight(text, tmp_path_factory):
-    folder, told = tmp_path_factory.mktemp("run"), []
+    folder = tmp_path_factory.mktemp("run")
     at_ten = tmp_path_factory.mktemp("cut") / "run"
     save = Checkpoints.save
 
@@ -81,22 +81,20 @@ def straight(text, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Checkpoints, "save", save_and_wait)
         when_written(patched, 10, lambda: shutil.copytree(folder, at_ten))
-        reached = train_run(run_config(text), folder, tell=told.append)
-    return Straight(reached, folder, told, at_ten)
+        reached = train_run(TRANSLATION, run_config(text), folder)
+    return Straight(reached, folder, at_ten)
 
 
 # --- what a run leaves ---
 
 
 def test_what_a_run_keeps(text, straight):
-    reached, folder, told, _ = straight
+    reached, folder, _ = straight
     assert (reached.step, reached.interrupted, reached.exhausted) == (12, 0, False)
     assert {path.name for path in folder.iterdir()} == {
         "config.json", "env.json", "lock", "metrics.jsonl", "validation.jsonl", "timing.jsonl",
         "subwords.model", "checkpoints",
     }  # fmt: skip
-    assert len(told) == 1
-    assert told[0].startswith("29 pairs of sentences; ")
     stored = json.loads((folder / "config.json").read_text())
     assert stored["task"] == "translation"
     assert stored["model"]["block"]["dim"] == 8
@@ -129,8 +127,9 @@ def test_validation_is_what_the_checkpoint_says(text, straight):
     source, target = (lines_of("validation", side) for side in ("de", "en"))
     last = read_lines(folder / "validation.jsonl")[-1]
     for seed in range(2):
-        translator, steps = load_translator(folder, seed_index=seed)
-        assert steps == [12]
+        run = load_run(TRANSLATION, folder)
+        assert run.step == 12
+        translator = translator_of(run, seed)
         found = score_translations(translate(translator, source), target)
         assert found.bleu == last["bleu"][seed]
 
@@ -138,10 +137,16 @@ def test_validation_is_what_the_checkpoint_says(text, straight):
 # --- going on ---
 
 
+def last_state(folder):
+    _, states = load_states(TRANSLATION, folder)
+    return states[max(states)]()
+
+
 def assert_same_run(text, folder, straight):
     """Going on to the end gives what the undisturbed run gave."""
-    resumed = train_run(run_config(text), folder, resume=True, tell=lambda _: None)
-    assert_bits_equal(resumed.state, straight.reached.state)
+    resumed = train_run(TRANSLATION, run_config(text), folder, resume=True)
+    assert_bits_equal(last_state(folder), last_state(straight.folder))
+    assert_bits_equal(resumed.params, straight.reached.params)
     for name in ("metrics.jsonl", "validation.jsonl", "subwords.model", "config.json"):
         assert (folder / name).read_bytes() == (straight.folder / name).read_bytes(), name
 
@@ -164,10 +169,10 @@ def stop():
 def test_stopped_and_resumed_is_bit_identical(text, tmp_path, monkeypatch, straight):
     with monkeypatch.context() as patched:
         when_written(patched, 10, stop)
-        stopped = train_run(run_config(text), tmp_path, tell=lambda _: None)
+        stopped = train_run(TRANSLATION, run_config(text), tmp_path)
     assert (stopped.step, stopped.interrupted) == (10, 143)
     assert [line["step"] for line in read_lines(tmp_path / "validation.jsonl")] == [4, 8]
-    assert load_translator(tmp_path)[1] == [10]
+    assert load_run(TRANSLATION, tmp_path).step == 10
     assert_same_run(text, tmp_path, straight)
     sessions = read_lines(tmp_path / "timing.jsonl")
     assert [(line["from_step"], line["to_step"]) for line in sessions] == [(0, 10), (10, 12)]
@@ -184,7 +189,7 @@ def test_crashed_and_resumed_is_bit_identical(text, tmp_path, monkeypatch, strai
     with monkeypatch.context() as patched:
         when_written(patched, at_step, crash)
         with pytest.raises(ZeroDivisionError):
-            train_run(run_config(text), tmp_path, tell=lambda _: None)
+            train_run(TRANSLATION, run_config(text), tmp_path)
     assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")][-1] == at_step
     assert_same_run(text, tmp_path, straight)
 
@@ -197,18 +202,19 @@ def copied(straight, tmp_path):
 
 def test_resuming_a_finished_run_keeps_it(text, straight, copied):
     before = contents(copied)
-    again = train_run(run_config(text), copied, resume=True, tell=lambda _: None)
+    again = train_run(TRANSLATION, run_config(text), copied, resume=True)
     assert again.steps_per_second is None
-    assert_bits_equal(again.state, straight.reached.state)
+    assert_bits_equal(again.params, straight.reached.params)
     changed = {path.name for path, old in before.items() if path.read_bytes() != old}
     assert changed <= {"lock"}
 
 
 def test_subwords_that_were_lost_are_learned_again(text, straight, copied):
     (copied / "subwords.model").unlink()
+    run = load_run(TRANSLATION, copied)
     with pytest.raises(ValueError, match=r"subwords.model cannot be read: No such file"):
-        load_translator(copied)
-    train_run(run_config(text), copied, resume=True, tell=lambda _: None)
+        translator_of(run)
+    train_run(TRANSLATION, run_config(text), copied, resume=True)
     kept = [(folder / "subwords.model").read_bytes() for folder in (copied, straight.folder)]
     assert kept[0] == kept[1]
 
@@ -242,7 +248,7 @@ def other_subwords(text, folder):
         (None, {"loop": {"seeds": 3}}, r"loop.keep_best was 1, now 0; loop.seeds was 2, now 3"),
         (None, {"vocabulary_size": 390}, r"subwords.model must have 390 subwords; it has 400"),
         (None, {"patience": 2}, r"patience was None, now 2"),
-        (damaged_subwords, {}, r"subwords.model is damaged: model must be one of sentencepiece"),
+        (damaged_subwords, {}, r"subwords.model is damaged: model must be a sentencepiece model"),
         (other_subwords, {}, r"subwords_sha256.subwords.model was '"),
     ],
 )
@@ -254,7 +260,7 @@ def test_a_run_does_not_go_on_as_another(copied, tmp_path, text, change, setting
             change(text, copied)
         before = contents(copied)
         with pytest.raises(ValueError, match=message) as raised:
-            train_run(run_config(text, **settings), copied, resume=True, tell=pytest.fail)
+            train_run(TRANSLATION, run_config(text, **settings), copied, resume=True)
         assert "\n" not in str(raised.value)
         assert contents(copied) == before
     finally:
@@ -265,12 +271,12 @@ def test_a_run_does_not_go_on_as_another(copied, tmp_path, text, change, setting
 def test_a_folder_is_not_written_by_accident(text, straight, tmp_path):
     folder = straight.folder
     before = contents(folder)
-    with pytest.raises(ValueError, match=r"already holds a run; add --resume to go on with it"):
-        train_run(run_config(text), folder, tell=pytest.fail)
+    with pytest.raises(ValueError, match=r"already holds a run; add resume=True to go on with it"):
+        train_run(TRANSLATION, run_config(text), folder)
     assert contents(folder) == before
     (tmp_path / "subwords.model").write_bytes((folder / "subwords.model").read_bytes())
     with pytest.raises(ValueError, match=r"workdir must be new, empty, or the folder of a run"):
-        train_run(run_config(text), tmp_path, tell=pytest.fail)
+        train_run(TRANSLATION, run_config(text), tmp_path)
 
 
 # --- loading ---
@@ -279,23 +285,24 @@ def test_a_folder_is_not_written_by_accident(text, straight, tmp_path):
 def test_steps_and_seeds(straight):
     reached, folder = straight.reached, straight.folder
     for seed in range(2):
-        translator, steps = load_translator(folder, seed_index=seed)
-        assert steps == [12]
+        run = load_run(TRANSLATION, folder)
+        assert run.averaged == (12,)
         assert_bits_equal(
-            translator.params,
-            jax.tree.map(lambda leaf: leaf[seed], reached.state.params),  # noqa: B023
+            translator_of(run, seed).params,
+            jax.tree.map(lambda leaf: leaf[seed], reached.params),  # noqa: B023
         )
     lines = read_lines(folder / "validation.jsonl")
     best = min(lines, key=lambda line: (np.mean(line["loss"]), -line["step"]))["step"]
-    assert load_translator(folder, "best")[1] == [best]
-    assert load_translator(folder, 8)[1] == [8]
+    assert load_run(TRANSLATION, folder, "best").step == best
+    assert load_run(TRANSLATION, folder, 8).step == 8
 
 
 def test_an_average_is_the_mean_of_the_newest(straight):
     folder = straight.folder
-    alone = [load_translator(folder, step, seed_index=1)[0].params for step in (8, 12)]
-    averaged, steps = load_translator(folder, average=2, seed_index=1)
-    assert steps == [8, 12]
+    alone = [translator_of(load_run(TRANSLATION, folder, step), 1).params for step in (8, 12)]
+    run = load_run(TRANSLATION, folder, average=2)
+    assert (run.step, run.averaged) == (12, (8, 12))
+    averaged = translator_of(run, 1)
     for first, second, mean in zip(*map(jax.tree.leaves, (*alone, averaged.params)), strict=True):
         exact = (np.asarray(first, np.float64) + np.asarray(second, np.float64)) / 2
         np.testing.assert_allclose(mean, exact, rtol=1e-6, atol=1e-9)
@@ -316,49 +323,51 @@ def test_an_average_is_the_mean_of_the_newest(straight):
     ],
 )
 def test_nothing_of_that_name(straight, options, message):
+    seed_index = options.pop("seed_index", 0)
     with pytest.raises(ValueError, match=message):
-        load_translator(straight.folder, **options)
+        translator_of(load_run(TRANSLATION, straight.folder, **options), seed_index)
 
 
 def test_folders_that_hold_no_translator(copied, tmp_path):
     with pytest.raises(ValueError, match=r"nowhere has no config.json"):
-        load_translator(tmp_path / "nowhere")
+        load_run(TRANSLATION, tmp_path / "nowhere")
+    run = load_run(TRANSLATION, copied)
     other_subwords(None, copied)
     with pytest.raises(ValueError, match=r"run: its subwords are not those that it was trained"):
-        load_translator(copied)
+        translator_of(run)
     damaged_subwords(None, copied)
-    with pytest.raises(ValueError, match=r"subwords.model is damaged: model must be one of"):
-        load_translator(copied)
+    with pytest.raises(ValueError, match=r"subwords.model is damaged: model must be a"):
+        translator_of(run)
     content = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**content, "model": 3}))
     with pytest.raises(ValueError, match=r"run: config.json is not that of a translation run"):
-        load_translator(copied)
+        load_run(TRANSLATION, copied)
     (copied / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config.json cannot be read"):
-        load_translator(copied)
+        load_run(TRANSLATION, copied)
 
 
 def test_a_damaged_checkpoint_is_passed_over(copied, capsys):
     for path in (copied / "checkpoints" / "12").rglob("_METADATA"):
         path.write_text("")
     before = contents(copied)
-    assert load_translator(copied)[1] == [8]
+    assert load_run(TRANSLATION, copied).step == 8
     assert re.match(r"warning: the checkpoint of step 12 is damaged", capsys.readouterr().err)
     with pytest.raises(ValueError, match=r"no checkpoint in .* can be used: step 12: "):
-        load_translator(copied, average=2)
+        load_run(TRANSLATION, copied, average=2)
     assert contents(copied) == before
     shutil.rmtree(copied / "checkpoints")
     for make in (lambda: None, (copied / "checkpoints").mkdir):
         make()
         with pytest.raises(ValueError, match=r"run has no checkpoint yet; train it first"):
-            load_translator(copied)
+            load_run(TRANSLATION, copied)
 
 
 def test_the_run_of_another_task(tmp_path, text):
     RunFolder(tmp_path).create(dataclasses.asdict(ReversalConfig()), resume=False)
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=r"config.json is not that of a translation run"):
-        load_translator(tmp_path)
+        load_run(TRANSLATION, tmp_path)
     with pytest.raises(ValueError, match=r"config.json is not that of a translation run"):
-        train_run(run_config(text), tmp_path, resume=True, tell=pytest.fail)
+        train_run(TRANSLATION, run_config(text), tmp_path, resume=True)
     assert contents(tmp_path) == before

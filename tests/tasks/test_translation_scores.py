@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import sacrebleu
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.translation.batches import Batches, Pairs, padded_batch
 from attention_jax.tasks.translation.evaluation import (
     mean_loss,
@@ -62,7 +62,7 @@ def test_a_text_is_scored_whole_and_in_order():
 @pytest.mark.parametrize(("said", "right"), [(SAID, RIGHT[:3]), (SAID[:3], RIGHT), ([], [])])
 def test_counts_that_do_not_fit(said, right):
     message = (
-        rf"references must be as many as the {len(said)} translations, and not none; got"
+        rf"references must be one for each of the {len(said)} translations, at least 1; got"
         rf" {len(right)}$"
     )
     with pytest.raises(ValueError, match=message):

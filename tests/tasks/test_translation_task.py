@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from attention_jax import Additive
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.translation.parallel_text import ParallelText
 from attention_jax.tasks.translation.subwords import Subwords
 from attention_jax.tasks.translation.task import (
@@ -235,7 +235,7 @@ def test_damaged_vocabularies(tmp_path, text, damage, message):
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (4000, r"vocabulary_size must be at most \d+, for there are no more subwords in this text"),
+        (4000, r"vocabulary_size must be at most \d+, the number of subwords in this text"),
         (260, r"vocabulary_size must be at least \d+, for the letters of this text"),
     ],
 )
@@ -265,7 +265,7 @@ def test_what_is_said_of_the_batches(text):
     assert 0 < len(kept) < 12  # of 15 pairs, 3 have an empty side
     counted = re.fullmatch(
         r"(\d+) pairs of sentences; 3 skipped, one side empty; (\d+) skipped, longer than"
-        r" max_tokens 19; (\d+) batches an epoch, of 2 shapes; (\d+) subwords, (\d+)% of the"
+        r" max_tokens 19; (\d+) batches per epoch, of 2 shapes; (\d+) subwords, (\d+)% of the"
         r" batches is padding",
         said,
     )
@@ -277,4 +277,4 @@ def test_what_is_said_of_the_batches(text):
     padded = sum(batch[0].size + batch[2].size for batch in sizes)
     assert padding == round(100 * (1 - real / padded))
     _, said = training_batches(settings, ParallelText(["ja"], ["yes"]), joint)
-    assert said.startswith("1 pairs of sentences; 1 batches an epoch, of 1 shapes; ")
+    assert said.startswith("1 pairs of sentences; 1 batches per epoch, of 1 shapes; ")

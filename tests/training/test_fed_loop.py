@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from toy_task import train_toy
 
 from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.runs.run_folder import RunFolder, read_lines
-from attention_jax.training.loop import LoopConfig, Task, initial_state, never_drawn, train_step
-from attention_jax.training.run import Run, train_in_folder
-from attention_jax.training.sharding import Layout, MeshShape
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.training.loop import FedTask, LoopConfig, initial_state, train_step
+from attention_jax.training.sharding import MeshShape
 
 D, EXAMPLES, PER_EPOCH = 3, 29, 5
 ROWS = (5, 2)  # of a batch, by step
@@ -48,13 +48,12 @@ def loss(params, batch, rng):
     return jnp.mean(error**2), {"worst": jnp.max(jnp.abs(error)), "rows": rows}
 
 
-TASK = Task(init, never_drawn, loss, feed)
+TASK = FedTask(init, feed, loss)
 
 
 def run(folder, config, *, task=TASK, **options):
     """Begins it, or goes on with it."""
-    described = Run(task, OPTIMIZER, config, label="fed", settings={"what": "fed"})
-    return train_in_folder(described, RunFolder(folder), resume=True, **options)
+    return train_toy(folder, task, OPTIMIZER, config, label="fed", **options)
 
 
 def assert_same_bits(left, right):
@@ -129,13 +128,8 @@ def test_seeds_together_are_each_seed_alone(tmp_path, never_stopped):
 
 
 def test_on_a_mesh_of_one_device(tmp_path, never_stopped):
-    reached = run(tmp_path, CONFIG, layout=Layout(MeshShape(seed=1, data=1, fsdp=1)))
+    reached = run(tmp_path, CONFIG, mesh=MeshShape(seed=1, data=1, fsdp=1))
     assert_same_bits(reached.state, never_stopped[0])
-
-
-def test_it_is_not_drawn():
-    with pytest.raises(NotImplementedError, match="this task is fed"):
-        TASK.batch(jax.random.key(0))
 
 
 # --- stopping and going on ---
@@ -227,7 +221,7 @@ def test_gradients_of_the_batch_that_comes_next(tmp_path, never_stopped):
         return {"value": value, "norm": optax.tree.norm(gradient)}
 
     config = dataclasses.replace(CONFIG, log_every=1)
-    logged = run(tmp_path, config, gradient_statistics=(3, statistics))
+    logged = run(tmp_path, config, log_gradients=3, statistics=statistics)
     assert_same_bits(logged.state, never_stopped[0])
     lines = read_lines(tmp_path / "gradients.jsonl")
     assert [line["step"] for line in lines] == [0, 3, 6, 9, 12, 13]

@@ -17,23 +17,25 @@ from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.nn import BlockConfig, Seq2SeqConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
-from attention_jax.runs.run_folder import MetricsFile, read_lines
+from attention_jax.runs.metrics_file import MetricsFile, read_lines
 from attention_jax.tasks.reversal.task import (
+    REVERSAL,
     ReversalConfig,
-    Trained,
+    ReversalRun,
     bind,
     reversal_task,
-    train_run,
 )
+from attention_jax.training.gradient_log import GradientLog, check_log_gradients
 from attention_jax.training.loop import (
-    GradientLog,
     LoopConfig,
+    Records,
     Task,
+    Training,
     TrainState,
-    check_gradient_log_every,
     initial_state,
     train,
 )
+from attention_jax.training.run import train_run
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
@@ -87,11 +89,9 @@ def toy_run(folder, config, *, every=None, stop_at=None):
             MetricsFile(folder / "metrics.jsonl", after_step=step) as metrics,
             MetricsFile(folder / "gradients.jsonl", after_step=step if step else -1) as file,
         ):
-            return train(
-                TOY, optimizer, config, state, checkpoints=checkpoints, metrics_file=metrics,
-                progress=Silent(stop_at), interruption=interruption,
-                gradient_log=None if every is None else GradientLog(every, toy_statistics, file),
-            )  # fmt: skip
+            log = None if every is None else GradientLog(every, toy_statistics, file)
+            records = Records(checkpoints, Silent(stop_at), metrics, log)
+            return train(Training(TOY, optimizer, config), state, records, interruption)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_as_often_as_cannot_be(every):
     with pytest.raises(
         ValueError, match=f"must be a positive multiple of log_every 2; got {every}"
     ):
-        check_gradient_log_every(every, LoopConfig(log_every=2))
-    check_gradient_log_every(4, LoopConfig(log_every=2))
+        check_log_gradients(every, 2)
+    check_log_gradients(4, 2)
 
 
 # --- a run of the reversal task ---
@@ -170,12 +170,12 @@ def standard_promotion():
 def logged(tmp_path_factory):
     folder = tmp_path_factory.mktemp("logged")
     with jax.numpy_dtype_promotion("standard"):
-        return train_run(CONFIG, folder, log_gradients=4), folder
+        return train_run(REVERSAL, CONFIG, folder, log_gradients=4), folder
 
 
 def test_a_run_with_a_log_is_the_run_without(tmp_path, logged):
     trained, folder = logged
-    without = train_run(CONFIG, tmp_path)
+    without = train_run(REVERSAL, CONFIG, tmp_path)
     assert_same_bits(trained.params, without.params)
     assert (folder / "metrics.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()
     assert (folder / "config.json").read_bytes() == (tmp_path / "config.json").read_bytes()
@@ -218,7 +218,7 @@ def stopped_before_training(monkeypatch, folder):
     with monkeypatch.context() as patched:
         patched.setattr("attention_jax.training.run.train", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            train_run(CONFIG, folder, resume=True, log_gradients=4)
+            train_run(REVERSAL, CONFIG, folder, resume=True, log_gradients=4)
 
 
 def test_after_a_crash_only_what_comes_after_the_checkpoint_is_written_anew(
@@ -246,8 +246,8 @@ def test_before_the_first_checkpoint_all_is_written_anew(tmp_path, monkeypatch):
 
 
 def test_a_wrong_setting_writes_nothing(tmp_path):
-    with pytest.raises(ValueError, match="every must be a positive multiple of log_every 2; got 3"):
-        train_run(CONFIG, tmp_path / "run", log_gradients=3)
+    with pytest.raises(ValueError, match="must be a positive multiple of log_every 2; got 3"):
+        train_run(REVERSAL, CONFIG, tmp_path / "run", log_gradients=3)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -262,14 +262,15 @@ def script(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "200")
     told = []
 
-    def stand_in(config, workdir, **options):
+    def stand_in(definition, config, workdir, **options):
+        assert definition is REVERSAL
         if options["log_gradients"] is not None:
-            check_gradient_log_every(options["log_gradients"], config.loop)
+            check_log_gradients(options["log_gradients"], config.loop.log_every)
         told.append((config, options["log_gradients"]))
-        return Trained(config, {}, config.loop.steps, seconds=1.0)
+        return ReversalRun(config, {}, config.loop.steps, seconds=1.0)
 
     def run(*arguments):
-        monkeypatch.setattr("attention_jax.tasks.reversal.task.train_run", stand_in)
+        monkeypatch.setattr("attention_jax.training.run.train_run", stand_in)
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--workdir", "run", *arguments])
         with pytest.raises(SystemExit) as exited:
             runpy.run_path(str(SCRIPT), run_name="__main__")
@@ -314,9 +315,7 @@ def test_a_wrong_text(script, tmp_path, wrong):
 def test_not_a_multiple_of_log_every(script, every):
     status, printed, told = script("--log-gradients", f"every={every}")
     assert (status, told) == (2, [])
-    expected = (
-        f"error: log_gradients every must be a positive multiple of log_every 25; got {every}"
-    )
+    expected = f"error: log_gradients must be a positive multiple of log_every 25; got {every}"
     assert printed == expected
 
 

@@ -12,10 +12,12 @@ import pytest
 
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
-from attention_jax.runs.run_folder import MetricsFile
+from attention_jax.runs.metrics_file import MetricsFile
 from attention_jax.training.loop import (
     LoopConfig,
+    Records,
     Task,
+    Training,
     TrainState,
     initial_state,
     train,
@@ -74,16 +76,8 @@ def run(folder, config, *, hook=None, interruption=None, task=TASK):
         restored = checkpoints.restore(state)
         state = state if restored is None else restored.state
         with MetricsFile(folder / "metrics.jsonl", after_step=int(state.step[0])) as metrics_file:
-            return train(
-                task,
-                OPTIMIZER,
-                config,
-                state,
-                checkpoints=checkpoints,
-                metrics_file=metrics_file,
-                progress=hook,
-                interruption=interruption or entered,
-            )
+            records = Records(checkpoints, hook, metrics_file)
+            return train(Training(task, OPTIMIZER, config), state, records, interruption or entered)
 
 
 def assert_same_bits(left, right):

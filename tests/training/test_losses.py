@@ -1,10 +1,19 @@
-"""The loss against a loop over real tokens."""
+"""Losses against float64 loops over real tokens."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from attention_jax.training.losses import cross_entropy, masked_mean, real_tokens
+from attention_jax.training import losses
+from attention_jax.training.losses import (
+    cross_entropy,
+    masked_mean,
+    output_cross_entropy,
+    real_tokens,
+)
 
 B, T, V = 3, 5, 7
 LENGTHS = np.array([5, 0, 2])
@@ -78,3 +87,99 @@ def test_masked_mean_is_over_real_positions_and_padding_may_be_nan():
     np.testing.assert_allclose(gradient, real / LENGTHS.sum(), rtol=1e-6)
     assert masked_mean(jnp.array(spoiled), jnp.zeros(B, int)) == 0
     assert masked_mean(jnp.ones((B, T), jnp.bfloat16), jnp.array(LENGTHS)).dtype == jnp.bfloat16
+
+
+# --- the output layer and its loss together ---
+
+M, D, VOCABULARY = 23, 5, 17
+
+
+def features_and_layer():
+    """Features, kernel, bias and targets, and which tokens are real."""
+    rng = np.random.default_rng(0)
+    shapes = ((M, D), (D, VOCABULARY), (VOCABULARY,))
+    arrays = tuple(rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    real = np.full(M, True)
+    real[[0, M // 2, M - 1]] = False
+    return arrays, rng.integers(0, VOCABULARY, size=M).astype(np.int32), real
+
+
+def by_hand(arrays, targets, real, smoothing):
+    """The three sums, and the loss's gradient in features, kernel and bias."""
+    features, kernel, bias = (np.asarray(array, np.float64) for array in arrays)
+    sums, gradients = np.zeros(3), [np.zeros_like(array) for array in (features, kernel, bias)]
+    for m in np.flatnonzero(real):
+        logits = features[m] @ kernel + bias
+        log_p = logits - np.log(np.sum(np.exp(logits)))
+        wanted = np.full(VOCABULARY, smoothing / VOCABULARY)
+        wanted[targets[m]] += 1 - smoothing
+        sums += [-wanted @ log_p, -log_p[targets[m]], np.argmax(logits) == targets[m]]
+        dlogits = np.exp(log_p) - wanted
+        gradients[0][m] = kernel @ dlogits
+        gradients[1] += np.outer(features[m], dlogits)
+        gradients[2] += dlogits
+    return sums, gradients
+
+
+@functools.partial(jax.jit, static_argnames="smoothing")
+def sums_and_gradients(arrays, targets, real, smoothing):
+    def loss(arrays):
+        sums = output_cross_entropy(*arrays, targets, real, label_smoothing=smoothing)
+        return sums.loss, sums
+
+    gradients, sums = jax.grad(loss, has_aux=True)(arrays)
+    return sums, gradients
+
+
+@pytest.mark.parametrize(("chunk", "smoothing"), [(7, 0.1), (512, 0.0)])
+def test_output_cross_entropy_is_the_formula(monkeypatch, chunk, smoothing):
+    monkeypatch.setattr(losses, "_CHUNK", chunk)  # 23 tokens make 4 chunks of 6, or 1
+    jax.clear_caches()
+    arrays, targets, real = features_and_layer()
+    sums, gradients = sums_and_gradients(arrays, targets, real, smoothing)
+    expected, expected_gradients = by_hand(arrays, targets, real, smoothing)
+    np.testing.assert_allclose(sums, expected, rtol=1e-5)
+    for got, gradient in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(got, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_output_cross_entropy_without_a_bias_and_with_junk_in_padding():
+    (features, kernel, bias), targets, real = features_and_layer()
+    none = sums_and_gradients((features, kernel, np.zeros_like(bias)), targets, real, 0.1)
+    features[~real], targets[~real] = np.nan, 3
+    sums, (dfeatures, dkernel, _) = sums_and_gradients((features, kernel, None), targets, real, 0.1)
+    np.testing.assert_allclose(sums, none[0], rtol=1e-6)
+    np.testing.assert_allclose(dkernel, none[1][1], rtol=1e-5, atol=1e-6)
+    assert np.all(np.asarray(dfeatures)[~real] == 0)
+
+
+def test_output_cross_entropy_of_no_real_token_is_zero():
+    arrays, targets, real = features_and_layer()
+    sums, gradients = sums_and_gradients(arrays, targets, np.zeros_like(real), 0.1)
+    assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves((sums, gradients)))
+
+
+def test_output_cross_entropy_sums_narrow_features_in_float32():
+    arrays, targets, real = features_and_layer()
+    narrow = tuple(jnp.asarray(array, jnp.bfloat16) for array in arrays)
+    shapes = jax.eval_shape(lambda *x: output_cross_entropy(*x, targets, real), *narrow)
+    assert {leaf.dtype for leaf in shapes} == {jnp.dtype(jnp.float32)}
+
+
+def test_output_cross_entropy_holds_the_logits_of_few_tokens():
+    tokens, size = 4096, 1000
+    shapes = [((tokens, 8), "float32"), ((8, size), "float32"), ((tokens,), "int32")]
+    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+    real = jax.ShapeDtypeStruct((tokens,), bool)
+
+    def loss(features, kernel, targets, real):
+        return output_cross_entropy(features, kernel, None, targets, real).loss
+
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*arrays, real).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * tokens * size / 2
+
+
+def test_output_cross_entropy_names_a_wrong_label_smoothing():
+    arrays, targets, real = features_and_layer()
+    with pytest.raises(ValueError, match=r"label_smoothing must be .*; got 1"):
+        output_cross_entropy(*arrays, targets, real, label_smoothing=1)

@@ -89,4 +89,4 @@ def test_one_device_is_left_alone():
     assert layout.constrained_batch(state)["w"] is state["w"]
     (sharding,) = jax.tree.leaves(layout.shardings(state))
     assert sharding.device_set == {jax.devices()[0]}
-    np.testing.assert_array_equal(layout.fetched(jax.numpy.ones(3)), np.ones(3))
+    np.testing.assert_array_equal(layout.to_host(jax.numpy.ones(3)), np.ones(3))

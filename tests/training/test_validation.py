@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from toy_task import train_toy
 
 from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.runs.run_folder import MetricsFile, RunFolder, read_lines
-from attention_jax.training.loop import LoopConfig, Task, never_drawn
-from attention_jax.training.run import Run, train_in_folder
+from attention_jax.runs.metrics_file import MetricsFile, read_lines
+from attention_jax.training.loop import FedTask, LoopConfig
 from attention_jax.training.validation import Validation, ValidationPlan
 
 LOOP = LoopConfig(seeds=2, steps=11, log_every=1, checkpoint_every=2, keep=2, keep_best=1)
@@ -45,7 +45,7 @@ def task(stop=None):
         del rng
         return params["w"] * jnp.mean(batch), {}
 
-    return Task(init, never_drawn, loss, feed)
+    return FedTask(init, feed, loss)
 
 
 def plan(curve, *, larger=False, patience=None, seen=None):
@@ -61,11 +61,8 @@ def plan(curve, *, larger=False, patience=None, seen=None):
 
 
 def run(folder, curve=CURVE, *, loop=LOOP, stop=None, **settings):
-    described = Run(
-        task(stop), optax.sgd(1.0), loop, label="toy", settings={"what": "toy"},
-        validation=None if curve is None else plan(curve, **settings),
-    )  # fmt: skip
-    return train_in_folder(described, RunFolder(folder), resume=True)
+    validation = None if curve is None else plan(curve, **settings)
+    return train_toy(folder, task(stop), optax.sgd(1.0), loop, validation=validation)
 
 
 def steps_of(folder):
@@ -272,7 +269,7 @@ def test_how_good_is_the_mean_over_seeds_and_smaller_is_better(tmp_path, larger,
     told = []
     with MetricsFile(tmp_path / "validation.jsonl", after_step=0) as file:
         validation = Validation(plan(CURVE, larger=larger), file, [])
-        assert validation.at(8, {"w": np.array([-8.0, -8.0])}, told.append) == sign * 4.0
+        assert validation.validate(8, {"w": np.array([-8.0, -8.0])}, told.append) == sign * 4.0
     assert told == ["step 8, validation: other 0.5, score 4"]
     assert steps_of(tmp_path) == [8]
 
@@ -281,7 +278,7 @@ def test_a_process_that_writes_nothing_counts_all_the_same():
     earlier = [{"step": 2, "score": [1.0, 3.0]}, {"step": 4, "score": [2.0, 3.0]}]
     validation = Validation(plan({6: 9.0}, patience=2), None, earlier)
     assert not validation.exhausted
-    validation.at(6, {"w": np.array([-6.0, -6.0])}, lambda text: None)
+    validation.validate(6, {"w": np.array([-6.0, -6.0])}, lambda text: None)
     assert validation.exhausted
     assert not Validation(plan(CURVE, patience=1), None, []).exhausted
 

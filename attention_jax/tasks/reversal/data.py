@@ -1,4 +1,4 @@
-"""String reversal: batches made on the device, as a pure function of a PRNG key."""
+"""String reversal: batches drawn on the device, as a pure function of a PRNG key."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def random_batch(
 
     Args:
         rng: one PRNG key; the same key gives the same batch.
-        vocabulary: whose letters to draw from, uniformly.
+        vocabulary: letters are drawn uniformly from its alphabet.
         batch_size: B.
         min_length: shortest string, at least 1.
         max_length: S, longest string.
 
     Returns:
-        a `Batch` with S = max_length and T = S + 1, which leaves room for EOS.
+        a `Batch` with S = max_length and T = S + 1, with room for EOS.
 
     >>> batch = random_batch(
     ...     jax.random.key(0), vocabulary=Vocabulary(), batch_size=2, min_length=3, max_length=3)
@@ -41,10 +41,10 @@ def random_batch(
 
 
 def reversal_batch(letters: Array, lengths: Array) -> Batch:
-    """The reversal task for given strings.
+    """A batch of given strings and their reversals.
 
     Args:
-        letters: int32 [B, S], ids of letters; what stands from `lengths` on is ignored.
+        letters: int32 [B, S], ids of letters; entries from `lengths` on are ignored.
         lengths: int32 [B], 0 <= length <= S.
     """
     batch_size, max_length = letters.shape

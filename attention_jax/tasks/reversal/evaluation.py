@@ -1,4 +1,4 @@
-"""How well a trained reversal model reverses: accuracies by length, and single words."""
+"""Evaluation of a trained reversal model: accuracies by length, and single words."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.checks import check_integer
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch, reversal_batch
-from attention_jax.tasks.reversal.task import VOCABULARY, Trained, bind
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalRun, bind
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.metrics import exact_match, token_accuracy
 
@@ -21,15 +22,19 @@ Array = jax.Array
 Params = Any
 
 
-class Evaluation(NamedTuple):
-    """Three accuracies of strings of one length, each [seeds].
+# Labels for the axes of `plotting.weight_heatmaps`.
+LETTER_AXES: dict[str, Any] = {"ylabel": "letter written (query)", "xlabel": "source letter (key)"}
 
-    Token accuracies count letters, not EOS; an exact match has every letter and EOS in its place.
+
+class Evaluation(NamedTuple):
+    """Three accuracies on strings of one length, each [seeds].
+
+    Token accuracies count letters, not EOS; in an exact match every letter and EOS are correct.
     """
 
-    teacher_forced_tokens: Array  # each letter predicted from the right ones before it
-    free_running_tokens: Array  # each letter predicted from the model's own
-    free_running_exact: Array  # the whole string
+    teacher_forced_tokens: Array  # each letter predicted from the correct letters before it
+    free_running_tokens: Array  # each letter predicted from the model's own letters
+    free_running_exact: Array  # whole strings
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -53,36 +58,30 @@ def _evaluate(
 
 
 def evaluate(
-    trained: Trained,
+    trained: ReversalRun,
     *,
     lengths: Sequence[int],
     strings: int = 1000,
     seed: int = 0,
-    pad_to: int | None = None,
     beams: int = 1,
 ) -> dict[int, Evaluation]:
-    """Accuracies by length, on fresh random strings that every seed and score shares.
+    """Accuracies by length, on fresh random strings, the same for all seeds and scores.
 
     Args:
         trained: the run.
         lengths: lengths of strings, each at least 1.
         strings: how many of each length.
         seed: of the strings.
-        pad_to: sources are padded to this length. A model that masks padding does not notice;
-            None pads to the longest of `lengths`.
-        beams: how many beginnings of an answer are kept while it is searched for; 1 is greedy.
+        beams: partial answers kept at each step of the search; 1 is greedy.
 
     Raises:
-        ValueError: there are no strings or no lengths, or one that does not fit.
+        ValueError: an argument is out of range.
     """
     check_beams(beams)
-    if strings < 1:
-        raise ValueError(f"strings must be at least 1; got {strings}")
+    check_integer("strings", strings)
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths must be one or more, each at least 1; got {list(lengths)}")
-    width = max(lengths) if pad_to is None else pad_to
-    if width < max(lengths):
-        raise ValueError(f"pad_to must be at least the longest length {max(lengths)}; got {pad_to}")
+    width = max(lengths)
     results = {}
     for length in lengths:
         rng = jax.random.fold_in(jax.random.key(seed), length)
@@ -103,7 +102,7 @@ def evaluate(
 def decode(
     model: Seq2Seq, batch: Batch, *, beams: int = 1, return_weights: bool = False
 ) -> Decoded:
-    """The model's own answer, as long as the longest right one may be: greedy, or a beam's best."""
+    """The model's own answer, by greedy search or the best of a beam, up to the targets' length."""
     source = (batch.source, batch.source_lengths)
     ends: Any = {"max_length": batch.targets.shape[1], "sos": SOS, "eos": EOS, "pad": PAD}
     if beams == 1:
@@ -113,9 +112,8 @@ def decode(
 
 
 def check_beams(beams: int) -> None:
-    """Raises ValueError unless there is at least one."""
-    if beams < 1:
-        raise ValueError(f"beams must be at least 1; got {beams}")
+    """Raises ValueError unless `beams` is a positive integer."""
+    check_integer("beams", beams)
 
 
 def batch_of_words(words: Sequence[str]) -> Batch:
@@ -131,20 +129,24 @@ def batch_of_words(words: Sequence[str]) -> Batch:
 
 
 class Reversed(NamedTuple):
-    """A word, the model's answer, and the weights with which it was found."""
+    """A word, the model's answer, and the attention weights."""
 
     word: str
     answer: str
-    weights: Array  # [letters of the answer + 1 for EOS if it came, letters of the word]
+    weights: Array  # [letters of the answer, and EOS if it is there; letters of the word]
 
     @property
     def row_labels(self) -> list[str]:
-        """What each row of `weights` writes."""
+        """The token that each row of `weights` predicts."""
         return [*self.answer, VOCABULARY.label(EOS)][: self.weights.shape[0]]
 
 
 def reverse(
-    trained: Trained, words: Sequence[str], *, seed_index: int = 0, beams: int = 1
+    trained: ReversalRun,
+    words: Sequence[str],
+    *,
+    seed_index: int = 0,
+    beams: int = 1,
 ) -> list[Reversed]:
     """Reverses words with one of the trained seeds, greedily or by a beam search.
 
@@ -163,17 +165,17 @@ def reverse(
     params = jax.tree.map(lambda leaf: leaf[seed_index], trained.params)
 
     @jax.jit
-    def found(params: Any) -> Decoded:
+    def decode_words(params: Any) -> Decoded:
         model = bind(trained.config.model, params)
         return decode(model, batch, beams=beams, return_weights=True)
 
-    decoded = found(params)
+    decoded = decode_words(params)
     assert decoded.weights is not None
     answers = []
     for row, word in enumerate(words):
         tokens = decoded.tokens[row].tolist()
         end = tokens.index(EOS) + 1 if EOS in tokens else len(tokens)
-        # A model that has learned little may say PAD or SOS, which are no letters of its answer.
+        # A model that has learned little may predict PAD or SOS, which are not letters.
         steps = [step for step in range(end) if tokens[step] not in (PAD, SOS)]
         weights = decoded.weights[-1, row, jnp.array(steps, int), : len(word)]
         answers.append(Reversed(word, VOCABULARY.decode(tokens), weights))

@@ -1,9 +1,10 @@
-"""What a run's checkpoints say of its gradients: numbers for a report, as JSON keeps them."""
+"""Gradients at a run's checkpoints: the numbers of a report, ready for JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,41 @@ from attention_jax.analysis import (
     logit_scale_sweep,
     logit_variance,
 )
-from attention_jax.runs.run_folder import RunFolder, read_lines
+from attention_jax.core.checks import check_integer
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import batch_of_words
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, load_states, reversal_task
+from attention_jax.tasks.reversal.task import REVERSAL, VOCABULARY, ReversalConfig, reversal_task
 from attention_jax.tasks.vocabulary import EOS
 from attention_jax.training.loop import TrainState, gradient_statistics
+from attention_jax.training.run import load_states
 
 Array = jax.Array
 JSON = dict[str, Any]
 
+# Groups of parameters, as regular expressions for their paths in the model.
+_PARAMETER_GROUPS = {
+    "embeddings": r"(source|target)_embedding",
+    "encoder, self attention": r"encoder/\d+/self_attention",
+    "encoder, feed-forward": r"encoder/\d+/feed_forward(/|$)",
+    "decoder, self attention": r"decoder/\d+/self_attention",
+    "decoder, cross attention": r"decoder/\d+/cross_attention",
+    "decoder, feed-forward": r"decoder/\d+/feed_forward(/|$)",
+    "normalisation": r"(.*_norm|.*_residual)",
+    "output layer": r"logits",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class GradientAnalysis:
-    """What is looked at.
+    """Settings of the analysis.
 
     Attributes:
-        words: strings whose weights and gradients are drawn, of the first seed.
-        strings: random strings, of the lengths trained on, for the scale sweep and the curvature.
-        iterations: of Lanczos, for the edges of the Hessian's spectrum; 0 leaves curvature out.
+        words: strings whose weights and gradients are drawn, for the first seed.
+        strings: random strings, of the training lengths, for the scale sweep and the curvature.
+        iterations: Lanczos iterations for the extreme eigenvalues of the Hessian; 0 leaves
+            curvature out.
         samples: random vectors for the Hessian's trace.
     """
 
@@ -49,8 +66,7 @@ class GradientAnalysis:
 
     def __post_init__(self) -> None:
         for name, least in (("strings", 1), ("iterations", 0), ("samples", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+            check_integer(name, getattr(self, name), least)
         if not self.words:
             raise ValueError("words must be at least one; got none")
         for word in self.words:
@@ -61,33 +77,38 @@ class GradientAnalysis:
 def analyze_run(
     workdir: Path, analysis: GradientAnalysis, *, progress: Callable[[str], None]
 ) -> JSON:
-    """All numbers of one run; every list over seeds has one entry a seed.
+    """All numbers of one run; every list over seeds has one entry per seed.
 
     Args:
         workdir: a run folder of the reversal task.
-        analysis: what to look at.
-        progress: told what is being computed.
+        analysis: settings.
+        progress: called with a line about what is being computed.
 
     Returns:
         {"label", "workdir", "step", "seeds", "by_step": {"steps", statistic: [steps][seeds]},
+        "gradient_norms": {group of parameters: [steps][seeds]}, "attentions": their names,
         "words": {step: {word: {"row_labels", "column_labels", "weights", "dlogits"}}},
         "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
-        {statistic: [seeds]}}}, where step is "0" or the newest; None stands for what is not finite,
-        or not there without a softmax.
+        {statistic: [seeds]}}}, where step is "0" or the newest. None stands for numbers that are
+        not finite, and for those that need a softmax where the attention has none.
 
     Raises:
         ValueError: the folder holds no run, or none that can be read.
     """
-    config, states = load_states(workdir)
+    config, states = load_states(REVERSAL, workdir)
     loaded = {step: load() for step, load in states.items()}
     newest, label = max(loaded), config.model.label
     progress(f"{label}: gradients by step")
+    by_step = _by_step(workdir, config, loaded)
+    attentions = [name.rpartition("/")[0] for name in by_step if name.endswith("/entropy")]
     numbers: JSON = {
         "label": label,
         "workdir": str(workdir),
         "step": newest,
         "seeds": config.loop.seeds,
-        "by_step": _by_step(workdir, config, loaded),
+        "by_step": by_step,
+        "gradient_norms": _norms_by_group(by_step),
+        "attentions": sorted(attentions, key=computation_order),
     }
     looks = {str(step): loaded[step] for step in (0, newest)}
     progress(f"{label}: weights and gradients of {', '.join(analysis.words)}")
@@ -111,7 +132,7 @@ def analyze_run(
 
 
 def _by_step(workdir: Path, config: ReversalConfig, states: dict[int, TrainState]) -> JSON:
-    """{"steps": [...], statistic: [[one number a seed] a step]}: logged, and of the checkpoints."""
+    """{"steps", statistic: [steps][seeds]}, logged while training or computed at checkpoints."""
     task = reversal_task(config)
     look = jax.jit(functools.partial(gradient_statistics, task, learning_statistics))
     lines = {line.pop("step"): line for line in read_lines(RunFolder(workdir).gradients)}
@@ -125,8 +146,25 @@ def _by_step(workdir: Path, config: ReversalConfig, states: dict[int, TrainState
     return {"steps": steps, **table}
 
 
+def _norms_by_group(by_step: JSON) -> JSON:
+    """{group: [steps][seeds]}: the gradient norm of each group of parameters in the model."""
+    norms: JSON = {}
+    for group, pattern in _PARAMETER_GROUPS.items():
+        names = [name for name in by_step if re.match(f"gradient_norm/{pattern}", name)]
+        if names:
+            squares = sum(np.array(by_step[name], float) ** 2 for name in names)
+            norms[group] = _rounded(np.sqrt(squares))
+    return norms
+
+
+def computation_order(attention: str) -> tuple[bool, list[str], bool]:
+    """A sort key: encoder before decoder, layer by layer, self before cross attention."""
+    numbers = [number.zfill(4) for number in re.findall(r"\d+", attention)]
+    return (not attention.startswith("encoder"), numbers, "cross_attention" in attention)
+
+
 def _cross_attention(config: ReversalConfig) -> str:
-    """The name of the last decoder layer's, whose score is under study."""
+    """The name of the last decoder layer's cross attention, whose score is under study."""
     return f"decoder_{config.model.decoder_layers - 1}/cross_attention"
 
 
@@ -134,11 +172,11 @@ def _of_words(config: ReversalConfig, words: tuple[str, ...], state: TrainState)
     """The first seed's cross-attention weights and their logits' gradients: [B, T, S]."""
     params = jax.tree.map(lambda leaf: leaf[0], state.params)
     loss, batch = reversal_task(config).loss, batch_of_words(words)
-    found = capture_gradients(loss, params, batch, jax.random.key(0))
+    captured = capture_gradients(loss, params, batch, jax.random.key(0))
     name = _cross_attention(config)
     return {
-        "weights": _mean_over_heads(found.attentions[name].weights),
-        "dlogits": _mean_over_heads(found.gradients[name].dlogits),
+        "weights": _mean_over_heads(captured.attentions[name].weights),
+        "dlogits": _mean_over_heads(captured.gradients[name].dlogits),
     }
 
 
@@ -147,8 +185,8 @@ def _mean_over_heads(pairs: Array | None) -> Array | None:
     return pairs if pairs is None or pairs.ndim == 3 else jnp.mean(pairs, axis=1)
 
 
-def _word_tables(config: ReversalConfig, words: tuple[str, ...], found: dict[str, Any]) -> JSON:
-    """Each word's rows and columns, without padding if the model leaves it out."""
+def _word_tables(config: ReversalConfig, words: tuple[str, ...], tables_of: dict[str, Any]) -> JSON:
+    """Each word's numbers and labels, without padding if the model masks it."""
     source = np.asarray(batch_of_words(words).source)
     tables: JSON = {}
     for index, word in enumerate(words):
@@ -159,7 +197,7 @@ def _word_tables(config: ReversalConfig, words: tuple[str, ...], found: dict[str
             "column_labels": [VOCABULARY.label(token) for token in source[index, :keys]],
             **{
                 name: None if pairs is None else _rounded(pairs[index, :rows, :keys])
-                for name, pairs in found.items()
+                for name, pairs in tables_of.items()
             },
         }
     return tables
@@ -169,19 +207,19 @@ _SCALES = np.geomspace(1 / 64, 64, 37)
 
 
 def _scale_sweep(config: ReversalConfig, strings: int, params: Any) -> dict[str, Array] | None:
-    """The cross attention of one seed, were its logits all `_SCALES` times what they are: [n]."""
+    """Jacobian norm and entropy of one seed's cross attention with scaled logits: [scales]."""
     loss, batch = reversal_task(config).loss, _batch(config, strings)
-    found = capture_gradients(loss, params, batch, jax.random.key(0))
+    captured = capture_gradients(loss, params, batch, jax.random.key(0))
     name = _cross_attention(config)
-    seen, doutput = found.attentions[name], found.gradients[name].doutput
-    if seen.logits is None or seen.mask is None:
+    attention, doutput = captured.attentions[name], captured.gradients[name].doutput
+    if attention.logits is None or attention.mask is None:
         return None
-    mask = seen.mask & jnp.any(doutput != 0, axis=-1)[..., None]
-    logits = jnp.where(mask, seen.logits, 0)
-    # Logits as they are: their dot product with unit vectors.
+    mask = attention.mask & jnp.any(doutput != 0, axis=-1)[..., None]
+    logits = jnp.where(mask, attention.logits, 0)
+    # The dot product with unit vectors gives the logits themselves.
     unit = jnp.eye(logits.shape[-1], dtype=logits.dtype)
     sweep = logit_scale_sweep(
-        logits, unit, seen.value, doutput, jnp.asarray(_SCALES), score="dot", mask=mask
+        logits, unit, attention.value, doutput, jnp.asarray(_SCALES), score="dot", mask=mask
     )
     variance = logit_variance(logits, mask, per_row=True)
     return {
@@ -192,7 +230,7 @@ def _scale_sweep(config: ReversalConfig, strings: int, params: Any) -> dict[str,
 
 
 def _curvature(config: ReversalConfig, analysis: GradientAnalysis, params: Any) -> dict[str, Array]:
-    """Of the loss of one batch in all parameters: [seeds] each."""
+    """Hessian of the loss of one batch in all parameters: each [seeds]."""
     loss, batch = reversal_task(config).loss, _batch(config, analysis.strings)
     rngs = jax.random.split(jax.random.key(0))
 
@@ -227,12 +265,12 @@ def _batch(config: ReversalConfig, strings: int) -> Any:
 
 
 def _rounded(numbers: Any) -> Any:
-    """As nested lists of floats with six digits; None where a number is not finite."""
+    """Nested lists of floats with six digits; None for numbers that are not finite."""
     if numbers is None:
         return None
     if isinstance(numbers, dict):
         return {name: _rounded(value) for name, value in numbers.items()}
-    array = np.asarray(numbers, np.float64)  # of None, NaN
+    array = np.asarray(numbers, np.float64)  # None becomes NaN
     if array.ndim:
         return [_rounded(row) for row in array]
     return float(f"{array:.6g}") if np.isfinite(array) else None

@@ -1,4 +1,4 @@
-"""Batches of sentence pairs: few shapes, and each epoch a function of (seed, epoch)."""
+"""Batches of sentence pairs: few shapes, and the order of an epoch depends on (seed, epoch)."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Ids = list[int]
 
 
 class Pairs(NamedTuple):
-    """Sentences as ids, EOS last, and how many there were that are none of them."""
+    """Sentences as ids, EOS last, and the numbers of pairs that were left out."""
 
     source: list[Ids]
     target: list[Ids]
     skipped_empty: int  # without text on one side or both
-    skipped_long: int  # with more subwords than a sentence may have
+    skipped_long: int  # with more subwords than `max_tokens`
 
 
 class Bucket(NamedTuple):
     """Pairs of similar length, whose batches have one shape."""
 
-    rows: np.ndarray  # int [n], which pairs
+    rows: np.ndarray  # int [n], indices of pairs
     source_width: int  # S, the longest of them
     target_width: int  # T
     batch_size: int  # B
-    batches: int  # an epoch
+    batches: int  # per epoch
 
 
 def encode_pairs(text: ParallelText, source: Subwords, target: Subwords, max_tokens: int) -> Pairs:
-    """The pairs that are to be learned from.
+    """Encodes the pairs of a text, and leaves out those that are empty or too long.
 
     Args:
         text: all pairs.
@@ -46,7 +46,7 @@ def encode_pairs(text: ParallelText, source: Subwords, target: Subwords, max_tok
         max_tokens: most subwords of a sentence, EOS not counted.
 
     Raises:
-        ValueError: none is left.
+        ValueError: no pair is left.
     """
     check_integer("max_tokens", max_tokens)
     kept: tuple[list[Ids], list[Ids]] = ([], [])
@@ -69,20 +69,20 @@ def encode_pairs(text: ParallelText, source: Subwords, target: Subwords, max_tok
 
 
 class Batches:
-    """Batches without end: those of an epoch hold each pair once, in an order of its own.
+    """An endless sequence of batches; each epoch has each pair once, in a new order.
 
-    Pairs are put in buckets by length, so that padding is little and shapes are few: XLA compiles
-    one program a shape. Which bucket a batch is from depends on the epoch alone, so that several
-    seeds can be trained at once; which pairs are in it depends on (seed, epoch). Nothing else does:
-    a run can stop anywhere and go on, and the number of steps done is all the state there is.
+    Pairs are put in buckets by length, to keep padding low and shapes few: XLA compiles one program
+    per shape. The bucket of a batch depends on the epoch alone, so that several seeds can be
+    trained at once; its pairs depend on (seed, epoch). The number of steps done is the whole state,
+    so that a run can stop and resume at any step.
 
     Args:
-        pairs: what is to be learned from.
-        tokens: of a batch at most, padding and both sides counted, but one pair at least; rows
-            that `multiple_of` adds are not counted.
-        buckets: how many at most.
-        multiple_of: numbers of pairs are multiples of this, filled up with empty ones: which pairs
-            are in a batch does not depend on it.
+        pairs: the pairs of a text.
+        tokens: most subwords of a batch, both sides and padding included; a batch has at least one
+            pair. Rows added by `multiple_of` do not count.
+        buckets: most buckets.
+        multiple_of: batches are filled up with empty pairs to a multiple of this size; their real
+            pairs do not depend on it.
     """
 
     def __init__(self, pairs: Pairs, *, tokens: int, buckets: int = 6, multiple_of: int = 1):
@@ -99,19 +99,19 @@ class Batches:
 
     @property
     def real_tokens(self) -> int:
-        """Of an epoch, both sides, EOS included, padding not."""
+        """Tokens of an epoch, both sides, EOS included, without padding."""
         return sum(len(ids) for side in (self._pairs.source, self._pairs.target) for ids in side)
 
     @property
     def padded_tokens(self) -> int:
-        """Of an epoch, padding included."""
+        """Tokens of an epoch, padding included."""
         return sum(
             bucket.batches * bucket.batch_size * (bucket.source_width + bucket.target_width)
             for bucket in self.buckets
         )
 
     def batch(self, seed: int, step: int) -> Batch:
-        """What a seed learns from in a step, as NumPy arrays; rows that are left over are empty."""
+        """The batch of a seed and a step, as NumPy arrays; surplus rows are empty."""
         epoch, index = divmod(step, self.steps_per_epoch)
         bucket, rows = self._epoch(seed, epoch)[index]
         shape = self.buckets[bucket]
@@ -121,11 +121,11 @@ class Batches:
         )
 
     def _drawn_epoch(self, seed: int, epoch: int) -> list[tuple[int, np.ndarray]]:
-        """Each batch's bucket, and its pairs."""
+        """For each batch, the number of its bucket and the indices of its pairs."""
         parts: list[Iterator[np.ndarray]] = []
         for number, bucket in enumerate(self.buckets):
             order = _shuffled(len(bucket.rows), seed, epoch, number)
-            # Parts that differ by one pair at most: no batch is a small rest.
+            # Equal parts, up to one pair, so that no batch is a small remainder.
             parts.append(iter(np.array_split(bucket.rows[order], bucket.batches)))
         turns = np.repeat(np.arange(len(parts)), [bucket.batches for bucket in self.buckets])
         turns = turns[_shuffled(len(turns), 0, epoch, len(parts))]
@@ -139,7 +139,7 @@ def padded_batch(
     source_width: int,
     target_width: int,
 ) -> Batch:
-    """A `Batch` of NumPy arrays; sentences have their EOS already, and rows without one follow."""
+    """A `Batch` of NumPy arrays from sentences that end in EOS; surplus rows are empty."""
     targets = _padded(target, batch_size, target_width)
     inputs = np.concatenate([np.full((batch_size, 1), SOS, np.int32), targets[:, :-1]], axis=1)
     arrays: Any = {
@@ -153,21 +153,22 @@ def padded_batch(
 
 
 def padded_sources(source: Sequence[Ids], batch_size: int, width: int) -> Any:
-    """(int32 [batch_size, width], lengths int32 [batch_size]), to be translated."""
+    """Sources for translation: (int32 [batch_size, width], lengths int32 [batch_size])."""
     return _padded(source, batch_size, width), _lengths(source, batch_size)
 
 
 def best_widths(lengths: np.ndarray, count: int) -> list[int]:
-    """At most `count` widths to which lengths are padded with the fewest tokens, rising.
+    """At most `count` widths, ascending, for which padding the lengths takes the fewest tokens.
 
-    Dynamic programming over the lengths that occur.
+    Found by dynamic programming over the distinct lengths.
 
     >>> best_widths(np.array([3, 3, 4, 9, 10]), 2)
     [4, 10]
     """
     sizes, numbers = np.unique(lengths, return_counts=True)
     up_to = np.concatenate([[0], np.cumsum(numbers)])
-    # cost[j]: of the j smallest sizes in as many buckets as rounds were made; from[j]: the cut.
+    # After n rounds, cost[j] is the cost of the j smallest sizes in n buckets; the last of these
+    # buckets begins after the cuts[n - 1][j - 1] smallest sizes.
     cost = np.concatenate([[0], np.full(len(sizes), np.inf)])
     cuts: list[np.ndarray] = []
     for _ in range(min(count, len(sizes))):

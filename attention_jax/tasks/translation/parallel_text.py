@@ -1,4 +1,4 @@
-"""Parallel text: two files, one sentence a line, line by line translations of each other."""
+"""Parallel text: two files with one sentence per line, translations of each other."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class ParallelText(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all of it: another text has another."""
-        found = hashlib.sha256()
+        """SHA-256 of both sides."""
+        sha256 = hashlib.sha256()
         for side in self:
-            found.update("\n".join([*side, ""]).encode())
-            found.update(b"\0")
-        return found.hexdigest()
+            sha256.update("\n".join([*side, ""]).encode())
+            sha256.update(b"\0")
+        return sha256.hexdigest()
 
 
 def read_parallel_text(source: Path, target: Path) -> ParallelText:
-    """Two files with as many lines, see `read_sentences`.
+    """Reads two files with the same number of lines; see `read_sentences`.
 
     Raises:
-        ValueError: a file cannot be read, is empty or no UTF-8, or they differ in length.
+        ValueError: a file cannot be read, is empty or not UTF-8; or the numbers of lines differ.
     """
     text = ParallelText(read_sentences(source), read_sentences(target))
     check_same_length(source, text.source, target, text.target)
@@ -41,19 +41,19 @@ def read_parallel_text(source: Path, target: Path) -> ParallelText:
 def check_same_length(
     source: Path | str, sources: Sequence[str], target: Path | str, targets: Sequence[str]
 ) -> None:
-    """Raises ValueError unless there are as many lines."""
+    """Raises ValueError unless the numbers of lines are equal."""
     if len(sources) != len(targets):
         raise ValueError(
-            f"{source} and {target} must have as many lines, line by line translations;"
+            f"{source} and {target} must have the same number of lines, translations line by line;"
             f" got {len(sources)} and {len(targets)}"
         )
 
 
 def read_sentences(path: Path) -> list[str]:
-    """The lines of a file of UTF-8, plain or .gz; those without text stand as "".
+    """The lines of a UTF-8 file, plain or .gz; a line without text becomes "".
 
     Raises:
-        ValueError: it cannot be read, is empty, or is no UTF-8.
+        ValueError: the file cannot be read, is empty, or is not UTF-8.
     """
     try:
         content = path.read_bytes()
@@ -64,15 +64,15 @@ def read_sentences(path: Path) -> list[str]:
         raise ValueError(f"{path} cannot be read: {reason}") from error
     sentences = decode_sentences(content, str(path))
     if not any(sentences):
-        raise ValueError(f"{path} is empty; it must have one sentence a line")
+        raise ValueError(f"{path} is empty; it must have one sentence per line")
     return sentences
 
 
 def decode_sentences(content: bytes, name: str) -> list[str]:
-    """Lines of UTF-8, without space around them.
+    """Decodes lines of UTF-8, and strips the space around them.
 
     Raises:
-        ValueError: they are none.
+        ValueError: the content is not UTF-8.
     """
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
@@ -80,9 +80,8 @@ def decode_sentences(content: bytes, name: str) -> list[str]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(
-            f"{name} must be UTF-8; line {line} has the byte 0x{content[error.start]:02x}, which is"
-            " none"
+            f"{name} must be UTF-8; line {line} has the invalid byte 0x{content[error.start]:02x}"
         ) from error
-    # Not splitlines, to which some letters end a line: it would put the two files out of step.
+    # splitlines would also split at some Unicode characters, and the files would get out of step.
     lines = text.split("\n")
     return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]

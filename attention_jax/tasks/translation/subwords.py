@@ -1,4 +1,4 @@
-"""Subwords: pieces of words, learned from text by sentencepiece; any text is a row of them."""
+"""Subwords: pieces of words, learned from text by sentencepiece; they can spell any text."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 from attention_jax.core.checks import check_integer
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 
-UNKNOWN = 3  # never said: what is in no piece is spelled in bytes
+UNKNOWN = 3  # never used: text outside the pieces is spelled in bytes
 
 
 class Subwords:
-    """A sentencepiece model: byte pair encoding, the 256 bytes for what is in no piece.
+    """A sentencepiece model: byte pair encoding, with the 256 bytes for all other text.
 
-    Text is normalised first (nmt_nfkc): "…" is "...", and comes back as that. The ids 0, 1, 2 are
-    PAD, SOS, EOS, as in `Vocabulary`.
+    Text is normalised first (nmt_nfkc): "…" becomes "...". The ids 0, 1, 2 are PAD, SOS, EOS, as in
+    `Vocabulary`.
 
     Args:
         model: the bytes of a sentencepiece model.
 
     Raises:
-        ValueError: they are none, or one with other ids, or sentencepiece is not installed.
+        ValueError: they are not such a model, or its special ids differ, or sentencepiece is not
+            installed.
 
     Source: Sennrich et al. 2016; Kudo and Richardson 2018.
     """
@@ -34,7 +35,7 @@ class Subwords:
         try:
             self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
-            raise ValueError(f"model must be one of sentencepiece; it says: {error}") from error
+            raise ValueError(f"model must be a sentencepiece model; {error}") from error
         ids = (self._processor.pad_id(), self._processor.bos_id(), self._processor.eos_id())
         if ids != (PAD, SOS, EOS):
             raise ValueError(
@@ -43,14 +44,14 @@ class Subwords:
 
     @classmethod
     def learned(cls, sentences: Iterable[str], size: int) -> Subwords:
-        """A model learned from text; the same text gives the same model.
+        """Learns a model from text; the same text gives the same model.
 
         Args:
             sentences: the text.
-            size: how many ids, the 256 bytes and 4 special ones included.
+            size: number of ids, the 256 bytes and 4 special ones included.
 
         Raises:
-            ValueError: the text has not so many pieces, or more letters than that.
+            ValueError: the text has fewer pieces than `size`, or more letters.
         """
         check_integer("vocabulary_size", size)
         trainer, written = _sentencepiece().SentencePieceTrainer, io.BytesIO()
@@ -81,37 +82,37 @@ class Subwords:
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """The ids of each sentence, without SOS or EOS."""
-        found: list[list[int]] = self._processor.EncodeAsIds(list(sentences))
-        return found
+        rows: list[list[int]] = self._processor.EncodeAsIds(list(sentences))
+        return rows
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """The text of each row up to its first EOS; PAD and SOS are left out."""
-        ids = [_said(row) for row in rows]
-        texts: list[str] = self._processor.DecodeIds(ids) if ids else []  # of no rows it says ""
+        ids = [_text_ids(row) for row in rows]
+        texts: list[str] = self._processor.DecodeIds(ids) if ids else []  # DecodeIds([]) is ""
         return texts
 
     def labels(self, ids: Sequence[int]) -> list[str]:
-        """How a figure names each id: the piece, with ▁ where a word begins."""
+        """The label of each id in figures: the piece, with ▁ where a word begins."""
         return [str(self._processor.IdToPiece(int(token))) for token in ids]
 
 
-def _said(row: Sequence[int]) -> list[int]:
+def _text_ids(row: Sequence[int]) -> list[int]:
     ids = [int(token) for token in row]
     ids = ids[: ids.index(EOS)] if EOS in ids else ids
     return [token for token in ids if token not in (PAD, SOS)]
 
 
 def _refusal(reason: str, size: int) -> str:
-    """What sentencepiece says, in the words of the one who gave it a size."""
+    """Our error message for an error of sentencepiece."""
     if largest := re.search(r"value <= (\d+)", reason):
         return (
-            f"vocabulary_size must be at most {largest[1]}, for there are no more subwords in this"
-            f" text; got {size}"
+            f"vocabulary_size must be at most {largest[1]}, the number of subwords in this text;"
+            f" got {size}"
         )
     if smallest := re.search(r"smaller than required_chars\D*\d+ vs (\d+)", reason):
         return (
-            f"vocabulary_size must be at least {smallest[1]}, for the letters of this text"
-            f" and 256 bytes; got {size}"
+            f"vocabulary_size must be at least {smallest[1]}, for the letters of this text and 256"
+            f" bytes; got {size}"
         )
     return f"vocabulary_size {size} cannot be learned from this text: {reason.strip()}"
 

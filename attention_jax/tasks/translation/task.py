@@ -1,8 +1,9 @@
-"""The translation task: settings, text and subwords, loss, optimiser, and a run in a folder."""
+"""The translation task: settings, text and subwords, batches, loss and optimiser."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,16 +14,15 @@ import optax
 
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import seq2seq_params
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq import Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.nn.transformer import BlockConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.translation.batches import Batches, encode_pairs
 from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
 from attention_jax.tasks.translation.subwords import Subwords
-from attention_jax.training.linear_cross_entropy import LinearCrossEntropy, linear_cross_entropy
-from attention_jax.training.loop import LoopConfig, Task, never_drawn
-from attention_jax.training.losses import real_tokens
+from attention_jax.training.loop import FedTask, LoopConfig
+from attention_jax.training.losses import CrossEntropySums, output_cross_entropy, real_tokens
 
 Array = jax.Array
 Params = Any
@@ -47,32 +47,32 @@ class TranslationConfig:
     """Settings of one training run; all defaults stand here and in the two parts.
 
     Attributes:
-        source: sentences to translate, one a line, UTF-8, plain or .gz.
+        source: sentences to translate, one per line, UTF-8, plain or .gz.
         target: their translations, line by line.
-        validation_source: sentences that are not learned from, to validate with at each
-            checkpoint; None for no validation.
+        validation_source: held-out sentences for validation at each checkpoint; None for no
+            validation.
         validation_target: their translations.
-        vocabulary: subwords of both languages together ("joint"), or of each alone ("separate").
-        vocabulary_size: of each vocabulary: subwords, the 256 bytes and 4 special ones.
-        max_tokens: pairs with a longer side, in subwords, are not learned from.
+        vocabulary: "joint" for one vocabulary of both languages, "separate" for one per language.
+        vocabulary_size: size of each vocabulary; the 256 bytes and 4 special tokens count.
+        max_tokens: pairs with more subwords than this on one side are left out.
         model: the model.
         loop: steps, seeds, checkpoints.
-        batch_tokens: subwords of a batch at most, both sides and padding.
-        buckets: shapes of batches at most: each is compiled once, and more have less padding.
+        batch_tokens: most subwords of a batch, both sides and padding included.
+        buckets: most batch shapes; each is compiled once, and more shapes mean less padding.
         learning_rate: Adam's highest rate.
-        warmup_steps: updates over which it rises from 0.
-        schedule: how it falls: as 1 / sqrt(updates) ("inverse-sqrt"), or along a cosine to 0 at the
-            last step.
+        warmup_steps: updates over which the rate rises from 0.
+        schedule: how the rate falls: as 1 / sqrt(updates) ("inverse-sqrt"), or along a cosine to 0
+            at the last step.
         clip_norm: the gradient's norm is clipped to this.
         weight_decay: of AdamW, times the rate; 0 for Adam.
         accumulate: batches whose mean gradient makes one update.
-        label_smoothing: see `linear_cross_entropy`.
-        precision: what products are computed in; parameters and sums are float32.
-        validation_metric: by which of the validation's numbers the best checkpoint is chosen.
-        patience: checkpoints without a better one after which training stops; None for never.
+        label_smoothing: see `output_cross_entropy`.
+        precision: dtype of products; parameters and sums are float32.
+        validation_metric: the metric that chooses the best checkpoint.
+        patience: training stops after so many checkpoints without a better metric; None for never.
 
     Raises:
-        ValueError: a setting is out of range, or settings do not go together.
+        ValueError: a setting is out of range, or two settings contradict each other.
     """
 
     source: Path
@@ -106,13 +106,15 @@ class TranslationConfig:
                 )
         if (self.validation_source is None) != (self.validation_target is None):
             raise ValueError(
-                "validation_source and validation_target must be given both or neither; got"
+                "validation_source and validation_target must be given together; got"
                 f" {self.validation_source} and {self.validation_target}"
             )
         for name, choices in (
-            ("vocabulary", Sharing), ("schedule", Schedule), ("precision", Precision),
+            ("vocabulary", Sharing),
+            ("schedule", Schedule),
+            ("precision", Precision),
             ("validation_metric", ValidationMetric),
-        ):  # fmt: skip
+        ):
             check_choice(name, getattr(self, name), choices)
         if self.vocabulary == "separate" and self.model.tied_embeddings == "all":
             raise ValueError(
@@ -137,17 +139,22 @@ class TranslationConfig:
 
     @property
     def vocabulary_sizes(self) -> tuple[int, int]:
-        """Of the source, of the target."""
+        """Of the source and of the target."""
         return self.vocabulary_size, self.vocabulary_size
 
+    @property
+    def label(self) -> str:
+        """What progress and tables call the run."""
+        return self.model.label
+
     def to_json(self) -> JSON:
-        """For config.json."""
+        """All settings, for config.json."""
         content: JSON = json.loads(json.dumps(dataclasses.asdict(self), default=str))
         return {"task": "translation", **content}
 
     @classmethod
     def from_json(cls, content: JSON) -> TranslationConfig:
-        """What `to_json` made."""
+        """The inverse of `to_json`."""
         try:
             if content.get("task") != "translation":
                 raise ValueError("config.json is not that of a translation run")
@@ -166,17 +173,17 @@ _FIELDS = {field.name for field in dataclasses.fields(TranslationConfig)}
 
 
 class Vocabularies(NamedTuple):
-    """Subwords of the source and of the target; one and the same if they are joint."""
+    """Subwords of the source and of the target; the same object if they are joint."""
 
     source: Subwords
     target: Subwords
 
     @classmethod
     def learned(cls, config: TranslationConfig, text: ParallelText) -> Vocabularies:
-        """From the text that is trained on.
+        """Learns the subwords from the training text.
 
         Raises:
-            ValueError: it has not so many subwords, or more letters.
+            ValueError: the text has fewer subwords than that, or more letters.
         """
         if config.vocabulary == "joint":
             joint = Subwords.learned([*text.source, *text.target], config.vocabulary_size)
@@ -185,14 +192,14 @@ class Vocabularies(NamedTuple):
 
     @staticmethod
     def names(config: TranslationConfig) -> list[str]:
-        """Of the files in which a run's folder keeps them."""
+        """Names of the files in the run folder."""
         if config.vocabulary == "joint":
             return ["subwords.model"]
         return ["source_subwords.model", "target_subwords.model"]
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Those files."""
+        """The content of each file, by name."""
         if self.source is self.target:
             return {"subwords.model": self.source.model}
         return {
@@ -202,31 +209,36 @@ class Vocabularies(NamedTuple):
 
     @classmethod
     def kept(cls, config: TranslationConfig, folder: Path) -> Vocabularies:
-        """Those of a run's folder.
+        """Reads the files of a run folder.
 
         Raises:
-            ValueError: they are not there, or damaged.
+            ValueError: a file is missing or damaged.
         """
-        found = [
+        subwords = [
             _kept_subwords(folder / name, config.vocabulary_size) for name in cls.names(config)
         ]
-        return cls(found[0], found[-1])
+        return cls(subwords[0], subwords[-1])
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each file, by name."""
+        return {name: hashlib.sha256(model).hexdigest() for name, model in self.files.items()}
 
 
 def _kept_subwords(path: Path, size: int) -> Subwords:
     try:
-        found = Subwords(path.read_bytes())
+        subwords = Subwords(path.read_bytes())
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    if found.size != size:
-        raise ValueError(f"{path} must have {size} subwords; it has {found.size}")
-    return found
+    if subwords.size != size:
+        raise ValueError(f"{path} must have {size} subwords; it has {subwords.size}")
+    return subwords
 
 
 def read_text(config: TranslationConfig) -> tuple[ParallelText, ParallelText | None]:
-    """What is trained on, and what is validated with.
+    """The training text and the validation text.
 
     Raises:
         ValueError: see `read_parallel_text`.
@@ -240,7 +252,7 @@ def read_text(config: TranslationConfig) -> tuple[ParallelText, ParallelText | N
 def training_batches(
     config: TranslationConfig, text: ParallelText, vocabularies: Vocabularies, multiple_of: int = 1
 ) -> tuple[Batches, str]:
-    """Batches of the text, and what there is to say of it."""
+    """Batches of the text, and a description of them for the user."""
     pairs = encode_pairs(text, *vocabularies, config.max_tokens)
     batches = Batches(
         pairs, tokens=config.batch_tokens, buckets=config.buckets, multiple_of=multiple_of
@@ -255,47 +267,50 @@ def training_batches(
         if count
     )
     return batches, (
-        f"{len(pairs.source)} pairs of sentences{skipped}; {batches.steps_per_epoch} batches an"
+        f"{len(pairs.source)} pairs of sentences{skipped}; {batches.steps_per_epoch} batches per"
         f" epoch, of {len(batches.buckets)} shapes; {batches.real_tokens} subwords,"
         f" {padding:.0%} of the batches is padding"
     )
 
 
-def translation_task(config: TranslationConfig, batches: Batches | None = None) -> Task:
-    """Initialisation, loss and batches, as `training.loop` wants them."""
+def translation_task(config: TranslationConfig, batches: Batches | None = None) -> FedTask:
+    """Initialisation, batches and loss. Without batches it can be loaded, but not trained."""
 
     def init(rng: Array) -> Params:
         source_size, target_size = config.vocabulary_sizes
         return seq2seq_params.initial_params(config.model, target_size, rng, source_size)
 
     def loss(params: Params, batch: Batch, rng: Array) -> tuple[Array, dict[str, Array]]:
-        found, tokens = sums_of(config, params, batch, rng)
-        return found.loss / tokens, {
-            "negative_log_likelihood": found.negative_log_likelihood / tokens,
-            "accuracy": found.right / tokens,
+        sums, tokens = loss_sums(config, params, batch, rng)
+        return sums.loss / tokens, {
+            "negative_log_likelihood": sums.negative_log_likelihood / tokens,
+            "accuracy": sums.correct / tokens,
         }
 
-    return Task(init, never_drawn, loss, None if batches is None else batches.batch)
+    return FedTask(init, None if batches is None else batches.batch, loss)
 
 
-def sums_of(
+def loss_sums(
     config: TranslationConfig, params: Params, batch: Batch, rng: Array | None
-) -> tuple[LinearCrossEntropy, Array]:
-    """The loss and more, summed over the target's subwords with EOS; and how many those are."""
+) -> tuple[CrossEntropySums, Array]:
+    """Sums over the target's subwords, EOS included, and the number of these subwords."""
     model = bind(config, params)
     features = model.features(
         batch.source, batch.source_lengths, batch.target_inputs, dropout_rng=rng
     )
-    real = real_tokens(batch.target_lengths, batch.targets.shape[1]).astype(jnp.float32)
-    found = linear_cross_entropy(
-        features.reshape(-1, features.shape[-1]), *seq2seq_params.output_layer(model),
-        batch.targets.reshape(-1), real.reshape(-1), label_smoothing=config.label_smoothing,
-    )  # fmt: skip
-    return found, jnp.maximum(jnp.sum(real), 1)
+    real = real_tokens(batch.target_lengths, batch.targets.shape[1])
+    sums = output_cross_entropy(
+        features.reshape(-1, features.shape[-1]),
+        *seq2seq_params.output_layer(model),
+        batch.targets.reshape(-1),
+        real.reshape(-1),
+        label_smoothing=config.label_smoothing,
+    )
+    return sums, jnp.maximum(jnp.sum(real.astype(jnp.float32)), 1)
 
 
 def bind(config: TranslationConfig, params: Params) -> Seq2Seq:
-    """The model with given parameters, in the precision that it computes with."""
+    """The model with given parameters, cast to the dtype of its products."""
     dtype = jnp.dtype(config.precision)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(dtype), params)
     source_size, target_size = config.vocabulary_sizes
@@ -318,7 +333,7 @@ def optimizer(config: TranslationConfig) -> optax.GradientTransformation:
 
 
 def rate_schedule(config: TranslationConfig, updates: int) -> optax.Schedule:
-    """The rate after so many updates.
+    """The rate as a function of the updates done.
 
     Source: Vaswani et al. 2017, section 5.3, for "inverse-sqrt" and Adam's constants.
     """

@@ -1,4 +1,4 @@
-"""Translating with a trained model: sentences in, sentences out, a batch at a time."""
+"""Translation with a trained model: sentences in, sentences out, batch by batch."""
 
 from __future__ import annotations
 
@@ -12,32 +12,57 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.checks import check_integer
+from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.translation.batches import padded_sources
 from attention_jax.tasks.translation.task import TranslationConfig, Vocabularies, bind
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+from attention_jax.training.run import TrainedRun
 
 Array = jax.Array
 Params = Any
 
-_WIDTH = 8  # sources are padded to a multiple of this: few shapes, each compiled once
+_WIDTH = 8  # sources are padded to a multiple of this, to compile for few shapes
 _BATCH_TOKENS = 2048  # source tokens of a batch, padding included, times beams
 
 
 class Translator(NamedTuple):
-    """A model, and how its ids are text."""
+    """A trained model and its vocabularies."""
 
     config: TranslationConfig
     params: Params  # of one seed
     vocabularies: Vocabularies
 
 
+def translator_of(run: TrainedRun[TranslationConfig], seed_index: int = 0) -> Translator:
+    """The model of one seed of a run that was trained or loaded.
+
+    Args:
+        run: from `train_run` or `load_run`.
+        seed_index: which of the run's seeds, from 0.
+
+    Raises:
+        ValueError: there is no such seed, or the vocabularies in the run's folder are damaged or
+            were replaced.
+    """
+    config, workdir = run.config, run.workdir
+    if workdir is None:
+        raise ValueError("run must have a folder, which holds its vocabularies; got workdir None")
+    if not 0 <= seed_index < config.loop.seeds:
+        raise ValueError(f"seed_index must be from 0 to {config.loop.seeds - 1}; got {seed_index}")
+    vocabularies = Vocabularies.kept(config, workdir)
+    if vocabularies.digests != RunFolder(workdir).read_config().get("subwords_sha256"):
+        raise ValueError(f"workdir {workdir}: its subwords are not those that it was trained with")
+    params = jax.tree.map(lambda leaf: leaf[seed_index], run.params)
+    return Translator(config, params, vocabularies)
+
+
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """How an answer is searched for.
+    """Settings of the beam search.
 
     Attributes:
-        beams: how many beginnings of a translation are kept; 1 is greedy.
-        length_penalty: the larger, the longer the translations preferred; see `beam_search`.
+        beams: partial translations kept at each step; 1 is greedy search.
+        length_penalty: larger values prefer longer translations; see `beam_search`.
     """
 
     beams: int = 1
@@ -53,12 +78,12 @@ GREEDY = Search()
 
 
 class Aligned(NamedTuple):
-    """A sentence, its translation, and where the decoder looked, in subwords."""
+    """A translation, and the cross-attention weights between its subwords and the source's."""
 
     translation: str
     source_labels: list[str]  # [S], EOS last
     target_labels: list[str]  # [T], EOS last
-    weights: np.ndarray  # [L, T, S], the cross attention of each decoder layer, mean over heads
+    weights: np.ndarray  # [L, T, S], of each decoder layer, mean over heads
 
 
 def translate(
@@ -68,33 +93,33 @@ def translate(
     *,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[str]:
-    """Translations of sentences, in order; of one without text, "".
+    """Translates sentences, in order; a sentence without text becomes "".
 
     Args:
         translator: the model.
         sentences: in the source language.
-        search: how.
-        progress: told how many more are done, batch by batch.
+        search: settings of the search.
+        progress: called after each batch with its number of sentences.
     """
     rows = [[*ids, EOS] for ids in translator.vocabularies.source.encode(sentences)]
     answers: list[list[int]] = [[] for _ in rows]
     width_of = [-(-len(row) // _WIDTH) * _WIDTH for row in rows]
     for width in sorted(set(width_of)):
-        members = [index for index, one in enumerate(width_of) if one == width]
+        members = [index for index, row_width in enumerate(width_of) if row_width == width]
         size = max(1, _BATCH_TOKENS // (width * search.beams))
         for first in range(0, len(members), size):
             batch = members[first : first + size]
             source = padded_sources([rows[index] for index in batch], size, width)
-            found = np.asarray(_decode(translator.config, search, translator.params, *source))
-            for index, tokens in zip(batch, found, strict=False):
-                # Nothing to say is said of nothing: a row that is EOS alone has no text.
+            decoded = np.asarray(_decode(translator.config, search, translator.params, *source))
+            for index, tokens in zip(batch, decoded, strict=False):
+                # A row that is EOS alone has no text to translate.
                 answers[index] = tokens.tolist() if len(rows[index]) > 1 else []
             progress(len(batch))
     return translator.vocabularies.target.decode(answers)
 
 
 def align(translator: Translator, sentence: str, search: Search = GREEDY) -> Aligned:
-    """One sentence's translation, and the weights with which it is found.
+    """Translates one sentence and returns the attention weights too.
 
     Raises:
         ValueError: the sentence has no text.
@@ -107,21 +132,21 @@ def align(translator: Translator, sentence: str, search: Search = GREEDY) -> Ali
     arrays = padded_sources([row], 1, len(row))
     tokens = np.asarray(_decode(translator.config, search, translator.params, *arrays))[0]
     (text,) = target.decode([tokens.tolist()])
-    said = tokens.tolist()
-    said = said[: said.index(EOS) + 1] if EOS in said else said
-    weights = weights_of(translator, row, said)
-    return Aligned(text, source.labels(row), target.labels(said), weights)
+    answer = tokens.tolist()
+    answer = answer[: answer.index(EOS) + 1] if EOS in answer else answer
+    weights = weights_of(translator, row, answer)
+    return Aligned(text, source.labels(row), target.labels(answer), weights)
 
 
 def weights_of(translator: Translator, source: Sequence[int], target: Sequence[int]) -> np.ndarray:
-    """Cross-attention weights [L, T, S] of one row of ids that gives another, EOS last in both."""
+    """Cross-attention weights [L, T, S] of a source and a translation, as ids with EOS last."""
     arrays = padded_sources([list(source)], 1, len(source))
     tokens = jnp.asarray([list(target)], jnp.int32)
     return np.asarray(_weights(translator.config, translator.params, *arrays, tokens))[:, 0]
 
 
 def longest_answer(width: int) -> int:
-    """Subwords that a translation may have, EOS included, of a source of so many."""
+    """Most subwords of a translation, EOS included, for a source padded to `width`."""
     return 2 * width + 8
 
 
@@ -129,15 +154,15 @@ def longest_answer(width: int) -> int:
 def _decode(
     config: TranslationConfig, search: Search, params: Params, source: Array, lengths: Array
 ) -> Array:
-    """int32 [B, longest_answer]"""
+    """The best translation of each row, int32 [B, longest_answer(S)]."""
     model = bind(config, params)
     ends: Any = {"max_length": longest_answer(source.shape[1]), "sos": SOS, "eos": EOS, "pad": PAD}
     if search.beams == 1:
         return model.greedy_decode(source, lengths, **ends).tokens
-    found = model.beam_decode(
+    decoded = model.beam_decode(
         source, lengths, beams=search.beams, length_penalty=search.length_penalty, **ends
     )
-    return found.tokens[:, 0]
+    return decoded.tokens[:, 0]
 
 
 @functools.partial(jax.jit, static_argnums=0)

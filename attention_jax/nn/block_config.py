@@ -1,0 +1,56 @@
+"""Settings of encoder and decoder blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from attention_jax.core.checks import check_choice, check_integer, checked_rate
+from attention_jax.nn.feed_forward import Activation
+
+Norm = Literal["pre", "post"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+    """Settings that encoder and decoder blocks share.
+
+    Attributes:
+        dim: size of the tokens and of every layer, a multiple of `num_heads`.
+        hidden_dim: hidden size of the feed-forward layers.
+        num_heads: heads of the self attentions, and of "global" cross attention: more than 1 makes
+            it multi-head attention, between projections. Other cross attention has one head.
+        num_key_heads: heads of keys and values in the self attentions (grouped-query), a divisor of
+            `num_heads`; None for `num_heads`.
+        activation: of the feed-forward layers, see `FeedForward`.
+        norm: where layer normalisation stands: "pre", x + f(norm x); or "post", norm(x + f(x)).
+        normalize_qk: layer normalisation of queries and keys in the self attentions.
+        dropout_rate: of embeddings, attention weights and the outputs of layers, in training.
+
+    Raises:
+        ValueError: a size is below 1, sizes do not divide, or a name is unknown.
+    """
+
+    dim: int = 64
+    hidden_dim: int = 64
+    num_heads: int = 1
+    num_key_heads: int | None = None
+    activation: Activation = "relu"
+    norm: Norm = "pre"
+    normalize_qk: bool = False
+    dropout_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "hidden_dim", "num_heads"):
+            check_integer(name, getattr(self, name))
+        if self.dim % self.num_heads:
+            raise ValueError(f"dim must be a multiple of {self.num_heads} heads; got {self.dim}")
+        if self.num_key_heads is not None:
+            check_integer("num_key_heads", self.num_key_heads)
+            if self.num_heads % self.num_key_heads:
+                raise ValueError(
+                    f"num_key_heads must divide {self.num_heads} heads; got {self.num_key_heads}"
+                )
+        check_choice("activation", self.activation, Activation)
+        check_choice("norm", self.norm, Norm)
+        checked_rate(self.dropout_rate)

@@ -1,0 +1,94 @@
+"""Translation for the trainer: text, subwords, batches and validation of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from attention_jax.analysis.learning_statistics import learning_statistics
+from attention_jax.tasks.translation.batches import Batches, encode_pairs
+from attention_jax.tasks.translation.evaluation import (
+    mean_loss,
+    require_sacrebleu,
+    score_translations,
+)
+from attention_jax.tasks.translation.parallel_text import ParallelText
+from attention_jax.tasks.translation.task import (
+    TranslationConfig,
+    Vocabularies,
+    optimizer,
+    read_text,
+    training_batches,
+    translation_task,
+)
+from attention_jax.tasks.translation.translate import Translator, translate
+from attention_jax.training.task_definition import RunData, TaskDefinition
+from attention_jax.training.validation import Line, ValidationPlan
+
+Params = Any
+
+
+def prepare(config: TranslationConfig, folder: Path, multiple_of: int) -> RunData:
+    """Reads the text; learns the subwords, or reads those of a run that has begun.
+
+    Args:
+        config: all settings.
+        folder: the run folder.
+        multiple_of: divides the number of pairs in each batch.
+
+    Raises:
+        ValueError: the text or the run's subwords cannot be used, or sacrebleu is not installed.
+    """
+    text, validation_text = read_text(config)
+    if validation_text is not None:
+        require_sacrebleu()
+    if all((folder / name).is_file() for name in Vocabularies.names(config)):
+        vocabularies = Vocabularies.kept(config, folder)
+    else:
+        vocabularies = Vocabularies.learned(config, text)
+    batches, description = training_batches(config, text, vocabularies, multiple_of)
+    texts = {"training": text, "validation": validation_text}
+    return RunData(
+        translation_task(config, batches),
+        digests={
+            "text_sha256": {name: text.digest for name, text in texts.items() if text is not None},
+            "subwords_sha256": vocabularies.digests,
+        },
+        files=vocabularies.files,
+        validation=_validation(config, validation_text, vocabularies),
+        description=description,
+    )
+
+
+def _validation(
+    config: TranslationConfig, text: ParallelText | None, vocabularies: Vocabularies
+) -> ValidationPlan | None:
+    if text is None:
+        return None
+    pairs = encode_pairs(text, *vocabularies, config.max_tokens)
+    batches = Batches(pairs, tokens=config.batch_tokens, buckets=3)
+
+    def measure(params: Params) -> Line:
+        line: Line = {"loss": [], "negative_log_likelihood": [], "bleu": []}
+        for seed in range(config.loop.seeds):
+            of_seed = jax.tree.map(lambda leaf: leaf[seed], params)  # noqa: B023 -- used at once
+            for name, number in mean_loss(config, of_seed, batches).items():
+                line[name].append(number)
+            translations = translate(Translator(config, of_seed, vocabularies), text.source)
+            line["bleu"].append(score_translations(translations, text.target).bleu)
+        return line
+
+    larger_is_better = config.validation_metric == "bleu"
+    return ValidationPlan(measure, config.validation_metric, larger_is_better, config.patience)
+
+
+TRANSLATION = TaskDefinition(
+    name="translation",
+    config_class=TranslationConfig,
+    task=translation_task,
+    optimizer=optimizer,
+    prepare=prepare,
+    gradient_statistics=learning_statistics,
+)
