@@ -108,8 +108,7 @@ def gaussian_bias(centers: Array, sigma: float | Array) -> Bias:
 
 def checked_radius(radius: Any) -> int:
     """The radius as a Python int; ValueError unless it is an integer of at least 0."""
-    check_integer("radius", radius, 0)
-    return int(radius)
+    return check_integer("radius", radius, 0)
 
 
 def _checked_centers(centers: Any) -> Array:
