@@ -85,7 +85,7 @@ class Constant(aj.Bias):
             "offset must be an array; got str",
         ),
         (lambda: aj.predicted_centers(X, None, jnp.array(3)), "params must be {'kernel'"),
-        (lambda: aj.reversed_centers(jnp.array([3]), 5), "target_length must be a Python integer"),
+        (lambda: aj.reversed_centers(jnp.array([3]), 5), "target_length must be an integer"),
         (lambda: cross("coverage", num_heads=4), "num_heads must be 1 with attention 'coverage'"),
         (lambda: CrossAttentionConfig("local-p", radius=0), "radius must be at least 1; got 0"),
         (
