@@ -12,7 +12,7 @@ from attention_jax.functional.coverage import (
     coverage_loss,
 )
 from attention_jax.functional.local import local_attention, local_attention_weights
-from attention_jax.functional.memory import Memory
+from attention_jax.functional.memory import Memory, remember
 from attention_jax.functional.monotonic import monotonic_attention
 from attention_jax.functional.monotonic_walks import (
     hard_monotonic_positions,
@@ -107,6 +107,7 @@ __all__ = [
     "padding_mask",
     "predicted_centers",
     "relative_bias",
+    "remember",
     "reversed_centers",
     "ring_attention",
     "segment_mask",

@@ -59,14 +59,15 @@ def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Input
             f" [..., T, {query_dim}]; got {list(key.shape)}"
         )
     batch = tuple(batch_shape)
-    params = _checked_params(score, params, query_dim, key_dim, batch)
+    params = checked_params(score, params, query_dim, key_dim, batch)
+    if isinstance(key, ProjectedKeys):
+        _check_features(score, params, key, query_dim)
     if mask is not None:
         mask = as_mask(mask)
         mask.check(batch, target_length, source_length)
     if bias is not None:
-        bias = jax.tree.map(
-            jnp.asarray, as_bias(bias)
-        )  # a user-defined bias may hold Python numbers
+        # A user-defined bias may hold Python numbers.
+        bias = jax.tree.map(jnp.asarray, as_bias(bias))
         bias.check(batch, target_length, source_length)
     return Inputs(query, key, value, params, mask, bias, None)
 
@@ -78,10 +79,32 @@ def _checked_keys(key: Any) -> Array | ProjectedKeys:
     return jax.tree.map(lambda leaf: any_array("key.features", leaf), key)
 
 
-def _checked_params(
-    score: Score, params: Params, query_dim: int, key_dim: int, batch_shape: tuple[int, ...]
+def _check_features(score: Score, params: Params, key: ProjectedKeys, query_dim: int) -> None:
+    """Raises ValueError unless the features have the shapes that `project_key` makes."""
+    shapes = score.param_shapes(params, query_dim, key.key_dim)
+    tokens = jax.ShapeDtypeStruct((key.shape[-2], key.key_dim), jnp.float32)
+    expected = jax.tree.map(
+        lambda leaf: list(leaf.shape), jax.eval_shape(score.project_key, shapes, tokens)
+    )
+    got = key.map(lambda leaf, ndim: list(leaf.shape[leaf.ndim - ndim :])).features
+    if got != expected:
+        raise ValueError(
+            f"key must hold the features that score {score} makes of keys {list(tokens.shape)},"
+            f" {expected}; got {got}"
+        )
+
+
+def checked_params(
+    score: Score,
+    params: Params,
+    query_dim: int,
+    key_dim: int,
+    batch_shape: tuple[int, ...] | None,
 ) -> Params:
-    """The score's parameters as JAX arrays; ValueError unless they match `Score.param_shapes`."""
+    """The score's parameters as JAX arrays; ValueError unless they match `Score.param_shapes`.
+
+    With `batch_shape=None` they may have any batch axes.
+    """
     params = {} if params is None else params
     expected = score.param_shapes(params, query_dim, key_dim)
     if not _same_structure(params, expected):
@@ -103,7 +126,8 @@ def _checked_params(
                 f"{name} must be {core} for score {score} with query [..., T, {query_dim}] and key"
                 f" [..., S, {key_dim}]; got {list(array.shape)}"
             )
-        _check_broadcasts(name, array, (*batch_shape, *core))
+        if batch_shape is not None:
+            _check_broadcasts(name, array, (*batch_shape, *core))
         return array
 
     return jax.tree_util.tree_map_with_path(check, params, expected)

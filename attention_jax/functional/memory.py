@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jax import export
 from jax.sharding import PartitionSpec
 
-from attention_jax.core.arrays import accumulator_dtype, cast_floats
+from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
 from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.functional.checks import checked_params
 from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
-from attention_jax.scores import Params, ProjectedKeys, Score, project_keys
+from attention_jax.scores import Params, ProjectedKeys, ScoreLike, get_score, project_keys
 
 Array = jax.Array
 
@@ -35,12 +36,12 @@ export.register_namedtuple_serialization(Memory, serialized_name="attention_jax.
 
 
 def remember(
-    score: Score, params: Params, key: Array, value: Array | None, *, query_dim: int
+    score: ScoreLike, params: Params, key: Array, value: Array | None, *, query_dim: int
 ) -> Memory:
     """Projects the keys and stores their features with the values.
 
     Args:
-        score: the score.
+        score: as in `attention`.
         params: the score's parameters; leading axes that the keys lack become axes of the features.
         key: float [*B, S, Dk].
         value: float [*B, S, Dv]; None to use `key`.
@@ -49,19 +50,31 @@ def remember(
     Returns:
         a `Memory`, its features in the compute dtype: float32, or float64 if any input is.
 
-    >>> from attention_jax.scores import Additive
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or structure.
+
+    >>> from attention_jax import Additive
     >>> score = Additive(hidden_dim=4)
     >>> params = score.init(jax.random.key(0), 2, 3)
     >>> remember(score, params, jnp.ones((7, 3)), None, query_dim=2).keys.features.shape
     (7, 4)
     """
-    value = key if value is None else value
+    score = get_score(score)
+    key = float_array("key", key)
+    value = key if value is None else float_array("value", value)
+    for name, array, shape in (("key", key, "[*B, S, Dk]"), ("value", value, "[*B, S, Dv]")):
+        if array.ndim < 2 or array.shape[-2] != key.shape[-2]:
+            raise ValueError(
+                f"{name} must be {shape}, of one S; got key {list(key.shape)} and value"
+                f" {list(value.shape)}"
+            )
+    params = checked_params(score, params, query_dim, key.shape[-1], batch_shape=None)
     param_ndims = core_ndims_of_params(score, params, query_dim, key.shape[-1])
     batch_parts = jax.tree.map(lambda leaf, ndim: leaf[..., *[0] * ndim], params, param_ndims)
     shapes = [key.shape[:-2], *(leaf.shape for leaf in jax.tree.leaves(batch_parts))]
     batch_shape = jnp.broadcast_shapes(*shapes)
     # The compute dtype, as in a call without a `Memory`, not the dtype of the keys.
-    dtype = accumulator_dtype(key, *jax.tree.leaves(params))
+    dtype = accumulator_dtype(key, value, *jax.tree.leaves(params))
 
     def project(params: Params, key: Array) -> ProjectedKeys:
         return project_keys(score, *cast_floats((params, key), dtype))

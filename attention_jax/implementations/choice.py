@@ -13,7 +13,7 @@ import sys
 from jax.export import is_symbolic_dim
 
 from attention_jax.implementations.contract import BlockSizes, Inputs
-from attention_jax.scores import Score
+from attention_jax.scores import Score, needs_stand_ins
 
 # For each `tile_cost`, the T S of one example from which tiles are faster, alone and in a batch of
 # 64. (Just below it, tiles are faster alone and slower in the batch.)
@@ -48,6 +48,9 @@ def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
 def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
     """The tile sizes for these inputs; large batches share the tile loop and get small tiles."""
     cost = score.tile_cost
+    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
+    if inputs.mask is not None and needs_stand_ins(score, inputs.params, *sizes):
+        cost = "materialized"  # stand-ins are chosen per pair and feature
     pairs = TILE_PAIRS // max(_batch_size(inputs), 1)
     if cost == "materialized":
         # `pair` or its gradient may keep an array [t, s, D] in memory.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles
@@ -77,6 +78,11 @@ def attend_in_order(
     """
     dtype = inputs.query.dtype
     target_length, source_length = inputs.query.shape[0], inputs.key.shape[0]
+    if any(map(is_symbolic_dim, (target_length, source_length))):
+        raise NotImplementedError(
+            "attention in order (coverage, monotonic) needs lengths that are known when it is"
+            f" traced; got T = {target_length}, S = {source_length}: export it for each length"
+        )
     if 0 in (target_length, source_length):
         output = jnp.zeros((target_length, inputs.value.shape[-1]), dtype)
         weights = jnp.zeros((target_length, source_length), dtype) if return_weights else None

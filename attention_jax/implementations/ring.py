@@ -26,9 +26,9 @@ from attention_jax.implementations.chunks import ChunkedBias, ChunkedMask, Chunk
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.rounds import Visit
 from attention_jax.implementations.softmax import AttentionStatistics
-from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.implementations.tiling import Arrays, Constants, Plan, TileSchedule
 from attention_jax.implementations.zigzag import chunk_starts, from_zigzag, to_zigzag
-from attention_jax.pairwise.masks import Mask
+from attention_jax.pairwise.mask_algebra import Mask, TileStatus
 
 Array = jax.Array
 
@@ -63,6 +63,7 @@ class RingConstants(NamedTuple):
     stand_ins: tuple[Any, Any] | None  # features that replace those of masked pairs
     queries: Chunks  # the queries of this device
     keys: Chunks  # the keys of this device before the first round
+    schedules: TileSchedule | None  # of each round, [devices, ...]; None if no pair is masked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,27 +83,30 @@ class Ring:
         devices = jax.lax.axis_size(self.axis)
         next_device = [(device, (device + 1) % devices) for device in range(devices)]
 
-        def one_round(state: Any, step: Array) -> tuple[Any, None]:
-            keys, carry = visit(self._constants(constants, step), *state)
+        def one_round(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
+            keys, carry = visit(self._constants(constants, *step_and_schedule), *state)
             # The last permutation returns the keys to their first device. Only gradients need it;
             # the forward pass has it too, so that the program holds a single copy of the round.
             return (jax.lax.ppermute(keys, self.axis, next_device), carry), None
 
-        (keys, carry), _ = jax.lax.scan(one_round, (keys, carry), jnp.arange(devices))
+        rounds = jnp.arange(devices), constants.schedules
+        (keys, carry), _ = jax.lax.scan(one_round, (keys, carry), rounds)
         return keys, carry
 
-    def _constants(self, constants: RingConstants, step: Array) -> Constants:
-        """The constants of round `step`, in which the keys have been sent on `step` times."""
+    def keys_of_round(self, keys: Chunks, step: Array) -> Chunks:
+        """The keys that are here in round `step`, in which they have been sent on `step` times."""
         devices = jax.lax.axis_size(self.axis)
         owner = (jax.lax.axis_index(self.axis).astype(step.dtype) - step) % devices
-        queries, keys = constants.queries, constants.keys
-        keys = dataclasses.replace(keys, starts=chunk_starts(owner, devices, keys.length))
-        mask, schedule, dropout_mask = None, None, None
-        padded = any(chunks.padded_length != chunks.length for chunks in (queries, keys))
-        if constants.mask is not None or padded:
+        return dataclasses.replace(keys, starts=chunk_starts(owner, devices, keys.length))
+
+    def _constants(
+        self, constants: RingConstants, step: Array, schedule: TileSchedule | None
+    ) -> Constants:
+        """The constants of round `step`."""
+        queries, keys = constants.queries, self.keys_of_round(constants.keys, step)
+        mask, dropout_mask = None, None
+        if schedule is not None:
             mask = ChunkedMask(constants.mask, queries, keys)
-            grid = Grid(BlockSizes(queries.tile, keys.tile), (queries.num_tiles, keys.num_tiles))
-            schedule = tiling.make_schedule(grid, mask)
         if constants.dropout_mask is not None:
             dropout_mask = ChunkedMask(constants.dropout_mask, queries, keys)
         integers = tuple(dataclasses.replace(part, keys=keys) for part in constants.bias_integers)
@@ -138,8 +142,28 @@ def _prepare(options: Options, axis: str, inputs: Inputs) -> tuple[Plan, Arrays,
         stand_ins=stand_ins,
         queries=queries,
         keys=keys,
+        schedules=_schedules(Ring(axis), inputs.mask, queries, keys),
     )
     return plan, arrays, constants
+
+
+def _schedules(ring: Ring, mask: Mask | None, queries: Chunks, keys: Chunks) -> TileSchedule | None:
+    """The schedule of each round, [devices, ...]; None if no pair is masked in any.
+
+    All are made before the first round, and the batch decides about all tiles together: a batch
+    that is sharded over another mesh axis then needs one small reduction, and none in a round.
+    """
+    padded = any(chunks.padded_length != chunks.length for chunks in (queries, keys))
+    if mask is None and not padded:
+        return None
+    grid = Grid(BlockSizes(queries.tile, keys.tile), (queries.num_tiles, keys.num_tiles))
+
+    def status(step: Array) -> TileStatus:
+        return tiling.tile_statuses(
+            grid, ChunkedMask(mask, queries, ring.keys_of_round(keys, step))
+        )
+
+    return tiling.schedule_of(jax.lax.map(status, jnp.arange(jax.lax.axis_size(ring.axis))))
 
 
 def _used_tokens(

@@ -119,9 +119,15 @@ def tangent(
         attend=attend,
         finish=lambda sums: sums,
     )
+    # In a row without keys the sums hold a NaN that another row may see, as 0 * NaN.
+    sums = _Sums(
+        doutput=jnp.where(empty[..., None], 0, sums.doutput),
+        dlogsumexp=jnp.where(empty, 0, sums.dlogsumexp),
+        dentropy=None if sums.dentropy is None else jnp.where(empty, 0, sums.dentropy),
+    )
     dlogsumexp = sums.dlogsumexp / normalizer
     doutput = sums.doutput / normalizer[..., None] - dlogsumexp[..., None] * output
-    if entropy is None:
+    if entropy is None or sums.dentropy is None:
         return doutput, None
     dentropy = dlogsumexp * (jnp.log(normalizer) - entropy) - sums.dentropy / normalizer
     statistics = AttentionStatistics(dlogsumexp, dentropy, jnp.zeros_like(dlogsumexp))

@@ -28,6 +28,7 @@ from attention_jax.implementations.rounds import Rounds
 from attention_jax.implementations.tile_arrays import positions, tiled
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.mask_algebra import TileStatus
 from attention_jax.pairwise.masks import Mask, array_field, mask_dataclass, padding_mask
 from attention_jax.scores import key_features, masked_pair, stand_in_key, stand_in_query, stand_ins
 
@@ -295,6 +296,11 @@ def _even_size(length: int, block: int) -> int:
 
 def make_schedule(grid: Grid, mask: Mask) -> TileSchedule:
     """Orders the tiles by whether the mask leaves them full, mixed or empty."""
+    return schedule_of(tile_statuses(grid, mask))
+
+
+def tile_statuses(grid: Grid, mask: Mask) -> TileStatus:
+    """Whether the mask leaves each tile empty, and whether full: bool [query_tiles, key_tiles]."""
 
     def status(query_tile, key_tile):
         pairs = positions(query_tile, grid.tile.query), positions(key_tile, grid.tile.key)
@@ -302,13 +308,17 @@ def make_schedule(grid: Grid, mask: Mask) -> TileSchedule:
 
     over_keys = jax.vmap(status, in_axes=(None, 0))
     status_of = jax.vmap(over_keys, in_axes=(0, None))
-    empty, full = status_of(*map(jnp.arange, grid.tiles))
+    return status_of(*map(jnp.arange, grid.tiles))
+
+
+def schedule_of(statuses: TileStatus) -> TileSchedule:
+    """The order of visits for these statuses, the same for all examples of the batch."""
     # One stacked array: a batch that is sharded over devices then needs one small reduction.
-    empty, full = all_over_batch(jnp.stack([empty, full]))
+    empty, full = all_over_batch(jnp.stack(statuses))
     full &= ~empty
     rank = jnp.where(full, 0, jnp.where(empty, 2, 1))
-    order = jnp.argsort(rank, axis=1, stable=True)
-    return TileSchedule(order, jnp.sum(full, axis=1), jnp.sum(~empty, axis=1))
+    order = jnp.argsort(rank, axis=-1, stable=True)
+    return TileSchedule(order, jnp.sum(full, axis=-1), jnp.sum(~empty, axis=-1))
 
 
 def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, Array]:

@@ -41,14 +41,18 @@ class Score:
     finite_slopes: ClassVar[bool | None] = None
 
     def __init_subclass__(cls) -> None:
-        # A new `pair` has other derivatives: do not inherit those of the base class.
-        if "pair" in vars(cls):
-            for name in ("pair_vjp", "pair_jvp", "finite_slopes"):
-                if name not in vars(cls):
-                    setattr(cls, name, vars(Score)[name])
+        def owner(name: str) -> int:
+            """The place in the method resolution order of the class that defines `name`."""
+            return next(index for index, base in enumerate(cls.__mro__) if name in vars(base))
+
+        # A new `pair` has other derivatives: what a class says about those of its own `pair` is not
+        # inherited past one that replaces it.
+        for name in ("pair_vjp", "pair_jvp", "finite_slopes"):
+            if owner(name) > owner("pair"):
+                setattr(cls, name, vars(Score)[name])
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
-        """Initial parameters: unit-variance tokens then give logits of standard deviation 1."""
+        """Initial parameters, {} if there are none to learn."""
         del rng, query_dim, key_dim
         return {}
 
@@ -106,8 +110,8 @@ class Score:
             ValueError: the score has no default factor, or its factor is already set.
         """
         raise ValueError(
-            "scale must be None, or one number where score is 'scaled' and sets no scale itself;"
-            f" got {scale!r} with score {self}"
+            "scale must be None, or one number where the score has a default factor and no scale"
+            f" of its own (as 'scaled'); got {scale!r} with score {self}"
         )
 
     def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:

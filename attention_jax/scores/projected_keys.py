@@ -48,7 +48,10 @@ class ProjectedKeys:
     def map(self, function: Callable[[Array, int], Any]) -> ProjectedKeys:
         """Replaces each array by function(array, its number of axes without *B)."""
         leaves, structure = jax.tree.flatten(self)
-        return jax.tree.unflatten(structure, map(function, leaves, self.core_ndims))
+        return jax.tree.unflatten(
+            structure,
+            [function(leaf, ndim) for leaf, ndim in zip(leaves, self.core_ndims, strict=True)],
+        )
 
     def tree_flatten(self) -> tuple[tuple[Features], tuple[int, tuple[int, ...]]]:
         """For JAX pytrees: the features hold the leaves, the sizes are static."""

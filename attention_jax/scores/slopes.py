@@ -13,6 +13,7 @@ sends NaN.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -72,7 +73,6 @@ _FINITE_SLOPES = frozenset(
         "reduce_min",
         "reduce_or",
         "reduce_sum",
-        "rem",
         "reshape",
         "rev",
         "round",
@@ -229,6 +229,25 @@ def has_finite_slopes(score: Score, params: Params, q_features: Any, k_features:
         return score.finite_slopes
     program = jax.make_jaxpr(score.pair)(params, q_features, k_features).jaxpr
     return _is_finite(program, program.invars)
+
+
+def needs_stand_ins(score: Score, params: Params, query_dim: int, key_dim: int) -> bool:
+    """Whether `stand_ins` makes any for tokens of these sizes; `params` may have batch axes."""
+    if score.finite_slopes is not None:
+        return not score.finite_slopes
+    shapes, structure = jax.tree.flatten(score.param_shapes(params, query_dim, key_dim))
+    return _has_infinite_slopes(score, structure, tuple(shapes), query_dim, key_dim)
+
+
+@functools.lru_cache(maxsize=256)
+def _has_infinite_slopes(
+    score: Score, structure: Any, shapes: tuple[Any, ...], query_dim: int, key_dim: int
+) -> bool:
+    params = jax.tree.unflatten(structure, shapes)
+    query, key = (jax.ShapeDtypeStruct((1, dim), jnp.float32) for dim in (query_dim, key_dim))
+    q_features = jax.eval_shape(score.project_query, params, query)
+    k_features = jax.eval_shape(score.project_key, params, key)
+    return not has_finite_slopes(score, params, q_features, k_features)
 
 
 def _is_finite(program: Any, variables: Iterable[Any]) -> bool:

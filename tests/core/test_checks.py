@@ -156,9 +156,7 @@ def test_a_traced_dropout_rate():
 @pytest.mark.parametrize("size", [0, -1, 2.0, "2", None])
 @pytest.mark.parametrize("name", ["query", "key"])
 def test_block_sizes(name, size):
-    with pytest.raises(
-        ValueError, match=f"BlockSizes {name} must be an integer of at least 1; got"
-    ):
+    with pytest.raises(ValueError, match=f"BlockSizes {name} must be .*; got {size!r}"):
         aj.BlockSizes(**{name: size})
 
 

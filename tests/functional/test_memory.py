@@ -9,7 +9,7 @@ import pytest
 from numpy_model import normal, softmax_where
 from score_cases import DK, SCORE_CASES
 
-from attention_jax import Dot, Score, attention, attention_weights, padding_mask
+from attention_jax import Additive, Dot, Score, attention, attention_weights, padding_mask
 from attention_jax.functional.memory import key_and_value, remember
 
 B, T, S, DV = 2, 5, 7, 13
@@ -112,3 +112,27 @@ def test_keys_and_memories_as_arguments():
     assert key_and_value(memory, None)[0] is memory.keys
     with pytest.raises(ValueError, match="value must be None where key is a Memory"):
         key_and_value(memory, value)
+
+
+def test_what_does_not_fit_is_refused():
+    query, key, value = tokens(DK)
+    memory = remember("dot", None, key, value, query_dim=DK)
+    np.testing.assert_allclose(
+        attention(query, *memory, score="dot"), attention(query, key, value, score="dot"), atol=1e-6
+    )
+    params = Additive(4).init(jax.random.key(0), DK, DK)
+    for call, message in (
+        (lambda: remember("dot", None, key, value[:, 1:], query_dim=DK), "value must be"),
+        (lambda: remember("dot", None, key[0, 0], None, query_dim=DK), "key must be"),
+        (lambda: remember("dot", None, np.ones((2, DK), int), None, query_dim=DK), "key must be f"),
+        (lambda: remember("additive", None, key, value, query_dim=DK), "params must be"),
+        (lambda: attention(query, *memory, score=Additive(4), params=params), "key must hold the"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_a_wide_value_makes_wide_features():
+    with jax.enable_x64(True):
+        key, value = jnp.ones((3, 2), jnp.float32), jnp.ones((3, 2), jnp.float64)
+        assert remember("dot", None, key, value, query_dim=2).keys.features.dtype == jnp.float64

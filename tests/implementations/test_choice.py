@@ -141,3 +141,22 @@ def test_a_given_name_and_given_tiles_are_never_replaced(named, monkeypatch):
             assert implementation == (named or chosen)
             assert used == (blocks or BlockSizes(512, 512))
     assert not called
+
+
+@dataclasses.dataclass(frozen=True)
+class Euclidean(aj.Score):
+    """A distance, whose slope is infinite where query and key are equal."""
+
+    tile_cost = "elementwise"
+
+    def pair(self, params, q_features, k_features):
+        squares = jnp.sum((q_features[:, None] - k_features[None]) ** 2, axis=-1)
+        return -jnp.sqrt(squares)
+
+
+def test_tiles_are_small_where_stand_ins_are_chosen_per_pair():
+    inputs = inputs_of(target=4096, source=4096, dim=128)
+    masked = inputs._replace(mask=aj.causal_mask())
+    for score, shrinks in ((Euclidean(), True), (ADDITIVE, False)):
+        sizes = [choice.chosen_block_sizes(score, i).query for i in (inputs, masked)]
+        assert (sizes[1] < sizes[0]) == shrinks

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from conformance import TILE, quick_jit
 from derivative_cases import DROPOUT, agree, loss_of, normal, numbers_of, point_of
 from jax.test_util import check_jvp
@@ -121,3 +122,27 @@ def test_forward_mode_of_a_batch_of_different_lengths():
 
         got, expected = map(derivatives, IMPLEMENTATIONS)
     agree(got, expected)
+
+
+def test_a_row_without_keys_has_no_tangent_whatever_other_rows_see():
+    query, key, value = (jnp.asarray(normal(*shape)) for shape in ((3, 2), (4, 2), (4, 2)))
+    value = value.at[1].set(jnp.nan)
+    mask = jnp.array([[False] * 4, [True] * 4, [True, False, True, True]])
+
+    for implementation in IMPLEMENTATIONS:
+
+        def attend(query, value, implementation=implementation):
+            return aj.attention(
+                query,
+                key,
+                value,
+                mask=mask,
+                implementation=implementation,
+                return_statistics=True,
+            )
+
+        tangents = (jnp.ones_like(query), jnp.ones_like(value))
+        _, (output, statistics) = jax.jvp(attend, (query, value), tangents)
+        assert not np.any(output[0])
+        assert statistics.logsumexp[0] == statistics.entropy[0] == 0
+        assert np.isfinite(output[2]).all()

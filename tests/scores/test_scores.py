@@ -82,6 +82,22 @@ def test_matrix_form_is_the_loop_form(name):
     np.testing.assert_allclose(case.score(params, query, key), expected, rtol=2e-5, atol=2e-6)
 
 
+def test_a_new_pair_does_not_inherit_the_gradient_of_another():
+    class Tripled(Score):
+        def pair(self, params, q_features, k_features):
+            return 3 * super().pair(params, q_features, k_features)
+
+    class TripledAdditive(Tripled, Additive):
+        pass
+
+    query, key = jnp.ones((2, 3)), jnp.full((4, 3), 0.5)
+    params = TripledAdditive().init(jax.random.key(0), 3, 3)
+
+    tripled = TripledAdditive().pair_vjp(params, query, key, jnp.ones((2, 4)))[0]["v"]
+    plain = Additive().pair_vjp(params, query, key, jnp.ones((2, 4)))[0]["v"]
+    np.testing.assert_allclose(tripled, 3 * plain, rtol=1e-6)
+
+
 def test_general_is_dot_on_projected_keys():
     query, key = tokens()
     params = General().init(RNG, DQ, DK)
