@@ -27,7 +27,7 @@ def call(module, *arguments, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     run = functools.partial(run_experiment, module.__name__)
     if hasattr(module, "main"):
-        arguments_of = getattr(module, "Arguments", None) or module.arguments_of
+        arguments_of = getattr(module, "arguments_of", None) or module.Arguments
         run = functools.partial(run_command, arguments_of, module.main)
     with pytest.raises(SystemExit) as exit_info:
         run()

@@ -82,6 +82,7 @@ def _checked_keys(key: Any) -> Array | ProjectedKeys:
 def _check_features(score: Score, params: Params, key: ProjectedKeys, query_dim: int) -> None:
     """Raises ValueError unless the features have the shapes that `project_key` makes."""
     shapes = score.param_shapes(params, query_dim, key.key_dim)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), shapes)
     tokens = jax.ShapeDtypeStruct((key.shape[-2], key.key_dim), jnp.float32)
     expected = jax.tree.map(
         lambda leaf: list(leaf.shape), jax.eval_shape(score.project_key, shapes, tokens)

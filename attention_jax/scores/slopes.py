@@ -243,8 +243,11 @@ def needs_stand_ins(score: Score, params: Params, query_dim: int, key_dim: int) 
 def _has_infinite_slopes(
     score: Score, structure: Any, shapes: tuple[Any, ...], query_dim: int, key_dim: int
 ) -> bool:
-    params = jax.tree.unflatten(structure, shapes)
-    query, key = (jax.ShapeDtypeStruct((1, dim), jnp.float32) for dim in (query_dim, key_dim))
+    def float32(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    params = jax.tree.unflatten(structure, [float32(*leaf.shape) for leaf in shapes])
+    query, key = float32(1, query_dim), float32(1, key_dim)
     q_features = jax.eval_shape(score.project_query, params, query)
     k_features = jax.eval_shape(score.project_key, params, key)
     return not has_finite_slopes(score, params, q_features, k_features)

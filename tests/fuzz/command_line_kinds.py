@@ -95,12 +95,12 @@ def trained_run() -> Path:
     return folder
 
 
-def _only_saved(task: Any, optimizer: Any, loop: Any, state: Any, *, checkpoints: Any, **_: Any):
+def _only_saved(_training: Any, state: Any, records: Any, _interruption: Any) -> Any:
     """Replaces training: saves two checkpoints and learns nothing."""
     for step in (1, 2):
         state = state._replace(step=jnp.full_like(state.step, step))
-        checkpoints.save(step, state)
-    checkpoints.wait()
+        records.checkpoints.save(step, state)
+    records.checkpoints.wait()
     return state
 
 
@@ -133,7 +133,7 @@ def run(name: str, words: list[str], replaced: dict[str, Any], folder: Path) -> 
         stack.enter_context(contextlib.redirect_stderr(printed))
         os.chdir(folder)
         try:
-            run_command(getattr(module, "Arguments", None) or module.arguments_of, module.main)
+            run_command(getattr(module, "arguments_of", None) or module.Arguments, module.main)
         except SystemExit as exited:
             status = exited.code or 0
         except _Begun:

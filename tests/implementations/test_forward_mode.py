@@ -126,8 +126,8 @@ def test_forward_mode_of_a_batch_of_different_lengths():
 
 def test_a_row_without_keys_has_no_tangent_whatever_other_rows_see():
     query, key, value = (jnp.asarray(normal(*shape)) for shape in ((3, 2), (4, 2), (4, 2)))
-    value = value.at[1].set(jnp.nan)
-    mask = jnp.array([[False] * 4, [True] * 4, [True, False, True, True]])
+    value = value.at[1].set(jnp.nan)  # which the second query sees
+    mask = jnp.array([[False] * 4, [True] * 4, [True] * 4])
 
     for implementation in IMPLEMENTATIONS:
 
@@ -145,4 +145,3 @@ def test_a_row_without_keys_has_no_tangent_whatever_other_rows_see():
         _, (output, statistics) = jax.jvp(attend, (query, value), tangents)
         assert not np.any(output[0])
         assert statistics.logsumexp[0] == statistics.entropy[0] == 0
-        assert np.isfinite(output[2]).all()

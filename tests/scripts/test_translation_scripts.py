@@ -290,7 +290,7 @@ def no_file(name):
             "error: no pair of sentences is left to learn from: 0 have an empty side, and 29 have"
             " more than max_tokens 2 subwords",
         ),
-        ([*TRAIN, *FILES, "--validation-source", "train.de"], "must be given both or neither; got"),
+        ([*TRAIN, *FILES, "--validation-source", "train.de"], "must be given together; got"),
         ([*TRAIN, *FILES, "--patience", "3"], "patience needs validation_source and"),
         ([*TRAIN, *FILES, "--vocabulary", "separate"], "must be output or none with separate"),
         ([*TRAIN, "--source", "train.de"], "--target"),
@@ -306,7 +306,7 @@ def no_file(name):
              "--steps", "5"],
             "another configuration: loop.steps was 4, now 5.",
         ),
-        (["translate", "--workdir", "no"], "error: workdir must be a folder made by"),
+        (["translate", "--workdir", "no"], "error: workdir must be the folder of a training run"),
         (
             ["translate", "--workdir", "reversal"],
             "error: workdir reversal: config.json is not that of a translation run",

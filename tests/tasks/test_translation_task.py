@@ -103,7 +103,7 @@ VALIDATION = {"validation_source": Path("b.de"), "validation_target": Path("b.en
     [
         (
             {"validation_source": Path("b.de")},
-            r"validation_source and validation_target must be given both or neither; got b.de and"
+            r"validation_source and validation_target must be given together; got b.de and"
             r" None",
         ),
         ({"vocabulary": "jont"}, r"vocabulary must be one of joint, separate; got 'jont'"),
