@@ -11,6 +11,7 @@ import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
+from collectives import collectives as collectives_in_loops
 from conformance import assert_close, named, quick_jit
 from derivative_cases import DROPOUT, agree, numbers_of
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -165,6 +166,10 @@ def batch_over_other_devices(kind):
     sent = collectives(compiled)
     assert set(sent) == {"collective-permute", "all-reduce"}, sent
     assert not any(re.search(r"f32\[\d+,\d+,", shape) for shape in sent["all-reduce"]), sent
+    # The batch decides once about the tiles of all rounds, before the first round.
+    decisions = [sent for sent in collectives_in_loops(compiled) if "pred" in sent.dtypes]
+    assert len(decisions) <= 1
+    assert not any(sent.in_loop for sent in decisions)
 
 
 def vmaps_jits_and_heads():
