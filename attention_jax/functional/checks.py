@@ -20,7 +20,7 @@ from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
 from attention_jax.pairwise.biases import as_bias
 from attention_jax.pairwise.masks import as_mask
 from attention_jax.pairwise.position_functions import broadcasts
-from attention_jax.scores import Params, ProjectedKeys, Score
+from attention_jax.scores import Params, ProjectedKeys, Score, key_feature_shapes
 
 Array = jax.Array
 
@@ -81,16 +81,13 @@ def _checked_keys(key: Any) -> Array | ProjectedKeys:
 
 def _check_features(score: Score, params: Params, key: ProjectedKeys, query_dim: int) -> None:
     """Raises ValueError unless the features have the shapes that `project_key` makes."""
-    shapes = score.param_shapes(params, query_dim, key.key_dim)
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), shapes)
-    tokens = jax.ShapeDtypeStruct((key.shape[-2], key.key_dim), jnp.float32)
-    expected = jax.tree.map(
-        lambda leaf: list(leaf.shape), jax.eval_shape(score.project_key, shapes, tokens)
-    )
+    length = key.shape[-2]
+    features = key_feature_shapes(score, params, query_dim, key.key_dim, length)
+    expected = jax.tree.map(lambda leaf: list(leaf.shape), features)
     got = key.map(lambda leaf, ndim: list(leaf.shape[leaf.ndim - ndim :])).features
     if got != expected:
         raise ValueError(
-            f"key must hold the features that score {score} makes of keys {list(tokens.shape)},"
+            f"key must hold the features that score {score} makes of keys {[length, key.key_dim]},"
             f" {expected}; got {got}"
         )
 

@@ -18,7 +18,14 @@ from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.pairwise.position_functions import broadcasts
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
+from attention_jax.scores import (
+    DEFAULT_SCORE,
+    Params,
+    Score,
+    ScoreLike,
+    get_score,
+    key_feature_shapes,
+)
 
 Array = jax.Array
 
@@ -190,10 +197,9 @@ def coverage_kernel_size(
     """
     score = get_score(score)
 
-    params = score.param_shapes({} if params is None else params, query_dim, key_dim)
     length = 2
-    keys = jax.ShapeDtypeStruct((length, key_dim), jnp.float32)
-    features: Any = jax.eval_shape(score.project_key, params, keys)
+    params = {} if params is None else params
+    features = key_feature_shapes(score, params, query_dim, key_dim, length)
     shape: tuple[int, ...] = getattr(features, "shape", ())
     if len(shape) != 2 or shape[0] != length or not jnp.issubdtype(features.dtype, jnp.floating):
         raise ValueError(

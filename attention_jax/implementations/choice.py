@@ -48,9 +48,10 @@ def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
 def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
     """The tile sizes for these inputs; large batches share the tile loop and get small tiles."""
     cost = score.tile_cost
-    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
-    if inputs.mask is not None and needs_stand_ins(score, inputs.params, *sizes):
-        cost = "materialized"  # stand-ins are chosen per pair and feature
+    if cost != "materialized" and inputs.mask is not None:
+        sizes = inputs.query.shape[-1], inputs.key.shape[-1]
+        if needs_stand_ins(score, inputs.params, *sizes):
+            cost = "materialized"  # stand-ins are chosen per pair and feature
     pairs = TILE_PAIRS // max(_batch_size(inputs), 1)
     if cost == "materialized":
         # `pair` or its gradient may keep an array [t, s, D] in memory.

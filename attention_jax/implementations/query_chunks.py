@@ -25,10 +25,11 @@ from attention_jax.implementations.tiling import (
     Plan,
     allowed_pairs,
     make_plan,
+    mask_with_padding,
     stand_in_features,
     tile_inputs,
 )
-from attention_jax.pairwise.masks import Mask, padding_mask
+from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score, masked_pair
 
 Array = jax.Array
@@ -117,10 +118,7 @@ def _scan_chunks(
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     size = max(SMALLEST_CHUNK, math.isqrt(lengths[0]))
     plan = make_plan(Options(score, BlockSizes(size, lengths[1])), *lengths)
-    mask = inputs.mask
-    if plan.padded_lengths != lengths:
-        unpadded = padding_mask(*map(jnp.asarray, lengths[::-1]))
-        mask = unpadded if mask is None else mask & unpadded
+    mask = mask_with_padding(plan, inputs)
     used = (None, None) if mask is None else _used_tokens(plan, mask)
     arrays, integers = tile_inputs(plan, inputs, *used)
     keys, values = jax.tree.map(lambda tiles: tiles[0], (arrays.keys, arrays.values))

@@ -99,10 +99,7 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
     """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts."""
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     plan = make_plan(options, *lengths)
-    mask = inputs.mask
-    if plan.padded_lengths != lengths:
-        unpadded = padding_mask(*map(jnp.asarray, lengths[::-1]))
-        mask = unpadded if mask is None else mask & unpadded
+    mask = mask_with_padding(plan, inputs)
     schedule, used_queries, used_keys = None, None, None
     if mask is not None:
         schedule = make_schedule(plan.grid, mask)
@@ -116,6 +113,15 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
         stand_ins=None if mask is None else stand_in_features(options, inputs),
     )
     return plan, arrays, constants
+
+
+def mask_with_padding(plan: Plan, inputs: Inputs) -> Mask | None:
+    """The mask, which also hides the padding to whole tiles; None if every pair is allowed."""
+    lengths = inputs.query.shape[0], inputs.key.shape[0]
+    if plan.padded_lengths == lengths:
+        return inputs.mask
+    unpadded = padding_mask(*map(jnp.asarray, lengths[::-1]))
+    return unpadded if inputs.mask is None else inputs.mask & unpadded
 
 
 def stand_in_features(options: Options, inputs: Inputs) -> tuple[Any, Any] | None:

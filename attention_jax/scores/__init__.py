@@ -13,7 +13,13 @@ from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
 from attention_jax.scores.function import FunctionScore
 from attention_jax.scores.products import tall_product
-from attention_jax.scores.projected_keys import KeyLike, ProjectedKeys, key_features, project_keys
+from attention_jax.scores.projected_keys import (
+    KeyLike,
+    ProjectedKeys,
+    key_feature_shapes,
+    key_features,
+    project_keys,
+)
 from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, ScoreLike, get_score
 from attention_jax.scores.row_scaled import RowScaled
 from attention_jax.scores.slopes import (
@@ -49,6 +55,7 @@ __all__ = [
     "TileCost",
     "WrappedScore",
     "get_score",
+    "key_feature_shapes",
     "key_features",
     "masked_pair",
     "masked_pair_jvp",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import export
 
 from attention_jax.scores.contract import Features, Params, Score
@@ -92,3 +93,18 @@ def key_features(score: Score, params: Params, key: KeyLike) -> Features:
     if isinstance(key, ProjectedKeys):
         return key.features
     return score.project_key(params, key)
+
+
+def key_feature_shapes(
+    score: Score, params: Params, query_dim: int, key_dim: int, length: int
+) -> Features:
+    """The `jax.ShapeDtypeStruct` of each array that `project_key` makes of keys [length, Dk].
+
+    All are taken in float32, and `params` may have batch axes.
+    """
+    param_shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32),
+        score.param_shapes(params, query_dim, key_dim),
+    )
+    keys = jax.ShapeDtypeStruct((length, key_dim), jnp.float32)
+    return jax.eval_shape(score.project_key, param_shapes, keys)
