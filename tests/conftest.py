@@ -1,6 +1,10 @@
 """Settings of every test: what would be a silent cost or a silent mistake is an error."""
 
-import jax
+import os
+
+import quick_compilation  # first, because JAX reads its settings when it is imported
+
+import jax  # isort: skip
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -63,6 +67,11 @@ LONG = {
 }  # fmt: skip
 
 
+def pytest_configure(config):
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        quick_compilation.empty_large_cache()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -71,29 +80,35 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
-# What these look at lies above the numerics, which the other files test as users' machines compile
-# them: here LLVM may save itself the trouble, a quarter of the time.
-ABOVE_NUMERICS = (
-    "test_batching", "test_benchmark", "test_capture", "test_checkify", "test_command_lines",
-    "test_compositions", "test_export",
-    "test_cross_attention", "test_curvature", "test_dropout", "test_experiments", "test_gradient_",
-    "test_interop", "test_learning_statistics", "test_local_and_decoding_benchmarks", "test_loop",
-    "test_memory", "test_multi_head", "test_nn_", "test_reversal_", "test_seq2seq",
-    "test_reference", "test_scale_sweep", "test_statistics_gradients", "test_tiling",
-    "test_transformer",
+# These test the numerics or the memory of compiled programs, so they are compiled as on users'
+# machines. All other files are compiled quickly, with few of LLVM's optimisations.
+FULLY_OPTIMIZED = (
+    "test_attention.py", "test_linear_memory.py", "test_nn_linear_memory.py",
+    "test_online_softmax.py", "test_pairwise_tanh.py", "test_softmax.py",
 )  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _compile_quickly(request):
-    above = request.path.name.startswith(ABOVE_NUMERICS)
-    jax.config.update("jax_disable_most_optimizations", above)
+    quickly = request.path.name not in FULLY_OPTIMIZED
+    jax.config.update("jax_disable_most_optimizations", quickly)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+COMPILED = []  # one entry per program that this process has compiled and still holds
+
+
+@jax.monitoring.register_event_duration_secs_listener
+def _count_programs(event, seconds, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+        COMPILED.append(seconds)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled_programs():
     """Thousands of them in one process fill gigabytes, and end in a crash of the compiler."""
     yield
-    jax.clear_caches()
+    if len(COMPILED) > 600:
+        jax.clear_caches()
+        COMPILED.clear()

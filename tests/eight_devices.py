@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import jax
+from quick_compilation import PARTS
 
 COUNT = 8
 
@@ -27,7 +28,7 @@ def results_of(checks, request):
     ]
     environment = {
         **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={COUNT}",
+        "XLA_FLAGS": f"{PARTS} --xla_force_host_platform_device_count={COUNT}",
         "JAX_PLATFORMS": "cpu",
     }
     script = Path(checks.__file__)
@@ -44,6 +45,7 @@ def run(checks, names):
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
     assert jax.device_count() == COUNT
     stdout, sys.stdout = sys.stdout, sys.stderr  # checks may print to stderr
     for name in names:
