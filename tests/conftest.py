@@ -6,6 +6,7 @@ import quick_compilation  # first, because JAX reads its settings when it is imp
 
 import jax  # isort: skip
 import pytest
+import resumable
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -67,9 +68,14 @@ LONG = {
 }  # fmt: skip
 
 
+def pytest_addoption(parser):
+    resumable.pytest_addoption(parser)
+
+
 def pytest_configure(config):
     if "PYTEST_XDIST_WORKER" not in os.environ:
         quick_compilation.empty_large_cache()
+    resumable.pytest_configure(config)
 
 
 @pytest.hookimpl(tryfirst=True)
