@@ -257,6 +257,14 @@ class MultiHeadAttention(DropoutModule):
     ) -> KeyValueCache:
         """A cache for the keys and values of `max_length` tokens of `dtype`.
 
+        Args:
+            batch_shape: *B.
+            max_length: the largest number of tokens, at least 1.
+            dtype: of the tokens.
+
+        Returns:
+            a `KeyValueCache` without tokens, for `extend`.
+
         Raises:
             ValueError: `batch_shape` is not a tuple, or `max_length` is not an integer above 0.
         """
@@ -296,6 +304,14 @@ class MultiHeadAttention(DropoutModule):
 
         Raises:
             ValueError: an argument has the wrong shape or dtype.
+
+        >>> attend = MultiHeadAttention("dot", 4, num_heads=2, rngs=nnx.Rngs(0))
+        >>> tokens, cache = jnp.eye(3, 4), attend.empty_cache((), max_length=3)
+        >>> for token in tokens:
+        ...     output, cache = attend.extend(token[None], cache)
+        >>> at_once = attend(tokens, mask=causal_mask())
+        >>> int(cache.length), bool(jnp.allclose(output, at_once[-1:], atol=1e-6))
+        (3, True)
         """
         x = _checked_tokens("x", x, self.query)
         check_cache(cache, x, self.num_key_heads, self.head_dim)

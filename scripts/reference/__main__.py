@@ -12,14 +12,11 @@ its signature, its docstring and its source. This file adapts three things befor
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
-import io
 import re
 import shutil
 import sys
 import textwrap
-import tokenize
 import types
 import typing
 import warnings
@@ -32,8 +29,9 @@ import pdoc
 import pdoc.doc
 import pdoc.render
 
+from reference.comments import assignments, defining_module, variable_comments
 from reference.docstrings import docstring_markdown
-from reference.pages import LIBRARY_PAGES, PAGES, PROGRAM_PAGES, assigned_names, public_names
+from reference.pages import LIBRARY_PAGES, PAGES, PROGRAM_PAGES, public_names
 
 ROOT = Path(__file__).parent.parent.parent
 LIBRARY = "attention_jax"
@@ -144,7 +142,11 @@ def adapt(namespace: pdoc.doc.Namespace, links: Links) -> None:
                 doc.signature = signature
         elif isinstance(doc, pdoc.doc.Variable):
             variable: Any = doc  # pdoc prints any object here, and types it as a type
-            owner = namespace.obj if inspect.isclass(namespace.obj) else defining_module(doc)
+            owner = (
+                namespace.obj
+                if inspect.isclass(namespace.obj)
+                else defining_module(namespace.obj, name)
+            )
             if doc.docstring.startswith("Alias for field number"):
                 doc.docstring = ""
             doc.docstring = doc.docstring or variable_comments(owner).get(name, "")
@@ -266,18 +268,6 @@ def written_defaults(function: Callable) -> dict[str, AsWritten]:
 # --- variables of modules and fields of classes ---
 
 
-def defining_module(doc: pdoc.doc.Variable) -> Any:
-    """The module of this library that assigns a variable, which others import from it."""
-    for name, module in sorted(sys.modules.items()):
-        if (
-            name.startswith(LIBRARY)
-            and vars(module).get(doc.name, doc) is doc.default_value
-            and doc.name in assignments(inspect.getsource(module))
-        ):
-            return module
-    return sys.modules[doc.modulename]
-
-
 def variable_annotation(owner: Any, name: str) -> Any:
     for namespace in getattr(owner, "__mro__", [owner]):
         member = vars(namespace).get(name)
@@ -287,48 +277,6 @@ def variable_annotation(owner: Any, name: str) -> Any:
         if name in annotations:
             return annotations[name]
     return None
-
-
-def variable_comments(owner: Any) -> dict[str, str]:
-    """The comments beside the variables of a module or class, its base classes included.
-
-    A comment stands at the end of the variable's line, or on the lines above it.
-    """
-    comments: dict[str, str] = {}
-    for namespace in reversed(getattr(owner, "__mro__", [owner])):
-        if getattr(namespace, "__module__", LIBRARY).startswith(LIBRARY):
-            comments |= comments_of(inspect.getsource(namespace))
-    return comments
-
-
-@functools.cache
-def comments_of(source: str) -> dict[str, str]:
-    source_lines = source.splitlines()
-    comment_at = {
-        token.start[0]: token.string.removeprefix("#").strip()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT and not token.string.startswith("# ---")
-    }
-    comments = {}
-    for name, node in assignments(source).items():
-        above: list[str] = []
-        line = node.lineno - 1
-        while line in comment_at and source_lines[line - 1].lstrip().startswith("#"):
-            above.insert(0, comment_at[line])
-            line -= 1
-        comment = comment_at.get(node.end_lineno or 0) or " ".join(above)
-        if comment and "noqa" not in comment:
-            comments[name] = comment[0].upper() + comment[1:]
-    return comments
-
-
-@functools.cache
-def assignments(source: str) -> dict[str, Any]:
-    """The statements of a module or class that assign or annotate a variable, by its name."""
-    body = ast.parse(source).body
-    if len(body) == 1 and isinstance(body[0], ast.ClassDef):
-        body = body[0].body
-    return {name: node for node in body for name in assigned_names(node)}
 
 
 if __name__ == "__main__":
