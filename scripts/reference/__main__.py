@@ -35,7 +35,6 @@ from reference.pages import LIBRARY_PAGES, PAGES, PROGRAM_PAGES, public_names
 
 ROOT = Path(__file__).parent.parent.parent
 LIBRARY = "attention_jax"
-OUTPUT = ROOT / "build" / "docs"
 
 TEMPLATES = {
     "module.html.jinja2": """
@@ -88,8 +87,8 @@ TEMPLATES = {
 }
 
 
-def main() -> None:
-    shutil.rmtree(OUTPUT, ignore_errors=True)
+def main(output: Path = ROOT / "build" / "docs") -> None:
+    shutil.rmtree(output, ignore_errors=True)
     pdoc.render.configure(docformat="markdown")
     environment: Any = pdoc.render.env
     environment.loader = jinja2.ChoiceLoader([jinja2.DictLoader(TEMPLATES), environment.loader])
@@ -106,12 +105,12 @@ def main() -> None:
         for module in modules.values():
             adapt(module, links)
         for page, module in modules.items():
-            path = OUTPUT / f"{page.replace('.', '/')}.html"
+            path = output / f"{page.replace('.', '/')}.html"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(pdoc.render.html_module(module, modules))
-        (OUTPUT / "index.html").write_text(pdoc.render.html_index(modules))
-        (OUTPUT / "search.js").write_text(pdoc.render.search_index(modules))
-    print(f"The API reference: {OUTPUT / 'index.html'}")
+        (output / "index.html").write_text(pdoc.render.html_index(modules))
+        (output / "search.js").write_text(pdoc.render.search_index(modules))
+    print(f"The API reference: {output / 'index.html'}")
 
 
 def member(module: pdoc.doc.Module, name: str) -> pdoc.doc.Doc:
@@ -280,4 +279,4 @@ def variable_annotation(owner: Any, name: str) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

@@ -7,7 +7,6 @@ links.
 
 from __future__ import annotations
 
-import inspect
 import re
 import textwrap
 
@@ -17,24 +16,17 @@ _HEADING = re.compile(rf"({'|'.join(LISTS)}|Returns):")
 
 
 def docstring_markdown(docstring: str) -> str:
-    r"""The docstring in Markdown: code for formulas, shapes and examples; lists for arguments.
+    r"""A docstring, without its margin, as Markdown.
 
-    >>> print(docstring_markdown("Weights [*B, T].\n\n    w = 2 * x\n\n>>> 1 + 1\n2"))
+    >>> print(docstring_markdown("Weights [*B, T].\n\n    w = 2 * x"))
     Weights `[*B, T]`.
     <BLANKLINE>
     ```text
     w = 2 * x
     ```
-    <BLANKLINE>
-    **Example**
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
     """
     blocks: list[str] = []
-    for kind, lines in _parts(inspect.cleandoc(docstring)):
+    for kind, lines in _parts(docstring):
         text = textwrap.dedent("\n".join(lines)).strip()
         if kind == "example":
             blocks += ["**Example**", f"```pycon\n{text}\n```"]
