@@ -74,7 +74,7 @@ def public_methods(value) -> dict:
         for name, member in members
         if (name == "__call__" or not name.startswith("_"))
         and isinstance(member, property | classmethod | staticmethod | types.FunctionType)
-        and name not in getattr(value, "_fields", ())
+        and name not in getattr(value, "__dataclass_fields__", ())
     }
 
 

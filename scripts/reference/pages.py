@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from types import ModuleType
+from types import GenericAlias, ModuleType
 
 # The pages by the heading in the navigation under which they stand. Each is one module.
 LIBRARY_PAGES = {
@@ -60,7 +60,8 @@ def public_names(module: ModuleType) -> list[str]:
     """The public names on the page of a module.
 
     They are the names above or in `__all__`; for a module without either, the functions and classes
-    that it defines and its constants in capitals. Modules in `__all__` have their own pages.
+    that it defines and its constants in capitals, without short names such as JSON. Modules in
+    `__all__` have their own pages.
     """
     if module.__name__ in _NAMES:
         return list(_NAMES[module.__name__])
@@ -70,6 +71,7 @@ def public_names(module: ModuleType) -> list[str]:
         constants = [name for node in body for name in assigned_names(node) if name.isupper()]
         defined = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
         names = [name for name in constants + defined if not name.startswith("_")]
+        names = [name for name in names if not isinstance(getattr(module, name), GenericAlias)]
     return [name for name in names if not isinstance(getattr(module, name), ModuleType)]
 
 
