@@ -255,15 +255,7 @@ class MultiHeadAttention(DropoutModule):
     def empty_cache(
         self, batch_shape: tuple[int, ...], max_length: int, dtype: Any = jnp.float32
     ) -> KeyValueCache:
-        """A cache for the keys and values of `max_length` tokens of `dtype`.
-
-        Args:
-            batch_shape: *B.
-            max_length: the largest number of tokens, at least 1.
-            dtype: of the tokens.
-
-        Returns:
-            a `KeyValueCache` without tokens, for `extend`.
+        """A cache for `extend`, for the keys and values of `max_length` tokens [*B] of `dtype`.
 
         Raises:
             ValueError: `batch_shape` is not a tuple, or `max_length` is not an integer above 0.
