@@ -1,4 +1,41 @@
-"""A laboratory for attention score functions; this file lists the public names."""
+"""A laboratory for attention score functions.
+
+A score function turns a query and a key into one number, the logit. `attention` computes, with any
+score,
+
+    logits_ij = score(query_i, key_j) + bias_ij
+    output_i  = sum_j softmax_j(logits_ij where mask_ij) value_j
+
+for query [*B, T, Dq], key [*B, S, Dk] and value [*B, S, Dv], in memory linear in T and S, with
+every derivative. README.md is the introduction, attention_jax/README.md the guide.
+
+- Attention: `attention`, `attention_weights`, `ring_attention` over several devices,
+  `masked_softmax`; `IMPLEMENTATIONS`, `BlockSizes`; the results `AttentionStatistics`.
+- Scores: `Additive`, `Concat`, `Cosine`, `Dot`, `General`, `NegativeSquaredDistance`, `ScaledDot`,
+  `SoftCap`; by name, `get_score` and `SCORES`; your own, a subclass of `Score`. More are in
+  `attention_jax.scores`.
+- Masks: `causal_mask`, `local_mask`, `padding_mask`, `segment_mask`, `token_mask`, `window_mask`;
+  your own, a `mask_dataclass` that subclasses `Mask`.
+- Biases: `alibi_bias` with `alibi_slopes`, `gaussian_bias`, `relative_bias`, `t5_bias`; your own, a
+  `bias_dataclass` that subclasses `Bias`, with an `array_field` for each array.
+- Windows around an aligned key: `local_attention`, `local_attention_weights`; the alignment:
+  `monotonic_centers`, `predicted_centers`, `reversed_centers`.
+- Coverage: `coverage_attention`, `coverage_loss`, `coverage_kernel_size`, `CoverageResult`.
+- Attention that only moves forward: `monotonic_attention`, `monotonic_weights`,
+  `hard_monotonic_weights`, `hard_monotonic_positions`.
+- Decoding: `greedy_search`, `beam_search`; keys that are projected once: `remember`, `Memory`.
+- Flax modules: `attention_jax.nn`. Inside jax.nn and Flax: `attention_jax.functional.interop`.
+- What a model attends to, its gradients and its cost: `attention_jax.analysis`.
+- Derivatives by hand, with forward mode: `custom_vjp`.
+
+>>> import jax
+>>> import jax.numpy as jnp
+>>> query, key, value = jnp.zeros((1, 4)), jnp.ones((3, 4)), jnp.array([[1.0], [2.0], [6.0]])
+>>> score = Additive(hidden_dim=8)
+>>> params = score.init(jax.random.key(0), query_dim=4, key_dim=4)
+>>> attention(query, key, value, score=score, params=params).round(4)  # equal keys, equal weights
+Array([[3.]], dtype=float32)
+"""
 
 from attention_jax import analysis, nn
 from attention_jax.core.custom_vjp import custom_vjp

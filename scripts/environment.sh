@@ -1,4 +1,4 @@
-# Sourced by scripts/quickstart and scripts/test: makes .venv if it is missing, and installs what is.
+# Sourced by scripts/quickstart, scripts/test and scripts/docs: makes .venv if it is missing, and installs what is.
 # usage: install_into_venv "[test]"   (extras of setup.cfg, or nothing)
 
 install_into_venv() {

@@ -36,8 +36,8 @@ class Captured(NamedTuple):
     every dict.
     """
 
-    output: Any
-    attentions: dict[str, CapturedAttention]
+    output: Any  # of the function
+    attentions: dict[str, CapturedAttention]  # by name
 
 
 class OutputGradient(NamedTuple):
@@ -51,11 +51,11 @@ class OutputGradient(NamedTuple):
 class CapturedGradients(NamedTuple):
     """A loss, its gradient, and every attention in it with the gradient that reaches it."""
 
-    loss: Array
-    auxiliary: Any
-    dparams: Any
-    attentions: dict[str, CapturedAttention]
-    gradients: dict[str, OutputGradient]
+    loss: Array  # float []
+    auxiliary: Any  # the loss's second result; None if it returns only a float
+    dparams: Any  # like the parameters
+    attentions: dict[str, CapturedAttention]  # by name
+    gradients: dict[str, OutputGradient]  # by the same names
 
 
 def capture(

@@ -40,7 +40,7 @@ class SpectrumEdges(NamedTuple):
 class Estimate(NamedTuple):
     """The mean of random samples, and its standard error."""
 
-    mean: Any
+    mean: Any  # an array or a pytree of arrays
     standard_error: Any  # like `mean`; infinite for a single sample
 
 

@@ -36,7 +36,7 @@ class Operations(NamedTuple):
 class ScoreCost(NamedTuple):
     """The cost of a score: its number of parameters, and operations per query, key and pair."""
 
-    parameters: int
+    parameters: int  # number of floats
     query: Operations  # to project a query
     key: Operations  # to project a key, once for all queries
     pair: Operations  # to compute the logit of a projected query and a projected key
@@ -58,8 +58,8 @@ class ProgramMemory(NamedTuple):
     """The memory of a compiled program, in bytes."""
 
     temporary: int  # peak, in addition to arguments and results
-    arguments: int
-    results: int
+    arguments: int  # of all arguments
+    results: int  # of all results
 
 
 def parameter_count(score: str | Score, query_dim: int, key_dim: int) -> int:
@@ -136,6 +136,9 @@ def operation_count(function: Callable[..., Any], *arguments: Any) -> Operations
         function: takes and returns pytrees of arrays. A loop whose length XLA does not know counts
             as one iteration.
         arguments: its arguments, or a `jax.ShapeDtypeStruct` in place of each array.
+
+    Returns:
+        `Operations`.
 
     >>> matrix = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     >>> operation_count(lambda x: jnp.tanh(x @ x), matrix)

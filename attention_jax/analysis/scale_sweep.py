@@ -25,7 +25,7 @@ Array = jax.Array
 class ScaleSweep(NamedTuple):
     """Means over the rows of all examples that have a key, for each scale."""
 
-    scales: Array  # [n]
+    scales: Array  # [n]  those of the call
     gradient_norm: Array  # [n]  mean_i |dlogits_i|, for the logits after scaling
     entropy: Array  # [n]  mean_i of the weights' entropy, in nats
     jacobian_norm: Array  # [n]  mean_i |d weights_i / d logits_i|_F

@@ -102,7 +102,8 @@ def softmax_vjp(weights: Array, dweights: Array) -> Array:
 
     Args:
         weights: float [..., S], rows that sum to 1, or are 0.
-        dweights: float of the same shape; any value, including NaN, where the weight is 0.
+        dweights: float [..., S], as many as weights; any value, including NaN, where the weight is
+            0.
 
     Returns:
         dlogits [..., S] in float32, or float64 if any input is; each row sums to 0.

@@ -37,7 +37,7 @@ class AttentionSummary(NamedTuple):
     entropy: Array  # nats
     normalized_entropy: Array  # 0 (one key) to 1 (equal weights of all allowed keys)
     effective_keys: Array  # keys
-    largest_weight: Array
+    largest_weight: Array  # from 0 to 1
     saturation: Array  # share of the queries
     alignment_error: Array | None  # None without an alignment
     expected_distance: Array | None  # key positions; None without an alignment

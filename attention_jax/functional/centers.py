@@ -24,6 +24,12 @@ Array = jax.Array
 def monotonic_centers(target_length: int) -> Array:
     """p_i = i, the alignment of local-m: source and target advance together.
 
+    Args:
+        target_length: T, at least 0.
+
+    Returns:
+        int32 [T].
+
     >>> monotonic_centers(3).tolist()
     [0, 1, 2]
 

@@ -33,6 +33,8 @@ from attention_jax.scores import Params, Score, ScoreLike, get_score
 
 Array = jax.Array
 
+__all__ = ["dot_product_attention", "flax_attention_fn"]
+
 
 def dot_product_attention(
     query: ArrayLike,

@@ -58,8 +58,8 @@ def local_attention(
         centers: float or int [*B, T], p; see `monotonic_centers`, `reversed_centers`,
             `predicted_centers`. A window that contains no key gives output 0.
         radius: D, at least 0.
-        sigma: standard deviation of the Gaussian, in key positions; D / 2 in the paper. None for no
-            Gaussian (local-m).
+        sigma: standard deviation of the Gaussian, in key positions, as in `gaussian_bias`; D / 2 in
+            the paper. None for no Gaussian (local-m).
 
     Returns:
         output [*B, T, Dv] in the query's dtype.

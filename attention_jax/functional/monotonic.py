@@ -78,7 +78,7 @@ def monotonic_attention(
         noise_rng: one PRNG key for normal noise on the logits during training. The noise makes the
             model learn large logits, whose p are nearly 0 or 1, as the hard form assumes. None for
             no noise.
-        noise_scale: standard deviation of the noise.
+        noise_scale: standard deviation of the noise, a scalar or float broadcastable to *B.
         hard: whether to use the hard form, for decoding. Its only gradient is that of `value`.
         initial: float broadcastable to [*B, S], the weights of the query before the first, to
             decode step by step; None for all the weight on the first key. The hard form starts at

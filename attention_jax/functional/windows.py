@@ -88,8 +88,8 @@ def gaussian_bias(centers: Array, sigma: float | Array) -> Bias:
 
     Args:
         centers: float [*B, T], in units of key positions.
-        sigma: standard deviation, in the same units; a positive float, or a float array whose axes
-            broadcast to *B.
+        sigma: standard deviation, in the same units; a positive scalar, or a float array whose axes
+            broadcast to [*B].
 
     Returns:
         a `Bias`, differentiable in the centers and in sigma.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from attention_jax.implementations import reference, tiled
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 
+# The functions behind the argument `implementation`, by name; see `Inputs` for what they take.
 IMPLEMENTATIONS: dict[str, Callable] = {
     "reference": reference.attend,
     "tiled": tiled.attend,

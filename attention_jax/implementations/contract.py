@@ -30,6 +30,12 @@ class BlockSizes:
     Attributes:
         query: queries in a tile, at least 1.
         key: keys in a tile, at least 1.
+
+    >>> from attention_jax import attention
+    >>> tokens, options = jnp.eye(4), {"implementation": "tiled", "score": "dot"}
+    >>> small = attention(tokens, tokens, tokens, block_sizes=BlockSizes(query=2, key=3), **options)
+    >>> bool(jnp.allclose(small, attention(tokens, tokens, tokens, **options), atol=1e-6))
+    True
     """
 
     query: int = 512
@@ -45,9 +51,9 @@ class Options:
     """The static options of an implementation."""
 
     score: Score
-    block_sizes: BlockSizes
-    dropout_rate: float = 0.0
-    return_statistics: bool = False
+    block_sizes: BlockSizes  # of "tiled"
+    dropout_rate: float = 0.0  # 0 <= rate < 1
+    return_statistics: bool = False  # whether to return `AttentionStatistics`
 
 
 class Inputs(NamedTuple):
@@ -57,8 +63,8 @@ class Inputs(NamedTuple):
     key: Any  # [S, Dk], or `ProjectedKeys`
     value: Array  # [S, Dv]
     params: Params  # of the score
-    mask: Mask | None
-    bias: Bias | None
+    mask: Mask | None  # without batch axes
+    bias: Bias | None  # without batch axes
     dropout_rng: Array | None  # [] a typed PRNG key
 
     @property

@@ -38,12 +38,12 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
     Args:
         logits: float [..., T, S], any finite size; -inf entries count as masked. Masked entries
             may hold anything, NaN included.
-        mask: bool with all axes of `logits` (size 1 where shared), or with its last two or fewer;
-            or a `Mask` over its last two axes. True = may attend.
+        mask: bool [..., T, S] with all axes of `logits` (size 1 where shared), or with its last two
+            or fewer; or a `Mask` over its last two axes. True = may attend.
         axis: the axis whose weights sum to 1.
 
     Returns:
-        weights in the dtype of `logits` (computed in at least float32), same shape.
+        weights [..., T, S] in the dtype of `logits`, computed in at least float32.
 
     Raises:
         ValueError: `logits` is not floating-point, `mask` is not boolean or does not broadcast to

@@ -187,7 +187,20 @@ class Attention(DropoutModule):
 
 
 class AdditiveAttention(Attention):
-    """`Attention` with `scores.Additive`: v . tanh(Wq q + Wk k), hidden size A (None for Dk)."""
+    """`Attention` with `scores.Additive`: v . tanh(Wq q + Wk k), hidden size A (None for Dk).
+
+    Args:
+        query_dim: Dq.
+        key_dim: Dk.
+        hidden_dim: A.
+        options: `rngs` and the other arguments of `Attention`.
+
+    >>> attend = AdditiveAttention(4, 6, hidden_dim=8, rngs=nnx.Rngs(0))
+    >>> attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6))).shape
+    (2, 5, 6)
+
+    Source: Bahdanau, Cho and Bengio 2014.
+    """
 
     def __init__(
         self, query_dim: int, key_dim: int, *, hidden_dim: int | None = None, **options: Any
@@ -196,21 +209,59 @@ class AdditiveAttention(Attention):
 
 
 class DotAttention(Attention):
-    """`Attention` with `scores.Dot`: q . k, for Dq = Dk."""
+    """`Attention` with `scores.Dot`: q . k, for Dq = Dk.
+
+    Args:
+        query_dim: Dq.
+        key_dim: Dk.
+        options: `rngs` and the other arguments of `Attention`.
+
+    >>> attend = DotAttention(2, 2, rngs=nnx.Rngs(0))
+    >>> attend(jnp.zeros((1, 2)), jnp.array([[2.0, 0.0], [0.0, 4.0]])).tolist()  # equal weights
+    [[1.0, 2.0]]
+
+    Source: Luong, Pham and Manning 2015.
+    """
 
     def __init__(self, query_dim: int, key_dim: int, **options: Any):
         super().__init__(Dot(), query_dim, key_dim, **options)
 
 
 class GeneralAttention(Attention):
-    """`Attention` with `scores.General`: q . (W k)."""
+    """`Attention` with `scores.General`: q . (W k).
+
+    Args:
+        query_dim: Dq.
+        key_dim: Dk.
+        options: `rngs` and the other arguments of `Attention`.
+
+    >>> attend = GeneralAttention(4, 6, rngs=nnx.Rngs(0))
+    >>> attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6))).shape
+    (2, 5, 6)
+
+    Source: Luong, Pham and Manning 2015.
+    """
 
     def __init__(self, query_dim: int, key_dim: int, **options: Any):
         super().__init__(General(), query_dim, key_dim, **options)
 
 
 class ScaledDotAttention(Attention):
-    """`Attention` with `scores.ScaledDot`: scale (q . k), for Dq = Dk; None for 1/sqrt(Dk)."""
+    """`Attention` with `scores.ScaledDot`: scale (q . k), for Dq = Dk; None for 1/sqrt(Dk).
+
+    Args:
+        query_dim: Dq.
+        key_dim: Dk.
+        scale: the factor, a float.
+        options: `rngs` and the other arguments of `Attention`.
+
+    >>> attend = ScaledDotAttention(1, 1, scale=1.0, rngs=nnx.Rngs(0))
+    >>> key, value = jnp.log(jnp.array([[1.0], [3.0]])), jnp.array([[0.0], [4.0]])
+    >>> attend(jnp.ones((1, 1)), key, value).round(4).tolist()  # weights 1/4 and 3/4
+    [[3.0]]
+
+    Source: Vaswani et al. 2017.
+    """
 
     def __init__(self, query_dim: int, key_dim: int, *, scale: float | None = None, **options: Any):
         super().__init__(ScaledDot(scale), query_dim, key_dim, **options)

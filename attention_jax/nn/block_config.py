@@ -29,6 +29,12 @@ class BlockConfig:
 
     Raises:
         ValueError: a size is below 1, sizes do not divide, or a name is unknown.
+
+    >>> BlockConfig(dim=16, num_heads=4, norm="post", activation="swiglu").hidden_dim
+    64
+    >>> BlockConfig(dim=16, num_heads=3)
+    Traceback (most recent call last):
+    ValueError: dim must be a multiple of 3 heads; got 16
     """
 
     dim: int = 64

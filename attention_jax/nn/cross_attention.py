@@ -51,6 +51,12 @@ class CrossAttentionConfig:
         ValueError: there is no such kind or alignment, a number is out of range, or the kind does
             not take a setting.
 
+    >>> CrossAttentionConfig("local-m", radius=1, alignment="monotonic").sharpen_from is None
+    True
+    >>> CrossAttentionConfig("coverage", sharpen_from=8)
+    Traceback (most recent call last):
+    ValueError: sharpen_from must be None with attention 'coverage'; got 8
+
     Source: Chiang and Cholak 2022 for logits that grow with log n (theirs do so from n = 1 on).
     """
 
@@ -130,6 +136,13 @@ class CrossAttention(DropoutModule):
     Raises:
         ValueError: there is no such score, it cannot pair the two sizes, or settings do not go
             together.
+
+    >>> config = CrossAttentionConfig("local-m", radius=1, alignment="monotonic")
+    >>> attend = CrossAttention("dot", 4, 4, config, rngs=nnx.Rngs(0))
+    >>> query, memory, lengths = jnp.ones((1, 2, 4)), jnp.ones((1, 5, 4)), jnp.array([5])
+    >>> _, weights, _ = attend(query, memory, source_lengths=lengths, return_weights=True)
+    >>> (weights > 0).astype(int).tolist()  # query i sees the keys around i
+    [[[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]]
     """
 
     def __init__(

@@ -31,6 +31,11 @@ class FeedForward(nnx.Module):
     Raises:
         ValueError: there is no such activation.
 
+    >>> import jax.numpy as jnp
+    >>> feed_forward = FeedForward(4, 8, activation="swiglu", rngs=nnx.Rngs(0))
+    >>> feed_forward(jnp.zeros((2, 4))).tolist()  # without biases, 0 stays 0
+    [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+
     Source: Vaswani et al. 2017, equation 2; Hendrycks and Gimpel 2016 (gelu, exact); Shazeer 2020,
     equation 6 (swiglu; their W, V are W_1, W_3).
     """

@@ -255,7 +255,7 @@ class MultiHeadAttention(DropoutModule):
     def empty_cache(
         self, batch_shape: tuple[int, ...], max_length: int, dtype: Any = jnp.float32
     ) -> KeyValueCache:
-        """A cache for the keys and values of `max_length` tokens of `dtype`.
+        """A cache for `extend`, for the keys and values of `max_length` tokens [*B] of `dtype`.
 
         Raises:
             ValueError: `batch_shape` is not a tuple, or `max_length` is not an integer above 0.
@@ -296,6 +296,14 @@ class MultiHeadAttention(DropoutModule):
 
         Raises:
             ValueError: an argument has the wrong shape or dtype.
+
+        >>> attend = MultiHeadAttention("dot", 4, num_heads=2, rngs=nnx.Rngs(0))
+        >>> tokens, cache = jnp.eye(3, 4), attend.empty_cache((), max_length=3)
+        >>> for token in tokens:
+        ...     output, cache = attend.extend(token[None], cache)
+        >>> at_once = attend(tokens, mask=causal_mask())
+        >>> int(cache.length), bool(jnp.allclose(output, at_once[-1:], atol=1e-6))
+        (3, True)
         """
         x = _checked_tokens("x", x, self.query)
         check_cache(cache, x, self.num_key_heads, self.head_dim)

@@ -35,6 +35,10 @@ class PositionConfig:
 
     Raises:
         ValueError: there is no such kind, anchor or draw, or a number is not above 0.
+
+    >>> positions = PositionConfig("learned", anchor="both", limit=64)
+    >>> positions.to_words(), positions.num_position_ids
+    (['learned', 'anchor=both', 'limit=64'], 2)
     """
 
     kind: PositionKind = "sinusoidal"

@@ -66,9 +66,15 @@ def sinusoidal_encoding(
 
 
 def learned_encoding(table: Array, position_ids: Array) -> Array:
-    """Rows of a table: float [P, D], int [...] -> [..., D].
+    """Rows of a table, one for each position id.
 
-    An id of P or more has an encoding of NaN, because the table has no row for it.
+    Args:
+        table: float [P, D].
+        position_ids: int [...].
+
+    Returns:
+        encodings [..., D] in the table's dtype. An id of P or more has an encoding of NaN, because
+        the table has no row for it.
 
     >>> learned_encoding(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 2]))
     Array([[ 2.],
@@ -203,7 +209,16 @@ def random_window_position_ids(rng: Array, count: int, limit: int) -> Array:
     gaps between ids are then as often near 1 as near any other scale. A subset of the whole range
     has hardly any neighbours, but a sequence that fills the range has nothing else.
 
-    Args, Returns, Raises: as `random_position_ids`.
+    Args:
+        rng: one PRNG key.
+        count: size of the subset.
+        limit: P; ids are from 0 to P - 1.
+
+    Returns:
+        int32 [count], increasing.
+
+    Raises:
+        ValueError: `count` is not from 1 to `limit`.
 
     >>> random_window_position_ids(jax.random.key(0), 4, 4)
     Array([0, 1, 2, 3], dtype=int32)

@@ -139,6 +139,16 @@ class Seq2Seq(EncoderDecoder):
             position_ids: as in a call, P at least S and `max_length`.
             return_weights: also compute the cross-attention weights of the answer, with one more
                 call of the decoder on all tokens at once.
+
+        Returns:
+            `Decoded`.
+
+        >>> from attention_jax.nn import Seq2SeqConfig
+        >>> model = Seq2Seq(Seq2SeqConfig(), 11, rngs=nnx.Rngs(0))
+        >>> source, lengths = jnp.ones((2, 5), int), jnp.array([3, 5])
+        >>> decoded = model.greedy_decode(source, lengths, max_length=4, sos=1, eos=2, pad=0)
+        >>> decoded.tokens.shape
+        (2, 4)
         """
         position_ids = self._position_ids(position_ids, source.shape[-1], max_length)
         definition, variables = nnx.split(self)

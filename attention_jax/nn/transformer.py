@@ -55,6 +55,13 @@ class EncoderBlock(DropoutModule):
         rngs: the streams of the initial parameters and of "dropout".
         options: `dtype`, `param_dtype`, `kernel_init`, `bias_init`, as in `nnx.Linear`.
 
+    >>> import jax.numpy as jnp
+    >>> config = BlockConfig(dim=8, hidden_dim=16, num_heads=2)
+    >>> block = EncoderBlock("additive", config, rngs=nnx.Rngs(0))
+    >>> output, weights = block(jnp.ones((3, 5, 8)), return_weights=True)
+    >>> output.shape, weights.shape
+    ((3, 5, 8), (3, 2, 5, 5))
+
     Source: Vaswani et al. 2017, section 3.1 (`norm="post"`); Xiong et al. 2020 for "pre".
     """
 
@@ -146,6 +153,13 @@ class DecoderBlock(DropoutModule):
         deterministic, keep_rngs: as in `MultiHeadAttention`.
         rngs: the streams of the initial parameters and of "dropout".
         options: `dtype`, `param_dtype`, `kernel_init`, `bias_init`, as in `nnx.Linear`.
+
+    >>> import jax.numpy as jnp
+    >>> config = BlockConfig(dim=8, hidden_dim=16)
+    >>> block = DecoderBlock("scaled", "additive", config, memory_dim=6, rngs=nnx.Rngs(0))
+    >>> output, weights = block(jnp.ones((3, 4, 8)), jnp.ones((3, 5, 6)), return_weights=True)
+    >>> output.shape, weights.shape
+    ((3, 4, 8), (3, 4, 5))
 
     Source: Vaswani et al. 2017, section 3.1 (`norm="post"`); Xiong et al. 2020 for "pre".
     """

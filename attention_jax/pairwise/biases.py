@@ -37,7 +37,21 @@ Array = jax.Array
 
 
 class Bias(PositionFunction):
-    """Base of all biases: a float function of (query position, key position)."""
+    """Base of all biases: a float function of (query position, key position).
+
+    A subclass, decorated with `bias_dataclass`, defines `values`. Its fields made by `array_field`
+    are differentiable. Biases add: `alibi_bias(slopes) + bias`, with arrays [*B, T, S] too.
+
+    >>> @bias_dataclass
+    ... class Late(Bias):
+    ...     rate: Array = array_field()
+    ...     def values(self, query_positions, key_positions):
+    ...         return self.rate * key_positions[None, :].astype(float)
+    >>> Late(jnp.array(0.5)).materialize(2, 3).tolist()
+    [[0.0, 0.5, 1.0], [0.0, 0.5, 1.0]]
+    >>> float(jax.grad(lambda rate: Late(rate).materialize(2, 3).sum())(0.5))
+    6.0
+    """
 
     kind = "bias"
     __array_ufunc__ = None  # so that `numpy_array + bias` calls `__radd__`

@@ -31,7 +31,20 @@ class TileStatus(NamedTuple):
 
 
 class Mask(PositionFunction):
-    """Base of all masks: a boolean function of (query position, key position)."""
+    """Base of all masks: a boolean function of (query position, key position).
+
+    A subclass, decorated with `mask_dataclass`, defines `allowed`; with `tile_status` it also skips
+    empty tiles. Masks combine with `&`, `|` and `~`, with bool arrays [*B, T, S] too.
+
+    >>> from attention_jax import causal_mask
+    >>> @mask_dataclass
+    ... class Strided(Mask):
+    ...     stride: int
+    ...     def allowed(self, query_positions, key_positions):
+    ...         return (query_positions[:, None] - key_positions[None, :]) % self.stride == 0
+    >>> (Strided(2) & causal_mask()).materialize(3, 3).astype(int).tolist()
+    [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
+    """
 
     kind = "mask"
     # Otherwise, lengths [B] for inputs [B, N, T, D] would be read as one per head if B equals N.

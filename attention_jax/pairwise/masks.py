@@ -226,7 +226,7 @@ def padding_mask(key_lengths: Array, query_lengths: Array | None = None) -> Mask
     Args:
         key_lengths: int [*B], size 1 where shared: [B] for inputs [B, T, D], [B, 1] for inputs
             [B, N, T, D] (`lengths[:, None]`); or [], the same length for all.
-        query_lengths: the same for queries; None if there is no padding among the queries.
+        query_lengths: int [*B] like `key_lengths`, for the queries; None if no query is padding.
 
     Returns:
         a `Mask` whose leaves are the lengths. For padding that is not at the end, see `token_mask`.

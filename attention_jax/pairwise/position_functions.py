@@ -24,11 +24,20 @@ _CORE_AXES = "core_axes"
 
 
 def array_field(*core_axes: str | int) -> Any:
-    """An array leaf `[*B, *core_axes]`.
+    """A field of a mask or bias that holds an array [*B, *core_axes], a differentiable leaf.
 
     Args:
         core_axes: for each axis, "T" or "S" (this length, or 1), another name (any size), or a
             size.
+
+    >>> from attention_jax import Bias, bias_dataclass
+    >>> @bias_dataclass
+    ... class PerKey(Bias):
+    ...     bias_of_key: Array = array_field("S")
+    ...     def values(self, query_positions, key_positions):
+    ...         return self.bias_of_key[..., None, key_positions]
+    >>> PerKey(jnp.array([0.0, -1.0, 2.0])).materialize(2, 3).tolist()
+    [[0.0, -1.0, 2.0], [0.0, -1.0, 2.0]]
     """
     return dataclasses.field(metadata={_CORE_AXES: core_axes})
 
@@ -44,6 +53,19 @@ def position_dataclass(cls):
 
     Fields made by `array_field` or `part_field` are leaves; all others are static options. An
     instance without arrays is hashable by value, and can be a static argument of `jax.jit`.
+    `mask_dataclass` and `bias_dataclass` are this decorator.
+
+    >>> from attention_jax import Mask, mask_dataclass
+    >>> @mask_dataclass
+    ... class After(Mask):
+    ...     gap: int  # a static option
+    ...     start: Array = array_field()  # a leaf
+    ...     def allowed(self, query_positions, key_positions):
+    ...         del query_positions
+    ...         return key_positions[None, :] >= self.start + self.gap
+    >>> mask = After(gap=1, start=jnp.array(1))
+    >>> mask.materialize(1, 4).astype(int).tolist(), jax.tree.leaves(mask)
+    ([[0, 0, 1, 1]], [Array(1, dtype=int32, weak_type=True)])
     """
     declared = [
         *getattr(cls, "__dataclass_fields__", {}).values(),  # inherited

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 
 from attention_jax.training.metrics import mean_and_deviation
 
-# Okabe and Ito's colours, distinct for every kind of colour vision, and a marker for each.
+# Okabe and Ito's colours, distinct for every kind of colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# One marker for each color.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 

@@ -20,6 +20,7 @@ from attention_jax.runs.progress import warn
 
 JSON = dict[str, Any]
 
+# No further files for a new run folder.
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 _BEFORE_CONFIG = {"lock", "config.json.new"}  # all that a start may leave if it is cut off
 

@@ -13,6 +13,7 @@ from attention_jax.core.partial_jvp import partial_jvp
 Array = jax.Array
 Params = Any  # a pytree of arrays; {} when there is nothing to learn
 Features = Any  # projected tokens, which `pair` reads: an array [t, F], or a pytree of such arrays
+# What `pair` costs on a tile; see `Score`.
 TileCost = Literal["matmul", "elementwise", "materialized"]
 
 
@@ -34,6 +35,15 @@ class Score:
         distance where query and key are equal, an angle where they are parallel), each masked pair
         is computed from stand-in features, which takes more time. None, the default: the
         operations in the program of `pair` decide.
+
+    >>> import jax.numpy as jnp
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Manhattan(Score):
+    ...     needs_equal_dims = True
+    ...     def pair(self, params, q, k):
+    ...         return -jnp.sum(jnp.abs(q[:, None, :] - k[None, :, :]), axis=-1)
+    >>> Manhattan()({}, jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 0.0], [3.0, 2.5]])).tolist()
+    [[-2.0, -2.5]]
     """
 
     needs_equal_dims: ClassVar[bool] = False

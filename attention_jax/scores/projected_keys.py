@@ -29,6 +29,13 @@ class ProjectedKeys:
         features: an array [*B, S, Fk], or a pytree of arrays [*B, S, ...], from `project_key`.
         key_dim: Dk, the size of the keys before the projection.
         core_ndims: the number of axes without *B of each array in `features`.
+
+    >>> from attention_jax import Additive, remember
+    >>> score = Additive(hidden_dim=8)
+    >>> params = score.init(jax.random.key(0), query_dim=2, key_dim=2)
+    >>> keys, values = remember(score, params, jnp.ones((3, 2)), None, query_dim=2)
+    >>> keys.features.shape, keys.shape
+    ((3, 8), (3, 2))
     """
 
     features: Features

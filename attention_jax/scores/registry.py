@@ -22,6 +22,7 @@ from attention_jax.scores.soft_cap import SoftCap
 # What `get_score` accepts.
 ScoreLike = str | Score | type[Score] | Callable[..., jax.Array]
 
+# The scores by name, each with its default settings.
 SCORES: dict[str, Score] = {
     "additive": Additive(),
     "concat": Concat(),

@@ -45,14 +45,17 @@ class WrappedScore(Score):
 
     @property
     def needs_equal_dims(self) -> bool:  # type: ignore[override]
+        """That of the inner score."""
         return self.score.needs_equal_dims
 
     @property
     def tile_cost(self) -> TileCost:  # type: ignore[override]
+        """That of the inner score."""
         return self.score.tile_cost
 
     @property
     def finite_slopes(self) -> bool | None:  # type: ignore[override]
+        """That of the inner score."""
         return self.score.finite_slopes
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:

@@ -49,6 +49,7 @@ class MeshShape:
 
     @property
     def devices(self) -> int:
+        """The number of devices of the mesh."""
         return math.prod(dataclasses.astuple(self))
 
     @classmethod

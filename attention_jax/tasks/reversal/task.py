@@ -29,6 +29,7 @@ JSON = dict[str, Any]
 Params = Any
 
 
+# The letters a to z and the three special tokens.
 VOCABULARY = Vocabulary()
 
 
@@ -162,6 +163,7 @@ def optimizer(config: ReversalConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optax.adam(schedule))
 
 
+# The task for `train_run` and `load_run`.
 REVERSAL = TaskDefinition(
     name="reversal",
     config_class=ReversalConfig,

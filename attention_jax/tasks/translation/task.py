@@ -33,12 +33,14 @@ Schedule = Literal["inverse-sqrt", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 ValidationMetric = Literal["bleu", "loss"]
 
+# The default model.
 MODEL = Seq2SeqConfig(
     block=BlockConfig(dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.2),
     encoder_layers=3,
     decoder_layers=3,
     tied_embeddings="all",
 )
+# The default settings of the training loop.
 LOOP = LoopConfig(seeds=1, steps=9000, log_every=25, checkpoint_every=500, keep=5, keep_best=1)
 
 

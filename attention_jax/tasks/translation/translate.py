@@ -74,6 +74,7 @@ class Search:
             raise ValueError(f"length_penalty must be at least 0; got {self.length_penalty}")
 
 
+# Greedy search: one beam.
 GREEDY = Search()
 
 

@@ -1,0 +1,1 @@
+"""The API reference: its pages, and how pdoc renders them. `scripts/docs` runs it."""
