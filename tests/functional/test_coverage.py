@@ -153,10 +153,9 @@ def test_every_score_with_mask_bias_and_earlier_coverage(name):
     coverage = rng.uniform(0, 2, size=(B, S)).astype(np.float32)
     lengths = np.array([S - 2, S])
     allowed = np.tril(np.ones((T, S), bool), 1) & (np.arange(S) < lengths[:, None, None])
-    result = coverage_attention(
-        **arrays, score=name, mask=causal_mask(1) & padding_mask(lengths), bias=bias,
-        coverage=coverage,
-    )  # fmt: skip
+    result = quick_jit(functools.partial(coverage_attention, score=name))(
+        **arrays, mask=causal_mask(1) & padding_mask(lengths), bias=bias, coverage=coverage
+    )
     wide = jax.tree.map(np.float64, arrays)
 
     def logit(q, k, c):
@@ -173,13 +172,12 @@ def test_step_by_step_is_all_at_once(name):
     arrays = case(name, B)
     query = arrays.pop("query")
     allowed = np.random.default_rng(3).random((B, T, S)) < 0.6
-    at_once = coverage_attention(query, **arrays, score=name, mask=allowed)
+    attend = quick_jit(functools.partial(coverage_attention, score=name))
+    at_once = attend(query, **arrays, mask=allowed)
     coverage = np.zeros((B, S), np.float32)
     for t in range(T):
         here = slice(t, t + 1)
-        result = coverage_attention(
-            query[:, here], **arrays, score=name, mask=allowed[:, here], coverage=coverage
-        )
+        result = attend(query[:, here], **arrays, mask=allowed[:, here], coverage=coverage)
         coverage = np.asarray(result.coverage)
         for field in ("output", "weights", "loss"):
             np.testing.assert_allclose(
@@ -209,7 +207,7 @@ def test_a_kernel_of_zeros_is_attention(name):
 
 
 def test_coverage_loss():
-    loss = jax.jit(coverage_loss)
+    loss = quick_jit(coverage_loss)
     weights = np.float32([[0.5, 0.5, 0.0], [0.25, 0.0, 0.75], [0.0, 1.0, 0.0]])
     np.testing.assert_allclose(loss(weights), [0, 0.25, 0.5])
     earlier = np.float32([0.125, 0.0, 1.0])
@@ -217,7 +215,8 @@ def test_coverage_loss():
     # Batches, and the loss that came with the weights.
     arrays = case("dot", B, 3)
     coverage = np.random.default_rng(4).uniform(size=(B, 1, S)).astype(np.float32)
-    result = coverage_attention(**arrays, score="dot", coverage=coverage)
+    attend = quick_jit(functools.partial(coverage_attention, score="dot"))
+    result = attend(**arrays, coverage=coverage)
     np.testing.assert_allclose(loss(result.weights, coverage), result.loss, atol=1e-6)
     assert np.all((np.asarray(result.loss) > 0) & (np.asarray(result.loss) < 1 + 1e-6))
     assert coverage_loss(np.zeros((0, 3), np.float32)).shape == (0,)
@@ -301,17 +300,18 @@ def test_batches_are_loops_and_jit_changes_nothing():
 
     result = jax.tree.map(np.asarray, run(arrays, coverage, lengths))
     assert [leaf.shape for leaf in result] == [(B, 3, T, DV), (B, 3, T, S), (B, 3, S), (B, 3, T)]
-    agree(jax.jit(run)(arrays, coverage, lengths), result, 1e-6)
-    one = {"score": "additive", "value": arrays["value"], "params": arrays["params"]}
+    agree(quick_jit(run)(arrays, coverage, lengths), result, 1e-6)
+    attend = quick_jit(functools.partial(coverage_attention, score="additive"))
+    one = {"value": arrays["value"], "params": arrays["params"]}
     for b, n in np.ndindex(B, 3):
         one["query"], one["key"] = arrays["query"][b, n], arrays["key"][b, 0]
         one["coverage_kernel"] = arrays["coverage_kernel"][n]
         mask = padding_mask(lengths[b, 0])
-        alone = coverage_attention(**one, mask=mask, coverage=coverage[b, 0])
+        alone = attend(**one, mask=mask, coverage=coverage[b, 0])
         agree(jax.tree.map(lambda leaf, at=(b, n): leaf[at], result), alone, 1e-6)
     # A vmap from outside is the same once more.
     in_axes = {"query": 0, "key": 0, "value": None, "params": None, "coverage_kernel": None}
-    mapped = jax.vmap(run, (in_axes, 0, 0))(arrays, coverage, lengths)
+    mapped = quick_jit(jax.vmap(run, (in_axes, 0, 0)))(arrays, coverage, lengths)
     agree(mapped, result, 1e-6)
 
 

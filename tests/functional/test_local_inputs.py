@@ -32,22 +32,25 @@ def test_known_alignments():
     assert np.asarray(output)[:, 0].tolist() == [4, 3, 2, 1, 0, 0, 0]
 
 
+@functools.partial(quick_jit, static_argnames="implementation")
+def jitted_attention(query, key, centers, sigma, implementation):
+    return local_attention(
+        query, key, key, centers=centers, radius=RADIUS, sigma=sigma,
+        implementation=implementation, block_sizes=TILE,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
 def test_heads_and_examples_are_a_loop(implementation):
     query, key = normal(B, 3, T, 4).astype(np.float32), normal(B, 3, S, 4).astype(np.float32)
     sigma = np.float32([0.7, 1.4, 2.1])
 
-    @quick_jit
-    def attend(query, key, centers, sigma):
-        return local_attention(
-            query, key, key, centers=centers, radius=RADIUS, sigma=sigma,
-            implementation=implementation, block_sizes=TILE,
-        )  # fmt: skip
-
-    got = np.asarray(attend(query, key, CENTERS[:, None, :], sigma))
+    arrays = query, key, CENTERS[:, None, :], sigma
+    got = np.asarray(jitted_attention(*arrays, implementation=implementation))
     for b in range(B):
         for n in range(3):
-            expected = attend(query[b, n], key[b, n], CENTERS[b], sigma[n])
+            arrays = query[b, n], key[b, n], CENTERS[b], sigma[n]
+            expected = jitted_attention(*arrays, implementation="reference")
             np.testing.assert_allclose(got[b, n], expected, atol=2e-6)
 
 

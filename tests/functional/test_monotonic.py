@@ -149,13 +149,15 @@ def test_noise():
     query, key, value, _ = arrays("dot")
     rng = jax.random.key(3)
 
-    def weights(**options):
-        return np.asarray(monotonic_attention(query, key, value, score="dot", **options)[1])
+    @quick_jit
+    def noisy_weights(rng, scale):
+        attend = functools.partial(monotonic_attention, query, key, value, score="dot")
+        return attend()[1], attend(noise_rng=rng, noise_scale=scale)[1]
 
-    plain, noisy = weights(), weights(noise_rng=rng)
-    np.testing.assert_array_equal(noisy, weights(noise_rng=rng))
+    plain, noisy = map(np.asarray, noisy_weights(rng, 1.0))
+    np.testing.assert_array_equal(noisy, noisy_weights(rng, 1.0)[1])
     assert np.all(np.max(np.abs(noisy - plain), axis=(1, 2)) > 1e-3)  # each example has its own
-    np.testing.assert_allclose(weights(noise_rng=rng, noise_scale=0.0), plain, atol=1e-7)
+    np.testing.assert_allclose(noisy_weights(rng, 0.0)[1], plain, atol=1e-7)
 
     # The probabilities themselves: the first query at the first key, logits 0, many examples.
     zeros = np.zeros((1009, 1, 1), np.float32)
@@ -188,9 +190,11 @@ def test_jit_and_vmap_of_attention():
     def attend(*tokens):
         return monotonic_attention(*tokens, **options)[0]
 
-    expected = np.stack([attend(*tokens) for tokens in zip(query, key, value, strict=True)])
-    np.testing.assert_allclose(jax.vmap(attend)(query, key, value), expected, atol=1e-6)
-    np.testing.assert_allclose(jax.jit(attend)(query, key, value), expected, atol=1e-6)
+    table = np.tri(T, S, 2, dtype=bool)
+    expected, _ = numpy_attention("additive", query, key, value, params, mask=table)
+    np.testing.assert_allclose(attend(query, key, value), expected, atol=1e-6)
+    np.testing.assert_allclose(quick_jit(jax.vmap(attend))(query, key, value), expected, atol=1e-6)
+    np.testing.assert_allclose(quick_jit(attend)(query, key, value), expected, atol=1e-6)
 
 
 def test_bfloat16_inputs_and_extreme_logits():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conformance import quick_jit
 from differences import check_derivatives
 from walk_cases import numpy_walk, numpy_weights, probabilities
 
@@ -15,9 +16,9 @@ from attention_jax.functional.monotonic_walks import (
 
 B, T, S = 2, 5, 7
 # Outside of `jit` every operation is a program of its own.
-jitted_weights = jax.jit(monotonic_weights)
-jitted_hard_weights = jax.jit(hard_monotonic_weights)
-jitted_hard_positions = jax.jit(hard_monotonic_positions)
+jitted_weights = quick_jit(monotonic_weights)
+jitted_hard_weights = quick_jit(hard_monotonic_weights)
+jitted_hard_positions = quick_jit(hard_monotonic_positions)
 
 
 # --- weights from probabilities ---
@@ -63,7 +64,7 @@ def test_gradients_are_finite_and_right_at_0_and_1():
         def loss(p):
             return jnp.sum(monotonic_weights(p) * cotangent)
 
-        gradient = jax.jit(jax.grad(loss))(p)
+        gradient = quick_jit(jax.grad(loss))(p)
     # Weights are polynomials in p: differences work beyond [0, 1] too.
     expected = np.zeros_like(p)
     for index in np.ndindex(p.shape):
@@ -79,8 +80,9 @@ def test_jit_vmap_and_batch_axes_agree():
 
     weights = monotonic_weights
     expected = np.stack([weights(*example) for example in zip(p, initial, strict=True)])
-    np.testing.assert_allclose(jax.jit(weights)(p, initial), expected, atol=1e-7)
-    np.testing.assert_allclose(jax.vmap(weights)(p, initial), expected, atol=1e-7)
+    np.testing.assert_allclose(jitted_weights(p, initial), expected, atol=1e-7)
+    mapped = quick_jit(jax.vmap(weights))
+    np.testing.assert_allclose(mapped(p, initial), expected, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -116,7 +118,7 @@ def test_walks_against_a_loop_and_a_half_is_chosen():
     for example, first, found in zip(p, start, positions, strict=True):
         assert found.tolist() == numpy_walk(example >= 0.5, first)
     np.testing.assert_array_equal(jitted_hard_positions(p >= 0.5, start), positions)
-    for transformed in (jitted_hard_positions, jax.jit(jax.vmap(hard_monotonic_positions))):
+    for transformed in (jitted_hard_positions, quick_jit(jax.vmap(hard_monotonic_positions))):
         np.testing.assert_array_equal(transformed(p, start), positions)
 
 
@@ -193,7 +195,8 @@ def test_valid_probabilities_pass(walk):
     np.testing.assert_allclose(with_nan[:, :3], expected[:, :3], atol=1e-7)
     # What is traced has no numbers yet.
     outside = p + 2
-    for transformed in (jax.jit(walk), jax.vmap(walk), jax.jit(jax.vmap(walk))):
-        assert transformed(outside).shape[0] == B
+    assert jax.vmap(walk)(outside).shape[0] == B
+    for function in (walk, jax.vmap(walk)):
+        assert jax.eval_shape(jax.jit(function), outside).shape[0] == B
     if walk is monotonic_weights:
         jax.grad(lambda p: walk(p).sum())(outside)

@@ -265,7 +265,7 @@ def reserved(attend, target, source, score="scaled", dim=8):
     tokens = tuple(
         jax.ShapeDtypeStruct((length, dim), jnp.float32) for length in (target, source, source)
     )
-    compiled = jax.jit(jax.grad(loss, (0, 1))).lower(tokens, params).compile()
+    compiled = quick_jit(jax.grad(loss, (0, 1))).lower(tokens, params).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 

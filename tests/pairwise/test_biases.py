@@ -1,6 +1,7 @@
 """Biases against loops over pairs, in every implementation, and their gradients in float64."""
 
 import functools
+import itertools
 import math
 
 import jax
@@ -127,14 +128,17 @@ def loss_and_gradients(name, implementation):
     return quick_jit(jax.value_and_grad(loss, (0, 1)))
 
 
+# In tiles "t5_causal" is like "t5", and the test of second derivatives has the two others.
+SLOW = {("t5_causal", "tiled"), ("alibi", "tiled"), ("relative", "tiled")}
+
+
 @pytest.mark.parametrize(
     ("name", "implementation"),
     [
-        (name, implementation) if (name, implementation) != ("t5_causal", "tiled")
-        else pytest.param(name, implementation, marks=pytest.mark.slow)  # in tiles as "t5"
-        for name in CASES for implementation in ALL_IMPLEMENTATIONS
+        pytest.param(*case, marks=[pytest.mark.slow] if case in SLOW else [])
+        for case in itertools.product(CASES, ALL_IMPLEMENTATIONS)
     ],
-)  # fmt: skip
+)
 def test_attention_and_its_gradients_are_those_of_a_stored_table(name, implementation):
     arrays, query = normal(*CASES[name][1]), normal(B, N, T, D)
     with jax.enable_x64(True):

@@ -40,9 +40,9 @@ def test_only_marked_tokens_attend_and_are_attended_to():
         outputs = [
             [
                 aj.attention(QUERY, KEY, KEY, mask=mask, implementation=implementation, **options)
-                for implementation in ALL_IMPLEMENTATIONS
+                for implementation in (ALL_IMPLEMENTATIONS if number >= 2 else ["reference"])
             ]
-            for mask in masks
+            for number, mask in enumerate(masks)
         ]
         return outputs, masks[1].materialize(T, S)
 
