@@ -43,11 +43,16 @@ def numpy_attention(score, query, key, value, params, offset=0.0, mask=None):
 # --- attention ---
 
 
+@functools.cache
+def jitted(score, **static):
+    return quick_jit(functools.partial(monotonic_attention, score=score, **static))
+
+
 @pytest.mark.parametrize("score", SCORED)
 def test_attention_is_the_formula(score):
     query, key, value, params = arrays(score)
     tokens = query, key, value
-    output, weights = monotonic_attention(*tokens, score=score, params=params, offset=-0.5)
+    output, weights = jitted(score)(*tokens, params=params, offset=-0.5)
     expected, expected_weights = numpy_attention(score, *tokens, params, -0.5)
     np.testing.assert_allclose(weights, expected_weights, atol=2e-6)
     np.testing.assert_allclose(output, expected, atol=5e-6)
@@ -114,14 +119,12 @@ def test_attention_gradients_in_float64():
 @pytest.mark.parametrize("hard", [False, True])
 def test_step_by_step_is_all_at_once(hard):
     query, key, value, params = arrays("additive", seed=13)
-    options = {"score": "additive", "params": params, "offset": -0.5, "hard": hard}
-    output, weights = map(np.asarray, monotonic_attention(query, key, value, **options))
+    attend = functools.partial(jitted("additive", hard=hard), params=params, offset=-0.5)
+    output, weights = map(np.asarray, attend(query, key, value))
     initial = np.eye(S, dtype=np.float32)[[0] * B]
     for i in range(T):
         one_query = query[:, i : i + 1]
-        one, initial = map(
-            np.asarray, monotonic_attention(one_query, key, value, initial=initial, **options)
-        )
+        one, initial = map(np.asarray, attend(one_query, key, value, initial=initial))
         initial = initial[:, 0]
         np.testing.assert_allclose(one[:, 0], output[:, i], atol=1e-6)
         np.testing.assert_allclose(initial, weights[:, i], atol=1e-6)
@@ -173,12 +176,10 @@ def test_bias_and_an_offset_for_each_head():
     heads = [np.stack(leaves, 1) for leaves in ([query, 2 * query, -query], [key] * 3, [value] * 3)]
     bias = np.random.default_rng(1).normal(size=(T, S)).astype(np.float32)
     offsets = np.float32([-1.0, 0.0, 0.5])
-    output, weights = map(
-        np.asarray, monotonic_attention(*heads, score="dot", offset=offsets, bias=bias)
-    )
+    output, weights = map(np.asarray, jitted("dot")(*heads, offset=offsets, bias=bias))
     for n in range(3):
         tokens = [leaf[:, n] for leaf in heads]
-        expected = monotonic_attention(*tokens, score="dot", bias=bias + offsets[n])
+        expected = jitted("dot")(*tokens, bias=bias + offsets[n])
         np.testing.assert_allclose(output[:, n], expected[0], atol=1e-6)
         np.testing.assert_allclose(weights[:, n], expected[1], atol=1e-6)
 
@@ -200,13 +201,13 @@ def test_jit_and_vmap_of_attention():
 def test_bfloat16_inputs_and_extreme_logits():
     query, key, value, _ = arrays("dot")
     narrow = [leaf.astype(jnp.bfloat16) for leaf in (query, key, value)]
-    wide = monotonic_attention(*(leaf.astype(np.float32) for leaf in narrow), score="dot")
-    for ours, theirs in zip(monotonic_attention(*narrow, score="dot"), wide, strict=True):
+    wide = jitted("dot")(*(leaf.astype(np.float32) for leaf in narrow))
+    for ours, theirs in zip(jitted("dot")(*narrow), wide, strict=True):
         assert ours.dtype == jnp.bfloat16
         np.testing.assert_array_equal(ours, np.asarray(theirs).astype(jnp.bfloat16))
 
-    soft = monotonic_attention(1e4 * query, key, value, score="dot")[0]
-    hard = monotonic_attention(1e4 * query, key, value, score="dot", hard=True)[0]
+    soft = jitted("dot")(1e4 * query, key, value)[0]
+    hard = jitted("dot", hard=True)(1e4 * query, key, value)[0]
     np.testing.assert_allclose(soft, hard, atol=1e-6)
 
 

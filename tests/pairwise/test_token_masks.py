@@ -123,13 +123,14 @@ def test_arrays_that_lack_batch_axes_are_told_which_to_write(label):
 
 def test_what_is_written_instead_means_what_it_says():
     (query, key), rows = SPLIT, np.broadcast_to(KEYS[:, None], (B, N, S))
+    attend = quick_jit(aj.attention_weights)
     for written, allowed in (
         (aj.token_mask(KEYS[:, None]), rows),  # one for each example
         (aj.token_mask(KEYS[None]), rows.swapaxes(0, 1)),  # one for each head
         (KEYS[:, None, None], rows),
         (aj.token_mask(KEYS[0]), np.broadcast_to(KEYS[0], (B, N, S))),
     ):
-        weights = aj.attention_weights(query, key, mask=written)
+        weights = attend(query, key, mask=written)
         np.testing.assert_array_equal((np.asarray(weights) > 0).all(-2), allowed)
 
 
