@@ -51,7 +51,9 @@ def expected_of_three():
     return results_and_gradients(lambda *inputs: attend(*inputs, "reference"), *inputs_of(3))
 
 
-@pytest.mark.parametrize("implementation", ["reference", "tiled", None])
+@pytest.mark.parametrize(
+    "implementation", ["reference", "tiled", pytest.param(None, marks=pytest.mark.slow)]
+)
 def test_one_program_for_every_batch_size(implementation):
     def call(*inputs):
         return attend(*inputs, implementation)

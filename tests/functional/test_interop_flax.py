@@ -138,8 +138,15 @@ def test_sown_weights_are_those_of_flax():
     assert_close(got, expected)
 
 
-@pytest.mark.parametrize("broadcast", [True, False])
-@every_implementation
+@pytest.mark.parametrize(
+    ("implementation", "broadcast"),
+    [
+        ("reference", True),
+        ("tiled", False),
+        pytest.param("reference", False, marks=pytest.mark.slow),
+        pytest.param("tiled", True, marks=pytest.mark.slow),
+    ],
+)
 def test_dropout(implementation, broadcast):
     """With an identity for values, the output is the weights after dropout."""
     rate, length = 0.4, 37

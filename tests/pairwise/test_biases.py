@@ -128,8 +128,8 @@ def loss_and_gradients(name, implementation):
     return quick_jit(jax.value_and_grad(loss, (0, 1)))
 
 
-# In tiles "t5_causal" is like "t5", and the test of second derivatives has the two others.
-SLOW = {("t5_causal", "tiled"), ("alibi", "tiled"), ("relative", "tiled")}
+# In tiles "t5_causal" is like "t5", and the two tests below have the others and sums of them.
+SLOW = {(name, "tiled") for name in ("t5_causal", "alibi", "relative", "sum")}
 
 
 @pytest.mark.parametrize(
