@@ -42,6 +42,15 @@ def features_of(score, params, query, key):
     return score.project_query(params, query), score.project_key(params, key)
 
 
+def numpy_params(score, query_dim, key_dim, seed=1):
+    """Returns parameters of the score, float32 in NumPy; nothing is compiled for them."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda: score.init(jax.random.key(0), query_dim, key_dim))
+    return jax.tree.map(
+        lambda leaf: np.float32(rng.normal(size=leaf.shape) / (*leaf.shape, 1)[0] ** 0.5), shapes
+    )
+
+
 def _additive(params, q, k):
     query_sum = (q[..., :, None] * params["query_kernel"]).sum(-2)
     key_sum = (k[..., :, None] * params["key_kernel"]).sum(-2)

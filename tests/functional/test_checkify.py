@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conformance import quick_jit
 from jax.experimental import checkify
 
 import attention_jax as aj
@@ -14,28 +15,30 @@ from attention_jax import analysis
 
 B, T, S, D = 2, 5, 7, 3  # in tiles of 2 and 3, both sides are padded
 RNG = np.random.default_rng(0)
-QUERY, KEY, VALUE = (
-    jnp.asarray(RNG.normal(size=(B, n, D)), jnp.float32) for n in (T, S, S)
-)  # fmt: skip
-TABLE = jnp.asarray(RNG.random((B, T, S)) < 0.3).at[:, 1].set(False)
-SEGMENTS = aj.segment_mask(jnp.arange(T) // 2, jnp.arange(S) // 2)
-PADDING = aj.padding_mask(jnp.array([0, 4]), jnp.array([3, 5]))
-WINDOW = aj.window_mask(jnp.array([0.0, 2.0, 30.0, -9.0, 5.0]), 1)
+QUERY, KEY, VALUE = (RNG.normal(size=(B, n, D)).astype(np.float32) for n in (T, S, S))
+TABLE = RNG.random((B, T, S)) < 0.3
+TABLE[:, 1] = False
+SEGMENTS = aj.segment_mask(np.arange(T) // 2, np.arange(S) // 2)
+PADDING = aj.padding_mask(np.array([0, 4]), np.array([3, 5]))
+WINDOW = aj.window_mask(np.float32([0, 2, 30, -9, 5]), 1)
 MASK = TABLE & SEGMENTS & PADDING & (WINDOW | aj.token_mask(TABLE[:, 0])) | aj.causal_mask(-1)
 DROPOUT = {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)}
-BIAS = aj.relative_bias(jnp.ones(5)) + jnp.asarray(RNG.normal(size=(T, S)), jnp.float32)
+BIAS = aj.relative_bias(np.ones(5, np.float32)) + RNG.normal(size=(T, S)).astype(np.float32)
+
+
+def checked(function):
+    return quick_jit(checkify.checkify(function, errors=checkify.all_checks))
 
 
 def check(function, *arguments):
-    error, _ = checkify.checkify(jax.jit(function), errors=checkify.all_checks)(*arguments)
-    assert error.get() is None
+    assert checked(function)(*arguments)[0].get() is None
 
 
-def attend(implementation, **options):
+def attend(implementation, mask=MASK, **options):
     def loss(query, key, value):
         # Rows 0 have no keys; the bias is in tiles that reach beyond T and S.
         output, statistics = aj.attention(
-            query, key, value, mask=MASK, implementation=implementation, return_statistics=True,
+            query, key, value, mask=mask, implementation=implementation, return_statistics=True,
             block_sizes=aj.BlockSizes(2, 3), **options,
         )  # fmt: skip
         return jnp.sum(output**2) + jnp.sum(statistics.entropy)
@@ -43,25 +46,41 @@ def attend(implementation, **options):
     return jax.value_and_grad(loss, argnums=(0, 1, 2))
 
 
-@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+IN_TILES = ["reference", pytest.param("tiled", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("implementation", IN_TILES)
 def test_attention_and_its_gradient(implementation):
     check(attend(implementation, bias=BIAS, **DROPOUT), QUERY, KEY, VALUE)
-    # What a mask hides may be NaN: nothing is computed from it.
-    hidden = aj.padding_mask(jnp.array([4, 4]))
+
+
+@pytest.mark.parametrize("implementation", IN_TILES)
+def test_what_a_mask_hides_may_be_nan(implementation):
+    hidden = aj.padding_mask(np.array([4, 4]))
 
     def padded(query, key):
         return aj.attention(query, key, key, mask=hidden, implementation=implementation).sum()
 
-    check(jax.grad(padded, argnums=(0, 1)), QUERY, KEY.at[:, 4:].set(jnp.nan))
+    key = KEY.copy()
+    key[:, 4:] = np.nan
+    check(jax.grad(padded, argnums=(0, 1)), QUERY, key)
+
+
+def test_tiles_with_nan_in_padding():
+    key = KEY.copy()
+    key[:, 4:] = np.nan
+    check(attend("tiled", mask=TABLE & PADDING), QUERY, key, VALUE)
 
 
 def test_other_forms_of_attention():
     arguments = {"mask": PADDING, "score": "scaled"}
 
     def all_of_it(query, key, value):
-        centers = jnp.array([0.0, 9.0, -9.0, 4.0, 40.0])
+        centers = np.float32([0, 9, -9, 4, 40])
         return (
-            aj.coverage_attention(query, key, value, coverage_kernel=jnp.ones(D), **arguments)[0],
+            aj.coverage_attention(
+                query, key, value, coverage_kernel=np.ones(D, np.float32), **arguments
+            )[0],
             aj.monotonic_attention(query, key, value, **arguments)[0],
             aj.local_attention(query, key, value, centers=centers, radius=1, sigma=1.0),
             analysis.attention_summary(aj.attention_weights(query, key, **arguments)).entropy,
@@ -82,6 +101,7 @@ def test_captured():
 
 
 def test_a_nan_of_the_user_is_reported():
-    checked = checkify.checkify(attend("reference"), errors=checkify.all_checks)
-    error, _ = checked(QUERY.at[1, 2].set(jnp.nan), KEY, VALUE)
+    query = QUERY.copy()
+    query[1, 2] = np.nan
+    error, _ = checked(attend("reference"))(query, KEY, VALUE)
     assert "nan" in error.get()

@@ -1,12 +1,15 @@
 """Coverage against See et al.'s equations in NumPy, a query and a key at a time."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
+from conformance import quick_jit
+from differences import check_derivatives
+from score_cases import numpy_params
 
 import attention_jax as aj
 from attention_jax import SCORES, Additive, Score, causal_mask, padding_mask
@@ -76,7 +79,7 @@ def case(name, *batch, target=T, source=S, seed=1, dtype=np.float32):
     score = SCORES[name]
     rng = np.random.default_rng(seed)
     query_dim = DK if score.needs_equal_dims else DQ
-    params = score.init(jax.random.key(seed), query_dim, DK)
+    params = numpy_params(score, query_dim, DK, seed)
     shapes = {"query": (*batch, target, query_dim), "key": (*batch, source, DK)}
     shapes |= {"value": (*batch, source, DV)}
     arrays = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
@@ -84,6 +87,19 @@ def case(name, *batch, target=T, source=S, seed=1, dtype=np.float32):
     size = coverage_kernel_size(score, query_dim, DK, params)
     arrays["coverage_kernel"] = rng.normal(size=size).astype(dtype)
     return arrays
+
+
+@functools.cache
+def gradients_of(name):
+    """Returns a compiled function of (arrays, mask, coverage): gradients of a loss, and results."""
+
+    @quick_jit
+    @functools.partial(jax.grad, argnums=(0, 2), has_aux=True)
+    def gradients(arrays, mask, coverage):
+        result = coverage_attention(**arrays, score=name, mask=mask, coverage=coverage)
+        return (result.output + result.output**2).sum() + result.loss.sum(), result
+
+    return gradients
 
 
 def agree(result, expected, tolerance=3e-6):
@@ -119,9 +135,9 @@ def test_three_steps_on_paper():
     # The second weighs them 3^-1 : 1, so c = (5/4, 3/4); the third 3^-5/4 : 3^-3/4 = 1 : sqrt 3.
     third = np.array([1, 3**0.5]) / (1 + 3**0.5)
     result = coverage_attention(
-        jnp.ones((3, 1)), jnp.ones((2, 1)), jnp.eye(2), score="dot",
-        coverage_kernel=-jnp.log(jnp.array([3.0])),
-        mask=jnp.array([[True, False], [True, True], [True, True]]),
+        *(np.float32(tokens) for tokens in (np.ones((3, 1)), np.ones((2, 1)), np.eye(2))),
+        coverage_kernel=-np.log(np.float32([3])), score="dot",
+        mask=np.array([[True, False], [True, True], [True, True]]),
     )  # fmt: skip
     weights = [[1, 0], [0.25, 0.75], third]
     agree(result, (weights, weights, np.add(third, [1.25, 0.75]), [0, 0.25, 1]), 1e-6)
@@ -137,10 +153,9 @@ def test_every_score_with_mask_bias_and_earlier_coverage(name):
     coverage = rng.uniform(0, 2, size=(B, S)).astype(np.float32)
     lengths = np.array([S - 2, S])
     allowed = np.tril(np.ones((T, S), bool), 1) & (np.arange(S) < lengths[:, None, None])
-    result = coverage_attention(
-        **arrays, score=name, mask=causal_mask(1) & padding_mask(lengths), bias=bias,
-        coverage=coverage,
-    )  # fmt: skip
+    result = quick_jit(functools.partial(coverage_attention, score=name))(
+        **arrays, mask=causal_mask(1) & padding_mask(lengths), bias=bias, coverage=coverage
+    )
     wide = jax.tree.map(np.float64, arrays)
 
     def logit(q, k, c):
@@ -152,19 +167,18 @@ def test_every_score_with_mask_bias_and_earlier_coverage(name):
         agree(jax.tree.map(lambda leaf, b=b: leaf[b], result), expected, 2e-5)
 
 
-@pytest.mark.parametrize("name", ["additive", "general"])
+@pytest.mark.parametrize("name", ["additive", pytest.param("general", marks=pytest.mark.slow)])
 def test_step_by_step_is_all_at_once(name):
     arrays = case(name, B)
     query = arrays.pop("query")
     allowed = np.random.default_rng(3).random((B, T, S)) < 0.6
-    at_once = coverage_attention(query, **arrays, score=name, mask=allowed)
-    coverage = None
+    attend = quick_jit(functools.partial(coverage_attention, score=name))
+    at_once = attend(query, **arrays, mask=allowed)
+    coverage = np.zeros((B, S), np.float32)
     for t in range(T):
         here = slice(t, t + 1)
-        result = coverage_attention(
-            query[:, here], **arrays, score=name, mask=allowed[:, here], coverage=coverage
-        )
-        coverage = result.coverage
+        result = attend(query[:, here], **arrays, mask=allowed[:, here], coverage=coverage)
+        coverage = np.asarray(result.coverage)
         for field in ("output", "weights", "loss"):
             np.testing.assert_allclose(
                 getattr(result, field), getattr(at_once, field)[:, here], atol=1e-6
@@ -172,77 +186,75 @@ def test_step_by_step_is_all_at_once(name):
     np.testing.assert_allclose(coverage, at_once.coverage, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["additive", "scaled"])
+@pytest.mark.parametrize("name", ["additive", pytest.param("scaled", marks=pytest.mark.slow)])
 def test_a_kernel_of_zeros_is_attention(name):
     arrays = case(name, B)
     kernel = np.zeros_like(arrays.pop("coverage_kernel"))
-    mask = causal_mask(1)
-    result = coverage_attention(**arrays, score=name, coverage_kernel=kernel, mask=mask)
-    output = aj.attention(**arrays, score=name, mask=mask)
+
+    @quick_jit
+    def run(value, arrays):
+        options = arrays | {"score": name, "mask": causal_mask(1)}
+        return (
+            coverage_attention(value=value, **options, coverage_kernel=kernel),
+            aj.attention(value=value, **options),
+            aj.attention_weights(**options),
+        )
+
+    result, output, weights = run(arrays.pop("value"), arrays)
     np.testing.assert_allclose(result.output, output, atol=2e-6)
-    arrays.pop("value")
-    weights = aj.attention_weights(**arrays, score=name, mask=mask)
     np.testing.assert_allclose(result.weights, weights, atol=1e-6)
     np.testing.assert_allclose(result.coverage, np.sum(weights, -2), atol=3e-6)
 
 
 def test_coverage_loss():
-    weights = jnp.array([[0.5, 0.5, 0.0], [0.25, 0.0, 0.75], [0.0, 1.0, 0.0]])
-    np.testing.assert_allclose(coverage_loss(weights), [0, 0.25, 0.5])
-    earlier = jnp.array([0.125, 0.0, 1.0])
-    np.testing.assert_allclose(coverage_loss(weights, earlier), [0.125, 0.25 + 0.75, 0.5])
+    loss = quick_jit(coverage_loss)
+    weights = np.float32([[0.5, 0.5, 0.0], [0.25, 0.0, 0.75], [0.0, 1.0, 0.0]])
+    np.testing.assert_allclose(loss(weights), [0, 0.25, 0.5])
+    earlier = np.float32([0.125, 0.0, 1.0])
+    np.testing.assert_allclose(loss(weights, earlier), [0.125, 0.25 + 0.75, 0.5])
     # Batches, and the loss that came with the weights.
     arrays = case("dot", B, 3)
     coverage = np.random.default_rng(4).uniform(size=(B, 1, S)).astype(np.float32)
-    result = coverage_attention(**arrays, score="dot", coverage=coverage)
-    np.testing.assert_allclose(coverage_loss(result.weights, coverage), result.loss, atol=1e-6)
-    assert np.all((result.loss > 0) & (result.loss < 1 + 1e-6))
-    assert coverage_loss(jnp.zeros((0, 3))).shape == (0,)
+    attend = quick_jit(functools.partial(coverage_attention, score="dot"))
+    result = attend(**arrays, coverage=coverage)
+    np.testing.assert_allclose(loss(result.weights, coverage), result.loss, atol=1e-6)
+    assert np.all((np.asarray(result.loss) > 0) & (np.asarray(result.loss) < 1 + 1e-6))
+    assert coverage_loss(np.zeros((0, 3), np.float32)).shape == (0,)
 
 
 def test_rows_without_keys():
-    arrays = case("additive")
-    allowed = np.ones((T, S), bool)
+    arrays, allowed = case("additive"), np.ones((T, S), bool)
     allowed[2] = False
-    coverage = jnp.zeros(S)  # 0 and 0 tie in the minimum, which must not send a gradient back
-    arrays["score"] = "additive"
-    result = coverage_attention(**arrays, mask=allowed, coverage=coverage)
+    coverage = np.zeros(S, np.float32)  # 0 and 0 tie in the minimum: no gradient may pass
+    _, result = gradients_of("additive")(arrays, allowed, coverage)
     for field in ("output", "weights", "loss"):
         assert not np.any(getattr(result, field)[2])
-    without = dict(arrays, query=np.delete(arrays["query"], 2, 0))
-    skipped = coverage_attention(**without)
-    np.testing.assert_allclose(result.coverage, skipped.coverage, atol=1e-6)
-    np.testing.assert_allclose(np.delete(result.output, 2, 0), skipped.output, atol=1e-6)
-
-    def loss(arrays, coverage):
-        result = coverage_attention(
-            **arrays, score="additive", mask=np.zeros((T, S), bool), coverage=coverage
-        )
-        return result.loss.sum() + result.output.sum()
-
-    del arrays["score"]
-    for leaf in jax.tree.leaves(jax.jit(jax.grad(loss, (0, 1)))(arrays, coverage)):
+    wide = jax.tree.map(np.float64, arrays)
+    formula = functools.partial(FORMULAS["additive"], wide["params"])
+    skipped = by_hand(
+        lambda q, k, c: formula(q, k, c, wide["coverage_kernel"]),
+        np.delete(wide["query"], 2, 0), wide["key"], wide["value"],
+    )  # fmt: skip
+    np.testing.assert_allclose(result.coverage, skipped[2], atol=3e-6)
+    np.testing.assert_allclose(np.delete(result.output, 2, 0), skipped[0], atol=3e-6)
+    gradients, _ = gradients_of("additive")(arrays, np.zeros((T, S), bool), coverage)
+    for leaf in jax.tree.leaves(gradients):
         assert not np.any(leaf)
 
 
-@pytest.mark.parametrize("name", ["additive", "scaled"])
+@pytest.mark.parametrize("name", ["additive", pytest.param("scaled", marks=pytest.mark.slow)])
 def test_nan_in_padding_reaches_nothing(name):
     arrays = case(name)
     allowed = np.ones((T, S), bool)
     allowed[3], allowed[:, 4:] = False, False
     coverage = np.random.default_rng(5).uniform(size=S).astype(np.float32)
 
-    @jax.jit
     def run(arrays, coverage):
-        def loss(arrays, coverage):
-            result = coverage_attention(**arrays, score=name, mask=allowed, coverage=coverage)
-            return (result.output**2).sum() + result.loss.sum(), result
-
-        return jax.grad(loss, (0, 1), has_aux=True)(arrays, coverage)
+        return gradients_of(name)(arrays, allowed, coverage)
 
     expected, clean = run(arrays, coverage)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((expected, clean)))
-    np.testing.assert_array_equal(expected[1] != 0, np.arange(S) < 4)
+    np.testing.assert_array_equal(np.asarray(expected[1]) != 0, np.arange(S) < 4)
     bad = {name: np.array(array) for name, array in arrays.items() if name != "params"}
     for token, padded in (("query", 3), ("key", slice(4, None)), ("value", slice(4, None))):
         bad[token][padded] = np.nan
@@ -252,32 +264,24 @@ def test_nan_in_padding_reaches_nothing(name):
     # Coverage of padding is handed on as it came, and changes nothing else.
     bad_coverage = np.where(np.arange(S) < 4, coverage, np.nan).astype(np.float32)
     gradients, result = run(arrays, bad_coverage)
-    np.testing.assert_array_equal(result.coverage[:4], clean.coverage[:4])
-    assert np.all(np.isnan(result.coverage[4:]))
+    np.testing.assert_array_equal(np.asarray(result.coverage)[:4], np.asarray(clean.coverage)[:4])
+    assert np.all(np.isnan(np.asarray(result.coverage)[4:]))
     np.testing.assert_array_equal(result.output, clean.output)
     np.testing.assert_array_equal(result.loss, clean.loss)
     jax.tree.map(np.testing.assert_array_equal, gradients, expected)
 
 
-def loss_of(name, mask=None):
-    def loss(arrays, coverage):
-        result = coverage_attention(**arrays, score=name, mask=mask, coverage=coverage)
-        # A number that depends on all of it, and on no two entries in the same way.
-        return sum((jnp.sin(leaf.ravel()) * np.cos(np.arange(leaf.size))).sum() for leaf in result)
-
-    return loss
-
-
-@pytest.mark.parametrize("name", ["additive", "general"])
+@pytest.mark.parametrize("name", ["general", pytest.param("additive", marks=pytest.mark.slow)])
 def test_derivatives(name):
+    def results(arrays, coverage):
+        result = coverage_attention(**arrays, score=name, mask=causal_mask(2), coverage=coverage)
+        return jax.tree.map(jnp.sin, result)
+
     with jax.enable_x64(True):
         arrays = case(name, target=3, source=5, dtype=np.float64)
         coverage = np.random.default_rng(6).uniform(size=5)
-        loss = jax.jit(loss_of(name, causal_mask(2)))
-        check_grads(loss, (arrays, coverage), order=2, modes=["rev"], atol=1e-6, rtol=1e-6)
-        check_grads(loss, (arrays, coverage), order=1, modes=["fwd"], atol=1e-6, rtol=1e-6)
-        gradients = jax.grad(loss, (0, 1))(arrays, coverage)
-        assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients))
+        gradients = check_derivatives(results, arrays, coverage)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
 
 def test_batches_are_loops_and_jit_changes_nothing():
@@ -287,47 +291,47 @@ def test_batches_are_loops_and_jit_changes_nothing():
     rng = np.random.default_rng(7)
     arrays["coverage_kernel"] = rng.normal(size=(3, DK)).astype(np.float32)
     coverage = rng.uniform(size=(B, 1, S)).astype(np.float32)
-    lengths = jnp.array([[4], [S]])
+    lengths = np.array([[4], [S]])
 
-    def run(arrays, coverage):
+    def run(arrays, coverage, lengths):
         return coverage_attention(
             **arrays, score="additive", mask=padding_mask(lengths), coverage=coverage
         )
 
-    result = run(arrays, coverage)
+    result = jax.tree.map(np.asarray, run(arrays, coverage, lengths))
     assert [leaf.shape for leaf in result] == [(B, 3, T, DV), (B, 3, T, S), (B, 3, S), (B, 3, T)]
-    agree(jax.jit(run)(arrays, coverage), result, 1e-6)
-    one = {"score": "additive", "value": arrays["value"], "params": arrays["params"]}
+    agree(quick_jit(run)(arrays, coverage, lengths), result, 1e-6)
+    attend = quick_jit(functools.partial(coverage_attention, score="additive"))
+    one = {"value": arrays["value"], "params": arrays["params"]}
     for b, n in np.ndindex(B, 3):
         one["query"], one["key"] = arrays["query"][b, n], arrays["key"][b, 0]
         one["coverage_kernel"] = arrays["coverage_kernel"][n]
         mask = padding_mask(lengths[b, 0])
-        alone = coverage_attention(**one, mask=mask, coverage=coverage[b, 0])
+        alone = attend(**one, mask=mask, coverage=coverage[b, 0])
         agree(jax.tree.map(lambda leaf, at=(b, n): leaf[at], result), alone, 1e-6)
     # A vmap from outside is the same once more.
-    arrays = case("general", B)
-    in_axes = dict.fromkeys(("query", "key", "value"), 0)
-    in_axes |= {"params": None, "coverage_kernel": None}
-    mapped = jax.vmap(lambda arrays: coverage_attention(**arrays, score="general"), (in_axes,))
-    agree(mapped(arrays), coverage_attention(**arrays, score="general"), 1e-6)
+    in_axes = {"query": 0, "key": 0, "value": None, "params": None, "coverage_kernel": None}
+    mapped = quick_jit(jax.vmap(run, (in_axes, 0, 0)))(arrays, coverage, lengths)
+    agree(mapped, result, 1e-6)
 
 
 def test_bfloat16_computes_in_float32():
     wide = case("additive")
-    narrow = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), wide)
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), wide)
     result = coverage_attention(**narrow, score="additive")
     assert [leaf.dtype.name for leaf in result] == ["bfloat16"] * 2 + ["float32"] * 2
-    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
+    wide = jax.tree.map(lambda leaf: leaf.astype(np.float32), narrow)
     same = coverage_attention(**wide, score="additive")
-    np.testing.assert_allclose(result.output.astype(np.float32), same.output, rtol=4e-3, atol=4e-3)
+    output = np.asarray(result.output).astype(np.float32)
+    np.testing.assert_allclose(output, same.output, rtol=4e-3, atol=4e-3)
     np.testing.assert_array_equal(result.coverage, same.coverage)
     np.testing.assert_array_equal(result.loss, same.loss)
-    assert coverage_loss(result.weights).dtype == jnp.float32
+    assert jax.eval_shape(coverage_loss, result.weights).dtype == jnp.float32
 
 
 def test_nothing_to_attend_to():
     arrays = case("dot", target=0)
-    result = coverage_attention(**arrays, score="dot", coverage=jnp.ones(S))
+    result = coverage_attention(**arrays, score="dot", coverage=np.ones(S, np.float32))
     assert result.loss.shape == (0,)
     np.testing.assert_array_equal(result.coverage, np.ones(S))
     result = coverage_attention(**case("dot", source=0), score="dot")
@@ -350,10 +354,10 @@ class Pieces(Score):
 
 
 def test_features_that_are_not_one_array():
-    tokens = (jnp.ones((T, DK)), jnp.ones((S, DK)), jnp.ones((S, DV)))
+    tokens = [np.ones(shape, np.float32) for shape in ((T, DK), (S, DK), (S, DV))]
     assert aj.attention(*tokens, score=Pieces(), implementation="reference").shape == (T, DV)
     with pytest.raises(ValueError, match=r"must project keys to one .* array \[S, Fk\].*Pieces"):
-        coverage_attention(*tokens, score=Pieces(), coverage_kernel=jnp.ones(DK))
+        coverage_attention(*tokens, score=Pieces(), coverage_kernel=np.ones(DK, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -378,15 +382,15 @@ def test_bad_arguments(changes, message):
 
 def test_bad_weights():
     with pytest.raises(ValueError, match=r"weights must be \[\*B, T, S\]; got \[7\]"):
-        coverage_loss(jnp.ones(S))
+        coverage_loss(np.ones(S, np.float32))
     with pytest.raises(ValueError, match="weights must be floating-point"):
-        coverage_loss(jnp.ones((T, S), int))
+        coverage_loss(np.ones((T, S), int))
     with pytest.raises(ValueError, match=r"coverage must be \[7\]; got \[5\]"):
-        coverage_loss(jnp.ones((T, S)), jnp.ones(T))
+        coverage_loss(np.ones((T, S), np.float32), np.ones(T, np.float32))
 
 
 def test_size_of_the_kernel():
     assert coverage_kernel_size(Additive(A), DQ, DK) == A
-    given = Additive(A).init(jax.random.key(0), DQ, DK)
+    given = numpy_params(Additive(A), DQ, DK)
     assert coverage_kernel_size("additive", DQ, DK, given) == A
     assert coverage_kernel_size("general", DQ, DK) == DK

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import ALL_IMPLEMENTATIONS
+from conformance import ALL_IMPLEMENTATIONS, quick_jit
 from flax import nnx
+from score_cases import numpy_params
 
-from attention_jax import get_score, local_mask
+from attention_jax import Additive, local_mask
 from attention_jax.functional.interop import dot_product_attention, flax_attention_fn
 from attention_jax.nn import Attention
 
@@ -27,7 +28,7 @@ def _flax_relies_on_rank_promotion():
 
 
 def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def qkv():
@@ -65,25 +66,41 @@ FLAX_CASES = {
 }
 
 
+def outputs_of(call, **options):
+    """The outputs of `call(layer)` for both layers, made and called in one compiled program."""
+    return quick_jit(lambda: [call(layer) for layer in layers(**options)])()
+
+
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1, "normalize_qk": True}], ids=str)
-@pytest.mark.parametrize("case", FLAX_CASES)
-def test_equals_flax(case, options):
-    x, y = flax_inputs(*((2, 2) if case == "causal" else (B,)))
-    expected, got = (
-        jax.jit(lambda layer=layer: FLAX_CASES[case](layer, x, y))() for layer in layers(**options)
-    )
-    assert_close(got, expected)
+def test_equals_flax(options):
+    inputs = {name: flax_inputs(*((2, 2) if name == "causal" else (B,))) for name in FLAX_CASES}
+
+    def call(layer):
+        return {name: FLAX_CASES[name](layer, *arrays) for name, arrays in inputs.items()}
+
+    expected, got = outputs_of(call, **options)
+    for name in FLAX_CASES:
+        assert_close(got[name], expected[name], message=name)
 
 
 @every_implementation
 def test_equals_flax_while_decoding(implementation):
-    theirs, ours = layers(decode=True, num_kv_heads=1, implementation=implementation)
     x, _ = flax_inputs(B)
-    outputs = []
-    for layer in (theirs, ours):
+
+    def call(layer):
         layer.init_cache(x.shape)
-        outputs.append(jnp.stack([layer(x[:, i : i + 1])[:, 0] for i in range(T)], 1))
-    assert_close(outputs[1], outputs[0])
+        graph, state = nnx.split(layer)
+
+        def step(state, token):
+            layer = nnx.merge(graph, state)
+            output = layer(token[:, None])[:, 0]
+            return nnx.state(layer), output
+
+        return jax.lax.scan(step, state, x.swapaxes(0, 1))[1]
+
+    options = {"decode": True, "num_kv_heads": 1, "implementation": implementation}
+    expected, got = outputs_of(call, **options)
+    assert_close(got, expected)
 
 
 def test_dtype_and_bias():
@@ -91,86 +108,111 @@ def test_dtype_and_bias():
     bias = normal(8, B, HEADS, T, S)
     ours = flax_attention_fn()(query, key, value, bias, dtype=jnp.bfloat16)
     with jax.numpy_dtype_promotion("standard"):
-        theirs = nnx.dot_product_attention(query, key, value, bias, dtype=jnp.bfloat16)
+        theirs = quick_jit(nnx.dot_product_attention, static_argnames="dtype")(
+            query, key, value, bias, dtype=jnp.bfloat16
+        )
     assert ours.dtype == theirs.dtype == jnp.bfloat16
     assert_close(ours, theirs, 2e-2)
 
 
 def test_a_mask_without_a_table():
-    _, ours = layers()
     x, _ = flax_inputs(B)
-    expected = ours(x, mask=local_mask(1, 0).materialize(T, T)[None, None])
-    assert_close(ours(x, mask=local_mask(1, 0)), expected)
+    table = np.tri(T, dtype=bool) & ~np.tri(T, k=-2, dtype=bool)
+
+    def call(layer):
+        return layer(x, mask=table[None, None]), layer(x, mask=local_mask(1, 0))
+
+    expected, got = quick_jit(lambda: call(layers()[1]))()
+    assert_close(got, expected)
 
 
 def test_sown_weights_are_those_of_flax():
     x, y = flax_inputs(B)
-    sown = []
-    for layer in layers(num_kv_heads=1):
+
+    def call(layer):
         _, intermediates = nnx.capture(layer, nnx.Intermediate)(x, y, sow_weights=True, mask=MASK)
-        sown.append(jax.tree.leaves(intermediates)[0])
-    assert sown[1].shape == (B, HEADS, T, S)
-    assert_close(sown[1], sown[0])
+        return jax.tree.leaves(intermediates)[0]
+
+    expected, got = outputs_of(call, num_kv_heads=1)
+    assert got.shape == (B, HEADS, T, S)
+    assert_close(got, expected)
 
 
-@pytest.mark.parametrize("broadcast", [True, False])
-@every_implementation
+@pytest.mark.parametrize(
+    ("implementation", "broadcast"),
+    [
+        ("reference", True),
+        ("tiled", False),
+        pytest.param("reference", False, marks=pytest.mark.slow),
+        pytest.param("tiled", True, marks=pytest.mark.slow),
+    ],
+)
 def test_dropout(implementation, broadcast):
     """With an identity for values, the output is the weights after dropout."""
     rate, length = 0.4, 37
     query, key = normal(0, B, length, 2, HEAD_DIM), normal(1, B, length, 2, HEAD_DIM)
-    value = jnp.broadcast_to(jnp.eye(length)[None, :, None, :], (B, length, 2, length))
+    identity = np.eye(length, dtype=np.float32)[None, :, None, :]
+    value = np.broadcast_to(identity, (B, length, 2, length))
     attend = flax_attention_fn(implementation=implementation)
 
-    def weights(**options):
-        output = attend(
-            query, key, value, dropout_rate=rate, broadcast_dropout=broadcast,
-            dropout_rng=jax.random.key(0), **options,
-        )  # fmt: skip
-        return np.asarray(output).swapaxes(1, 2).reshape(B * 2, length, length)
+    @quick_jit
+    def weights(query, key):
+        outputs = [
+            attend(
+                query, key, value, dropout_rate=rate, broadcast_dropout=broadcast,
+                dropout_rng=jax.random.key(0), deterministic=deterministic,
+            )
+            for deterministic in (True, False)
+        ]  # fmt: skip
+        return [x.swapaxes(1, 2).reshape(B * 2, length, length) for x in outputs]
 
-    whole, dropped = weights(deterministic=True), weights()
+    whole, dropped = map(np.asarray, weights(query, key))
     kept = dropped != 0
     assert_close(dropped[kept], whole[kept] / (1 - rate))
     assert abs(kept.mean() - (1 - rate)) < 0.05
     same = [np.array_equal(kept[0], other) for other in kept[1:]]
     assert all(same) if broadcast else not any(same)
-    np.testing.assert_array_equal(weights(), dropped)
+    np.testing.assert_array_equal(weights(query, key)[1], dropped)
 
 
 def test_dropout_inside_a_layer():
-    _, layer = layers(dropout_rate=0.5)
     x, _ = flax_inputs(B)
-    first, second = layer(x, deterministic=False), layer(x, deterministic=False)
+
+    @quick_jit
+    def run():
+        plain, layer = layers(dropout_rate=0.5)
+        outputs = [layer(x, deterministic=flag) for flag in (False, False, True)]
+        return *outputs, plain(x, deterministic=True)
+
+    first, second, whole, expected = run()
     assert not np.allclose(first, second)
-    assert_close(layer(x, deterministic=True), layers()[0](x))
-
-
-def additive_params(num_heads=HEADS):
-    score = get_score("additive")
-    rngs = jax.random.split(jax.random.key(1), num_heads)
-    return jax.vmap(lambda rng: score.init(rng, HEAD_DIM, HEAD_DIM))(rngs)
+    assert_close(whole, expected)
 
 
 def test_the_models_state_holds_the_scores_parameters():
-    params = additive_params()
+    heads = [numpy_params(Additive(), HEAD_DIM, HEAD_DIM, seed) for seed in range(HEADS)]
+    params = jax.tree.map(lambda *leaves: np.stack(leaves), *heads)
     _, layer = layers("additive", params)
     x, y = flax_inputs(B)
-    query, key, value = layer.query(x), layer.key(y), layer.value(y)
-
-    @jax.jit
-    @jax.grad
-    def expected(params):
-        heads = dot_product_attention(query, key, value, score="additive", params=params)
-        return (layer.out(heads) ** 2).sum()
-
     graph, state, rest = nnx.split(layer, nnx.Param, ...)
-    by_jax = jax.jit(jax.grad(lambda state: (nnx.merge(graph, state, rest)(x, y) ** 2).sum()))
+
+    @quick_jit
+    def by_jax(state, params):
+        def expected(params):
+            layer = nnx.merge(graph, state, rest)
+            arrays = layer.query(x), layer.key(y), layer.value(y)
+            heads = dot_product_attention(*arrays, score="additive", params=params)
+            return (layer.out(heads) ** 2).sum()
+
+        gradient = jax.grad(lambda state: (nnx.merge(graph, state, rest)(x, y) ** 2).sum())(state)
+        return gradient, jax.grad(expected)(params)
+
+    gradient, expected = by_jax(state, params)
     by_nnx = nnx.jit(nnx.grad(lambda layer: (layer(x, y) ** 2).sum()))
-    for gradient in (by_jax(state), by_nnx(layer)):
-        found = nnx.to_pure_dict(gradient)["attention_fn"]["params"]
+    for state in (gradient, by_nnx(layer)):
+        found = nnx.to_pure_dict(state)["attention_fn"]["params"]
         assert found.keys() == params.keys()
-        for name, leaf in expected(params).items():
+        for name, leaf in jax.tree.map(np.asarray, expected).items():
             assert leaf.shape[0] == HEADS
             assert_close(found[name], leaf, 2e-5, name)
             assert np.abs(leaf).sum(axis=tuple(range(1, leaf.ndim))).all()  # every head learns
@@ -183,7 +225,9 @@ def test_a_variable_stays_itself_and_is_shared():
     before = attend(query, key, value)
     owner.params["kernel"][...] = 2 * owner.params["kernel"][...]
     assert not np.allclose(attend(query, key, value), before)
-    frozen = flax_attention_fn("general", {"kernel": nnx.Variable(jnp.eye(HEAD_DIM))})
+    frozen = flax_attention_fn(
+        "general", {"kernel": nnx.Variable(np.eye(HEAD_DIM, dtype=np.float32))}
+    )
     assert not jax.tree.leaves(nnx.state(frozen, nnx.Param))
     assert frozen(query, key, value).shape == (B, T, HEADS, HEAD_DIM)
 

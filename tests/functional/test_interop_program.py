@@ -1,15 +1,16 @@
 """A call of `interop.dot_product_attention` outside of `jit` is one program; axes of its masks."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from conformance import quick_jit
 
 import attention_jax as aj
 from attention_jax.functional.interop import dot_product_attention
 
 B, T, S, N, K, D = 4, 5, 7, 4, 2, 3  # as many heads as examples
 RNG = np.random.default_rng(0)
+attend = quick_jit(dot_product_attention)
 QUERY = RNG.normal(size=(B, T, N, D)).astype(np.float32)
 KEY = RNG.normal(size=(B, S, K, D)).astype(np.float32)
 
@@ -27,7 +28,7 @@ def test_a_call_is_one_program_that_is_traced_once():
             key_value_seq_lengths=lengths, local_window_size=3, return_residual=True,
         )  # fmt: skip
 
-    inputs = (jnp.asarray(QUERY), jnp.array([1, 3, 7, 2]), jnp.zeros((N, 1, 1)))
+    inputs = QUERY, np.array([1, 3, 7, 2]), np.zeros((N, 1, 1), np.float32)
     # Outside of `jit`, each equation of this would be a program of its own.
     equations = jax.make_jaxpr(call)(*inputs).eqns
     assert len(equations) == 1
@@ -41,19 +42,19 @@ def test_an_array_of_three_axes_has_heads_first_as_in_jax_nn():
     mask = RNG.random((N, T, S)) < 0.5
     mask[..., 0] = True
     key = np.repeat(KEY, N // K, axis=2)
-    expected = jax.nn.dot_product_attention(QUERY, key, key, mask=jnp.asarray(mask))
-    got = dot_product_attention(QUERY, KEY, KEY, mask=mask)
+    expected = quick_jit(jax.nn.dot_product_attention)(QUERY, key, key, mask=mask)
+    got = attend(QUERY, KEY, KEY, mask=mask)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_lengths_in_a_mask_need_the_head_axis():
-    mask = aj.padding_mask(jnp.array([1, 3, 7, 2]))
+    mask = aj.padding_mask(np.array([1, 3, 7, 2]))
     with pytest.raises(ValueError, match=r"key_lengths must have all 2 batch .*key_lengths\[:, No"):
         dot_product_attention(QUERY, KEY, KEY, mask=mask)
     lengths = np.array([1, 3, 7, 2], np.int32)
     mask = aj.padding_mask(lengths[:, None])
-    got = dot_product_attention(QUERY, KEY, KEY, mask=mask)
-    expected = dot_product_attention(QUERY, KEY, KEY, key_value_seq_lengths=lengths)
+    got = attend(QUERY, KEY, KEY, mask=mask)
+    expected = attend(QUERY, KEY, KEY, key_value_seq_lengths=lengths)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 

@@ -1,13 +1,15 @@
 """Keys that are remembered, against the formula of each score for one pair."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conformance import quick_jit
 from numpy_model import normal, softmax_where
-from score_cases import DK, SCORE_CASES
+from score_cases import DK, SCORE_CASES, numpy_params
 
 from attention_jax import Additive, Dot, Score, attention, attention_weights, padding_mask
 from attention_jax.functional.memory import key_and_value, remember
@@ -26,16 +28,17 @@ def wide(tree):
 @pytest.mark.parametrize("name", SCORE_CASES)
 def test_attention_to_a_memory_is_the_formula(name):
     case = SCORE_CASES[name]
-    params = case.score.init(jax.random.key(1), case.query_dim, DK)
+    params = numpy_params(case.score, case.query_dim, DK)
     query, key, value = tokens(case.query_dim)
 
-    @jax.jit
-    def attend(query, memory):
+    @quick_jit
+    def attend(params, query, key, value):
+        memory = remember(case.score, params, key, value, query_dim=case.query_dim)
         output = attention(query, memory.keys, memory.values, score=case.score, params=params)
-        return output, attention_weights(query, memory.keys, score=case.score, params=params)
+        weights = attention_weights(query, memory.keys, score=case.score, params=params)
+        return output, weights, memory
 
-    memory = remember(case.score, params, key, value, query_dim=case.query_dim)
-    output, weights = attend(query, memory)
+    output, weights, memory = attend(params, query, key, value)
     logits = case.pair(wide(params), *wide((query[:, :, None], key[:, None])))
     np.testing.assert_allclose(weights, softmax_where(logits), atol=3e-6)
     np.testing.assert_allclose(output, softmax_where(logits) @ value, atol=5e-6)
@@ -44,14 +47,12 @@ def test_attention_to_a_memory_is_the_formula(name):
 
 def test_keys_are_projected_once():
     case = SCORE_CASES["additive"]
-    params = case.score.init(jax.random.key(1), case.query_dim, DK)
+    params = numpy_params(case.score, case.query_dim, DK)
     _, key, _ = tokens(case.query_dim)
     memory = remember(case.score, params, key, None, query_dim=case.query_dim)
     np.testing.assert_allclose(memory.keys.features, key @ params["key_kernel"], atol=1e-5)
     np.testing.assert_array_equal(memory.values, key)
-    narrow = remember(
-        case.score, params, jnp.asarray(key, jnp.bfloat16), None, query_dim=case.query_dim
-    )
+    narrow = remember(case.score, params, key.astype(jnp.bfloat16), None, query_dim=case.query_dim)
     assert narrow.keys.features.dtype == jnp.float32  # rounded no further than in an ordinary call
     assert narrow.values.dtype == jnp.bfloat16
 
@@ -59,8 +60,8 @@ def test_keys_are_projected_once():
 def test_parameters_with_axes_that_the_keys_lack():
     case, n = SCORE_CASES["additive"], 4
     score = case.score
-    rngs = jax.random.split(jax.random.key(1), n)
-    params = jax.vmap(lambda rng: score.init(rng, case.query_dim, DK))(rngs)
+    heads = [numpy_params(score, case.query_dim, DK, seed) for seed in range(n)]
+    params = jax.tree.map(lambda *leaves: np.stack(leaves), *heads)
     query, key, value = (array[0] for array in tokens(case.query_dim))
     memory = remember(score, params, key, value, query_dim=case.query_dim)
     assert memory.keys.shape[:2] == (n, S)
@@ -95,12 +96,17 @@ def test_a_memory_of_features_that_are_trees(implementation):
     memory = remember(Halves(), {}, key, value, query_dim=DK)
     assert [leaf.shape for leaf in memory.keys.features] == [(B, S, 1), (B, S, DK - 1)]
     assert memory.keys.shape == key.shape
-    mask = padding_mask(jnp.full(B, 4))
-    options = {"score": Halves(), "mask": mask, "implementation": implementation}
-    output = attention(query, *memory, **options)
+    mask = padding_mask(np.full(B, 4))
+
+    @quick_jit
+    @functools.partial(jax.grad, has_aux=True)
+    def gradients(memory):
+        output = attention(query, *memory, score=Halves(), mask=mask, implementation=implementation)
+        return output.sum(), output
+
+    gradient, output = gradients(memory)
     logits = wide(query) @ wide(key[:, :4]).transpose(0, 2, 1)
     np.testing.assert_allclose(output, softmax_where(logits) @ value[:, :4], atol=2e-5)
-    gradient = jax.grad(lambda memory: attention(query, *memory, **options).sum())(memory)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
@@ -120,7 +126,7 @@ def test_what_does_not_fit_is_refused():
     np.testing.assert_allclose(
         attention(query, *memory, score="dot"), attention(query, key, value, score="dot"), atol=1e-6
     )
-    params = Additive(4).init(jax.random.key(0), DK, DK)
+    params = numpy_params(Additive(4), DK, DK)
     for call, message in (
         (lambda: remember("dot", None, key, value[:, 1:], query_dim=DK), "value must be"),
         (lambda: remember("dot", None, key[0, 0], None, query_dim=DK), "key must be"),
@@ -134,5 +140,5 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_wide_value_makes_wide_features():
     with jax.enable_x64(True):
-        key, value = jnp.ones((3, 2), jnp.float32), jnp.ones((3, 2), jnp.float64)
+        key, value = np.ones((3, 2), np.float32), np.ones((3, 2), np.float64)
         assert remember("dot", None, key, value, query_dim=2).keys.features.dtype == jnp.float64

@@ -1,10 +1,15 @@
 """Monotonic attention against a loop in float64, a walk by hand, and itself step by step."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
+from conformance import quick_jit
+from differences import check_derivatives
+from numpy_model import PAIRS
+from score_cases import numpy_params
 from walk_cases import numpy_walk, numpy_weights
 
 from attention_jax import causal_mask, get_score, padding_mask
@@ -12,7 +17,7 @@ from attention_jax.functional.monotonic import monotonic_attention
 from attention_jax.scores import SCORES
 
 B, T, S, DV = 2, 5, 7, 13
-every_score = pytest.mark.parametrize("score", sorted(SCORES))
+SCORED = [name for name in sorted(SCORES) if name in PAIRS]
 
 
 def arrays(score, seed=3):
@@ -20,14 +25,15 @@ def arrays(score, seed=3):
     query_dim, key_dim = (11, 11) if get_score(score).needs_equal_dims else (3, 11)
     rng = np.random.default_rng(seed)
     shapes = ((B, T, query_dim), (B, S, key_dim), (B, S, DV))
-    tokens = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
-    return *tokens, get_score(score).init(jax.random.key(5), query_dim, key_dim)
+    tokens = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    return *tokens, numpy_params(get_score(score), query_dim, key_dim)
 
 
 def numpy_attention(score, query, key, value, params, offset=0.0, mask=None):
-    """Output and weights in float64 from the score's logits of each example."""
-    logits = jnp.stack([get_score(score)(params, q, k) for q, k in zip(query, key, strict=True)])
-    p = 1 / (1 + np.exp(-(np.asarray(logits, np.float64) + offset)))
+    """Output and weights in float64 from the score's formula for each pair."""
+    query, key, params = jax.tree.map(np.float64, (query, key, params))
+    logits = PAIRS[score](params, query[:, :, None], key[:, None])
+    p = 1 / (1 + np.exp(-(logits + offset)))
     if mask is not None:
         p = np.where(mask, p, 0)
     weights = np.stack([numpy_weights(example) for example in p])
@@ -37,79 +43,88 @@ def numpy_attention(score, query, key, value, params, offset=0.0, mask=None):
 # --- attention ---
 
 
-@every_score
+@functools.cache
+def jitted(score, **static):
+    return quick_jit(functools.partial(monotonic_attention, score=score, **static))
+
+
+@pytest.mark.parametrize("score", SCORED)
 def test_attention_is_the_formula(score):
     query, key, value, params = arrays(score)
     tokens = query, key, value
-    output, weights = monotonic_attention(*tokens, score=score, params=params, offset=-0.5)
+    output, weights = jitted(score)(*tokens, params=params, offset=-0.5)
     expected, expected_weights = numpy_attention(score, *tokens, params, -0.5)
     np.testing.assert_allclose(weights, expected_weights, atol=2e-6)
     np.testing.assert_allclose(output, expected, atol=5e-6)
 
 
-@every_score
+# Cosine divides by lengths, which a masked token may lack; the others are tested slowly.
+@pytest.mark.parametrize(
+    "score",
+    [
+        name if name in ("additive", "cosine") else pytest.param(name, marks=pytest.mark.slow)
+        for name in SCORED
+    ],
+)
 def test_masks_fully_masked_rows_and_padding_that_holds_nan(score):
     query, key, value, params = arrays(score)
-    mask = padding_mask(jnp.array([4, S]), jnp.array([3, T]))
-    table = np.asarray(mask.materialize(T, S))
-    expected, expected_weights = numpy_attention(
-        score, query, key, value, params, mask=np.broadcast_to(table, (B, T, S))
+    mask = padding_mask(np.array([4, S]), np.array([3, T]))
+    table = (np.arange(S) < np.array([4, S])[:, None, None]) & (
+        np.arange(T)[:, None] < np.array([3, T])[:, None, None]
     )
-    query, key = query.at[0, 3:].set(jnp.nan), key.at[0, 4:].set(jnp.nan)
-    value = value.at[0, 4:].set(jnp.inf)
+    expected, expected_weights = numpy_attention(score, query, key, value, params, mask=table)
+    query[0, 3:], key[0, 4:], value[0, 4:] = np.nan, np.nan, np.inf
 
-    def loss(query, key, value, params):
-        output, weights = monotonic_attention(
-            query, key, value, score=score, params=params, mask=mask
-        )
-        return jnp.sum(output**2) + jnp.sum(weights**3), (output, weights)
+    @quick_jit
+    @functools.partial(jax.grad, has_aux=True)
+    def gradient(tokens_and_params):
+        *tokens, params = tokens_and_params
+        attend = functools.partial(monotonic_attention, *tokens, score=score, params=params)
+        output, weights = attend(mask=mask)
+        hard, _ = attend(mask=mask, hard=True)
+        return jnp.sum(output**2) + jnp.sum(weights**3), (output, weights, hard)
 
-    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True))
-    gradients, (output, weights) = gradient(query, key, value, params)
+    gradients, results = jax.tree.map(np.asarray, gradient((query, key, value, params)))
+    output, weights, hard = results
     np.testing.assert_allclose(weights, expected_weights, atol=2e-6)
     np.testing.assert_allclose(output, expected, atol=5e-6)
-    assert np.all(np.asarray(output)[0, 3:] == 0)
+    assert np.all(output[0, 3:] == 0)
     for leaf in jax.tree.leaves(gradients):
         assert np.all(np.isfinite(leaf))
-    assert all(
-        np.all(np.asarray(d)[0, n:] == 0) for d, n in zip(gradients, (3, 4, 4), strict=False)
-    )
-    options = {"score": score, "params": params, "mask": mask}
-    hard, _ = monotonic_attention(query, key, value, hard=True, **options)
+    assert all(np.all(d[0, n:] == 0) for d, n in zip(gradients, (3, 4, 4), strict=False))
     assert np.all(np.isfinite(hard))
 
 
 def test_attention_gradients_in_float64():
+    *tokens, params = arrays("additive")
+    query, key, value = tokens[0][0, :3], tokens[1][0, :5], tokens[2][0, :5, :2]
+
+    def attend(query, key, value, params, offset):
+        return monotonic_attention(
+            query, key, value, score="additive", params=params, offset=offset,
+            mask=causal_mask(offset=2),
+        )  # fmt: skip
+
+    def hard(*tokens):
+        return monotonic_attention(*tokens, score="additive", params=params, hard=True)
+
     with jax.enable_x64(True):
-        *tokens, params = jax.tree.map(
-            lambda leaf: jnp.asarray(leaf, jnp.float64), arrays("additive")
-        )
-        query, key, value = tokens[0][0, :3], tokens[1][0, :5], tokens[2][0, :5, :2]
-
-        @jax.jit
-        def attend(query, key, value, params, offset):
-            return monotonic_attention(
-                query, key, value, score="additive", params=params, offset=offset,
-                mask=causal_mask(offset=2),
-            )  # fmt: skip
-
-        offset = jnp.asarray(-0.25, jnp.float64)
-        check_grads(attend, (query, key, value, params, offset), order=2, modes=["rev"])
-        tokens = (query, key, value)
-        hard = monotonic_attention(*tokens, score="additive", params=params, hard=True)
-        assert attend(query, key, value, params, offset)[0].dtype == hard[0].dtype == jnp.float64
-        assert jax.grad(lambda r: attend(query, key, value, params, r)[0].sum())(offset) != 0
+        point = jax.tree.map(np.float64, (query, key, value, params, -0.25))
+        gradients = check_derivatives(attend, *point, forward=False)
+        for results in jax.eval_shape(attend, *point), jax.eval_shape(hard, *point[:3]):
+            assert all(leaf.dtype == jnp.float64 for leaf in results)
+    assert gradients[-1] != 0
 
 
 @pytest.mark.parametrize("hard", [False, True])
 def test_step_by_step_is_all_at_once(hard):
     query, key, value, params = arrays("additive", seed=13)
-    options = {"score": "additive", "params": params, "offset": -0.5, "hard": hard}
-    output, weights = monotonic_attention(query, key, value, **options)
-    initial = None
+    attend = functools.partial(jitted("additive", hard=hard), params=params, offset=-0.5)
+    output, weights = map(np.asarray, attend(query, key, value))
+    initial = np.eye(S, dtype=np.float32)[[0] * B]
     for i in range(T):
         one_query = query[:, i : i + 1]
-        one, initial = monotonic_attention(one_query, key, value, initial=initial, **options)
+        one, initial = map(np.asarray, attend(one_query, key, value, initial=initial))
         initial = initial[:, 0]
         np.testing.assert_allclose(one[:, 0], output[:, i], atol=1e-6)
         np.testing.assert_allclose(initial, weights[:, i], atol=1e-6)
@@ -117,31 +132,38 @@ def test_step_by_step_is_all_at_once(hard):
 
 def test_hard_attention_gathers_values():
     query, key, value, _ = arrays("dot", seed=17)
-    output, weights = monotonic_attention(query, key, value, score="dot", offset=-1.0, hard=True)
+
+    @quick_jit
+    def run(query):
+        attend = functools.partial(monotonic_attention, score="dot", hard=True)
+        gradient = jax.grad(lambda query: attend(query, key, value)[0].sum())(query)
+        return attend(query, key, value, offset=-1.0), gradient
+
+    (output, weights), gradient = jax.tree.map(np.asarray, run(query))
     for b in range(B):
         for i, j in enumerate(numpy_walk(query[b] @ key[b].T >= 1)):
             expected = np.zeros(DV) if j == S else value[b, j]
             np.testing.assert_allclose(output[b, i], expected, atol=1e-6)
             assert float(weights[b, i].sum()) == (j < S)
-    options = {"score": "dot", "hard": True}
-    gradient = jax.grad(lambda query: monotonic_attention(query, key, value, **options)[0].sum())
-    assert np.all(np.asarray(gradient(query)) == 0)
+    assert np.all(gradient == 0)
 
 
 def test_noise():
     query, key, value, _ = arrays("dot")
     rng = jax.random.key(3)
 
-    def weights(**options):
-        return np.asarray(monotonic_attention(query, key, value, score="dot", **options)[1])
+    @quick_jit
+    def noisy_weights(rng, scale):
+        attend = functools.partial(monotonic_attention, query, key, value, score="dot")
+        return attend()[1], attend(noise_rng=rng, noise_scale=scale)[1]
 
-    plain, noisy = weights(), weights(noise_rng=rng)
-    np.testing.assert_array_equal(noisy, weights(noise_rng=rng))
+    plain, noisy = map(np.asarray, noisy_weights(rng, 1.0))
+    np.testing.assert_array_equal(noisy, noisy_weights(rng, 1.0)[1])
     assert np.all(np.max(np.abs(noisy - plain), axis=(1, 2)) > 1e-3)  # each example has its own
-    np.testing.assert_allclose(weights(noise_rng=rng, noise_scale=0.0), plain, atol=1e-7)
+    np.testing.assert_allclose(noisy_weights(rng, 0.0)[1], plain, atol=1e-7)
 
     # The probabilities themselves: the first query at the first key, logits 0, many examples.
-    zeros = jnp.zeros((1009, 1, 1))
+    zeros = np.zeros((1009, 1, 1), np.float32)
     p = monotonic_attention(zeros, zeros, zeros, score="dot", noise_rng=rng, noise_scale=2.0)[1]
     p = np.asarray(p, np.float64)
     logits = np.log(p / (1 - p))
@@ -151,15 +173,13 @@ def test_noise():
 
 def test_bias_and_an_offset_for_each_head():
     query, key, value, _ = arrays("dot")
-    heads = [
-        jnp.stack(leaves, 1) for leaves in ([query, 2 * query, -query], [key] * 3, [value] * 3)
-    ]
-    bias = jnp.asarray(np.random.default_rng(1).normal(size=(T, S)), jnp.float32)
-    offsets = jnp.array([-1.0, 0.0, 0.5])
-    output, weights = monotonic_attention(*heads, score="dot", offset=offsets, bias=bias)
+    heads = [np.stack(leaves, 1) for leaves in ([query, 2 * query, -query], [key] * 3, [value] * 3)]
+    bias = np.random.default_rng(1).normal(size=(T, S)).astype(np.float32)
+    offsets = np.float32([-1.0, 0.0, 0.5])
+    output, weights = map(np.asarray, jitted("dot")(*heads, offset=offsets, bias=bias))
     for n in range(3):
-        one = [leaf[:, n] for leaf in heads]
-        expected = monotonic_attention(*one, score="dot", bias=bias + offsets[n])
+        tokens = [leaf[:, n] for leaf in heads]
+        expected = jitted("dot")(*tokens, bias=bias + offsets[n])
         np.testing.assert_allclose(output[:, n], expected[0], atol=1e-6)
         np.testing.assert_allclose(weights[:, n], expected[1], atol=1e-6)
 
@@ -171,21 +191,23 @@ def test_jit_and_vmap_of_attention():
     def attend(*tokens):
         return monotonic_attention(*tokens, **options)[0]
 
-    expected = np.stack([attend(*tokens) for tokens in zip(query, key, value, strict=True)])
-    np.testing.assert_allclose(jax.vmap(attend)(query, key, value), expected, atol=1e-6)
-    np.testing.assert_allclose(jax.jit(attend)(query, key, value), expected, atol=1e-6)
+    table = np.tri(T, S, 2, dtype=bool)
+    expected, _ = numpy_attention("additive", query, key, value, params, mask=table)
+    np.testing.assert_allclose(attend(query, key, value), expected, atol=1e-6)
+    np.testing.assert_allclose(quick_jit(jax.vmap(attend))(query, key, value), expected, atol=1e-6)
+    np.testing.assert_allclose(quick_jit(attend)(query, key, value), expected, atol=1e-6)
 
 
 def test_bfloat16_inputs_and_extreme_logits():
     query, key, value, _ = arrays("dot")
     narrow = [leaf.astype(jnp.bfloat16) for leaf in (query, key, value)]
-    wide = monotonic_attention(*(leaf.astype(jnp.float32) for leaf in narrow), score="dot")
-    for ours, theirs in zip(monotonic_attention(*narrow, score="dot"), wide, strict=True):
+    wide = jitted("dot")(*(leaf.astype(np.float32) for leaf in narrow))
+    for ours, theirs in zip(jitted("dot")(*narrow), wide, strict=True):
         assert ours.dtype == jnp.bfloat16
-        np.testing.assert_array_equal(ours, theirs.astype(jnp.bfloat16))
+        np.testing.assert_array_equal(ours, np.asarray(theirs).astype(jnp.bfloat16))
 
-    soft = monotonic_attention(1e4 * query, key, value, score="dot")[0]
-    hard = monotonic_attention(1e4 * query, key, value, score="dot", hard=True)[0]
+    soft = jitted("dot")(1e4 * query, key, value)[0]
+    hard = jitted("dot", hard=True)(1e4 * query, key, value)[0]
     np.testing.assert_allclose(soft, hard, atol=1e-6)
 
 
@@ -195,14 +217,17 @@ def test_bfloat16_inputs_and_extreme_logits():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"offset": jnp.ones(3)}, r"offset must broadcast to the batch axes \[2\]; got \[3\]"),
-        ({"offset": jnp.ones(2, int)}, "offset must be floating-point; got dtype int32"),
+        (
+            {"offset": np.ones(3, np.float32)},
+            r"offset must broadcast to the batch axes \[2\]; got \[3\]",
+        ),
+        ({"offset": np.ones(2, np.int32)}, "offset must be floating-point; got dtype int32"),
         ({"noise_rng": 0.5}, "noise_rng must be one PRNG key"),
-        ({"noise_scale": jnp.ones((1, 1))}, "noise_scale must broadcast"),
-        ({"initial": jnp.ones(5)}, r"initial must be \[..., 7\]"),
+        ({"noise_scale": np.ones((1, 1), np.float32)}, "noise_scale must broadcast"),
+        ({"initial": np.ones(5, np.float32)}, r"initial must be \[..., 7\]"),
         ({"hard": 1}, "hard must be True or False; got 1"),
         ({"score": "additive"}, "params must be"),
-        ({"key": jnp.ones((B, S, 3))}, "to match score Dot"),
+        ({"key": np.ones((B, S, 3), np.float32)}, "to match score Dot"),
     ],
 )
 def test_wrong_attention_arguments(options, message):

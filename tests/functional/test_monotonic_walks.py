@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
+from conformance import quick_jit
+from differences import check_derivatives
 from walk_cases import numpy_walk, numpy_weights, probabilities
 
 from attention_jax.functional.monotonic_walks import (
@@ -14,6 +15,10 @@ from attention_jax.functional.monotonic_walks import (
 )
 
 B, T, S = 2, 5, 7
+# Outside of `jit` every operation is a program of its own.
+jitted_weights = quick_jit(monotonic_weights)
+jitted_hard_weights = quick_jit(hard_monotonic_weights)
+jitted_hard_positions = quick_jit(hard_monotonic_positions)
 
 
 # --- weights from probabilities ---
@@ -23,9 +28,10 @@ B, T, S = 2, 5, 7
 def test_weights_are_the_papers_sum(with_initial):
     p = probabilities(B, 3, T, S)
     initial = probabilities(3, S, seed=1) / S if with_initial else None
-    weights = monotonic_weights(p, initial)
+    weights = jitted_weights(p, initial)
     assert weights.shape == p.shape
     assert weights.dtype == jnp.float32
+    weights = np.asarray(weights)
     for b, n in np.ndindex(B, 3):
         expected = numpy_weights(p[b, n], None if initial is None else initial[n])
         np.testing.assert_allclose(weights[b, n], expected, atol=1e-6)
@@ -40,17 +46,14 @@ def test_saturated_and_long_stays_exact():
     p[:, 151:160] = 1
     p[1, :40] = 1 - 1e-6
     p[2] = 0.75
-    weights = monotonic_weights(p)
-    np.testing.assert_allclose(weights, numpy_weights(p), atol=2e-6)
+    np.testing.assert_allclose(jitted_weights(p), numpy_weights(p), atol=2e-6)
 
 
 def test_gradients_to_second_order():
+    p = np.random.default_rng(2).uniform(0.1, 0.9, size=(3, 5))
+    initial = np.full(5, 0.2)
     with jax.enable_x64(True):
-        p = jnp.asarray(np.random.default_rng(2).uniform(0.1, 0.9, size=(3, 5)))
-        initial = jnp.full((5,), 0.2, jnp.float64)
-        weights = jax.jit(lambda *args: jnp.sin(3 * monotonic_weights(*args)))
-        check_grads(weights, (p, initial), order=2, modes=["rev"], atol=1e-5, rtol=1e-5)
-        check_grads(weights, (p, initial), order=1, modes=["fwd"], atol=1e-6, rtol=1e-6)
+        check_derivatives(lambda *args: jnp.sin(3 * monotonic_weights(*args)), p, initial)
 
 
 def test_gradients_are_finite_and_right_at_0_and_1():
@@ -61,7 +64,7 @@ def test_gradients_are_finite_and_right_at_0_and_1():
         def loss(p):
             return jnp.sum(monotonic_weights(p) * cotangent)
 
-        gradient = jax.grad(loss)(jnp.asarray(p))
+        gradient = quick_jit(jax.grad(loss))(p)
     # Weights are polynomials in p: differences work beyond [0, 1] too.
     expected = np.zeros_like(p)
     for index in np.ndindex(p.shape):
@@ -77,63 +80,64 @@ def test_jit_vmap_and_batch_axes_agree():
 
     weights = monotonic_weights
     expected = np.stack([weights(*example) for example in zip(p, initial, strict=True)])
-    np.testing.assert_allclose(jax.jit(weights)(p, initial), expected, atol=1e-7)
-    np.testing.assert_allclose(jax.vmap(weights)(p, initial), expected, atol=1e-7)
+    np.testing.assert_allclose(jitted_weights(p, initial), expected, atol=1e-7)
+    mapped = quick_jit(jax.vmap(weights))
+    np.testing.assert_allclose(mapped(p, initial), expected, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_low_precision_is_computed_in_float32(dtype):
-    p = jnp.asarray(probabilities(T, S), dtype)
-    weights = monotonic_weights(p)
-    np.testing.assert_array_equal(weights, monotonic_weights(p.astype(jnp.float32)).astype(dtype))
-    assert weights.dtype == hard_monotonic_weights(p).dtype == dtype
+    p = probabilities(T, S).astype(dtype)
+    weights, wide = jitted_weights(p), np.asarray(jitted_weights(p.astype(np.float32)))
+    np.testing.assert_array_equal(weights, wide.astype(dtype))
+    assert weights.dtype == jax.eval_shape(hard_monotonic_weights, p).dtype == dtype
 
 
 def test_no_queries_and_no_keys():
     for shape in ((0, S), (T, 0), (B, 0, 0)):
-        p = jnp.zeros(shape)
-        assert monotonic_weights(p).shape == shape
-        assert hard_monotonic_weights(p).shape == shape
+        p = np.zeros(shape, np.float32)
+        assert jitted_weights(p).shape == shape
+        assert jitted_hard_weights(p).shape == shape
 
 
 # --- the hard form ---
 
 
 def test_first_choice_at_or_after_the_last_position():
-    p = jnp.array([[0.0, 0, 0, 1, 1, 0, 1, 1]])
-    assert [hard_monotonic_positions(p, start).tolist() for start in (0, 4, 5)] == [[3], [4], [6]]
-    assert hard_monotonic_weights(p).tolist() == [[0, 0, 0, 1, 0, 0, 0, 0]]
+    p = np.float32([[0, 0, 0, 1, 1, 0, 1, 1]])
+    assert [jitted_hard_positions(p, start).tolist() for start in (0, 4, 5)] == [[3], [4], [6]]
+    assert jitted_hard_weights(p).tolist() == [[0, 0, 0, 1, 0, 0, 0, 0]]
 
 
 def test_walks_against_a_loop_and_a_half_is_chosen():
     p = probabilities(3, T, S, seed=7)
     p[:, :, 2] = 0.5
     start = np.array([0, 2, 5])
-    positions = hard_monotonic_positions(p, start)
-    assert positions.dtype == jnp.int32
+    positions = np.asarray(hard_monotonic_positions(p, start))
+    assert positions.dtype == np.int32
     for example, first, found in zip(p, start, positions, strict=True):
         assert found.tolist() == numpy_walk(example >= 0.5, first)
-    np.testing.assert_array_equal(hard_monotonic_positions(p >= 0.5, start), positions)
-    for transform in (jax.jit, jax.vmap):
-        np.testing.assert_array_equal(transform(hard_monotonic_positions)(p, start), positions)
+    np.testing.assert_array_equal(jitted_hard_positions(p >= 0.5, start), positions)
+    for transformed in (jitted_hard_positions, quick_jit(jax.vmap(hard_monotonic_positions))):
+        np.testing.assert_array_equal(transformed(p, start), positions)
 
 
 def test_a_walk_that_passes_the_last_key_ends():
-    p = jnp.array([[0.0, 1, 0], [0, 0, 0], [1, 1, 1]])
-    assert hard_monotonic_weights(p).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
-    assert hard_monotonic_positions(p, 3).tolist() == [3, 3, 3]
+    p = np.float32([[0, 1, 0], [0, 0, 0], [1, 1, 1]])
+    assert jitted_hard_weights(p).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert jitted_hard_positions(p, 3).tolist() == [3, 3, 3]
 
 
 def test_hard_is_soft_where_all_probabilities_are_0_or_1():
     choices = np.float32(probabilities(17, T, S) < 0.4)
-    hard = hard_monotonic_weights(choices)
+    hard = np.asarray(jitted_hard_weights(choices))
     assert 0 < np.sum(hard) < 17 * T  # some queries find a key, some do not
-    np.testing.assert_array_equal(monotonic_weights(choices), hard)
+    np.testing.assert_array_equal(jitted_weights(choices), hard)
 
 
 # --- bad input ---
 
-P = jnp.ones((B, T, S))
+P = np.ones((B, T, S), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,7 @@ P = jnp.ones((B, T, S))
         (lambda: monotonic_weights(P > 0), "must be floating-point; got dtype bool"),
         (lambda: monotonic_weights(P[0, 0]), r"must be \[\*B, T, S\]; got \[7\]"),
         (lambda: monotonic_weights(P, P[0]), r"\[..., 7\] and broadcast to \[2, 7\]; got \[5, 7\]"),
-        (lambda: monotonic_weights(P, jnp.ones(S, int)), "initial must be floating-point"),
+        (lambda: monotonic_weights(P, np.ones(S, np.int32)), "initial must be floating-point"),
         (lambda: hard_monotonic_positions(P, 0.5), "start must be integers; got dtype float32"),
         (lambda: hard_monotonic_positions(P, np.arange(3)), r"start must broadcast to \[2\]"),
     ],
@@ -191,7 +195,8 @@ def test_valid_probabilities_pass(walk):
     np.testing.assert_allclose(with_nan[:, :3], expected[:, :3], atol=1e-7)
     # What is traced has no numbers yet.
     outside = p + 2
-    for transformed in (jax.jit(walk), jax.vmap(walk), jax.jit(jax.vmap(walk))):
-        assert transformed(outside).shape[0] == B
+    assert jax.vmap(walk)(outside).shape[0] == B
+    for function in (walk, jax.vmap(walk)):
+        assert jax.eval_shape(jax.jit(function), outside).shape[0] == B
     if walk is monotonic_weights:
         jax.grad(lambda p: walk(p).sum())(outside)

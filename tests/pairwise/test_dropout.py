@@ -1,11 +1,13 @@
 """Dropout: a function of (rng, positions) alone; its statistics; its gradient."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import ALL_IMPLEMENTATIONS, DK, DV, S, T
-from jax.test_util import check_grads
+from conformance import ALL_IMPLEMENTATIONS, DK, DV, S, T, quick_jit
+from differences import check_derivatives
 
 from attention_jax import attention, padding_mask
 from attention_jax.pairwise.dropout import drop, drop_features, keep_mask
@@ -13,10 +15,14 @@ from attention_jax.pairwise.dropout import drop, drop_features, keep_mask
 RNG = jax.random.key(13)
 
 
+jitted_keep_mask = jax.jit(keep_mask, static_argnums=1)
+jitted_drop_features = jax.jit(drop_features, static_argnums=2)
+
+
 def keep(rate=0.3, rows=None, columns=None, rng=RNG):
     rows = np.arange(257) if rows is None else rows
     columns = np.arange(509) if columns is None else columns
-    return np.asarray(keep_mask(rng, rate, jnp.asarray(rows), jnp.asarray(columns)))
+    return np.asarray(jitted_keep_mask(rng, rate, rows, columns))
 
 
 def test_a_tile_is_the_block_of_the_whole():
@@ -60,7 +66,7 @@ def test_another_rng_or_another_rate():
 
 
 def test_drop_by_hand():
-    weights, kept = jnp.array([0.5, 0.3, 0.2]), jnp.array([True, False, True])
+    weights, kept = np.float32([0.5, 0.3, 0.2]), np.array([True, False, True])
     np.testing.assert_allclose(drop(weights, kept, 0.75), [2.0, 0.0, 0.8], rtol=1e-6)
 
 
@@ -68,69 +74,83 @@ def test_drop_by_hand():
 
 
 def features(*shape, dtype=np.float32):
-    return jnp.asarray(np.random.default_rng(3).normal(size=shape), dtype)
+    return np.random.default_rng(3).normal(size=shape).astype(dtype)
 
 
 def test_features_are_dropped_row_by_row():
     x = features(2, 3, 11)
     kept = keep(0.3, rows=np.arange(6), columns=np.arange(11)).reshape(x.shape)
     expected = np.where(kept, np.float64(x) / 0.7, 0)
-    for run in (drop_features, jax.jit(drop_features, static_argnums=2)):
-        np.testing.assert_allclose(run(x, RNG, 0.3), expected, rtol=1e-6)
-    np.testing.assert_array_equal(drop_features(x, RNG, 0.3), drop_features(x, RNG, 0.3))
-    np.testing.assert_array_equal(
-        drop_features(x[0, 0], RNG, 0.3), drop_features(x, RNG, 0.3)[0, 0]
-    )
-    assert np.any(drop_features(x, jax.random.key(14), 0.3) != drop_features(x, RNG, 0.3))
-    narrow = drop_features(x.astype(jnp.bfloat16), RNG, 0.3)
+    dropped = np.asarray(jitted_drop_features(x, RNG, 0.3))
+    for result in (dropped, drop_features(x, RNG, 0.3)):
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+    np.testing.assert_array_equal(jitted_drop_features(x, RNG, 0.3), dropped)
+    np.testing.assert_array_equal(jitted_drop_features(x[0, 0], RNG, 0.3), dropped[0, 0])
+    assert np.any(np.asarray(jitted_drop_features(x, jax.random.key(14), 0.3)) != dropped)
+    narrow = np.asarray(jitted_drop_features(x.astype(jnp.bfloat16), RNG, 0.3))
     assert narrow.dtype == jnp.bfloat16
-    np.testing.assert_allclose(narrow.astype(jnp.float32), expected, rtol=2**-7)
+    np.testing.assert_allclose(narrow.astype(np.float32), expected, rtol=2**-7)
 
 
 def test_features_without_an_rng_or_a_rate_are_as_they_are():
-    x = features(3, 5)
+    x = jnp.asarray(features(3, 5))
     assert drop_features(x, None, 0.3) is x
     assert drop_features(x, RNG, 0) is x
-    assert drop_features(x[:0], RNG, 0.3).shape == (0, 5)
+    assert jitted_drop_features(x[:0], RNG, 0.3).shape == (0, 5)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_features_keep_their_expectation(rate):
-    x = features(127, 131)
-    dropped = np.asarray(drop_features(jnp.ones_like(x), RNG, rate))
+    samples, shape, few = 2000, (127, 131), features(127, 131)[:3, :7]
+
+    @jax.jit
+    def run(rng):
+        mean = jax.vmap(lambda rng: drop_features(few, rng, rate))(jax.random.split(rng, samples))
+        return drop_features(np.ones(shape, np.float32), rng, rate), mean.mean(0)
+
+    dropped, mean = map(np.asarray, run(RNG))
     assert set(np.unique(dropped)) == {0, np.float32(1) / np.float32(1 - rate)}
     kept = dropped != 0
-    assert abs(kept.mean() - (1 - rate)) < 4 * np.sqrt(rate * (1 - rate) / x.size)
+    assert abs(kept.mean() - (1 - rate)) < 4 * np.sqrt(rate * (1 - rate) / kept.size)
     # No two rows, and no two columns, are dropped alike.
     for table in (kept, kept.T):
         assert len(np.unique(table, axis=0)) == len(table)
     # Each feature by itself, over keys.
-    samples, few = 2000, x[:3, :7]
-    mean = jax.vmap(lambda rng: drop_features(few, rng, rate))(jax.random.split(RNG, samples)).mean(
-        0
-    )
     deviation = np.abs(few) * np.sqrt(rate / (1 - rate) / samples)
     assert np.all(np.abs(mean - few) < 4.5 * deviation)
 
 
 def test_the_gradient_of_dropped_features_is_the_mask():
-    x, direction = features(3, 5, 7), jnp.cos(features(3, 5, 7))
-    _, pull_back = jax.vjp(lambda x: drop_features(x, RNG, 0.4), x)
-    kept = np.asarray(drop_features(jnp.ones_like(x), RNG, 0.4)) != 0
+    x, direction = features(3, 5, 7), np.cos(features(3, 5, 7))
+
+    @jax.jit
+    def pulled_back(x, direction):
+        return jax.vjp(lambda x: drop_features(x, RNG, 0.4), x)[1](direction)[0]
+
+    kept = np.asarray(jitted_drop_features(np.ones_like(x), RNG, 0.4)) != 0
     expected = np.where(kept, np.float64(direction) / 0.6, 0)
-    np.testing.assert_allclose(pull_back(direction)[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(pulled_back(x, direction), expected, rtol=1e-6)
     assert 0 < kept.sum() < kept.size
 
 
 # --- in attention ---
 
 every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+tiled_and_slow_reference = pytest.mark.parametrize(
+    "implementation", ["tiled", pytest.param("reference", marks=pytest.mark.slow)]
+)
 
 
 def arrays(dtype=np.float32, batch=()):
     rng = np.random.default_rng(2)
     shapes = ((T, DK), (S, DK), (S, DV))
-    return [jnp.asarray(rng.normal(size=(*batch, *shape)), dtype) for shape in shapes]
+    return [rng.normal(size=(*batch, *shape)).astype(dtype) for shape in shapes]
+
+
+def weights_without_dropout():
+    query, key, _ = arrays()
+    logits = np.float64(query) @ np.float64(key).T / np.sqrt(DK)
+    return np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
 
 
 @every_implementation
@@ -147,9 +167,8 @@ def test_output_is_the_kept_weights_times_the_values(implementation):
     )
     with jax.enable_x64(True):
         seed = jax.random.split(RNG, ())  # as the batching does
-        kept = np.asarray(keep_mask(seed, 0.4, jnp.arange(T), jnp.arange(S)))
-    logits = np.float64(query) @ np.float64(key).T / np.sqrt(DK)
-    weights = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        kept = keep(0.4, np.arange(T), np.arange(S), rng=seed)
+    weights = weights_without_dropout()
     np.testing.assert_allclose(output, (weights * kept / 0.6) @ np.float64(value), atol=3e-6)
     assert 0 < kept.sum() < kept.size
     np.testing.assert_allclose(  # of the weights before dropout
@@ -157,33 +176,34 @@ def test_output_is_the_kept_weights_times_the_values(implementation):
     )
 
 
-@every_implementation
+@tiled_and_slow_reference
 def test_same_rng_same_result_and_examples_differ(implementation):
-    query, key, value = arrays(batch=(3,))
-    query, key, value = (jnp.broadcast_to(x[:1], x.shape) for x in (query, key, value))
+    query, key, value = (np.broadcast_to(x[:1], x.shape) for x in arrays(batch=(3,)))
 
     def run(rng):
         return attention(
             query, key, value, dropout_rate=0.5, dropout_rng=rng, implementation=implementation
         )
 
-    first = run(RNG)
+    jitted = quick_jit(run)
+    first = np.asarray(run(RNG))
     np.testing.assert_array_equal(first, run(RNG))
-    np.testing.assert_allclose(first, jax.jit(run)(RNG), atol=2e-6)
+    np.testing.assert_allclose(first, jitted(RNG), atol=2e-6)
     assert not np.array_equal(first, run(jax.random.key(14)))
     assert not np.array_equal(first[0], first[1])  # the same tokens, dropped independently
     raw = jax.random.key_data(RNG)
     np.testing.assert_array_equal(first, run(raw))
-    np.testing.assert_allclose(first, jax.jit(run)(raw), atol=2e-6)
+    np.testing.assert_allclose(first, jitted(raw), atol=2e-6)
     np.testing.assert_array_equal(first, run(np.asarray(raw)))
-    mapped = jax.vmap(run)(jax.random.split(RNG, 2))
-    for number, rng in enumerate(jax.random.split(RNG, 2)):
+    rngs = jax.random.split(RNG, 2)
+    mapped = np.asarray(quick_jit(jax.vmap(run))(rngs))
+    for number, rng in enumerate(rngs):
         np.testing.assert_allclose(mapped[number], run(rng), atol=1e-6)
 
 
 @every_implementation
 def test_expectation_is_attention_without_dropout(implementation):
-    query, key, value = (jnp.asarray(x) for x in arrays())
+    query, key, value = arrays()
     samples = 4000
 
     def run(rng):
@@ -191,9 +211,8 @@ def test_expectation_is_attention_without_dropout(implementation):
             query, key, value, dropout_rate=0.3, dropout_rng=rng, implementation=implementation
         )
 
-    outputs = np.asarray(jax.vmap(run)(jax.random.split(RNG, samples)))
-    logits = np.float64(query) @ np.float64(key).T / np.sqrt(DK)
-    weights = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    outputs = np.asarray(quick_jit(jax.vmap(run))(jax.random.split(RNG, samples)))
+    weights = weights_without_dropout()
     error = np.abs(outputs.mean(0) - weights @ np.float64(value))
     assert (error < 5 * outputs.std(0) / np.sqrt(samples)).all()
     # Var(drop(w)) = w^2 rate / (1 - rate), independently for each pair
@@ -201,22 +220,14 @@ def test_expectation_is_attention_without_dropout(implementation):
     np.testing.assert_allclose(outputs.std(0), expected, rtol=0.1)
 
 
-@every_implementation
+@tiled_and_slow_reference
 def test_gradient_with_the_rng_held(implementation):
+    attend = functools.partial(
+        attention,
+        mask=padding_mask(np.array(4)),
+        dropout_rate=0.4,
+        dropout_rng=RNG,
+        implementation=implementation,
+    )
     with jax.enable_x64(True):
-        mask = padding_mask(jnp.array(4))
-
-        @jax.jit
-        def run(query, key, value):
-            return attention(
-                query,
-                key,
-                value,
-                mask=mask,
-                dropout_rate=0.4,
-                dropout_rng=RNG,
-                implementation=implementation,
-            )
-
-        modes = ["fwd", "rev"] if implementation == "reference" else ["rev"]
-        check_grads(run, arrays(np.float64), order=2, modes=modes)
+        check_derivatives(attend, *arrays(np.float64), forward=implementation == "reference")
