@@ -40,7 +40,6 @@ LONG = {
     "test_local.py": ("test_second_derivatives", "test_narrow_inputs_and_empty_ones[reference]"),
     "test_local_and_decoding_benchmarks.py": ("test_rows_of_decoding",),
     "test_multi_head_cache.py": ("test_chunks_are_the_formula",),
-    "test_processes.py": ("test_a_signal_to_one_stops_both",),
     "test_reference.py": tuple(
         f"test_two_orders_in_both_modes[{case}]"
         for case in (

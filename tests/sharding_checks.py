@@ -35,7 +35,11 @@ DEVICES = 8
 # --- digests ---
 
 
-def digests_do_not_depend_on_devices():
+ALONG_ONE_AXIS = [(devices, axis) for devices in (1, 2, 8) for axis in (0, 2)]
+OVER_FOUR_BY_TWO = [("a", None, "b"), ("b", None, "a"), (None, None, ("b", "a")), ("a",), ()]
+
+
+def digests_do_not_depend_on_devices(along_one=((8, 0), (2, 2)), over_two=(("a", None, "b"), ())):
     rng = np.random.default_rng(3)
     with jax.enable_x64(True):
         leaves = {
@@ -48,26 +52,27 @@ def digests_do_not_depend_on_devices():
         leaves["key"] = jax.random.split(jax.random.key(3), (8, 3, 16))
         expected = digests(leaves)
         assert len({leaf["digest"] for leaf in expected.values()}) > 9
-        for devices in (1, 2, 8):
+        for devices, axis in along_one:
             mesh = Mesh(np.array(jax.devices()[:devices]), ("all",))
-            for axis in (0, 2):
-                spread = NamedSharding(mesh, PartitionSpec(*[None] * axis, "all"))
-                assert digests(jax.device_put(leaves, spread)) == expected, (devices, axis)
+            spread = NamedSharding(mesh, PartitionSpec(*[None] * axis, "all"))
+            assert digests(jax.device_put(leaves, spread)) == expected, (devices, axis)
         mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
-        for spec in (("a", None, "b"), ("b", None, "a"), (None, None, ("b", "a")), ("a",), ()):
+        for spec in over_two:
             spread = NamedSharding(mesh, PartitionSpec(*spec))
             assert digests(jax.device_put(leaves, spread)) == expected, spec
 
 
 def digests_move_no_leaf():
     mesh = Mesh(np.array(jax.devices()), ("all",))
-    for axis, kind in itertools.product((0, 1), ("float32", "bfloat16", "int8", "complex64")):
-        leaf = jax.device_put(
+    leaves = [
+        jax.device_put(
             jnp.ones((64, 128), kind), NamedSharding(mesh, PartitionSpec(*[None] * axis, "all"))
         )
-        sent = collectives(_sums_on(mesh).lower([leaf]).compile())
-        assert sent, "the sums of eight devices must meet"
-        assert sum(each.numbers for each in sent) <= 2 * DEVICES, sent
+        for axis, kind in itertools.product((0, 1), ("float32", "bfloat16", "int8", "complex64"))
+    ]
+    sent = collectives(_sums_on(mesh).lower(leaves).compile())
+    assert sent, "the sums of eight devices must meet"
+    assert sum(each.numbers for each in sent) <= 2 * DEVICES * len(leaves), sent
 
 
 # --- training ---
@@ -82,7 +87,9 @@ MESHES = {
 
 def config(steps=12):
     return ReversalConfig(
-        model=Seq2SeqConfig(block=BlockConfig(dim=8, hidden_dim=16)),
+        model=Seq2SeqConfig(
+            block=BlockConfig(dim=8, hidden_dim=16), encoder_layers=0, decoder_self_attention=False
+        ),
         loop=LoopConfig(seeds=4, steps=steps, log_every=2, checkpoint_every=4),
         batch_size=16,
         min_length=1,
@@ -217,6 +224,9 @@ SLOW = {
         ("seed", "data"),
     )
 } | {
+    "digests-on-every-layout": functools.partial(
+        digests_do_not_depend_on_devices, ALONG_ONE_AXIS, OVER_FOUR_BY_TWO
+    ),
     **{f"trains-{mesh}": functools.partial(trains_as_one_device_does, mesh) for mesh in MESHES},
 }
 SLOW = {name: check for name, check in SLOW.items() if name not in CHECKS}

@@ -4,7 +4,6 @@ import importlib.util
 import json
 from types import SimpleNamespace
 
-import jax
 import pytest
 from translation_cases import VOCABULARY_SIZE, lines_of, run_config, tiny_config, write_text
 
@@ -14,13 +13,6 @@ from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.subwords import Subwords
 from attention_jax.tasks.translation.translate import translator_of
 from attention_jax.training.run import load_run, train_run
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")
