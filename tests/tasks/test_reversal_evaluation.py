@@ -33,9 +33,9 @@ def trained():
     """Trained to be right often, not always."""
     with jax.numpy_dtype_promotion("standard"):
         task, adam = reversal_task(CONFIG), optimizer(CONFIG)
-        steps = functools.partial(train_steps, task, adam, 150)
+        steps = functools.partial(train_steps, task, adam, 280)
         state, _ = jax.jit(jax.vmap(steps))(initial_state(task, adam, CONFIG.loop))
-    return ReversalRun(CONFIG, state.params, 150)
+    return ReversalRun(CONFIG, state.params, 280)
 
 
 @jax.jit
@@ -72,20 +72,20 @@ def test_evaluate_is_the_naive_evaluation(trained, monkeypatch):
     strings = []
 
     def recorded(rng, **options):
-        batch = random_batch(rng, **options)
+        batch = jax.jit(functools.partial(random_batch, **options))(rng)
         strings.append(np.asarray(batch.source).tolist())
         return batch
 
     random_batch = reversal_evaluation.random_batch
     monkeypatch.setattr(reversal_evaluation, "random_batch", recorded)
-    results = evaluate(trained, lengths=[3, 2], strings=17)
+    results = evaluate(trained, lengths=[3, 2], strings=31)
     assert list(results) == [3, 2]
     width = 3
     seen = []
     for seed in range(SEEDS):
         forward = naive_forward(trained, seed, width)
         for (length, evaluation), sources in zip(results.items(), strings, strict=True):
-            assert len(sources) == 17
+            assert len(sources) == 31
             forced, free, exact = [], [], []
             for source in sources:
                 assert len(source) == length
@@ -106,14 +106,14 @@ def test_evaluate_is_the_naive_evaluation(trained, monkeypatch):
 
 def test_every_seed_sees_the_same_strings_and_another_seed_others(trained):
     same = ReversalRun(
-        CONFIG, jax.tree.map(lambda leaf: np.asarray(leaf)[[0, 0]], trained.params), 150
+        CONFIG, jax.tree.map(lambda leaf: np.asarray(leaf)[[0, 0]], trained.params), 280
     )
-    for column in evaluate(same, lengths=[3], strings=17)[3]:
+    for column in evaluate(same, lengths=[3], strings=31)[3]:
         assert column.shape == (2,)
         assert column[0] == column[1]
-    once = evaluate(trained, lengths=[3], strings=17)[3]
-    again = evaluate(trained, lengths=[3], strings=17, seed=0)[3]
-    other = evaluate(trained, lengths=[3], strings=17, seed=1)[3]
+    once = evaluate(trained, lengths=[3], strings=31)[3]
+    again = evaluate(trained, lengths=[3], strings=31, seed=0)[3]
+    other = evaluate(trained, lengths=[3], strings=31, seed=1)[3]
     assert np.array(once).tolist() == np.array(again).tolist() != np.array(other).tolist()
 
 
@@ -193,6 +193,6 @@ def test_strings_are_of_the_letters_that_were_trained_on(monkeypatch):
 
     monkeypatch.setattr(reversal_evaluation, "_evaluate", look)
     config = ReversalConfig(letters=2)
-    evaluate(ReversalRun(config, {}, 0), lengths=[3], strings=17)
+    evaluate(ReversalRun(config, {}, 0), lengths=[3], strings=31)
     first = VOCABULARY.encode("a")[0]
     assert set(seen[0].ravel()) == {first, first + 1}
