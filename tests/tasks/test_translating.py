@@ -58,7 +58,7 @@ def made(*, separate=False, **settings):
     )
     source, target = Subwords.learned(WORDS, SIZE), Subwords.learned(ENGLISH, SIZE)
     vocabularies = Vocabularies(source, target if separate else source)
-    params = jax.jit(translation_task(config).init)(jax.random.key(3))
+    params = jax.jit(translation_task(config).init)(jax.random.key(6))
     return Translator(config, jax.tree.map(lambda leaf: 2 * np.asarray(leaf), params), vocabularies)
 
 
