@@ -366,22 +366,7 @@ def test_a_request_before_the_first_step_saves_the_start(tmp_path, never_stopped
     assert (tmp_path / "metrics.jsonl").read_bytes() == never_stopped[1]
 
 
-# --- signals and settings ---
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_first_signal_asks_and_the_second_would_end_the_process(number, status):
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with Interruption() as interruption:
-        assert interruption.requested is None
-        assert interruption.exit_status == 0
-        os.kill(os.getpid(), number)
-        assert interruption.requested == number
-        assert interruption.exit_status == status
-        for either in before:
-            assert signal.getsignal(either) == signal.SIG_DFL
-    for either, handler in before.items():
-        assert signal.getsignal(either) is handler
+# --- settings ---
 
 
 @pytest.mark.parametrize(
