@@ -35,7 +35,6 @@ LONG = {
     ),
     "test_local_and_decoding_benchmarks.py": ("test_rows_of_decoding",),
     "test_multi_head_cache.py": ("test_chunks_are_the_formula",),
-    "test_processes.py": ("test_a_signal_to_one_stops_both",),
     "test_reference.py": tuple(
         f"test_two_orders_in_both_modes[{case}]"
         for case in (

@@ -55,7 +55,7 @@ def tiny_config(
 def run_config(folder: Path, **settings) -> TranslationConfig:
     """Returns settings with two seeds, dropout, 4 updates of 3 batches, and 3 validations."""
     defaults = {
-        "model": {"dropout_rate": 0.1},
+        "model": {"dropout_rate": 0.1, "decoder_self_attention": False},
         "loop": {"seeds": 2, "keep_best": 1},
         "accumulate": 3,
         "learning_rate": 0.02,

@@ -1,6 +1,5 @@
 """Runs that are killed, damaged, out of room or met by others end right, or say why they cannot."""
 
-import jax
 import pytest
 from faults.findings import OTHER, TRACEBACK, UNCLEAR, WRONG, Ended, Findings, Result
 from faults.processes import Place
@@ -11,10 +10,8 @@ REPEATS = {"two threads at one instant": 20, "a start that was cut off": 3}  # o
 
 @pytest.fixture(scope="module")
 def place():
-    jax.config.update("jax_disable_most_optimizations", True)  # each case compiles
     with Place() as made:
         yield made
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize(

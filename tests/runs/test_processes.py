@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import two_processes
 
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints
@@ -20,6 +21,7 @@ from attention_jax.runs.processes import Distribution
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--dim", "8", "--hidden-dim", "7", "--max-length", "3", "--seeds", "2"]
+TINY += ["--encoder-layers", "0", "--no-decoder-self-attention"]
 
 
 def free_port():
@@ -28,14 +30,8 @@ def free_port():
         return listening.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """Where the processes of this file keep their programs: each is compiled once."""
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.fixture
-def start(tmp_path, compiled):
+def start(tmp_path):
     """Starts `count` processes of a script; those that a failed test left are ended."""
     started = []
 
@@ -52,8 +48,6 @@ def start(tmp_path, compiled):
                     "PYTHONPATH": str(ROOT),
                     "JAX_PLATFORMS": "cpu",
                     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-                    "JAX_COMPILATION_CACHE_DIR": str(compiled),
-                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -144,15 +138,27 @@ def go_on_after_damage(train, before, again, count, *arguments, part="d"):
     assert (again / "damaged_checkpoints" / "12.0").is_dir()
 
 
-def test_two_train_as_one_does_and_one_of_them_writes(tmp_path, train):
+def test_two_train_as_one_does_and_one_of_them_writes(tmp_path, start):
+    """And each process draws its own part of the batch."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    (_, first, _), (_, second, _) = finished(start(2, two_processes.__file__, "two"))
+    *first, rows = first.splitlines()
+    assert "two: step 12/12" in "\n".join(first)
+    assert (rows, second) == ("0 6", "6 12\n")
+    two_processes.train(one)
+    assert_same_losses(two, one)
+    assert len(read_lines(two / "timing.jsonl")) == 1
+    assert json.loads((two / "env.json").read_text())["devices"] == 2
+
+
+@pytest.mark.slow
+def test_the_script_trains_in_two_processes_as_in_one(tmp_path, train):
     one, two = tmp_path / "one", tmp_path / "two"
     finished(train(1, "one"))
     (_, first, _), (_, second, _) = finished(train(2, "two"))
     assert "two: step 12 of 12, 2 seeds" in first
     assert second == ""
     assert_same_losses(two, one)
-    assert len(read_lines(two / "timing.jsonl")) == 1
-    assert json.loads((two / "env.json").read_text())["devices"] == 2
 
 
 @pytest.mark.slow
@@ -193,6 +199,7 @@ def stopped(train, folder, count, arguments=()):
     return step
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_stops_both(tmp_path, train):
     stopped(train, tmp_path / "run", 2)
     stopped(train, tmp_path / "run", 1, ["--resume"])
@@ -202,30 +209,6 @@ def test_a_signal_to_one_stops_both(tmp_path, train):
 def test_four_go_on_where_two_stopped(tmp_path, train):
     stopped(train, tmp_path / "run", 2)
     stopped(train, tmp_path / "run", 4, ["--resume"])
-
-
-DRAWING = """
-import sys
-import jax
-from attention_jax.tasks.reversal.task import ReversalConfig, reversal_task
-from attention_jax.runs import processes
-from attention_jax.training.sharding import Layout, MeshShape, whole_machine
-
-_, _, coordinator, _, count, _, index = sys.argv[1:]
-processes.join(processes.Distribution(coordinator, int(count), int(index)))
-assert whole_machine() == MeshShape(data=int(count))
-layout, task = Layout(whole_machine()), reversal_task(ReversalConfig(batch_size=12))
-source = jax.jit(lambda rng: layout.constrained_batch(task.batch(rng)).source)(jax.random.key(3))
-(shard,) = source.addressable_shards
-assert shard.data.tolist() == layout.to_host(source)[shard.index].tolist()
-print(*shard.index[0].indices(12)[:2])
-"""
-
-
-def test_each_process_draws_its_own_part_of_the_batch(tmp_path, start):
-    (tmp_path / "drawing.py").write_text(DRAWING)
-    results = finished(start(2, "drawing.py"))
-    assert [out.split() for _, out, _ in results] == [["0", "6"], ["6", "12"]]
 
 
 # --- what goes wrong ---

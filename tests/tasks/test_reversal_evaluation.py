@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,7 +22,7 @@ from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.loop import LoopConfig, initial_state, train_steps
 
 SEEDS = 2
-MODEL = Seq2SeqConfig(score="general", block=BlockConfig(dim=16, hidden_dim=16))
+MODEL = Seq2SeqConfig(score="general", block=BlockConfig(dim=16, hidden_dim=16), encoder_layers=0)
 CONFIG = ReversalConfig(
     model=MODEL, loop=LoopConfig(seeds=SEEDS), batch_size=32, min_length=1, max_length=3
 )
@@ -34,19 +33,26 @@ def trained():
     """Trained to be right often, not always."""
     with jax.numpy_dtype_promotion("standard"):
         task, adam = reversal_task(CONFIG), optimizer(CONFIG)
-        steps = functools.partial(train_steps, task, adam, 250)
+        steps = functools.partial(train_steps, task, adam, 280)
         state, _ = jax.jit(jax.vmap(steps))(initial_state(task, adam, CONFIG.loop))
-    return ReversalRun(CONFIG, state.params, 250)
+    return ReversalRun(CONFIG, state.params, 280)
+
+
+@jax.jit
+def forward_of(params, *given):
+    return bind(MODEL, params)(*given, return_weights=True)
 
 
 def naive_forward(trained, seed, width):
     """(source row, target inputs) -> logits [T, V] and weights [T, S] as numpy, source padded."""
-    model = bind(MODEL, jax.tree.map(lambda leaf: leaf[seed], trained.params))
-    forward = jax.jit(functools.partial(model, return_weights=True))
+    params = jax.tree.map(lambda leaf: np.asarray(leaf)[seed], trained.params)
 
     def one(source, inputs):
         padded = np.array([source + [PAD] * (width - len(source))], np.int32)
-        logits, weights = forward(padded, jnp.array([len(source)]), np.array([inputs], np.int32))
+        inputs = inputs + [PAD] * (width + 1 - len(inputs))
+        logits, weights = forward_of(
+            params, padded, np.array([len(source)], np.int32), np.array([inputs], np.int32)
+        )
         return np.asarray(logits[0]), np.asarray(weights[-1, 0])
 
     return one
@@ -66,20 +72,20 @@ def test_evaluate_is_the_naive_evaluation(trained, monkeypatch):
     strings = []
 
     def recorded(rng, **options):
-        batch = random_batch(rng, **options)
+        batch = jax.jit(functools.partial(random_batch, **options))(rng)
         strings.append(np.asarray(batch.source).tolist())
         return batch
 
     random_batch = reversal_evaluation.random_batch
     monkeypatch.setattr(reversal_evaluation, "random_batch", recorded)
-    results = evaluate(trained, lengths=[3, 2], strings=17)
+    results = evaluate(trained, lengths=[3, 2], strings=31)
     assert list(results) == [3, 2]
     width = 3
     seen = []
     for seed in range(SEEDS):
         forward = naive_forward(trained, seed, width)
         for (length, evaluation), sources in zip(results.items(), strings, strict=True):
-            assert len(sources) == 17
+            assert len(sources) == 31
             forced, free, exact = [], [], []
             for source in sources:
                 assert len(source) == length
@@ -100,14 +106,14 @@ def test_evaluate_is_the_naive_evaluation(trained, monkeypatch):
 
 def test_every_seed_sees_the_same_strings_and_another_seed_others(trained):
     same = ReversalRun(
-        CONFIG, jax.tree.map(lambda leaf: leaf[jnp.array([0, 0])], trained.params), 250
+        CONFIG, jax.tree.map(lambda leaf: np.asarray(leaf)[[0, 0]], trained.params), 280
     )
-    for column in evaluate(same, lengths=[3], strings=17)[3]:
+    for column in evaluate(same, lengths=[3], strings=31)[3]:
         assert column.shape == (2,)
         assert column[0] == column[1]
-    once = evaluate(trained, lengths=[3], strings=17)[3]
-    again = evaluate(trained, lengths=[3], strings=17, seed=0)[3]
-    other = evaluate(trained, lengths=[3], strings=17, seed=1)[3]
+    once = evaluate(trained, lengths=[3], strings=31)[3]
+    again = evaluate(trained, lengths=[3], strings=31, seed=0)[3]
+    other = evaluate(trained, lengths=[3], strings=31, seed=1)[3]
     assert np.array(once).tolist() == np.array(again).tolist() != np.array(other).tolist()
 
 
@@ -129,22 +135,23 @@ def test_reverse_is_the_naive_answer(trained, seed):
 def biased(trained, **biases):
     """The trained model, made to say one token always."""
     params = jax.tree.map(lambda leaf: leaf, trained.params)
-    bias = params["logits"]["bias"]
+    bias = np.array(params["logits"]["bias"])
     for token, by in biases.items():
-        bias = bias.at[:, {"PAD": PAD, "EOS": EOS, "a": 3}[token]].add(by)
+        bias[:, {"PAD": PAD, "EOS": EOS, "a": 3}[token]] += by
     params["logits"] = {**params["logits"], "bias": bias}
     return dataclasses.replace(trained, params=params)
 
 
 def test_answers_that_never_end_and_answers_without_letters(trained):
-    (endless,) = reverse(biased(trained, a=1e3), ["xyz"])
+    words = ["xyz", "q", "zz"]
+    endless, _, _ = reverse(biased(trained, a=1e3), words)
     assert endless.answer == "aaaa"  # as long as the right answer and its EOS
     assert endless.weights.shape == (4, 3)
-    (silent,) = reverse(biased(trained, EOS=1e3), ["xyz"])
+    silent, _, _ = reverse(biased(trained, EOS=1e3), words)
     assert silent.answer == ""
     assert silent.weights.shape == (1, 3)
     # PAD is no letter: no row of weights may stand for it.
-    (padding,) = reverse(biased(trained, PAD=1e3), ["xyz"])
+    padding, _, _ = reverse(biased(trained, PAD=1e3), words)
     assert padding.answer == ""
     assert padding.weights.shape == (0, 3)
 
@@ -186,6 +193,6 @@ def test_strings_are_of_the_letters_that_were_trained_on(monkeypatch):
 
     monkeypatch.setattr(reversal_evaluation, "_evaluate", look)
     config = ReversalConfig(letters=2)
-    evaluate(ReversalRun(config, {}, 0), lengths=[7], strings=64)
+    evaluate(ReversalRun(config, {}, 0), lengths=[3], strings=31)
     first = VOCABULARY.encode("a")[0]
     assert set(seen[0].ravel()) == {first, first + 1}

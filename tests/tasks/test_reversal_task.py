@@ -34,14 +34,15 @@ def standard_promotion():
 
 
 def config(
-    *, steps=12, log_every=2, checkpoint_every=4, seeds=2, score="scaled", model=None, **settings
+    *, steps=200, log_every=50, checkpoint_every=100, seeds=2, score="scaled", model=None, **others
 ):
     loop = LoopConfig(
         seeds=seeds, steps=steps, log_every=log_every, checkpoint_every=checkpoint_every
     )
-    model = Seq2SeqConfig().with_settings(score=score, dim=8, hidden_dim=7, **(model or {}))
-    defaults = {"batch_size": 5, "min_length": 1, "max_length": 3}
-    return ReversalConfig(model=model, loop=loop, **{**defaults, **settings})
+    small = {"dim": 8, "hidden_dim": 7, "encoder_layers": 0, "decoder_self_attention": False}
+    model = Seq2SeqConfig(score=score).with_settings(**{**small, **(model or {})})
+    defaults = {"batch_size": 32, "min_length": 1, "max_length": 3, "learning_rate": 0.02}
+    return ReversalConfig(model=model, loop=loop, **{**defaults, **others})
 
 
 def assert_same_bits(left, right):
@@ -183,14 +184,41 @@ def test_foreign_settings():
 # --- the task ---
 
 
+def normal_params(settings):
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(reversal_task(settings).init, jax.random.key(0))
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes)
+
+
+@functools.cache
+def some_batch():
+    batch = jax.jit(reversal_task(config(batch_size=5)).batch)(jax.random.key(1))
+    return jax.tree.map(np.asarray, batch)
+
+
+@functools.cache
+def output_of(**model):
+    """The model's own output: logits, and with coverage the weights too."""
+    settings = config(score="additive", model=model)
+    options = {"return_weights": True} if "attention" in model else {}
+    forward = jax.jit(lambda params, *given: bind(settings.model, params)(*given, **options))
+    batch = some_batch()
+    params = normal_params(settings)
+    return forward(params, batch.source, batch.source_lengths, batch.target_inputs)
+
+
+@functools.cache
+def losses_of(weight=0.0, **model):
+    """The task's (loss, metrics) for the seeds 0, 1 and 0 of dropout."""
+    settings = config(score="additive", model=model, coverage_weight=weight)
+    loss, params = jax.jit(reversal_task(settings).loss), normal_params(settings)
+    found = [loss(params, some_batch(), jax.random.key(seed)) for seed in (0, 1, 0)]
+    return jax.tree.map(lambda *values: np.stack(values), *found)
+
+
 def test_the_loss_is_the_models_cross_entropy_of_real_tokens():
-    task = reversal_task(config())
-    params = jax.jit(task.init)(jax.random.key(0))
-    batch = task.batch(jax.random.key(1))
+    batch, ((loss, *_), metrics), logits = some_batch(), losses_of(), output_of()
     assert batch.source.shape == (5, 3)
-    loss, metrics = jax.jit(task.loss)(params, batch, jax.random.key(2))
-    model = bind(config().model, params)
-    logits = jax.jit(model)(batch.source, batch.source_lengths, batch.target_inputs)
     nats, right = [], []
     for row in range(5):
         for position in range(int(batch.source_lengths[row]) + 1):  # and EOS
@@ -201,21 +229,13 @@ def test_the_loss_is_the_models_cross_entropy_of_real_tokens():
     assert len(nats) < batch.targets.size  # there is padding
     np.testing.assert_allclose(loss, np.mean(nats), rtol=1e-5)
     assert list(metrics) == ["accuracy"]
-    np.testing.assert_allclose(metrics["accuracy"], np.mean(right), rtol=1e-5)
+    np.testing.assert_allclose(metrics["accuracy"][0], np.mean(right), rtol=1e-5)
 
 
 @pytest.mark.parametrize("weight", [0.0, 3.0])
 def test_the_coverage_loss_counts_with_its_weight(weight):
-    kind = {"attention": "coverage", "decoder_layers": 2}
-    settings = config(score="additive", model=kind, coverage_weight=weight)
-    task = reversal_task(settings)
-    params = jax.jit(task.init)(jax.random.key(0))
-    batch = task.batch(jax.random.key(1))
-    loss, metrics = jax.jit(task.loss)(params, batch, jax.random.key(2))
-    model = bind(settings.model, params)
-    logits, weights = jax.jit(functools.partial(model, return_weights=True))(
-        batch.source, batch.source_lengths, batch.target_inputs
-    )
+    kind, batch = {"attention": "coverage", "decoder_layers": 2}, some_batch()
+    (losses, metrics), (logits, weights) = losses_of(weight, **kind), output_of(**kind)
     nats, again = [], []
     for row in range(5):
         for position in range(int(batch.target_lengths[row])):
@@ -225,27 +245,23 @@ def test_the_coverage_loss_counts_with_its_weight(weight):
                 before = layer[:position].sum(0)
                 again.append(np.minimum(layer[position], before).sum())
     assert np.mean(again) > 0.1
-    np.testing.assert_allclose(metrics["coverage_loss"], np.mean(again), rtol=1e-5)
-    np.testing.assert_allclose(loss, np.mean(nats) + weight * np.mean(again), rtol=1e-5)
+    np.testing.assert_allclose(metrics["coverage_loss"][0], np.mean(again), rtol=1e-5)
+    np.testing.assert_allclose(losses[0], np.mean(nats) + weight * np.mean(again), rtol=1e-5)
     assert list(metrics) == ["accuracy", "coverage_loss"]
 
 
 def test_the_rng_is_for_dropout():
-    losses = {}
-    for rate in (0.0, 0.3):
-        task = reversal_task(config(model={"dropout_rate": rate}))
-        params, batch = jax.jit(task.init)(jax.random.key(0)), task.batch(jax.random.key(1))
-        loss = jax.jit(task.loss)
-        losses[rate] = [float(loss(params, batch, jax.random.key(seed))[0]) for seed in (0, 1, 0)]
-    assert len(set(losses[0.0])) == 1
-    assert losses[0.3][0] == losses[0.3][2] != losses[0.3][1]
+    (without, _), (dropped, _) = losses_of(), losses_of(dropout_rate=0.3)
+    assert len(set(without.tolist())) == 1
+    assert dropped[0] == dropped[2] != dropped[1]
 
 
 def test_the_optimizer_clips_and_decays_to_zero():
     made = optimizer(config(steps=10, learning_rate=0.5, clip_norm=1.0))
+    updated = jax.jit(made.update)
     params = {"w": np.zeros(3, np.float32)}
     gradient = {"w": np.array([300.0, 0.0, -400.0], np.float32)}
-    first, state = made.update(gradient, made.init(params), params)
+    first, state = updated(gradient, jax.jit(made.init)(params), params)
     # Adam's first step is the sign of the gradient, times the rate.
     np.testing.assert_allclose(first["w"], [-0.5, 0.0, 0.5], atol=1e-5)
     (mu,) = [
@@ -253,7 +269,7 @@ def test_the_optimizer_clips_and_decays_to_zero():
     ]
     np.testing.assert_allclose(mu["w"], [0.06, 0.0, -0.08], rtol=1e-5)  # of the clipped gradient
     for step in range(1, 11):
-        update, state = made.update(gradient, state, params)
+        update, state = updated(gradient, state, params)
         rate = 0.5 * (1 + np.cos(np.pi * step / 10)) / 2
         np.testing.assert_allclose(update["w"], [-rate, 0.0, rate], atol=1e-5)
 
@@ -262,7 +278,7 @@ def test_bound_models_are_of_their_own_configuration():
     scores = {}
     for score in ("additive", "general"):
         settings = config(score=score)
-        params = jax.jit(reversal_task(settings).init)(jax.random.key(0))
+        params = jax.eval_shape(reversal_task(settings).init, jax.random.key(0))
         scores[score] = str(bind(settings.model, params).decoder[0].cross_attention.attention.score)
     assert scores == {"additive": "Additive(hidden_dim=None)", "general": "General()"}
 
@@ -279,11 +295,11 @@ def never_stopped(tmp_path_factory):
 
 def test_a_run(never_stopped):
     trained, folder = never_stopped
-    assert trained.step == 12
+    assert trained.step == 200
     assert trained.interrupted == 0
     assert trained.seconds > 0
     assert trained.steps_per_second > 0
-    assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [2, 4, 6, 8, 10, 12]
+    assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [50, 100, 150, 200]
     line = read_lines(folder / "metrics.jsonl")[0]
     assert set(line) == {"step", "loss", "accuracy", "gradient_norm"}
     # 29 tokens: the loss of a guess is log 29 = 3.37.
@@ -291,7 +307,7 @@ def test_a_run(never_stopped):
     assert json.loads((folder / "env.json").read_text())["packages"]["jax"] == jax.__version__
     loaded = load_run(REVERSAL, folder)
     assert loaded.config == config()
-    assert loaded.step == 12
+    assert loaded.step == 200
     assert_same_bits(loaded.params, trained.params)
 
 
@@ -308,22 +324,22 @@ def test_crashed_stopped_and_resumed_is_bit_identical(tmp_path, monkeypatch, nev
 
     def write_and_signal(self, step, metrics):
         write(self, step, metrics)
-        if step in (6, 12):
+        if step in (50, 200):
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(MetricsFile, "write", write_and_signal)
     stopped = train_run(REVERSAL, config(), tmp_path, resume=True)
-    assert (stopped.step, stopped.interrupted) == (6, 143)
-    assert load_run(REVERSAL, tmp_path).step == 6
+    assert (stopped.step, stopped.interrupted) == (50, 143)
+    assert load_run(REVERSAL, tmp_path).step == 50
 
     resumed = train_run(REVERSAL, config(), tmp_path, resume=True)
     # The signal that came with the last step cost nothing; what comes next is the caller's choice.
-    assert (resumed.step, resumed.interrupted) == (12, 143)
+    assert (resumed.step, resumed.interrupted) == (200, 143)
     trained, folder = never_stopped
     assert_same_bits(resumed.params, trained.params)
     assert (tmp_path / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     sessions = read_lines(tmp_path / "timing.jsonl")
-    assert [(line["from_step"], line["to_step"]) for line in sessions] == [(0, 6), (6, 12)]
+    assert [(line["from_step"], line["to_step"]) for line in sessions] == [(0, 50), (50, 200)]
 
 
 def test_resuming_a_finished_run_keeps_it(never_stopped):
@@ -333,7 +349,7 @@ def test_resuming_a_finished_run_keeps_it(never_stopped):
     assert_same_bits(again.params, trained.params)
     assert again.steps_per_second is None
     assert (folder / "metrics.jsonl").read_bytes() == before
-    assert load_run(REVERSAL, folder).step == 12
+    assert load_run(REVERSAL, folder).step == 200
 
 
 def test_resuming_with_another_configuration_changes_nothing(never_stopped):
@@ -358,15 +374,12 @@ def test_without_tensorboard_nothing_is_written(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tiny_model_learns(tmp_path):
-    settings = config(
-        steps=200, log_every=50, checkpoint_every=200, seeds=1, batch_size=32, learning_rate=0.02
-    )
-    train_run(REVERSAL, settings, tmp_path)
-    lines = read_lines(tmp_path / "metrics.jsonl")
-    losses = [line["loss"][0] for line in lines]
-    assert losses == sorted(losses, reverse=True)
-    # Better than knowing lengths and letter frequencies only: of 2 letters and EOS in the mean,
-    # the letters would cost log 26 = 3.26 nats each, 2.17 a token.
-    assert losses[-1] < 2.0
-    assert lines[-1]["accuracy"][0] > lines[0]["accuracy"][0] + 0.1
+def test_a_tiny_model_learns(never_stopped):
+    lines = read_lines(never_stopped[1] / "metrics.jsonl")
+    for seed in range(2):
+        losses = [line["loss"][seed] for line in lines]
+        assert losses == sorted(losses, reverse=True)
+        # Better than knowing lengths and letter frequencies only: of 2 letters and EOS in the mean,
+        # the letters would cost log 26 = 3.26 nats each, 2.17 a token.
+        assert losses[-1] < 2.0
+        assert lines[-1]["accuracy"][seed] > lines[0]["accuracy"][seed] + 0.1

@@ -32,13 +32,6 @@ from attention_jax.tasks.translation.translate import translate, translator_of
 from attention_jax.training.run import TrainedRun, load_run, load_states, train_run
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text"))
@@ -126,9 +119,9 @@ def test_validation_is_what_the_checkpoint_says(text, straight):
     folder = straight.folder
     source, target = (lines_of("validation", side) for side in ("de", "en"))
     last = read_lines(folder / "validation.jsonl")[-1]
+    run = load_run(TRANSLATION, folder)
+    assert run.step == 12
     for seed in range(2):
-        run = load_run(TRANSLATION, folder)
-        assert run.step == 12
         translator = translator_of(run, seed)
         found = score_translations(translate(translator, source), target)
         assert found.bleu == last["bleu"][seed]
@@ -284,9 +277,9 @@ def test_a_folder_is_not_written_by_accident(text, straight, tmp_path):
 
 def test_steps_and_seeds(straight):
     reached, folder = straight.reached, straight.folder
+    run = load_run(TRANSLATION, folder)
+    assert run.averaged == (12,)
     for seed in range(2):
-        run = load_run(TRANSLATION, folder)
-        assert run.averaged == (12,)
         assert_bits_equal(
             translator_of(run, seed).params,
             jax.tree.map(lambda leaf: leaf[seed], reached.params),  # noqa: B023

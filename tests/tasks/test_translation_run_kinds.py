@@ -1,10 +1,12 @@
 """Translation runs that stop early, of other kinds than most, or that cannot begin."""
 
+import dataclasses
 import importlib.util
 import json
 from types import SimpleNamespace
 
-import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from translation_cases import VOCABULARY_SIZE, lines_of, run_config, tiny_config, write_text
 
@@ -13,14 +15,8 @@ from attention_jax.tasks.translation import definition as translation_definition
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.subwords import Subwords
 from attention_jax.tasks.translation.translate import translator_of
+from attention_jax.training.loop import FedTask
 from attention_jax.training.run import load_run, train_run
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +24,24 @@ def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text"))
 
 
+def one_number(config, batches=None):
+    """A task in place of the model's: what is measured is planned."""
+    del config, batches
+    return FedTask(
+        init=lambda rng: {"w": jnp.zeros(())},
+        feed=lambda seed, step: np.ones(3, np.float32),
+        loss=lambda params, batch, rng: (params["w"] * jnp.mean(batch), {}),
+    )
+
+
 def test_it_stops_when_it_no_longer_improves(text, tmp_path, monkeypatch):
+    definition = dataclasses.replace(TRANSLATION, task=one_number)
     planned = iter([1.0, 3.0, 2.0, 2.5, 9.0])
     for name, stand_in in {
         "score_translations": lambda *_: SimpleNamespace(bleu=next(planned)),
         "translate": lambda _, sentences: sentences,
         "mean_loss": lambda *_: {"loss": 1.0, "negative_log_likelihood": 1.0},
+        "translation_task": one_number,
     }.items():
         monkeypatch.setattr(translation_definition, name, stand_in)
     settings = run_config(
@@ -42,16 +50,16 @@ def test_it_stops_when_it_no_longer_improves(text, tmp_path, monkeypatch):
         validation_metric="bleu",
         patience=2,
     )
-    reached = train_run(TRANSLATION, settings, tmp_path)
+    reached = train_run(definition, settings, tmp_path)
     # The best came at step 4; two more were measured, and a fifth never.
     assert (reached.step, reached.exhausted, reached.interrupted) == (8, True, 0)
     assert [line["bleu"] for line in read_lines(tmp_path / "validation.jsonl")] == [
         [1.0], [3.0], [2.0], [2.5],
     ]  # fmt: skip
-    assert load_run(TRANSLATION, tmp_path, "best").step == 4
-    assert load_run(TRANSLATION, tmp_path).step == 8
+    assert load_run(definition, tmp_path, "best").step == 4
+    assert load_run(definition, tmp_path).step == 8
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    again = train_run(TRANSLATION, settings, tmp_path, resume=True)
+    again = train_run(definition, settings, tmp_path, resume=True)
     assert (again.step, again.exhausted) == (8, True)
     assert {path for path, old in before.items() if path.read_bytes() != old} <= {tmp_path / "lock"}
 

@@ -83,22 +83,17 @@ def test_without_sacrebleu(monkeypatch):
 V = 17
 
 
-@pytest.fixture
-def quickly_compiled():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.25])
-def test_the_mean_loss_is_that_of_each_pair_alone(quickly_compiled, smoothing):
+def test_the_mean_loss_is_that_of_each_pair_alone(smoothing):
     config = TranslationConfig(
         source=Path("a.de"),
         target=Path("a.en"),
         vocabulary_size=V,
         label_smoothing=smoothing,
         model=Seq2SeqConfig(
-            block=BlockConfig(dim=8, hidden_dim=7, dropout_rate=0.9), tied_embeddings="all"
+            block=BlockConfig(dim=8, hidden_dim=7, dropout_rate=0.9),
+            encoder_layers=0,
+            tied_embeddings="all",
         ),
     )
     rng = np.random.default_rng(0)

@@ -1,8 +1,10 @@
 """The training loop on a toy task whose gradient is written out in numpy."""
 
+import functools
 import json
 import os
 import signal
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +31,14 @@ B, D = 7, 3
 OPTIMIZER = optax.sgd(0.05, momentum=0.9)
 
 
+def numbers(rng, count):
+    """Numbers that differ from key to key: those of a generator take long to compile."""
+    phase = (jax.random.key_data(rng) % jnp.uint32(1009)).astype(jnp.float32)
+    return jnp.sin(1.3 * jnp.arange(count, dtype=jnp.float32) ** 2 + phase[0] + 0.01 * phase[1])
+
+
 def init(rng):
-    return {"w": jax.random.normal(rng, (D,))}
+    return {"w": numbers(rng, D)}
 
 
 def weakly_typed_init(rng):
@@ -39,7 +47,7 @@ def weakly_typed_init(rng):
 
 
 def batch(rng):
-    x = jax.random.normal(rng, (B, D))
+    x = numbers(rng, B * D).reshape(B, D)
     return x, x @ jnp.array([1.0, -2.0, 0.5])
 
 
@@ -52,6 +60,12 @@ def loss(params, batch, rng):
 
 TASK = Task(init, batch, loss)
 RNG = jax.random.key(8)
+drawn_batch = jax.jit(batch)
+
+
+@jax.jit
+def single_step(state, batch):
+    return train_step(TASK, OPTIMIZER, state, batch, RNG)
 
 
 class Hook:
@@ -97,15 +111,15 @@ def one_seed(stacked, index=0):
 def test_a_step_is_the_formula():
     params = {"w": jnp.array([0.5, 0.25, -1.0])}
     state = TrainState(jnp.int32(4), jnp.int32(9), params, OPTIMIZER.init(params))
-    x, y = (np.asarray(array, np.float64) for array in batch(jax.random.key(0)))
+    x, y = (np.asarray(array, np.float64) for array in drawn_batch(jax.random.key(0)))
     w, momentum = np.array([0.5, 0.25, -1.0]), np.zeros(D)
     for count in range(1, 4):
         error = x @ w - y
         dw = 2 * x.T @ error / B
         momentum = dw + 0.9 * momentum
         w = w - 0.05 * momentum
-        state, metrics = train_step(TASK, OPTIMIZER, state, batch(jax.random.key(0)), RNG)
-        assert list(metrics) == ["loss", "worst", "gradient_norm"]
+        state, metrics = single_step(state, drawn_batch(jax.random.key(0)))
+        assert metrics.keys() == {"loss", "worst", "gradient_norm"}
         np.testing.assert_allclose(metrics["loss"], np.mean(error**2), rtol=1e-5)
         np.testing.assert_allclose(metrics["worst"], np.max(np.abs(error)), rtol=1e-5)
         np.testing.assert_allclose(metrics["gradient_norm"], np.linalg.norm(dw), rtol=1e-5)
@@ -117,8 +131,8 @@ def test_a_step_is_the_formula():
 def test_a_step_is_pure():
     state = one_seed(initial_state(TASK, OPTIMIZER, LoopConfig(seeds=1)))
     before = jax.tree.map(np.array, state)
-    once = train_step(TASK, OPTIMIZER, state, batch(jax.random.key(0)), RNG)
-    again = train_step(TASK, OPTIMIZER, state, batch(jax.random.key(0)), RNG)
+    once = single_step(state, drawn_batch(jax.random.key(0)))
+    again = single_step(state, drawn_batch(jax.random.key(0)))
     assert_same_bits(once, again)
     assert_same_bits(before, jax.tree.map(np.asarray, state))
     assert np.any(np.asarray(once[0].params["w"]) != before.params["w"])
@@ -141,66 +155,69 @@ def test_a_scan_is_its_steps_and_their_mean_metrics():
         np.testing.assert_allclose(mean, np.mean([line[name] for line in lines]), rtol=1e-5)
 
 
-def recording_task(batches):
-    """The toy task; every batch that a step sees is noted."""
+class Drawn(NamedTuple):
+    """The bits that three steps of two seeds, one seed after the other, were given."""
 
-    def noted(rng):
+    batches: list[bytes]
+    batch_rngs: list[bytes]
+    loss_rngs: list[bytes]
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Of the runs from seed 0, from seed 0 and resumed at step 2, and from seed 1."""
+    seen = Drawn([], [], [])
+
+    def note(bits, array):
+        append = lambda value: bits.append(np.asarray(value).tobytes())  # noqa: E731
+        jax.debug.callback(append, array, ordered=True)
+
+    def noted_batch(rng):
+        note(seen.batch_rngs, jax.random.key_data(rng))
         made = batch(rng)
-        jax.debug.callback(lambda x: batches.append(np.asarray(x).tobytes()), made[0])
+        note(seen.batches, made[0])
         return made
 
-    return Task(init, noted, loss)
+    def noted_loss(params, batch, rng):
+        note(seen.loss_rngs, jax.random.key_data(rng))
+        return loss(params, batch, rng)
 
+    task = Task(init, noted_batch, noted_loss)
 
-def test_batches_differ_between_steps_and_seeds_and_repeat_with_the_seed():
-    def seen(first_seed, steps):
-        batches = []
-        config = LoopConfig(seeds=2, first_seed=first_seed)
-        task = recording_task(batches)
-        stacked = initial_state(task, OPTIMIZER, config)
-        for index in range(2):
-            train_steps(task, OPTIMIZER, steps, one_seed(stacked, index))
-        jax.effects_barrier()
-        return batches
-
-    both = seen(0, 3)
-    assert len(set(both)) == len(both) == 6
-    assert set(seen(1, 3)) & set(both) == set(both[3:])  # seed 1 alone is in both
-
-
-def test_the_losss_rng_depends_on_seed_and_step_alone():
-    def drawn(first_seed, steps, start=0):
-        """What batch and loss drew from in every step of two seeds, resumed at `start`."""
-        seen = {"batch": [], "loss": []}
-
-        def note(kind, rng):
-            data = jax.random.key_data(rng)
-            jax.debug.callback(lambda bits: seen[kind].append(np.asarray(bits).tobytes()), data)
-
-        def noted_batch(rng):
-            note("batch", rng)
-            return batch(rng)
-
-        def noted_loss(params, batch, rng):
-            note("loss", rng)
-            return loss(params, batch, rng)
-
-        task = Task(init, noted_batch, noted_loss)
-        stacked = initial_state(task, OPTIMIZER, LoopConfig(seeds=2, first_seed=first_seed))
-        for index in range(2):
-            state = one_seed(stacked, index)
-            for count in [start, steps - start] if start else [steps]:
+    @functools.partial(jax.jit, static_argnums=0)
+    def trained(counts, stacked):
+        def one_seed(state):
+            for count in counts:
                 state, _ = train_steps(task, OPTIMIZER, count, state)
-        jax.effects_barrier()
-        return seen
+            return state
 
-    both = drawn(0, 3)
-    assert len(both["loss"]) == 6
-    assert len({*both["loss"], *both["batch"]}) == 12  # no two draws share what they draw from
-    assert drawn(0, 3, start=2) == both
-    later = drawn(1, 3)
-    assert set(later["loss"]) & set(both["loss"]) == set(both["loss"][3:])  # seed 1 is in both
-    assert not set(later["loss"]) & set(both["batch"])
+        return jax.lax.map(one_seed, stacked)
+
+    runs = []
+    for first_seed, counts in ((0, (3,)), (0, (2, 1)), (1, (3,))):
+        config = LoopConfig(seeds=2, first_seed=first_seed)
+        trained(counts, initial_state(TASK, OPTIMIZER, config))
+        jax.effects_barrier()
+        runs.append(Drawn(*map(list, seen)))
+        for bits in seen:
+            bits.clear()
+    return runs
+
+
+def test_batches_differ_between_steps_and_seeds_and_repeat_with_the_seed(drawn):
+    both, _, later = (run.batches for run in drawn)
+    assert len(set(both)) == len(both) == 6
+    assert set(later) & set(both) == set(both[3:])  # seed 1 alone is in both
+
+
+def test_the_losss_rng_depends_on_seed_and_step_alone(drawn):
+    both, resumed, later = drawn
+    assert len(both.loss_rngs) == 6
+    assert len({*both.loss_rngs, *both.batch_rngs}) == 12  # no two share what they draw from
+    assert resumed == both
+    # Seed 1 is in both.
+    assert set(later.loss_rngs) & set(both.loss_rngs) == set(both.loss_rngs[3:])
+    assert not set(later.loss_rngs) & set(both.batch_rngs)
 
 
 def test_the_loss_gets_its_rng():
@@ -208,13 +225,15 @@ def test_the_loss_gets_its_rng():
         error, metrics = loss(params, batch, rng)
         return error, {**metrics, "drawn": jax.random.uniform(rng)}
 
+    @jax.jit
+    def drawn_and_expected(state, rng):
+        _, metrics = train_step(Task(init, batch, noisy), OPTIMIZER, state, batch(RNG), rng)
+        return metrics["drawn"], jax.random.uniform(rng)
+
     state = one_seed(initial_state(TASK, OPTIMIZER, LoopConfig(seeds=1)))
-    noise = [
-        float(train_step(Task(init, batch, noisy), OPTIMIZER, state, batch(RNG), rng)[1]["drawn"])
-        for rng in jax.random.split(RNG)
-    ]
-    assert noise == [float(jax.random.uniform(rng)) for rng in jax.random.split(RNG)]
-    assert noise[0] != noise[1]
+    pairs = [drawn_and_expected(state, jax.random.key(seed)) for seed in (8, 9)]
+    assert [float(noise) for noise, _ in pairs] == [float(expected) for _, expected in pairs]
+    assert pairs[0][0] != pairs[1][0]
 
 
 def test_seeds_together_are_each_seed_alone():
@@ -223,12 +242,13 @@ def test_seeds_together_are_each_seed_alone():
     assert stacked.seed.tolist() == [5, 6, 7]
     assert stacked.step.tolist() == [0, 0, 0]
     assert len({row.tobytes() for row in np.asarray(stacked.params["w"])}) == 3
-    together = jax.jit(jax.vmap(lambda state: train_steps(TASK, OPTIMIZER, 11, state)))
-    trained, metrics = together(stacked)
+    steps = functools.partial(train_steps, TASK, OPTIMIZER, 11)
+    trained, metrics = jax.jit(jax.vmap(steps))(stacked)
+    steps = jax.jit(steps)
     for index in range(3):
         alone = LoopConfig(seeds=1, first_seed=5 + index)
         state = one_seed(initial_state(TASK, OPTIMIZER, alone))
-        expected, line = jax.jit(lambda state: train_steps(TASK, OPTIMIZER, 11, state))(state)
+        expected, line = steps(state)
         np.testing.assert_allclose(trained.params["w"][index], expected.params["w"], rtol=1e-5)
         np.testing.assert_allclose(metrics["loss"][index], line["loss"], rtol=1e-5)
 
@@ -258,7 +278,7 @@ def test_a_run_logs_every_chunk_and_learns(tmp_path, steps, log_every, ends):
     expected = one_seed(initial_state(TASK, OPTIMIZER, config), 1)
     for _ in range(steps):
         rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(1), 1), expected.step)
-        expected, _ = train_step(TASK, OPTIMIZER, expected, batch(rng), RNG)
+        expected, _ = single_step(expected, drawn_batch(rng))
     np.testing.assert_allclose(state.params["w"][1], expected.params["w"], rtol=1e-4, atol=1e-6)
 
 
@@ -346,22 +366,7 @@ def test_a_request_before_the_first_step_saves_the_start(tmp_path, never_stopped
     assert (tmp_path / "metrics.jsonl").read_bytes() == never_stopped[1]
 
 
-# --- signals and settings ---
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_first_signal_asks_and_the_second_would_end_the_process(number, status):
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with Interruption() as interruption:
-        assert interruption.requested is None
-        assert interruption.exit_status == 0
-        os.kill(os.getpid(), number)
-        assert interruption.requested == number
-        assert interruption.exit_status == status
-        for either in before:
-            assert signal.getsignal(either) == signal.SIG_DFL
-    for either, handler in before.items():
-        assert signal.getsignal(either) is handler
+# --- settings ---
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,17 @@ def data(seed):
     return predictions, targets
 
 
+compute_accuracy, compute_exact = jax.jit(token_accuracy), jax.jit(exact_match)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_against_loops(seed):
     predictions, targets = data(seed)
     right = [
         [predictions[row, i] == targets[row, i] for i in range(LENGTHS[row])] for row in range(B)
     ]
-    accuracy = jax.jit(token_accuracy)(predictions, targets, LENGTHS)
-    exact = jax.jit(exact_match)(predictions, targets, LENGTHS)
+    accuracy = compute_accuracy(predictions, targets, LENGTHS)
+    exact = compute_exact(predictions, targets, LENGTHS)
     assert accuracy.dtype == exact.dtype == jnp.float32
     assert float(accuracy) == pytest.approx(sum(map(sum, right)) / 15)
     assert float(exact) == pytest.approx(sum(map(all, right)) / B)
@@ -34,9 +37,9 @@ def test_against_loops(seed):
 def test_padding_counts_nowhere():
     predictions, targets = data(0)
     padding = np.arange(T)[None, :] >= LENGTHS[:, None]
-    for metric in (token_accuracy, exact_match):
+    for metric in (compute_accuracy, compute_exact):
         assert metric(np.where(padding, targets, targets + 1), targets, LENGTHS) == (
-            0 if metric is token_accuracy else 1 / B  # the row without real tokens
+            0 if metric is compute_accuracy else 1 / B  # the row without real tokens
         )
         assert metric(np.where(padding, targets + 1, targets), targets, LENGTHS) == 1
         spoiled = np.where(padding, predictions + 3, predictions)
@@ -45,4 +48,4 @@ def test_padding_counts_nowhere():
 
 def test_no_real_token():
     predictions, targets = data(0)
-    assert token_accuracy(predictions, targets, np.zeros(B, int)) == 0
+    assert compute_accuracy(predictions, targets, np.zeros(B, int)) == 0

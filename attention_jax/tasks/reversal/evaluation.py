@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax.core.checks import check_integer
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
@@ -124,8 +125,8 @@ def batch_of_words(words: Sequence[str]) -> Batch:
     """
     ids = [VOCABULARY.encode(word) for word in words]
     width = max(map(len, ids))
-    letters = jnp.array([row + [PAD] * (width - len(row)) for row in ids], jnp.int32)
-    return reversal_batch(letters, jnp.array([len(row) for row in ids], jnp.int32))
+    letters = np.array([row + [PAD] * (width - len(row)) for row in ids], np.int32)
+    return jax.jit(reversal_batch)(letters, np.array([len(row) for row in ids], np.int32))
 
 
 class Reversed(NamedTuple):
@@ -162,21 +163,20 @@ def reverse(
         )
     check_beams(beams)
     batch = batch_of_words(words)
-    params = jax.tree.map(lambda leaf: leaf[seed_index], trained.params)
 
     @jax.jit
-    def decode_words(params: Any) -> Decoded:
+    def decode_words(params: Any, seed_index: Array) -> Decoded:
+        params = jax.tree.map(lambda leaf: leaf[seed_index], params)
         model = bind(trained.config.model, params)
         return decode(model, batch, beams=beams, return_weights=True)
 
-    decoded = decode_words(params)
-    assert decoded.weights is not None
+    decoded = jax.tree.map(np.asarray, decode_words(trained.params, jnp.int32(seed_index)))
     answers = []
     for row, word in enumerate(words):
         tokens = decoded.tokens[row].tolist()
         end = tokens.index(EOS) + 1 if EOS in tokens else len(tokens)
         # A model that has learned little may predict PAD or SOS, which are not letters.
         steps = [step for step in range(end) if tokens[step] not in (PAD, SOS)]
-        weights = decoded.weights[-1, row, jnp.array(steps, int), : len(word)]
-        answers.append(Reversed(word, VOCABULARY.decode(tokens), weights))
+        weights = decoded.weights[-1, row, np.array(steps, int), : len(word)]
+        answers.append(Reversed(word, VOCABULARY.decode(tokens), jnp.asarray(weights)))
     return answers
