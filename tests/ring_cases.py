@@ -17,7 +17,6 @@ from attention_jax import BlockSizes
 B, DV = 2, 13
 CHUNK = (5, 7)  # queries and keys of a chunk; a device has two chunks
 TILE = BlockSizes(query=2, key=3)  # divides no chunk
-DEVICES = (1, 2, 3, 8)
 
 
 def mesh_of(devices):
@@ -58,12 +57,16 @@ def point_of(score_name, target, source):
     }
 
 
-def with_padding_of_nan(point, mask, target, source):
-    """Returns the point with NaN and Inf in every token that is in no allowed pair."""
+def table_of(mask, target, source):
+    """Returns the mask's table, bool [B, target, source]."""
     if mask is None:
-        return point
-    allowed = mask if isinstance(mask, jax.Array) else mask.materialize(target, source)
-    allowed = np.broadcast_to(allowed, (B, target, source))
+        mask = np.ones((1, 1), bool)
+    table = mask.materialize(target, source) if isinstance(mask, aj.Mask) else mask
+    return np.broadcast_to(table, (B, target, source))
+
+
+def with_padding_of_nan(point, allowed):
+    """Returns the point with NaN and Inf in every token that is in no allowed pair."""
     queries, keys = ~allowed.any(2)[..., None], ~allowed.any(1)[..., None]
     return {
         **point,

@@ -16,7 +16,6 @@ from conformance import assert_close, named, quick_jit
 from derivative_cases import DROPOUT, agree, numbers_of
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ring_cases import (
-    DEVICES,
     MASKS,
     TILE,
     B,
@@ -27,6 +26,7 @@ from ring_cases import (
     point_of,
     reference,
     results_of,
+    table_of,
     with_padding_of_nan,
 )
 from score_cases import SCORE_CASES
@@ -37,28 +37,40 @@ from attention_jax import BlockSizes, ring_attention
 # --- the result and the gradients ---
 
 
-def compare(score_name, mask_name, devices, **options):
-    """Compares output, statistics and all gradients, with NaN and Inf in tokens never read."""
+def compare(score_name, mask_names, devices, table_bias=False, **options):
+    """Compares output, statistics and all gradients, with NaN and Inf in tokens never read.
+
+    Several masks are given as tables, so that they share one compiled program.
+    """
     target, source = lengths_of(devices)
-    mask = mask_of(mask_name, target, source)
-    point = with_padding_of_nan(point_of(score_name, target, source), mask, target, source)
     ring = functools.partial(ring_attention, mesh=mesh_of(devices), block_sizes=TILE)
 
     def results_and_gradients(attend):
-        def loss(point, mask):
-            results = results_of(attend, score_name, **options)(point, mask)
+        def loss(point, mask, table):
+            results = results_of(attend, score_name, **options)(point, mask, table)
             return numbers_of(results), results
 
-        (_, results), gradients = quick_jit(jax.value_and_grad(loss, has_aux=True))(point, mask)
-        return jax.device_get(named(results)), jax.device_get(gradients)
+        return quick_jit(jax.value_and_grad(loss, (0, 2), has_aux=True))
 
     with jax.enable_x64(True):
-        (got, gradients), (expected, expected_gradients) = map(
-            results_and_gradients, (ring, reference)
-        )
-    for name, array in got.items():
-        assert_close(name, array, expected[name], 1e-13)
-    agree(gradients, expected_gradients)
+        functions = [results_and_gradients(attend) for attend in (ring, reference)]
+        for mask_name in mask_names:
+            mask = mask_of(mask_name, target, source)
+            allowed = table_of(mask, target, source)
+            point = with_padding_of_nan(point_of(score_name, target, source), allowed)
+            table = None
+            if table_bias:
+                table = np.random.default_rng(8).normal(size=(B, target, source))
+                table = np.where(allowed, table, np.nan)
+            if len(mask_names) > 1:
+                mask = jnp.asarray(allowed)
+            ((_, got), gradients), ((_, expected), expected_gradients) = (
+                jax.device_get(function(point, mask, table)) for function in functions
+            )
+            expected = named(expected)
+            for name, array in named(got).items():
+                assert_close(f"{mask_name}: {name}", array, expected[name], 1e-13)
+            agree(gradients, expected_gradients)
 
 
 # --- second derivatives ---
@@ -207,21 +219,6 @@ def vmaps_jits_and_heads():
         assert plain.sharding.spec == PartitionSpec(None, "context")
 
 
-def a_table_as_a_bias():
-    """A table as the bias, stored on every device, with NaN where it is masked."""
-    target, source = lengths_of(3)
-    point = point_of("scaled", target, source)
-    table = np.random.default_rng(8).normal(size=(B, target, source))
-    table[:, 0, 2:] = np.nan
-    with jax.enable_x64(True):
-        ring = functools.partial(ring_attention, mesh=mesh_of(3), block_sizes=TILE)
-        got, expected = (
-            quick_jit(jax.grad(loss_of(attend, "scaled"), (0, 2)))(point, aj.causal_mask(1), table)
-            for attend in (ring, reference)
-        )
-    agree(jax.device_get(got), expected)
-
-
 # --- the compiled program ---
 
 
@@ -238,15 +235,15 @@ def collectives(compiled):
 def nothing_but_permutations():
     """Only permutations are sent, and sums of the gradients of shared arrays."""
     target, source = lengths_of(8)
-    point = point_of("additive", target, source)
-    loss = loss_of(functools.partial(ring_attention, mesh=mesh_of(8)), "additive", **DROPOUT)
+    point = point_of("general", target, source)
+    loss = loss_of(functools.partial(ring_attention, mesh=mesh_of(8)), "general", **DROPOUT)
     spread = NamedSharding(mesh_of(8), PartitionSpec(None, "context"))
     tokens = {name: jax.device_put(point[name], spread) for name in ("query", "key", "value")}
     point = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), {**point, **tokens})
 
     def output(point, mask):
         arrays = {name: point[name] for name in ("query", "key", "value", "params")}
-        score = SCORE_CASES["additive"].score
+        score = SCORE_CASES["general"].score
         return ring_attention(**arrays, score=score, mask=mask, mesh=mesh_of(8))
 
     for function, kinds in (
@@ -317,33 +314,47 @@ def memory_falls_with_the_devices():
 
 # --- names ---
 
-GRID = {
-    f"{score}-{mask}-{devices}": functools.partial(
-        compare, score, mask, devices, **(DROPOUT if devices % 2 == 0 else {})
-    )
-    for score in SCORE_CASES
-    for mask in MASKS
-    for devices in DEVICES
-}
-# Every score, every mask and every number of devices.
-FEW = (
-    "additive-causal-8", "concat-segments-3", "cosine-dense-2", "distance-local-8", "dot-offset-3",
-    "general-padding-8", "scaled-none-3", "softcap-causal-1", "own-padding-3",
-)  # fmt: skip
+
+def comparison(score, mask, devices, **options):
+    masks = MASKS if mask == "dense" else (mask,)
+    dropout = DROPOUT if devices % 2 == 0 else {}
+    return functools.partial(compare, score, masks, devices, **dropout, **options)
+
+
+# Every score, every mask and every number of devices. "dense" stands for the tables of all masks.
+FEW = [
+    ("additive", "causal", 8), ("concat", "segments", 3), ("cosine", "dense", 2),
+    ("distance", "local", 8), ("general", "padding", 8), ("scaled", "none", 3),
+    ("softcap", "causal", 1), ("own", "padding", 3),
+]  # fmt: skip
+# These and the above: every score with every number of devices and with the tables of all masks,
+# and every mask with every number of devices.
+MORE = [
+    ("additive", "none", 1), ("additive", "dense", 3), ("additive", "segments", 2),
+    ("concat", "dense", 1), ("concat", "none", 8), ("concat", "offset", 2),
+    ("cosine", "causal", 3), ("cosine", "local", 1), ("cosine", "segments", 8),
+    ("distance", "none", 2), ("distance", "dense", 3), ("distance", "padding", 1),
+    ("dot", "dense", 8), ("dot", "local", 2), ("dot", "segments", 1),
+    ("general", "dense", 2), ("general", "local", 3), ("general", "offset", 1),
+    ("scaled", "dense", 8), ("scaled", "causal", 2), ("scaled", "causal", 1),
+    ("softcap", "dense", 3), ("softcap", "offset", 8), ("softcap", "padding", 2),
+    ("own", "dense", 1), ("own", "causal", 8), ("own", "local", 2),
+]  # fmt: skip
 CHECKS = {
-    **{name: GRID[name] for name in FEW},
+    **{"-".join(map(str, case)): comparison(*case) for case in FEW},
+    "a_table_as_a_bias": comparison("dot", "offset", 3, table_bias=True),
     "batch_over_other_devices": functools.partial(batch_over_other_devices, AxisType.Explicit),
     "reverse_over_reverse": functools.partial(second_derivatives, "scaled", reverse_over_reverse),
     **{
         check.__name__: check
         for check in (
-            narrow_dtypes, vmaps_jits_and_heads, a_table_as_a_bias,
-            nothing_but_permutations, the_same_work_for_all, memory_falls_with_the_devices,
+            narrow_dtypes, vmaps_jits_and_heads, nothing_but_permutations,
+            the_same_work_for_all, memory_falls_with_the_devices,
         )
     },
 }  # fmt: skip
 SLOW = {
-    **{name: check for name, check in GRID.items() if name not in CHECKS},
+    **{"-".join(map(str, case)): comparison(*case) for case in MORE},
     "batch_over_other_devices-automatic": functools.partial(
         batch_over_other_devices, AxisType.Auto
     ),
