@@ -321,28 +321,16 @@ def comparison(score, mask, devices, **options):
     return functools.partial(compare, score, masks, devices, **dropout, **options)
 
 
-# Every score, every mask and every number of devices. "dense" stands for the tables of all masks.
-FEW = [
-    ("additive", "causal", 8), ("concat", "segments", 3), ("cosine", "dense", 2),
-    ("distance", "local", 8), ("general", "padding", 8), ("scaled", "none", 3),
-    ("softcap", "causal", 1), ("own", "padding", 3),
-]  # fmt: skip
-# These and the above: every score with every number of devices and with the tables of all masks,
-# and every mask with every number of devices.
+# All scores and all masks at once. "dense" stands for the tables of all masks.
+FEW = [("all", "combination", 8), ("dot", "causal", 1)]
+# Every number of devices with every score and the tables of all masks, and with every mask.
 MORE = [
-    ("additive", "none", 1), ("additive", "dense", 3), ("additive", "segments", 2),
-    ("concat", "dense", 1), ("concat", "none", 8), ("concat", "offset", 2),
-    ("cosine", "causal", 3), ("cosine", "local", 1), ("cosine", "segments", 8),
-    ("distance", "none", 2), ("distance", "dense", 3), ("distance", "padding", 1),
-    ("dot", "dense", 8), ("dot", "local", 2), ("dot", "segments", 1),
-    ("general", "dense", 2), ("general", "local", 3), ("general", "offset", 1),
-    ("scaled", "dense", 8), ("scaled", "causal", 2), ("scaled", "causal", 1),
-    ("softcap", "dense", 3), ("softcap", "offset", 8), ("softcap", "padding", 2),
-    ("own", "dense", 1), ("own", "causal", 8), ("own", "local", 2),
-]  # fmt: skip
+    *(("all", "dense", devices) for devices in (1, 2, 3, 8)),
+    *(("dot", mask, devices) for mask in MASKS if mask != "dense" for devices in (2, 3, 8)),
+]
 CHECKS = {
     **{"-".join(map(str, case)): comparison(*case) for case in FEW},
-    "a_table_as_a_bias": comparison("dot", "offset", 3, table_bias=True),
+    "a_table_as_a_bias": comparison("scaled", "dense", 3, table_bias=True),
     "batch_over_other_devices": functools.partial(batch_over_other_devices, AxisType.Explicit),
     "reverse_over_reverse": functools.partial(second_derivatives, "scaled", reverse_over_reverse),
     **{
