@@ -6,7 +6,7 @@ never reads masked entries, which may therefore hold anything.
 
 To add an implementation, name it in `attention_jax.implementations.IMPLEMENTATIONS`. To add a
 score, add its formula for one pair to `SCORE_CASES` (score_cases.py). To add a mask, add its rule
-for one pair to `MASK_CASES`.
+for one pair to `MASK_CASES`, and name a score for it in `MASK_OF_SCORE`.
 """
 
 from __future__ import annotations
@@ -338,18 +338,17 @@ def assert_close(name: str, got: Any, expected: Any, tolerance: float) -> None:
 ALL_IMPLEMENTATIONS = list(IMPLEMENTATIONS)
 ALL_SCORES = list(SCORE_CASES)
 ALL_MASKS = list(MASK_CASES)
-# Every score meets every mask as a table, in one compiled program. Each mask is met by these scores
+# Every score meets the tables of all masks, in one compiled program. These scores also meet a mask
 # as it is, with its own rule for tiles.
 MASK_OF_SCORE = {
+    **dict.fromkeys(ALL_SCORES, "combination"),
     "additive": "padding",
     "concat": "none",
     "cosine": "dense_shared",
-    "distance": "combination",
     "dot": "local",
     "general": "segment",
-    "scaled": "combination",
-    "softcap": "dense",
     "own": "causal",
+    "softcap": "dense",
 }
-# Their arithmetic is that of the other scores; with tiles, their other programs are slow.
+# Their arithmetic is that of the other scores: their float32 programs in tiles are slow tests.
 MADE_OF_OTHERS = ("concat", "cosine", "distance", "softcap")
