@@ -6,7 +6,7 @@ never reads masked entries, which may therefore hold anything.
 
 To add an implementation, name it in `attention_jax.implementations.IMPLEMENTATIONS`. To add a
 score, add its formula for one pair to `SCORE_CASES` (score_cases.py). To add a mask, add its rule
-for one pair to `MASK_CASES`.
+for one pair to `MASK_CASES`, and name a score for it in `MASK_OF_SCORE`.
 """
 
 from __future__ import annotations
@@ -205,25 +205,29 @@ def numpy_side(score_name: str, mask_name: str) -> tuple[dict, dict]:
 
 
 def library_side(
-    implementation: str, score_name: str, mask: Any, inputs: dict, dtype: Any, jit: bool = True
+    implementation: str,
+    score_name: str,
+    mask: Any,
+    inputs: dict,
+    dtype: Any,
+    jit: Callable | None = None,
 ) -> tuple[dict, dict]:
-    """Returns the same as `numpy_side`, by `attention` and its vector-Jacobian product."""
+    """Returns the same as `numpy_side`, by `attention` and its vector-Jacobian product.
+
+    `jit` compiles the function: `quick_jit` by default, or `fully_optimized_jit`, or `no_jit`.
+    """
     arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), inputs)
     wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
     cotangent = {
         name: jnp.asarray(array, dtype if name == "output" else wide)
         for name, array in cotangents().items()
     }
-
-    both = _forward_and_gradients(implementation, score_name)
-    if jit:
-        # Narrow dtypes are compiled with the default options, as for users.
-        both = quick_jit(both) if dtype == jnp.float64 else jax.jit(both)
+    both = _forward_and_gradients(implementation, score_name, jit or quick_jit)
     return both(arrays, mask, cotangent)
 
 
-@functools.cache  # so that `jax.jit` finds it in its cache
-def _forward_and_gradients(implementation: str, score_name: str) -> Callable:
+@functools.cache  # so that calls with arrays of the same shapes share one compiled program
+def _forward_and_gradients(implementation: str, score_name: str, jit: Callable) -> Callable:
     def forward(arrays, mask):
         output, statistics = aj.attention(
             **arrays,
@@ -239,7 +243,18 @@ def _forward_and_gradients(implementation: str, score_name: str) -> Callable:
         result, pull_back = jax.vjp(lambda arrays: forward(arrays, mask), arrays)
         return result, pull_back(cotangent)[0]
 
-    return both
+    return jit(both)
+
+
+def no_jit(function: Callable) -> Callable:
+    """Returns the function as it is, in place of `jax.jit`."""
+    return function
+
+
+def fully_optimized_jit(function: Callable) -> Callable:
+    """`jax.jit` with all optimisations, as on users' machines."""
+    options = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+    return jax.jit(function, compiler_options=options)
 
 
 def quick_jit(function: Callable, **options: Any) -> Callable:
@@ -268,29 +283,35 @@ def check_conformance(
     mask_name: str,
     dtype: Any = jnp.float32,
     *,
-    jit: bool = True,
+    jit: Callable | None = None,
     poison: bool = False,
+    as_table: bool = False,
 ) -> None:
-    """Asserts the contract's bounds for output, statistics and the gradient of every input."""
+    """Asserts the contract's bounds for output, statistics and the gradient of every input.
+
+    `as_table` gives the mask as its bool table. All masks then share one compiled program.
+    """
     inputs = inputs_of(score_name)
     if poison:
         inputs = poisoned(inputs, allowed_table(mask_name))
     expected, expected_gradients = numpy_side(score_name, mask_name)
     with jax.enable_x64(dtype == jnp.float64):
-        mask = MASK_CASES[mask_name].build()
+        table = allowed_table(mask_name)
+        mask = jnp.asarray(table) if as_table else MASK_CASES[mask_name].build()
         got, gradients = library_side(implementation, score_name, mask, inputs, dtype, jit)
     # The result is also rounded to its dtype.
     rounding = {jnp.bfloat16: 2**-8, jnp.float16: 2**-10}.get(dtype, 0.0)
     exact = dtype == jnp.float64
     for name, array in got.items():
         narrow = rounding if name == "output" else 0.0
-        assert_close(name, array, expected[name], 1e-13 if exact else 2e-6 + narrow)
+        tolerance = 1e-13 if exact else 2e-6 + narrow
+        assert_close(f"{mask_name}: {name}", array, expected[name], tolerance)
         assert array.dtype == (dtype if name == "output" or exact else jnp.float32), name
     gradients, expected_gradients = named(gradients), named(expected_gradients)
     assert gradients.keys() == expected_gradients.keys()
     for name, array in gradients.items():
         assert_close(
-            f"gradient of {name}",
+            f"{mask_name}: gradient of {name}",
             array,
             expected_gradients[name],
             1e-12 if exact else 2e-5 + rounding,
@@ -317,12 +338,17 @@ def assert_close(name: str, got: Any, expected: Any, tolerance: float) -> None:
 ALL_IMPLEMENTATIONS = list(IMPLEMENTATIONS)
 ALL_SCORES = list(SCORE_CASES)
 ALL_MASKS = list(MASK_CASES)
-# A mask meets no more of a score than its logits, and each pair compiles for seconds: scores that
-# are made of others meet two masks, the others every one.
-FEW_MASKS = ["none", "combination"]
-MADE_OF_OTHERS = ["concat", "cosine", "distance", "softcap"]
-GRID = [
-    (score, mask)
-    for score in ALL_SCORES
-    for mask in (FEW_MASKS if score in MADE_OF_OTHERS else ALL_MASKS)
-]
+# Every score meets the tables of all masks, in one compiled program. These scores also meet a mask
+# as it is, with its own rule for tiles.
+MASK_OF_SCORE = {
+    **dict.fromkeys(ALL_SCORES, "combination"),
+    "additive": "padding",
+    "concat": "none",
+    "cosine": "dense_shared",
+    "dot": "local",
+    "general": "segment",
+    "own": "causal",
+    "softcap": "dense",
+}
+# Their arithmetic is that of the other scores: their float32 programs in tiles are slow tests.
+MADE_OF_OTHERS = ("concat", "cosine", "distance", "softcap")

@@ -15,9 +15,6 @@ pytest.register_assert_rewrite("conformance", "derivative_cases")
 
 # Measured: each of these compiles for 8 s or more, and a quicker case or test of the same remains.
 LONG = {
-    "test_attention.py": tuple(
-        f"test_without_jit[{case}]" for case in ("reference-own", "tiled-own", "tiled-scaled")
-    ),
     "test_attention_benchmark.py": (
         "test_memory_of_every_derivative_is_compiled",
         "test_crossover_compares_tiled_with_reference",
@@ -82,8 +79,8 @@ def pytest_collection_modifyitems(items):
 # These test the numerics or the memory of compiled programs, so they are compiled as on users'
 # machines. All other files are compiled quickly, with few of LLVM's optimisations.
 FULLY_OPTIMIZED = (
-    "test_attention.py", "test_linear_memory.py", "test_nn_linear_memory.py",
-    "test_online_softmax.py", "test_pairwise_tanh.py", "test_softmax.py",
+    "test_linear_memory.py", "test_nn_linear_memory.py", "test_online_softmax.py",
+    "test_pairwise_tanh.py", "test_softmax.py",
 )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from conformance import assert_close, named, quick_jit
 from derivative_cases import DROPOUT, agree, numbers_of
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ring_cases import (
-    DEVICES,
     MASKS,
     TILE,
     B,
@@ -27,6 +26,7 @@ from ring_cases import (
     point_of,
     reference,
     results_of,
+    table_of,
     with_padding_of_nan,
 )
 from score_cases import SCORE_CASES
@@ -37,28 +37,40 @@ from attention_jax import BlockSizes, ring_attention
 # --- the result and the gradients ---
 
 
-def compare(score_name, mask_name, devices, **options):
-    """Compares output, statistics and all gradients, with NaN and Inf in tokens never read."""
+def compare(score_name, mask_names, devices, table_bias=False, **options):
+    """Compares output, statistics and all gradients, with NaN and Inf in tokens never read.
+
+    Several masks are given as tables, so that they share one compiled program.
+    """
     target, source = lengths_of(devices)
-    mask = mask_of(mask_name, target, source)
-    point = with_padding_of_nan(point_of(score_name, target, source), mask, target, source)
     ring = functools.partial(ring_attention, mesh=mesh_of(devices), block_sizes=TILE)
 
     def results_and_gradients(attend):
-        def loss(point, mask):
-            results = results_of(attend, score_name, **options)(point, mask)
+        def loss(point, mask, table):
+            results = results_of(attend, score_name, **options)(point, mask, table)
             return numbers_of(results), results
 
-        (_, results), gradients = quick_jit(jax.value_and_grad(loss, has_aux=True))(point, mask)
-        return jax.device_get(named(results)), jax.device_get(gradients)
+        return quick_jit(jax.value_and_grad(loss, (0, 2), has_aux=True))
 
     with jax.enable_x64(True):
-        (got, gradients), (expected, expected_gradients) = map(
-            results_and_gradients, (ring, reference)
-        )
-    for name, array in got.items():
-        assert_close(name, array, expected[name], 1e-13)
-    agree(gradients, expected_gradients)
+        functions = [results_and_gradients(attend) for attend in (ring, reference)]
+        for mask_name in mask_names:
+            mask = mask_of(mask_name, target, source)
+            allowed = table_of(mask, target, source)
+            point = with_padding_of_nan(point_of(score_name, target, source), allowed)
+            table = None
+            if table_bias:
+                table = np.random.default_rng(8).normal(size=(B, target, source))
+                table = np.where(allowed, table, np.nan)
+            if len(mask_names) > 1:
+                mask = jnp.asarray(allowed)
+            ((_, got), gradients), ((_, expected), expected_gradients) = (
+                jax.device_get(function(point, mask, table)) for function in functions
+            )
+            expected = named(expected)
+            for name, array in named(got).items():
+                assert_close(f"{mask_name}: {name}", array, expected[name], 1e-13)
+            agree(gradients, expected_gradients)
 
 
 # --- second derivatives ---
@@ -79,15 +91,27 @@ def reverse_over_reverse(gradient, direction):
     return jax.grad(along)
 
 
-def second_derivatives(score_name, product, devices=2):
+def output_loss_of(attend, score_name):
+    """A loss of the output alone, without biases and dropout."""
+
+    def loss(point, mask):
+        output = attend(**point, score=SCORE_CASES[score_name].score, mask=mask)
+        return jnp.sum(jnp.sin(output) * np.cos(np.arange(output.size)).reshape(output.shape))
+
+    return loss
+
+
+def second_derivatives(score_name, product, devices=2, make_loss=output_loss_of):
     """Compares the Hessian times one direction."""
     target, source = lengths_of(devices)
     point = point_of(score_name, target, source)
+    if make_loss is output_loss_of:
+        del point["slopes"], point["distances"]
     ring = functools.partial(ring_attention, mesh=mesh_of(devices), block_sizes=BlockSizes(4, 8))
     with jax.enable_x64(True):
         direction = jax.tree.map(np.cos, point)
         got, expected = (
-            quick_jit(product(jax.grad(loss_of(attend, score_name, **DROPOUT)), direction))(
+            quick_jit(product(jax.grad(make_loss(attend, score_name)), direction))(
                 point, aj.causal_mask(-1)
             )
             for attend in (ring, reference)
@@ -98,8 +122,8 @@ def second_derivatives(score_name, product, devices=2):
 # --- dtypes ---
 
 
-def narrow_dtypes():
-    """Results in float32 and bfloat16 are within the contract's bounds."""
+def narrow_dtype(dtype, rounding):
+    """Output and gradients are within the contract's bounds."""
     target, source = lengths_of(3)
     exact = jax.tree.map(
         lambda leaf: np.asarray(leaf).astype(jnp.bfloat16).astype(np.float64),
@@ -118,13 +142,12 @@ def narrow_dtypes():
     with jax.enable_x64(True):
         expected = named(quick_jit(functools.partial(both, reference))(exact))
     ring = functools.partial(ring_attention, mesh=mesh_of(3), block_sizes=TILE)
-    for dtype, rounding in ((jnp.float32, 0.0), (jnp.bfloat16, 2**-7)):
-        point = jax.tree.map(lambda leaf, dtype=dtype: jnp.asarray(leaf, dtype), exact)
-        got = quick_jit(functools.partial(both, ring))(point)
-        for name, array in named(jax.device_get(got)).items():
-            bound = 2e-6 if "output" in name else 2e-5
-            assert_close(name, array, expected[name], bound + rounding)
-            assert array.dtype == dtype, name
+    point = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), exact)
+    got = quick_jit(functools.partial(both, ring))(point)
+    for name, array in named(jax.device_get(got)).items():
+        bound = 2e-6 if "output" in name else 2e-5
+        assert_close(name, array, expected[name], bound + rounding)
+        assert array.dtype == dtype, name
 
 
 # --- other axes of the mesh, other axes of the arrays ---
@@ -207,21 +230,6 @@ def vmaps_jits_and_heads():
         assert plain.sharding.spec == PartitionSpec(None, "context")
 
 
-def a_table_as_a_bias():
-    """A table as the bias, stored on every device, with NaN where it is masked."""
-    target, source = lengths_of(3)
-    point = point_of("scaled", target, source)
-    table = np.random.default_rng(8).normal(size=(B, target, source))
-    table[:, 0, 2:] = np.nan
-    with jax.enable_x64(True):
-        ring = functools.partial(ring_attention, mesh=mesh_of(3), block_sizes=TILE)
-        got, expected = (
-            quick_jit(jax.grad(loss_of(attend, "scaled"), (0, 2)))(point, aj.causal_mask(1), table)
-            for attend in (ring, reference)
-        )
-    agree(jax.device_get(got), expected)
-
-
 # --- the compiled program ---
 
 
@@ -235,27 +243,34 @@ def collectives(compiled):
     return dict(found)
 
 
-def nothing_but_permutations():
-    """Only permutations are sent, and sums of the gradients of shared arrays."""
+def spread_point():
+    """Returns (length, point of the general score), with tokens on eight devices."""
     target, source = lengths_of(8)
-    point = point_of("additive", target, source)
-    loss = loss_of(functools.partial(ring_attention, mesh=mesh_of(8)), "additive", **DROPOUT)
+    point = point_of("general", target, source)
     spread = NamedSharding(mesh_of(8), PartitionSpec(None, "context"))
     tokens = {name: jax.device_put(point[name], spread) for name in ("query", "key", "value")}
-    point = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), {**point, **tokens})
+    return target, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), {**point, **tokens})
+
+
+def nothing_but_permutations():
+    """Attention sends nothing but permutations."""
+    _, point = spread_point()
 
     def output(point, mask):
         arrays = {name: point[name] for name in ("query", "key", "value", "params")}
-        score = SCORE_CASES["additive"].score
-        return ring_attention(**arrays, score=score, mask=mask, mesh=mesh_of(8))
+        return ring_attention(**arrays, score="general", mask=mask, mesh=mesh_of(8))
 
-    for function, kinds in (
-        (output, {"collective-permute"}),
-        (jax.grad(loss), {"collective-permute", "all-reduce"}),
-    ):
-        sent = collectives(quick_jit(function).lower(point, aj.causal_mask()).compile())
-        assert set(sent) == kinds, sent
-        assert not any(str(target) in shape for shape in sent.get("all-reduce", [])), sent
+    sent = collectives(quick_jit(output).lower(point, aj.causal_mask()).compile())
+    assert set(sent) == {"collective-permute"}, sent
+
+
+def permutations_and_shared_gradients():
+    """The gradient sends permutations, and sums of the gradients of shared arrays."""
+    length, point = spread_point()
+    loss = loss_of(functools.partial(ring_attention, mesh=mesh_of(8)), "general", **DROPOUT)
+    sent = collectives(quick_jit(jax.grad(loss)).lower(point, aj.causal_mask()).compile())
+    assert set(sent) == {"collective-permute", "all-reduce"}, sent
+    assert not any(str(length) in shape for shape in sent["all-reduce"]), sent
 
 
 def the_same_work_for_all():
@@ -317,39 +332,53 @@ def memory_falls_with_the_devices():
 
 # --- names ---
 
-GRID = {
-    f"{score}-{mask}-{devices}": functools.partial(
-        compare, score, mask, devices, **(DROPOUT if devices % 2 == 0 else {})
-    )
-    for score in SCORE_CASES
-    for mask in MASKS
-    for devices in DEVICES
-}
-# Every score, every mask and every number of devices.
-FEW = (
-    "additive-causal-8", "concat-segments-3", "cosine-dense-2", "distance-local-8", "dot-offset-3",
-    "general-padding-8", "scaled-none-3", "softcap-causal-1", "own-padding-3",
-)  # fmt: skip
+
+def comparison(score, mask, devices, **options):
+    masks = MASKS if mask == "dense" else (mask,)
+    dropout = DROPOUT if devices % 2 == 0 else {}
+    return functools.partial(compare, score, masks, devices, **dropout, **options)
+
+
+# All scores and all masks at once. "dense" stands for the tables of all masks.
+FEW = [("all", "combination", 8)]
+# Every number of devices with every score and with the tables of all masks; every mask, with its
+# own rule for tiles, on an even number of devices.
+MORE = [
+    ("dot", "causal", 1),
+    *(("all", "dense", devices) for devices in (1, 2, 3)),
+    *(("dot", mask, devices) for mask in MASKS if mask != "dense" for devices in (2, 8)),
+]
 CHECKS = {
-    **{name: GRID[name] for name in FEW},
+    **{"-".join(map(str, case)): comparison(*case) for case in FEW},
+    "a_table_as_a_bias": comparison("scaled", "dense", 3, table_bias=True),
     "batch_over_other_devices": functools.partial(batch_over_other_devices, AxisType.Explicit),
     "reverse_over_reverse": functools.partial(second_derivatives, "scaled", reverse_over_reverse),
+    "bfloat16": functools.partial(narrow_dtype, jnp.bfloat16, 2**-7),
     **{
         check.__name__: check
         for check in (
-            narrow_dtypes, vmaps_jits_and_heads, a_table_as_a_bias,
-            nothing_but_permutations, the_same_work_for_all, memory_falls_with_the_devices,
+            vmaps_jits_and_heads, nothing_but_permutations, the_same_work_for_all,
+            memory_falls_with_the_devices,
         )
     },
 }  # fmt: skip
 SLOW = {
-    **{name: check for name, check in GRID.items() if name not in CHECKS},
+    **{"-".join(map(str, case)): comparison(*case) for case in MORE},
     "batch_over_other_devices-automatic": functools.partial(
         batch_over_other_devices, AxisType.Auto
     ),
-    "forward_over_reverse": functools.partial(second_derivatives, "own", forward_over_reverse),
-    "hessian-additive": functools.partial(second_derivatives, "additive", reverse_over_reverse, 3),
-    "hessian-own": functools.partial(second_derivatives, "own", reverse_over_reverse, 8),
+    "float32": functools.partial(narrow_dtype, jnp.float32, 0.0),
+    "permutations_and_shared_gradients": permutations_and_shared_gradients,
+    **{
+        name: functools.partial(
+            second_derivatives, *arguments, make_loss=functools.partial(loss_of, **DROPOUT)
+        )
+        for name, arguments in {
+            "forward_over_reverse": ("own", forward_over_reverse),
+            "hessian-additive": ("additive", reverse_over_reverse, 3),
+            "hessian-own": ("own", reverse_over_reverse, 2),
+        }.items()
+    },
 }
 
 

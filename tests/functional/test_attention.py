@@ -9,23 +9,27 @@ import numpy as np
 import pytest
 from conformance import (
     ALL_IMPLEMENTATIONS,
+    ALL_MASKS,
     ALL_SCORES,
-    FEW_MASKS,
-    GRID,
+    MADE_OF_OTHERS,
     MASK_CASES,
+    MASK_OF_SCORE,
     SCORE_CASES,
     TABLE,
     OwnCosine,
     allowed_table,
     assert_close,
     check_conformance,
+    fully_optimized_jit,
     inputs_of,
     library_side,
     named,
+    no_jit,
     numpy_side,
     poisoned,
     quick_jit,
 )
+from implementation_grid import grid
 
 from attention_jax import (
     BlockSizes,
@@ -39,22 +43,29 @@ from attention_jax import (
 every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
 every_score = pytest.mark.parametrize("score", ALL_SCORES)
 
+few_scores_in_tiles = grid("score", ALL_SCORES, slow_in_tiles=MADE_OF_OTHERS)
 
-@pytest.mark.parametrize("mask", FEW_MASKS)
+
+@few_scores_in_tiles
+def test_float32(implementation, score):
+    check_conformance(implementation, score, MASK_OF_SCORE[score], poison=True)
+
+
 @every_score
 @every_implementation
-def test_float32(implementation, score, mask):
-    check_conformance(implementation, score, mask)
+def test_float64_ignores_nan_and_inf_where_masked(implementation, score):
+    for mask in ALL_MASKS:
+        check_conformance(implementation, score, mask, jnp.float64, poison=True, as_table=True)
 
 
-@pytest.mark.parametrize(("score", "mask"), GRID)
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", ALL_MASKS)
 @every_implementation
-def test_float64_ignores_nan_and_inf_where_masked(implementation, score, mask):
-    check_conformance(implementation, score, mask, jnp.float64, poison=True)
+def test_every_mask_in_float64(implementation, mask):
+    check_conformance(implementation, "dot", mask, jnp.float64, poison=True)
 
 
-@pytest.mark.parametrize("score", ["additive", "general", "scaled"])
-@every_implementation
+@grid("score", ["additive", "general", "scaled"], slow_in_tiles=["general", "scaled"])
 def test_bfloat16_accumulates_in_float32(implementation, score):
     check_conformance(implementation, score, "combination", jnp.bfloat16, poison=True)
 
@@ -64,26 +75,44 @@ def test_float16_accumulates_in_float32(implementation):
     check_conformance(implementation, "general", "segment", jnp.float16, poison=True)
 
 
-@pytest.mark.parametrize("score", ["own", "scaled"])
-@every_implementation
-def test_without_jit(implementation, score):
+@pytest.mark.parametrize(
+    ("implementation", "score", "mask"),
+    [
+        ("reference", "scaled", "causal"),
+        pytest.param("reference", "own", "causal", marks=pytest.mark.slow),
+        pytest.param("tiled", "scaled", "causal", marks=pytest.mark.slow),
+    ],
+)
+def test_without_jit(implementation, score, mask):
     with jax.disable_jit():
-        check_conformance(implementation, score, "combination", jit=False)
+        check_conformance(implementation, score, mask, jit=no_jit)
 
 
 # --- the numerics contract ---
 
 
-@pytest.mark.parametrize("score", ["additive", "own", "scaled"])
-@every_implementation
+@few_scores_in_tiles
 def test_what_is_masked_changes_no_bit(implementation, score):
     """Also the exact zeros, which a tolerance does not see."""
-    allowed = allowed_table("padding")
-    mask = MASK_CASES["padding"].build()
+    check_bits(implementation, score, MASK_OF_SCORE[score])
+
+
+@every_implementation
+def test_optimised_programs(implementation):
+    """The bounds and the bits of programs that are compiled as on users' machines."""
+    mask, jit = "dense_shared", fully_optimized_jit
+    check_conformance(implementation, "scaled", mask, jit=jit, poison=True)
+    check_bits(implementation, "scaled", mask, jit)
+
+
+def check_bits(implementation, score, mask_name, jit=None):
+    allowed = allowed_table(mask_name)
     clean = inputs_of(score)
-    dirty = poisoned(clean, allowed)
-    outputs, gradients = library_side(implementation, score, mask, clean, jnp.float32)
-    got_outputs, got_gradients = library_side(implementation, score, mask, dirty, jnp.float32)
+    outputs_and_gradients = [
+        library_side(implementation, score, MASK_CASES[mask_name].build(), inputs, jnp.float32, jit)
+        for inputs in (clean, poisoned(clean, allowed))
+    ]
+    (outputs, gradients), (got_outputs, got_gradients) = jax.device_get(outputs_and_gradients)
     for (name, array), got in zip(
         named((outputs, gradients)).items(),
         jax.tree.leaves((got_outputs, got_gradients)),
@@ -102,8 +131,7 @@ def test_what_is_masked_changes_no_bit(implementation, score):
     assert not np.any(got_gradients["bias"][~allowed])
 
 
-@pytest.mark.parametrize("score", ["additive", "own"])
-@every_implementation
+@grid("score", ["additive", "own"], slow_in_tiles=["additive"])
 def test_everything_masked_and_second_order(implementation, score):
     inputs = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs_of(score))
 
@@ -116,11 +144,13 @@ def test_everything_masked_and_second_order(implementation, score):
 
     def gradient_norm(inputs, mask):
         gradient = jax.grad(loss)(inputs, mask)
-        return sum((leaf + leaf**2).sum() for leaf in jax.tree.leaves(gradient))
+        return sum((leaf + leaf**2).sum() for leaf in jax.tree.leaves(gradient)), gradient
 
-    for derivative in (jax.grad(loss), jax.grad(gradient_norm)):
-        for leaf in jax.tree.leaves(quick_jit(derivative)(inputs, jnp.zeros((1, 1), bool))):
-            np.testing.assert_array_equal(leaf, 0)
+    derivatives = quick_jit(jax.grad(gradient_norm, has_aux=True))
+    second_and_first = derivatives(inputs, jnp.zeros((1, 1), bool))
+    assert len(jax.tree.leaves(second_and_first)) == 2 * len(jax.tree.leaves(inputs))
+    for leaf in jax.tree.leaves(second_and_first):
+        np.testing.assert_array_equal(leaf, 0)
 
 
 @every_implementation
@@ -149,22 +179,21 @@ def test_huge_logits(implementation):
     )
     value = jnp.array([[1.0], [2.0], [4.0]])
 
-    def run(query, key, value):
-        return attention(
-            query, key, value, score="dot", implementation=implementation, return_statistics=True
+    def total(tokens):
+        output, statistics = attention(
+            *tokens, score="dot", implementation=implementation, return_statistics=True
         )
+        return output.sum(), (output, statistics)
 
-    output, statistics = run(query, key, value)
+    derivative = quick_jit(jax.value_and_grad(total, has_aux=True))
+    (_, (output, statistics)), gradients = derivative((query, key, value))
     np.testing.assert_allclose(output, [[1.2689414], [4.0]], rtol=1e-6)
     np.testing.assert_allclose(statistics.logsumexp, [1e4 + 0.3132617, 1e4], rtol=1e-7)
     np.testing.assert_allclose(statistics.entropy, [0.5822031, 0.0], rtol=2e-6)
     np.testing.assert_allclose(statistics.max_logit, [1e4, 1e4])
-    for argument in range(3):
-        gradient = jax.grad(lambda *args: run(*args)[0].sum(), argument)(query, key, value)
-        assert np.isfinite(gradient).all()
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
     # dO/dq = sum_j w_j (v_j - O) k_j: the first component cancels, the second is -w_1 w_0
-    gradient = jax.grad(lambda query: run(query, key, value)[0].sum())(query)
-    np.testing.assert_allclose(gradient, [[0.0, -0.1966119], [0.0, 0.0]], atol=2e-7)
+    np.testing.assert_allclose(gradients[0], [[0.0, -0.1966119], [0.0, 0.0]], atol=2e-7)
 
 
 @pytest.mark.parametrize("wide", ["query", "value", "params"])
@@ -233,14 +262,20 @@ def test_against_jax_nn(implementation):
         jnp.asarray(rng.normal(size=(2, length, 3, 11)), jnp.float32) for length in (5, 7, 7)
     )
     lengths = jnp.array([3, 7])
-    expected = jax.nn.dot_product_attention(
-        query, key, value, is_causal=True, key_value_seq_lengths=lengths
-    )
-    got = attention(
-        *(x.swapaxes(1, 2) for x in (query, key, value)),
-        mask=causal_mask() & padding_mask(lengths[:, None]), implementation=implementation,
-    )  # fmt: skip
-    np.testing.assert_allclose(got.swapaxes(1, 2), expected, atol=2e-6)
+
+    @quick_jit
+    def both(query, key, value):
+        expected = jax.nn.dot_product_attention(
+            query, key, value, is_causal=True, key_value_seq_lengths=lengths
+        )
+        got = attention(
+            *(x.swapaxes(1, 2) for x in (query, key, value)),
+            mask=causal_mask() & padding_mask(lengths[:, None]), implementation=implementation,
+        )  # fmt: skip
+        return got.swapaxes(1, 2), expected
+
+    got, expected = both(query, key, value)
+    np.testing.assert_allclose(got, expected, atol=2e-6)
 
 
 @every_score
@@ -298,21 +333,27 @@ def test_numpy_lists_checkpoint_and_float0(implementation):
     lists = (E11_QUERY.tolist(), E11_KEY.tolist(), E11_KEY.tolist())
     for arguments in (lists, (E11_QUERY, E11_KEY, E11_KEY), tuple(map(np.float64, lists))):
         np.testing.assert_allclose(run(*arguments), expected, atol=5e-5)
-    arrays = [jnp.asarray(x) for x in lists]
-    plain = jax.grad(lambda *args: (run(*args) ** 2).sum(), (0, 1, 2))(*arrays)
-    rematerialised = jax.checkpoint(run)
-    again = jax.grad(lambda *args: (rematerialised(*args) ** 2).sum(), (0, 1, 2))(*arrays)
-    for one, other in zip(plain, again, strict=True):
+
+    def losses(attend):
+        return lambda arrays: (attend(*arrays) ** 2).sum()
+
+    # An integer or boolean leaf of a mask has no tangent space, and nothing fails on it.
+    masks = (padding_mask(jnp.array(2)), jnp.ones((3, 3), bool))
+
+    @quick_jit
+    def derivatives(arrays):
+        _, pull_back = jax.vjp(
+            lambda query, masks: run(query, *arrays[1:], mask=masks[0] & masks[1]), arrays[0], masks
+        )
+        dquery, dmasks = pull_back(jnp.eye(3, 2))
+        assert [leaf.dtype for leaf in jax.tree.leaves(dmasks)] == [jax.dtypes.float0] * 2
+        return jax.grad(losses(run))(arrays), jax.grad(losses(jax.checkpoint(run)))(arrays), dquery
+
+    plain, rematerialised, dquery = derivatives([jnp.asarray(x) for x in lists])
+    for one, other in zip(plain, rematerialised, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
         assert np.any(one)
-    # An integer or boolean leaf of a mask has no tangent space, and nothing fails on it.
-    for mask in (padding_mask(jnp.array(2)), jnp.ones((3, 3), bool)):
-        _, pull_back = jax.vjp(
-            lambda query, mask: run(query, *arrays[1:], mask=mask), arrays[0], mask
-        )
-        dquery, dmask = pull_back(jnp.eye(3, 2))
-        assert np.any(dquery)
-        assert jax.tree.leaves(dmask)[0].dtype == jax.dtypes.float0
+    assert np.any(dquery)
 
 
 @every_implementation

@@ -1,12 +1,28 @@
 """Batch axes: what one example gives, for every example; axes of size 1 and 0; `jax.vmap`."""
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import ALL_IMPLEMENTATIONS, DK, DQ, DV, S, T, _general, assert_close, numpy_example
+from conformance import (
+    ALL_IMPLEMENTATIONS,
+    DK,
+    DQ,
+    DV,
+    S,
+    T,
+    _general,
+    assert_close,
+    numpy_example,
+    quick_jit,
+)
+from implementation_grid import grid
 
 import attention_jax as aj
+from attention_jax.pairwise.biases import as_bias
 
 B, N = 2, 3
 RNG = np.random.default_rng(8)
@@ -48,54 +64,81 @@ def looped(kernel, bias=None, allowed=None):
     )
 
 
-@pytest.mark.parametrize("axes", [(), (N,), (B, 1), (B, N), (1, N)])
-@every_implementation
+@grid("axes", [(), (N,), (B, 1), (B, N), (1, N)], slow_in_tiles=[(), (B, N), (1, N)])
 def test_parameters_of_each_head_or_example(implementation, axes):
     kernel = normal(*axes, DQ, DK)
 
     def run(kernel):
-        return aj.attention(
+        output = aj.attention(
             QUERY, KEY, VALUE, score="general", params={"kernel": kernel},
             implementation=implementation,
         )  # fmt: skip
+        return output.sum(), output
 
-    assert_close("output", run(kernel), looped(kernel), 2e-6)
-    assert jax.grad(lambda kernel: run(kernel).sum())(kernel).shape == kernel.shape
+    (_, output), gradient = quick_jit(jax.value_and_grad(run, has_aux=True))(kernel)
+    assert_close("output", output, looped(kernel), 2e-6)
+    assert gradient.shape == kernel.shape
+
+
+BIAS_SHAPES = [
+    (), (S,), (T, 1), (T, S), (N, 1, 1), (N, 1, S), (B, 1, T, 1), (B, 1, T, S), (1, N, T, S),
+    (B, N, 1, S), (B, N, T, S),
+]  # fmt: skip
+
+
+@every_implementation
+def test_bias_of_every_shape_and_its_gradient(implementation):
+    """A sum of biases of all shapes, each an argument of its own."""
+    check_biases(implementation, [normal(*shape) / 4 for shape in BIAS_SHAPES])
 
 
 @pytest.mark.parametrize(
     "shape",
-    [(), (S,), (T, 1), (T, S), (N, 1, 1), (N, 1, S), (B, 1, T, 1), (B, 1, T, S), (1, N, T, S),
-     (B, N, 1, S), (B, N, T, S)],
-)  # fmt: skip
+    [
+        shape if shape == (N, 1, S) else pytest.param(shape, marks=pytest.mark.slow)
+        for shape in BIAS_SHAPES
+    ],
+)
 @every_implementation
-def test_bias_of_every_shape_and_its_gradient(implementation, shape):
-    bias, kernel = normal(*shape), normal(DQ, DK)
+def test_bias_and_its_gradient(implementation, shape):
+    check_biases(implementation, [normal(*shape)])
+
+
+def check_biases(implementation, biases):
+    """Compares output and gradients for the sum of the biases with NumPy."""
+    kernel = normal(DQ, DK)
     cotangent = np.float64(normal(B, N, T, DV))
 
-    def run(bias):
-        return aj.attention(
-            QUERY, KEY, VALUE, score="general", params={"kernel": kernel}, bias=bias,
-            implementation=implementation,
-        )  # fmt: skip
+    @quick_jit
+    def run(biases):
+        def attend(biases):
+            bias = functools.reduce(operator.add, map(as_bias, biases))
+            return aj.attention(
+                QUERY, KEY, VALUE, score="general", params={"kernel": kernel},
+                bias=bias if len(biases) > 1 else biases[0], implementation=implementation,
+            )  # fmt: skip
 
-    output, pull_back = jax.vjp(jax.jit(run), bias)
-    expected = looped(kernel, bias)
-    assert_close("output", output, expected, 2e-6)
-    # dL_ij = A_ij (dA_ij - sum_k A_ik dA_ik), summed over what the bias is shared by
+        output, pull_back = jax.vjp(attend, biases)
+        return output, pull_back(jnp.asarray(cotangent, jnp.float32))[0]
+
+    output, gradients = run(biases)
+    total = sum(np.broadcast_to(np.float64(bias), (B, N, T, S)) for bias in biases)
+    assert_close("output", output, looped(kernel, total), 2e-6)
+    # dL_ij = A_ij (dA_ij - sum_k A_ik dA_ik), summed over the axes that share a bias
     logits = np.einsum("bntd,de,bnse->bnts", *(np.float64(x) for x in (QUERY, kernel, KEY)))
-    weights = np.exp(logits + np.float64(bias))
+    weights = np.exp(logits + total)
     weights = weights / weights.sum(-1, keepdims=True)
     dweights = np.einsum("bntv,bnsv->bnts", cotangent, np.float64(VALUE))
-    dbias = weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
-    padded = (1,) * (4 - bias.ndim) + bias.shape
-    shared = tuple(axis for axis, size in enumerate(padded) if size == 1)
-    dbias = dbias.sum(shared, keepdims=True).reshape(bias.shape)
-    (got,) = pull_back(jnp.asarray(cotangent, jnp.float32))
-    if padded[-1] == 1:  # softmax does not see a constant of the row
-        assert np.abs(got).max(initial=0) < 2e-5
-    else:
-        assert_close("gradient of bias", got, dbias, 2e-5)
+    dlogits = weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
+    for bias, gradient in zip(biases, gradients, strict=True):
+        padded = (1,) * (4 - bias.ndim) + bias.shape
+        shared = tuple(axis for axis, size in enumerate(padded) if size == 1)
+        dbias = dlogits.sum(shared, keepdims=True).reshape(bias.shape)
+        if padded[-1] == 1:  # softmax does not see a constant of the row
+            assert np.abs(gradient).max(initial=0) < 2e-5
+            assert gradient.shape == bias.shape
+        else:
+            assert_close(f"gradient of bias {bias.shape}", gradient, dbias, 2e-5)
 
 
 @pytest.mark.parametrize("axes", [(), (B, 1), (1, N), (B, N)])
@@ -104,51 +147,60 @@ def test_mask_lengths_of_each_head_or_example(implementation, axes):
     lengths = RNG.integers(0, S + 1, size=axes)
     kernel = normal(DQ, DK)
     allowed = np.arange(S) < lengths[..., None, None]
-    for mask in (aj.padding_mask(lengths), jnp.asarray(allowed), allowed):
-        output = aj.attention(
+
+    @quick_jit
+    def run(mask):
+        return aj.attention(
             QUERY, KEY, VALUE, score="general", params={"kernel": kernel}, mask=mask,
             implementation=implementation,
         )  # fmt: skip
-        assert_close("output", output, looped(kernel, allowed=allowed), 2e-6)
+
+    expected = looped(kernel, allowed=allowed)
+    for mask in (aj.padding_mask(lengths), jnp.asarray(allowed), allowed):
+        assert_close("output", run(mask), expected, 2e-6)
 
 
-@pytest.mark.parametrize("batch", [(), (0,), (1, 2), (3, 0, 1), (1, 1)])
-@every_implementation
+@grid("batch", [(), (0,), (1, 2), (3, 0, 1), (1, 1)], slow_in_tiles=[(), (1, 1)])
 def test_batch_axes_of_size_one_and_zero(implementation, batch):
     query, key, value = normal(*batch, T, DK), normal(*batch, S, DK), normal(*batch, S, DV)
 
     def run(query):
-        return aj.attention(
+        output, statistics = aj.attention(
             query, key, value, mask=aj.causal_mask(1), dropout_rate=0.5,
             dropout_rng=jax.random.key(0), return_statistics=True, implementation=implementation,
         )  # fmt: skip
+        return output.sum(), (output, statistics)
 
-    output, statistics = run(query)
+    (_, (output, statistics)), gradient = quick_jit(jax.value_and_grad(run, has_aux=True))(query)
     assert output.shape == (*batch, T, DV)
     assert {x.shape for x in statistics} == {(*batch, T)}
-    assert jax.grad(lambda query: run(query)[0].sum())(query).shape == query.shape
-    assert aj.attention_weights(query, key).shape == (*batch, T, S)
+    assert gradient.shape == query.shape
+    if implementation == "reference":  # attention_weights has no implementations
+        assert quick_jit(aj.attention_weights)(query, key).shape == (*batch, T, S)
 
 
-@pytest.mark.parametrize("mask", [None, aj.causal_mask(), np.ones((1, 1), bool)])
 @pytest.mark.parametrize(("target", "source"), [(0, S), (T, 0)])
 @every_implementation
-def test_no_queries_or_no_keys(implementation, target, source, mask):
+def test_no_queries_or_no_keys(implementation, target, source):
     query, key, value = normal(target, DK), normal(source, DK), normal(source, DV)
     params = aj.Additive().init(jax.random.key(0), DK, DK)
+    masks = [None, aj.causal_mask(), np.ones((1, 1), bool)]
 
-    def run(params):
-        return aj.attention(
+    def run(params, mask):
+        output, statistics = aj.attention(
             query, key, value, score="additive", params=params, mask=mask, return_statistics=True,
             implementation=implementation,
         )  # fmt: skip
+        return output.sum(), (output, statistics)
 
-    output, statistics = run(params)
-    np.testing.assert_array_equal(output, np.zeros((target, DV)))
-    np.testing.assert_array_equal(statistics.logsumexp, np.full(target, -np.inf))
-    np.testing.assert_array_equal(statistics.entropy, np.zeros(target))
-    gradients = jax.grad(lambda params: run(params)[0].sum())(params)
-    assert all(not leaf.any() for leaf in jax.tree.leaves(gradients))
+    results_and_gradients = jax.value_and_grad(run, has_aux=True)
+    for (_, (output, statistics)), gradients in quick_jit(
+        lambda params: [results_and_gradients(params, mask) for mask in masks]
+    )(params):
+        np.testing.assert_array_equal(output, np.zeros((target, DV)))
+        np.testing.assert_array_equal(statistics.logsumexp, np.full(target, -np.inf))
+        np.testing.assert_array_equal(statistics.entropy, np.zeros(target))
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value", "params", "bias", "mask"])
@@ -170,7 +222,8 @@ def test_vmap_over_one_argument_is_the_loop(implementation, which):
             **{**arguments, which: changed}, score="general", implementation=implementation
         )
 
-    got = jax.vmap(run)(stacked)
+    got = jax.device_get(quick_jit(jax.vmap(run))(stacked))
+    stacked = jax.device_get(stacked)
     for number in range(several):
         changed = {**arguments, which: jax.tree.map(lambda leaf, n=number: leaf[n], stacked)}
         length = int(changed["mask"].key_lengths)
