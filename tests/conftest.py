@@ -39,13 +39,11 @@ LONG = {
             "general-causal0", "general-causal1", "general-local", "general-none",
         )
     ),
-    "test_scale_sweep.py": ("test_against_a_call_a_scale",),
     "test_seq2seq_decoding.py": (
         "test_steps_are_teacher_forcing[{'attention': 'global', 'encoder_layers': 2, "
         "'decoder_layers': 2, 'norm': 'post'}]",
         "test_beams[{'num_heads': 4, 'num_key_heads': 2, 'decoder_layers': 2}]",
     ),
-    "test_statistics_gradients.py": ("test_gradients[attention_summary]",),
     "test_tiled.py": ("test_second_derivatives_are_those_of_the_reference[additive]",),
     "test_train_script.py": (
         "test_positions_for_any_length",

@@ -91,12 +91,14 @@ def test_python_of_the_guide():
 
     blocks_of_model = ("encoder_0/self", "decoder_0/self", "decoder_0/cross")
     names = [f"{block}_attention" for block in blocks_of_model]
-    assert list(variables["captured"].attentions) == names
-    assert variables["captured"].attentions[names[2]].weights.shape == (2, 8, 7)
-    assert float(jnp.abs(variables["gradients"][names[0]].dlogits).max()) > 0
+    captured = variables["captured"]
+    assert captured.attentions.keys() == captured.gradients.keys() == set(names)
+    assert captured.attentions[names[2]].weights.shape == (2, 8, 7)
+    assert float(jnp.abs(captured.gradients[names[0]].dlogits).max()) > 0
     assert 0 < float(variables["statistics"][f"{names[2]}/jacobian_norm"]) <= 0.5
-    assert float(variables["edges"](variables["parameters"]).largest) > 0
-    np.testing.assert_allclose(variables["rollout"].sum(-1), np.ones((2, 7)), atol=1e-6)
+    assert float(variables["edges"](variables["params"]).largest) > 0
+    assert variables["rollout"].shape == (2, 7, 7)
+    np.testing.assert_allclose(np.sum(variables["rollout"], -1), np.ones((2, 7)), atol=1e-6)
 
 
 def test_no_other_readme_has_python():

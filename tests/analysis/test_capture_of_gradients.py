@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conformance import quick_jit
 from flax import nnx
 
 import attention_jax as aj
@@ -11,11 +12,14 @@ from attention_jax import analysis, nn
 
 T, D = 5, 3
 X = np.random.default_rng(0).normal(size=(T, D)).astype(np.float32)
-W = jnp.eye(D) + 0.1
+W = np.eye(D, dtype=np.float32) + np.float32(0.1)
 
 
 def weights_of(w):
-    logits = (X @ np.asarray(w)) @ X.T / np.sqrt(D)
+    return softmax((X @ np.asarray(w)) @ X.T / np.sqrt(D))
+
+
+def softmax(logits):
     exponentials = np.exp(logits - logits.max(-1, keepdims=True))
     return exponentials / exponentials.sum(-1, keepdims=True)
 
@@ -41,52 +45,73 @@ def repeated(w):
     return jax.lax.scan(lambda c, _: (jax.grad(loss)(c), None), w, None, length=2)[0]
 
 
-@pytest.mark.parametrize(
-    ("function", "calls"),
-    [
-        (jax.grad(loss), 1),
-        (jax.grad(lambda w: loss(w, "tiled")), 1),
-        (jax.jit(jax.value_and_grad(loss)), 1),
-        (jax.hessian(loss), 1),
-        (lambda w: jax.jvp(jax.grad(loss), (w,), (w,)), 1),
-        (jax.grad(jax.checkpoint(loss)), 1),
-        (jax.jit(jax.grad(jax.checkpoint(loss))), 1),
-        (adapted(loss), 2),
-        (jax.grad(adapted(loss)), 2),
-    ],
-)
-def test_each_call_is_seen_once(function, calls):
-    output, attentions = analysis.capture(function, W)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), output, function(W)
-    )
-    assert list(attentions) == ["attention", "attention#2"][:calls]
-    np.testing.assert_allclose(attentions["attention"].weights, weights_of(W), rtol=1e-5)
-    if calls == 2:
-        after = W - 0.1 * jax.grad(plain_loss)(W)
-        weights = attentions["attention#2"].weights
-        np.testing.assert_allclose(weights, weights_of(after), rtol=1e-4, atol=1e-5)
+# Name -> (function that takes gradients, number of calls of attention).
+FUNCTIONS = {
+    "grad": (jax.grad(loss), 1),
+    "grad in tiles": (jax.grad(lambda w: loss(w, "tiled")), 1),
+    "value_and_grad in jit": (jax.jit(jax.value_and_grad(loss)), 1),
+    "hessian": (jax.hessian(loss), 1),
+    "jvp of grad": (lambda w: jax.jvp(jax.grad(loss), (w,), (w,)), 1),
+    "grad of checkpoint": (jax.grad(jax.checkpoint(loss)), 1),
+    "grad of checkpoint in jit": (jax.jit(jax.grad(jax.checkpoint(loss))), 1),
+    "adapted": (adapted(loss), 2),
+    "grad of adapted": (jax.grad(adapted(loss)), 2),
+}
+plain_gradient = quick_jit(jax.grad(plain_loss))
+
+
+def assert_near(got, expected, name):
+    for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def test_each_call_is_seen_once():
+    names = {}
+
+    @quick_jit
+    def all_of_them(w):
+        results = {}
+        for name, (function, _) in FUNCTIONS.items():
+            captured = analysis.capture(function, w)
+            names[name] = list(captured.attentions)
+            weights = [seen.weights for seen in captured.attentions.values()]
+            results[name] = captured.output, function(w), weights
+        return results
+
+    results = all_of_them(W)
+    after = W - 0.1 * plain_gradient(W)
+    for name, (_, calls) in FUNCTIONS.items():
+        output, expected, weights = results[name]
+        assert_near(output, expected, name)
+        assert names[name] == ["attention", "attention#2"][:calls], name
+        np.testing.assert_allclose(weights[0], weights_of(W), rtol=1e-5, err_msg=name)
+        if calls == 2:
+            expected = weights_of(after)
+            np.testing.assert_allclose(weights[1], expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_gradients_in_a_loop():
-    _, attentions = analysis.capture(repeated, W)
-    expected = [weights_of(W), weights_of(jax.grad(plain_loss)(W))]
+    attentions = quick_jit(lambda w: analysis.capture(repeated, w).attentions)(W)
+    expected = [weights_of(W), weights_of(plain_gradient(W))]
     np.testing.assert_allclose(attentions["attention"].weights, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_that_reach_both_calls_of_an_adapted_loss():
-    captured = analysis.capture_gradients(adapted(loss), W)
-
     def shifted(shifts):
         """The same with something added to each output of attention."""
         after = W - 0.1 * jax.grad(plain_loss)(W, shifts[0])
         return plain_loss(after, shifts[1])
 
-    first, second = jax.grad(shifted)((jnp.zeros((T, D)), jnp.zeros((T, D))))
+    @quick_jit
+    def all_ways(w):
+        captured = analysis.capture_gradients(adapted(loss), w)
+        shifts = (jnp.zeros((T, D)), jnp.zeros((T, D)))
+        return captured, jax.grad(shifted)(shifts), jax.grad(adapted(plain_loss))(w)
+
+    captured, (first, second), expected = all_ways(W)
     gradients = captured.gradients
     np.testing.assert_allclose(gradients["attention"].doutput, first, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(gradients["attention#2"].doutput, second, rtol=1e-4, atol=1e-4)
-    expected = jax.grad(adapted(plain_loss))(W)
     np.testing.assert_allclose(captured.dparams, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -96,11 +121,17 @@ def test_a_module_whose_gradient_flax_takes():
     def gradient(module, x, *, scale):
         return nnx.grad(lambda module: scale * jnp.sum(module(x, x) ** 2))(module)
 
-    output, attentions = analysis.capture(gradient, module, jnp.asarray(X), scale=2.0)
-    kernel = module.params["kernel"][...]
-    expected = jax.nn.softmax(X @ kernel @ X.T)
+    definition, state = nnx.split(module)
+
+    @quick_jit
+    def both(state, x):
+        captured = analysis.capture(gradient, nnx.merge(definition, state), x, scale=2.0)
+        return captured, gradient(nnx.merge(definition, state), x, scale=2.0)
+
+    (output, attentions), direct = both(state, X)
+    kernel = np.asarray(module.params["kernel"][...])
+    expected = softmax(X @ kernel @ X.T)
     np.testing.assert_allclose(attentions["attention"].weights, expected, rtol=1e-4)
-    direct = gradient(module, jnp.asarray(X), scale=2.0)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), output, direct
     )

@@ -5,8 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conformance import quick_jit
 
-from attention_jax.analysis import gradient_norms, gradient_signal_to_noise
+from attention_jax import analysis
+
+# Compiled as one program each. `test_jit_and_vmap` calls them outside of `jax.jit`.
+gradient_norms = quick_jit(analysis.gradient_norms, static_argnames="depth")
+gradient_signal_to_noise = quick_jit(analysis.gradient_signal_to_noise, static_argnames="depth")
 
 N = 5
 
@@ -109,14 +114,16 @@ def test_signal_to_noise_is_unbiased():
     # of 1/2 in every entry.
     noise = np.random.default_rng(8).normal(size=(400, 8, 64)).astype(np.float32)
     for mean, expected in ((0.0, 0.0), (0.5, 0.25)):
-        ratios = jax.vmap(gradient_signal_to_noise)(noise + np.float32(mean))[""]
+        ratios = quick_jit(jax.vmap(analysis.gradient_signal_to_noise))(noise + np.float32(mean))[
+            ""
+        ]
         assert abs(float(ratios.mean()) - expected) < 0.01
 
 
 def test_jit_and_vmap():
     gradients = tree(3, N)
-    for function in (gradient_norms, gradient_signal_to_noise):
-        mapped = jax.jit(jax.vmap(function))(gradients)
+    for function in (analysis.gradient_norms, analysis.gradient_signal_to_noise):
+        mapped = quick_jit(jax.vmap(function))(gradients)
         for b in range(3):
             single = function(jax.tree.map(lambda leaf, b=b: leaf[b], gradients))
             for name, number in single.items():
@@ -126,13 +133,19 @@ def test_jit_and_vmap():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: gradient_norms({"a": {"b": np.ones(2, int)}}), "gradients a/b must be floating"),
-        (lambda: gradient_norms(tree(), depth=-1), "depth must be at least 0; got -1"),
-        (lambda: gradient_norms(tree(), depth=1.5), "depth must be an integer; got 1.5"),
-        (lambda: gradient_signal_to_noise({"a": jnp.ones((1, 2))}), r"at least 2 .*got \[1\]"),
-        (lambda: gradient_signal_to_noise({"a": jnp.ones(())}), r"at least 2 .*got \[\]"),
         (
-            lambda: gradient_signal_to_noise({"a": jnp.ones((3, 2)), "b": jnp.ones(2)}),
+            lambda: analysis.gradient_norms({"a": {"b": np.ones(2, int)}}),
+            "gradients a/b must be floating",
+        ),
+        (lambda: analysis.gradient_norms(tree(), depth=-1), "depth must be at least 0; got -1"),
+        (lambda: analysis.gradient_norms(tree(), depth=1.5), "depth must be an integer; got 1.5"),
+        (
+            lambda: analysis.gradient_signal_to_noise({"a": jnp.ones((1, 2))}),
+            r"at least 2 .*got \[1\]",
+        ),
+        (lambda: analysis.gradient_signal_to_noise({"a": jnp.ones(())}), r"at least 2 .*got \[\]"),
+        (
+            lambda: analysis.gradient_signal_to_noise({"a": jnp.ones((3, 2)), "b": jnp.ones(2)}),
             r"the same for all leaves; got \[2\], \[3\]",
         ),
     ],

@@ -98,6 +98,9 @@ def assert_close(got, expected, rtol):
         np.testing.assert_allclose(got[name], value, rtol=rtol, err_msg=name)
 
 
+statistics_of_loss = quick_jit(functools.partial(learning_statistics, loss))
+
+
 @pytest.mark.parametrize("empty_row", [False, True])
 def test_row_by_row(empty_row):
     """Neither padded queries nor one without keys count."""
@@ -105,9 +108,7 @@ def test_row_by_row(empty_row):
         arguments = (params(), *inputs(), *masks(empty_row))
         expected = by_hand(*arguments)
         assert 0 < expected["attention/saturation"] < 1
-        assert_close(
-            quick_jit(lambda *x: learning_statistics(loss, *x))(*arguments), expected, 1e-10
-        )
+        assert_close(statistics_of_loss(*arguments), expected, 1e-10)
 
 
 def test_what_stands_in_padding_does_not_matter():
@@ -115,26 +116,27 @@ def test_what_stands_in_padding_does_not_matter():
         (query, key), (allowed, counted) = inputs(), masks(False)
         noisy = np.where(counted[..., None], query, 100 * normal(5, B, T, D))
         dirty = np.where((np.arange(S) < KEYS[:, None])[..., None], key, np.nan)
-        statistics = quick_jit(lambda *x: learning_statistics(loss, *x))
-        expected = statistics(params(), query, key, allowed, counted)
-        assert_close(statistics(params(), noisy, dirty, allowed, counted), expected, 1e-12)
+        expected = statistics_of_loss(params(), query, key, allowed, counted)
+        got = statistics_of_loss(params(), noisy, dirty, allowed, counted)
+        assert_close(got, expected, 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("depth", "groups"),
-    [(0, [""]), (1, ["first", "second"]), (None, ["first/kernel", "second/value"])],
-)
-def test_groups_of_parameters(depth, groups):
+def test_groups_of_parameters():
+    depths = {0: [""], 1: ["first", "second"], None: ["first/kernel", "second/value"]}
     arguments = jax.tree.map(lambda x: x.astype(np.float32), (params(), *inputs()))
-    got = quick_jit(lambda *x: learning_statistics(loss, *x, *masks(False), depth=depth))(
-        *arguments
-    )
-    norms = {name: value for name, value in got.items() if name.startswith("gradient_norm/")}
-    assert list(norms) == [f"gradient_norm/{group}" for group in groups]
+
+    @quick_jit
+    def of_each_depth(*arguments):
+        options = [{"depth": depth} for depth in depths]
+        return [learning_statistics(loss, *arguments, *masks(False), **x) for x in options]
+
     whole = by_hand(params(), *inputs(), *masks(False))
     squares = [whole[f"gradient_norm/{name}"] ** 2 for name in ("first/kernel", "second/value")]
-    total = sum(float(norm) ** 2 for norm in norms.values())
-    np.testing.assert_allclose(total, sum(squares), rtol=1e-3)
+    for got, groups in zip(of_each_depth(*arguments), depths.values(), strict=True):
+        norms = {name: value for name, value in got.items() if name.startswith("gradient_norm/")}
+        assert list(norms) == [f"gradient_norm/{group}" for group in groups]
+        total = sum(float(norm) ** 2 for norm in norms.values())
+        np.testing.assert_allclose(total, sum(squares), rtol=1e-3)
 
 
 def test_mapped_over_seeds():
@@ -169,7 +171,12 @@ def reversal(kind):
 
 @pytest.mark.parametrize(
     ("kind", "has_softmax"),
-    [("global", True), ("local-p", True), ("coverage", False), ("monotonic", False)],
+    [
+        ("global", True),
+        ("coverage", False),
+        pytest.param("local-p", True, marks=pytest.mark.slow),
+        pytest.param("monotonic", False, marks=pytest.mark.slow),
+    ],
 )
 def test_keys_of_the_reversal_task(kind, has_softmax):
     task = reversal(kind)

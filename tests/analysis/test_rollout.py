@@ -4,9 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
+from conformance import quick_jit
+from finite_differences import check_two_orders
 
-from attention_jax.analysis import attention_rollout, cross_rollout
+from attention_jax import analysis
+
+# Compiled as one program each. `test_jit_vmap_and_dtypes` calls them outside of `jax.jit`.
+attention_rollout = quick_jit(
+    analysis.attention_rollout, static_argnames=("residual", "head_reduction", "return_layers")
+)
+cross_rollout = quick_jit(analysis.cross_rollout, static_argnames="head_reduction")
 
 L, B, N, T, S = 3, 2, 5, 7, 11
 
@@ -136,37 +143,54 @@ def test_cross_rollout(reduction):
 
 def test_jit_vmap_and_dtypes():
     weights = rows(L, B, N, T, T)
-    together = attention_rollout(weights)
-    jitted = jax.jit(attention_rollout, static_argnames="residual")(weights, residual=0.5)
-    np.testing.assert_allclose(jitted, together, atol=1e-6)
-    mapped = jax.vmap(attention_rollout, in_axes=1)(weights)
-    np.testing.assert_allclose(mapped, together, atol=1e-6)
     cross = rows(B, N, 2, T)
-    np.testing.assert_allclose(
-        jax.vmap(cross_rollout)(cross, together), cross_rollout(cross, together), atol=1e-6
-    )
-    narrow = attention_rollout(jnp.asarray(weights, jnp.bfloat16))
+    together = analysis.attention_rollout(weights)
+    crossed = analysis.cross_rollout(cross, together)
+
+    @quick_jit
+    def all_ways(weights, narrow, cross):
+        rollout = analysis.attention_rollout(weights, residual=0.5)
+        return (
+            (rollout, jax.vmap(analysis.attention_rollout, in_axes=1)(weights)),
+            jax.vmap(analysis.cross_rollout)(cross, rollout),
+            analysis.attention_rollout(narrow),
+        )
+
+    same, mapped, narrow = all_ways(weights, weights.astype(jnp.bfloat16), cross)
+    for rollout in same:
+        np.testing.assert_allclose(rollout, together, atol=1e-6)
+    np.testing.assert_allclose(mapped, crossed, atol=1e-6)
     assert narrow.dtype == jnp.float32
     np.testing.assert_allclose(narrow, together, atol=1e-2)
     np.testing.assert_allclose(np.sum(narrow, -1), np.ones((B, T)), atol=1e-6)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "max"])
-def test_gradients(reduction):
-    with jax.enable_x64(True):
-        weights = rows(L, 2, 3, 3).astype(np.float64)
-        weights[:, :, 1] = 0
-        cross = rows(2, 5, 3).astype(np.float64)
+def test_gradients():
+    weights = rows(L, 2, 3, 3).astype(np.float64)
+    weights[:, :, 1] = 0
+    cross = rows(2, 5, 3).astype(np.float64)
 
+    def both_with(reduction):
         def both(weights, cross):
             # The row without keys is masked here too: next to it a maximum of zeros has a kink.
             weights = jnp.where(np.arange(3)[:, None] == 1, 0, weights)
-            rollout = attention_rollout(weights, head_reduction=reduction)
-            return cross_rollout(cross, rollout, head_reduction=reduction)
+            rollout = analysis.attention_rollout(weights, head_reduction=reduction)
+            return analysis.cross_rollout(cross, rollout, head_reduction=reduction)
 
-        assert both(weights, cross).dtype == jnp.float64
-        check_grads(jax.jit(both), (weights, cross), order=2, modes=["rev"], atol=1e-6, rtol=1e-6)
-        assert np.all(np.isfinite(jax.grad(lambda weights: both(weights, cross)[0, 0])(weights)))
+        return both
+
+    functions = {reduction: both_with(reduction) for reduction in ("mean", "max")}
+
+    @quick_jit
+    def gradients(weights):
+        firsts = [lambda weights, f=f: f(weights, cross)[0, 0] for f in functions.values()]
+        return [jax.grad(first)(weights) for first in firsts]
+
+    with jax.enable_x64(True):
+        check_two_orders(functions, (weights, cross), 1e-6)
+        for gradient in gradients(weights):
+            assert gradient.dtype == jnp.float64
+            assert np.all(np.isfinite(gradient))
 
 
 GOOD = np.full((L, N, T, T), 1 / T, np.float32)
@@ -194,7 +218,7 @@ GOOD = np.full((L, N, T, T), 1 / T, np.float32)
 )
 def test_bad_weights(weights, options, message):
     with pytest.raises(ValueError, match=message):
-        attention_rollout(weights, **options)
+        analysis.attention_rollout(weights, **options)
 
 
 @pytest.mark.parametrize(
@@ -210,4 +234,4 @@ def test_bad_weights(weights, options, message):
 )
 def test_bad_cross_weights(cross, encoder, options, message):
     with pytest.raises(ValueError, match=message):
-        cross_rollout(cross, encoder, **options)
+        analysis.cross_rollout(cross, encoder, **options)

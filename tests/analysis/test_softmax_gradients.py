@@ -4,22 +4,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads, check_vjp
+from conformance import quick_jit
+from finite_differences import check_two_orders
 
-from attention_jax.analysis import (
-    gradient_through_top_keys,
-    softmax_jacobian,
-    softmax_jacobian_norm,
-    softmax_vjp,
-)
+from attention_jax import analysis
+
+# Compiled as one program each. `test_jit_vmap_and_dtypes` calls them outside of `jax.jit`.
+softmax_jacobian = quick_jit(analysis.softmax_jacobian)
+softmax_jacobian_norm = quick_jit(analysis.softmax_jacobian_norm)
+softmax_vjp = quick_jit(analysis.softmax_vjp)
+gradient_through_top_keys = quick_jit(analysis.gradient_through_top_keys, static_argnums=2)
 
 B, T, S = 2, 5, 7
 
 
+def softmax(logits):
+    exponentials = np.exp(logits)
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
 def rows(*shape, seed=0, scale=1.0):
     """Weights in float64."""
-    exponentials = np.exp(np.random.default_rng(seed).normal(size=shape) * scale)
-    return exponentials / exponentials.sum(-1, keepdims=True)
+    return softmax(np.random.default_rng(seed).normal(size=shape) * scale)
 
 
 def jacobian_by_loops(row):
@@ -34,27 +40,27 @@ def jacobian_by_loops(row):
 
 def test_three_keys_on_paper():
     # a = (1/2, 1/4, 1/4): a_j (1 - a_j) = 1/4, 3/16, 3/16 and -a_j a_k = -1/8, -1/8, -1/16.
-    weights = jnp.array([0.5, 0.25, 0.25])
+    weights = np.array([0.5, 0.25, 0.25], np.float32)
     expected = np.array([[4, -2, -2], [-2, 3, -1], [-2, -1, 3]]) / 16
     np.testing.assert_array_equal(softmax_jacobian(weights), expected)
     # (16 + 9 + 9 + 2 (4 + 4 + 1)) / 256 = 52 / 256
     np.testing.assert_allclose(softmax_jacobian_norm(weights), np.sqrt(52) / 16, rtol=1e-6)
     # mean = 1/2 + 2/4 - 4/4 = 0, so dlogits = a_j dweights_j.
-    dweights = jnp.array([1.0, 2.0, -4.0])
+    dweights = np.array([1.0, 2.0, -4.0], np.float32)
     np.testing.assert_array_equal(softmax_vjp(weights, dweights), [0.5, 0.5, -1.0])
 
 
 def test_jacobian_against_loops_and_jax():
     weights = rows(B, T, S)
     weights[1, 2] = 0  # a query without keys
-    got = softmax_jacobian(weights.astype(np.float32))
+    got = np.asarray(softmax_jacobian(weights.astype(np.float32)))
     assert got.shape == (B, T, S, S)
     for index in np.ndindex(B, T):
         np.testing.assert_allclose(got[index], jacobian_by_loops(weights[index]), atol=1e-7)
     with jax.enable_x64(True):
         logits = np.random.default_rng(1).normal(size=S)
-        expected = jax.jacrev(jax.nn.softmax)(logits)
-        np.testing.assert_allclose(softmax_jacobian(jax.nn.softmax(logits)), expected, atol=1e-15)
+        expected = quick_jit(jax.jacrev(jax.nn.softmax))(logits)
+        np.testing.assert_allclose(softmax_jacobian(softmax(logits)), expected, atol=1e-15)
     np.testing.assert_allclose(np.sum(got, -1), np.zeros((B, T, S)), atol=1e-7)
     np.testing.assert_array_equal(got, np.swapaxes(got, -1, -2))
 
@@ -63,7 +69,7 @@ def test_jacobian_against_loops_and_jax():
 def test_norm_against_the_matrix_and_the_closed_form(scale):
     with jax.enable_x64(True):
         weights = rows(B, T, S, scale=scale)
-        got = softmax_jacobian_norm(weights)
+        got = np.asarray(softmax_jacobian_norm(weights))
         expected = [
             [np.linalg.norm(jacobian_by_loops(row)) for row in example] for example in weights
         ]
@@ -82,7 +88,7 @@ def test_norm_of_saturated_rows_keeps_its_digits():
     np.testing.assert_allclose(softmax_jacobian_norm(two), 2 * wide * (1 - wide), rtol=1e-6)
     four = np.stack([small / 3, small / 3, 1 - small, small / 3], axis=-1)
     expected = wide * np.sqrt(1 + 2 / 3 + 1 / 3)
-    np.testing.assert_allclose(softmax_jacobian_norm(four)[1:], expected[1:], rtol=3e-6)
+    np.testing.assert_allclose(np.asarray(softmax_jacobian_norm(four))[1:], expected[1:], rtol=3e-6)
     one_hot = np.eye(S, dtype=np.float32)
     np.testing.assert_array_equal(softmax_jacobian_norm(one_hot), np.zeros(S))
     np.testing.assert_array_equal(softmax_jacobian(one_hot), np.zeros((S, S, S)))
@@ -95,8 +101,8 @@ def test_uniform_rows_and_rows_without_keys():
     zeros = np.zeros((T, S), np.float32)
     for got in (softmax_jacobian(zeros), softmax_jacobian_norm(zeros), softmax_vjp(zeros, zeros)):
         assert not np.any(got)
-    for function in (softmax_jacobian_norm, softmax_jacobian):
-        assert np.all(np.isfinite(jax.jit(jax.jacrev(function))(zeros)))
+    for function in (analysis.softmax_jacobian_norm, analysis.softmax_jacobian):
+        assert np.all(np.isfinite(quick_jit(jax.jacrev(function))(zeros)))
     assert softmax_jacobian(np.zeros((T, 0), np.float32)).shape == (T, 0, 0)
     assert softmax_jacobian_norm(np.zeros((T, 0), np.float32)).shape == (T,)
 
@@ -115,19 +121,29 @@ def test_vjp_is_the_jacobian_times_a_vector():
 
 
 def test_finite_differences():
+    rng = np.random.default_rng(4)
+    weights, dweights = rows(T, S), rng.normal(size=(T, S))
+    functions = {
+        "softmax_vjp": analysis.softmax_vjp,
+        "softmax_jacobian": lambda weights, _: analysis.softmax_jacobian(weights),
+        "softmax_jacobian_norm": lambda weights, _: analysis.softmax_jacobian_norm(weights),
+    }
     with jax.enable_x64(True):
-        logits = np.random.default_rng(3).normal(size=(T, S))
+        check_two_orders(functions, (weights, dweights), 1e-6)
 
-        def pulled_back(logits):
-            weights = jax.nn.softmax(logits)
-            return weights, lambda dweights: (softmax_vjp(weights, dweights),)
+        # `softmax_vjp` is the gradient of the softmax itself.
+        logits, along = rng.normal(size=(2, T, S))
 
-        check_vjp(jax.jit(jax.nn.softmax), pulled_back, (logits,), atol=1e-7, rtol=1e-7)
-        weights, dweights = rows(T, S), np.random.default_rng(4).normal(size=(T, S))
-        close = {"atol": 1e-6, "rtol": 1e-6}
-        check_grads(jax.jit(softmax_vjp), (weights, dweights), order=2, modes=["rev"], **close)
-        for function in (softmax_jacobian, softmax_jacobian_norm):
-            check_grads(jax.jit(function), (weights,), order=2, modes=["rev"], **close)
+        @quick_jit
+        def products(logits):
+            return analysis.softmax_vjp(jax.nn.softmax(logits), dweights)
+
+        step = 1e-5
+        difference = (softmax(logits + step * along) - softmax(logits - step * along)) / (2 * step)
+        expected = np.sum(difference * dweights, -1)
+        np.testing.assert_allclose(
+            np.sum(products(logits) * along, -1), expected, atol=1e-7, rtol=1e-7
+        )
 
 
 def test_a_cotangent_of_a_masked_weight_may_be_anything():
@@ -166,16 +182,20 @@ def test_jit_vmap_and_dtypes():
     weights = rows(B, T, S).astype(np.float32)
     other = np.random.default_rng(7).normal(size=(B, T, S)).astype(np.float32)
     functions = [
-        softmax_jacobian,
-        softmax_jacobian_norm,
-        lambda weights: softmax_vjp(weights, other[0, 0]),
-        lambda weights: gradient_through_top_keys(weights, other[0, 0], 2),
+        analysis.softmax_jacobian,
+        analysis.softmax_jacobian_norm,
+        lambda weights: analysis.softmax_vjp(weights, other[0, 0]),
+        lambda weights: analysis.gradient_through_top_keys(weights, other[0, 0], 2),
     ]
-    for function in functions:
-        mapped = jax.jit(jax.vmap(jax.vmap(function)))(weights)
+
+    @quick_jit
+    def mapped_and_narrow(weights, narrow):
+        return [(jax.vmap(jax.vmap(function))(weights), function(narrow)) for function in functions]
+
+    results = jax.device_get(mapped_and_narrow(weights, weights[0, 0].astype(jnp.bfloat16)))
+    for function, (mapped, narrow) in zip(functions, results, strict=True):
         for index in np.ndindex(B, T):
             np.testing.assert_allclose(mapped[index], function(weights[index]), atol=1e-7)
-        narrow = function(jnp.asarray(weights[0, 0], jnp.bfloat16))
         assert narrow.dtype == jnp.float32
         np.testing.assert_allclose(narrow, function(weights[0, 0]), atol=2e-2)
     with jax.enable_x64(True):
@@ -189,15 +209,24 @@ GOOD = np.full((T, S), 1 / S, np.float32)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: softmax_jacobian(np.ones((T, S), int)), "weights must be floating-point"),
-        (lambda: softmax_jacobian(np.float32(1)), r"weights must be \[\.\.\., S\]; got a scalar"),
-        (lambda: softmax_jacobian_norm("abc"), "weights must be an array; got str"),
-        (lambda: softmax_vjp(GOOD, GOOD[0]), r"dweights must be \[5, 7\] to match.*got \[7\]"),
-        (lambda: softmax_vjp(GOOD, GOOD > 0), "dweights must be floating-point"),
-        (lambda: gradient_through_top_keys(GOOD, GOOD.T, 1), r"dlogits must be \[5, 7\].*\[7, 5\]"),
-        (lambda: gradient_through_top_keys(GOOD, GOOD, 0), "k must be at least 1; got 0"),
-        (lambda: gradient_through_top_keys(GOOD, GOOD, 8), "k must be at most 7; got 8"),
-        (lambda: gradient_through_top_keys(GOOD, GOOD, 1.0), "k must be .* got 1.0"),
+        (lambda: analysis.softmax_jacobian(np.ones((T, S), int)), "weights must be floating-point"),
+        (
+            lambda: analysis.softmax_jacobian(np.float32(1)),
+            r"weights must be \[\.\.\., S\]; got a scalar",
+        ),
+        (lambda: analysis.softmax_jacobian_norm("abc"), "weights must be an array; got str"),
+        (
+            lambda: analysis.softmax_vjp(GOOD, GOOD[0]),
+            r"dweights must be \[5, 7\] to match.*got \[7\]",
+        ),
+        (lambda: analysis.softmax_vjp(GOOD, GOOD > 0), "dweights must be floating-point"),
+        (
+            lambda: analysis.gradient_through_top_keys(GOOD, GOOD.T, 1),
+            r"dlogits must be \[5, 7\].*\[7, 5\]",
+        ),
+        (lambda: analysis.gradient_through_top_keys(GOOD, GOOD, 0), "k must be at least 1; got 0"),
+        (lambda: analysis.gradient_through_top_keys(GOOD, GOOD, 8), "k must be at most 7; got 8"),
+        (lambda: analysis.gradient_through_top_keys(GOOD, GOOD, 1.0), "k must be .* got 1.0"),
     ],
 )
 def test_bad_input(call, message):

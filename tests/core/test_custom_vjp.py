@@ -60,29 +60,51 @@ class Counted:
         self.function.defvjp(*rules, *([counted("tangent", push)] if tangent else []))
 
 
-@pytest.mark.parametrize("tangent", [False, True])
-def test_compositions_are_those_of_plain_jax(tangent):
+FORWARD = ("jvp", "jacfwd", "linearize", "jvp of while_loop")
+
+
+@pytest.mark.parametrize(
+    ("tangent", "names"),
+    [
+        (True, list(COMPOSITIONS)),
+        (False, [*FORWARD, "grad", "hessian", "vmap of jvp of grad", "scan"]),
+        pytest.param(False, list(COMPOSITIONS), marks=pytest.mark.slow),
+    ],
+    ids=["tangent", "twin", "twin, all"],
+)
+def test_compositions_are_those_of_plain_jax(tangent, names):
+    """All in one program."""
+    counted = {name: Counted(tangent) for name in names}
+
+    @quick_jit
+    def all_of_them(*arrays):
+        results = {}
+        for name in names:
+            compose, _ = COMPOSITIONS[name]
+            results[name] = compose(counted[name].function)(*arrays), compose(plain)(*arrays)
+        return results
+
     with jax.enable_x64(True):
-        for name, (compose, reverse) in COMPOSITIONS.items():
-            counted = Counted(tangent)
-            got = quick_jit(compose(counted.function))(Q, K, V)
-            expected = quick_jit(compose(plain))(Q, K, V)
-            for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
-                np.testing.assert_allclose(one, other, rtol=0, atol=1e-11, err_msg=name)
-            assert (counted.calls["bwd"] > 0) == reverse, (name, counted.calls)
-            if tangent and name in ("jvp", "jacfwd", "linearize", "jvp of while_loop"):
-                assert counted.calls["tangent"] > 0, name
-                assert counted.calls["twin"] == 0, (name, counted.calls)
+        results = all_of_them(Q, K, V)
+    for name, pair in results.items():
+        for one, other in zip(*map(jax.tree.leaves, pair), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-11, err_msg=name)
+        calls = counted[name].calls
+        assert (calls["bwd"] > 0) == COMPOSITIONS[name][1], (name, calls)
+        if tangent and name in FORWARD:
+            assert calls["tangent"] > 0, name
+            assert calls["twin"] == 0, (name, calls)
 
 
 def test_outside_of_jit():
     counted = Counted()
     arrays = [jnp.asarray(x, jnp.float32) for x in (Q, K, V)]
     f = counted.function
-    np.testing.assert_allclose(f(*arrays), plain(*arrays), rtol=1e-6)
+    np.testing.assert_allclose(f(*arrays), quick_jit(plain)(*arrays), rtol=1e-6)
     assert counted.calls == {"fun": 1, "fwd": 0, "bwd": 0, "twin": 0, "tangent": 0}
     for transformation in (jax.grad, lambda f: lambda *x: jax.jvp(f, x, x)):
-        got, expected = (transformation(loss(g))(*arrays) for g in (f, plain))
+        got = transformation(loss(f))(*arrays)
+        expected = quick_jit(transformation(loss(plain)))(*arrays)
         for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
@@ -117,9 +139,9 @@ def test_pytrees_integers_keys_and_nothing():
     f = custom_vjp(mixed, twin=mixed)
     f.defvjp(mixed_fwd, mixed_bwd)
     arguments = (
-        jnp.float32(2.0),
-        {"x": jnp.arange(4.0), "y": (jnp.float32(3.0),)},
-        jnp.array([0, 2, 2]),
+        np.float32(2),
+        {"x": np.arange(4, dtype=np.float32), "y": (np.float32(3),)},
+        np.array([0, 2, 2], np.int32),
         jax.random.key(1),
     )
 
@@ -137,14 +159,22 @@ def test_pytrees_integers_keys_and_nothing():
                 hessian(*arguments[:2], flag),
             )
 
-        return quick_jit(jax.vmap(everything))(jnp.array([True, False]))
+        return jax.vmap(everything)
 
-    for one, other in zip(*map(jax.tree.leaves, map(gradients, (f, mixed))), strict=True):
+    @quick_jit
+    def both(flags):
+        return gradients(f)(flags), gradients(mixed)(flags)
+
+    results = both(np.array([True, False]))
+    for one, other in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
         assert one.dtype == other.dtype
     with jax.numpy_dtype_promotion("standard"):
-        by_name = f(*arguments[:2], flag=True, rng=arguments[3], ids=arguments[2])
-    assert jax.tree.structure(by_name) == jax.tree.structure(mixed(*arguments, True))
+        by_name = jax.eval_shape(
+            lambda: f(*arguments[:2], flag=True, rng=arguments[3], ids=arguments[2])
+        )
+        expected = jax.eval_shape(lambda: mixed(*arguments, True))
+    assert jax.tree.structure(by_name) == jax.tree.structure(expected)
 
 
 def test_only_what_moves_is_differentiated():
@@ -208,8 +238,8 @@ def test_static_arguments():
 
 def test_nothing_is_traced_again():
     counted = Counted(tangent=True)
-    gradient = jax.jit(jax.grad(loss(counted.function), (0, 1, 2)))
-    pushed = jax.jit(lambda *x: jax.jvp(counted.function, x, x))
+    gradient = quick_jit(jax.grad(loss(counted.function), (0, 1, 2)))
+    pushed = quick_jit(lambda *x: jax.jvp(counted.function, x, x))
     arrays = [jnp.asarray(x, jnp.float32) for x in (Q, K, V)]
     for function in (gradient, pushed):
         function(*arrays)
@@ -225,9 +255,9 @@ def test_nothing_is_traced_again():
 def test_donated_arguments():
     counted = Counted()
     arrays = [jnp.asarray(x, jnp.float32) for x in (Q, K, V)]
-    expected = jax.grad(loss(plain))(*arrays)
+    expected = quick_jit(jax.grad(loss(plain)))(*arrays)
 
-    @functools.partial(jax.jit, donate_argnums=0)
+    @functools.partial(quick_jit, donate_argnums=0)
     def step(q, k, v):
         return q - jax.grad(loss(counted.function))(q, k, v)
 

@@ -49,7 +49,7 @@ class Kind:
         expect: computes the expected result without the library, or raises `Refused`.
         compare: (case, got, expected); raises AssertionError unless the results agree.
         many: number of cases in the long run.
-        few: number of cases in the ordinary tests.
+        few: number of cases in the ordinary tests; the quick ones have a quarter of them.
     """
 
     name: str
@@ -59,6 +59,13 @@ class Kind:
     compare: Callable[[Any, Any, Any], None]
     many: int
     few: int = 10
+
+    def count(self, quick: bool) -> int:
+        """Returns the number of cases of an ordinary test: `few`, or a quarter if it is quick.
+
+        Cases that must all be refused compile nothing, so that a quick test has all of them too.
+        """
+        return self.few if not quick or self.compare is _never else max(self.few // 4, 1)
 
     def judge(self, case: Any) -> str:
         """Runs one case; returns `RESULT` or `ERROR`, or raises what is wrong."""

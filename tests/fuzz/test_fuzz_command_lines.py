@@ -6,10 +6,12 @@ from kinds import COMMANDS
 from outcomes import ERROR, RESULT, check
 
 
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.name)
-def test_a_command_begins_or_exits_with_2(kind):
-    endings = check(kind, kind.few)
-    assert sum(endings.values()) == kind.few
+def test_a_command_begins_or_exits_with_2(kind, quick):
+    count = kind.count(quick)
+    endings = check(kind, count)
+    assert sum(endings.values()) == count
     assert set(endings) <= {RESULT, ERROR}
 
 

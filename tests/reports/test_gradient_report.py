@@ -2,11 +2,14 @@
 
 import copy
 import json
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from command_lines import call, load
+from conformance import quick_jit
 from html_reader import Reader
 
 from attention_jax.analysis import capture
@@ -23,19 +26,42 @@ script = load("scripts/analyze_gradients.py")
 CROSS = "decoder_0/cross_attention"
 
 
+CONFIG = ReversalConfig(
+    model=Seq2SeqConfig(score="general", block=BlockConfig(dim=8, hidden_dim=12), encoder_layers=0),
+    loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
+    batch_size=3,
+)
+
+
+def scaled_at_each_step(_training, state, records, _interruption):
+    """Stands for training: each checkpoint has larger parameters than the one before."""
+    start = jax.tree.map(np.asarray, state.params)
+    for step in (2, 4, 6):
+        params = jax.tree.map(lambda leaf, n=step: jnp.asarray(leaf * np.float32(1 + n / 6)), start)
+        state = state._replace(step=jnp.full_like(state.step, step), params=params)
+        records.checkpoints.save(step, state)
+    records.checkpoints.wait()
+    return state
+
+
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    config = ReversalConfig(
-        model=Seq2SeqConfig(score="general", block=BlockConfig(dim=8, hidden_dim=12)),
-        loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
-        batch_size=3,
-    )
-    train_run(REVERSAL, config, folder)
+    with mock.patch("attention_jax.training.run.train", scaled_at_each_step):
+        train_run(REVERSAL, CONFIG, folder)
     return folder
 
 
-LOGGED = {f"{CROSS}/entropy": [1.25, 2.5], f"{CROSS}/logit_sd": [3.0, 4.0], "loss": [5.0, 6.0]}
+# The model has no encoder; the line that was logged has numbers of one.
+ENCODER = "encoder_0/self_attention"
+LOGGED = {
+    f"{CROSS}/entropy": [1.25, 2.5],
+    f"{CROSS}/logit_sd": [3.0, 4.0],
+    f"{ENCODER}/entropy": [0.25, 0.5],
+    "gradient_norm/encoder/0/self_attention/query": [3.0, 6.0],
+    "gradient_norm/encoder/0/self_attention/value": [4.0, 8.0],
+    "loss": [5.0, 6.0],
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,24 +84,26 @@ def test_what_was_logged_is_read_and_of_the_states_that_are_kept_computed(run):
     # The first loss of a model that knows nothing: about log V.
     assert by_step["loss"][0] == pytest.approx([np.log(VOCABULARY.size)] * 2, abs=1.0)
     assert by_step[f"{CROSS}/saturation"][1] == [None, None]  # not in that line
-    assert run["attentions"][-1] == CROSS
+    assert run["attentions"] == [ENCODER, "decoder_0/self_attention", CROSS]
     assert np.shape(run["gradient_norms"]["decoder, cross attention"]) == (4, 2)
+    assert run["gradient_norms"]["encoder, self attention"][1] == [5.0, 10.0]
 
 
 def test_words_show_the_models_own_weights(workdir, run):
     _, states = load_states(REVERSAL, workdir)
-    params = jax.tree.map(lambda leaf: leaf[0], states[6]().params)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], states[6]().params)
     batch = reversal_batch(np.array([VOCABULARY.encode("xyz")]), np.array([3]))
-    config = ReversalConfig(
-        model=Seq2SeqConfig(score="general", block=BlockConfig(dim=8, hidden_dim=12))
-    )
-    seen = capture(
-        bind(config.model, params), batch.source, batch.source_lengths, batch.target_inputs
-    )
+
+    @quick_jit
+    def weights_of(params, source, lengths, targets):
+        seen = capture(bind(CONFIG.model, params), source, lengths, targets)
+        return seen.attentions[CROSS].weights[0]
+
+    weights = weights_of(params, batch.source, batch.source_lengths, batch.target_inputs)
     table = run["words"]["6"]["xyz"]
     assert table["row_labels"] == ["z", "y", "x", "EOS"]
     assert table["column_labels"] == ["x", "y", "z"]
-    np.testing.assert_allclose(table["weights"], seen.attentions[CROSS].weights[0], atol=1e-5)
+    np.testing.assert_allclose(table["weights"], weights, atol=1e-5)
     np.testing.assert_allclose(np.sum(table["dlogits"], axis=1), 0, atol=1e-5)
     assert np.abs(table["dlogits"]).max() > 0
 
@@ -93,7 +121,7 @@ def test_the_sweep_meets_the_model_at_scale_1(run):
 
 def test_edges_enclose_the_mean_eigenvalue(run, workdir):
     _, states = load_states(REVERSAL, workdir)
-    count = sum(leaf[0].size for leaf in jax.tree.leaves(states[0]().params))
+    count = sum(leaf[0].size for leaf in jax.tree.leaves(states[6]().params))
     for step in ("0", "6"):
         curvature = run["curvature"][step]
         for seed in range(2):
@@ -101,23 +129,31 @@ def test_edges_enclose_the_mean_eigenvalue(run, workdir):
             assert curvature["smallest"][seed] < mean < curvature["largest"][seed]
 
 
-def test_the_page_has_every_figure_with_words_for_it(run):
-    page = Reader(gradient_report.report([run, run], command="analyze --it"))
+@pytest.fixture(scope="module")
+def other(run):
+    """A run of the same label in another folder, without an encoder, and with one word."""
+    by_step = {k: v for k, v in run["by_step"].items() if not k.startswith(ENCODER)}
+    words = {step: {"ab": tables["ab"]} for step, tables in run["words"].items()}
+    return {**run, "workdir": "runs/other", "by_step": by_step, "words": words}
+
+
+@pytest.fixture(scope="module")
+def page(run, other):
+    return Reader(gradient_report.report([run, other], command="analyze --it"))
+
+
+def test_the_page_has_every_figure_with_words_for_it(page):
     assert page.open == []
     images = page.attributes("img")
-    assert len(images) == 2 + 2 * 2 + 1 + 1  # two words of two runs
+    assert len(images) == 2 + (2 + 1) + 1 + 1  # two words of one run, one of the other
     assert all(len(image["alt"]) > 40 for image in images)
     assert "analyze --it" in page.text
 
 
-def test_runs_that_would_be_called_the_same_are_told_apart(run):
-    other = copy.deepcopy(run)
-    other["workdir"] = "runs/other"
-    # It has no encoder, so that the first panel does not show it.
-    other["by_step"] = {k: v for k, v in other["by_step"].items() if "encoder_0" not in k}
-    text = Reader(gradient_report.report([run, other], command="")).text
-    assert f"general ({run['workdir']})" in text
-    assert "general (runs/other)" in text
+def test_runs_that_would_be_called_the_same_are_told_apart(page, run, other):
+    assert f"general ({run['workdir']})" in page.text
+    assert "general (runs/other)" in page.text
+    # The first panel does not show the other run, which has no encoder.
     named = [{**run, "label": "first"}, {**other, "label": "second"}]
     (legend,) = gradient_report.statistics_by_step(named).legends
     assert [entry.get_text() for entry in legend.get_texts()] == ["first", "second"]
@@ -129,25 +165,24 @@ def test_attentions_stand_in_the_order_of_computation():
     assert sorted(names, key=computation_order) == [names[i] for i in (3, 2, 4, 1, 0)]
 
 
-def test_attention_without_softmax_is_reported_without_its_gradients(run):
-    other = copy.deepcopy(run)
+def without_softmax(run):
+    run = copy.deepcopy(run)
     for step in ("0", "6"):
-        other["scale_sweep"][step] = None
-        for table in other["words"][step].values():
+        run["scale_sweep"][step] = None
+        for table in run["words"][step].values():
             table["dlogits"] = None
-    del other["curvature"]
-    page = Reader(gradient_report.report([other], command=""))
-    assert len(page.attributes("img")) == 2 + 2
-    assert "None of these attentions has a softmax" in page.text
+    del run["curvature"]
+    return run
 
 
-def test_the_script_writes_page_and_numbers(run, workdir, tmp_path, monkeypatch, capsys):
+def test_the_script_writes_page_and_numbers(other, workdir, tmp_path, monkeypatch, capsys):
+    """Of a run without softmax, which is reported without its gradients."""
     out = tmp_path / "page.html"
     arguments = ["--workdir", workdir, "--words", "ab"]
 
     def analyzed(folder, analysis, *, progress):
         assert (folder, analysis) == (workdir, GradientAnalysis(words=("ab",)))
-        return run
+        return without_softmax(other)
 
     monkeypatch.setattr(script, "analyze_run", analyzed)
     assert call(script, *arguments, "--out", out, monkeypatch=monkeypatch) == 0
@@ -155,6 +190,9 @@ def test_the_script_writes_page_and_numbers(run, workdir, tmp_path, monkeypatch,
     numbers = json.loads(out.with_suffix(".numbers.json").read_text())
     assert [one["label"] for one in numbers["runs"]] == ["general"]
     assert out.read_text().startswith("<!doctype html>")
+    page = Reader(out.read_text())
+    assert len(page.attributes("img")) == 2 + 1
+    assert "None of these attentions has a softmax" in page.text
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,8 @@ def analyze_run(
         ValueError: the folder holds no run, or none that can be read.
     """
     config, states = load_states(REVERSAL, workdir)
-    loaded = {step: load() for step, load in states.items()}
+    # In NumPy, so that JAX compiles each program once for initial and for restored states.
+    loaded = {step: jax.device_get(load()) for step, load in states.items()}
     newest, label = max(loaded), config.model.label
     progress(f"{label}: gradients by step")
     by_step = _by_step(workdir, config, loaded)
