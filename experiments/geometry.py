@@ -246,14 +246,15 @@ def _saturated(config: Config, draws: Draws, name: str, implementation: str) -> 
         output = attention(**arrays, score=name, implementation=implementation)
         return jnp.sum(output**2), output
 
-    gradients, output = jax.grad(loss, has_aux=True)(arrays)
-    unsaturated = jnp.abs(2 * output @ arrays["value"].T).max() * jnp.abs(arrays["key"]).max()
+    gradients, output = jax.device_get(jax.jit(jax.grad(loss, has_aux=True))(arrays))
+    key, value = np.asarray(arrays["key"]), np.asarray(arrays["value"])
+    unsaturated = np.abs(2 * output @ value.T).max() * np.abs(key).max()
     leaves = [output, *jax.tree.leaves(gradients)]
     return {
-        "not_finite": int(sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in leaves)),
-        "output_from_one_hot": float(jnp.abs(output - arrays["value"]).max()),
-        "largest_dquery": float(jnp.abs(gradients["query"]).max()),
-        "share_of_unsaturated": float(jnp.abs(gradients["query"]).max() / unsaturated),
+        "not_finite": int(sum(np.sum(~np.isfinite(leaf)) for leaf in leaves)),
+        "output_from_one_hot": float(np.abs(output - value).max()),
+        "largest_dquery": float(np.abs(gradients["query"]).max()),
+        "share_of_unsaturated": float(np.abs(gradients["query"]).max() / unsaturated),
     }
 
 

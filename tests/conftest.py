@@ -17,28 +17,16 @@ LONG = {
     "test_attention.py": tuple(
         f"test_without_jit[{case}]" for case in ("reference-own", "tiled-own", "tiled-scaled")
     ),
-    "test_attention_benchmark.py": (
-        "test_memory_of_every_derivative_is_compiled",
-        "test_crossover_compares_tiled_with_reference",
-    ),
-    "test_benchmark.py": ("test_without_torch_only_the_peer_is_absent",),
     "test_forward_mode.py": ("test_third_derivatives_in_three_orders_of_modes",),
-    "test_command_lines.py": ("test_comparison_writes_numbers_and_figures",),
     "test_coverage.py": ("test_derivatives[additive]",),
     "test_dropout.py": (
         "test_gradient_with_the_rng_held[reference]",
         "test_same_rng_same_result_and_examples_differ[reference]",
     ),
-    "test_experiments.py": (
-        "test_family_trains_evaluates_and_draws_an_arm",
-        "test_rollout_numbers_are_means_of_what_was_seen",
-    ),
-    "test_length_experiments.py": ("test_parts_of_the_recipe_with_tiny_settings",),
     "test_linear_memory.py": (
         "test_memory_is_linear_in_the_length[tiled-scaled-gradient_of_gradient]",
     ),
     "test_local.py": ("test_second_derivatives", "test_narrow_inputs_and_empty_ones[reference]"),
-    "test_local_and_decoding_benchmarks.py": ("test_rows_of_decoding",),
     "test_multi_head_cache.py": ("test_chunks_are_the_formula",),
     "test_processes.py": ("test_a_signal_to_one_stops_both",),
     "test_reference.py": tuple(
@@ -56,10 +44,6 @@ LONG = {
     ),
     "test_statistics_gradients.py": ("test_gradients[attention_summary]",),
     "test_tiled.py": ("test_second_derivatives_are_those_of_the_reference[additive]",),
-    "test_train_script.py": (
-        "test_positions_for_any_length",
-        "test_the_best_state_is_kept_and_evaluated",
-    ),
     "test_transformer.py": tuple(
         f"test_dropout_drops_and_keeps_the_expectation[{layer}]"
         for layer in ("cross_attention", "feed_forward")
