@@ -33,7 +33,7 @@ def chapter_masks() -> JSON:
         name: window_mask(jnp.asarray(of_mask), PICTURE_RADIUS).materialize(QUERIES, KEYS)
         for name, of_mask in centers.items()
     }
-    masks = {"global": np.ones((QUERIES, KEYS), bool), **masks}
+    masks = {"global": jnp.ones((QUERIES, KEYS), bool), **masks}
     weights = local_attention_weights(
         jnp.zeros((QUERIES, 1)), jnp.zeros((KEYS, 1)),
         centers=jnp.asarray(noisy), radius=PICTURE_RADIUS, sigma=PICTURE_RADIUS / 2,

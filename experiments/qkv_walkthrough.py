@@ -178,7 +178,7 @@ def _both_axes(arrays: dict[str, np.ndarray]) -> JSON:
     """The softmax over each axis, its sums, and its share of contexts outside of the values."""
     tables = {}
     for name, axis in (("source", 0), ("ours", 1)):
-        weights = np.asarray(masked_softmax(arrays["scaled"], axis=axis))
+        weights = np.asarray(masked_softmax(jnp.asarray(arrays["scaled"]), axis=axis))
         context = weights @ arrays["V"]
         low, high = arrays["V"].min(axis=0), arrays["V"].max(axis=0)
         outside = (context < low[None] - 1e-3) | (context > high[None] + 1e-3)

@@ -191,7 +191,7 @@ def _curve(rng: Array, dim: int, config: Config) -> JSON:
         numbers[arm] = {
             "mean": _list(falling.mean(0)), "sd": _list(falling.std(0, ddof=1)),
             "low": _list(low), "high": _list(high),
-            "jacobian_norm": round(float(softmax_jacobian_norm(drawn).mean()), 6),
+            "jacobian_norm": round(float(jax.jit(softmax_jacobian_norm)(drawn).mean()), 6),
         }  # fmt: skip
     return numbers
 

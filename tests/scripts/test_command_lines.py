@@ -27,8 +27,11 @@ def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     config = ReversalConfig(
         model=Seq2SeqConfig(
-            score="general", block=BlockConfig(dim=8, hidden_dim=12), encoder_layers=0
-        ),
+            score="general",
+            block=BlockConfig(dim=8, hidden_dim=12),
+            encoder_layers=0,
+            decoder_self_attention=False,
+        ),  # fmt: skip
         loop=LoopConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2),
         batch_size=3,
     )

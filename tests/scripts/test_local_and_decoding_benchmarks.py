@@ -167,7 +167,13 @@ def test_rows_of_decoding(monkeypatch, capsys, tmp_path):
     assert table.endswith("<!-- end of decoding -->\n\n")
 
 
-@pytest.mark.parametrize("settings", [{"score": "additive"}, {"score": "scaled", "num_heads": 4}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"score": "additive", "num_heads": 4},
+        pytest.param({"score": "scaled"}, marks=pytest.mark.slow),
+    ],
+)
 def test_both_ways_emit_the_same_tokens_and_never_end(path, settings):
     from benchmarks import decoding
 
@@ -198,7 +204,9 @@ def test_both_ways_emit_the_same_tokens_and_never_end(path, settings):
 def test_naive_decoding_stops_when_every_row_has_ended(path):
     from benchmarks import decoding
 
-    config = Seq2SeqConfig(block=BlockConfig(dim=8, hidden_dim=8), encoder_layers=0)
+    config = Seq2SeqConfig(
+        block=BlockConfig(dim=8, hidden_dim=8), encoder_layers=0, decoder_self_attention=False
+    )
 
     @jax.jit
     def tokens():
