@@ -31,7 +31,7 @@ def workdir(tmp_path_factory):
             block=BlockConfig(dim=8, hidden_dim=12),
             encoder_layers=0,
             decoder_self_attention=False,
-        ),  # fmt: skip
+        ),
         loop=LoopConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2),
         batch_size=3,
     )
