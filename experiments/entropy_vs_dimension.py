@@ -174,7 +174,7 @@ def _samples(dim: int, keys: int, rngs: Array) -> JSON:
 
 
 def _heatmaps(rng: Array) -> JSON:
-    query, key = jax.random.normal(rng, (2, DRAWN_KEYS, max(DRAWN)))
+    query, key = np.asarray(jax.random.normal(rng, (2, DRAWN_KEYS, max(DRAWN))))
     return {
         arm: [
             np.asarray(attention_weights(query[:, :dim], key[:, :dim], score=score))

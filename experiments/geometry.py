@@ -189,15 +189,17 @@ def _orthogonal_query(config: Config, draws: Draws, name: str) -> float:
 
 def _scale_sweep(config: Config, draws: Draws, name: str, scales: Array) -> JSON:
     """Largest weight and Jacobian norm for each scale of orthogonal keys, over draws."""
-    key = scales[:, None, None, None] * draws.bases[None, :, : config.source_length]
-    query = jnp.broadcast_to(draws.bases[:, :1], (len(scales), config.draws, 1, config.dim))
-    weights = attention_weights(query, key, score=name, params=draws.params[name])[:, :, 0]
+
+    @jax.jit
+    def measures(bases: Array, params: Any, scales: Array) -> tuple[Array, Array]:
+        key = scales[:, None, None, None] * bases[None, :, : config.source_length]
+        query = jnp.broadcast_to(bases[:, :1], (len(scales), config.draws, 1, config.dim))
+        weights = attention_weights(query, key, score=name, params=params)[:, :, 0]
+        return weights.max(axis=-1), softmax_jacobian_norm(weights)
+
+    arrays = measures(draws.bases, draws.params[name], scales)
     summary: JSON = {"scales": np.asarray(scales, np.float64).tolist()}
-    measures = {
-        "largest_weight": weights.max(axis=-1),
-        "jacobian_norm": softmax_jacobian_norm(weights),
-    }
-    for measure, array in measures.items():
+    for measure, array in zip(("largest_weight", "jacobian_norm"), arrays, strict=True):
         values = np.asarray(array, np.float64)
         low, median, high = np.quantile(values, (0.025, 0.5, 0.975), axis=1)
         mean = values.mean(axis=1)
@@ -208,9 +210,10 @@ def _scale_sweep(config: Config, draws: Draws, name: str, scales: Array) -> JSON
 
 def _additive_limit(config: Config, draws: Draws) -> float:
     """Mean largest weight of additive attention for infinitely long keys."""
-    params = draws.params["additive"]
-    signs = jnp.sign(draws.bases[:, : config.source_length] @ params["key_kernel"])
-    return float(jax.nn.softmax((signs @ params["v"][..., None])[..., 0]).max(axis=-1).mean())
+    bases, params = jax.device_get((draws.bases, draws.params["additive"]))
+    signs = np.sign(bases[:, : config.source_length] @ params["key_kernel"])
+    exponentials = np.exp((signs @ params["v"][..., None])[..., 0])
+    return float((exponentials.max(axis=-1) / exponentials.sum(axis=-1)).mean())
 
 
 def _angle_sweep(config: Config, basis: Array) -> JSON:
@@ -246,14 +249,15 @@ def _saturated(config: Config, draws: Draws, name: str, implementation: str) -> 
         output = attention(**arrays, score=name, implementation=implementation)
         return jnp.sum(output**2), output
 
-    gradients, output = jax.grad(loss, has_aux=True)(arrays)
-    unsaturated = jnp.abs(2 * output @ arrays["value"].T).max() * jnp.abs(arrays["key"]).max()
+    gradients, output = jax.device_get(jax.jit(jax.grad(loss, has_aux=True))(arrays))
+    key, value = np.asarray(arrays["key"]), np.asarray(arrays["value"])
+    unsaturated = np.abs(2 * output @ value.T).max() * np.abs(key).max()
     leaves = [output, *jax.tree.leaves(gradients)]
     return {
-        "not_finite": int(sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in leaves)),
-        "output_from_one_hot": float(jnp.abs(output - arrays["value"]).max()),
-        "largest_dquery": float(jnp.abs(gradients["query"]).max()),
-        "share_of_unsaturated": float(jnp.abs(gradients["query"]).max() / unsaturated),
+        "not_finite": int(sum(np.sum(~np.isfinite(leaf)) for leaf in leaves)),
+        "output_from_one_hot": float(np.abs(output - value).max()),
+        "largest_dquery": float(np.abs(gradients["query"]).max()),
+        "share_of_unsaturated": float(np.abs(gradients["query"]).max() / unsaturated),
     }
 
 

@@ -98,12 +98,12 @@ QUICK = Config(draws=100)
 
 def run(config: Config) -> JSON:
     """Computes the steps of two single draws, and the variances of many draws."""
-    of_source = steps(*source_arrays())
+    of_source = jax.device_get(steps(*source_arrays()))
     rng = jax.random.key(0)
     return {
         "token_ids": list(TOKEN_IDS),
         "source": _described(of_source),
-        "ours": _described(steps(*fresh_arrays(rng, RECIPES["ours"]))),
+        "ours": _described(jax.device_get(steps(*fresh_arrays(rng, RECIPES["ours"])))),
         "source_reuses": _source_reuses(),
         "axis": _both_axes(of_source),
         "draws": {
@@ -117,17 +117,18 @@ def source_arrays() -> tuple[Array, Array]:
     """Returns the source's own embeddings of the tokens [S, D] and projections [3, D, D]."""
     embedding = TorchRandom(SOURCE_SEED).randn(2000, DIM)
     projections = TorchRandom(SOURCE_SEED)
-    return jnp.asarray(embedding[list(TOKEN_IDS)]), jnp.stack(
-        [jnp.asarray(projections.randn(DIM, DIM)) for _ in range(3)]
+    return jnp.asarray(embedding[list(TOKEN_IDS)]), jnp.asarray(
+        np.stack([projections.randn(DIM, DIM) for _ in range(3)])
     )
 
 
 def _source_reuses() -> float:
     """Largest difference between the source's embeddings and rows of its query projection."""
-    embedding, (query_projection, _, _) = source_arrays()
-    return float(jnp.abs(embedding - query_projection[jnp.array(TOKEN_IDS)]).max())
+    embedding, (query_projection, _, _) = jax.device_get(source_arrays())
+    return float(np.abs(embedding - query_projection[list(TOKEN_IDS)]).max())
 
 
+@jax.jit
 def fresh_arrays(rng: Array, variance: float | Array) -> tuple[Array, Array]:
     """Returns new embeddings and projections, whose entries have the given variance."""
     embedding_rng, projection_rng = jax.random.split(rng)
@@ -153,8 +154,8 @@ def steps(tokens: Array, projections: Array) -> dict[str, Array]:
     }
 
 
-def _described(arrays: dict[str, Array]) -> JSON:
-    summary = attention_summary(arrays["weights"])
+def _described(arrays: dict[str, np.ndarray]) -> JSON:
+    summary = jax.jit(attention_summary)(arrays["weights"])
     same = [index for index, token in enumerate(TOKEN_IDS) if TOKEN_IDS.count(token) > 1]
     return {
         "steps": {
@@ -168,16 +169,16 @@ def _described(arrays: dict[str, Array]) -> JSON:
         "largest_weight": _rounded(summary.largest_weight),
         "entropy": _rounded(summary.entropy),
         "largest_difference_of_equal_tokens": max(
-            float(jnp.abs(array[same[0]] - array[same[1]]).max()) for array in arrays.values()
+            float(np.abs(array[same[0]] - array[same[1]]).max()) for array in arrays.values()
         ),
     }
 
 
-def _both_axes(arrays: dict[str, Array]) -> JSON:
+def _both_axes(arrays: dict[str, np.ndarray]) -> JSON:
     """The softmax over each axis, its sums, and its share of contexts outside of the values."""
     tables = {}
     for name, axis in (("source", 0), ("ours", 1)):
-        weights = masked_softmax(arrays["scaled"], axis=axis)
+        weights = np.asarray(masked_softmax(jnp.asarray(arrays["scaled"]), axis=axis))
         context = weights @ arrays["V"]
         low, high = arrays["V"].min(axis=0), arrays["V"].max(axis=0)
         outside = (context < low[None] - 1e-3) | (context > high[None] + 1e-3)

@@ -173,7 +173,9 @@ def _case(config: Config, index: int) -> JSON:
     rng, *mean_rngs = jax.random.split(jax.random.key(index), 3)
     shape = (config.case_dim,)
     means = [
-        jax.random.normal(mean_rng, shape) if mean is None else jnp.full(shape, float(mean))
+        jax.random.normal(mean_rng, shape)
+        if mean is None
+        else jnp.asarray(np.full(shape, mean, np.float32))
         for mean, mean_rng in zip((query_mean, key_mean), mean_rngs, strict=True)
     ]
     deviations = (float(query_deviation), float(key_deviation))

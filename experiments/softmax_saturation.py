@@ -43,7 +43,7 @@ from experiment import JSON, Expectation, near, rounded, run_experiment
 from softmax_saturation_figures import CAPTIONS, plot
 
 from attention_jax import attention_weights
-from attention_jax.analysis import logit_scale_sweep, softmax_jacobian_norm
+from attention_jax.analysis import ScaleSweep, logit_scale_sweep, softmax_jacobian_norm
 from attention_jax.runs.run_folder import check_folder
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
@@ -118,14 +118,13 @@ def _even(keys: int, scales: np.ndarray) -> JSON:
     query, key = jnp.ones((1, 1)), jnp.linspace(-1, 1, keys)[:, None]
     top = jax.nn.one_hot(jnp.array([keys - 1]), keys)
 
-    def sweep(scales: np.ndarray):
-        return logit_scale_sweep(
-            query, key, jnp.eye(keys), top, jnp.asarray(scales, jnp.float32), score="dot"
-        )
+    @jax.jit
+    def sweep(scales: Array) -> ScaleSweep:
+        return logit_scale_sweep(query, key, jnp.eye(keys), top, scales, score="dot")
 
     fine = np.linspace(scales[0], scales[-1], 2000)
-    norm = np.asarray(sweep(fine).gradient_norm, np.float64)
-    coarse = sweep(scales)
+    norm = np.asarray(sweep(jnp.asarray(fine, jnp.float32)).gradient_norm, np.float64)
+    coarse = sweep(jnp.asarray(scales, jnp.float32))
     deviation = float(np.std(np.linspace(-1, 1, keys)))
     return {
         "gradient_norm": _list(coarse.gradient_norm),
@@ -192,7 +191,7 @@ def _curve(rng: Array, dim: int, config: Config) -> JSON:
         numbers[arm] = {
             "mean": _list(falling.mean(0)), "sd": _list(falling.std(0, ddof=1)),
             "low": _list(low), "high": _list(high),
-            "jacobian_norm": round(float(softmax_jacobian_norm(drawn).mean()), 6),
+            "jacobian_norm": round(float(jax.jit(softmax_jacobian_norm)(drawn).mean()), 6),
         }  # fmt: skip
     return numbers
 

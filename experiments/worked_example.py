@@ -54,6 +54,12 @@ Array = jax.Array
 _rounded = functools.partial(rounded, decimals=6)
 
 NAMES = ("dot", "scaled", "general", "additive")
+STEPS = {
+    "dot": (),
+    "scaled": ("s / sqrt(4)",),
+    "general": ("s W",),
+    "additive": ("Wq s", "Wk h", "tanh(Wq s + Wk h)"),
+}
 
 # §38.1
 QUERY = (1.0, -0.5, 0.3, 0.8)
@@ -125,15 +131,26 @@ def run(config: Config) -> JSON:
 def source_parameters() -> dict[str, Any]:
     """Returns the parameters of §38.1 in the form that our scores take."""
     random, dim = TorchRandom(PARAMETER_SEED), len(QUERY)
-    general = jnp.asarray(random.randn(dim, dim) * np.float32(PARAMETER_SCALE))
-    both = jnp.asarray(random.randn(dim, 2 * dim) * np.float32(PARAMETER_SCALE))
-    v = jnp.asarray(random.randn(dim) * np.float32(PARAMETER_SCALE))
+    general = random.randn(dim, dim) * np.float32(PARAMETER_SCALE)
+    both = random.randn(dim, 2 * dim) * np.float32(PARAMETER_SCALE)
+    v = random.randn(dim) * np.float32(PARAMETER_SCALE)
     additive = {"query_kernel": both[:, :dim].T, "key_kernel": both[:, dim:].T, "v": v}
-    return {"dot": {}, "scaled": {}, "general": {"kernel": general}, "additive": additive}
+    params = {"dot": {}, "scaled": {}, "general": {"kernel": general}, "additive": additive}
+    return jax.tree.map(jnp.asarray, params)
 
 
 def trace(name: str, params: Any) -> JSON:
     """Returns the projections, the summands and the sum of one score for the one pair."""
+    steps, summands, logit = jax.device_get(_trace(name, params))
+    return {
+        "steps": {step: _rounded(array) for step, array in zip(STEPS[name], steps, strict=True)},
+        "summands": _rounded(summands),
+        "logit": _rounded(logit),
+    }
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _trace(name: str, params: Any) -> tuple[list[Array], Array, Array]:
     score, query, key = SCORES[name], jnp.array([QUERY]), jnp.array([KEY])
     q_features, k_features = (
         score.project_query(params, query)[0],
@@ -141,38 +158,40 @@ def trace(name: str, params: Any) -> JSON:
     )
     if name == "additive":
         hidden = jnp.tanh(q_features + k_features)
-        steps = {"Wq s": q_features, "Wk h": k_features, "tanh(Wq s + Wk h)": hidden}
+        steps = [q_features, k_features, hidden]
         summands = params["v"] * hidden
     else:
-        projected = {
-            "dot": {},
-            "scaled": {"s / sqrt(4)": q_features},
-            "general": {"s W": q_features},
-        }
-        steps, summands = projected[name], q_features * k_features
-    return {
-        "steps": {step: _rounded(array) for step, array in steps.items()},
-        "summands": _rounded(summands),
-        "logit": _rounded(score(params, query, key)[0, 0]),
-    }
+        steps, summands = [q_features] * len(STEPS[name]), q_features * k_features
+    return steps, summands, score(params, query, key)[0, 0]
 
 
 def _transposed(kernel: Array) -> JSON:
     """The general score s^T W h, and dot products with the keys W h and W^T h."""
-    dot, query, key = SCORES["dot"], jnp.array([QUERY]), jnp.array([KEY])
-    return {
-        "general": _rounded(SCORES["general"]({"kernel": kernel}, query, key)[0, 0]),
-        "W h": _rounded(dot({}, query, key @ kernel.T)[0, 0]),
-        "W^T h": _rounded(dot({}, query, key @ kernel)[0, 0]),
-    }
+
+    @jax.jit
+    def logits(query: Array, key: Array) -> dict[str, Array]:
+        dot, general = SCORES["dot"], SCORES["general"]
+        return {
+            "general": general({"kernel": kernel}, query, key)[0, 0],
+            "W h": dot({}, query, key @ kernel.T)[0, 0],
+            "W^T h": dot({}, query, key @ kernel)[0, 0],
+        }
+
+    by_name = jax.device_get(logits(jnp.array([QUERY]), jnp.array([KEY])))
+    return {name: _rounded(by_name[name]) for name in ("general", "W h", "W^T h")}
 
 
 def _same_order_as_dot(params: dict[str, Any], count: int) -> JSON:
     """The share of pairs of random keys that each score puts in the order of s . h."""
     key = jax.random.normal(jax.random.key(0), (count, len(KEY)))
-    rows = {name: SCORES[name](params[name], jnp.array([QUERY]), key)[0] for name in NAMES}
+
+    @jax.jit
+    def logits(query: Array, key: Array) -> dict[str, Array]:
+        return {name: SCORES[name](params[name], query, key)[0] for name in NAMES}
+
+    rows = jax.device_get(logits(jnp.array([QUERY]), key))
     first, second = np.triu_indices(count, k=1)
-    rises = {name: np.asarray(row)[first] > np.asarray(row)[second] for name, row in rows.items()}
+    rises = {name: row[first] > row[second] for name, row in rows.items()}
     return {name: _rounded(np.mean(rises[name] == rises["dot"])) for name in NAMES}
 
 
@@ -218,12 +237,12 @@ def three_tokens() -> JSON:
         "A": _rounded(weights),
         "AV": _rounded(attention(query, key, key)),
         "entropy": _rounded(weight_entropy(weights)),
-        "largest_weight": _rounded(weights.max(axis=-1)),
+        "largest_weight": _rounded(np.asarray(weights).max(axis=-1)),
     }
 
 
 def _distance(one: Array, other: Array) -> float:
-    return float(jnp.abs(one - other).max())
+    return float(np.abs(np.asarray(one) - np.asarray(other)).max())
 
 
 def expectations(numbers: JSON) -> list[Expectation]:

@@ -15,22 +15,10 @@ pytest.register_assert_rewrite("conformance", "derivative_cases")
 
 # Measured: each of these compiles for 8 s or more, and a quicker case or test of the same remains.
 LONG = {
-    "test_attention_benchmark.py": (
-        "test_memory_of_every_derivative_is_compiled",
-        "test_crossover_compares_tiled_with_reference",
-    ),
-    "test_benchmark.py": ("test_without_torch_only_the_peer_is_absent",),
     "test_forward_mode.py": ("test_third_derivatives_in_three_orders_of_modes",),
-    "test_command_lines.py": ("test_comparison_writes_numbers_and_figures",),
-    "test_experiments.py": (
-        "test_family_trains_evaluates_and_draws_an_arm",
-        "test_rollout_numbers_are_means_of_what_was_seen",
-    ),
-    "test_length_experiments.py": ("test_parts_of_the_recipe_with_tiny_settings",),
     "test_linear_memory.py": (
         "test_memory_is_linear_in_the_length[tiled-scaled-gradient_of_gradient]",
     ),
-    "test_local_and_decoding_benchmarks.py": ("test_rows_of_decoding",),
     "test_multi_head_cache.py": ("test_chunks_are_the_formula",),
     "test_reference.py": tuple(
         f"test_two_orders_in_both_modes[{case}]"
@@ -45,10 +33,6 @@ LONG = {
         "test_beams[{'num_heads': 4, 'num_key_heads': 2, 'decoder_layers': 2}]",
     ),
     "test_tiled.py": ("test_second_derivatives_are_those_of_the_reference[additive]",),
-    "test_train_script.py": (
-        "test_positions_for_any_length",
-        "test_the_best_state_is_kept_and_evaluated",
-    ),
     "test_transformer.py": tuple(
         f"test_dropout_drops_and_keeps_the_expectation[{layer}]"
         for layer in ("cross_attention", "feed_forward")

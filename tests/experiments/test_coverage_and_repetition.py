@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import coverage_and_repetition as experiment
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from attention_jax.tasks.reversal.evaluation import batch_of_words
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 RESULTS = EXPERIMENTS / "results"
 B, T, S = 3, 7, 5
+looked_twice = jax.jit(experiment.looked_twice)
 LEARNED = (
     "after training, with",
     "the coverage loss lowers",
@@ -55,7 +57,7 @@ def test_looking_twice_against_loops():
             coverage += row
         losses.append(loss)
         excess.append(sum(max(0.0, c - 1) for c in coverage))
-    found = experiment.looked_twice(jnp.asarray(weights, jnp.float32), jnp.asarray(lengths))
+    found = looked_twice(weights.astype(np.float32), lengths.astype(np.int32))
     assert float(found["coverage_loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
     assert float(found["excess"]) == pytest.approx(np.mean(excess), rel=1e-5)
 
@@ -63,16 +65,16 @@ def test_looking_twice_against_loops():
 @pytest.mark.parametrize("last", [0, 3])
 def test_each_letter_once_and_one_query_more_is_the_floor(last):
     rows = [*np.eye(S)[::-1], np.eye(S)[last]]
-    found = experiment.looked_twice(jnp.array([rows], jnp.float32), jnp.array([S + 1]))
+    found = looked_twice(np.array([rows], np.float32), np.array([S + 1], np.int32))
     assert float(found["coverage_loss"]) == float(found["excess"]) == 1
 
 
 def test_no_attention_is_below_the_floor():
     rng = np.random.default_rng(1)
     for sharpness in (0.01, 0.1, 1, 10):
-        weights = jnp.asarray(rng.dirichlet(np.full(S, sharpness), size=(40, S + 1)), jnp.float32)
+        weights = rng.dirichlet(np.full(S, sharpness), size=(40, S + 1)).astype(np.float32)
         for row in weights:
-            found = experiment.looked_twice(row[None], jnp.array([S + 1]))
+            found = looked_twice(row[None], np.array([S + 1], np.int32))
             assert min(map(float, found.values())) >= 1 - 1e-5
 
 
@@ -89,12 +91,14 @@ def test_no_attention_is_below_the_floor():
 )
 def test_letters_written_once_too_often(word, answer, repeated, written):
     batch, answers = batch_of_words([word]), batch_of_words([answer[::-1]]).targets
-    assert float(experiment.repeated_letters(answers, batch)) == pytest.approx(repeated / written)
+    found = jax.jit(experiment.repeated_letters)(answers, batch)
+    assert float(found) == pytest.approx(repeated / written)
 
 
 def test_nothing_written_is_nothing_repeated():
     batch = batch_of_words(["abc"])
-    assert float(experiment.repeated_letters(jnp.array([[2, 0, 0, 0]]), batch)) == 0
+    answers = jnp.array([[2, 0, 0, 0]])
+    assert float(jax.jit(experiment.repeated_letters)(answers, batch)) == 0
 
 
 def test_committed_numbers_meet_what_is_expected(committed):

@@ -22,6 +22,7 @@ def small(module, tmp_path, **settings):
     return dataclasses.replace(config, **settings)
 
 
+@pytest.mark.slow
 def test_family_trains_evaluates_and_draws_an_arm(tmp_path, capsys):
     config = small(family, tmp_path, arms=(NAME,), seeds=2, beams=2)
     conduct(family, config)
@@ -68,6 +69,7 @@ def test_mistakes_before_anything_is_trained(module, settings, message, tmp_path
         small(module, tmp_path, **settings)
 
 
+@pytest.mark.slow
 def test_rollout_numbers_are_means_of_what_was_seen(tmp_path, monkeypatch):
     config = small(rollout, tmp_path, seeds=1, encoder_layers=2, num_heads=2)
     training = dataclasses.replace(

@@ -25,7 +25,7 @@ def test_committed_numbers():
 
 @pytest.fixture(scope="module")
 def draws():
-    return geometry.draw(geometry.QUICK)
+    return jax.jit(lambda: geometry.draw(geometry.QUICK))()
 
 
 @pytest.mark.parametrize("name", ["dot", "additive"])

@@ -30,7 +30,7 @@ def numbers():
 
 def arrays(*shapes, seed=0):
     rng = np.random.default_rng(seed)
-    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
 # --- 1. the size of a dot product ---
@@ -63,7 +63,7 @@ def test_random_rows_of_two_keys_by_hand():
 
 
 def norm(gradient):
-    return float(jnp.linalg.norm(gradient))
+    return float(np.linalg.norm(gradient))
 
 
 def output_along(logits, value, doutput):
@@ -73,8 +73,6 @@ def output_along(logits, value, doutput):
 
 def test_additive_gradients_and_saturation_against_the_formula():
     query, key, value, doutput = arrays((T, D), (S, D), (S, DV), (T, DV))
-    params = Additive(hidden_dim=13).init(jax.random.key(0), D, D)
-    params = {**params, "query_kernel": 5 * params["query_kernel"]}
 
     def units(params):
         q, k = query @ params["query_kernel"], key @ params["key_kernel"]
@@ -83,15 +81,21 @@ def test_additive_gradients_and_saturation_against_the_formula():
     def loss(params):
         return output_along(units(params) @ params["v"], value, doutput)
 
-    expected = jax.jit(jax.grad(loss))(params)
-    found = jax.jit(questions._additive)(params, query, key, value, doutput)
+    @jax.jit
+    def both(rng):
+        params = Additive(hidden_dim=13).init(rng, D, D)
+        params = {**params, "query_kernel": 5 * params["query_kernel"]}
+        found = questions._additive(params, query, key, value, doutput)
+        return params, units(params), jax.grad(loss)(params), found
+
+    params, materialised, expected, found = jax.device_get(both(jax.random.key(0)))
     for name, gradient in expected.items():
         assert float(found[name]) == pytest.approx(norm(gradient), rel=1e-4)
-    materialised = np.asarray(units(params), np.float64)
-    logits = materialised @ np.asarray(params["v"])
+    materialised = materialised.astype(np.float64)
+    logits = materialised @ params["v"]
     assert float(found["saturated_units"]) == pytest.approx(np.mean(np.abs(materialised) > 0.99))
     assert 0.1 < float(found["saturated_units"]) < 0.9
-    bound = np.abs(np.asarray(params["v"])).sum()
+    bound = np.abs(params["v"]).sum()
     assert float(found["largest_logit_of_bound"]) == pytest.approx(
         np.abs(logits).max() / bound, rel=1e-5
     )
@@ -108,8 +112,14 @@ def test_projected_dot_gradients_against_the_formula():
         return output_along(logits, value, doutput)
 
     kernels = {"query_kernel": wq, "key_kernel": wk}
-    found = jax.jit(questions._projected_dot)(kernels, query, key, value, doutput)
-    for name, gradient in jax.jit(jax.grad(loss))(kernels).items():
+
+    @jax.jit
+    def both(kernels):
+        found = questions._projected_dot(kernels, query, key, value, doutput)
+        return found, jax.grad(loss)(kernels)
+
+    found, expected = both(kernels)
+    for name, gradient in expected.items():
         assert float(found[name]) == pytest.approx(norm(gradient), rel=1e-4)
 
 
@@ -131,27 +141,28 @@ def test_shares_at_padding_on_paper():
     weights = np.array([[[0.5, 0.3, 0.2], [9, 9, 9]], [[0.1, 0.2, 0.7], [0.4, 0.5, 0.1]]])
     doutput = np.array([[[1.0], [0.0]], [[1.0], [-1.0]]])
     dlogits = np.array([[[-4.0, 3.0, 1.0], [0, 0, 0]], [[1, 1, -2], [3, -1, -2]]])
-    seen = dict.fromkeys(CapturedAttention._fields) | {"weights": jnp.asarray(weights)}
-    gradient = OutputGradient(jnp.asarray(doutput), None, jnp.asarray(dlogits))
-    batch = reversal_batch(jnp.full((2, 3), 5), jnp.array([1, 2]))
+    weights, doutput, dlogits = (x.astype(np.float32) for x in (weights, doutput, dlogits))
+    seen = dict.fromkeys(CapturedAttention._fields) | {"weights": weights}
+    gradient = OutputGradient(doutput, None, dlogits)
+    batch = reversal_batch(np.full((2, 3), 5, np.int32), np.array([1, 2], np.int32))
     padding_shares = jax.jit(questions.padding_shares)
     shares = padding_shares(CapturedAttention(**seen), gradient, batch)
     assert float(shares["weights"]) == pytest.approx((0.5 + 0.7 + 0.1) / 3)
     assert float(shares["gradient"]) == pytest.approx((4 + 2 + 2) / (8 + 4 + 6))
     assert float(shares["keys"]) == pytest.approx((2 + 1 + 1) / 9)
     # A head more, the same in both.
-    two_heads = CapturedAttention(**seen | {"weights": jnp.stack([weights, weights], 1)})
-    gradient = OutputGradient(*(jnp.stack([x, x], 1) for x in (doutput, doutput, dlogits)))
+    two_heads = CapturedAttention(**seen | {"weights": np.stack([weights, weights], 1)})
+    gradient = OutputGradient(*(np.stack([x, x], 1) for x in (doutput, doutput, dlogits)))
     again = padding_shares(two_heads, gradient, batch)
     assert jax.tree.map(float, again) == pytest.approx(jax.tree.map(float, shares))
 
 
 def test_wider_batches_hold_the_same_strings():
-    letters = jnp.array([[5, 6, 7], [8, 9, 10]])
-    batch = reversal_batch(letters, jnp.array([2, 3]))
-    wide = jax.jit(questions.widened, static_argnums=1)(batch, S)
+    letters = np.array([[5, 6, 7], [8, 9, 10]], np.int32)
+    batch = reversal_batch(letters, np.array([2, 3], np.int32))
+    wide = jax.device_get(jax.jit(questions.widened, static_argnums=1)(batch, S))
     assert wide.source.tolist() == [[5, 6, 0, 0, 0, 0, 0], [8, 9, 10, 0, 0, 0, 0]]
-    assert wide.targets[:, :4].tolist() == batch.targets.tolist()
+    assert wide.targets[:, :4].tolist() == np.asarray(batch.targets).tolist()
     assert wide.targets.shape == (2, S + 1)
     assert wide.target_lengths.tolist() == [3, 4]
 
@@ -164,7 +175,7 @@ def test_sum_of_squared_eigenvalues_of_a_known_hessian():
     def loss(params):
         return jnp.sum(params["x"] ** 2) + 1.5 * params["y"] ** 2 / 3
 
-    params = {"x": jnp.ones(2), "y": jnp.array(4.0)}
+    params = {"x": np.ones(2, np.float32), "y": np.float32(4)}
     squares = jax.jit(
         lambda rng: questions._sum_of_squared_eigenvalues(loss, params, rng, samples=3)
     )

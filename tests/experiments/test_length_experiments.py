@@ -31,7 +31,7 @@ def untrained(draw="none"):
         positions=positions,
     )
     config = ReversalConfig(model=model, loop=LoopConfig(seeds=2), letters=2)
-    params = jax.vmap(reversal_task(config).init)(jax.random.split(jax.random.key(0), 2))
+    params = jax.jit(jax.vmap(reversal_task(config).init))(jax.random.split(jax.random.key(0), 2))
     bias = params["logits"]["bias"]
     params["logits"]["bias"] = bias.at[:, FIRST_LETTER : FIRST_LETTER + 2].add(9.0)
     return ReversalRun(config, params, 0)
@@ -39,10 +39,15 @@ def untrained(draw="none"):
 
 def naive(trained, batch, tokens_of):
     """Returns the shares of letters and of strings right by seed, computed in loops."""
-    shares = []
+
+    @jax.jit
+    def tokens_of_seed(params):
+        return tokens_of(bind(trained.config.model, params), batch)
+
+    shares, params = [], jax.device_get(trained.params)
     for seed in range(2):
-        params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], trained.params)
-        tokens = np.asarray(tokens_of(bind(trained.config.model, params), batch))
+        params_of_seed = jax.tree.map(lambda leaf, seed=seed: leaf[seed], params)
+        tokens = np.asarray(tokens_of_seed(params_of_seed))
         letters, strings = [], []
         for row, length in enumerate(np.asarray(batch.source_lengths)):
             source = np.asarray(batch.source)[row, :length]
@@ -103,23 +108,38 @@ def test_models_trained_on_subsets_get_a_subset():
 # --- the experiments ---
 
 
-def test_the_question_with_tiny_settings(tmp_path):
+def untrained_arm(config, folder):
+    """Stands for `trained_arm`: checks that the arm has a loss, and returns the small model."""
+    task, rng = reversal_task(config), jax.random.key(0)
+    loss = jax.eval_shape(lambda rng: task.loss(task.init(rng), task.batch(rng), rng), rng)
+    assert all(leaf.shape == () for leaf in jax.tree.leaves(loss))
+    return untrained(), {"seconds": 1.0, "loss": [[3.0, 2.0]]}
+
+
+def test_the_question_with_tiny_settings(tmp_path, monkeypatch):
+    # Lengths of one width, and of a length that the tests above have, share their programs.
+    monkeypatch.setattr(length_generalization, "trained_arm", untrained_arm)
+    monkeypatch.setattr(length_generalization, "PROTOCOL", range(41, 63))
+    monkeypatch.setattr(length_generalization, "DRAWN_LENGTH", 7)
     config = dataclasses.replace(
-        length_generalization.QUICK, steps=2, far=(5, 11), far_strings=(2, 3), every=300,
+        length_generalization.QUICK, far=(5,), far_strings=(3,), every=20,
         workdir=tmp_path / "runs", results=tmp_path,
     )  # fmt: skip
     numbers = {"config": dataclasses.asdict(config), **length_generalization.run(config)}
     arm = numbers["arms"]["26"]["scaled"]
-    assert list(arm["teacher_forced"]["tokens"]) == ["41", "341"]
-    assert list(arm["free_running"]["exact"]) == ["5", "11"]
-    assert np.shape(arm["weights"]) == (101, 100)
-    by_hand = np.mean([arm["teacher_forced"]["tokens"][n] for n in ("41", "341")], axis=0)
+    assert list(arm["teacher_forced"]["tokens"]) == ["41", "61"]
+    assert list(arm["free_running"]["exact"]) == ["5"]
+    assert np.shape(arm["weights"]) == (8, 7)
+    assert arm["loss"] == [3.0, 2.0]
+    assert list(arm["memory_mib"]) == ["5"]
+    by_hand = np.mean([arm["teacher_forced"]["tokens"][n] for n in ("41", "61")], axis=0)
     np.testing.assert_allclose(arm["mean_tokens"], by_hand, atol=2e-6)
     assert set(length_generalization.plot(numbers)) == set(length_generalization.CAPTIONS)
     assert not all(found.met for found in length_generalization.expectations(numbers))
     assert "| scaled |" in length_generalization.report(numbers)
 
 
+@pytest.mark.slow
 def test_parts_of_the_recipe_with_tiny_settings(tmp_path):
     part = "size of logits, scaled dot"
     config = length_ablations.Config(

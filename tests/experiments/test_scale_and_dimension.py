@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import json
 import math
 
@@ -24,6 +25,7 @@ from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
 from attention_jax.training.loop import LoopConfig
 
 T, S, D = 5, 7, 12
+RNG = jax.random.key(0)
 RESULTS = ROOT / "experiments" / "results"
 # Claims that a few steps of training do not support.
 LEARNED = ("dot's loss ends above", "scaled dot is not the worst", "scaling harms at no")
@@ -52,6 +54,10 @@ def with_factor(score, factor):
     return {**params, "factor": jnp.float32(factor)}
 
 
+def in_float32(*arrays):
+    return [np.asarray(array, np.float32) for array in arrays]
+
+
 # --- scores ---
 
 FORMULAS = {
@@ -65,21 +71,43 @@ FORMULAS = {
 FORMULAS["HALF_ADDITIVE"] = FORMULAS["ADDITIVE"]
 
 
+@pytest.fixture(scope="module")
+def logits():
+    """{score: (params, logits)} of one program."""
+
+    @jax.jit
+    def all_logits(query, key):
+        by_score = {}
+        for name in FORMULAS:
+            score = getattr(training, name)
+            params = with_factor(score, -2.5)
+            by_score[name] = params, score(params, query, key)
+        return by_score
+
+    return all_logits(*in_float32(*tokens()))
+
+
 @pytest.mark.parametrize("name", FORMULAS)
-def test_scores_are_their_formulas_times_the_factor(name):
-    score = getattr(training, name)
-    params, (query, key) = with_factor(score, -2.5), tokens()
+def test_scores_are_their_formulas_times_the_factor(logits, name):
+    (params, found), (query, key) = logits[name], tokens()
     arrays = {part: np.asarray(leaf, np.float64) for part, leaf in params["score"].items()}
     expected = -2.5 * FORMULAS[name](arrays, query, key)
-    found = score(params, jnp.float32(query), jnp.float32(key))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_no_gradient_comes_to_the_factor():
     score = training.PROJECTED_DOT
-    params, (query, key) = with_factor(score, 1.5), tokens()
-    loss = lambda params, query: jnp.sum(score(params, query, jnp.float32(key)) ** 2)  # noqa: E731
-    dparams, dquery = jax.grad(loss, argnums=(0, 1))(params, jnp.float32(query))
+    query, key = tokens()
+
+    @jax.jit
+    def gradients(query, key):
+        def loss(params, query):
+            return jnp.sum(score(params, query, key) ** 2)
+
+        params = with_factor(score, 1.5)
+        return params, jax.grad(loss, argnums=(0, 1))(params, query)
+
+    params, (dparams, dquery) = gradients(*in_float32(query, key))
     assert float(dparams["factor"]) == 0
     kernels = {name: np.asarray(leaf, np.float64) for name, leaf in params["score"].items()}
     bilinear = 1.5 * kernels["query_kernel"] @ kernels["key_kernel"].T
@@ -100,21 +128,27 @@ def test_no_gradient_comes_to_the_factor():
     ],
 )
 def test_numbers_of_parameters(name, count):
-    params = getattr(training, name).init(jax.random.key(0), D, D)["score"]
+    params = jax.eval_shape(lambda rng: getattr(training, name).init(rng, D, D), RNG)["score"]
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
 
 
 def test_dot_and_scaled_dot_are_one_function_of_equal_logits():
-    query, key = (jnp.float32(x) for x in tokens())
-    scaled = training.Times(ScaledDot())
-    found = scaled(with_factor(scaled, 3.0), query, key)
-    dot = training.DOT(with_factor(training.DOT, 3.0 / math.sqrt(D)), query, key)
+    @jax.jit
+    def both(query, key):
+        scaled = training.Times(ScaledDot())
+        return (
+            scaled(with_factor(scaled, 3.0), query, key),
+            training.DOT(with_factor(training.DOT, 3.0 / math.sqrt(D)), query, key),
+        )
+
+    found, dot = both(*in_float32(*tokens()))
     np.testing.assert_allclose(dot, found, rtol=1e-5, atol=1e-6)
 
 
 def test_projections_keep_unit_variance():
     query_dim, key_dim = 48, 64
-    kernels = training.PROJECTED_DOT.init(jax.random.key(0), query_dim, key_dim)["score"]
+    init = jax.jit(training.PROJECTED_DOT.init, static_argnums=(1, 2))
+    kernels = jax.device_get(init(RNG, query_dim, key_dim)["score"])
     for name, dim in (("query_kernel", query_dim), ("key_kernel", key_dim)):
         assert kernels[name].shape == (dim, key_dim // 2)
         variance = float(np.var(kernels[name], ddof=1)) * dim
@@ -128,20 +162,22 @@ def test_projections_keep_unit_variance():
 def test_a_rate_that_is_traced_is_the_rate_of_the_configuration():
     config = ReversalConfig(learning_rate=3e-3, loop=LoopConfig(steps=7))
     params = {"x": jnp.array([1.0, -2.0, 0.5])}
-    state, same = params, params
-    traced = jax.jit(
-        lambda gradient, state, rate: training.optimizer_at(config, rate).update(gradient, state)
-    )
-    states = optimizer(config).init(params), training.optimizer_at(config, 1.0).init(params)
-    with jax.numpy_dtype_promotion("standard"):
+    gradient = np.array([0.3, -4.0, 2.0], np.float32)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def steps(optimizer_at, rate):
+        of_rate = optimizer_at(rate)
+        moved, state = params, of_rate.init(params)
         for step in range(3):
-            gradient = {"x": jnp.array([0.3, -4.0, 2.0]) * (step - 1.5)}
-            updates, first = optimizer(config).update(gradient, states[0])
-            others, second = traced(gradient, states[1], 3e-3)
-            states = first, second
-            state, same = optax.apply_updates(state, updates), optax.apply_updates(same, others)
-    assert not np.allclose(state["x"], params["x"], atol=1e-3)
-    np.testing.assert_allclose(same["x"], state["x"], rtol=1e-6)
+            updates, state = of_rate.update({"x": gradient * np.float32(step - 1.5)}, state)
+            moved = optax.apply_updates(moved, updates)
+        return moved
+
+    with jax.numpy_dtype_promotion("standard"):
+        expected = steps(lambda _: optimizer(config), 1.0)
+        found = steps(functools.partial(training.optimizer_at, config), 3e-3)
+    assert not np.allclose(expected["x"], params["x"], atol=1e-3)
+    np.testing.assert_allclose(found["x"], expected["x"], rtol=1e-6)
 
 
 @pytest.mark.slow  # it compiles for 10 s; what `run` makes of its numbers is tested below

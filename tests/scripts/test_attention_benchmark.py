@@ -20,6 +20,8 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 @pytest.fixture(autouse=True)
 def path(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
+    # So that the works share the programs that draw their parameters.
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
 
 
 @pytest.fixture
@@ -57,6 +59,9 @@ def command(monkeypatch, *arguments):
 
 def trial(monkeypatch, capsys, tmp_path, *patterns):
     """What a run writes and prints, with divided lengths so that it takes seconds."""
+    from benchmarks import attention_speed
+
+    monkeypatch.setattr(attention_speed, "_SHORTEST_REPEAT", 0.005)
     out = tmp_path / "results.json"
     options = ("--benchmarks", "attention", "--shrink", 256, "--repeats", 3, "--out", out)
     assert command(monkeypatch, *options, "--works", *patterns) == 0
@@ -142,25 +147,26 @@ def prepared(peers, name, work):
         raise
 
 
-@pytest.mark.parametrize("backward", [False, True])
+# With the gradients comes the output; one forward pass alone per library is enough.
+CASES = [
+    *(("ours", score, "") for score in ("additive", "own distance", "dot", "general", "scaled")),
+    *(("naive JAX", score, "") for score in ("additive", "dot", "general", "scaled")),
+    *(("jax.nn", score, "") for score in ("dot", "general", "scaled")),
+    *(("PyTorch SDPA", score, "") for score in ("dot", "general", "scaled")),
+    *((name, "scaled", "causal") for name in ("ours", "jax.nn", "flax", "PyTorch SDPA")),
+    *((name, "scaled", "local 2") for name in ("ours", "jax.nn", "flax", "PyTorch SDPA")),
+    ("naive JAX", "additive", "causal"),
+    ("flax", "scaled", ""),
+    ("Keras", "additive", ""),
+    ("PyTorch naive", "additive", ""),
+    ("ours, reference", "additive", "causal"),
+]
+FORWARD = {name: (name, *rest) for name, *rest in CASES}.values()
+
+
 @pytest.mark.parametrize(
-    ("name", "score", "mask"),
-    [
-        *(
-            ("ours", score, "")
-            for score in ("additive", "own distance", "dot", "general", "scaled")
-        ),
-        *(("naive JAX", score, "") for score in ("additive", "dot", "general", "scaled")),
-        *(("jax.nn", score, "") for score in ("dot", "general", "scaled")),
-        *(("PyTorch SDPA", score, "") for score in ("dot", "general", "scaled")),
-        *((name, "scaled", "causal") for name in ("ours", "jax.nn", "flax", "PyTorch SDPA")),
-        *((name, "scaled", "local 2") for name in ("ours", "jax.nn", "flax", "PyTorch SDPA")),
-        ("naive JAX", "additive", "causal"),
-        ("flax", "scaled", ""),
-        ("Keras", "additive", ""),
-        ("PyTorch naive", "additive", ""),
-        ("ours, reference", "additive", "causal"),
-    ],
+    ("name", "score", "mask", "backward"),
+    [*((*case, True) for case in CASES), *((*case, False) for case in FORWARD)],
 )
 def test_contestants_compute_the_same(works, peers, name, score, mask, backward):
     work = small(works, score, mask=mask, backward=backward)
@@ -264,6 +270,7 @@ def test_a_peer_that_is_not_installed_is_absent(monkeypatch, capsys, tmp_path):
         assert f"{name} is absent (additive): No module named" in printed
 
 
+@pytest.mark.slow
 def test_memory_of_every_derivative_is_compiled(monkeypatch, capsys, tmp_path):
     results, printed = trial(monkeypatch, capsys, tmp_path, "memory-tiled-additive-*")
     rows = results["attention-memory"]["rows"]
@@ -279,6 +286,7 @@ def test_memory_of_every_derivative_is_compiled(monkeypatch, capsys, tmp_path):
     assert "jvp-of-grad" in printed
 
 
+@pytest.mark.slow
 def test_crossover_compares_tiled_with_reference(monkeypatch, capsys, tmp_path, path):
     from benchmarks import crossover
 

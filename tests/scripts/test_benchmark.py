@@ -69,6 +69,7 @@ def tiny(monkeypatch, capsys, tmp_path, *arguments):
     return json.loads(out.read_text()), capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_torch_only_the_peer_is_absent(monkeypatch, capsys, tmp_path, no_torch):
     results, printed = tiny(monkeypatch, capsys, tmp_path, "dot")
     *ours, peer = results["benchmarks"]["reversal"]["rows"]

@@ -26,7 +26,12 @@ comparison = load("experiments/reversal_comparison.py")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     config = ReversalConfig(
-        model=Seq2SeqConfig(score="general", block=BlockConfig(dim=8, hidden_dim=12)),
+        model=Seq2SeqConfig(
+            score="general",
+            block=BlockConfig(dim=8, hidden_dim=12),
+            encoder_layers=0,
+            decoder_self_attention=False,
+        ),
         loop=LoopConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2),
         batch_size=3,
     )
@@ -115,7 +120,8 @@ def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, monkeypatch, capsys
             path.write_text("")
 
     damage(4)
-    arguments = ("--workdir", damaged, "--lengths", 3, "--strings", 2)
+    # Sizes of a test above share its programs.
+    arguments = ("--workdir", damaged, "--lengths", 3, 5, "--strings", 7)
     assert not call(evaluate_script, *arguments, monkeypatch=monkeypatch)
     captured = capsys.readouterr()
     assert captured.err.startswith("warning: the checkpoint of step 4 is damaged (")
@@ -148,6 +154,7 @@ def numbers_of(config):
     return json.loads((config.results / "reversal_comparison.json").read_text())
 
 
+@pytest.mark.slow
 def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
     config = small_comparison(tmp_path, scores=("dot",), unmasked=False)
     conduct(comparison, config)

@@ -45,7 +45,7 @@ def start(folder, *arguments):
     return subprocess.Popen(
         [sys.executable, SCRIPT, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -54,8 +54,8 @@ def start(folder, *arguments):
 
 def test_stopped_by_sigterm_and_resumed(tmp_path):
     run = tmp_path / "run"
-    arguments = ["--workdir", "run", "--score", "my_scores:Mine", "--steps", "6000"]
-    arguments += ["--log-every", "10", "--checkpoint-every", "3000", *TINY]
+    arguments = ["--workdir", "run", "--score", "my_scores:Mine", "--steps", "1000"]
+    arguments += ["--log-every", "10", "--checkpoint-every", "500", *TINY]
     process = start(tmp_path, *arguments)
     while process.poll() is None and not read_lines(run / "metrics.jsonl"):
         time.sleep(0.02)
@@ -66,20 +66,21 @@ def test_stopped_by_sigterm_and_resumed(tmp_path):
     assert "Traceback" not in out + err
     with Checkpoints(run / "checkpoints") as checkpoints:
         step = checkpoints.latest_step()
-    assert 0 < step < 6000
+    assert 0 < step < 1000
     assert read_lines(run / "metrics.jsonl")[-1]["step"] == step
-    assert re.search(rf"^run: step {step} of 6000, 1 seeds, ", out, re.MULTILINE)
+    assert re.search(rf"^run: step {step} of 1000, 1 seeds, ", out, re.MULTILINE)
     assert json.loads((run / "config.json").read_text())["model"]["score"] == "my_scores:Mine"
 
     process = start(tmp_path, *arguments, "--resume")
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert err == ""
-    assert "\nrun: step 6000 of 6000" in out
+    assert "\nrun: step 1000 of 1000" in out
     steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
-    assert steps == list(range(10, 6010, 10))
+    assert steps == list(range(10, 1010, 10))
 
 
+@pytest.mark.slow
 def test_positions_for_any_length(tmp_path):
     arguments = ["--workdir", "run", "--positions", "any-length", "limit=67", "--steps", "1"]
     process = start(tmp_path, *arguments, "--log-every", "1", "--checkpoint-every", "1", *TINY)
@@ -93,14 +94,8 @@ def test_positions_for_any_length(tmp_path):
 # --- states that are kept, in this process ---
 
 
-@pytest.fixture
-def quickly_compiled():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-def test_the_best_state_is_kept_and_evaluated(tmp_path, monkeypatch, capsys, quickly_compiled):
+@pytest.mark.slow
+def test_the_best_state_is_kept_and_evaluated(tmp_path, monkeypatch, capsys):
     run = ReversalConfig(
         model=Seq2SeqConfig(block=BlockConfig(dim=8, hidden_dim=7)),
         loop=LoopConfig(

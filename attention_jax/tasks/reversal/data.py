@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -11,6 +13,9 @@ from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Vocabulary
 Array = jax.Array
 
 
+@functools.partial(
+    jax.jit, static_argnames=("vocabulary", "batch_size", "min_length", "max_length")
+)
 def random_batch(
     rng: Array, *, vocabulary: Vocabulary, batch_size: int, min_length: int, max_length: int
 ) -> Batch:
@@ -40,6 +45,7 @@ def random_batch(
     return reversal_batch(letters, lengths)
 
 
+@jax.jit
 def reversal_batch(letters: Array, lengths: Array) -> Batch:
     """A batch of given strings and their reversals.
 
