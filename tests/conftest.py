@@ -22,7 +22,6 @@ LONG = {
         "test_crossover_compares_tiled_with_reference",
     ),
     "test_benchmark.py": ("test_without_torch_only_the_peer_is_absent",),
-    "test_forward_mode.py": ("test_third_derivatives_in_three_orders_of_modes",),
     "test_command_lines.py": ("test_comparison_writes_numbers_and_figures",),
     "test_coverage.py": ("test_derivatives[additive]",),
     "test_dropout.py": (
@@ -34,20 +33,10 @@ LONG = {
         "test_rollout_numbers_are_means_of_what_was_seen",
     ),
     "test_length_experiments.py": ("test_parts_of_the_recipe_with_tiny_settings",),
-    "test_linear_memory.py": (
-        "test_memory_is_linear_in_the_length[tiled-scaled-gradient_of_gradient]",
-    ),
     "test_local.py": ("test_second_derivatives", "test_narrow_inputs_and_empty_ones[reference]"),
     "test_local_and_decoding_benchmarks.py": ("test_rows_of_decoding",),
     "test_multi_head_cache.py": ("test_chunks_are_the_formula",),
     "test_processes.py": ("test_a_signal_to_one_stops_both",),
-    "test_reference.py": tuple(
-        f"test_two_orders_in_both_modes[{case}]"
-        for case in (
-            "additive-causal", "concat-causal", "cosine-causal", "softcap-causal", "own-causal",
-            "general-causal0", "general-causal1", "general-local", "general-none",
-        )
-    ),
     "test_scale_sweep.py": ("test_against_a_call_a_scale",),
     "test_seq2seq_decoding.py": (
         "test_steps_are_teacher_forcing[{'attention': 'global', 'encoder_layers': 2, "
@@ -55,7 +44,6 @@ LONG = {
         "test_beams[{'num_heads': 4, 'num_key_heads': 2, 'decoder_layers': 2}]",
     ),
     "test_statistics_gradients.py": ("test_gradients[attention_summary]",),
-    "test_tiled.py": ("test_second_derivatives_are_those_of_the_reference[additive]",),
     "test_train_script.py": (
         "test_positions_for_any_length",
         "test_the_best_state_is_kept_and_evaluated",
