@@ -391,5 +391,4 @@ SLOW = [name for name in sample() if name not in CHECKS]
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_disable_most_optimizations", True)  # collectives are chosen before that
     eight_devices.run({**CHECKS, **GRID}, sys.argv[1:])
