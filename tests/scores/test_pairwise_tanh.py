@@ -50,7 +50,13 @@ def assert_close(actual, expected, tolerance):
 
 
 @pytest.mark.parametrize(
-    "shape", [SMALL, LOOP, (131, 127, 1), pytest.param((61, 67, 7), marks=pytest.mark.slow)]
+    "shape",
+    [
+        SMALL,
+        LOOP,
+        pytest.param((131, 127, 1), marks=pytest.mark.slow),
+        pytest.param((61, 67, 7), marks=pytest.mark.slow),
+    ],
 )
 def test_logits_and_gradients_are_the_formulas(shape):
     v, a, b, dlogits = inputs(*shape)
@@ -166,7 +172,7 @@ def over_batch(v_axis):
     def both(v, a, b, dlogits):
         return weighted_tanh(v, a, b), weighted_tanh_vjp(v, a, b, dlogits)
 
-    return jax.jit(jax.vmap(both, (v_axis, 0, 0, 0)))
+    return quick_jit(jax.vmap(both, (v_axis, 0, 0, 0)))
 
 
 @pytest.mark.parametrize("v_axis", [None, pytest.param(0, marks=pytest.mark.slow)])

@@ -150,7 +150,7 @@ def test_gradients_through_attention(name, implementation, order):
         if order == 2:
             check_two_orders(attend, (params, query, key))
         else:
-            check_grads(quick_jit(attend), (params, query, key), 1, ["rev"], atol=1e-5, rtol=1e-5)
+            check_grads(jax.jit(attend), (params, query, key), 1, ["rev"], atol=1e-5, rtol=1e-5)
         dquery = quick_jit(jax.grad(lambda query: attend(params, query, key).sum()))(query)
         # d output / d factor = sum_j w_j (l_j - sum_k w_k l_k) v_j, l before the factor
         logits = SCORE_CASES[name].pair(params, query[:, None, :-1], key[None])
