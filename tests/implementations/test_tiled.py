@@ -83,11 +83,11 @@ def test_the_gradients_gradient_against_differences():
 @pytest.mark.parametrize(
     ("target", "source", "blocks"),
     [
-        (T, S, [(1, 1), (3, 2), (64, 64)]),
+        (T, S, [(1, 1), (3, 2)]),
         (1, 1, [(2, 3)]),
         (1, S, [(1, 3)]),
-        (T, 1, [(2, 1)]),
-        pytest.param(T, S, [(2, 64), (64, 3)], marks=pytest.mark.slow),
+        pytest.param(T, 1, [(2, 1)], marks=pytest.mark.slow),
+        pytest.param(T, S, [(2, 64), (64, 3), (64, 64)], marks=pytest.mark.slow),
         pytest.param(19, 17, [(9, 9)], marks=pytest.mark.slow),
         (19, 17, [(8, 16)]),  # tiles are of whole eights: the last is mostly padding
     ],
@@ -129,8 +129,8 @@ def test_without_keys_or_queries_and_small_blocks():
 @pytest.mark.parametrize(
     "shapes",
     [
-        [(1, S), (B, 1, T, 1), (B, N, T, S)],
-        pytest.param([(1, 1), (1, N, T, S), (B, N, T, S)], marks=pytest.mark.slow),
+        [(B, 1, T, 1), (B, N, T, S)],
+        pytest.param([(1, S), (1, 1), (1, N, T, S), (B, N, T, S)], marks=pytest.mark.slow),
     ],
 )
 def test_bias_of_every_shape_in_tiles(shapes):
