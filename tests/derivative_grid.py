@@ -1,12 +1,15 @@
 r"""Every derivative of `attention` and `ring_attention`, for every score, mask and option.
 
-The derivatives must equal those of implementation "reference", in float64. The three masks are one
-batch of tables, and all compositions of one case are one program, because compiling takes most of
-the time. test_derivative_grid.py runs this file as a script on several CPU devices. Its arguments
-name the cases to run:
+The derivatives must equal those of implementation "reference", in float64. All compositions of one
+case, of both implementations, are one program, because compiling takes most of the time.
+
+A case is a score, an option and an implementation. All compositions of all cases take hours: the
+tests run a sample (see `sample`). test_derivative_grid.py runs this file as a script on several CPU
+devices. Its arguments name the cases to run: `all:own-bias-tiled` runs all compositions of a case,
+and without `all:` those of the sample:
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-        python tests/derivative_grid.py own-bias-tiled
+        python tests/derivative_grid.py all:own-bias-tiled
 """
 
 from __future__ import annotations
@@ -29,6 +32,13 @@ from attention_jax.implementations import tiled
 
 SCORES = {**aj.SCORES, "own": SCORE_CASES["own"].score}
 OPTIONS = ("none", "dropout", "bias", "statistics")
+CASES = list(itertools.product(SCORES, OPTIONS, ("tiled", "ring")))
+THIRD = ("third", "third in reverse")
+LONG = (  # these take several times as long to compile as the others
+    *THIRD, "hessian", "jacrev of jacrev", "jacfwd of jacfwd", "jacrev of jacfwd", "custom_root",
+    "hessian of scan", "grad of grad of checkpoint of scan", "grad of grad of map",
+    "jvp of grad of fori_loop",
+)  # fmt: skip
 # Lengths 5 and 7 are padded to these, which two devices split into two chunks each.
 ROWS, KEYS = 8, 8
 TILE = aj.BlockSizes(2, 3)
@@ -79,45 +89,71 @@ def function_of(score_name, option, implementation):
     return f
 
 
-def derivatives(score_name, option, implementation, names):
-    f = function_of(score_name, option, implementation)
+def is_the_reference(score_name, option, implementation, names=None, table=slice(None)):
+    """Compares compositions with the reference, for all masks at once or for the given one."""
+    if names is None:
+        names = [name for name in COMPOSITIONS if is_defined(name, option)]
+    # JAX traces equal programs once, so that the forward ones come first.
+    names = sorted(names, key=lambda name: COMPOSITIONS[name][1])
+    rule = tiled.attend_tiles  # a ring has the same rule
+    by_hand, traced = rule.bwd, set()
+
+    def counted(*arguments):
+        traced.add(in_reverse[-1])
+        return by_hand(*arguments)
+
+    in_reverse = []
 
     def of_table(table):
-        return {name: COMPOSITIONS[name][0](functools.partial(f, table))(Q, K, V) for name in names}
-
-    return quick_jit(jax.vmap(of_table))(tables())
-
-
-@functools.cache
-def expected(score_name, option, names):
-    return jax.device_get(derivatives(score_name, option, "reference", names))
-
-
-def is_the_reference(score_name, option, implementation, names=None):
-    if names is None:
-        # Statistics are not linear in the values, so that there is no transpose.
-        statistics = option == "statistics"
-        names = [name for name in COMPOSITIONS if not (statistics and "linear_transpose" in name)]
-    with jax.enable_x64(True):
-        others = expected(score_name, option, tuple(names))
-        rule, traced = tiled.attend_tiles, []  # a ring has the same rule
-        by_hand = rule.bwd
-
-        def counted(*arguments):
-            traced.append(None)
-            return by_hand(*arguments)
-
-        rule.bwd = counted
-        try:
+        results = []
+        for each in (implementation, "reference"):
+            f = functools.partial(function_of(score_name, option, each), table)
+            results.append({})
             for name in names:
-                traced.clear()
-                got = derivatives(score_name, option, implementation, (name,))[name]
-                for one, other in zip(*map(jax.tree.leaves, (got, others[name])), strict=True):
-                    scale = max(1.0, np.abs(other).max())
-                    np.testing.assert_allclose(one, other, rtol=0, atol=1e-10 * scale, err_msg=name)
-                assert bool(traced) == COMPOSITIONS[name][1], (name, len(traced))
-        finally:
-            rule.bwd = by_hand
+                in_reverse.append(COMPOSITIONS[name][1])
+                results[-1][name] = COMPOSITIONS[name][0](f)(Q, K, V)
+        return results
+
+    masks = tables()[table]
+    rule.bwd = counted
+    try:
+        with jax.enable_x64(True):
+            program = quick_jit(jax.vmap(of_table) if masks.ndim == 3 else of_table)
+            got, expected = jax.device_get(program(masks))
+    finally:
+        rule.bwd = by_hand
+    for name in names:
+        for one, other in zip(*map(jax.tree.leaves, (got[name], expected[name])), strict=True):
+            scale = max(1.0, np.abs(other).max())
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-10 * scale, err_msg=name)
+    # The rule by hand is used where a derivative is taken in reverse, and nowhere else.
+    assert traced == ({True} & set(in_reverse)), (names, traced)
+
+
+def is_defined(name, option):
+    """Statistics are not linear in the values, so that there is no transpose."""
+    return not (option == "statistics" and "linear_transpose" in name)
+
+
+def sample() -> dict[tuple[str, str, str], list[str]]:
+    """Returns {case: its compositions}, a sample in which all pairs of properties of a case occur.
+
+    Each composition occurs with all options, each with another score, in a ring for one of the
+    options and in tiles for the others. LONG compositions occur in tiles for one option only, and
+    THIRD, whose rules are those of the second order, not in a ring.
+    """
+    cases = {}
+    for c, name in enumerate(COMPOSITIONS):
+        options = [option for option in OPTIONS if is_defined(name, option)]
+        in_ring = c % len(options)
+        both = (in_ring, (in_ring + 1) % len(options))
+        for o, option in enumerate(options):
+            if name in LONG and o not in both:
+                continue
+            implementation = "ring" if o == in_ring and name not in THIRD else "tiled"
+            case = (list(SCORES)[(2 * o + c) % len(SCORES)], option, implementation)
+            cases.setdefault(case, []).append(name)
+    return cases
 
 
 # --- on meshes ---
@@ -193,19 +229,20 @@ def on_meshes(f):
                     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
 
 
-SOME = ("grad", "jvp", "jacfwd", "hessian", "linearize", "vmap of jvp")
+SOME = ("grad", "linearize", "vmap of jvp")
 CHECKS = {
-    "a_ring": functools.partial(is_the_reference, "own", "statistics", "ring", SOME),
+    "a_ring": functools.partial(is_the_reference, "own", "statistics", "ring", SOME, 1),
     "tiles": functools.partial(
-        is_the_reference, "general", "bias", "tiled", (*SOME, "custom_root")
+        is_the_reference, "general", "bias", "tiled", (*SOME, "custom_root"), 2
     ),
     "custom_vjp_on_meshes": lambda: on_meshes(by_hand()),
     "tiled_on_meshes": lambda: on_meshes(tiled_attention),
 }
-GRID = {
-    "-".join(case): functools.partial(is_the_reference, *case)
-    for case in itertools.product(SCORES, OPTIONS, ("tiled", "ring"))
+GRID = {f"all:{'-'.join(case)}": functools.partial(is_the_reference, *case) for case in CASES}
+SAMPLE = {
+    "-".join(case): functools.partial(is_the_reference, *case, names, number % 3)
+    for number, (case, names) in enumerate(sample().items())
 }
 
 if __name__ == "__main__":
-    eight_devices.run({**CHECKS, **GRID}, sys.argv[1:])
+    eight_devices.run({**CHECKS, **SAMPLE, **GRID}, sys.argv[1:])

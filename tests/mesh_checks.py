@@ -54,8 +54,6 @@ LENGTHS = np.array([7, 3, 1, 5], np.int32)
 BOOLS = (np.arange(B)[:, None, None] + np.arange(S) % 3) % 2 > 0  # [B, 1, S]
 QKV = normal(B, T, 4), normal(B, S, 4, seed=1), normal(B, S, DV, seed=2)
 ADDITIVE = {"query_kernel": normal(4, 6), "key_kernel": normal(4, 6), "v": normal(6)}
-
-
 key = functools.partial(jax.random.key, 5)
 
 
@@ -94,16 +92,21 @@ CALLS = {
 }
 
 
-def values_and_gradients(call, spread, others):
-    """Returns the results, and the gradient of their sum of squares."""
+def values_and_gradients(calls, arrays, others):
+    """Returns, for each call, the results and the gradient of their sum of squares."""
 
-    def total(arrays):
-        results = CALLS[call][0](arrays, **others)
-        return sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(results)), results
+    def of_call(call, arrays, others):
+        def total(arrays):
+            results = CALLS[call][0](arrays, **others)
+            return sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(results)), results
 
-    gradient = jax.jit(jax.value_and_grad(total, has_aux=True))
-    (_, results), gradients = gradient(spread)
-    return results, gradients
+        (_, results), gradients = jax.value_and_grad(total, has_aux=True)(arrays)
+        return results, gradients
+
+    def of_calls(arrays, others):
+        return {call: of_call(call, arrays, others[call]) for call in calls}
+
+    return jax.jit(of_calls)(arrays, others)
 
 
 def others_of(call):
@@ -111,32 +114,28 @@ def others_of(call):
     return jax.tree.map(jnp.asarray, made)
 
 
-def on_explicit_axes(call, with_mesh, cut_keys):
+def on_explicit_axes(calls=tuple(CALLS), with_mesh=True, cut_keys=True):
     """Results equal those of one device, and are sharded as the query is."""
-    expected = values_and_gradients(call, tuple(map(jnp.asarray, QKV)), others_of(call))
+    others = {call: others_of(call) for call in calls}
+    expected = values_and_gradients(calls, tuple(map(jnp.asarray, QKV)), others)
     mesh = mesh_of()
     cuts = (BATCH, *(BATCH if cut_keys else P(),) * 2)
-    spread = tuple(
-        jax.device_put(x, NamedSharding(mesh, cut)) for x, cut in zip(QKV, cuts, strict=True)
-    )
-    others = jax.device_put(others_of(call), NamedSharding(mesh, P()))
+    spread = jax.device_put(QKV, tuple(NamedSharding(mesh, cut) for cut in cuts))
+    others = jax.device_put(others, NamedSharding(mesh, P()))
     with jax.set_mesh(mesh) if with_mesh else contextlib.nullcontext():
-        results, gradients = values_and_gradients(call, spread, others)
-    assert_close((results, gradients), expected)
-    for leaf in jax.tree.leaves(results):
-        assert explicit_spec(leaf)[0] == "data", jax.typeof(leaf)
-    for gradient, array in zip(gradients, spread, strict=True):
-        assert jax.typeof(gradient) == jax.typeof(array)
+        found = values_and_gradients(calls, spread, others)
+    assert_close(found, expected)
+    for results, gradients in found.values():
+        for leaf in jax.tree.leaves(results):
+            assert explicit_spec(leaf)[0] == "data", jax.typeof(leaf)
+        for gradient, array in zip(gradients, spread, strict=True):
+            assert jax.typeof(gradient) == jax.typeof(array)
 
 
-def on_explicit_axes_with_mesh(cut_keys):
-    for call in CALLS:
-        on_explicit_axes(call, True, cut_keys)
-
-
-def on_explicit_axes_without_mesh():
-    for call in CALLS:
-        on_explicit_axes(call, False, True)
+def some_calls_on_explicit_axes_in_other_ways():
+    """Without a mesh, and with keys that are not sharded; SLOW holds all calls."""
+    on_explicit_axes(("reference-dropout", "lengths", "weights"), with_mesh=False)
+    on_explicit_axes(("bias", "weights"), cut_keys=False)
 
 
 def queries_cut_over_devices_stay_so():
@@ -157,43 +156,44 @@ def gradients_are_captured_on_explicit_axes():
     def loss(arrays):
         return jnp.sum(attend(arrays, mask=aj.causal_mask()) ** 2)
 
-    expected = capture_gradients(loss, tuple(map(jnp.asarray, QKV)))
+    capture = jax.jit(functools.partial(capture_gradients, loss))
+    expected = capture(tuple(map(jnp.asarray, QKV)))
     mesh = mesh_of()
     for cuts in ((BATCH,) * 3, (BATCH, P(), P())):
         with jax.set_mesh(mesh):
-            spread = tuple(jax.device_put(x, cut) for x, cut in zip(QKV, cuts, strict=True))
-            found = jax.jit(lambda x: capture_gradients(loss, x))(spread)
+            found = capture(jax.device_put(QKV, cuts))
         assert_close(found, expected)
 
 
-def in_shard_map(call):
+def every_call_in_shard_map():
     """Gradients equal those of one device; the loss is the sum over devices."""
-    arrays, others = tuple(map(jnp.asarray, QKV)), others_of(call)
-    cut = {name: BATCH if name in ("n", "table") else P() for name in others}
+    # (Not dropout: every device would draw the same dropout mask for its own examples.)
+    calls = ("plain", "lengths", "table", "bias", "statistics", "additive", "weights")
+    arrays, others = tuple(map(jnp.asarray, QKV)), {call: others_of(call) for call in calls}
+    cut = {
+        call: {name: BATCH if name in ("n", "table") else P() for name in others[call]}
+        for call in calls
+    }
     mesh = mesh_of()
 
     def of_one_device(arrays, others):
-        def total(arrays, floats):
-            results = CALLS[call][0](arrays, **{**others, **floats})
-            return sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(results))
+        def gradients(call):
+            def total(arrays, floats):
+                results = CALLS[call][0](arrays, **{**others[call], **floats})
+                return sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(results))
 
-        floats = {name: others[name] for name in others if name in ("params", "bias")}
-        return jax.grad(total, argnums=(0, 1))(arrays, floats)
+            floats = {name: x for name, x in others[call].items() if name in ("params", "bias")}
+            return jax.grad(total, argnums=(0, 1))(arrays, floats)
 
-    expected = of_one_device(arrays, others)
-    outside = jax.tree.map(lambda _: P(), expected[1])
-    mapped = jax.shard_map(
-        of_one_device, mesh=mesh, in_specs=(BATCH, cut), out_specs=(BATCH, outside)
-    )
+        return {call: gradients(call) for call in calls}
+
+    expected = jax.jit(of_one_device)(arrays, others)
+    outside = {call: (BATCH, jax.tree.map(lambda _: P(), expected[call][1])) for call in calls}
+    mapped = jax.shard_map(of_one_device, mesh=mesh, in_specs=(BATCH, cut), out_specs=outside)
     spread = jax.device_put(arrays, NamedSharding(mesh, BATCH))
-    others = jax.device_put(others, {name: NamedSharding(mesh, cut[name]) for name in cut})
+    cut = jax.tree.map(functools.partial(NamedSharding, mesh), cut)
+    others = jax.device_put(others, cut)
     assert_close(jax.jit(mapped)(spread, others), expected)
-
-
-def every_call_in_shard_map():
-    # (Not dropout: every device would draw the same dropout mask for its own examples.)
-    for call in ("plain", "lengths", "table", "bias", "statistics", "additive", "weights"):
-        in_shard_map(call)
 
 
 # --- on_automatic_axes and on_each_device ---
@@ -348,33 +348,51 @@ def attention_sends(*case):
         assert sent == [], sent
 
 
+KINDS = ("auto", "explicit", "shard_map")
+IMPLEMENTATIONS = ("reference", "tiled")
 GRID = {
     "-".join(case): functools.partial(attention_sends, *case)
-    for case in itertools.product(
-        ("auto", "explicit", "shard_map"), SCORE_CASES, ("reference", "tiled"), MASKS
-    )
+    for case in itertools.product(KINDS, SCORE_CASES, IMPLEMENTATIONS, MASKS)
 }
+
+
+def sample() -> list[str]:
+    """Returns cases in which every pair of a kind, score, implementation and mask occurs.
+
+    Each score occurs once with each mask; kinds and implementations alternate along both.
+    """
+    return [
+        "-".join((KINDS[(s + m) % 3], score, IMPLEMENTATIONS[(s // 3 + m) % 2], mask))
+        for (s, score), (m, mask) in itertools.product(enumerate(SCORE_CASES), enumerate(MASKS))
+    ]
+
+
 FEW = (
-    *("auto-additive-tiled-padding", "explicit-additive-tiled-dropout"),
-    *("shard_map-additive-tiled-causal", "explicit-scaled-reference-dropout"),
-    *("auto-additive-reference-none", "explicit-own-tiled-padding"),
+    *("auto-scaled-tiled-padding", "explicit-scaled-reference-dropout"),
+    *("shard_map-additive-tiled-causal", "explicit-own-tiled-padding"),
 )
 CHECKS = {
     check.__name__: check
     for check in (
         additive_decides_without_talking, automatic_axes_in_every_transformation,
         each_device_computes_its_examples, every_call_in_shard_map,
-        gradients_are_captured_on_explicit_axes, on_explicit_axes_without_mesh,
-        queries_cut_over_devices_stay_so,
+        gradients_are_captured_on_explicit_axes, queries_cut_over_devices_stay_so,
+        some_calls_on_explicit_axes_in_other_ways,
     )
 } | {
-    "explicit_axes": functools.partial(on_explicit_axes_with_mesh, True),
-    "explicit_axes_and_whole_keys": functools.partial(on_explicit_axes_with_mesh, False),
+    "explicit_axes": on_explicit_axes,
     **{name: GRID[name] for name in FEW},
 }  # fmt: skip
-SLOW = {name: check for name, check in GRID.items() if name not in CHECKS}
+SLOW = {
+    "explicit_axes_without_mesh": functools.partial(on_explicit_axes, with_mesh=False),
+    "explicit_axes_and_whole_keys": functools.partial(on_explicit_axes, cut_keys=False),
+    **{
+        name: GRID[name]
+        for name in (*sample(), "auto-additive-tiled-padding", "explicit-additive-tiled-dropout")
+        if name not in CHECKS
+    },
+}
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_disable_most_optimizations", True)  # collectives are chosen before that
-    eight_devices.run({**CHECKS, **SLOW}, sys.argv[1:])
+    eight_devices.run({**CHECKS, **SLOW, **GRID}, sys.argv[1:])

@@ -5,42 +5,54 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from conformance import TILE, quick_jit
 from derivative_cases import DROPOUT, agree, loss_of, normal, numbers_of, point_of
 from jax.test_util import check_jvp
 
 import attention_jax as aj
-from attention_jax.implementations import BlockSizes
 
 IMPLEMENTATIONS = ("tiled", "reference")
 
 
-def test_forward_mode_and_second_derivatives_are_those_of_the_reference():
+@pytest.mark.parametrize("over", ["reverse", pytest.param("both", marks=pytest.mark.slow)])
+def test_forward_mode_and_second_derivatives_are_those_of_the_reference(over):
+    """Forward over reverse mode; and reverse over both of them."""
     score = "own"
     point = point_of(score)
     with jax.enable_x64(True):
         mask = aj.causal_mask(-1) & aj.padding_mask(jnp.array(6))
         direction = jax.tree.map(lambda leaf: normal(*leaf.shape), point)
 
+        def along(gradient):
+            pairs = zip(*map(jax.tree.leaves, (gradient, direction)), strict=True)
+            return sum(jnp.vdot(a, b) for a, b in pairs)
+
         def derivatives(implementation):
             loss = loss_of(score, implementation, **DROPOUT)
 
             def pushed(point, mask):
-                return jax.jvp(lambda p: loss(p, mask), (point,), (direction,))
+                return jax.jvp(lambda p: loss(p, mask), (point,), (direction,))[1]
 
-            def all_of_them(point, mask):
-                (value, slope), gradient = pushed(point, mask), jax.grad(loss)(point, mask)
-                product = jax.jvp(lambda p: jax.grad(loss)(p, mask), (point,), (direction,))[1]
-                again = jax.grad(lambda p: pushed(p, mask)[1])(point)
-                return value, slope, gradient, product, again
+            def product(point, mask):
+                return jax.jvp(lambda p: jax.grad(loss)(p, mask), (point,), (direction,))
 
-            return quick_jit(all_of_them)(point, mask)
+            def again(point, mask):
+                return jax.grad(pushed)(point, mask)
+
+            def twice(point, mask):
+                return jax.grad(lambda p: along(jax.grad(loss)(p, mask)))(point)
+
+            functions = (pushed, product) if over == "reverse" else (again, twice)
+            return quick_jit(lambda *x: [f(*x) for f in functions])(point, mask)
 
         got, expected = map(derivatives, IMPLEMENTATIONS)
     agree(got, expected)
-    agree(got[3], got[4])  # forward over reverse is reverse over forward
+    if over == "both":
+        agree(*got)
 
 
+@pytest.mark.slow
 def test_third_derivatives_in_three_orders_of_modes():
     point = point_of("scaled")
     with jax.enable_x64(True):
@@ -70,6 +82,7 @@ def test_third_derivatives_in_three_orders_of_modes():
             agree(got, expected, 1e-10)
 
 
+@pytest.mark.slow
 def test_forward_mode_against_differences():
     point = point_of("general")
     with jax.enable_x64(True):
@@ -78,25 +91,6 @@ def test_forward_mode_against_differences():
             return loss_of("general", "tiled")(point, aj.causal_mask())
 
         check_jvp(quick_jit(loss), quick_jit(functools.partial(jax.jvp, loss)), (point,), rtol=1e-6)
-
-
-def test_block_sizes_change_nothing():
-    point = point_of("own")
-    with jax.enable_x64(True):
-        mask = aj.local_mask(3, 2)
-
-        @quick_jit
-        def all_of_them(point):
-            return [
-                jax.value_and_grad(
-                    loss_of("own", "tiled", block_sizes=BlockSizes(*blocks), **DROPOUT)
-                )(point, mask)
-                for blocks in ((64, 64), (1, 1), (3, 2))
-            ]
-
-        expected, *got = all_of_them(point)
-        for other in got:
-            agree(other, expected, 1e-12)
 
 
 def test_forward_mode_of_a_batch_of_different_lengths():

@@ -78,11 +78,13 @@ def test_the_reference_is_quadratic():
     [
         ("tiled", "scaled", gradient),
         ("tiled", "additive", gradient),
-        ("tiled", "own", gradient),
-        ("tiled", "scaled", lambda loss: pushed(gradient(loss))),
         ("tiled", "own", pushed),
-        ("tiled", "additive", pushed),
-        ("tiled", "scaled", gradient_of_gradient),
+        pytest.param(
+            "tiled", "scaled", lambda loss: pushed(gradient(loss)), marks=pytest.mark.slow
+        ),
+        pytest.param("tiled", "own", gradient, marks=pytest.mark.slow),
+        pytest.param("tiled", "additive", pushed, marks=pytest.mark.slow),
+        pytest.param("tiled", "scaled", gradient_of_gradient, marks=pytest.mark.slow),
     ],
 )
 def test_memory_is_linear_in_the_length(implementation, score, derivative):

@@ -19,7 +19,8 @@ B, N = 2, 3
 # --- second derivatives ---
 
 
-@pytest.mark.parametrize("score", ["additive", "own"])
+@pytest.mark.slow  # for "own": test_forward_mode.py
+@pytest.mark.parametrize("score", ["additive"])
 def test_second_derivatives_are_those_of_the_reference(score):
     point = point_of(score)
     with jax.enable_x64(True):
@@ -44,7 +45,8 @@ def test_second_derivatives_are_those_of_the_reference(score):
     agree(tiled[1], tiled[2])  # a Hessian is symmetric
 
 
-def test_a_hessian_of_one_argument_forward_over_reverse_and_reverse_over_reverse():
+@pytest.mark.parametrize("outer", [pytest.param(jax.jacfwd, marks=pytest.mark.slow), jax.jacrev])
+def test_a_hessian_of_one_argument_forward_over_reverse_and_reverse_over_reverse(outer):
     point = point_of("scaled")
     with jax.enable_x64(True):
 
@@ -57,11 +59,10 @@ def test_a_hessian_of_one_argument_forward_over_reverse_and_reverse_over_reverse
             inner = jax.jit(jax.grad(loss))
             return quick_jit(outer(inner))(point["query"], aj.local_mask(1, 2))
 
-        expected = hessian("reference", jax.jacfwd)
-        for outer in (jax.jacfwd, jax.jacrev):
-            agree(hessian("tiled", outer), expected)
+        agree(hessian("tiled", outer), hessian("reference", jax.jacfwd))
 
 
+@pytest.mark.slow
 def test_the_gradients_gradient_against_differences():
     """What `check_grads` does at its second order, without compiling the loop five times."""
     point = point_of("general")
@@ -82,11 +83,13 @@ def test_the_gradients_gradient_against_differences():
 @pytest.mark.parametrize(
     ("target", "source", "blocks"),
     [
-        (T, S, [(1, 1), (3, 2), (2, 64), (64, 3)]),
-        (1, 1, [(1, 1), (2, 3)]),
+        (T, S, [(1, 1), (3, 2)]),
+        (1, 1, [(2, 3)]),
         (1, S, [(1, 3)]),
-        (T, 1, [(2, 1)]),
-        (19, 17, [(9, 9), (8, 16)]),  # tiles are of whole eights: the last is mostly padding
+        pytest.param(T, 1, [(2, 1)], marks=pytest.mark.slow),
+        pytest.param(T, S, [(2, 64), (64, 3), (64, 64)], marks=pytest.mark.slow),
+        pytest.param(19, 17, [(9, 9)], marks=pytest.mark.slow),
+        (19, 17, [(8, 16)]),  # tiles are of whole eights: the last is mostly padding
     ],
 )
 def test_block_sizes_change_nothing(target, source, blocks):
@@ -123,8 +126,14 @@ def test_without_keys_or_queries_and_small_blocks():
         np.testing.assert_array_equal(statistics.entropy, np.zeros(target))
 
 
-def test_bias_of_every_shape_in_tiles():
-    shapes = [(1, S), (1, 1), (B, 1, T, 1), (1, N, T, S), (B, N, T, S)]
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(B, 1, T, 1), (B, N, T, S)],
+        pytest.param([(1, S), (1, 1), (1, N, T, S), (B, N, T, S)], marks=pytest.mark.slow),
+    ],
+)
+def test_bias_of_every_shape_in_tiles(shapes):
     with jax.enable_x64(True):
         query, key, value = normal(B, N, T, 3), normal(B, N, S, 3), normal(B, N, S, DV)
         lengths = np.array([[6], [4]])
@@ -133,7 +142,7 @@ def test_bias_of_every_shape_in_tiles():
         # What is masked, of the last, may be anything.
         biases[-1][0, ..., 6:], biases[-1][1, ..., 4:] = np.nan, np.inf
 
-        def gradients(implementation):
+        def gradients(biases, implementation):
             def loss(bias):
                 return numbers_of(
                     aj.attention(
@@ -142,10 +151,12 @@ def test_bias_of_every_shape_in_tiles():
                     )
                 )  # fmt: skip
 
-            return quick_jit(lambda biases: [jax.grad(loss)(bias) for bias in biases])(biases)
+            return [jax.grad(loss)(bias) for bias in biases]
 
-        got = gradients("tiled")
-        agree(got, gradients("reference"))
+        got, expected = quick_jit(
+            lambda biases: [gradients(biases, name) for name in ("tiled", "reference")]
+        )(biases)
+        agree(got, expected)
     assert not np.any(got[-1][0, ..., 6:])
 
 
@@ -331,7 +342,10 @@ def test_what_a_score_may_not_do():
         run(arrays[0], Transposed(), "tiled")
     # Whole numbers as features: they have no gradient, and the others do.
     whole = Distance(jnp.int32)
-    np.testing.assert_allclose(
-        run(arrays[0], whole, "tiled"), run(arrays[0], whole, "reference"), rtol=1e-5
-    )
-    agree(*(jax.grad(run)(arrays[0], whole, name) for name in ("tiled", "reference")), 2e-5)
+    (total, gradient), (expected, wanted) = quick_jit(
+        lambda query: [
+            jax.value_and_grad(run)(query, whole, name) for name in ("tiled", "reference")
+        ]
+    )(arrays[0])
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+    agree(gradient, wanted, 2e-5)

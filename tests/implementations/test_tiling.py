@@ -40,7 +40,16 @@ def inputs_of(target=T, source=S, mask=None, bias=None, score=None):
 
 
 def prepared(blocks, inputs):
-    return tiling.prepare(Options(OwnCosine(), BlockSizes(*blocks)), inputs)
+    """Returns (plan, arrays, constants)."""
+    plans = []
+
+    def arrays_and_constants(inputs):
+        plan, *rest = tiling.prepare(Options(OwnCosine(), BlockSizes(*blocks)), inputs)
+        plans.append(plan)
+        return rest
+
+    arrays, constants = quick_jit(arrays_and_constants)(inputs)
+    return plans[0], arrays, constants
 
 
 def equations(jaxpr):
@@ -145,15 +154,17 @@ def test_a_batch_shares_its_schedule():
 
     def schedule(lengths):
         mask = aj.padding_mask(*lengths) & aj.causal_mask(20)
-        return prepared((2, 3), inputs._replace(mask=mask))[2].schedule
+        options = Options(OwnCosine(), BlockSizes(2, 3))
+        return tiling.prepare(options, inputs._replace(mask=mask))[2].schedule
 
     # `out_axes=None` is an error for what has a batch axis.
     lengths = jnp.array([[2, 6, 4], [2, 4, 3]])
-    shared = jax.vmap(schedule, in_axes=1, out_axes=None)(lengths)
+    of_batch = quick_jit(jax.vmap(schedule, in_axes=1, out_axes=None))
+    shared = of_batch(lengths)
     np.testing.assert_array_equal(shared.visited, [2, 2, 0])  # what any example needs
     np.testing.assert_array_equal(shared.full, [0, 0, 0])  # what is full for every one
     lengths = jnp.array([[3, 6, 4], [2, 4, 3]])
-    shared = jax.vmap(schedule, in_axes=1, out_axes=None)(lengths)
+    shared = of_batch(lengths)
     np.testing.assert_array_equal(shared.full, [1, 0, 0])
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conformance import quick_jit
 from flax import nnx
 
 import attention_jax as aj
@@ -62,7 +63,7 @@ def results_of(score):
 
 def test_every_function_and_module_takes_a_function_as_score():
     # `Dot` is the same score, with its own tests and a hand-written backward pass.
-    got, expected = results_of(product), results_of("dot")
+    got, expected = quick_jit(lambda: (results_of(product), results_of("dot")))()
     for name, rows in expected.items():
         close(got[name], rows)
 
@@ -70,9 +71,6 @@ def test_every_function_and_module_takes_a_function_as_score():
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
 def test_params_of_a_function_and_their_gradient(implementation):
     allowed = np.arange(S) < LENGTHS[:, None, None]
-
-    def loss(params, score_side):
-        return jnp.sum(jnp.sin(score_side(params)))
 
     def ours(params):
         return aj.attention(
@@ -85,11 +83,15 @@ def test_params_of_a_function_and_their_gradient(implementation):
         return jax.nn.softmax(jnp.where(allowed, logits, -jnp.inf)) @ VALUE
 
     params = {"kernel": jnp.asarray(KERNEL)}
-    for derivative in (jax.value_and_grad(loss), jax.hessian(loss)):
-        close(
-            jax.jit(derivative, static_argnums=1)(params, ours),
-            jax.jit(derivative, static_argnums=1)(params, plain),
-        )
+    direction = {"kernel": jnp.asarray(QUERY[0, :D])}
+
+    @quick_jit
+    def derivatives(params):
+        """Values, gradients, and products of the Hessian with a direction."""
+        losses = (lambda params, f=f: jnp.sum(jnp.sin(f(params))) for f in (ours, plain))
+        return [jax.jvp(jax.value_and_grad(loss), (params,), (direction,)) for loss in losses]
+
+    close(*derivatives(params))
 
 
 def test_each_function_compiles_once():

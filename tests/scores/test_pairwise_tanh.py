@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conformance import quick_jit
 from jax.test_util import check_grads
 
 from attention_jax.scores import pairwise_tanh
@@ -48,7 +49,15 @@ def assert_close(actual, expected, tolerance):
 # --- values ---
 
 
-@pytest.mark.parametrize("shape", [SMALL, LOOP, (131, 127, 1), (61, 67, 7)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SMALL,
+        LOOP,
+        pytest.param((131, 127, 1), marks=pytest.mark.slow),
+        pytest.param((61, 67, 7), marks=pytest.mark.slow),
+    ],
+)
 def test_logits_and_gradients_are_the_formulas(shape):
     v, a, b, dlogits = inputs(*shape)
     assert_close(weighted_tanh(v, a, b), exact(v, a, b), 1e-6)
@@ -145,10 +154,12 @@ def test_small_form_and_loops_agree(monkeypatch):
     arguments = inputs(*SMALL)
     small = weighted_tanh(*arguments[:3]), *weighted_tanh_vjp(*arguments)
     monkeypatch.setattr(pairwise_tanh, "_SMALL", 0)
-    loops = (  # not by the jit of above, which has compiled this shape
-        pairwise_tanh.weighted_tanh(*arguments[:3]),
-        *pairwise_tanh.weighted_tanh_vjp(*arguments),
-    )
+    loops = quick_jit(  # not by the jit of above, which has compiled this shape
+        lambda v, a, b, dlogits: (
+            pairwise_tanh.weighted_tanh(v, a, b),
+            *pairwise_tanh.weighted_tanh_vjp(v, a, b, dlogits),
+        )
+    )(*arguments)
     for one, other in zip(small, loops, strict=True):
         assert_close(one, np.asarray(other), 2e-6)
 
@@ -161,10 +172,10 @@ def over_batch(v_axis):
     def both(v, a, b, dlogits):
         return weighted_tanh(v, a, b), weighted_tanh_vjp(v, a, b, dlogits)
 
-    return jax.jit(jax.vmap(both, (v_axis, 0, 0, 0)))
+    return quick_jit(jax.vmap(both, (v_axis, 0, 0, 0)))
 
 
-@pytest.mark.parametrize("v_axis", [None, 0])
+@pytest.mark.parametrize("v_axis", [None, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("large", [1.0, 1e3])
 def test_vmap_is_a_loop(v_axis, large):
     examples = [inputs(*LOOP, seed=seed) for seed in range(3)]
@@ -203,7 +214,7 @@ def every_mode(function):
     first = forward(function), reverse(function)
     second = (mode(f) for mode in (forward, reverse) for f in first)
     functions = (*first, *second)
-    return jax.jit(lambda *x: [f(*x) for f in functions])
+    return quick_jit(lambda *x: [f(*x) for f in functions])
 
 
 @functools.cache
@@ -220,12 +231,13 @@ def test_every_derivative_of_the_logits(shift):
         assert_close(one, np.asarray(other), 1e-11)
 
 
+@pytest.mark.slow
 def test_derivatives_of_the_vjp():
     def formula(v, a, b, dlogits):
         return jax.vjp(pairwise_tanh._materialized, v, a, b)[1](dlogits)
 
     def pushed_and_pulled(function):
-        return jax.jit(lambda *x: (jax.jvp(function, x, x)[1], jax.vjp(function, *x)[1](x[:3])))
+        return quick_jit(lambda *x: (jax.jvp(function, x, x)[1], jax.vjp(function, *x)[1](x[:3])))
 
     with jax.enable_x64(True):
         arguments = inputs(*LOOP, np.float64)
@@ -235,6 +247,7 @@ def test_derivatives_of_the_vjp():
         assert_close(one, np.asarray(other), 1e-11)
 
 
+@pytest.mark.slow
 def test_derivatives_are_the_slopes():
     """By finite differences: what the formula and the loops could both be wrong about."""
     with jax.enable_x64(True):
@@ -261,12 +274,13 @@ def finite_derivatives():
         return jnp.sum(jnp.sin(pairwise_tanh.weighted_tanh(v, a, b)))
 
     gradient = jax.grad(loss, argnums=1)
-    return jax.jit(lambda *x: (gradient(*x), along(gradient)(*x), along(along(gradient))(*x)))
+    return quick_jit(lambda *x: (gradient(*x), along(gradient)(*x), along(along(gradient))(*x)))
 
 
+@pytest.mark.slow
 def test_the_vjp_is_the_derivative():
     v, a, b, dlogits = inputs(*LOOP)
-    by_jax = jax.vjp(weighted_tanh, v, a, b)[1](dlogits)
+    by_jax = quick_jit(lambda *x: jax.vjp(weighted_tanh, *x)[1](dlogits))(v, a, b)
     for one, other in zip(weighted_tanh_vjp(v, a, b, dlogits), by_jax, strict=True):
         assert_close(one, np.asarray(other), 2e-6)
 
@@ -291,5 +305,15 @@ def test_no_array_of_every_pair_and_feature():
     assert temporaries(weighted_tanh, v, a, b) < 3  # measured: 1
     assert temporaries(weighted_tanh_vjp, v, a, b, dlogits) < 8
     assert temporaries(gradient, v, a, b) < 12
+
+
+@pytest.mark.slow
+def test_no_array_of_every_pair_and_feature_in_forward_mode():
+    v, a, b, dlogits = inputs(256, 256, 128)
+
+    def loss(v, a, b):
+        return jnp.sum(weighted_tanh(v, a, b) * dlogits)
+
+    gradient = jax.grad(loss, argnums=(0, 1, 2))
     assert temporaries(lambda *x: jax.jvp(weighted_tanh, x, x), v, a, b) < 8
     assert temporaries(lambda *x: jax.jvp(gradient, x, x), v, a, b) < 40

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_SCORES, DK, DQ, SCORE_CASES, OwnCosine, S, T, quick_jit
-from jax.test_util import check_grads
+from derivative_cases import check_two_orders
 from score_cases import features_of
 
 from attention_jax import attention
@@ -79,7 +79,8 @@ def test_matrix_form_is_the_loop_form(name):
     params = case.score.init(RNG, case.query_dim, DK)
     wide = jax.tree.map(np.float64, params)
     expected = [[case.pair(wide, np.float64(q), np.float64(k)) for k in key] for q in query]
-    np.testing.assert_allclose(case.score(params, query, key), expected, rtol=2e-5, atol=2e-6)
+    got = jax.jit(case.score)(params, query, key)
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
 
 
 def test_a_new_pair_does_not_inherit_the_gradient_of_another():
@@ -139,9 +140,15 @@ def test_a_tile_of_features_is_the_block_of_the_whole(name):
     case = SCORE_CASES[name]
     query, key = tokens(case.query_dim)
     params = case.score.init(RNG, case.query_dim, DK)
-    q_features, k_features = features_of(case.score, params, query, key)
-    tile = case.score.pair(params, q_features[1:4], k_features[2:4])
-    np.testing.assert_allclose(tile, case.score(params, query, key)[1:4, 2:4], atol=2e-6)
+
+    @jax.jit
+    def tile_and_whole(params, query, key):
+        q_features, k_features = features_of(case.score, params, query, key)
+        tile = case.score.pair(params, q_features[1:4], k_features[2:4])
+        return tile, case.score(params, query, key)
+
+    tile, whole = tile_and_whole(params, query, key)
+    np.testing.assert_allclose(tile, whole[1:4, 2:4], atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ALL_SCORES)
@@ -150,16 +157,24 @@ def test_pair_vjp_against_finite_differences(name):
     with jax.enable_x64(True):
         query, key = tokens(case.query_dim, np.float64, target=2, source=3)
         params = jax.tree.map(np.float64, case.score.init(RNG, case.query_dim, DK))
-        features = (params, *features_of(case.score, params, query, key))
+        features = jax.jit(lambda *x: features_of(case.score, *x))(params, query, key)
+        features = jax.tree.map(np.asarray, (params, *features))
         dlogits = np.random.default_rng(2).normal(size=(2, 3))
-        got = jax.tree.leaves(case.score.pair_vjp(*features, jnp.asarray(dlogits)))
         rng = np.random.default_rng(4)
         directions = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), features)
         step = 1e-6
-        up, down = (
-            case.score.pair(*jax.tree.map(lambda x, d, h=h: x + h * d, features, directions))
-            for h in (step, -step)
-        )
+
+        @quick_jit
+        def slope_and_pairs(features, dlogits):
+            slope = case.score.pair_vjp(*features, dlogits)
+            moved = (
+                jax.tree.map(lambda x, d, h=h: x + h * d, features, directions)
+                for h in (step, -step)
+            )
+            return slope, *(case.score.pair(*each) for each in moved)
+
+        got, up, down = slope_and_pairs(features, jnp.asarray(dlogits))
+        got = jax.tree.leaves(got)
     numeric = ((np.asarray(up) - np.asarray(down)) / (2 * step) * dlogits).sum()
     pairs = [(np.asarray(g), d) for g, d in zip(got, jax.tree.leaves(directions), strict=True)]
     np.testing.assert_allclose(sum((g * d).sum() for g, d in pairs), numeric, rtol=1e-7)
@@ -170,10 +185,8 @@ def test_gradients_of_two_orders(name):
     case = SCORE_CASES[name]
     with jax.enable_x64(True):
         query, key = tokens(case.query_dim, np.float64, target=2, source=3)
-        params = jax.tree.map(
-            lambda leaf: jnp.asarray(leaf, jnp.float64), case.score.init(RNG, case.query_dim, DK)
-        )
-        check_grads(jax.jit(case.score), (params, query, key), order=2, modes=["fwd", "rev"])
+        params = case.score.init(RNG, case.query_dim, DK)
+        check_two_orders(case.score, (params, query, key))
 
 
 def test_half_precision_accumulates_in_float32():
