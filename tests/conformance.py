@@ -244,11 +244,12 @@ def _forward_and_gradients(implementation: str, score_name: str) -> Callable:
 
 def quick_jit(function: Callable, **options: Any) -> Callable:
     """`jax.jit` with few optimisations: on the CPU a tile loop compiles four times as fast."""
-    return jax.jit(function, compiler_options=_quick_options(), **options)
+    return jax.jit(function, compiler_options=quick_options(), **options)
 
 
 @functools.cache
-def _quick_options() -> dict[str, Any]:
+def quick_options() -> dict[str, Any]:
+    """Options of XLA for few optimisations, those that this version has."""
     wanted = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
     return {name: value for name, value in wanted.items() if _xla_knows(name, value)}
 

@@ -90,9 +90,12 @@ FULLY_OPTIMIZED = (
 
 @pytest.fixture(autouse=True, scope="module")
 def _compile_quickly(request):
-    quickly = request.path.name not in FULLY_OPTIMIZED
-    jax.config.update("jax_disable_most_optimizations", quickly)
-    yield
+    if request.path.name in FULLY_OPTIMIZED:
+        yield
+        return
+    jax.config.update("jax_disable_most_optimizations", True)
+    with quick_compilation.quick_options():
+        yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 

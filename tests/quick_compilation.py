@@ -4,9 +4,11 @@ Most of the time of the tests goes into compiling. The settings are environment 
 JAX reads when it is imported and which processes that the tests start inherit.
 """
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 CACHE = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
 LARGEST_CACHE = 2**30  # bytes
@@ -27,3 +29,22 @@ def empty_large_cache():
     """Deletes the programs of earlier runs of the tests when they fill LARGEST_CACHE."""
     if CACHE.exists() and sum(file.stat().st_size for file in CACHE.iterdir()) > LARGEST_CACHE:
         shutil.rmtree(CACHE)
+
+
+@contextlib.contextmanager
+def quick_options():
+    """Compiles every program with the options of `conformance.quick_jit`.
+
+    `jax.jit` takes them for its own program alone, and JAX has no setting for all programs.
+    """
+    import conformance  # both import JAX, after the settings above
+    from jax._src import compiler
+
+    options, own = conformance.quick_options(), compiler.get_compile_options
+
+    def get_compile_options(*arguments, env_options_overrides=None, **named):
+        overrides = {**options, **(env_options_overrides or {})}
+        return own(*arguments, env_options_overrides=overrides, **named)
+
+    with mock.patch.object(compiler, "get_compile_options", get_compile_options):
+        yield
