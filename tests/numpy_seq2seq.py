@@ -38,7 +38,7 @@ def settings(kind="sinusoidal", anchor="start", draw="none", **rest):
 
 
 def make(config, noise=0.5):
-    return scrambled(Seq2Seq(config, V, rngs=nnx.Rngs(0)), noise=noise)
+    return scrambled(lambda: Seq2Seq(config, V, rngs=nnx.Rngs(0)), noise=noise)
 
 
 def sources(seed=4):

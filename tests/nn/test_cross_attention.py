@@ -30,8 +30,10 @@ def make(kind, score="additive", **options):
     settings = dict(KINDS[kind])
     num_heads = settings.pop("num_heads", 1)
     config = CrossAttentionConfig(**settings)
-    options = {"num_heads": num_heads, "keep_rngs": False, "rngs": nnx.Rngs(0), **options}
-    return scrambled(CrossAttention(score, DIM, MEMORY_DIM, config, **options))
+    options = {"num_heads": num_heads, "keep_rngs": False, **options}
+    return scrambled(
+        lambda: CrossAttention(score, DIM, MEMORY_DIM, config, **options, rngs=nnx.Rngs(0))
+    )
 
 
 def tokens():

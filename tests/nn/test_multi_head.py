@@ -21,7 +21,8 @@ SIZES = {"key_dim": DY, "qkv_dim": N * D, "output_dim": DO, "num_heads": N, "num
 
 def make(score="general", **options):
     """A module of unequal sizes, and its parameters in float64."""
-    return scrambled(MultiHeadAttention(score, DX, **{**SIZES, **options}, rngs=nnx.Rngs(0)))
+    options = {**SIZES, **options}
+    return scrambled(lambda: MultiHeadAttention(score, DX, **options, rngs=nnx.Rngs(0)))
 
 
 def tokens():
@@ -62,7 +63,7 @@ def flax_peer(ours, **options):
     ids=["one_head", "self", "grouped_cross", "normalized_cross"],
 )  # fmt: skip
 def test_scaled_is_flax(ours, theirs, mask):
-    module, _ = scrambled(MultiHeadAttention("scaled", DX, **ours, rngs=nnx.Rngs(0)))
+    module, _ = scrambled(lambda: MultiHeadAttention("scaled", DX, **ours, rngs=nnx.Rngs(0)))
     peer = flax_peer(module, in_features=DX, **theirs)
     x, y = tokens()
     y = y if "key_dim" in ours else None

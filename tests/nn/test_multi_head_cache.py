@@ -55,7 +55,7 @@ def direction(params, q, k):
 
 def make(score, **options):
     options = {"num_heads": N, "num_key_heads": K, "qkv_dim": N * D, "output_dim": OUT} | options
-    return scrambled(MultiHeadAttention(score, DIM, **options, rngs=nnx.Rngs(0)))
+    return scrambled(lambda: MultiHeadAttention(score, DIM, **options, rngs=nnx.Rngs(0)))
 
 
 def pairs(length):

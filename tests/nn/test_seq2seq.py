@@ -37,8 +37,8 @@ class Distance(Score):
 
 def make(score="scaled", **settings):
     config = Seq2SeqConfig().with_settings(score=score, **{"dim": 8, "hidden_dim": 13, **settings})
-    model = Seq2Seq(config, V, deterministic=True, rngs=nnx.Rngs(0), keep_rngs=False)
-    return scrambled(model)
+    options = {"deterministic": True, "keep_rngs": False}
+    return scrambled(lambda: Seq2Seq(config, V, **options, rngs=nnx.Rngs(0)))
 
 
 def sources(seed=4):

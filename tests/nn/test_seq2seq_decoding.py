@@ -21,7 +21,7 @@ def make(seed=1, noise=0.2, **settings):
     config = Seq2SeqConfig().with_settings(
         **{"score": "additive", "dim": 8, "hidden_dim": 13, **settings}
     )
-    return scrambled(Seq2Seq(config, V, rngs=nnx.Rngs(0)), seed=seed, noise=noise)[0]
+    return scrambled(lambda: Seq2Seq(config, V, rngs=nnx.Rngs(0)), seed=seed, noise=noise)[0]
 
 
 def sources(seed=4):

@@ -28,7 +28,7 @@ def block_config(name, **settings):
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
 def test_feed_forward(activation):
     module, params = scrambled(
-        FeedForward(DIM, HIDDEN, activation=activation, rngs=nnx.Rngs(0)), noise=0.5
+        lambda: FeedForward(DIM, HIDDEN, activation=activation, rngs=nnx.Rngs(0)), noise=0.5
     )
     x = normal(B, T, DIM)
     expected = feed_forward(params, x.astype(np.float64), activation)
@@ -45,7 +45,7 @@ def test_encoder_block(name, score):
     config = block_config(name)
     wavelength = WAVELENGTHS[name]
     module, params = scrambled(
-        EncoderBlock(score, config, rotary_wavelength=wavelength, rngs=nnx.Rngs(0))
+        lambda: EncoderBlock(score, config, rotary_wavelength=wavelength, rngs=nnx.Rngs(0))
     )
     x, mask = normal(B, S, DIM), padding_mask(jnp.array(LENGTHS))
     output, weights = jax.jit(lambda x: module(x, mask=mask, return_weights=True))(x)
@@ -59,7 +59,7 @@ def test_encoder_block(name, score):
 
 
 def test_encoder_block_with_a_bias_and_without_weights():
-    module, _ = scrambled(EncoderBlock("scaled", block_config("post"), rngs=nnx.Rngs(0)))
+    module, _ = scrambled(lambda: EncoderBlock("scaled", block_config("post"), rngs=nnx.Rngs(0)))
     x, real = normal(S, DIM), np.arange(S) < 4
     bias = np.where(real, 0, -1e9).astype(np.float32)  # as good as a mask
     masked = module(x, mask=jnp.array(real), return_weights=True)[0]
@@ -80,7 +80,9 @@ def test_encoder_block_with_a_bias_and_without_weights():
 def test_decoder_block(name, self_score, score):
     config, wavelength = block_config(name), WAVELENGTHS[name]
     sizes = {"memory_dim": MEMORY_DIM, "rotary_wavelength": wavelength}
-    module, params = scrambled(DecoderBlock(self_score, score, config, **sizes, rngs=nnx.Rngs(0)))
+    module, params = scrambled(
+        lambda: DecoderBlock(self_score, score, config, **sizes, rngs=nnx.Rngs(0))
+    )
     x, memory = normal(B, T, DIM), normal(B, S, MEMORY_DIM, seed=3)
     lengths = jnp.array(LENGTHS)
     output, weights = jax.jit(
