@@ -160,5 +160,13 @@ def scrambled(make, seed=1, noise=0.2):
     return nnx.merge(graph, jax.tree.map(jnp.asarray, params)), wide
 
 
+def run_jit(function, *arguments):
+    """Returns the NumPy arrays of a compiled call.
+
+    Each operation on JAX arrays outside of `jit`, an index too, is a program of its own.
+    """
+    return jax.tree.map(np.asarray, jax.jit(function)(*arguments))
+
+
 def normal(*shape, seed=2):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
