@@ -39,7 +39,6 @@ LONG = {
     ),
     "test_local.py": ("test_second_derivatives", "test_narrow_inputs_and_empty_ones[reference]"),
     "test_local_and_decoding_benchmarks.py": ("test_rows_of_decoding",),
-    "test_multi_head_cache.py": ("test_chunks_are_the_formula",),
     "test_processes.py": ("test_a_signal_to_one_stops_both",),
     "test_reference.py": tuple(
         f"test_two_orders_in_both_modes[{case}]"
@@ -49,20 +48,11 @@ LONG = {
         )
     ),
     "test_scale_sweep.py": ("test_against_a_call_a_scale",),
-    "test_seq2seq_decoding.py": (
-        "test_steps_are_teacher_forcing[{'attention': 'global', 'encoder_layers': 2, "
-        "'decoder_layers': 2, 'norm': 'post'}]",
-        "test_beams[{'num_heads': 4, 'num_key_heads': 2, 'decoder_layers': 2}]",
-    ),
     "test_statistics_gradients.py": ("test_gradients[attention_summary]",),
     "test_tiled.py": ("test_second_derivatives_are_those_of_the_reference[additive]",),
     "test_train_script.py": (
         "test_positions_for_any_length",
         "test_the_best_state_is_kept_and_evaluated",
-    ),
-    "test_transformer.py": tuple(
-        f"test_dropout_drops_and_keeps_the_expectation[{layer}]"
-        for layer in ("cross_attention", "feed_forward")
     ),
 }  # fmt: skip
 

@@ -43,13 +43,13 @@ SENTENCES = (token_ids(S), jnp.array([4, 7]), token_ids(T))
 MODULES = {
     "attention": (functools.partial(Attention, "scaled", D, D, **RATE), (QUERY, MEMORY)),
     "multi-head": (
-        functools.partial(MultiHeadAttention, "additive", D, num_heads=2, **RATE),
+        functools.partial(MultiHeadAttention, "scaled", D, num_heads=2, **RATE),
         (QUERY,),
     ),
     "local-m": (functools.partial(LocalMAttention, "dot", D, D, radius=2, **RATE), (QUERY, MEMORY)),
     "local-p": (functools.partial(LocalPAttention, "dot", D, D, radius=2, **RATE), (QUERY, MEMORY)),
     "cross": (
-        functools.partial(CrossAttention, "additive", D, D, CrossAttentionConfig(), **RATE),
+        functools.partial(CrossAttention, "dot", D, D, CrossAttentionConfig(), **RATE),
         (QUERY, MEMORY),
     ),
     "encoder": (functools.partial(EncoderBlock, "scaled", BLOCK), (QUERY,)),

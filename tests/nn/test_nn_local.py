@@ -14,7 +14,16 @@ from attention_jax.nn.local import LocalMAttention, LocalPAttention
 
 B, T, S, DV = 2, 5, 7, 13
 LENGTHS = jnp.array([7, 4])
-every_score = pytest.mark.parametrize("score", ["additive", "cosine", "general", "scaled"])
+# With and without parameters, with unequal sizes of query and key and with equal ones.
+every_score = pytest.mark.parametrize(
+    "score",
+    [
+        "additive",
+        "cosine",
+        pytest.param("general", marks=pytest.mark.slow),
+        pytest.param("scaled", marks=pytest.mark.slow),
+    ],
+)
 
 
 def arrays(score):

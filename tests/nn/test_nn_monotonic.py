@@ -13,7 +13,14 @@ from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.scores import SCORES
 
 B, T, S, DV = 2, 5, 7, 13
-every_score = pytest.mark.parametrize("score", sorted(SCORES))
+SLOW_SCORES = ("concat", "cosine", "dot", "softcap")  # to the module all scores are alike
+every_score = pytest.mark.parametrize(
+    "score",
+    [
+        pytest.param(score, marks=[pytest.mark.slow] if score in SLOW_SCORES else [])
+        for score in sorted(SCORES)
+    ],
+)
 
 
 def arrays(score):

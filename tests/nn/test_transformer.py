@@ -39,7 +39,12 @@ def test_feed_forward(activation):
 
 @pytest.mark.parametrize(
     ("name", "score"),
-    [("plain", "additive"), ("plain", "dot"), ("post", "general"), ("modern", "scaled")],
+    [
+        ("plain", "additive"),
+        pytest.param("plain", "dot", marks=pytest.mark.slow),
+        ("post", "general"),
+        ("modern", "scaled"),
+    ],
 )
 def test_encoder_block(name, score):
     config = block_config(name)
@@ -73,10 +78,10 @@ def test_encoder_block_with_a_bias_and_without_weights():
 @pytest.mark.parametrize(
     ("name", "self_score", "score"),
     [
-        ("plain", "dot", "general"),
+        pytest.param("plain", "dot", "general", marks=pytest.mark.slow),
         ("plain", "additive", "additive"),
         ("post", "scaled", "additive"),
-        ("post", "scaled", "scaled"),
+        pytest.param("post", "scaled", "scaled", marks=pytest.mark.slow),
         ("modern", "general", "dot"),
     ],
 )
