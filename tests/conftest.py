@@ -13,20 +13,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 pytest.register_assert_rewrite("conformance", "derivative_cases")
 
-# Measured: each of these compiles for 8 s or more, and a quicker case or test of the same remains.
-LONG = {
-    "test_multi_head_cache.py": ("test_chunks_are_the_formula",),
-    "test_seq2seq_decoding.py": (
-        "test_steps_are_teacher_forcing[{'attention': 'global', 'encoder_layers': 2, "
-        "'decoder_layers': 2, 'norm': 'post'}]",
-        "test_beams[{'num_heads': 4, 'num_key_heads': 2, 'decoder_layers': 2}]",
-    ),
-    "test_transformer.py": tuple(
-        f"test_dropout_drops_and_keeps_the_expectation[{layer}]"
-        for layer in ("cross_attention", "feed_forward")
-    ),
-}  # fmt: skip
-
 
 def pytest_addoption(parser):
     resumable.pytest_addoption(parser)
@@ -36,14 +22,6 @@ def pytest_configure(config):
     if "PYTEST_XDIST_WORKER" not in os.environ:
         quick_compilation.empty_large_cache()
     resumable.pytest_configure(config)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        file, name = item.path.name, item.name
-        if name in LONG.get(file, ()):
-            item.add_marker(pytest.mark.slow)
 
 
 # These test the numerics or the memory of compiled programs, so they are compiled as on users'

@@ -6,6 +6,7 @@ Parameters are the pure dicts of the modules. There are no tiles, caches or batc
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from score_cases import SCORE_CASES
@@ -141,15 +142,30 @@ def decoder_block(self_score, score, config, params, x, memory, allowed=True, *,
     return residual(config, params["feed_forward_residual"], x, feed), found[0]
 
 
-def scrambled(module, seed=1, noise=0.2):
-    """Returns the module with noise on its parameters, and the parameters in float64."""
-    graph, state = nnx.split(module)
+def scrambled(make, seed=1, noise=0.2):
+    """Returns the module that `make()` makes, with random parameters, and these in float64.
+
+    NumPy draws the parameters, because JAX compiles a few programs for each new shape.
+    """
+    graph, state = nnx.split(nnx.eval_shape(make))
     rng = np.random.default_rng(seed)
-    params = jax.tree.map(
-        lambda leaf: leaf + (noise * rng.normal(size=leaf.shape)).astype(leaf.dtype),
-        nnx.to_pure_dict(state),
-    )
-    return nnx.merge(graph, params), jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+
+    def draw(path, leaf):
+        fan_in = math.prod(leaf.shape[:-1]) if leaf.ndim > 1 else math.inf
+        mean = 1.0 if path[-1].key == "scale" else 0.0
+        return (mean + (noise + fan_in**-0.5) * rng.normal(size=leaf.shape)).astype(leaf.dtype)
+
+    params = jax.tree_util.tree_map_with_path(draw, nnx.to_pure_dict(state))
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    return nnx.merge(graph, jax.tree.map(jnp.asarray, params)), wide
+
+
+def run_jit(function, *arguments):
+    """Returns the NumPy arrays of a compiled call.
+
+    Each operation on JAX arrays outside of `jit`, an index too, is a program of its own.
+    """
+    return jax.tree.map(np.asarray, jax.jit(function)(*arguments))
 
 
 def normal(*shape, seed=2):

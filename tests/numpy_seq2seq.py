@@ -37,8 +37,8 @@ def settings(kind="sinusoidal", anchor="start", draw="none", **rest):
     return Seq2SeqConfig().with_settings(**{**sizes, "positions": positions, **rest})
 
 
-def make(config, noise=0.5):
-    return scrambled(Seq2Seq(config, V, rngs=nnx.Rngs(0)), noise=noise)
+def make(config, noise=0.5, seed=1):
+    return scrambled(lambda: Seq2Seq(config, V, rngs=nnx.Rngs(0)), seed=seed, noise=noise)
 
 
 def sources(seed=4):

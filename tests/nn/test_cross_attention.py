@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from numpy_model import linear, multi_head, normal, scrambled, softmax_where, weights_of
+from numpy_model import (
+    linear,
+    multi_head,
+    normal,
+    run_jit,
+    scrambled,
+    softmax_where,
+    weights_of,
+)
 
 from attention_jax import get_score, padding_mask
 from attention_jax.functional.coverage import coverage_attention
@@ -30,8 +38,10 @@ def make(kind, score="additive", **options):
     settings = dict(KINDS[kind])
     num_heads = settings.pop("num_heads", 1)
     config = CrossAttentionConfig(**settings)
-    options = {"num_heads": num_heads, "keep_rngs": False, "rngs": nnx.Rngs(0), **options}
-    return scrambled(CrossAttention(score, DIM, MEMORY_DIM, config, **options))
+    options = {"num_heads": num_heads, "keep_rngs": False, **options}
+    return scrambled(
+        lambda: CrossAttention(score, DIM, MEMORY_DIM, config, **options, rngs=nnx.Rngs(0))
+    )
 
 
 def tokens():
@@ -83,7 +93,7 @@ def test_all_at_once_is_one_after_another(kind):
         steps = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), steps)
         return module(query, memory, return_weights=True, **options), (*steps, carry)
 
-    whole, steps = both(query, memory, jnp.array(LENGTHS))
+    whole, steps = jax.tree.map(np.asarray, both(query, memory, jnp.array(LENGTHS)))
     output, weights, _ = whole
     assert (output.shape, weights.shape) == ((B, T, DIM), (B, T, S))
     for one, other in zip(*map(jax.tree.leaves, (steps, whole)), strict=True):
@@ -107,23 +117,29 @@ def test_all_at_once_is_one_after_another(kind):
 @pytest.mark.parametrize("kind", ["coverage", "monotonic"])
 def test_kinds_with_a_past_are_their_core(kind):
     module, params = make(kind)
-    (query, memory), lengths = tokens(), jnp.array(LENGTHS)
+    query, memory = tokens()
+    mask = padding_mask(jnp.array(LENGTHS))
     own = jax.tree.map(np.float32, params["attention"])
     options = {
         "score": get_score("additive"),
         "params": own["params"],
-        "mask": padding_mask(lengths),
+        "mask": mask,
     }
-    output, weights, carry = module(query, memory, mask=padding_mask(lengths), return_weights=True)
+
+    def both(query, memory):
+        if kind == "coverage":
+            kernel = own["coverage_kernel"]
+            core = coverage_attention(query, memory, memory, coverage_kernel=kernel, **options)
+        else:
+            core = monotonic_attention(query, memory, memory, offset=own["offset"], **options)
+        return module(query, memory, mask=mask, return_weights=True), core
+
+    (output, weights, carry), core = run_jit(both, query, memory)
     if kind == "coverage":
-        kernel = own["coverage_kernel"]
-        core = coverage_attention(query, memory, memory, coverage_kernel=kernel, **options)
         expected, found, last = core.output, core.weights, core.coverage
         np.testing.assert_allclose(carry, np.sum(weights, axis=1), atol=1e-5)
     else:
-        expected, found = monotonic_attention(
-            query, memory, memory, offset=own["offset"], **options
-        )
+        expected, found = core
         last = found[:, -1]
     np.testing.assert_allclose(weights, found, atol=1e-6)
     np.testing.assert_allclose(carry, last, atol=1e-6)
@@ -131,13 +147,13 @@ def test_kinds_with_a_past_are_their_core(kind):
     np.testing.assert_allclose(output, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("kind", ["coverage", "monotonic"])
-def test_the_carry_keeps_its_dtype(kind, dtype):
-    with jax.enable_x64(True):  # float32 stays float32 there, too
-        graph, state = nnx.split(make(kind)[0])
-        module = nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype(dtype), state))
-        query, memory = (jnp.asarray(array, dtype) for array in tokens())
+def test_the_carry_keeps_its_dtype(kind):
+    tolerances = {"bfloat16": 0.05, "float32": 1e-5, "float64": 1e-12}
+    graph, params = nnx.split(make(kind)[0])
+
+    def calls(params, query, memory):
+        module = nnx.merge(graph, params)
 
         def step(carry, token):
             output, _, carry = module(token[:, None], memory, carry=carry)
@@ -145,22 +161,33 @@ def test_the_carry_keeps_its_dtype(kind, dtype):
 
         first = module.first_carry((B,), S, query.dtype)
         carry, steps = jax.lax.scan(step, first, jnp.swapaxes(query, 0, 1))
+        return carry, jnp.swapaxes(steps, 0, 1), module(query, memory)[0]
+
+    with jax.enable_x64(True):  # float32 stays float32 there, too
+        arguments = [
+            jax.tree.map(lambda leaf, dtype=dtype: np.asarray(leaf).astype(dtype), leaves)
+            for dtype in map(jnp.dtype, tolerances)
+            for leaves in [(params, *tokens())]
+        ]
+        found = run_jit(lambda cases: [calls(*case) for case in cases], arguments)
+    for (dtype, tolerance), (carry, steps, expected) in zip(tolerances.items(), found, strict=True):
         assert steps.dtype == dtype
-        assert carry.dtype == (jnp.float64 if dtype == "float64" else jnp.float32)
-        expected = module(query, memory)[0]
-        tolerance = {"bfloat16": 0.05, "float32": 1e-5, "float64": 1e-12}[dtype]
-        steps = np.asarray(jnp.swapaxes(steps, 0, 1), np.float64)
-        np.testing.assert_allclose(steps, np.asarray(expected, np.float64), atol=tolerance)
+        assert carry.dtype == (jnp.float64 if dtype == "float64" else jnp.float32), dtype
+        wide = (array.astype(np.float64) for array in (steps, expected))
+        np.testing.assert_allclose(*wide, atol=tolerance, err_msg=dtype)
 
 
 def test_the_carry_keeps_its_dtype_beside_wider_parameters():
     with jax.enable_x64(True):
         config = CrossAttentionConfig(attention="coverage")
-        module = CrossAttention("dot", DIM, DIM, config, rngs=nnx.Rngs(0))
-        wide = module.attention.coverage_kernel[...].astype(jnp.float64)
-        module.attention.coverage_kernel = nnx.Param(wide)
+        module, params = scrambled(
+            lambda: CrossAttention("dot", DIM, DIM, config, rngs=nnx.Rngs(0))
+        )
+        module.attention.coverage_kernel = nnx.Param(params["attention"]["coverage_kernel"])
         first = module.first_carry((), S, jnp.float32)
-        _, _, carry = module(normal(1, DIM), normal(S, DIM), carry=first)
+        _, _, carry = run_jit(
+            lambda first: module(normal(1, DIM), normal(S, DIM), carry=first), first
+        )
     assert first.dtype == carry.dtype == jnp.float32
 
 
@@ -169,24 +196,34 @@ def test_dropout_or_noise_only_with_a_rng(kind):
     module, _ = make(kind, dropout_rate=0.5)
     plain, _ = make(kind)
     query, memory = tokens()
-    call = jax.jit(lambda rng: module(query, memory, dropout_rng=rng)[0])
     module.eval()
-    first = np.asarray(call(jax.random.key(0)))
-    np.testing.assert_array_equal(first, call(jax.random.key(0)))
-    without = np.asarray(plain(query, memory)[0])
+
+    @jax.jit
+    def call(rng):
+        dropped = module(query, memory, dropout_rng=rng)[0]
+        return dropped, module(query, memory)[0], plain(query, memory)[0]
+
+    first, undropped, without = map(np.asarray, call(jax.random.key(0)))
+    np.testing.assert_array_equal(first, call(jax.random.key(0))[0])
     assert np.any(np.abs(first - without) > 1e-3)
-    np.testing.assert_allclose(module(query, memory)[0], without, atol=1e-5)
-    assert np.any(first != call(jax.random.key(1)))
+    np.testing.assert_allclose(undropped, without, atol=1e-5)
+    assert np.any(first != np.asarray(call(jax.random.key(1))[0]))
 
 
 def test_without_lengths_all_of_the_memory_is_real():
     module, _ = make("local-m")
     query, memory = tokens()
     whole = jnp.full((B,), S)
-    found = module(query, memory, return_weights=True)
-    expected = module(query, memory, source_lengths=whole)
+    found, expected = run_jit(
+        lambda query, memory: (
+            module(query, memory, return_weights=True),
+            module(query, memory, source_lengths=whole),
+        ),
+        query,
+        memory,
+    )
     np.testing.assert_allclose(found[0], expected[0], atol=1e-6)
-    weights = np.asarray(found[1])
+    weights = found[1]
     window = np.abs(np.arange(S)[None, :] - (S - 1 - np.arange(T))[:, None]) <= 1
     np.testing.assert_array_equal(weights != 0, np.broadcast_to(window, weights.shape))
 
@@ -194,9 +231,11 @@ def test_without_lengths_all_of_the_memory_is_real():
 def test_first_places_the_window():
     module, _ = make("local-m-monotonic")
     query, memory = tokens()
-    weights = module(query[:, :2], memory, first=3, return_weights=True)[1]
+    weights = run_jit(
+        lambda query: module(query, memory, first=3, return_weights=True)[1], query[:, :2]
+    )
     window = np.abs(np.arange(S)[None, :] - np.array([3, 4])[:, None]) <= 1
-    np.testing.assert_array_equal(np.asarray(weights) != 0, np.broadcast_to(window, (B, 2, S)))
+    np.testing.assert_array_equal(weights != 0, np.broadcast_to(window, (B, 2, S)))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Greedy and beam search against plain loops and against every sequence there is, in float64."""
 
+import functools
 import itertools
 
 import jax
@@ -35,12 +36,22 @@ def chain(state, tokens):
 
 
 def chain_state(table):
-    table = jnp.asarray(table)
-    previous = jnp.full((table.shape[0],), SOS, jnp.int32)
-    return {"tables": table, "previous": previous, "steps": jnp.int32(0)}
+    previous = np.full(table.shape[0], SOS, np.int32)
+    return {"tables": jnp.asarray(table), "previous": previous, "steps": np.int32(0)}
 
 
 ROW_AXES = {"tables": 0, "previous": 0, "steps": None}
+
+
+@functools.partial(jax.jit, static_argnames=("step", *NUMBERS))
+def greedy(state, step=chain, **numbers):
+    return greedy_search(step, state, **(NUMBERS | numbers))
+
+
+@functools.partial(jax.jit, static_argnames=("step", "beams", "length_penalty", *NUMBERS))
+def search(state, step=chain, **options):
+    axes = ROW_AXES if step is chain else None
+    return beam_search(step, state, row_axes=axes, **(NUMBERS | options))
 
 
 def log_softmax(logits):
@@ -118,7 +129,7 @@ def assert_same(found, row, expected, rtol=1e-5):
 
 def test_greedy_against_a_loop_with_unequal_ends():
     table = tables(11)
-    tokens = greedy_search(chain, chain_state(table), **(NUMBERS | {"batch_size": 11}))
+    tokens = np.asarray(greedy(chain_state(table), batch_size=11))
     assert tokens.dtype == jnp.int32
     lengths = set()
     for row in range(11):
@@ -141,7 +152,7 @@ def counting_step(calls):
 
 def test_greedy_stops_when_every_row_has_ended():
     calls = []
-    tokens = greedy_search(counting_step(calls), (), **(NUMBERS | {"max_length": 101}))
+    tokens = greedy((), counting_step(calls), max_length=101)
     jax.block_until_ready(tokens)
     jax.effects_barrier()
     assert tokens[:, :3].tolist() == [[2, EOS, PAD]] * B
@@ -155,13 +166,12 @@ def test_greedy_stops_when_every_row_has_ended():
 def test_with_beams_enough_every_sequence_is_found_best_first(alpha):
     table = tables(2, 3, seed=5, dtype=np.float64)
     with jax.enable_x64(True):
-        numbers = {"batch_size": 2, "max_length": 4, "sos": SOS, "eos": EOS, "pad": PAD}
-        found = beam_search(
-            chain, chain_state(table), beams=37, length_penalty=alpha, row_axes=ROW_AXES, **numbers
-        )
+        options = {"beams": 37, "length_penalty": alpha, "batch_size": 2, "max_length": 4}
+        found = search(chain_state(table), **options)
         assert found.scores.dtype == jnp.float64
         assert (found.tokens.dtype, found.lengths.dtype) == (jnp.int32, jnp.int32)
         assert found.tokens.shape == (2, 37, 4)
+        found = jax.tree.map(np.asarray, found)
         for row in range(2):
             expected = every_sequence(table[row], 4, alpha)
             assert len(expected) == 31
@@ -173,18 +183,23 @@ def test_with_beams_enough_every_sequence_is_found_best_first(alpha):
             assert np.all(np.asarray(found.tokens[row, 31:]) == PAD)
 
 
-@every_alpha
-@pytest.mark.parametrize("beams", [2, 3, 7])
-def test_few_beams_against_a_loop_that_never_stops_early(alpha, beams):
+@pytest.mark.parametrize(
+    ("beams", "alpha"),
+    [
+        (2, 0.0),
+        (3, 0.6),
+        (7, 1.0),
+        *(
+            pytest.param(beams, alpha, marks=pytest.mark.slow)
+            for beams, alpha in ((2, 0.6), (2, 1.0), (3, 0.0), (3, 1.0), (7, 0.0), (7, 0.6))
+        ),
+    ],
+)
+def test_few_beams_against_a_loop_that_never_stops_early(beams, alpha):
     """The step's state depends on the history: rows that were not reordered would be found out."""
     table = tables(11, seed=beams)
-    numbers = NUMBERS | {"batch_size": 11}
-    search = jax.jit(
-        lambda state: beam_search(
-            chain, state, beams=beams, length_penalty=alpha, row_axes=ROW_AXES, **numbers
-        )
-    )
-    found = search(chain_state(table))
+    found = search(chain_state(table), beams=beams, length_penalty=alpha, batch_size=11)
+    found = jax.tree.map(np.asarray, found)
     for row in range(11):
         assert_same(found, row, numpy_beam(table[row], beams, L, alpha))
     assert len(np.unique(found.lengths)) > 3
@@ -195,12 +210,9 @@ def test_one_beam_is_greedy(alpha):
     table = tables(31, seed=9)
     table[:3] = np.round(table[:3])  # ties
     table[3:13] *= 1e-7  # no ties, but their log-probabilities would round to some
-    numbers = NUMBERS | {"batch_size": 31}
-    greedy = greedy_search(chain, chain_state(table), **numbers)
-    found = beam_search(
-        chain, chain_state(table), beams=1, length_penalty=alpha, row_axes=ROW_AXES, **numbers
-    )
-    np.testing.assert_array_equal(found.tokens[:, 0], greedy)
+    found = search(chain_state(table), beams=1, length_penalty=alpha, batch_size=31)
+    found = jax.tree.map(np.asarray, found)
+    np.testing.assert_array_equal(found.tokens[:, 0], greedy(chain_state(table), batch_size=31))
     for row in range(31):
         tokens = found.tokens[row, 0, : int(found.lengths[row, 0])].tolist()
         assert (tokens[-1] == EOS) or len(tokens) == L
@@ -220,8 +232,8 @@ def test_two_beams_beat_greedy():
         return jnp.log(jnp.asarray(table, jnp.float32))[tokens], state
 
     numbers = {"batch_size": 1, "max_length": 3, "sos": 0, "eos": 1, "pad": 0}
-    assert greedy_search(step, (), **numbers).tolist() == [[2, 1, 0]]
-    found = beam_search(step, (), beams=2, **numbers)
+    assert greedy((), step, **numbers).tolist() == [[2, 1, 0]]
+    found = search((), step, beams=2, **numbers)
     assert found.tokens.tolist() == [[[3, 1, 0], [2, 1, 0]]]
     np.testing.assert_allclose(np.exp(found.scores), [[0.36, 0.204]], rtol=1e-5)
     assert found.lengths.tolist() == [[2, 2]]
@@ -235,10 +247,10 @@ def test_the_penalty_prefers_long_hypotheses():
         return jnp.log(jnp.where(tokens[:, None] == SOS, first, later)), state
 
     numbers = {"batch_size": 1, "max_length": 3, "sos": SOS, "eos": EOS, "pad": PAD, "beams": 2}
-    short = beam_search(step, (), **numbers)
-    long = beam_search(step, (), length_penalty=7.0, **numbers)
-    assert short.tokens[0, 0].tolist() == [EOS, PAD, PAD]
-    assert long.tokens[0, 0].tolist() == [2, 2, 2]
+    short = search((), step, **numbers)
+    long = search((), step, length_penalty=7.0, **numbers)
+    assert short.tokens.tolist()[0][0] == [EOS, PAD, PAD]
+    assert long.tokens.tolist()[0][0] == [2, 2, 2]
     np.testing.assert_allclose(long.scores[0, 0], np.log(0.32) / (8 / 6) ** 7, rtol=1e-5)
 
 
@@ -255,10 +267,8 @@ def test_a_row_stops_when_nothing_live_can_win_and_not_before(alpha, steps, best
         p = jnp.array([[0, 0.3, 0.7], [0, 0.6, 0.4], [0, 0, 1.0]])
         return jnp.broadcast_to(jnp.log(p[jnp.minimum(t, 2)])[None, :], (tokens.size, 3)), t + 1
 
-    numbers = NUMBERS | {"batch_size": 1, "max_length": 11, "beams": 2}
-    found = jax.block_until_ready(
-        beam_search(step, 0, length_penalty=alpha, row_axes=None, **numbers)
-    )
+    numbers = {"batch_size": 1, "max_length": 11, "beams": 2}
+    found = jax.tree.map(np.asarray, search(0, step, length_penalty=alpha, **numbers))
     jax.effects_barrier()
     assert len(calls) == steps
     assert hypotheses(found, 0)[0][2] == best
@@ -267,27 +277,25 @@ def test_a_row_stops_when_nothing_live_can_win_and_not_before(alpha, steps, best
 
 def test_rows_do_not_depend_on_each_other():
     table = tables(5, seed=3)
-    options = {"beams": 3, "length_penalty": 0.6, "row_axes": ROW_AXES}
-    together = beam_search(chain, chain_state(table), **options, **(NUMBERS | {"batch_size": 5}))
+    options = {"beams": 3, "length_penalty": 0.6}
+    together = jax.tree.map(np.asarray, search(chain_state(table), batch_size=5, **options))
     for row in range(5):
-        alone = beam_search(
-            chain, chain_state(table[row : row + 1]), **options, **(NUMBERS | {"batch_size": 1})
-        )
+        alone = search(chain_state(table[row : row + 1]), batch_size=1, **options)
         for ours, theirs in zip(together, alone, strict=True):
-            np.testing.assert_allclose(ours[row], theirs[0], rtol=1e-6)
+            np.testing.assert_allclose(ours[row], np.asarray(theirs)[0], rtol=1e-6)
 
 
 def test_jit_and_vmap():
     many = tables(2 * B, seed=4).reshape(2, B, V, V, V)
 
-    def search(table):
+    def both(table):
         state = chain_state(table)
-        greedy = greedy_search(chain, state, **NUMBERS)
-        return greedy, beam_search(chain, state, beams=3, row_axes=ROW_AXES, **NUMBERS)
+        first = greedy_search(chain, state, **NUMBERS)
+        return first, beam_search(chain, state, beams=3, row_axes=ROW_AXES, **NUMBERS)
 
-    mapped = jax.jit(jax.vmap(search))(jnp.asarray(many))
+    mapped = jax.tree.map(np.asarray, jax.jit(jax.vmap(both))(many))
     for index in range(2):
-        expected = search(many[index])
+        expected = both(many[index])
         for ours, theirs in zip(jax.tree.leaves(mapped), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(ours[index], theirs, rtol=1e-6)
     assert isinstance(mapped[1], BeamResult)
@@ -295,7 +303,7 @@ def test_jit_and_vmap():
 
 def test_rows_on_any_axis_and_a_prefix_of_axes():
     table = tables(seed=6)
-    expected = beam_search(chain, chain_state(table), beams=3, row_axes=ROW_AXES, **NUMBERS)
+    expected = search(chain_state(table), beams=3)
 
     def step(state, tokens):
         rows, (steps, unused) = state
@@ -305,31 +313,32 @@ def test_rows_on_any_axis_and_a_prefix_of_axes():
         return logits, ((rows[0], after["previous"]), (after["steps"], unused))
 
     state = chain_state(table)
-    moved = jnp.moveaxis(state["tables"], 0, -1)
+    moved = np.moveaxis(table, 0, -1)
     state = ((moved, state["previous"]), (state["steps"], jax.random.key(0)))
-    found = beam_search(step, state, beams=3, row_axes=(-1, None), **NUMBERS)
+    options = {"beams": 3, "row_axes": (-1, None), **NUMBERS}
+    found = jax.jit(lambda state: beam_search(step, state, **options))(state)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 def test_narrow_logits_and_impossible_tokens():
-    table = jnp.asarray(tables(seed=8), jnp.bfloat16).at[..., 3].set(-jnp.inf)
-    found = beam_search(chain, chain_state(table), beams=3, row_axes=ROW_AXES, **NUMBERS)
+    table = tables(seed=8)
+    table[..., 3] = -np.inf
+    table = table.astype(jnp.bfloat16)
+    found = search(chain_state(table), beams=3)
     assert found.scores.dtype == jnp.float32
     assert np.all(np.isfinite(found.scores))
     assert not np.any(np.asarray(found.tokens) == 3)
     for row in range(B):
-        wide = np.asarray(table[row].astype(jnp.float32))
+        wide = table[row].astype(np.float32)
         _, log_p, tokens = hypotheses(found, row)[0]
         assert log_p == pytest.approx(log_probability(wide, tokens), rel=2e-2)
 
 
 def test_pad_may_be_eos():
     table = tables(seed=2)
-    numbers = NUMBERS | {"pad": EOS}
-    greedy = greedy_search(chain, chain_state(table), **numbers)
-    found = beam_search(chain, chain_state(table), beams=1, row_axes=ROW_AXES, **numbers)
-    np.testing.assert_array_equal(found.tokens[:, 0], greedy)
+    found = search(chain_state(table), beams=1, pad=EOS)
+    np.testing.assert_array_equal(found.tokens[:, 0], greedy(chain_state(table), pad=EOS))
 
 
 # --- bad input ---

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.flatten_util import ravel_pytree
 from jax.test_util import check_grads
 from numpy_model import multi_head, normal, scrambled
 
@@ -21,7 +22,8 @@ SIZES = {"key_dim": DY, "qkv_dim": N * D, "output_dim": DO, "num_heads": N, "num
 
 def make(score="general", **options):
     """A module of unequal sizes, and its parameters in float64."""
-    return scrambled(MultiHeadAttention(score, DX, **{**SIZES, **options}, rngs=nnx.Rngs(0)))
+    options = {**SIZES, **options}
+    return scrambled(lambda: MultiHeadAttention(score, DX, **options, rngs=nnx.Rngs(0)))
 
 
 def tokens():
@@ -37,7 +39,9 @@ def examples(*arrays):
 
 def flax_peer(ours, **options):
     """Flax's module with our parameters."""
-    peer = nnx.MultiHeadAttention(ours.num_heads, **options, decode=False, rngs=nnx.Rngs(9))
+    peer = nnx.eval_shape(
+        lambda: nnx.MultiHeadAttention(ours.num_heads, **options, decode=False, rngs=nnx.Rngs(9))
+    )
     pairs = [("query", "query"), ("key", "key"), ("value", "value"), ("output", "out")]
     pairs += [("query_norm", "query_ln"), ("key_norm", "key_ln")]
     for name, theirs in pairs:
@@ -62,7 +66,7 @@ def flax_peer(ours, **options):
     ids=["one_head", "self", "grouped_cross", "normalized_cross"],
 )  # fmt: skip
 def test_scaled_is_flax(ours, theirs, mask):
-    module, _ = scrambled(MultiHeadAttention("scaled", DX, **ours, rngs=nnx.Rngs(0)))
+    module, _ = scrambled(lambda: MultiHeadAttention("scaled", DX, **ours, rngs=nnx.Rngs(0)))
     peer = flax_peer(module, in_features=DX, **theirs)
     x, y = tokens()
     y = y if "key_dim" in ours else None
@@ -71,10 +75,16 @@ def test_scaled_is_flax(ours, theirs, mask):
     allowed[..., 0] = True  # no row without keys: there the two differ
     our_mask = {"causal": causal_mask(), "heads": jnp.array(allowed), None: None}[mask]
     their_mask = np.tril(np.ones((B, 1, T, T), bool)) if mask == "causal" else allowed
-    with jax.numpy_rank_promotion("allow"):
-        expected = peer(x, y, mask=None if mask is None else their_mask)
+
+    @jax.jit
+    def both(x, y):
+        output = module(x, y, mask=our_mask)
+        with jax.numpy_rank_promotion("allow"):
+            return output, peer(x, y, mask=None if mask is None else their_mask)
+
+    output, expected = both(x, y)
     assert expected.shape == (B, T, ours.get("output_dim", DX))
-    np.testing.assert_allclose(module(x, y, mask=our_mask), expected, atol=2e-5)
+    np.testing.assert_allclose(output, expected, atol=2e-5)
 
 
 # --- against NumPy ---
@@ -158,41 +168,55 @@ def test_any_batch_axes_and_vmap(batch):
     x, y = normal(*batch, T, DX), normal(*batch, S, DY, seed=3)
     value = normal(*batch, S, DY, seed=4)
     lengths = np.random.default_rng(6).integers(1, S + 1, size=batch)
-    call = lambda x, y, lengths: module(x, y, mask=padding_mask(lengths))  # noqa: E731
-    vmapped = call
-    for _ in batch:
-        vmapped = jax.vmap(vmapped)
-    output = jax.jit(call)(x, y, jnp.array(lengths))
-    np.testing.assert_allclose(vmapped(x, y, jnp.array(lengths)), output, atol=1e-5)
+
+    def call(x, y, lengths):
+        return module(x, y, mask=padding_mask(lengths))
+
+    @jax.jit
+    def calls(x, y, value, lengths):
+        vmapped = call
+        for _ in batch:
+            vmapped = jax.vmap(vmapped)
+        others = module(x, y), module(x, y, value)
+        return call(x, y, lengths), vmapped(x, y, lengths), others
+
+    output, vmapped, (own, of_value) = calls(x, y, value, jnp.array(lengths))
+    np.testing.assert_allclose(vmapped, output, atol=1e-5)
     for index in np.ndindex(batch):
         wide = (x[index].astype(np.float64), y[index].astype(np.float64))
         allowed = np.arange(S) < lengths[index]
         np.testing.assert_allclose(
             output[index], multi_head("general", params, *wide, allowed)[0], atol=2e-5
         )
-    assert np.any(np.abs(np.asarray(module(x, y, value)) - np.asarray(module(x, y))) > 1e-2)
+    assert np.any(np.abs(np.asarray(of_value) - np.asarray(own)) > 1e-2)
 
 
 def test_values_of_their_own():
     module, params = make("dot")
     x, y = tokens()
     value = normal(B, S, DY, seed=4)
-    output = module(x, y, value)
+
+    @jax.jit
+    def both(x, y, value):
+        return module(x, y, value), module(x, module.remember(y, value))
+
+    output, remembered = both(x, y, value)
     for row, (x_row, y_row, v_row) in enumerate(examples(x, y, value)):
         _, weights = multi_head("dot", params, x_row, y_row)
         values = np.einsum("sd,dnh->nsh", v_row, params["value"]["kernel"]).repeat(N // K, axis=0)
         expected = np.einsum("nts,nsh,nho->to", weights, values, params["output"]["kernel"])
         np.testing.assert_allclose(output[row], expected, atol=2e-5)
-    np.testing.assert_array_equal(module(x, module.remember(y, value)), output)
+    np.testing.assert_array_equal(remembered, output)
 
 
 def test_rotary_turns_each_head_by_its_positions():
     options = {"qkv_dim": N * 4, "rotary_wavelength": 50.0, "normalize_qk": True}
     module, params = make("additive", **options)
     x, y = tokens()
+    output = jax.jit(module)(x, y)
     for row, (x_row, y_row) in enumerate(examples(x, y)):
         expected, _ = multi_head("additive", params, x_row, y_row, wavelength=50.0)
-        np.testing.assert_allclose(module(x, y)[row], expected, atol=2e-5)
+        np.testing.assert_allclose(output[row], expected, atol=2e-5)
         still, _ = multi_head("additive", params, x_row, y_row)
         assert np.max(np.abs(expected - still)) > 1e-2
 
@@ -200,11 +224,16 @@ def test_rotary_turns_each_head_by_its_positions():
 def test_with_rotary_shifting_all_positions_changes_nothing():
     module, _ = make("scaled", key_dim=DX, qkv_dim=N * 4, rotary_wavelength=50.0)
     x, junk = tokens()[0], normal(B, 3, DX, seed=4)
-    later = jnp.concatenate([junk, x], axis=1)
-    output = module(later, mask=jnp.arange(3 + T) >= 3)[:, 3:]
-    np.testing.assert_allclose(output, module(x), atol=1e-5)
+    later = np.concatenate([junk, x], axis=1)
+
+    @jax.jit
+    def calls(x, later):
+        return module(x), module(later, mask=np.arange(3 + T) >= 3), module(x, x[:, ::-1])
+
+    output, shifted, reordered = map(np.asarray, calls(x, later))
+    np.testing.assert_allclose(shifted[:, 3:], output, atol=1e-5)
     # But positions do enter: a set of keys in another order is another set.
-    assert np.any(np.abs(np.asarray(module(x, x[:, ::-1]) - module(x))) > 1e-3)
+    assert np.any(np.abs(reordered - output) > 1e-3)
 
 
 # --- parameters ---
@@ -240,11 +269,14 @@ def test_gradients_of_first_and_second_order():
         params = jax.tree.map(np.float64, nnx.to_pure_dict(state))
         x, y = normal(3, 3).astype(np.float64), normal(4, 2).astype(np.float64)
 
+        flat, unravel = ravel_pytree((params, x, y))  # one array: fewer shapes to compile for
+
         @jax.jit
-        def call(params, x, y):
+        def call(flat):
+            params, x, y = unravel(flat)
             return nnx.merge(graph, params)(x, y, mask=causal_mask(1))
 
-        check_grads(call, (params, x, y), order=2, modes=["rev"])
+        check_grads(call, (flat,), order=2, modes=["rev"])
 
 
 def test_float64_is_float64():
@@ -255,7 +287,7 @@ def test_float64_is_float64():
         x, y = (array.astype(np.float64) for array in tokens())
         module = nnx.merge(graph, jax.tree.map(jnp.asarray, params))
         with jax.numpy_dtype_promotion("standard"):  # Flax's layer normalisation relies on it
-            output = module(x, y)
+            output = jax.jit(module)(x, y)
         assert output.dtype == jnp.float64
         for row in range(B):
             expected, _ = multi_head("additive", params, x[row], y[row], wavelength=50.0)
@@ -265,7 +297,7 @@ def test_float64_is_float64():
 def test_bfloat16_stays_bfloat16():
     module, params = make("additive", qkv_dim=N * 4, rotary_wavelength=50.0)
     graph, state = nnx.split(module)
-    module = nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state))
+    module = nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), state))
     x, y = (jnp.asarray(array, jnp.bfloat16) for array in tokens())
     output, weights = jax.jit(functools.partial(module, return_weights=True))(x, y)
     assert output.dtype == weights.dtype == jnp.bfloat16
@@ -282,7 +314,7 @@ def test_an_explicit_rng_drops_whatever_the_setting():
     module, params = make("dot", dropout_rate=0.25, deterministic=True, keep_rngs=False)
     (x, y), rng = tokens(), jax.random.key(1)
     call = jax.jit(lambda rng: module(x, y, dropout_rng=rng, return_weights=True))
-    plain, weights = module(x, y, return_weights=True)
+    plain, weights = call(None)
     np.testing.assert_allclose(plain[1], multi_head("dot", params, x[1], y[1])[0], atol=2e-5)
     output, same_weights = call(rng)
     np.testing.assert_allclose(same_weights, weights, atol=1e-6)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpy_model import run_jit
 
 from attention_jax import Additive, Dot, General, ScaledDot, Score, attention, padding_mask
 from attention_jax.nn import (
@@ -86,15 +87,23 @@ def test_named_module_is_the_formula_and_the_functional_core(score):
     params = numpy_params(module)
     weights = numpy_softmax(numpy_logits(score, params, query, key))
 
-    output = module(query, key, value)
-    np.testing.assert_allclose(output, weights @ value, atol=3e-6)
     float32 = jax.tree.map(np.float32, params)
-    np.testing.assert_array_equal(output, attention(query, key, value, score=score, params=float32))
-    np.testing.assert_array_equal(
-        output, Attention(score, query_dim, key_dim, rngs=nnx.Rngs(5))(query, key, value)
-    )
+    unnamed = Attention(score, query_dim, key_dim, rngs=nnx.Rngs(5))
+
+    def calls(query, key, value):
+        return (
+            module(query, key, value),
+            attention(query, key, value, score=score, params=float32),
+            unnamed(query, key, value),
+            module(query, key),
+        )
+
+    output, functional, unnamed_output, of_keys = run_jit(calls, query, key, value)
+    np.testing.assert_allclose(output, weights @ value, atol=3e-6)
+    np.testing.assert_array_equal(output, functional)
+    np.testing.assert_array_equal(output, unnamed_output)
     # The key is the value when none is given.
-    np.testing.assert_allclose(module(query, key), weights @ key, atol=3e-6)
+    np.testing.assert_allclose(of_keys, weights @ key, atol=3e-6)
 
 
 @every_score
@@ -109,9 +118,8 @@ def test_mask_bias_and_returned_weights(score):
         logits[row, :, length:] = -np.inf
     expected = numpy_softmax(logits)
 
-    output, weights = module(
-        query, key, value, mask=padding_mask(jnp.array(lengths)), bias=bias, return_weights=True
-    )
+    options = {"mask": padding_mask(jnp.array(lengths)), "bias": bias, "return_weights": True}
+    output, weights = run_jit(functools.partial(module, **options), query, key, value)
     np.testing.assert_allclose(weights, expected, atol=3e-6)
     np.testing.assert_allclose(output, expected @ value, atol=3e-6)
     np.testing.assert_allclose(np.sum(weights, -1), np.ones((B, T)), atol=1e-6)
@@ -121,13 +129,17 @@ def test_mask_bias_and_returned_weights(score):
     ("score", "count"), [("additive", 8256), ("general", 4096), ("dot", 0), ("scaled", 0)]
 )
 def test_parameter_counts_at_64(score, count):
-    module = MODULES[score][0](64, 64, rngs=nnx.Rngs(0))
+    module = nnx.eval_shape(lambda: MODULES[score][0](64, 64, rngs=nnx.Rngs(0)))
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module))) == count
 
 
 def test_options_of_the_named_modules():
-    assert AdditiveAttention(3, 5, hidden_dim=2, rngs=nnx.Rngs(0)).score == Additive(2)
-    assert AdditiveAttention(3, 5, rngs=nnx.Rngs(0)).params["v"].shape == (5,)
+    narrow, wide = (
+        nnx.eval_shape(lambda size=size: AdditiveAttention(3, 5, hidden_dim=size, rngs=nnx.Rngs(0)))
+        for size in (2, None)
+    )
+    assert narrow.score == Additive(2)
+    assert wide.params["v"].shape == (5,)
     assert ScaledDotAttention(3, 3, scale=2.0, rngs=nnx.Rngs(0)).score == ScaledDot(2.0)
     assert DotAttention(3, 3, rngs=nnx.Rngs(0)).score == Dot()
     assert GeneralAttention(3, 5, rngs=nnx.Rngs(0)).score == General()

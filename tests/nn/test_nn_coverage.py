@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpy_model import run_jit
 
 from attention_jax import Additive, padding_mask
 from attention_jax.functional.coverage import coverage_attention
@@ -25,11 +26,17 @@ def test_a_fresh_module_is_the_plain_score_and_learns(score):
     query, key, value = tokens()
     module = CoverageAttention(score, DQ, DK, rngs=nnx.Rngs(5))
     plain = Attention(score, DQ, DK, rngs=nnx.Rngs(5))
-    lengths = jnp.array([4, S])
-    result = module(query, key, value, mask=padding_mask(lengths))
-    output = plain(query, key, value, mask=padding_mask(lengths))
+    mask = padding_mask(jnp.array([4, S]))
+
+    def calls(query, key, value):
+        return (
+            (module(query, key, value, mask=mask), plain(query, key, value, mask=mask)),
+            (module(query, key).output, plain(query, key)),
+        )
+
+    (result, output), of_keys = run_jit(calls, query, key, value)
     np.testing.assert_allclose(result.output, output, atol=2e-6)
-    np.testing.assert_allclose(module(query, key).output, plain(query, key), atol=2e-6)
+    np.testing.assert_allclose(*of_keys, atol=2e-6)
 
     graph, state = nnx.split(module)
     params = nnx.to_pure_dict(state)
@@ -44,19 +51,26 @@ def test_a_fresh_module_is_the_plain_score_and_learns(score):
         return nnx.merge(graph, params)(query, key, value).loss.mean()
 
     before, gradient = loss(params)
-    assert np.any(gradient["coverage_kernel"])
-    direction = gradient["coverage_kernel"] / jnp.linalg.norm(gradient["coverage_kernel"])
-    kernel = params["coverage_kernel"] - 0.5 * direction
+    slope = np.asarray(gradient["coverage_kernel"])
+    assert np.any(slope)
+    kernel = jnp.asarray(params["coverage_kernel"] - 0.5 * slope / np.linalg.norm(slope))
     after, _ = loss({**params, "coverage_kernel": kernel})
     assert after < before - 1e-3
     # Merged again, it is the function of its parameters; and it goes on from a coverage.
     learned = nnx.merge(graph, {**params, "coverage_kernel": kernel})
     options = {"score": score, "params": params["params"], "coverage_kernel": kernel}
     coverage = result.coverage
-    expected = coverage_attention(query, key, value, **options, bias=jnp.ones(S), coverage=coverage)
-    got = learned(query, key, value, bias=jnp.ones(S), coverage=coverage)
+
+    def learned_calls(query, key, value):
+        pairs = {"bias": jnp.ones(S), "coverage": coverage}
+        return (
+            learned(query, key, value, **pairs),
+            coverage_attention(query, key, value, **options, **pairs),
+            learned(query, key, value, return_weights=False),
+        )
+
+    got, expected, without = run_jit(learned_calls, query, key, value)
     jax.tree.map(np.testing.assert_array_equal, got, expected)
-    without = learned(query, key, value, return_weights=False)
     assert without.weights is None
 
 

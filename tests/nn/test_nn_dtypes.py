@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from numpy_model import normal
+from numpy_model import normal, run_jit, scrambled
 
 from attention_jax.nn import (
     Attention,
@@ -52,8 +52,7 @@ def test_scaled_with_these_settings_is_flax(dtypes):
         dtype = dtypes.get("param_dtype", jnp.float32)
         assert {leaf.dtype for leaf in jax.tree.leaves(one)} == {jnp.dtype(dtype)}
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        output = ours(QUERY, MEMORY)
-        expected = theirs(QUERY, MEMORY)
+        output, expected = run_jit(lambda x, y: (ours(x, y), theirs(x, y)), QUERY, MEMORY)
     assert output.dtype == expected.dtype == dtypes.get("dtype", jnp.float32)
     rough = jnp.bfloat16 in dtypes.values()
     wide = (np.asarray(x, np.float32) for x in (output, expected))
@@ -101,19 +100,23 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_takes_dtypes(name):
     make, arguments = MODULES[name]
-    plain = make(rngs=nnx.Rngs(0))
-    half = make(rngs=nnx.Rngs(0), dtype=jnp.bfloat16, param_dtype=jnp.float16)
+    plain = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
+    half, wide = scrambled(
+        lambda: make(rngs=nnx.Rngs(0), dtype=jnp.bfloat16, param_dtype=jnp.float16), noise=0.1
+    )
     params, narrow = (nnx.to_pure_dict(nnx.state(x)) for x in (plain, half))
     for one, other in zip(*map(jax.tree.leaves, (params, narrow)), strict=True):
         assert (one.dtype, other.dtype) == (jnp.float32, jnp.float16)
-    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
+    wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), wide)
     plain = nnx.merge(nnx.graphdef(plain), wide)
 
     def first(found):
         return found if isinstance(found, jax.Array) else found[0]
 
     with jax.numpy_dtype_promotion("standard"):  # in Flax's layer normalisation
-        outputs = [first(jax.jit(module)(*arguments)) for module in (plain, half)]
+        outputs = run_jit(
+            lambda *arguments: [first(module(*arguments)) for module in (plain, half)], *arguments
+        )
     assert [output.dtype for output in outputs] == [jnp.float32, jnp.bfloat16]
     one, other = (np.asarray(output, np.float32) for output in outputs)
     np.testing.assert_allclose(other, one, atol=0.05 * max(1, np.max(np.abs(one))))
@@ -122,13 +125,18 @@ def test_every_module_takes_dtypes(name):
 
 def test_a_memory_and_a_cache_are_of_the_dtype():
     attend = Attention("additive", D, D, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    memory = attend.remember(MEMORY)
-    assert memory.values.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(attend(QUERY, memory), attend(QUERY, MEMORY))
+
+    def calls(x, y):
+        memory = attend.remember(y)
+        return memory.values, attend(x, memory), attend(x, y)
+
+    values, *outputs = run_jit(calls, QUERY, MEMORY)
+    assert values.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(*outputs)
     heads = MultiHeadAttention("scaled", D, num_heads=2, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     cache = heads.empty_cache((B,), T)
     assert cache.memory.values.dtype == jnp.bfloat16
-    assert heads.extend(QUERY, cache)[0].dtype == jnp.bfloat16
+    assert jax.eval_shape(heads.extend, jnp.asarray(QUERY), cache)[0].dtype == jnp.bfloat16
 
 
 def test_initializers_reach_every_projection():

@@ -204,9 +204,15 @@ def test_positions_are_counted_from_each_end(anchor, lengths):
 # --- random ids ---
 
 
-def many(draw, count, limit, keys):
-    rngs = jax.random.split(jax.random.key(11), keys)
-    return np.asarray(jax.jit(jax.vmap(lambda rng: draw(rng, count, limit)))(rngs))
+def many(draw, *sizes, keys):
+    """Ids drawn with each key, for each (count, limit) of `sizes`; all in one program."""
+
+    @jax.jit
+    @jax.vmap
+    def draws(rng):
+        return [draw(rng, *size) for size in sizes]
+
+    return [np.asarray(ids) for ids in draws(jax.random.split(jax.random.key(11), keys))]
 
 
 def assert_drawn_with(probabilities, drawn):
@@ -225,27 +231,27 @@ every_draw = pytest.mark.parametrize("draw", [random_position_ids, random_window
 
 
 @every_draw
-@pytest.mark.parametrize(("count", "limit"), [(1, 1), (1, 13), (5, 13), (13, 13), (3, 1009)])
-def test_random_ids_increase_within_the_limit(draw, count, limit):
-    drawn = many(draw, count, limit, 307)
-    assert drawn.shape == (307, count)
-    assert drawn.dtype == np.int32
-    assert np.all(np.diff(drawn, axis=1) >= 1)
-    assert drawn.min() >= 0
-    assert drawn.max() < limit
-    if count == limit:
-        np.testing.assert_array_equal(drawn, [range(limit)] * 307)
-    else:
-        assert len({tuple(row) for row in drawn.tolist()}) > 5
+def test_random_ids_increase_within_the_limit(draw):
+    sizes = [(1, 1), (1, 13), (5, 13), (13, 13), (3, 1009)]
+    for (count, limit), drawn in zip(sizes, many(draw, *sizes, keys=307), strict=True):
+        assert drawn.shape == (307, count)
+        assert drawn.dtype == np.int32
+        assert np.all(np.diff(drawn, axis=1) >= 1)
+        assert drawn.min() >= 0
+        assert drawn.max() < limit
+        if count == limit:
+            np.testing.assert_array_equal(drawn, [range(limit)] * 307)
+        else:
+            assert len({tuple(row) for row in drawn.tolist()}) > 5
 
 
 @every_draw
 def test_one_key_draws_the_same_in_a_loop_under_jit_and_vmap(draw):
     rngs = jax.random.split(jax.random.key(2), 3)
-    batch = jax.vmap(lambda rng: draw(rng, 5, 101))(rngs)
     jitted = jax.jit(functools.partial(draw, count=5, limit=101))
+    batch = np.asarray(jax.jit(jax.vmap(jitted))(rngs))
+    np.testing.assert_array_equal(draw(rngs[0], 5, 101), batch[0])
     for rng, row in zip(rngs, batch, strict=True):
-        np.testing.assert_array_equal(draw(rng, 5, 101), row)
         np.testing.assert_array_equal(jitted(rng), row)
     assert len({tuple(row) for row in batch.tolist()}) == 3
 
@@ -259,7 +265,7 @@ def test_more_ids_than_there_are_cannot_be_drawn(draw, count):
 
 def test_all_subsets_are_equally_likely():
     subsets = list(itertools.combinations(range(7), 3))
-    drawn = many(random_position_ids, 3, 7, 10_007)
+    (drawn,) = many(random_position_ids, (3, 7), keys=10_007)
     assert_drawn_with(dict.fromkeys(subsets, 1 / len(subsets)), drawn)
 
 
@@ -278,12 +284,13 @@ def window_probabilities(limit):
 
 
 def test_windows_have_log_uniform_widths_and_uniform_starts():
-    assert_drawn_with(window_probabilities(7), many(random_window_position_ids, 2, 7, 20_011))
+    (drawn,) = many(random_window_position_ids, (2, 7), keys=20_011)
+    assert_drawn_with(window_probabilities(7), drawn)
 
 
 def test_neighbours_and_tokens_far_apart_are_both_drawn():
     limit, keys = 1009, 5003
-    drawn = many(random_window_position_ids, 2, limit, keys)
+    (drawn,) = many(random_window_position_ids, (2, limit), keys=keys)
     gaps = drawn[:, 1] - drawn[:, 0]
     # Of a width w: two equal numbers of w - 1 make neighbours, 1 / (w - 1) of all.
     widths = np.arange(2, limit + 1)
@@ -297,4 +304,5 @@ def test_neighbours_and_tokens_far_apart_are_both_drawn():
     for found, expected in ((gaps == 1, neighbours), (gaps > 100, far)):
         assert found.mean() == pytest.approx(expected, abs=4 / math.sqrt(4 * keys))
     # In subsets of the whole range hardly any are neighbours.
-    assert np.mean(np.diff(many(random_position_ids, 2, limit, 503), axis=1) == 1) < 0.02
+    (subsets,) = many(random_position_ids, (2, limit), keys=503)
+    assert np.mean(np.diff(subsets, axis=1) == 1) < 0.02

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from numpy_model import decoder_block, encoder_block, linear, normed, scrambled
+from numpy_model import decoder_block, encoder_block, linear, normed, run_jit, scrambled
 
 from attention_jax import Score
 from attention_jax.analysis import attention_rollout
@@ -20,7 +20,9 @@ LENGTHS = [4, 7, 1]
 SCORES = ("additive", "dot", "general", "scaled")
 OWN = "test_seq2seq:Distance"
 every_score = pytest.mark.parametrize("score", [*SCORES, OWN])
-some_scores = pytest.mark.parametrize("score", ["additive", "scaled", OWN])
+some_scores = pytest.mark.parametrize(
+    "score", ["additive", pytest.param("scaled", marks=pytest.mark.slow), OWN]
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Distance(Score):
 
 def make(score="scaled", **settings):
     config = Seq2SeqConfig().with_settings(score=score, **{"dim": 8, "hidden_dim": 13, **settings})
-    model = Seq2Seq(config, V, deterministic=True, rngs=nnx.Rngs(0), keep_rngs=False)
-    return scrambled(model)
+    options = {"deterministic": True, "keep_rngs": False}
+    return scrambled(lambda: Seq2Seq(config, V, **options, rngs=nnx.Rngs(0)))
 
 
 def sources(seed=4):
@@ -80,8 +82,10 @@ def numpy_seq2seq(config, params, source, length, target_inputs):
     [
         {"score": "additive"},
         {"score": "general", "self_attention_score": None},
-        {"score": "dot", "self_attention_score": "additive"},
-        {"score": "additive", "encoder_layers": 2, "decoder_layers": 3},
+        pytest.param({"score": "dot", "self_attention_score": "additive"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"score": "additive", "encoder_layers": 2, "decoder_layers": 3}, marks=pytest.mark.slow
+        ),
         {"encoder_layers": 0, "mask_padding": False},
         {
             "score": "additive",
@@ -98,8 +102,8 @@ def numpy_seq2seq(config, params, source, length, target_inputs):
 def test_is_the_formula(settings):
     model, params = make(**settings)
     source, lengths, inputs = sources(), jnp.array(LENGTHS), targets()
-    logits, weights = jax.jit(functools.partial(model, return_weights=True))(
-        source, lengths, inputs
+    logits, weights = run_jit(
+        functools.partial(model, return_weights=True), source, lengths, inputs
     )
     assert logits.shape == (B, T, V)
     assert weights.shape == (model.config.decoder_layers, B, T, S)
@@ -112,9 +116,11 @@ def test_is_the_formula(settings):
 
 def test_logits_alone_without_return_weights():
     model, _ = make()
-    logits = jax.jit(model)(sources(), jnp.array(LENGTHS), targets())
-    both = jax.jit(functools.partial(model, return_weights=True))(
-        sources(), jnp.array(LENGTHS), targets()
+    logits, both = run_jit(
+        lambda *arguments: (model(*arguments), model(*arguments, return_weights=True)),
+        sources(),
+        jnp.array(LENGTHS),
+        targets(),
     )
     np.testing.assert_allclose(logits, both[0], atol=1e-5)
 
@@ -125,8 +131,8 @@ def test_a_users_own_score_is_the_one_that_attends():
     assert params["decoder"][0]["cross_attention"]["attention"]["params"]["rate"].shape == ()
     lengths = jnp.array(LENGTHS)
     model.decoder[0].cross_attention.attention.params["rate"][...] = jnp.float32(0.0)
-    forward = jax.jit(functools.partial(model, return_weights=True))
-    _, weights = forward(sources(), lengths, targets())
+    forward = functools.partial(model, return_weights=True)
+    _, weights = run_jit(forward, sources(), lengths, targets())
     for row, length in enumerate(LENGTHS):
         np.testing.assert_allclose(weights[0, row, :, :length], 1 / length, atol=1e-6)
         np.testing.assert_array_equal(weights[0, row, :, length:], 0)
@@ -225,8 +231,15 @@ def test_without_mask_padding_padding_is_seen():
 def test_encoder_weights_are_the_formula_and_roll_out():
     model, params = make(num_heads=4, num_key_heads=2, encoder_layers=2)
     source, lengths = sources(), jnp.array(LENGTHS)
-    memory, weights = jax.jit(functools.partial(model.encode, return_weights=True))(source, lengths)
-    np.testing.assert_allclose(memory, jax.jit(model.encode)(source, lengths), atol=1e-5)
+    (memory, weights), alone = run_jit(
+        lambda *arguments: (
+            model.encode(*arguments, return_weights=True),
+            model.encode(*arguments),
+        ),
+        source,
+        lengths,
+    )
+    np.testing.assert_allclose(memory, alone, atol=1e-5)
     assert weights.shape == (2, B, 4, S, S)
     for row, length in enumerate(LENGTHS):
         expected = numpy_seq2seq(model.config, params, source[row], length, targets()[row])[2]
@@ -244,14 +257,19 @@ def test_encoder_weights_are_the_formula_and_roll_out():
 
 
 def test_dropout_is_for_training():
-    model, _ = make("additive", dropout_rate=0.2)
-    plain, _ = make("additive")
+    model, _ = make(dropout_rate=0.2)
+    plain, _ = make()
     arguments = (sources(), jnp.array(LENGTHS), targets())
-    forward = jax.jit(lambda rng: model(*arguments, dropout_rng=rng))
-    first, second = (np.asarray(forward(jax.random.key(seed))) for seed in (0, 1))
-    np.testing.assert_array_equal(first, forward(jax.random.key(0)))
-    without = np.asarray(jax.jit(plain)(*arguments))
-    np.testing.assert_allclose(forward(None), without, atol=1e-5)
+
+    @jax.jit
+    def calls(rng):
+        return model(*arguments, dropout_rng=rng), model(*arguments), plain(*arguments)
+
+    (first, undropped, without), (second, _, _) = (
+        map(np.asarray, calls(jax.random.key(seed))) for seed in (0, 1)
+    )
+    np.testing.assert_array_equal(first, calls(jax.random.key(0))[0])
+    np.testing.assert_allclose(undropped, without, atol=1e-5)
     for left, right in ((first, second), (first, without), (second, without)):
         assert np.all(np.max(np.abs(left - right), axis=(1, 2)) > 1e-3)
 
@@ -260,18 +278,20 @@ def test_dropout_reaches_embeddings_and_both_halves():
     model, _ = make(dropout_rate=0.5)
     source, lengths, rng = sources(), jnp.array(LENGTHS), jax.random.key(0)
 
-    @jax.jit
-    def run(rng):
-        memory = model.encode(source, lengths, dropout_rng=rng)
-        return memory, model.decode(jnp.ones((B, S, 8)), lengths, targets(), dropout_rng=rng)
+    def calls(rng):
+        memories = model.encode(source, lengths, dropout_rng=rng), model.encode(source, lengths)
+        arguments = (jnp.ones((B, S, 8)), lengths, targets())
+        return memories, (model.decode(*arguments, dropout_rng=rng), model.decode(*arguments))
 
-    for dropped, whole in zip(run(rng), run(None), strict=True):
-        assert np.any(np.abs(np.asarray(dropped - whole)) > 1e-2)
+    for dropped, whole in run_jit(calls, rng):
+        assert np.any(np.abs(dropped - whole) > 1e-2)
     # Without blocks, what is dropped of the embeddings is 0.
     model, _ = make(dropout_rate=0.5, encoder_layers=0)
     model.memory_norm = lambda x: x
-    embedded = np.asarray(model.encode(source, lengths))
-    dropped = np.asarray(model.encode(source, lengths, dropout_rng=rng))
+    embedded, dropped = run_jit(
+        lambda rng: (model.encode(source, lengths), model.encode(source, lengths, dropout_rng=rng)),
+        rng,
+    )
     kept = dropped != 0
     assert 0.3 < kept.mean() < 0.7
     np.testing.assert_allclose(dropped[kept], 2 * embedded[kept], atol=1e-5)
@@ -313,4 +333,4 @@ def test_bad_settings(settings, message):
 def test_no_examples():
     model, _ = make()
     none = jnp.zeros((0, S), int), jnp.zeros(0, int), jnp.zeros((0, T), int)
-    assert model(*none).shape == (0, T, V)
+    assert jax.jit(model)(*none).shape == (0, T, V)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from numpy_model import scrambled
+from numpy_model import run_jit, scrambled
 
 from attention_jax.nn import Seq2Seq, Seq2SeqConfig
 
@@ -21,7 +21,7 @@ def make(seed=1, noise=0.2, **settings):
     config = Seq2SeqConfig().with_settings(
         **{"score": "additive", "dim": 8, "hidden_dim": 13, **settings}
     )
-    return scrambled(Seq2Seq(config, V, rngs=nnx.Rngs(0)), seed=seed, noise=noise)[0]
+    return scrambled(lambda: Seq2Seq(config, V, rngs=nnx.Rngs(0)), seed=seed, noise=noise)[0]
 
 
 def sources(seed=4):
@@ -31,13 +31,17 @@ def sources(seed=4):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"attention": "global", "encoder_layers": 2, "decoder_layers": 2, "norm": "post"},
-        {"attention": "global", "num_heads": 4, "num_key_heads": 2, "normalize_qk": True},
-        {"attention": "local-m", "radius": 1},
+        pytest.param(
+            {"attention": "global", "encoder_layers": 2, "decoder_layers": 2, "norm": "post"},
+            marks=pytest.mark.slow,
+        ),
+        {"dim": 16, "num_heads": 4, "num_key_heads": 2, "normalize_qk": True},
+        {"attention": "local-m", "radius": 1, "encoder_layers": 0},
         {"attention": "local-m", "alignment": "monotonic", "mask_padding": False},
-        {"attention": "local-p", "self_attention_score": None},
-        {"attention": "coverage", "num_heads": 2, "decoder_layers": 2, "norm": "post"},
-        {"attention": "monotonic", "activation": "swiglu", "decoder_layers": 2},
+        {"attention": "local-p", "self_attention_score": None, "encoder_layers": 0},
+        {"attention": "coverage", "num_heads": 2, "decoder_layers": 2, "norm": "post"}
+        | {"encoder_layers": 0},
+        {"attention": "monotonic", "activation": "swiglu", "encoder_layers": 0},
     ],
     ids=str,
 )
@@ -65,11 +69,15 @@ def test_steps_are_teacher_forcing(settings):
 
 def test_beyond_max_length_there_is_no_number():
     model = make()
-    step = jax.jit(model.decode_step)
-    state = model.start_decoding(sources(), jnp.array(LENGTHS), max_length=1)
-    logits, state = step(state, jnp.full(B, SOS))
+
+    def calls(source, lengths):
+        state = model.start_decoding(source, lengths, max_length=1)
+        logits, state = model.decode_step(state, jnp.full(B, SOS))
+        return logits, model.decode_step(state, jnp.full(B, 3))[0]
+
+    logits, beyond = run_jit(calls, sources(), jnp.array(LENGTHS))
     assert np.all(np.isfinite(logits))
-    assert np.all(np.isnan(step(state, jnp.full(B, 3))[0]))
+    assert np.all(np.isnan(beyond))
 
 
 # --- greedy ---
@@ -81,25 +89,45 @@ def naive_decode(forward, source, length, max_length):
     for step in range(max_length):
         # What stands after the prefix must not matter: not PAD, to make sure.
         inputs = np.array([[SOS, *tokens] + [9] * (max_length - 1 - step)], np.int32)
-        logits, weights = forward(source[None], jnp.array([length]), inputs)
+        logits, weights = map(np.asarray, forward(source[None], jnp.array([length]), inputs))
         tokens.append(int(np.argmax(logits[0, step])))
         if tokens[-1] == EOS:
             break
-    return tokens, np.asarray(weights)[:, 0, : len(tokens)]
+    return tokens, weights[:, 0, : len(tokens)]
 
 
-# The first model never says EOS and repeats itself little; the second says EOS in some rows.
-@pytest.mark.parametrize(("seed", "eos_bias"), [(1, -9.0), (5, 2.0)])
-def test_greedy_decode_is_the_naive_loop_for_unequal_lengths(seed, eos_bias):
-    model = make(seed=seed, noise=1.0, decoder_layers=2)
-    model.logits.bias[...] = model.logits.bias[...].at[EOS].add(eos_bias)
-    greedy = functools.partial(model.greedy_decode, **NUMBERS, return_weights=True)
-    decoded = jax.jit(greedy)(sources(), jnp.array(LENGTHS))
+@functools.cache
+def functions_of_bias():
+    """Greedy decoding and teacher forcing of a model whose logit of EOS has another bias."""
+    graph, params = nnx.split(make(seed=7, noise=1.0, decoder_layers=2))
+
+    def model(params, eos_bias):
+        model = nnx.merge(graph, params)
+        model.logits.bias[...] = model.logits.bias[...].at[EOS].add(eos_bias)
+        return model
+
+    @jax.jit
+    def greedy(params, eos_bias):
+        decode = functools.partial(model(params, eos_bias).greedy_decode, return_weights=True)
+        return decode(sources(), jnp.array(LENGTHS), **NUMBERS)
+
+    @jax.jit
+    def forward(params, eos_bias, *arguments):
+        return model(params, eos_bias)(*arguments, return_weights=True)
+
+    return functools.partial(greedy, params), functools.partial(forward, params)
+
+
+# With the first bias the model never says EOS; with the second it says EOS in some rows.
+@pytest.mark.parametrize("eos_bias", [-9.0, 2.0])
+def test_greedy_decode_is_the_naive_loop_for_unequal_lengths(eos_bias):
+    greedy, forward = functions_of_bias()
+    forward = functools.partial(forward, eos_bias)
+    decoded = jax.tree.map(np.asarray, greedy(eos_bias))
     assert decoded.tokens.shape == (B, T)
     assert decoded.tokens.dtype == jnp.int32
     assert decoded.weights.shape == (2, B, T, S)
     np.testing.assert_allclose(np.sum(decoded.weights, -1), np.ones((2, B, T)), atol=1e-6)
-    forward = jax.jit(functools.partial(model, return_weights=True))
     found = set()
     for row in range(B):
         tokens, weights = naive_decode(forward, sources()[row], LENGTHS[row], T)
@@ -125,12 +153,16 @@ def test_greedy_decode_stops():
 
 
 def test_weights_of_an_answer_are_those_of_teacher_forcing():
-    model = make(attention="coverage", decoder_layers=2)
+    model = make(attention="coverage", decoder_layers=2, encoder_layers=0)
     tokens = np.array([[3, 4, EOS, PAD], [5, 5, 6, 7], [EOS, PAD, PAD, PAD]], np.int32)
     inputs = np.array([[SOS, 3, 4, EOS], [SOS, 5, 5, 6], [SOS, EOS, PAD, PAD]], np.int32)
     source, lengths = sources(), jnp.array(LENGTHS)
-    weights = jax.jit(functools.partial(model.weights_of, sos=SOS))(source, lengths, tokens)
-    _, expected = jax.jit(functools.partial(model, return_weights=True))(source, lengths, inputs)
+
+    def both(source, lengths):
+        _, expected = model(source, lengths, inputs, return_weights=True)
+        return model.weights_of(source, lengths, tokens, sos=SOS), expected
+
+    weights, expected = run_jit(both, source, lengths)
     assert weights.shape == (2, B, 4, S)
     np.testing.assert_allclose(weights, expected, atol=1e-6)
 
@@ -149,7 +181,12 @@ def log_probability(forward, row, tokens):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"num_heads": 4, "num_key_heads": 2, "decoder_layers": 2}, {"attention": "coverage"}],
+    [
+        pytest.param(
+            {"num_heads": 4, "num_key_heads": 2, "decoder_layers": 2}, marks=pytest.mark.slow
+        ),
+        {"attention": "coverage"},
+    ],
     ids=str,
 )
 def test_beams(settings):
@@ -161,9 +198,9 @@ def test_beams(settings):
     def search(beams, source, lengths):
         return model.beam_decode(source, lengths, beams=beams, **NUMBERS)
 
-    greedy = jax.jit(functools.partial(model.greedy_decode, **NUMBERS))(source, lengths)
+    greedy = run_jit(functools.partial(model.greedy_decode, **NUMBERS), source, lengths)
     np.testing.assert_array_equal(search(1, source, lengths).tokens[:, 0], greedy.tokens)
-    found = search(3, source, lengths)
+    found = jax.tree.map(np.asarray, search(3, source, lengths))
     forward = jax.jit(model)
     for row in range(B):
         answers = set()
@@ -182,7 +219,9 @@ def test_beams(settings):
 
 
 def test_length_penalty_is_passed_on():
-    model = make(seed=7, noise=0.7)
-    found = model.beam_decode(sources(), jnp.array(LENGTHS), beams=2, length_penalty=0.6, **NUMBERS)
-    expected = found.log_probabilities / ((5 + found.lengths.astype(jnp.float32)) / 6) ** 0.6
+    model = make(seed=7, noise=0.7, encoder_layers=0, decoder_self_attention=False)
+    options = {"beams": 2, "length_penalty": 0.6, **NUMBERS}
+    search = functools.partial(model.beam_decode, **options)
+    found = run_jit(search, sources(), jnp.array(LENGTHS))
+    expected = found.log_probabilities / ((5 + found.lengths) / 6) ** 0.6
     np.testing.assert_allclose(found.scores, expected, rtol=1e-5)

@@ -21,7 +21,7 @@ every_tie = pytest.mark.parametrize("tie", TIES)
 
 def config(tie):
     return Seq2SeqConfig(
-        score="additive",
+        score="dot",
         block=BlockConfig(dim=DIM, hidden_dim=3),
         encoder_layers=0,
         tied_embeddings=tie,
