@@ -1,5 +1,6 @@
 """Settings of every test: what would be a silent cost or a silent mistake is an error."""
 
+import gc
 import os
 
 import quick_compilation  # first, because JAX reads its settings when it is imported
@@ -22,6 +23,7 @@ def pytest_configure(config):
     if "PYTEST_XDIST_WORKER" not in os.environ:
         quick_compilation.empty_large_cache()
     resumable.pytest_configure(config)
+    quick_compilation.install()
 
 
 # These test the numerics or the memory of compiled programs, so they are compiled as on users'
@@ -34,13 +36,17 @@ FULLY_OPTIMIZED = (
 
 @pytest.fixture(autouse=True, scope="module")
 def _compile_quickly(request):
-    if request.path.name in FULLY_OPTIMIZED:
-        yield
-        return
+    quickly = request.path.name not in FULLY_OPTIMIZED
+    jax.config.update("jax_disable_most_optimizations", quickly)
+    yield
     jax.config.update("jax_disable_most_optimizations", True)
-    with quick_compilation.quick_options():
-        yield
-    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def pytest_collection_finish():
+    """Collects garbage less often, because tracing a program makes many objects that stay."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1000)
 
 
 COMPILED = []  # one entry per program that this process has compiled and still holds

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from pathlib import Path
 
-from quick_compilation import PARTS, quick_options  # first: JAX reads its settings
+from quick_compilation import PARTS, install  # first: JAX reads its settings
 
 import jax  # isort: skip
 
@@ -45,15 +45,14 @@ def run(checks, names):
     """Runs each check, and prints its outcome as a line of JSON."""
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
-    jax.config.update("jax_disable_most_optimizations", True)
+    install()
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
     assert jax.device_count() == COUNT
     stdout, sys.stdout = sys.stdout, sys.stderr  # checks may print to stderr
     for name in names:
         try:
-            with quick_options():
-                failure = checks[name]()
+            failure = checks[name]()
         except Exception:
             failure = traceback.format_exc()
         print(json.dumps([name, failure]), flush=True, file=stdout)

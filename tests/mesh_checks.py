@@ -377,13 +377,13 @@ CHECKS = {
         additive_decides_without_talking, automatic_axes_in_every_transformation,
         each_device_computes_its_examples, every_call_in_shard_map,
         gradients_are_captured_on_explicit_axes, queries_cut_over_devices_stay_so,
-        some_calls_on_explicit_axes_in_other_ways,
     )
 } | {
     "explicit_axes": on_explicit_axes,
     **{name: GRID[name] for name in FEW},
 }  # fmt: skip
 SLOW = {
+    "some_calls_on_explicit_axes_in_other_ways": some_calls_on_explicit_axes_in_other_ways,
     "explicit_axes_without_mesh": functools.partial(on_explicit_axes, with_mesh=False),
     "explicit_axes_and_whole_keys": functools.partial(on_explicit_axes, cut_keys=False),
     **{

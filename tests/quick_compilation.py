@@ -4,11 +4,9 @@ Most of the time of the tests goes into compiling. The settings are environment 
 JAX reads when it is imported and which processes that the tests start inherit.
 """
 
-import contextlib
 import os
 import shutil
 from pathlib import Path
-from unittest import mock
 
 CACHE = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
 LARGEST_CACHE = 2**30  # bytes
@@ -19,6 +17,7 @@ SETTINGS = {
     "JAX_COMPILATION_CACHE_DIR": str(CACHE),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
 }
 
 os.environ.update(SETTINGS)
@@ -32,20 +31,20 @@ def empty_large_cache():
         shutil.rmtree(CACHE)
 
 
-@contextlib.contextmanager
-def quick_options():
-    """Compiles every program with the options of `conformance.quick_jit`.
+def install():
+    """Gives programs the options of `conformance.quick_jit` where optimisations are disabled.
 
-    `jax.jit` takes them for its own program alone, and JAX has no setting for all programs.
+    `jax.jit` takes the options for its own program alone, and JAX has no setting for all programs.
     """
     import conformance  # both import JAX, after the settings above
+    import jax
     from jax._src import compiler
 
     options, own = conformance.quick_options(), compiler.get_compile_options
 
     def get_compile_options(*arguments, env_options_overrides=None, **named):
-        overrides = {**options, **(env_options_overrides or {})}
-        return own(*arguments, env_options_overrides=overrides, **named)
+        if jax.config.read("jax_disable_most_optimizations"):
+            env_options_overrides = {**options, **(env_options_overrides or {})}
+        return own(*arguments, env_options_overrides=env_options_overrides, **named)
 
-    with mock.patch.object(compiler, "get_compile_options", get_compile_options):
-        yield
+    compiler.get_compile_options = get_compile_options

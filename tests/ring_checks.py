@@ -351,19 +351,20 @@ MORE = [
 CHECKS = {
     **{"-".join(map(str, case)): comparison(*case) for case in FEW},
     "a_table_as_a_bias": comparison("scaled", "dense", 3, table_bias=True),
-    "batch_over_other_devices": functools.partial(batch_over_other_devices, AxisType.Explicit),
-    "reverse_over_reverse": functools.partial(second_derivatives, "scaled", reverse_over_reverse),
     "bfloat16": functools.partial(narrow_dtype, jnp.bfloat16, 2**-7),
     **{
         check.__name__: check
         for check in (
-            vmaps_jits_and_heads, nothing_but_permutations, the_same_work_for_all,
+            nothing_but_permutations, the_same_work_for_all,
             memory_falls_with_the_devices,
         )
     },
 }  # fmt: skip
 SLOW = {
     **{"-".join(map(str, case)): comparison(*case) for case in MORE},
+    "vmaps_jits_and_heads": vmaps_jits_and_heads,
+    "reverse_over_reverse": functools.partial(second_derivatives, "scaled", reverse_over_reverse),
+    "batch_over_other_devices": functools.partial(batch_over_other_devices, AxisType.Explicit),
     "batch_over_other_devices-automatic": functools.partial(
         batch_over_other_devices, AxisType.Auto
     ),

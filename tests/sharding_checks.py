@@ -243,5 +243,4 @@ SLOW = {
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_disable_most_optimizations", True)  # what is sent is settled before
     eight_devices.run({**CHECKS, **SLOW}, sys.argv[1:])

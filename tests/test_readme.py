@@ -36,13 +36,6 @@ def blocks(readme: Path, language: str) -> list[str]:
 (MY_SCORES,) = (code for code in blocks(README, "python") if code.startswith("# my_scores.py"))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compile_quickly():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 # --- Python ---
 
 

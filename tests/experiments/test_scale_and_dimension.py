@@ -36,14 +36,6 @@ def numbers():
     return json.loads((RESULTS / "scale_and_dimension.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def compile_quickly():
-    """These tests do not depend on the numerics, so that they may compile quickly."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def tokens(seed=0):
     rng = np.random.default_rng(seed)
     return rng.normal(size=(T, D)), rng.normal(size=(S, D))
@@ -181,7 +173,6 @@ def test_a_rate_that_is_traced_is_the_rate_of_the_configuration():
 
 
 @pytest.mark.slow  # it compiles for 10 s; what `run` makes of its numbers is tested below
-@pytest.mark.usefixtures("compile_quickly")
 def test_runs_of_one_program_have_their_own_size_and_rate():
     config = ReversalConfig(
         model=Seq2SeqConfig(
@@ -404,7 +395,5 @@ def test_quick_run(tmp_path, capsys):
     numbers = json.loads((tmp_path / "scale_and_dimension.json").read_text())
     missed = [one.claim for one in experiment.expectations(numbers) if not one.met]
     assert [claim for claim in missed if not any(part in claim for part in LEARNED)] == []
-    assert {path.name for path in tmp_path.glob("*.png")} == {
-        f"{stem}.png" for stem in experiment.CAPTIONS
-    }
+    assert {path.stem for path in tmp_path.glob("*.png")} == set(experiment.CAPTIONS)
     assert "1. Dimension." in capsys.readouterr().out

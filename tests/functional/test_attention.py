@@ -131,7 +131,7 @@ def check_bits(implementation, score, mask_name, jit=None):
     assert not np.any(got_gradients["bias"][~allowed])
 
 
-@grid("score", ["additive", "own"], slow_in_tiles=["additive"])
+@grid("score", ["additive", "own"], slow_in_tiles=["additive", "own"])
 def test_everything_masked_and_second_order(implementation, score):
     inputs = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs_of(score))
 

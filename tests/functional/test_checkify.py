@@ -72,6 +72,7 @@ def test_tiles_with_nan_in_padding():
     check(attend("tiled", mask=TABLE & PADDING), QUERY, key, VALUE)
 
 
+@pytest.mark.slow
 def test_other_forms_of_attention():
     arguments = {"mask": PADDING, "score": "scaled"}
 

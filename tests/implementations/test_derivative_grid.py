@@ -14,7 +14,10 @@ def results(request):
     "name",
     [
         *derivative_grid.CHECKS,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in derivative_grid.SAMPLE),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (*derivative_grid.SLOW, *derivative_grid.SAMPLE)
+        ),
     ],
 )
 def test_on_eight_devices(name, results):

@@ -93,6 +93,7 @@ def test_forward_mode_against_differences():
         check_jvp(quick_jit(loss), quick_jit(functools.partial(jax.jvp, loss)), (point,), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_forward_mode_of_a_batch_of_different_lengths():
     with jax.enable_x64(True):
         shapes = (2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 2), (3, 1, 7)

@@ -77,7 +77,7 @@ def test_the_reference_is_quadratic():
     ("implementation", "score", "derivative"),
     [
         ("tiled", "scaled", gradient),
-        ("tiled", "additive", gradient),
+        pytest.param("tiled", "additive", gradient, marks=pytest.mark.slow),
         ("tiled", "own", pushed),
         pytest.param(
             "tiled", "scaled", lambda loss: pushed(gradient(loss)), marks=pytest.mark.slow

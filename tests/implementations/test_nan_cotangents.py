@@ -162,7 +162,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("local_attention", "ring_attention")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES],
+)
 def test_cotangents_of_a_row_without_keys_reach_nothing(name):
     run, arguments = CASES[name]()
 

@@ -63,7 +63,10 @@ def first(found):
     return np.asarray(found[0] if isinstance(found, tuple) else found)
 
 
-@every_module
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "seq2seq")) for name in MODULES],
+)
 def test_as_flaxs_layers(name):
     make, arguments = MODULES[name]
     module, plain = make(rngs=nnx.Rngs(0)), make(rngs=nnx.Rngs(0), keep_rngs=False)

@@ -10,6 +10,12 @@ def results(request):
     return eight_devices.results_of(explicit_module_checks, request)
 
 
-@pytest.mark.parametrize("name", explicit_module_checks.CHECKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *explicit_module_checks.CHECKS,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in explicit_module_checks.SLOW),
+    ],
+)
 def test_on_eight_devices(name, results):
     assert results[name] is None, results[name]

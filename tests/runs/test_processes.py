@@ -47,7 +47,6 @@ def start(tmp_path):
                     **os.environ,
                     "PYTHONPATH": str(ROOT),
                     "JAX_PLATFORMS": "cpu",
-                    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
                 },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

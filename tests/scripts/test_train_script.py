@@ -45,13 +45,14 @@ def start(folder, *arguments):
     return subprocess.Popen(
         [sys.executable, SCRIPT, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
+@pytest.mark.slow
 def test_stopped_by_sigterm_and_resumed(tmp_path):
     run = tmp_path / "run"
     arguments = ["--workdir", "run", "--score", "my_scores:Mine", "--steps", "1000"]

@@ -45,7 +45,6 @@ TINY = [
     "--checkpoint-every=2",
 ]  # fmt: skip
 VALIDATED = ["--source", "validation.de", "--reference", "validation.en"]
-QUICKLY_COMPILED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 NOT_UTF8 = ["--validation-source", "latin.de", "--validation-target", "train.en"]
 
 
@@ -54,7 +53,7 @@ def run(folder, script, *arguments, stdin=b"", **env):
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / f"{script}.py", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **QUICKLY_COMPILED, **env},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         input=stdin,
         capture_output=True,
         timeout=600,
