@@ -129,7 +129,9 @@ def adapt(namespace: pdoc.doc.Namespace, links: Links) -> None:
     if is_tuple:
         namespace.members.pop("__init__", None)  # users read these tuples, and do not make them
     if isinstance(namespace, pdoc.doc.Class):
-        namespace.bases = [public_base(*base, links) for base in namespace.bases]
+        namespace.bases = [
+            public_base(module, name, text, links) for module, name, text in namespace.bases
+        ]
     for name, doc in list(namespace.members.items()):
         written_in = vars(sys.modules.get(doc.taken_from[0], sys))
         if isinstance(doc, pdoc.doc.Namespace):
