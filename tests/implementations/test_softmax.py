@@ -54,6 +54,11 @@ def test_any_axis(axis):
     total = expected.sum(axis, keepdims=True)
     expected = expected / np.where(total == 0, 1, total)
     np.testing.assert_allclose(masked_softmax(logits, TABLE, axis), expected, atol=3e-7)
+    # dl_j = w_j (dw_j - sum_k w_k dw_k), with the sum along the axis
+    dweights = np.cos(np.arange(T * S)).reshape(T, S)
+    gradient = jax.grad(lambda x: jnp.sum(masked_softmax(x, TABLE, axis) * dweights))(logits)
+    mean = (expected * dweights).sum(axis, keepdims=True)
+    np.testing.assert_allclose(gradient, expected * (dweights - mean), atol=1e-6)
 
 
 def test_a_mask_object_and_broadcast_arrays():
