@@ -234,7 +234,7 @@ def test_align_is_the_models_own_account(translator):
 @pytest.mark.slow
 def test_align_translates_as_translate_does(translator):
     """Of as many subwords as a batch of width 8 has room for: both may say as much."""
-    sentence, search = "ein hund im im", Search(beams=3)
+    sentence, search = "ein hund im", Search(beams=3)
     assert len(ids_of(translator, sentence)) == 8
     (answer,) = translate(translator, [sentence], search)
     assert align(translator, sentence, search).translation == answer
