@@ -126,7 +126,7 @@ def batch_of_words(words: Sequence[str]) -> Batch:
     ids = [VOCABULARY.encode(word) for word in words]
     width = max(map(len, ids))
     letters = np.array([row + [PAD] * (width - len(row)) for row in ids], np.int32)
-    return jax.jit(reversal_batch)(letters, np.array([len(row) for row in ids], np.int32))
+    return reversal_batch(letters, np.array([len(row) for row in ids], np.int32))
 
 
 class Reversed(NamedTuple):
