@@ -2,13 +2,13 @@
 
 An experiment is a module with
 
-    Config                      a frozen dataclass: every setting and its default, `results` last
+    Config                      a frozen dataclass: every setting and its default
     QUICK                       a Config that takes a minute or two, for a first look
     CAPTIONS                    {file stem of a figure: what the figure shows, in words}
     run(config) -> numbers      computes the numbers, as JSON; writes nothing
     plot(numbers) -> figures    {file stem: figure}, drawn from the numbers alone
     expectations(numbers)       `Expectation`s: what the source says, and what was measured
-    report(numbers) -> text     optional: tables or sentences to print
+    report(numbers) -> text     what was found, as Markdown, with its numbers read from `numbers`
     missing(config) -> reason   optional: which data the user has yet to bring; "" for none
 
 and ends with
@@ -20,25 +20,35 @@ and ends with
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
+import os
+import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
+import tyro
 
 from attention_jax.reports import plotting
-from attention_jax.runs.run_folder import environment, make_folder, write_json
+from attention_jax.runs.environment import environment
+from attention_jax.runs.run_folder import check_folder, make_folder, write_json
 from attention_jax.training.metrics import mean_and_deviation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from command_line import run_command
 
+EXPERIMENTS = Path(__file__).parent
 JSON = dict[str, Any]
+Config = TypeVar("Config")
+# What it means for the source that a claim is met: its number comes out, or it does not and ours
+# does, or there is no source.
+Verdict = Literal["reproduced", "contradicted", "ours"]
+SCHEMA = 2  # of result files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +62,7 @@ class Expectation:
         low: the smallest number that supports the claim.
         high: the largest.
         tolerance: where these bounds come from.
+        contradicts: whether the claim denies what the source says.
     """
 
     claim: str
@@ -60,11 +71,25 @@ class Expectation:
     low: float
     high: float
     tolerance: str
+    contradicts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.contradicts and not self.source:
+            raise ValueError(f"source must say what the claim {self.claim!r} contradicts")
 
     @property
     def met(self) -> bool:
         """Whether the measured number is within the bounds; False for NaN."""
         return self.low <= self.measured <= self.high
+
+    @property
+    def verdict(self) -> Verdict | Literal["MISS"]:
+        """What the number says about the source; "MISS" if it is outside the bounds."""
+        if not self.met:
+            return "MISS"
+        if not self.source:
+            return "ours"
+        return "contradicted" if self.contradicts else "reproduced"
 
     @property
     def bounds(self) -> str:
@@ -76,16 +101,56 @@ class Expectation:
         return f"{self.low:.6g} to {self.high:.6g}"
 
     def __str__(self) -> str:
-        mark = "ok  " if self.met else "MISS"
-        return f"{mark} {self.claim}: {self.measured:.6g} ({self.bounds})"
+        return f"{self.verdict:12} {self.claim}: {self.measured:.6g} ({self.bounds})"
+
+    def to_json(self) -> JSON:
+        """The claim and its verdict, for a result file; a bound that is infinite is None."""
+        fields = dataclasses.asdict(self)
+        bounds = {name: fields[name] if math.isfinite(fields[name]) else None for name in _BOUNDS}
+        return {**fields, **bounds, "verdict": self.verdict}
+
+
+_BOUNDS = ("measured", "low", "high")
 
 
 def near(
-    claim: str, source: str, measured: float, expected: float, within: float, tolerance: str
+    claim: str,
+    source: str,
+    measured: float,
+    expected: float,
+    within: float,
+    tolerance: str,
+    *,
+    contradicts: bool = False,
 ) -> Expectation:
     """Returns the `Expectation` that a number is `expected`, plus or minus `within`."""
     low, high = expected - within, expected + within
-    return Expectation(claim, source, float(measured), low, high, tolerance)
+    return Expectation(claim, source, float(measured), low, high, tolerance, contradicts)
+
+
+def verdicts(checks: Sequence[Expectation]) -> str:
+    """Returns how often each verdict occurs: "7 reproduced, 2 ours, 1 MISS"."""
+    found = [check.verdict for check in checks]
+    kinds = ("reproduced", "contradicted", "ours", "MISS")
+    return ", ".join(f"{found.count(kind)} {kind}" for kind in kinds if kind in found)
+
+
+# --- running an experiment ---
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(Generic[Config]):
+    """Run the experiment, write its numbers and figures, and hold them against what was expected.
+
+    The exit status is 1 if a number of a run with the default settings is a MISS.
+
+    Attributes:
+        results: folder of the numbers and figures. If left out, those of the default settings are
+            written beside the experiment, and those of other settings to runs/NAME.
+    """
+
+    results: Path | None = None
+    config: Annotated[Config, tyro.conf.OmitArgPrefixes]
 
 
 def run_experiment(module: str) -> None:
@@ -95,48 +160,84 @@ def run_experiment(module: str) -> None:
         module: the experiment's `__name__`.
     """
     experiment = sys.modules[module]
-    run_command(experiment.Config, functools.partial(conduct, experiment))
+
+    def main(arguments: Arguments[Any]) -> int:
+        return conduct(experiment, arguments.config, arguments.results)
+
+    run_command(lambda words: Arguments[experiment.Config], main)  # type: ignore[name-defined]
 
 
-def conduct(experiment: ModuleType, config: Any) -> int:
-    """Runs an experiment, writes NAME.json and the figures to `config.results`, and prints checks.
+def conduct(experiment: ModuleType, config: Any, results: Path | None = None) -> int:
+    """Runs an experiment, writes NAME.json and the figures, and prints what was found.
+
+    Args:
+        experiment: the module.
+        config: its settings.
+        results: the folder to write to; None as in `Arguments`.
 
     Returns:
         1 if an expectation is missed with the default settings, for which they are made; else 0.
 
     Raises:
-        ValueError: if data is missing, or if `config.results` cannot be written.
+        ValueError: data is missing; the folder cannot be written; or it holds the results of the
+            default settings and these are others.
     """
     if hasattr(experiment, "missing") and (reason := experiment.missing(config)):
         raise ValueError(reason)
-    make_folder("results", config.results)
+    default = _without_folders(config) == _without_folders(type(config)())
+    folder = _results_folder(experiment, results, default=default)
+    start = time.monotonic()
     numbers = {
+        "schema": SCHEMA,
+        "experiment": name_of(experiment),
+        "command": _command(experiment),
         "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
-        "environment": environment(),
+        "environment": environment(EXPERIMENTS),
         **experiment.run(config),
     }
-    path = numbers_path(config.results, _name(experiment))
+    numbers["seconds"] = round(time.monotonic() - start, 1)
+    checks = experiment.expectations(numbers)
+    numbers["claims"] = [check.to_json() for check in checks]
+    path = numbers_path(folder, name_of(experiment))
     write_json(path, numbers)
     print(path)
     for stem, figure in experiment.plot(numbers).items():
-        print(plotting.save(figure, config.results / f"{stem}.png"))
+        print(plotting.save(figure, folder / f"{stem}.png"))
     if hasattr(experiment, "report"):
         print(experiment.report(numbers))
-    checks = experiment.expectations(numbers)
     for check in checks:
         print(check)
-    if all(check.met for check in checks):
-        return 0
-    if _without_folders(config) == _without_folders(type(config)()):
-        return 1
-    print("settings are not the default ones, which the expectations are made for")
-    return 0
+    if not default:
+        print(f"settings are not the default ones: the results are in {folder}, and a MISS is none")
+    return int(default and any(not check.met for check in checks))
 
 
-def _name(experiment: ModuleType) -> str:
+def _results_folder(experiment: ModuleType, results: Path | None, *, default: bool) -> Path:
+    beside = Path(str(experiment.__file__)).parent
+    if results is None:
+        results = beside if default else Path("runs") / name_of(experiment)
+    elif not default and results.resolve() == beside.resolve():
+        raise ValueError(
+            f"results must be another folder than {results}, which holds the results of the"
+            " default settings; leave it out for runs/NAME"
+        )
+    check_folder("results", results)
+    make_folder("results", results)
+    return results
+
+
+def name_of(experiment: ModuleType) -> str:
+    """Returns the name of an experiment's file, without folder and ending."""
     if experiment.__name__ == "__main__":
         return Path(str(experiment.__file__)).stem
-    return experiment.__name__
+    return experiment.__name__.rpartition(".")[2]
+
+
+def _command(experiment: ModuleType) -> str:
+    """The command line, with the path of a program as it was given."""
+    if experiment.__name__ == "__main__" and experiment.__spec__ is not None:
+        return shlex.join(["python", "-m", experiment.__spec__.name, *sys.argv[1:]])
+    return shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])
 
 
 def _without_folders(config: Any) -> JSON:

@@ -8,16 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from experiment import JSON, Expectation
-
 from attention_jax.reports import html_page
+from experiments.experiment import JSON, Expectation, verdicts
 
 
 def results_page(
     experiments: Mapping[str, ModuleType],
     numbers: Mapping[str, JSON],
     expected: Mapping[str, Sequence[Expectation]],
-    results: Path,
+    folders: Mapping[str, Path],
     *,
     quick: bool,
 ) -> str:
@@ -27,14 +26,15 @@ def results_page(
         experiments: modules by name, in the order of the page.
         numbers: the numbers that each experiment wrote.
         expected: the expectations of each experiment.
-        results: the folder of the figures.
+        folders: the folder of the figures of each experiment.
         quick: whether the settings were small, so that expectations may be missed.
     """
     parts = [
         html_page.paragraph(
-            "Every claim of the sources that can be measured, and the number that was measured. A"
-            " number is as expected if it lies within its bounds; the last column says where the"
-            " bounds come from."
+            "Every claim of the sources that can be measured, and the number that was measured."
+            " Verdicts: reproduced, the source's number comes out; contradicted, it does not, and"
+            " ours lies within the stated bounds; ours, the claim has no source; MISS, the number"
+            " is outside its bounds. The last column says where the bounds come from."
         )
     ]
     if quick:
@@ -46,7 +46,7 @@ def results_page(
         )
     parts.append(_summary(experiments, expected))
     for name, experiment in experiments.items():
-        parts += _parts(name, experiment, numbers[name], expected[name], results)
+        parts += _parts(name, experiment, numbers[name], expected[name], folders[name])
     return html_page.page("Experiments on attention", parts)
 
 
@@ -55,9 +55,8 @@ def _summary(
 ) -> str:
     rows = []
     for name, experiment in experiments.items():
-        met = sum(expectation.met for expectation in expected[name])
-        rows.append((name, question(experiment), f"{met} of {len(expected[name])}"))
-    return html_page.table(("experiment", "question", "as expected"), rows)
+        rows.append((name, question(experiment), verdicts(expected[name])))
+    return html_page.table(("experiment", "question", "verdicts"), rows)
 
 
 def _parts(
@@ -65,7 +64,7 @@ def _parts(
     experiment: ModuleType,
     numbers: JSON,
     expected: Sequence[Expectation],
-    results: Path,
+    folder: Path,
 ) -> Iterator[str]:
     yield html_page.heading(name)
     yield html_page.paragraph(question(experiment))
@@ -76,15 +75,21 @@ def _parts(
         elif text:
             yield html_page.paragraph(f"{label}: {text}")
     for stem, caption in experiment.CAPTIONS.items():
-        path = results / f"{stem}.png"
+        path = folder / f"{stem}.png"
         if path.exists():
             yield html_page.image(path.read_bytes(), caption)
     rows = [_row(expectation) for expectation in expected]
-    columns = ("claim", "source", "measured", "bounds", "as expected", "where the bounds come from")
+    columns = ("claim", "source", "measured", "bounds", "verdict", "where the bounds come from")
     yield html_page.table(columns, rows)
     environment = numbers["environment"]
     versions = ", ".join(f"{name} {environment['packages'][name]}" for name in ("jax", "flax"))
-    yield html_page.paragraph(f"Measured with {versions} on {environment['device']}.")
+    commit = environment["git_commit"] or "unknown"
+    seconds = numbers.get("seconds")
+    took = "" if seconds is None else f" in {seconds:.0f} s"
+    yield html_page.paragraph(
+        f"Measured{took} with {versions} on {environment['device']}, {environment['cpus']} cores,"
+        f" commit {commit}."
+    )
 
 
 def _row(expectation: Expectation) -> tuple[str, ...]:
@@ -93,7 +98,7 @@ def _row(expectation: Expectation) -> tuple[str, ...]:
         expectation.source,
         f"{expectation.measured:.5g}",
         expectation.bounds,
-        "yes" if expectation.met else "NO",
+        expectation.verdict,
         expectation.tolerance,
     )
 

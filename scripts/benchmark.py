@@ -24,7 +24,8 @@ from benchmarks import (
 from benchmarks.measure import JSON, Benchmark, Options, Report
 from command_line import run_command
 
-from attention_jax.runs.run_folder import check_output, environment, write_json
+from attention_jax.runs.environment import environment
+from attention_jax.runs.run_folder import check_output, write_json
 
 BENCHMARKS: dict[str, Benchmark] = {
     "attention": Benchmark(attention.check, attention.run),

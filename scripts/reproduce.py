@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import sys
 import time
@@ -20,33 +19,11 @@ from command_line import run_command
 from attention_jax.runs.run_folder import make_folder, write_text
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "experiments"))
+sys.path.insert(0, str(ROOT))
 
-from experiment import conduct, numbers_path  # noqa: E402
-from results_page import results_page  # noqa: E402
-
-# In the order of the page: from one score by hand to whole models.
-EXPERIMENTS = (
-    "worked_example",
-    "score_variance",
-    "softmax_saturation",
-    "entropy_vs_dimension",
-    "attention_masks",
-    "geometry",
-    "qkv_walkthrough",
-    "complexity_ledger",
-    "reversal_comparison",
-    "scale_and_dimension",
-    "attention_family",
-    "local_attention",
-    "coverage_and_repetition",
-    "rollout",
-    "length_generalization",
-    "length_ablations",
-    "gradient_analysis",
-    "translation_comparison",
-    "weak_scaling",
-)
+from experiments import catalogue, readme  # noqa: E402
+from experiments.experiment import conduct, numbers_path  # noqa: E402
+from experiments.results_page import results_page  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +32,7 @@ class Arguments:
 
     An experiment whose numbers are there is not run again; one that fails does not keep the others
     from running, and is reported at the end. Ctrl-C stops; the page is written all the same, and
-    the same command goes on.
+    the same command goes on. The numbers in the READMEs are written anew from the results.
 
     Attributes:
         names: which experiments; none for all.
@@ -70,35 +47,40 @@ class Arguments:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if name not in EXPERIMENTS:
-                raise ValueError(f"names must be of {', '.join(EXPERIMENTS)}; got {name!r}")
+            if name not in catalogue.SUBJECT_OF:
+                expected = ", ".join(catalogue.SUBJECT_OF)
+                raise ValueError(f"names must be of {expected}; got {name!r}")
 
     @property
-    def results(self) -> Path:
-        """Where numbers, figures and the page go."""
-        return ROOT / ("runs/quick" if self.quick else "experiments/results")
+    def page(self) -> Path:
+        """The file of the page."""
+        return ROOT / ("runs/quick" if self.quick else "experiments") / "index.html"
+
+    def results(self, name: str) -> Path:
+        """The folder for the numbers and figures of an experiment."""
+        return self.page.parent if self.quick else catalogue.folder_of(name)
 
     def config(self, experiment: ModuleType) -> Any:
         """The settings to run it with."""
         config = experiment.QUICK if self.quick else experiment.Config()
-        folders = {"results": self.results}
-        if hasattr(config, "workdir"):
-            kind = "quick/runs" if self.quick else ""
-            folders["workdir"] = ROOT / "runs" / kind / config.workdir.name
-        return dataclasses.replace(config, **folders)
+        if not hasattr(config, "workdir"):
+            return config
+        kind = "quick/runs" if self.quick else ""
+        return dataclasses.replace(config, workdir=ROOT / "runs" / kind / config.workdir.name)
 
 
 def main(arguments: Arguments) -> int:
-    make_folder("results", arguments.results)
+    make_folder("results", arguments.page.parent)
     if arguments.quick:  # most of its time is compiling, and nothing in it runs for long
         jax.config.update("jax_disable_most_optimizations", True)
     console = rich.console.Console(stderr=True)
-    names = [name for name in EXPERIMENTS if name in (arguments.names or EXPERIMENTS)]
+    everything = tuple(catalogue.SUBJECT_OF)
+    names = [name for name in everything if name in (arguments.names or everything)]
     failed: list[str] = []
     status = 0
     for index, name in enumerate(names):
         title = f"{name} ({index + 1} of {len(names)})"
-        if numbers_path(arguments.results, name).exists() and not arguments.force:
+        if numbers_path(arguments.results(name), name).exists() and not arguments.force:
             console.print(f"{title}: there already; --force runs it again", highlight=False)
             continue
         console.rule(title)
@@ -119,6 +101,8 @@ def main(arguments: Arguments) -> int:
         jax.clear_caches()
     page, missed = _write_page(arguments)
     print(page)
+    if not arguments.quick:
+        readme.write()
     for name in failed:
         print(f"failed: {name}", file=sys.stderr)
     for claim in missed:
@@ -128,26 +112,22 @@ def main(arguments: Arguments) -> int:
 
 def _missing(name: str, arguments: Arguments) -> str:
     """What an experiment needs that only its user can bring, and is not there; "" for nothing."""
-    experiment = importlib.import_module(name)
+    experiment = catalogue.load(name)
     if not hasattr(experiment, "missing"):
         return ""
     return str(experiment.missing(arguments.config(experiment)))
 
 
 def _run(name: str, arguments: Arguments) -> None:
-    experiment = importlib.import_module(name)
-    conduct(experiment, arguments.config(experiment))
+    experiment = catalogue.load(name)
+    conduct(experiment, arguments.config(experiment), arguments.results(name))
 
 
 def _write_page(arguments: Arguments) -> tuple[Path, list[str]]:
     """The page of all that is there, and what on it is not as expected."""
-    results = arguments.results
-    found = {
-        name: _read(numbers_path(results, name))
-        for name in EXPERIMENTS
-        if numbers_path(results, name).exists()
-    }
-    experiments = {name: importlib.import_module(name) for name in found}
+    paths = {name: numbers_path(arguments.results(name), name) for name in catalogue.SUBJECT_OF}
+    found = {name: _read(path) for name, path in paths.items() if path.exists()}
+    experiments = {name: catalogue.load(name) for name in found}
     expected = {name: experiments[name].expectations(numbers) for name, numbers in found.items()}
     missed = [
         f"{name}: {expectation.claim}"
@@ -155,9 +135,10 @@ def _write_page(arguments: Arguments) -> tuple[Path, list[str]]:
         for expectation in expectations
         if not expectation.met
     ]
-    path = results / "index.html"
-    write_text(path, results_page(experiments, found, expected, results, quick=arguments.quick))
-    return path, missed
+    folders = {name: path.parent for name, path in paths.items()}
+    page = results_page(experiments, found, expected, folders, quick=arguments.quick)
+    write_text(arguments.page, page)
+    return arguments.page, missed
 
 
 def _read(path: Path) -> Any:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from command_line import run_command
-from experiment import run_experiment
+
+from experiments.experiment import run_experiment
 
 ROOT = Path(__file__).parents[1]
 

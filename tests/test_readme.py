@@ -1,5 +1,6 @@
 """Each README: its Python blocks run, its shell commands parse, its links lead somewhere."""
 
+import importlib
 import os
 import re
 import shlex
@@ -15,6 +16,8 @@ from command_line import _REGISTRY
 from command_lines import load
 
 import attention_jax
+from experiments import catalogue, experiment, readme
+from experiments.results_page import labelled
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("attention_jax", "experiments", "scripts", "tests")
@@ -161,6 +164,9 @@ def parse_python_command(script: str, *arguments: str) -> None:
     """Raises unless the script, or the tests, take these arguments."""
     if script == "-m":
         module, *paths = arguments
+        if module.startswith("experiments."):
+            parse_options(importlib.import_module(module), paths)
+            return
         paths = paths if module == "pytest" else [module.replace(".", "/")]
         if "-k" in paths:
             paths = paths[: paths.index("-k")]  # the paths come first
@@ -169,17 +175,39 @@ def parse_python_command(script: str, *arguments: str) -> None:
     assert (ROOT / script).exists(), script
     if script in ("scripts/benchmarks/readme_tables.py", "tests/fuzz"):
         return  # without options
-    module = load(script)
-    names = ("arguments_of", "Arguments", "Config")
-    settings = next(getattr(module, name) for name in names if hasattr(module, name))
-    if not isinstance(settings, type):
-        settings = settings(list(arguments))
+    parse_options(load(script), arguments)
+
+
+def parse_options(module, arguments) -> None:
+    """Raises unless the command line of a script or an experiment takes these options."""
+    if hasattr(module, "CAPTIONS"):
+        settings = experiment.Arguments[module.Config]
+    elif hasattr(module, "arguments_of"):
+        settings = module.arguments_of(list(arguments))
+    else:
+        settings = module.Arguments
     tyro.cli(settings, args=arguments, config=(tyro.conf.OmitArgPrefixes,), registry=_REGISTRY)
 
 
 def test_commands_are_found_in_blocks_and_tables():
     assert len(commands(README)) >= 8
-    assert len(commands(ROOT / "experiments" / "README.md")) >= 19
+    assert len(commands(ROOT / "experiments" / "README.md")) >= 4
+
+
+@pytest.mark.parametrize("name", catalogue.SUBJECT_OF)
+def test_the_command_of_every_experiment_parses(name):
+    words = shlex.split(labelled(catalogue.load(name), "Command"), comments=True)
+    assert words[:2] == [".venv/bin/python", "-m"]
+    parse_python_command(*words[1:])
+
+
+# --- parts generated from results ---
+
+
+@pytest.mark.parametrize("path", readme.readmes(), ids=lambda path: path.parent.name)
+def test_generated_parts_are_those_of_the_committed_results(path):
+    text = path.read_text()
+    assert readme.regenerated(text, path.parent) == text
 
 
 # --- links ---

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.metadata
 import json
 import os
 import platform
-import subprocess
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import jax
-
+from attention_jax.runs.environment import environment
 from attention_jax.runs.progress import warn
 
 JSON = dict[str, Any]
@@ -201,25 +199,6 @@ class RunFolder:
             )
 
 
-def environment() -> JSON:
-    """Versions, device and git commit, to be stored with results."""
-    packages = ("attention-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    versions = {}
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    device = jax.devices()[0]
-    return {
-        "python": platform.python_version(),
-        "packages": versions,
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "device": f"{device.platform}: {device.device_kind}",
-        "devices": jax.device_count(),
-        "git_commit": _git_commit(),
-    }
-
-
 def check_folder(name: str, path: Path) -> None:
     """Raises ValueError if `path` exists and is no folder."""
     if path.exists() and not path.is_dir():
@@ -246,8 +225,15 @@ def check_output(path: Path | None) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes JSON to a file, which is never left half written."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    """Writes JSON to a file, which is never left half written; a list of numbers is one line."""
+    # JSON has no line break inside a string, so these brackets are those of lists.
+    lists = re.compile(r"\[\n([^\[\]{}]*)\n *\]")
+    text = lists.sub(_on_one_line, json.dumps(content, indent=2))
+    write_text(path, text + "\n")
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return f"[{' '.join(line.strip() for line in found[1].splitlines())}]"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -264,20 +250,6 @@ def _flat(config: JSON) -> JSON:
         else:
             flat[name] = value
     return flat
-
-
-def _git_commit() -> str | None:
-    here = Path(__file__).parent
-    try:
-        described = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return described.stdout.strip()
 
 
 @contextlib.contextmanager

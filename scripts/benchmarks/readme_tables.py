@@ -1,6 +1,6 @@
 """Prints the tables of scripts/README.md from a benchmark's JSON file; a test compares the two.
 
-.venv/bin/python scripts/benchmarks/readme_tables.py experiments/results/benchmark.json
+.venv/bin/python scripts/benchmarks/readme_tables.py scripts/benchmarks/results/benchmark.json
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 import dataclasses
 import json
 
-import attention_masks as experiment
 import numpy as np
 import pytest
 from command_lines import ROOT
 
 from attention_jax import Mask, causal_mask, local_mask, mask_dataclass
+from experiments.scores import attention_masks as experiment
 
 
 def tables_by_hand(length):
@@ -120,7 +120,7 @@ def test_a_query_without_keys_by_hand(quick):
 
 
 def test_the_committed_numbers():
-    numbers = json.loads((ROOT / "experiments/results/attention_masks.json").read_text())
+    numbers = json.loads((ROOT / "experiments/scores/attention_masks.json").read_text())
     found = experiment.expectations(numbers)
     assert len(found) == 9 * 5 + 9 * 2 + 2 + 5 * 3 * 2
     assert missed(numbers) == []

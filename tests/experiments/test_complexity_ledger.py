@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import complexity_ledger as experiment
 import jax
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from command_lines import ROOT
 from numpy_model import PAIRS, normal, softmax_where
 
 from attention_jax import SCORES
+from experiments.costs import complexity_ledger as experiment
 
 T, S, D = 5, 7, 3
 
@@ -91,7 +91,7 @@ def test_tiles_that_grow_as_a_square_miss_their_bounds(monkeypatch):
 
 
 def test_the_committed_numbers():
-    numbers = json.loads((ROOT / "experiments/results/complexity_ledger.json").read_text())
+    numbers = json.loads((ROOT / "experiments/costs/complexity_ledger.json").read_text())
     found = experiment.expectations(numbers)
     assert len(found) == 4 + 1 + 3 + 1 + 2 + len(SCORES) * 3 * 2
     assert [str(one) for one in found if not one.met] == []

@@ -5,17 +5,17 @@ import dataclasses
 import json
 from pathlib import Path
 
-import coverage_and_repetition as experiment
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiment import conduct
 
 from attention_jax.tasks.reversal.evaluation import batch_of_words
+from experiments.experiment import conduct
+from experiments.reversal import coverage_and_repetition as experiment
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-RESULTS = EXPERIMENTS / "results"
+RESULTS = EXPERIMENTS / "reversal"
 B, T, S = 3, 7, 5
 looked_twice = jax.jit(experiment.looked_twice)
 LEARNED = (
@@ -138,7 +138,6 @@ def test_other_numbers_do_not(committed, claim, path, value):
         ({"strings": 0}, "strings must be at least 1; got 0"),
         ({"steps": 7}, "steps must be a multiple of look_every 50; got 7"),
         ({"far_length": 8}, "far_length must be at least 9; got 8"),
-        ({"results": Path(__file__)}, "results"),
     ],
 )
 def test_mistakes_before_anything_is_computed(settings, message):
@@ -148,8 +147,7 @@ def test_mistakes_before_anything_is_computed(settings, message):
 
 @pytest.mark.slow
 def test_quick_run(tmp_path):
-    config = dataclasses.replace(experiment.QUICK, results=tmp_path)
-    conduct(experiment, config)
+    conduct(experiment, experiment.QUICK, tmp_path)
     numbers = json.loads((tmp_path / "coverage_and_repetition.json").read_text())
     missed = [one.claim for one in experiment.expectations(numbers) if not one.met]
     assert [claim for claim in missed if not any(part in claim for part in LEARNED)] == []

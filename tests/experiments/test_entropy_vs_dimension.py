@@ -4,10 +4,11 @@ import dataclasses
 import json
 import math
 
-import entropy_vs_dimension as experiment
 import numpy as np
 import pytest
 from command_lines import ROOT
+
+from experiments.scores import entropy_vs_dimension as experiment
 
 
 def test_the_expected_maximum():
@@ -83,7 +84,7 @@ def test_day_11s_entropy_is_nan_where_a_weight_is_too_small(quick):
 
 
 def test_the_committed_numbers():
-    numbers = json.loads((ROOT / "experiments/results/entropy_vs_dimension.json").read_text())
+    numbers = json.loads((ROOT / "experiments/scores/entropy_vs_dimension.json").read_text())
     found = experiment.expectations(numbers)
     assert len(found) == 2 * (2 + 9) + 5 + 1 + 1
     assert [str(one) for one in found if not one.met] == []

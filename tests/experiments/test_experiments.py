@@ -3,30 +3,30 @@
 import dataclasses
 import json
 
-import attention_family as family
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rollout
-from experiment import conduct
 
 from attention_jax.tasks.reversal.evaluation import batch_of_words
 from attention_jax.training.loop import LoopConfig
+from experiments.experiment import conduct
+from experiments.reversal import attention_family as family
+from experiments.reversal import rollout
 
 NAME = "no encoder, local-m, diagonal"
 
 
 def small(module, tmp_path, **settings):
-    folders = {"workdir": tmp_path / "runs", "results": tmp_path / "results"}
-    config = dataclasses.replace(module.Config(), steps=2, strings=3, word="abc", **folders)
+    config = dataclasses.replace(module.Config(), steps=2, strings=3, word="abc")
+    config = dataclasses.replace(config, workdir=tmp_path / "runs")
     return dataclasses.replace(config, **settings)
 
 
 @pytest.mark.slow
 def test_family_trains_evaluates_and_draws_an_arm(tmp_path, capsys):
     config = small(family, tmp_path, arms=(NAME,), seeds=2, beams=2)
-    conduct(family, config)
-    numbers = json.loads((config.results / "attention_family.json").read_text())
+    conduct(family, config, tmp_path)
+    numbers = json.loads((tmp_path / "attention_family.json").read_text())
     arm = numbers["arms"][NAME]
     assert list(arm["accuracy"]["free_running_exact"]) == ["3", "4", "5", "6", "7", "8", "10"]
     assert list(arm["accuracy_beam"]["free_running_exact"]) == ["3", "4", "5", "6", "7", "8"]
@@ -37,7 +37,7 @@ def test_family_trains_evaluates_and_draws_an_arm(tmp_path, capsys):
     for row, weights in enumerate(arm["weights"]):
         np.testing.assert_allclose(sum(weights), 1, atol=1e-3)
         assert all(abs(key - row) <= 2 for key in np.flatnonzero(weights))
-    assert (config.results / "attention_family.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "attention_family.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert f"{NAME} (must fail)" in printed
     assert "--encoder-layers 0 --attention local-m --alignment monotonic" in printed
@@ -76,8 +76,8 @@ def test_rollout_numbers_are_means_of_what_was_seen(tmp_path, monkeypatch):
         config.training(), batch_size=2, loop=LoopConfig(seeds=1, steps=2)
     )
     monkeypatch.setattr(rollout.Config, "training", lambda self: training)
-    conduct(rollout, config)
-    numbers = json.loads((config.results / "rollout.json").read_text())
+    conduct(rollout, config, tmp_path)
+    numbers = json.loads((tmp_path / "rollout.json").read_text())
     assert numbers["largest_row_sum_error"] < 1e-5
     assert np.shape(numbers["sharpness"]) == np.shape(numbers["spread"]) == (1, 2, 2)
     assert np.shape(numbers["own_letter"]) == (1, 2)

@@ -3,17 +3,17 @@
 import json
 from pathlib import Path
 
-import geometry
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attention_jax import SCORES, attention_weights
+from experiments.scores import geometry
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
-COMMITTED = json.loads((EXPERIMENTS / "results" / "geometry.json").read_text())
+COMMITTED = json.loads((EXPERIMENTS / "scores" / "geometry.json").read_text())
 
 
 def test_committed_numbers():

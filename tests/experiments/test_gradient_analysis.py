@@ -5,21 +5,21 @@ import dataclasses
 import json
 import math
 
-import gradient_analysis as analysis
-import gradient_questions as questions
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from command_lines import ROOT
-from experiment import conduct
 
 from attention_jax.analysis import CapturedAttention, OutputGradient
 from attention_jax.scores import Additive
 from attention_jax.tasks.reversal.data import reversal_batch
+from experiments.experiment import conduct
+from experiments.gradients import gradient_analysis as analysis
+from experiments.gradients import gradient_questions as questions
 
 T, S, D, DV = 5, 7, 3, 11
-RESULTS = ROOT / "experiments" / "results"
+RESULTS = ROOT / "experiments" / "gradients"
 TRAINED = ("ends above", "needs its padding")  # claims that two steps of training do not support
 
 
@@ -249,7 +249,7 @@ def test_mistakes_before_anything_is_computed(settings, message):
 
 @pytest.mark.slow
 def test_quick_run(tmp_path, capsys):
-    conduct(analysis, dataclasses.replace(analysis.QUICK, results=tmp_path))
+    conduct(analysis, analysis.QUICK, tmp_path)
     numbers = json.loads((tmp_path / "gradient_analysis.json").read_text())
     missed = [one.claim for one in analysis.expectations(numbers) if not one.met]
     assert [claim for claim in missed if not any(part in claim for part in TRAINED)] == []

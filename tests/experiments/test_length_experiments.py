@@ -5,12 +5,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import length_ablations
-import length_evaluation
-import length_generalization
 import numpy as np
 import pytest
-from length_evaluation import FIRST_LETTER, free_running, teacher_forced, weights_on
 
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.position_config import PositionConfig
@@ -18,6 +14,13 @@ from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun, bind, reversal_task
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.loop import LoopConfig
+from experiments.reversal import length_ablations, length_evaluation, length_generalization
+from experiments.reversal.length_evaluation import (
+    FIRST_LETTER,
+    free_running,
+    teacher_forced,
+    weights_on,
+)
 
 
 @functools.lru_cache
@@ -123,7 +126,7 @@ def test_the_question_with_tiny_settings(tmp_path, monkeypatch):
     monkeypatch.setattr(length_generalization, "DRAWN_LENGTH", 7)
     config = dataclasses.replace(
         length_generalization.QUICK, far=(5,), far_strings=(3,), every=20,
-        workdir=tmp_path / "runs", results=tmp_path,
+        workdir=tmp_path / "runs",
     )  # fmt: skip
     numbers = {"config": dataclasses.asdict(config), **length_generalization.run(config)}
     arm = numbers["arms"]["26"]["scaled"]
@@ -144,7 +147,6 @@ def test_parts_of_the_recipe_with_tiny_settings(tmp_path):
     part = "size of logits, scaled dot"
     config = length_ablations.Config(
         parts=(part,), seeds=2, steps=2, lengths=(3, 5), strings=2, workdir=tmp_path / "runs",
-        results=tmp_path,
     )  # fmt: skip
     numbers = {"config": dataclasses.asdict(config), **length_ablations.run(config)}
     arms = numbers["parts"][part]

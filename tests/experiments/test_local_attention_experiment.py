@@ -8,17 +8,17 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import local_attention as experiment
-import local_attention_windows as windows
 import numpy as np
 import pytest
-from experiment import conduct
 
 from attention_jax.functional.centers import monotonic_centers
 from attention_jax.functional.windows import window_mask
 from attention_jax.tasks.reversal.task import ReversalRun
+from experiments.experiment import conduct
+from experiments.reversal import local_attention as experiment
+from experiments.reversal import local_attention_windows as windows
 
-RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+RESULTS = Path(__file__).parents[2] / "experiments" / "reversal"
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +162,9 @@ def test_mistakes_before_anything_is_trained(settings, message):
 
 @pytest.mark.slow
 def test_quick_run(tmp_path):
-    folders = {"results": tmp_path / "results", "workdir": tmp_path / "runs"}
-    config = dataclasses.replace(experiment.QUICK, steps=2, strings=3, word="abc", **folders)
-    conduct(experiment, config)
+    config = dataclasses.replace(experiment.QUICK, steps=2, strings=3, word="abc")
+    config = dataclasses.replace(config, workdir=tmp_path / "runs")
+    conduct(experiment, config, tmp_path / "results")
     numbers = json.loads((tmp_path / "results" / "local_attention.json").read_text())
     assert set(numbers["arms"]) == {f"{encoder}, {center}" for encoder, center in experiment.ARMS}
     for arm in numbers["arms"].values():

@@ -4,23 +4,23 @@ import dataclasses
 import json
 import sys
 import types
-from pathlib import Path
 
 import jax
 import pytest
-from command_lines import ROOT, call, load
-from experiment import Expectation, conduct, near
+from command_lines import call, load
 from html_reader import Reader
 from matplotlib.figure import Figure
-from results_page import labelled, question, results_page
+
+from experiments import catalogue
+from experiments.experiment import Expectation, conduct, near
+from experiments.results_page import labelled, question, results_page
 
 reproduce = load("scripts/reproduce.py")
-RESULTS = ROOT / "experiments" / "results"
 DOC = """What is {name}?
 
 Source:   a book, section 1,
           and another.
-Command:  .venv/bin/python experiments/{name}.py
+Command:  .venv/bin/python -m experiments.subject.{name}
 Time:     a second.
 
 More of it.
@@ -30,7 +30,6 @@ More of it.
 @dataclasses.dataclass(frozen=True)
 class Config:
     size: int = 3
-    results: Path = Path("experiments/results")
 
 
 def stand_in(name, calls, measured=1.0, error=None):
@@ -45,12 +44,17 @@ def stand_in(name, calls, measured=1.0, error=None):
     def expectations(numbers):
         return [near(f"{name} is 1", "1.0", numbers["measured"], 1, 0.1, "no sampling")]
 
-    module = types.ModuleType(name, DOC.format(name=name))
+    module = types.ModuleType(f"experiments.subject.{name}", DOC.format(name=name))
+    module.__file__ = __file__
     module.__dict__.update(
         Config=Config, QUICK=Config(size=2), CAPTIONS={name: f"A drawing of {name}."}, run=run,
         plot=lambda numbers: {name: Figure(figsize=(1, 1))}, expectations=expectations,
     )  # fmt: skip
     return module
+
+
+def install(experiment, monkeypatch):
+    monkeypatch.setitem(sys.modules, experiment.__name__, experiment)
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +70,11 @@ def house(tmp_path, monkeypatch):
     """Installs three experiments, the second of which fails; returns the list of calls."""
     calls = []
     monkeypatch.setattr(reproduce, "ROOT", tmp_path)
-    monkeypatch.setattr(reproduce, "EXPERIMENTS", ("first", "second", "third"))
+    names = ("first", "second", "third")
+    monkeypatch.setattr(catalogue, "SUBJECT_OF", dict.fromkeys(names, "subject"))
+    monkeypatch.setattr(catalogue, "FOLDER", tmp_path / "experiments")
     for name, error in (("first", None), ("second", RuntimeError("out of luck")), ("third", None)):
-        monkeypatch.setitem(sys.modules, name, stand_in(name, calls, error=error))
+        install(stand_in(name, calls, error=error), monkeypatch)
     return calls
 
 
@@ -82,11 +88,11 @@ def test_one_failure_does_not_keep_the_others_from_running(house, tmp_path, monk
     out, err = capsys.readouterr()
     assert "failed: second" in err
     assert "out of luck" in err
-    page = Reader((tmp_path / "experiments/results/index.html").read_text())
+    page = Reader((tmp_path / "experiments/index.html").read_text())
     assert [image["alt"] for image in page.attributes("img")] == [
         "A drawing of first.", "A drawing of third."
     ]  # fmt: skip
-    assert str(tmp_path / "experiments/results/index.html") in out
+    assert str(tmp_path / "experiments/index.html") in out
 
 
 def test_finished_experiments_run_again_only_with_force(house, tmp_path, monkeypatch):
@@ -106,22 +112,21 @@ def test_quick_leaves_the_numbers_of_the_default_settings_alone(house, tmp_path,
 
 
 def test_a_missed_expectation_is_reported_and_the_status(house, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "third", stand_in("third", house, measured=1.2))
+    install(stand_in("third", house, measured=1.2), monkeypatch)
     assert run("third", monkeypatch=monkeypatch) == 1
     out, err = capsys.readouterr()
-    assert "MISS third is 1: 1.2 (0.9 to 1.1)" in out
+    assert "MISS         third is 1: 1.2 (0.9 to 1.1)" in out
     assert "not as expected: third: third is 1" in err
-    page = Reader((tmp_path / "experiments/results/index.html").read_text())
-    assert "NO" in page.text
-    assert "0 of 1" in page.text
+    page = Reader((tmp_path / "experiments/index.html").read_text())
+    assert "1 MISS" in page.text
 
 
 def test_an_interrupted_run_writes_its_page(house, tmp_path, monkeypatch):
     stopped = stand_in("second", house, error=KeyboardInterrupt())
-    monkeypatch.setitem(sys.modules, "second", stopped)
+    install(stopped, monkeypatch)
     assert run(monkeypatch=monkeypatch) == 130
     assert house == [("first", 3), ("second", 3)]
-    page = (tmp_path / "experiments/results/index.html").read_text()
+    page = (tmp_path / "experiments/index.html").read_text()
     assert "A drawing of first." in page
 
 
@@ -133,7 +138,7 @@ def test_an_unknown_name_is_a_mistake(house, monkeypatch, capsys):
 
 def test_damaged_numbers_are_named(house, tmp_path, monkeypatch, capsys):
     assert run("first", monkeypatch=monkeypatch) == 0
-    (tmp_path / "experiments/results/first.json").write_text('{"config"')
+    (tmp_path / "experiments/subject/first.json").write_text('{"config"')
     capsys.readouterr()
     assert run("first", monkeypatch=monkeypatch) == 2
     assert "first.json cannot be read" in (err := capsys.readouterr().err)
@@ -143,8 +148,8 @@ def test_damaged_numbers_are_named(house, tmp_path, monkeypatch, capsys):
 
 def test_expectations_bind_the_default_settings_alone(tmp_path, capsys):
     experiment = stand_in("mine", [], measured=2.0)
-    assert conduct(experiment, Config(results=tmp_path)) == 1
-    assert conduct(experiment, Config(size=4, results=tmp_path)) == 0
+    assert conduct(experiment, Config(), tmp_path) == 1
+    assert conduct(experiment, Config(size=4), tmp_path) == 0
     assert "not the default" in capsys.readouterr().out
 
 
@@ -158,10 +163,10 @@ def test_results_that_cannot_be_written_are_an_error_before_the_run(
     assert house == []
     experiment = stand_in("mine", house)
     with pytest.raises(ValueError, match=r"results .* cannot be made"):
-        conduct(experiment, Config(results=tmp_path / "experiments" / "results"))
+        conduct(experiment, Config(), tmp_path / "experiments" / "results")
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(ValueError, match=r"results .* cannot be written"):
-        conduct(experiment, Config(results=tmp_path))
+        conduct(experiment, Config(), tmp_path)
     assert house == []
 
 
@@ -181,21 +186,21 @@ def test_docstrings_are_read_by_label():
     assert labelled(module, "Expected") == ""
 
 
-@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+@pytest.mark.parametrize("name", catalogue.SUBJECT_OF)
 def test_committed_numbers_are_as_expected_and_figures_have_captions(name):
-    experiment = __import__(name)
-    numbers = json.loads((RESULTS / f"{name}.json").read_text())
+    experiment, folder = catalogue.load(name), catalogue.folder_of(name)
+    numbers = json.loads((folder / f"{name}.json").read_text())
     found = experiment.expectations(numbers)
     assert found
     assert [str(expectation) for expectation in found if not expectation.met] == []
     for stem, caption in experiment.CAPTIONS.items():
-        assert (RESULTS / f"{stem}.png").is_file()
+        assert (folder / f"{stem}.png").is_file()
         assert len(caption) > 40
     for label in ("Source", "Command", "Time"):
         assert labelled(experiment, label)
-    assert f"experiments/{name}.py" in labelled(experiment, "Command")
+    assert f"-m {experiment.__name__}" in labelled(experiment, "Command")
     page = Reader(
-        results_page({name: experiment}, {name: numbers}, {name: found}, RESULTS, quick=False)
+        results_page(*({name: part} for part in (experiment, numbers, found, folder)), quick=False)
     )
     assert page.open == []
     assert len(page.attributes("img")) == len(experiment.CAPTIONS)

@@ -1,19 +1,28 @@
 """The committed results hold what the READMEs claim, and the READMEs show their tables."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments import catalogue
+from experiments.experiment import numbers_path
+
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "experiments" / "results"
-NUMBERS = json.loads((RESULTS / "reversal_comparison.json").read_text())
-FRONT_PAGE, EXPERIMENTS, SCRIPTS = (
-    (ROOT / folder / "README.md").read_text() for folder in ("", "experiments", "scripts")
+
+FRONT_PAGE, REVERSAL, SCRIPTS = (
+    (ROOT / folder / "README.md").read_text() for folder in ("", "experiments/reversal", "scripts")
 )
+BENCHMARK_RESULTS = ROOT / "scripts" / "benchmarks" / "results"
+
+
+def numbers_of(name):
+    """The committed numbers of an experiment."""
+    return json.loads(numbers_path(catalogue.folder_of(name), name).read_text())
+
+
+NUMBERS = numbers_of("reversal_comparison")
 
 
 @pytest.mark.parametrize("score", ["additive", "dot", "general", "scaled"])
@@ -43,24 +52,15 @@ def test_only_positions_for_any_length_reach_beyond_those_of_training():
     assert max(right.values()) < 0.2
 
 
-def experiment_of(name):
-    path = ROOT / "experiments" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{name}_of_results", path)
-    experiment = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = experiment
-    spec.loader.exec_module(experiment)
-    return experiment
-
-
 def test_the_front_page_shows_the_table_of_results():
-    report = experiment_of("reversal_comparison").report(NUMBERS)
+    report = catalogue.load("reversal_comparison").report(NUMBERS)
     assert report in FRONT_PAGE
 
 
 def test_readme_shows_how_far_strings_are_reversed():
-    experiment = experiment_of("length_generalization")
-    numbers = json.loads((RESULTS / "length_generalization.json").read_text())
-    assert experiment.report(numbers) in EXPERIMENTS
+    experiment = catalogue.load("length_generalization")
+    numbers = numbers_of("length_generalization")
+    assert experiment.report(numbers) in REVERSAL
     for arms in numbers["arms"].values():
         by_score = [np.mean(arm["mean_tokens"]) for arm in arms.values()]
         assert len(by_score) == 4
@@ -69,8 +69,8 @@ def test_readme_shows_how_far_strings_are_reversed():
 
 
 def test_every_kind_of_attention_reverses_except_those_that_cannot():
-    family = experiment_of("attention_family")
-    numbers = json.loads((RESULTS / "attention_family.json").read_text())
+    family = catalogue.load("attention_family")
+    numbers = numbers_of("attention_family")
     assert list(numbers["arms"]) == list(family.ARMS)
     for arm, measured in numbers["arms"].items():
         for accuracy in (measured["accuracy"], measured["accuracy_beam"]):
@@ -82,11 +82,11 @@ def test_every_kind_of_attention_reverses_except_those_that_cannot():
                 assert exact.min() >= 0.9
             else:
                 assert exact.min() >= 0.99, arm
-    assert family.report(numbers) in EXPERIMENTS
+    assert family.report(numbers) in REVERSAL
 
 
 def test_rollouts_are_shares():
-    numbers = json.loads((RESULTS / "rollout.json").read_text())
+    numbers = numbers_of("rollout")
     assert numbers["largest_row_sum_error"] < 1e-5
     raw, mixed = (
         np.array(numbers[name]) for name in ("cross_on_the_letter", "cross_rollout_on_the_letter")
@@ -96,7 +96,7 @@ def test_rollouts_are_shares():
     assert np.all(mixed < raw)
 
 
-BENCHMARKS = json.loads((RESULTS / "benchmark.json").read_text())["benchmarks"]
+BENCHMARKS = json.loads((BENCHMARK_RESULTS / "benchmark.json").read_text())["benchmarks"]
 
 
 def test_readmes_show_the_committed_tables_of_attention(monkeypatch):
@@ -135,7 +135,7 @@ def test_readme_shows_the_committed_benchmark():
 
 
 def test_readme_says_what_logging_gradients_costs():
-    numbers = json.loads((RESULTS / "gradient_log.json").read_text())
+    numbers = json.loads((BENCHMARK_RESULTS / "gradient_log.json").read_text())
     rows = numbers["benchmarks"]["gradient-log"]["rows"]
     for row in rows:
         assert row["share"] <= 0.1
@@ -147,7 +147,8 @@ def test_memory_of_the_ring_falls_with_the_number_of_devices(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from benchmarks import readme_tables
 
-    rows = json.loads((RESULTS / "ring_memory.json").read_text())["benchmarks"]["ring"]["rows"]
+    numbers = json.loads((BENCHMARK_RESULTS / "ring_memory.json").read_text())
+    rows = numbers["benchmarks"]["ring"]["rows"]
     assert readme_tables.ring_table(rows) in SCRIPTS
     alone, many = ([row for row in rows if row["devices"] == count] for count in (1, 8))
     assert len(alone) == len(many) == 4
@@ -163,7 +164,7 @@ def test_readme_shows_what_a_step_of_the_translator_takes(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from benchmarks import readme_tables
 
-    numbers = json.loads((RESULTS / "translation_speed.json").read_text())
+    numbers = json.loads((BENCHMARK_RESULTS / "translation_speed.json").read_text())
     rows = numbers["benchmarks"]["translation"]["rows"]
     assert readme_tables.translation_table(rows) in SCRIPTS
     assert {row["score"] for row in rows} == {"additive", "dot", "general", "scaled"}

@@ -11,22 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import scale_and_dimension as experiment
-import scale_and_dimension_answers as answers
-import scale_and_dimension_training as training
 from command_lines import ROOT
-from experiment import conduct
-from reversal_arms import loss_of_guessing
 
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.scores import ScaledDot
 from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
 from attention_jax.training.loop import LoopConfig
+from experiments.experiment import conduct
+from experiments.reversal import scale_and_dimension as experiment
+from experiments.reversal import scale_and_dimension_answers as answers
+from experiments.reversal import scale_and_dimension_training as training
+from experiments.reversal.arms import loss_of_guessing
 
 T, S, D = 5, 7, 12
 RNG = jax.random.key(0)
-RESULTS = ROOT / "experiments" / "results"
+RESULTS = ROOT / "experiments" / "reversal"
 # Claims that a few steps of training do not support.
 LEARNED = ("dot's loss ends above", "scaled dot is not the worst", "scaling harms at no")
 
@@ -391,7 +391,7 @@ def test_mistakes_before_anything_is_computed(settings, message):
 
 @pytest.mark.slow
 def test_quick_run(tmp_path, capsys):
-    conduct(experiment, dataclasses.replace(experiment.QUICK, results=tmp_path))
+    conduct(experiment, experiment.QUICK, tmp_path)
     numbers = json.loads((tmp_path / "scale_and_dimension.json").read_text())
     missed = [one.claim for one in experiment.expectations(numbers) if not one.met]
     assert [claim for claim in missed if not any(part in claim for part in LEARNED)] == []

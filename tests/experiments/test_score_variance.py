@@ -7,12 +7,13 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import score_variance
-from score_variance_formulas import additive_row_variance, variances_by_formula
+
+from experiments.scores import score_variance
+from experiments.scores.score_variance_formulas import additive_row_variance, variances_by_formula
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
-COMMITTED = json.loads((EXPERIMENTS / "results" / "score_variance.json").read_text())
+COMMITTED = json.loads((EXPERIMENTS / "scores" / "score_variance.json").read_text())
 
 
 def test_committed_numbers():

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
-import softmax_saturation as experiment
 from command_lines import ROOT
+
+from experiments.scores import softmax_saturation as experiment
 
 
 def largest_weight(scores):
@@ -68,7 +69,7 @@ def test_the_chapters_reading_is_not_met(quick):
 
 
 def test_the_committed_numbers():
-    numbers = json.loads((ROOT / "experiments/results/softmax_saturation.json").read_text())
+    numbers = json.loads((ROOT / "experiments/scores/softmax_saturation.json").read_text())
     found = experiment.expectations(numbers)
     assert len(found) == 1 + 3 + 3 + 3 + 1
     assert [str(one) for one in found if not one.met] == []

@@ -4,9 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-import translation_attention as looked
-import translation_comparison as comparison
-from experiment import conduct
+
+from experiments.experiment import conduct
+from experiments.translation import translation_attention as looked
+from experiments.translation import translation_comparison as comparison
 
 LOG_2 = np.log(2)
 

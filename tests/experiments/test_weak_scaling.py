@@ -3,7 +3,8 @@
 import dataclasses
 
 import pytest
-import weak_scaling as sketch
+
+from experiments.costs import weak_scaling as sketch
 
 SMALL = sketch.Config(
     devices=(2, 12), parameters=100, layers=3, width=5, tokens=7, length=11, number_bytes=2,

@@ -133,18 +133,15 @@ def test_a_mistake_is_one_line_and_status_2(monkeypatch, capsys, arguments, mess
     assert message in line
 
 
-def test_by_default_scores_are_the_four_of_the_literature(monkeypatch):
+def test_by_default_scores_are_the_four_of_the_literature():
     from benchmarks.measure import Options
 
-    path = SCRIPTS.parent / "experiments" / "reversal_comparison.py"
-    spec = importlib.util.spec_from_file_location("reversal_comparison_of_defaults", path)
-    experiment = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, experiment)
-    spec.loader.exec_module(experiment)
+    from experiments.reversal import reversal_comparison as experiment
+
     assert list(Options().scores) == list(experiment.Config().scores) == SCORES
     # The quickstart leaves the scores to the experiment.
     quickstart = (SCRIPTS / "quickstart").read_text()
-    assert "experiments/reversal_comparison.py" in quickstart
+    assert "experiments.reversal.reversal_comparison" in quickstart
     assert "--scores" not in quickstart
 
 

@@ -1,6 +1,7 @@
 """The command lines that read a run: evaluate.py and reverse.py, and the experiment on top."""
 
 import dataclasses
+import importlib
 import json
 import shutil
 import sys
@@ -9,17 +10,17 @@ import numpy as np
 import pytest
 from command_line import run_command
 from command_lines import call, load
-from experiment import conduct
 
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import train_run
+from experiments.experiment import conduct
 
 evaluate_script = load("scripts/evaluate.py")
 reverse_script = load("scripts/reverse.py")
-comparison = load("experiments/reversal_comparison.py")
+comparison = importlib.import_module("experiments.reversal.reversal_comparison")
 
 
 @pytest.fixture(scope="module")
@@ -146,41 +147,40 @@ def test_a_value_error_from_elsewhere_keeps_its_traceback(monkeypatch):
 
 def small_comparison(tmp_path, **settings):
     config = dataclasses.replace(comparison.Config(), seeds=2, steps=2, strings=3, word="ab")
-    folders = {"workdir": tmp_path / "runs", "results": tmp_path / "results"}
-    return dataclasses.replace(config, **folders, **settings)
+    return dataclasses.replace(config, workdir=tmp_path / "runs", **settings)
 
 
-def numbers_of(config):
-    return json.loads((config.results / "reversal_comparison.json").read_text())
+def numbers_in(folder):
+    return json.loads((folder / "reversal_comparison.json").read_text())
 
 
 @pytest.mark.slow
 def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
     config = small_comparison(tmp_path, scores=("dot",), unmasked=False)
-    conduct(comparison, config)
-    exact = numbers_of(config)["masked"]["dot"]["accuracy"]["free_running_exact"]
+    conduct(comparison, config, tmp_path)
+    exact = numbers_in(tmp_path)["masked"]["dot"]["accuracy"]["free_running_exact"]
     assert list(exact) == ["3", "4", "5", "6", "7", "8", "10", "50"]
-    assert list(numbers_of(config)["any_length"]["accuracy"]["free_running_exact"]) == list(exact)
+    assert list(numbers_in(tmp_path)["any_length"]["accuracy"]["free_running_exact"]) == list(exact)
     assert all(len(by_seed) == 2 for by_seed in exact.values())
     for name in ("losses", "heatmaps", "accuracy"):
-        figure = config.results / f"reversal_{name}.png"
+        figure = tmp_path / f"reversal_{name}.png"
         assert figure.read_bytes().startswith(b"\x89PNG")
     assert "| dot |" in capsys.readouterr().out
     # A run whose session was killed after its last checkpoint has no timing: said, not guessed.
     (config.workdir / "masked" / "dot" / "timing.jsonl").unlink()
-    conduct(comparison, config)
-    assert numbers_of(config)["masked"]["dot"]["seconds"] is None
+    conduct(comparison, config, tmp_path)
+    assert numbers_in(tmp_path)["masked"]["dot"]["seconds"] is None
     assert "not known" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_comparison_has_both_arms_and_trains_nothing_twice(tmp_path):
     config = small_comparison(tmp_path, scores=("dot", "additive"))
-    conduct(comparison, config)
-    numbers = numbers_of(config)
+    conduct(comparison, config, tmp_path)
+    numbers = numbers_in(tmp_path)
     assert list(numbers["masked"]) == list(numbers["unmasked"]) == ["dot", "additive"]
     assert "10" not in numbers["unmasked"]["dot"]["accuracy_padded"]["free_running_exact"]
-    conduct(comparison, config)
-    again = numbers_of(config)
+    conduct(comparison, config, tmp_path)
+    again = numbers_in(tmp_path)
     for arm in ("masked", "unmasked", "any_length"):
         assert again[arm] == numbers[arm]

@@ -1,0 +1,71 @@
+"""Where numbers come from: versions, machine, commit and a digest of the sources."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+
+_LIBRARY = Path(__file__).parents[1]
+_PACKAGES = ("attention-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def environment(*folders: Path) -> dict[str, Any]:
+    """Versions, device, load, commit and sources, to be stored with results.
+
+    "git_commit" ends with "-dirty" where a Python file or setup.cfg differs from that commit or is
+    not in it; it is None without git. "sources" is `sources_digest` of the library and of
+    `folders`. "load" is the average number of busy processes in the last minute.
+
+    Args:
+        folders: further folders of sources that results depend on.
+    """
+    versions = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    device = jax.devices()[0]
+    return {
+        "python": platform.python_version(),
+        "packages": versions,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "device": f"{device.platform}: {device.device_kind}",
+        "devices": jax.device_count(),
+        "git_commit": _git_commit(),
+        "sources": sources_digest(_LIBRARY, *folders),
+    }
+
+
+def sources_digest(*folders: Path) -> str:
+    """The SHA-256 digest of the names and contents of all Python files in folders, as 64 digits."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(folder.parent)}\n{len(content)}\n".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def _git_commit() -> str | None:
+    try:
+        commit = _git("rev-parse", "HEAD")
+        # Results are written into the working tree too, so that only sources count.
+        changed = _git("status", "--porcelain", "--untracked-files=all", "--", ":/*.py", ":/*.cfg")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(_LIBRARY), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

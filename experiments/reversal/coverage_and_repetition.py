@@ -1,0 +1,311 @@
+"""Does coverage keep attention from looking twice, and a model from writing twice?
+
+Source:   chapter 38 ("Attention Variants"), §38.8; See, Liu and Manning 2017, equations 10-13.
+Command:  .venv/bin/python -m experiments.reversal.coverage_and_repetition
+Time:     6 minutes on 2 CPU cores, measured beside other work.
+Expected: with the coverage loss, sum_j min(a_tj, cov_tj) falls, and so does repetition. The loss
+          falls to its floor. Repetition falls only where there is any: on strings longer than those
+          of training, whose answers are wrong with and without coverage.
+
+The chapter gives formulas and no numbers. The experiment has two parts:
+
+1. A stuck decoder: its query never changes, and so neither does plain attention. With coverage in
+   the score, v . tanh(q + k_j + w cov_tj), a negative w moves attention on. There are four keys of
+   one feature each; the library's numbers are compared with the same formulas in Python's floats.
+2. Reversal with additive attention: without coverage, with coverage in the score, and with the
+   coverage loss added to the cross entropy. Models are examined throughout training, on strings as
+   long as those of training and on longer ones, where they break down and repeat themselves.
+
+The loss cannot fall to 0 in part 2. A string of n letters takes n + 1 queries, one of them for EOS,
+and each query distributes a weight of 1 over n letters. The weight that escapes the loss,
+max(0, a_tj - cov_tj), is at most the amount by which a_tj raises the largest weight that letter j
+has had, which adds up to at most 1 per letter:
+
+    sum_t loss_t >= (n + 1) - sum_j max_t a_tj >= 1
+
+The excess, sum_j max(0, cov_j - 1) after the last query, has the same floor. Attention that goes to
+each letter once, and for EOS anywhere, reaches both floors. Looking twice is not the same as
+writing twice: repetition counts the letters of an answer that occur more than once, and more often
+than in the right answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.functional.coverage import coverage_attention, coverage_loss
+from attention_jax.nn.cross_attention import CrossAttentionConfig
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.reversal.data import random_batch
+from attention_jax.tasks.reversal.evaluation import decode
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind, reversal_task
+from attention_jax.training.loop import LoopConfig
+from attention_jax.training.losses import cross_entropy, real_tokens
+from attention_jax.training.metrics import exact_match
+from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
+from experiments.reversal.arms import follow
+from experiments.reversal.coverage_and_repetition_figures import CAPTIONS, plot
+
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
+
+Array = jax.Array
+
+# The stuck decoder: the feature of its query and of four keys, v, and the number of queries.
+QUERY, KEYS, V, STEPS = 0.0, (0.8, 0.4, 0.0, -0.4), 10.0, 4
+
+PLAIN, IN_SCORE, IN_LOSS = "no coverage", "in the score", "in the score and the loss"
+ARMS: dict[str, dict[str, Any]] = {
+    PLAIN: {"attention": "global", "coverage_weight": 0.0},
+    IN_SCORE: {"attention": "coverage", "coverage_weight": 0.0},
+    IN_LOSS: {"attention": "coverage", "coverage_weight": 1.0},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings; all others are the defaults of `ReversalConfig`.
+
+    Attributes:
+        kernels: values of w in the stuck decoder's score, the first 0.
+        steps: optimiser steps, a multiple of `look_every`.
+        look_every: steps between two measurements of a model.
+        seeds: trainings per arm, at least 2.
+        strings: strings in each of the two batches that models are measured on.
+        far_length: length of the strings in the second batch, longer than those of training.
+    """
+
+    kernels: tuple[float, ...] = (0.0, -0.1, -0.2, -0.35, -0.5, -0.7, -1.0, -1.4, -2.0, -3.0)
+    steps: int = 800
+    look_every: int = 50
+    seeds: int = 3
+    strings: int = 256
+    far_length: int = 10
+
+    def __post_init__(self) -> None:
+        if len(self.kernels) < 2 or self.kernels[0] != 0 or max(self.kernels) > 0:
+            raise ValueError(f"kernels must be 0 and then one or more below it; got {self.kernels}")
+        least = {"look_every": 1, "seeds": 2, "strings": 1}
+        least["far_length"] = ReversalConfig.max_length + 1
+        for name, number in least.items():
+            if getattr(self, name) < number:
+                raise ValueError(f"{name} must be at least {number}; got {getattr(self, name)}")
+        if self.steps < 1 or self.steps % self.look_every:
+            raise ValueError(
+                f"steps must be a multiple of look_every {self.look_every}; got {self.steps}"
+            )
+        self.training(PLAIN)
+
+    def training(self, arm: str) -> ReversalConfig:
+        """Returns the settings of one arm."""
+        settings = ARMS[arm]
+        return ReversalConfig(
+            model=Seq2SeqConfig(
+                score="additive", cross_attention=CrossAttentionConfig(settings["attention"])
+            ),
+            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
+            coverage_weight=settings["coverage_weight"],
+        )
+
+
+QUICK = Config(kernels=(0.0, -2.0), steps=4, look_every=2, seeds=2, strings=8)
+
+
+def run(config: Config) -> JSON:
+    """Measures the stuck decoder, and every model at each look: [looks, seeds] per number."""
+    near_batch, far_batch = look_at(config)
+    return {
+        "stuck": [stuck_decoder(kernel) for kernel in config.kernels],
+        "floor": {
+            "per string": 1.0,
+            "per token": rounded(1 / float(jnp.mean(near_batch.target_lengths))),
+        },
+        "looks": list(range(0, config.steps + 1, config.look_every)),
+        "arms": {arm: _learning(config, arm, near_batch, far_batch) for arm in ARMS},
+    }
+
+
+# --- 1. the stuck decoder ---
+
+
+def stuck_decoder(kernel: float) -> JSON:
+    """Returns the library's numbers, and their largest difference from those by hand."""
+    result = coverage_attention(
+        jnp.full((STEPS, 1), QUERY), jnp.array(KEYS)[:, None], jnp.eye(len(KEYS)),
+        score="additive",
+        params={
+            "query_kernel": jnp.ones((1, 1)), "key_kernel": jnp.ones((1, 1)), "v": jnp.array([V]),
+        },
+        coverage_kernel=jnp.array([kernel]),
+    )  # fmt: skip
+    by_hand = stuck_decoder_by_hand(kernel)
+    ours = {"weights": result.weights, "coverage": result.coverage, "loss": result.loss}
+    return {
+        "kernel": kernel,
+        **{name: rounded(array) for name, array in ours.items()},
+        "largest_difference": max(
+            float(np.max(np.abs(np.asarray(ours[name], np.float64) - by_hand[name])))
+            for name in ours
+        ),
+    }
+
+
+def stuck_decoder_by_hand(kernel: float) -> dict[str, np.ndarray]:
+    """Returns the same by §38.8's formulas as they stand, one key after another."""
+    coverage = [0.0] * len(KEYS)
+    weights, losses = [], []
+    for _ in range(STEPS):
+        logits = [
+            V * math.tanh(QUERY + key + kernel * covered)
+            for key, covered in zip(KEYS, coverage, strict=True)
+        ]
+        normalizer = sum(math.exp(logit) for logit in logits)
+        row = [math.exp(logit) / normalizer for logit in logits]
+        losses.append(sum(min(w, c) for w, c in zip(row, coverage, strict=True)))
+        coverage = [c + w for w, c in zip(row, coverage, strict=True)]
+        weights.append(row)
+    named = {"weights": weights, "coverage": coverage, "loss": losses}
+    return {name: np.array(values) for name, values in named.items()}
+
+
+# --- 2. reversal ---
+
+
+def look_at(config: Config) -> tuple[Batch, Batch]:
+    """Returns two batches that are not trained on: as long as in training, and longer."""
+    near_rng, far_rng = jax.random.split(jax.random.key(1))
+    size: Any = {"vocabulary": VOCABULARY, "batch_size": config.strings}
+    shortest, longest = ReversalConfig.min_length, ReversalConfig.max_length
+    return (
+        random_batch(near_rng, min_length=shortest, max_length=longest, **size),
+        random_batch(far_rng, min_length=config.far_length, max_length=config.far_length, **size),
+    )
+
+
+def _learning(config: Config, arm: str, near_batch: Batch, far_batch: Batch) -> JSON:
+    training = config.training(arm)
+
+    def look(params: Any) -> dict[str, Any]:
+        model = bind(training.model, params)
+        return {
+            "trained lengths": _measure(model, near_batch),
+            "longer": _measure(model, far_batch),
+        }
+
+    looks = follow(training, reversal_task(training), look, every=config.look_every)
+    return jax.tree.map(rounded, looks)
+
+
+def _measure(model: Any, batch: Batch) -> dict[str, Array]:
+    """Measures attention with the right letters given, and the model's own answers."""
+    logits, weights = model(
+        batch.source, batch.source_lengths, batch.target_inputs, return_weights=True
+    )
+    tokens = decode(model, batch).tokens
+    return {
+        "cross_entropy": cross_entropy(logits, batch.targets, batch.target_lengths),
+        **looked_twice(weights[0], batch.target_lengths),
+        "repeated": repeated_letters(tokens, batch),
+        "exact_match": exact_match(tokens, batch.targets, batch.target_lengths),
+    }
+
+
+def looked_twice(weights: Array, target_lengths: Array) -> dict[str, Array]:
+    """Returns the coverage loss and the excess per string, means over strings.
+
+    loss = sum_tj min(a_tj, cov_tj), and excess = sum_j max(0, sum_t a_tj - 1).
+
+    Args:
+        weights: [B, T, S].
+        target_lengths: [B], in queries, EOS included.
+    """
+    real = real_tokens(target_lengths, weights.shape[1])
+    losses = jnp.where(real, coverage_loss(weights), 0)
+    coverage = jnp.sum(jnp.where(real[..., None], weights, 0), axis=1)
+    return {
+        "coverage_loss": jnp.mean(jnp.sum(losses, axis=-1)),
+        "excess": jnp.mean(jnp.sum(jnp.maximum(coverage - 1, 0), axis=-1)),
+    }
+
+
+def repeated_letters(tokens: Array, batch: Batch) -> Array:
+    """Returns the share of the answers' letters that are wrong repetitions.
+
+    A letter counts from its second occurrence on, and only if the right answer has it less often.
+    """
+    written, right = _letter_counts(tokens), _letter_counts(batch.targets)
+    repeated = jnp.maximum(written - jnp.maximum(right, 1), 0)
+    return jnp.sum(repeated) / jnp.maximum(jnp.sum(written), 1)
+
+
+def _letter_counts(tokens: Array) -> Array:
+    """How often each letter of the alphabet occurs, [B, letters]; special tokens do not count."""
+    letters = len(VOCABULARY.alphabet)
+    first = VOCABULARY.size - letters  # one_hot of a special token, out of range, is all 0
+    return jnp.sum(jax.nn.one_hot(tokens - first, letters, dtype=jnp.int32), axis=1)
+
+
+# --- expectations ---
+
+
+def expectations(numbers: JSON) -> list[Expectation]:
+    """Exact: numbers by hand, and floors. Over seeds: loss and repetition fall."""
+    stuck = numbers["stuck"]
+    totals = [sum(decoder["loss"]) for decoder in stuck]
+    checks = [
+        near(
+            "the stuck decoder by hand: largest difference of any number",
+            "", max(decoder["largest_difference"] for decoder in stuck), 0, 1e-5,
+            "float32",
+        ),
+        near(
+            "the stuck decoder without coverage: loss of all queries",
+            "", totals[0], len(stuck[0]["loss"]) - 1, 1e-4,
+            "each query after the first looks again",
+        ),
+        Expectation(
+            "the stuck decoder: least loss with a kernel / without coverage",
+            "the coverage loss penalises double-attending (§38.8)",
+            min(totals) / totals[0], 0, 0.2, "a clear margin",
+        ),
+    ]  # fmt: skip
+    arms = numbers["arms"]
+    for name, least in (("coverage_loss", 1), ("excess", 1)):
+        lowest = min(np.min(looks[name]) for arm in arms.values() for looks in arm.values())
+        claim = f"{name.replace('_', ' ')} of a string is at least 1: smallest of all looks"
+        checks.append(Expectation(claim, "", float(lowest), least - 1e-3, math.inf, "float32"))
+    last = {
+        arm: {name: np.array(looks[-1]) for name, looks in of_arm["trained lengths"].items()}
+        for arm, of_arm in arms.items()
+    }
+    claim = "coverage loss per string after training, with the coverage loss"
+    checks.append(
+        near(claim, "falls", last[IN_LOSS]["coverage_loss"].mean(), 1, 0.1, "a clear margin")
+    )
+    for arm in (IN_SCORE, PLAIN):
+        claim = f"the coverage loss lowers the coverage loss per string, compared with {arm}"
+        checks.append(_falls(claim, last[arm]["coverage_loss"] - last[IN_LOSS]["coverage_loss"]))
+    far = {arm: np.array(of_arm["longer"]["repeated"][-1]) for arm, of_arm in arms.items()}
+    claim = "the coverage loss lowers the share of repeated letters in longer strings"
+    checks.append(_falls(claim, far[PLAIN] - far[IN_LOSS]))
+    worst = min(float(of_arm["exact_match"].min()) for of_arm in last.values())
+    claim = "exact match at trained lengths: worst seed of any arm"
+    checks.append(Expectation(claim, "", worst, 0.98, 1, "a clear margin"))
+    return checks
+
+
+def _falls(claim: str, by_seed: np.ndarray) -> Expectation:
+    error = float(by_seed.std(ddof=1) / math.sqrt(by_seed.size))
+    return Expectation(
+        claim, "falls", float(by_seed.mean()), 2 * error, math.inf, "2 standard errors over seeds"
+    )
+
+
+if __name__ == "__main__":
+    run_experiment(__name__)

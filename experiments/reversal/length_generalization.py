@@ -1,0 +1,240 @@
+"""Does attention reverse strings of any length, if source and target positions can be matched?
+
+Source:   Delétang et al. 2022 ("Neural Networks and the Chomsky Hierarchy"): train on lengths 1-40,
+          test on every length from 41 to 500, mean token accuracy; of the networks there, only
+          those with a stack or a tape solve string reversal. Ruoss et al. 2023 for positions drawn
+          at random from a larger range.
+Command:  .venv/bin/python -m experiments.reversal.length_generalization
+Time:     30 minutes on 2 CPU cores beside two other jobs, 26 of processor time; the half with 26
+          letters, four scores, is 12 to 17 of them.
+Expected: mean token accuracy over lengths 41-500 of at least 99.9 % for the best score and at least
+          99 % for each of the four, five seeds, with 26 letters and with 2.
+
+The model has one cross attention from the letters written so far to those of the source, and no
+other attention. Positions are sines and cosines, and those of the source count from its end
+(`ANY_LENGTH` in `attention_jax/nn/position_config.py`). The i-th letter to write is the i-th from
+the end: query and key then have the same code, and the model has to learn to look where codes
+agree. These matching positions make it work, and they are put in by hand: one has to know that the
+answer has the order of the source from its end. `length_ablations.py` removes them, and the other
+parts of the recipe one by one.
+
+Measured in addition to the source: whether the whole string is right, EOS included; letters that
+the model predicts from its own (free running); lengths of 1,000 to 5,000.
+
+These models get more information than the source's networks (where the end is, and which positions
+belong together), have other sizes and another optimiser, write one letter after another where the
+source's answer at once, and end their answers themselves. So the comparison does not show that its
+Transformers were trained badly. It shows that positions which identify the matching letter suffice,
+without a stack.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from attention_jax.nn.cross_attention import CrossAttentionConfig
+from attention_jax.nn.position_config import ANY_LENGTH
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.runs.run_folder import check_folder
+from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.training.loop import LoopConfig
+from attention_jax.training.metrics import mean_and_deviation
+from experiments.experiment import JSON, Expectation, run_experiment
+from experiments.reversal.arms import trained_arm
+from experiments.reversal.length_evaluation import (
+    free_running,
+    peak_memory,
+    teacher_forced,
+    weights_on,
+)
+from experiments.reversal.length_figures import accuracy_figure, heat_map_figure
+
+TRAINED = 40  # length of the longest string of training
+PROTOCOL = range(TRAINED + 1, 501)
+ALPHABETS = {"26 letters": 26, "2 letters": 2}
+DRAWN_LENGTH = 100  # of the string in the heat maps
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings; `ReversalConfig` holds those of the training.
+
+    Attributes:
+        scores: scores to train, names or "module:Name".
+        alphabets: sizes of the alphabets of the strings.
+        seeds: trainings per score and alphabet.
+        steps: optimiser steps per training.
+        batch: strings per step.
+        learning_rate: initial learning rate; it falls to 0 along a cosine.
+        strings: test strings per length, with the previous letters given.
+        every: step between the tested lengths from 41 to 500.
+        far: lengths of the strings for free running; the first alphabet is tested on all of them,
+            the others on those up to 500.
+        far_strings: test strings for each of `far`.
+        workdir: folder of the runs; a run that is finished there is not trained again.
+    """
+
+    scores: tuple[str, ...] = ("additive", "dot", "general", "scaled")
+    alphabets: tuple[int, ...] = (26, 2)
+    seeds: int = 5
+    steps: int = 3000
+    batch: int = 32
+    learning_rate: float = 1e-2
+    strings: int = 2
+    every: int = 1
+    far: tuple[int, ...] = (20, 40, 100, 200, 500, 1000, 2000, 5000)
+    far_strings: tuple[int, ...] = (100, 100, 100, 100, 100, 40, 20, 8)
+    workdir: Path = Path("runs/length_generalization")
+
+    def __post_init__(self) -> None:
+        for name in ("scores", "alphabets", "far"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must be at least one; got none")
+        if len(self.far_strings) != len(self.far):
+            raise ValueError(
+                f"far_strings must be one for each of far {self.far}; got {self.far_strings}"
+            )
+        if min(self.far) > PROTOCOL[-1]:
+            raise ValueError(f"far must have lengths up to {PROTOCOL[-1]}, too; got {self.far}")
+        for name in ("strings", "every", "far", "far_strings"):
+            for value in np.ravel(getattr(self, name)):
+                if value < 1:
+                    raise ValueError(f"{name} must be at least 1; got {value}")
+        for score in self.scores:
+            for letters in self.alphabets:
+                self.training(score, letters)
+        check_folder("workdir", self.workdir)
+
+    def training(self, score: str, letters: int) -> ReversalConfig:
+        """Returns the settings of one run."""
+        return ReversalConfig(
+            model=recipe(score, TRAINED),
+            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
+            batch_size=self.batch, min_length=1, max_length=TRAINED, letters=letters,
+            learning_rate=self.learning_rate,
+        )  # fmt: skip
+
+
+def recipe(score: str, longest: int) -> Seq2SeqConfig:
+    """Returns the model for training on strings of up to `longest` letters."""
+    return Seq2SeqConfig(
+        score=score, cross_attention=CrossAttentionConfig(sharpen_from=longest),
+        positions=ANY_LENGTH, encoder_layers=0, decoder_self_attention=False,
+    )  # fmt: skip
+
+
+QUICK = Config(
+    scores=("scaled",), alphabets=(26,), seeds=2, steps=200, strings=2, every=200, far=(20, 100),
+    far_strings=(8, 8),
+)  # fmt: skip
+
+
+def run(config: Config) -> JSON:
+    """Trains and evaluates every score with every alphabet."""
+    arms: JSON = {}
+    for letters in config.alphabets:
+        for score in config.scores:
+            main = letters == config.alphabets[0]
+            arms.setdefault(str(letters), {})[score] = _arm(config, score, letters, main=main)
+    return {"arms": arms}
+
+
+def _arm(config: Config, score: str, letters: int, *, main: bool) -> JSON:
+    folder = config.workdir / f"{score.replace(':', '-')}-{letters}"
+    trained, measured = trained_arm(config.training(score, letters), folder)
+    forced = teacher_forced(trained, PROTOCOL[:: config.every], strings=config.strings)
+    counts = dict(zip(config.far, config.far_strings, strict=True))
+    lengths = [length for length in config.far if main or length <= PROTOCOL[-1]]
+    free = free_running(trained, lengths, strings=counts)
+    tokens = np.mean([of_length[0] for of_length in forced.values()], axis=0)
+    numbers = {
+        "seconds": measured["seconds"],
+        "loss": measured["loss"][-1],
+        "mean_tokens": tokens.round(6).tolist(),
+        "teacher_forced": {"tokens": _by_length(forced, 0)},
+        "free_running": {"tokens": _by_length(free, 0), "exact": _by_length(free, 1)},
+    }
+    if main:
+        numbers["weights"] = weights_on(trained, DRAWN_LENGTH).round(2).tolist()
+        numbers["memory_mib"] = {
+            str(max(config.far)): round(peak_memory(trained, max(config.far)), 1)
+        }
+    print(
+        f"{score}, {letters} letters: mean token accuracy {100 * tokens.mean():.3f} %", flush=True
+    )
+    return numbers
+
+
+def _by_length(accuracies: dict[int, tuple[np.ndarray, np.ndarray]], index: int) -> JSON:
+    return {str(length): shares[index].round(6).tolist() for length, shares in accuracies.items()}
+
+
+CAPTIONS = {
+    "length_accuracy": "Accuracy against length far beyond training, four scores, mean and one"
+    " deviation: letters right with the previous letters given, at lengths 41 to 500, and whole"
+    " strings right in free-running decoding, up to 5,000 letters.",
+    "length_heatmaps": "Attention weights of each score while it reverses a string of 100 letters,"
+    " two and a half times as long as the longest of training: they follow the anti-diagonal to"
+    " its end.",
+}
+
+
+def plot(numbers: JSON) -> dict[str, Figure]:
+    """Draws the figures."""
+    main = next(iter(numbers["arms"].values()))
+    return {
+        "length_accuracy": accuracy_figure(numbers["arms"], trained=TRAINED),
+        "length_heatmaps": heat_map_figure(
+            {score: np.array(arm["weights"]) for score, arm in main.items()}
+        ),
+    }
+
+
+def expectations(numbers: JSON) -> list[Expectation]:
+    """Token accuracy as the source measures it, and memory."""
+    checks = []
+    sampled = "a floor; over 1 million letters per score, so that 1e-4 wrong is known to 1e-5"
+    for letters, arms in numbers["arms"].items():
+        means = {score: float(np.mean(arm["mean_tokens"])) for score, arm in arms.items()}
+        for score, mean in means.items():
+            claim = f"{score}, {letters} letters: mean token accuracy over lengths 41-500"
+            checks.append(Expectation(claim, "", mean, 0.99, 1, sampled))
+        claim = f"{letters} letters: mean token accuracy of the best score"
+        checks.append(Expectation(claim, "", max(means.values()), 0.999, 1, sampled))
+    for score, arm in next(iter(numbers["arms"].values())).items():
+        for length, memory in arm["memory_mib"].items():
+            claim = f"{score}: MiB of temporary memory for a string of {length} letters"
+            checks.append(Expectation(claim, "", memory, 0, 2048, "the limit that was set"))
+    return checks
+
+
+def report(numbers: JSON) -> str:
+    """Returns the tables of README, as Markdown."""
+    lines: list[str] = []
+    for letters, arms in numbers["arms"].items():
+        lengths = list(next(iter(arms.values()))["free_running"]["exact"])
+        lines += [
+            *([""] if lines else []),
+            f"{letters} letters:",
+            "",
+            "| score | letters right, lengths 41-500 (mean ± sd; worst seed) |"
+            + "".join(f" {length} |" for length in lengths),
+            "| --- | --- |" + " --- |" * len(lengths),
+        ]
+        for score, arm in arms.items():
+            mean, deviation = mean_and_deviation(100 * np.array(arm["mean_tokens"]))
+            cells = "".join(
+                f" {100 * np.mean(arm['free_running']['exact'][length]):.1f} |"
+                for length in lengths
+            )
+            worst = 100 * min(arm["mean_tokens"])
+            lines.append(f"| {score} | {mean:.3f} ± {deviation:.3f}; {worst:.3f} % |{cells}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run_experiment(__name__)

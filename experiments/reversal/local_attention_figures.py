@@ -1,0 +1,165 @@
+"""Figures of local_attention.py, drawn from its numbers alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from attention_jax.reports import plotting
+from attention_jax.tasks.reversal.evaluation import LETTER_AXES
+from experiments.experiment import JSON
+from experiments.reversal.arms import mean_over_lengths
+
+CAPTIONS = {
+    "local_attention": (
+        "Exact match against the radius of the window. Without an encoder, windows around the"
+        " anti-diagonal reverse every string at radius 0, and fewer strings the wider they are;"
+        " windows around the diagonal follow their ceiling; windows around a predicted center need"
+        " radius 2. With an encoder both reverse, the diagonal less well. By length, the diagonal"
+        " reverses most strings up to D + 1 letters and no longer ones. Bands: one deviation over"
+        " seeds."
+    ),
+    "local_attention_masks": (
+        "The chapter's masks of 16 queries and 20 keys with radius 3: global, local-m along the"
+        " diagonal, local-p with noise, and the anti-diagonal that reversal needs; uniform weights"
+        " times a Gaussian around predicted centers, whose rows sum to less than 1; and the sum of"
+        " a row's weights by radius, 0.42 to 0.60."
+    ),
+    "local_attention_weights": (
+        "Attention weights of trained models while they write a word backwards. In windows around"
+        " the anti-diagonal and predicted centers, attention is spread and mostly heaviest on the"
+        " letter to write. Windows around the diagonal mostly do not hold that letter: without an"
+        " encoder the model writes others; with an encoder attention follows the diagonal, where"
+        " the encoder has carried the letters."
+    ),
+}
+
+_ENCODERS = {"no encoder": "Without an encoder", "encoder": "With an encoder"}
+
+
+def plot(numbers: JSON) -> dict[str, Figure]:
+    """Draws accuracy, masks and weights."""
+    figures = (_accuracy(numbers), _masks(numbers), _weights(numbers))
+    return dict(zip(CAPTIONS, figures, strict=True))
+
+
+def _accuracy(numbers: JSON) -> Figure:
+    figure, axes = plotting.new_figure(11, 4.6, columns=3, sharey=True)
+    radii = numbers["config"]["radii"]
+    for ax, (encoder, title) in zip(axes, _ENCODERS.items(), strict=False):
+        for index, centers in enumerate(("anti-diagonal", "diagonal", "predicted")):
+            by_radius = numbers["arms"].get(f"{encoder}, {centers}", {})
+            if by_radius:
+                exact = np.array([_exact(numbers, arm) for arm in by_radius.values()])
+                label = "predicted center" if centers == "predicted" else centers
+                x = [int(radius) for radius in by_radius]
+                plotting.draw_band(ax, x, exact, index=index, label=label)
+        ax.set(title=title, xlabel="radius D of the window (keys)")
+    axes[0].set_xticks(radii)
+    axes[1].set_xticks(numbers["config"]["encoder_radii"])
+    ceiling = [np.mean(numbers["ceiling"][str(radius)]) for radius in radii]
+    axes[0].plot(radii, ceiling, "k--", label="the most that the diagonal can")
+    for index, (radius, arm) in enumerate(numbers["arms"]["no encoder, diagonal"].items()):
+        by_length = arm["accuracy"]["free_running_exact"]
+        x, exact = [int(length) for length in by_length], np.array(list(by_length.values()))
+        # Other colours than in the left panels: here each line is a radius.
+        plotting.draw_band(axes[2], x, exact, index=index + 2, label=f"D = {radius}")
+    axes[2].set(title="Diagonal, without an encoder", xlabel="length of the string (letters)")
+    axes[0].set(ylabel="exact match (share of strings)", ylim=(-0.04, 1.06))
+    for ax in axes:
+        ax.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    axes[2].legend(loc="upper right")
+    seeds = numbers["config"]["seeds"]
+    figure.suptitle(
+        f"Strings of {min(_lengths(numbers))} to {max(_lengths(numbers))} letters reversed through"
+        f" a window, {seeds} seeds"
+    )
+    return figure
+
+
+def _masks(numbers: JSON) -> Figure:
+    masks = numbers["masks"]
+    figure, axes = plotting.new_figure(10.5, 6.6, rows=2, columns=3)
+    titles = {
+        "global": "Global",
+        "local-m": "Local-m, along the diagonal",
+        "local-p": "Local-p, as the chapter draws it",
+        "anti-diagonal": "Local-m, anti-diagonal",
+    }
+    colors = ListedColormap(["white", plotting.COLORS[0]])
+    for ax, (name, pairs) in zip(axes, masks["pairs"].items(), strict=False):
+        ax.imshow(pairs, cmap=colors, vmin=0, vmax=1)
+        share = 100 * np.mean(pairs)
+        ax.set_title(f"{titles[name]}\n{share:.0f} % of the pairs")
+        _label_pairs(ax)
+    gaussian, row_sums = axes[4:]
+    weights = np.array(masks["gaussian_weights"])
+    image = gaussian.imshow(weights, cmap="viridis", vmin=0)
+    gaussian.plot(
+        masks["gaussian_centers"], range(len(weights)), ".", color="white", label="center p"
+    )
+    sums = weights.sum(axis=-1)
+    gaussian.set_title(f"Local-p with its Gaussian:\nrows sum to {sums.min():.2f}-{sums.max():.2f}")
+    gaussian.legend(loc="upper right", facecolor="gray", labelcolor="white", framealpha=0.6)
+    _label_pairs(gaussian)
+    figure.colorbar(image, ax=gaussian, shrink=0.7, label="attention weight")
+    _draw_row_sums(row_sums, numbers)
+    return figure
+
+
+def _draw_row_sums(axes: Axes, numbers: JSON) -> None:
+    radii = [drawn["radius"] for drawn in numbers["gaussian"]]
+    for index, place in enumerate(("on a key", "between keys")):
+        drawn = [of_radius[place] for of_radius in numbers["gaussian"]]
+        axes.errorbar(
+            radii, [mass["mean"] for mass in drawn],
+            yerr=[1.96 * mass["standard_error"] for mass in drawn],
+            color=plotting.COLORS[index], marker=plotting.MARKERS[index], linestyle="",
+            label=f"random, center {place}",
+        )  # fmt: skip
+        formula = [mass["formula"] for mass in drawn]
+        axes.plot(radii, formula, color=plotting.COLORS[index], linestyle="--", linewidth=1)
+    trained = numbers["arms"].get("no encoder, predicted", {})
+    if trained:
+        sums = np.array([arm["weight"] for arm in trained.values()])
+        x = [int(radius) for radius in trained]
+        plotting.draw_band(axes, x, sums, index=2, label="trained, no encoder")
+    axes.set(
+        title="What the Gaussian leaves of 1\n(dashed: formulas)",
+        xlabel="radius D (keys)", ylabel="sum of a row's weights", xticks=radii, ylim=(0, 1.03),
+    )  # fmt: skip
+    axes.legend(loc="lower center", fontsize=9)
+    axes.grid(alpha=0.3)
+
+
+def _weights(numbers: JSON) -> Figure:
+    word = list(numbers["config"]["word"])
+    config = numbers["config"]
+    radius = max(set(config["radii"]) & set(config["encoder_radii"]))  # the largest of all arms
+    panels = {}
+    for arm, by_radius in numbers["arms"].items():
+        encoder, centers = arm.split(", ")
+        measured = by_radius[str(radius)]
+        panels[f"{encoder}, {centers}"] = (
+            np.array(measured["weights"]).reshape(-1, len(word)), measured["row_labels"], word,
+        )  # fmt: skip
+    figure = plotting.weight_heatmaps(panels, columns=3, **LETTER_AXES)
+    figure.suptitle(f"Attention of trained models, through windows of radius {radius}")
+    return figure
+
+
+def _label_pairs(axes: Axes) -> None:
+    axes.set(xlabel="source position j (key)", ylabel="target position i (query)")
+    axes.set(xticks=range(0, 20, 5), yticks=range(0, 16, 5))
+
+
+def _exact(numbers: JSON, arm: JSON) -> np.ndarray:
+    return mean_over_lengths(arm["accuracy"], "free_running_exact", _lengths(numbers))
+
+
+def _lengths(numbers: JSON) -> list[int]:
+    measured = next(iter(next(iter(numbers["arms"].values())).values()))
+    return [int(length) for length in measured["accuracy"]["free_running_exact"]]

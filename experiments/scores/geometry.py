@@ -1,0 +1,358 @@
+"""Which queries and keys make attention uniform, which one-hot, and what gradient is left?
+
+Source:   topic 7: identical keys and orthogonal queries flatten attention, orthogonal keys with a
+          peaked similarity make it nearly one-hot; watch the gradient when the softmax saturates.
+Command:  .venv/bin/python -m experiments.scores.geometry
+Time:     25 seconds on 2 CPU cores.
+Expected: identical keys: 1 / S for every score, exactly, and no gradient to the query. A query
+          orthogonal to all keys: 1 / S for dot, scaled and general; not for additive. Orthogonal
+          keys of growing length, the query along one of them: from uniform to one-hot as the
+          formula below says, for all but additive. A saturated softmax sends back finite gradients.
+
+Tokens have D features and, at key scale 1, length sqrt(D), as tokens of unit variance do. With S
+orthogonal keys, c times as long, and the query along the first, the first logit is larger than the
+others by g = c D (dot) or c sqrt(D) (scaled; general with a rotation W / sqrt(D)), and
+
+    weight of the first = 1 / (1 + (S - 1) e^-g).
+
+The norm of the softmax's Jacobian, the share of a gradient that the softmax passes back, then falls
+as e^-g. Additive attention cannot be saturated in this way: |e| <= sum_a |v_a| whatever the keys
+are, and with ever longer keys its weights tend to those of v . sign(Wk k). Its softmax goes on to
+pass gradients, but its tanh is saturated and lets none through. General and additive have fresh
+parameters in the figure; the bands are over draws of parameters and keys.
+
+Saturated attention still learns where two keys tie: between two long keys, at 45 degrees, the
+Jacobian has its largest norm, 1 / 2.
+
+A saturated gradient is 0 in the reference implementation. In tiles it is a rounding error of the
+gradient that an unsaturated softmax would send, since the two terms of dO . V - dO . O are summed
+separately.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax import IMPLEMENTATIONS, SCORES, attention, attention_weights
+from attention_jax.analysis import softmax_jacobian_norm
+from experiments.experiment import JSON, Expectation, near, run_experiment
+from experiments.scores.geometry_figures import plot
+
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
+
+Array = jax.Array
+
+NAMES = ("dot", "scaled", "general", "additive")
+DOT_LIKE = ("dot", "scaled", "general")
+SATURATING_SCALE = 1e4
+
+CAPTIONS = {
+    "geometry_scale": (
+        "Largest weight and norm of the softmax's Jacobian against the length of orthogonal keys:"
+        " dot, then scaled, then general go from uniform to one-hot and lose their gradient;"
+        " additive attention levels off far from one-hot, and its softmax keeps passing gradients."
+    ),
+    "geometry_angle": (
+        "Weights of two orthogonal keys while the query turns from one to the other, for four key"
+        " scales: a slow change for short keys, a switch at 45 degrees for long ones. Only there is"
+        " any gradient left."
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings.
+
+    Attributes:
+        dim: D.
+        source_length: S, at most D - 1, so that one direction is orthogonal to all S keys.
+        scales: number of key scales c in the sweep, from 0.01 to 1000.
+        angle_scales: key scales of the sweep over angles.
+        angles: number of angles from 0 to 90 degrees, odd so that 45 is among them.
+        draws: random sets of keys, queries and parameters.
+    """
+
+    dim: int = 32
+    source_length: int = 16
+    scales: int = 61
+    angle_scales: tuple[float, ...] = (0.1, 0.5, 2.0, 10.0)
+    angles: int = 91
+    draws: int = 200
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.source_length < self.dim:
+            raise ValueError(
+                f"source_length must be from 2 to dim - 1 = {self.dim - 1}; got"
+                f" {self.source_length}"
+            )
+        for name in ("scales", "draws"):
+            if getattr(self, name) < 2:
+                raise ValueError(f"{name} must be at least 2; got {getattr(self, name)}")
+        if self.draws < self.source_length:
+            raise ValueError(
+                f"draws must be at least source_length, {self.source_length}; got {self.draws}"
+            )
+        if self.angles < 3 or self.angles % 2 == 0:
+            raise ValueError(f"angles must be odd and at least 3; got {self.angles}")
+        if not self.angle_scales or min(self.angle_scales) < 0:
+            raise ValueError(
+                f"angle_scales must be one or more of at least 0; got {self.angle_scales}"
+            )
+
+
+QUICK = Config(dim=13, source_length=7, scales=11, angles=5, draws=10)
+
+
+class Draws(NamedTuple):
+    """Everything random, n draws of each."""
+
+    tokens: Array  # [n, 2, D] a query and a key
+    bases: Array  # [n, D, D] orthogonal rows of length sqrt(D)
+    cotangents: Array  # [n, 1, S] gradients of weights
+    params: dict[str, Any]  # of each score, leaves [n, ...]
+
+
+def run(config: Config) -> JSON:
+    """Measures the extremes, the two sweeps, and gradients at saturation."""
+    draws = draw(config)
+    scales = jnp.concatenate([jnp.zeros(1), jnp.logspace(-2, 3, config.scales)])
+    return {
+        "identical_keys": {name: identical_keys(draws, name) for name in SCORES},
+        "orthogonal_query": {name: _orthogonal_query(config, draws, name) for name in NAMES},
+        "scales": {name: _scale_sweep(config, draws, name, scales) for name in NAMES},
+        "additive_limit": _additive_limit(config, draws),
+        "angles": _angle_sweep(config, draws.bases[0]),
+        "saturated": {
+            name: {
+                implementation: _saturated(config, draws, name, implementation)
+                for implementation in IMPLEMENTATIONS
+            }
+            for name in NAMES
+        },
+    }
+
+
+def draw(config: Config) -> Draws:
+    """Draws queries, keys, cotangents and parameters."""
+    token_rng, basis_rng, cotangent_rng, param_rng = jax.random.split(jax.random.key(0), 4)
+    count, dim = config.draws, config.dim
+    orthonormal, _ = jnp.linalg.qr(jax.random.normal(basis_rng, (count, dim, dim)))
+    param_rngs = jax.random.split(param_rng, count)
+    return Draws(
+        tokens=jax.random.normal(token_rng, (count, 2, dim)),
+        bases=orthonormal.mT * math.sqrt(dim),
+        cotangents=jax.random.normal(cotangent_rng, (count, 1, config.source_length)),
+        params={
+            name: jax.vmap(lambda rng, score=score: score.init(rng, dim, dim))(param_rngs)
+            for name, score in SCORES.items()
+        },
+    )
+
+
+def identical_keys(draws: Draws, name: str) -> JSON:
+    """Returns the largest difference from 1 / S, and the largest gradient of the query."""
+    source_length = draws.cotangents.shape[-1]
+    query, key = draws.tokens[:, :1], jnp.repeat(draws.tokens[:, 1:], source_length, axis=1)
+    weights, pull_back = jax.vjp(
+        lambda query: attention_weights(query, key, score=name, params=draws.params[name]), query
+    )
+    (dquery,) = pull_back(draws.cotangents)
+    return {
+        "from_uniform": float(jnp.abs(weights - 1 / source_length).max()),
+        "largest_dquery": float(jnp.abs(dquery).max()),
+    }
+
+
+def _orthogonal_query(config: Config, draws: Draws, name: str) -> float:
+    """Mean largest difference from 1 / S, the query (projected by W) orthogonal to the keys."""
+    length, params = config.source_length, draws.params[name]
+    query, key = draws.bases[:, length : length + 1], draws.bases[:, :length]
+    if name == "general":
+        query = jnp.linalg.solve(
+            params["kernel"].mT, query.mT
+        ).mT  # query @ W is orthogonal to the keys
+    weights = attention_weights(query, key, score=name, params=params)
+    return float(jnp.abs(weights - 1 / length).max(axis=-1).mean())
+
+
+def _scale_sweep(config: Config, draws: Draws, name: str, scales: Array) -> JSON:
+    """Largest weight and Jacobian norm for each scale of orthogonal keys, over draws."""
+
+    @jax.jit
+    def measures(bases: Array, params: Any, scales: Array) -> tuple[Array, Array]:
+        key = scales[:, None, None, None] * bases[None, :, : config.source_length]
+        query = jnp.broadcast_to(bases[:, :1], (len(scales), config.draws, 1, config.dim))
+        weights = attention_weights(query, key, score=name, params=params)[:, :, 0]
+        return weights.max(axis=-1), softmax_jacobian_norm(weights)
+
+    arrays = measures(draws.bases, draws.params[name], scales)
+    summary: JSON = {"scales": np.asarray(scales, np.float64).tolist()}
+    for measure, array in zip(("largest_weight", "jacobian_norm"), arrays, strict=True):
+        values = np.asarray(array, np.float64)
+        low, median, high = np.quantile(values, (0.025, 0.5, 0.975), axis=1)
+        mean = values.mean(axis=1)
+        curves = {"mean": mean, "low": low, "median": median, "high": high}
+        summary[measure] = {curve: _digits(numbers) for curve, numbers in curves.items()}
+    return summary
+
+
+def _additive_limit(config: Config, draws: Draws) -> float:
+    """Mean largest weight of additive attention for infinitely long keys."""
+    bases, params = jax.device_get((draws.bases, draws.params["additive"]))
+    signs = np.sign(bases[:, : config.source_length] @ params["key_kernel"])
+    exponentials = np.exp((signs @ params["v"][..., None])[..., 0])
+    return float((exponentials.max(axis=-1) / exponentials.sum(axis=-1)).mean())
+
+
+def _angle_sweep(config: Config, basis: Array) -> JSON:
+    """Weights of scaled dot attention while the query turns from the first key to the second."""
+    key = basis[: config.source_length]
+    angles = jnp.linspace(0, jnp.pi / 2, config.angles)
+    query = jnp.cos(angles)[:, None] * key[:1] + jnp.sin(angles)[:, None] * key[1:2]
+    at_scales = {}
+    for scale in config.angle_scales:
+        weights = attention_weights(query, scale * key)
+        at_scales[str(scale)] = {
+            "first": _digits(weights[:, 0]),
+            "second": _digits(weights[:, 1]),
+            "jacobian_norm": _digits(softmax_jacobian_norm(weights)),
+        }
+    return {"degrees": np.linspace(0, 90, config.angles).tolist(), "scales": at_scales}
+
+
+def _saturated(config: Config, draws: Draws, name: str, implementation: str) -> JSON:
+    """Gradients of attention to keys of scale 10,000, each query along one of them."""
+    basis = draws.bases[0, : config.source_length]
+    params = jax.tree.map(lambda leaf: leaf[0], draws.params[name])
+    if name == "general":
+        params = {"kernel": jnp.eye(config.dim) / math.sqrt(config.dim)}
+    arrays = {
+        "query": basis,
+        "key": SATURATING_SCALE * basis,
+        "value": draws.tokens[: config.source_length, 0, :3],
+        "params": params,
+    }
+
+    def loss(arrays: dict[str, Any]) -> tuple[Array, Array]:
+        output = attention(**arrays, score=name, implementation=implementation)
+        return jnp.sum(output**2), output
+
+    gradients, output = jax.device_get(jax.jit(jax.grad(loss, has_aux=True))(arrays))
+    key, value = np.asarray(arrays["key"]), np.asarray(arrays["value"])
+    unsaturated = np.abs(2 * output @ value.T).max() * np.abs(key).max()
+    leaves = [output, *jax.tree.leaves(gradients)]
+    return {
+        "not_finite": int(sum(np.sum(~np.isfinite(leaf)) for leaf in leaves)),
+        "output_from_one_hot": float(np.abs(output - value).max()),
+        "largest_dquery": float(np.abs(gradients["query"]).max()),
+        "share_of_unsaturated": float(np.abs(gradients["query"]).max() / unsaturated),
+    }
+
+
+def gap(name: str, scale: Any, dim: int) -> Any:
+    """Returns g of the module docstring: the first logit minus each of the others."""
+    return scale * (dim if name == "dot" else math.sqrt(dim))
+
+
+def weights_by_formula(gaps: Any, source_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first weight and the Jacobian's norm where all other logits are `gaps` smaller.
+
+    With a the first weight and b each of the others, the diagonal contributes a^2 (1 - a)^2 and
+    S - 1 times b^2 (1 - b)^2 to |J|^2, and each pair contributes a^2 b^2 or b^4. 1 - a is computed
+    as (S - 1) b, to avoid cancellation.
+    """
+    others = source_length - 1
+    ratio = np.exp(-np.asarray(gaps, np.float64))
+    first = 1 / (1 + others * ratio)
+    b = ratio * first
+    square = (first * others * b) ** 2 + others * (b * (1 - b)) ** 2
+    square += 2 * others * (first * b) ** 2 + others * (others - 1) * b**4
+    return first, np.sqrt(square)
+
+
+def _digits(array: Any) -> Any:
+    return [float(f"{number:.6g}") for number in np.asarray(array, np.float64)]
+
+
+def expectations(numbers: JSON) -> list[Expectation]:
+    """Limits and formulas, up to rounding."""
+    config = numbers["config"]
+    dim, length = config["dim"], config["source_length"]
+    rounding = "float32 rounding"
+    checks = []
+    for name, measured in numbers["identical_keys"].items():
+        claim = f"identical keys, {name}: largest difference from 1 / S"
+        checks.append(near(claim, "0", measured["from_uniform"], 0, 1e-7, rounding))
+        claim = f"identical keys, {name}: largest gradient of the query"
+        checks.append(near(claim, "", measured["largest_dquery"], 0, 1e-5, rounding))
+    for name, measured in numbers["orthogonal_query"].items():
+        claim = f"orthogonal query, {name}: largest difference from 1 / S, mean over draws"
+        if name == "additive":
+            tolerance = "its logits differ: deviation about 0.7 within a row"
+            checks.append(Expectation(claim, "0", measured, 0.5 / length, math.inf, tolerance))
+        else:
+            checks.append(near(claim, "0", measured, 0, 1e-4, rounding))
+    for name, sweep in numbers["scales"].items():
+        checks.extend(_sweep_expectations(name, sweep, dim, length, numbers["additive_limit"]))
+    middle = len(numbers["angles"]["degrees"]) // 2
+    longest = max(numbers["angles"]["scales"], key=float)
+    norm = numbers["angles"]["scales"][longest]["jacobian_norm"][middle]
+    claim = f"Jacobian's norm at 45 degrees and key scale {longest}"
+    checks.append(near(claim, "", norm, 0.5, 1e-4, "the other keys' weights"))
+    for name, by_implementation in numbers["saturated"].items():
+        for implementation, measured in by_implementation.items():
+            what = f"saturated backward, {name}, {implementation}"
+            claim = f"{what}: numbers that are not finite"
+            checks.append(near(claim, "0", measured["not_finite"], 0, 0, "exact"))
+            if name == "additive":
+                claim = f"{what}: largest gradient of the query, behind a saturated tanh"
+                tolerance = "1 - tanh^2 is 0 except where Wk k is small, which is rare"
+                checks.append(near(claim, "", measured["largest_dquery"], 0, 1e-3, tolerance))
+            if name in DOT_LIKE:
+                claim = f"{what}: output minus the value of the query's key"
+                checks.append(near(claim, "0", measured["output_from_one_hot"], 0, 0, "exact"))
+                claim = f"{what}: gradient of the query / that of an unsaturated softmax"
+                share = measured["share_of_unsaturated"]
+                within = 0 if implementation == "reference" else 1e-6
+                checks.append(near(claim, "0", share, 0, within, "exact; in tiles, rounding"))
+    return checks
+
+
+def _sweep_expectations(
+    name: str, sweep: JSON, dim: int, length: int, additive_limit: float
+) -> list[Expectation]:
+    largest = np.array(sweep["largest_weight"]["mean"])
+    norm = np.array(sweep["jacobian_norm"]["mean"])
+    claim = f"{name}: largest weight minus 1 / S at key scale 0"
+    checks = [near(claim, "0", largest[0] - 1 / length, 0, 1e-6, "6 digits kept")]
+    if name in ("dot", "scaled"):
+        first, norm_by_formula = weights_by_formula(
+            gap(name, np.array(sweep["scales"]), dim), length
+        )
+        error = np.abs(largest - first).max()
+        claim = f"{name}: largest difference of a weight from its formula"
+        checks.append(near(claim, "", error, 0, 1e-5, "float32 rounding of logits up to 10"))
+        representable = norm_by_formula > 1e-30  # float32 ends at 1e-38
+        error = np.abs(norm[representable] / norm_by_formula[representable] - 1).max()
+        claim = f"{name}: largest relative difference of the Jacobian's norm from its formula"
+        checks.append(near(claim, "", error, 0, 1e-4, "float32 rounding of logits up to 70"))
+    if name == "additive":
+        claim = "additive: largest weight at the largest scale minus that of infinite keys, mean"
+        checks.append(near(claim, "", largest[-1] - additive_limit, 0, 0.01, "tanh near 0"))
+    else:
+        least = 0.99 if name == "general" else 1.0
+        claim = f"{name}: largest weight at the largest scale, mean"
+        tolerance = "near ties of random logits" if name == "general" else "exact"
+        checks.append(Expectation(claim, "1", largest[-1], least, 1 + 1e-6, tolerance))
+    return checks
+
+
+if __name__ == "__main__":
+    run_experiment(__name__)

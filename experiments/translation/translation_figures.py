@@ -1,0 +1,81 @@
+"""Figures of translation_comparison.py, drawn from its numbers alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from attention_jax.reports import plotting
+from experiments.experiment import JSON
+
+CAPTIONS = {
+    "translation_training": "Validation of translators trained with the same batches: negative"
+    " log-likelihood in nats per subword, and BLEU of greedy translations.",
+    "translation_heatmaps": "Cross attention of the decoder while it translates the same sentences:"
+    " means over layers and heads, the scores side by side.",
+    "translation_heads": "Every head of the cross attention: how much it aligns, the mean of its"
+    " rows' largest weights, and how much it spreads, the mean entropy of its rows over that of"
+    " uniform rows.",
+}
+
+
+def plot(numbers: JSON) -> dict[str, Figure]:
+    """Draws training, heat maps and heads."""
+    return {
+        "translation_training": _training(numbers["arms"]),
+        "translation_heatmaps": _heatmaps(numbers["arms"]),
+        "translation_heads": _heads(numbers["arms"]),
+    }
+
+
+def _training(arms: JSON) -> Figure:
+    figure, (loss, bleu) = plotting.new_figure(9, 3.6, columns=2)
+    for index, (score, arm) in enumerate(arms.items()):
+        training = arm["training"]
+        for axes, name in ((loss, "validation_negative_log_likelihood"), (bleu, "validation_bleu")):
+            values = np.array(training[name])
+            plotting.draw_band(axes, training["validated"], values, index=index, label=score)
+    loss.set_ylabel("nats a subword")
+    bleu.set_ylabel("BLEU, greedy")
+    for axes in (loss, bleu):
+        axes.set_xlabel("batches")
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    return figure
+
+
+def _heatmaps(arms: JSON) -> Figure:
+    panels = {}
+    longest = 0
+    for index in range(len(next(iter(arms.values()))["drawn"])):
+        for score, arm in arms.items():
+            drawn = arm["drawn"][index]
+            weights = np.array(drawn["weights"]).mean(0)
+            longest = max(longest, *weights.shape)
+            panels[f"{score}, sentence {index + 1}"] = (weights, drawn["rows"], drawn["columns"])
+    return plotting.weight_heatmaps(
+        panels,
+        columns=len(arms),
+        ylabel="subword written (query)",
+        xlabel="source subword (key)",
+        size=max(3.1, 0.24 * longest),
+    )
+
+
+def _heads(arms: JSON) -> Figure:
+    figure, (axes,) = plotting.new_figure(5.2, 4.2)
+    for index, (score, arm) in enumerate(arms.items()):
+        measured = arm["heads"]["cross"]
+        for layer, (sharpness, spread) in enumerate(
+            zip(measured["sharpness"], measured["spread"], strict=True)
+        ):
+            axes.scatter(
+                sharpness, spread, color=plotting.COLORS[index], marker=plotting.MARKERS[layer % 7],
+                label=f"{score}, layer {layer}",
+            )  # fmt: skip
+    axes.set_xlabel("mean largest weight: aligns")
+    axes.set_ylabel("mean entropy / uniform: spreads")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.legend(fontsize="small")
+    return figure
