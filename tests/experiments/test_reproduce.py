@@ -186,13 +186,17 @@ def test_docstrings_are_read_by_label():
     assert labelled(module, "Expected") == ""
 
 
+# The claims of the committed results whose bounds, written before the run, are missed.
+MISSES: dict[str, list[str]] = {}
+
+
 @pytest.mark.parametrize("name", catalogue.SUBJECT_OF)
 def test_committed_numbers_are_as_expected_and_figures_have_captions(name):
     experiment, folder = catalogue.load(name), catalogue.folder_of(name)
     numbers = json.loads((folder / f"{name}.json").read_text())
     found = experiment.expectations(numbers)
     assert found
-    assert [str(expectation) for expectation in found if not expectation.met] == []
+    assert [check.claim for check in found if not check.met] == MISSES.get(name, [])
     for stem, caption in experiment.CAPTIONS.items():
         assert (folder / f"{stem}.png").is_file()
         assert len(caption) > 40
