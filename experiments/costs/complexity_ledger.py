@@ -20,6 +20,9 @@ The chapter's T (2d² + d) for additive is the cost of its own computation: it c
 query with each key and multiplies the pair by W. With W = [W_q W_k], W [q; k] = W_q q + W_k k, and
 each product is computed once per token. A pair then costs d additions, d tanh and a product
 with v.
+
+The ledger, the naive formulas and the operations are those of named scores. Other scores of
+`--scores` get their parameters, operations, and memory as "reference" and "tiled".
 """
 
 from __future__ import annotations
@@ -35,30 +38,31 @@ import numpy as np
 
 from attention_jax import SCORES, BlockSizes, attention, get_score
 from attention_jax.analysis import ledger
-from experiments.costs.complexity_ledger_figures import plot
-from experiments.experiment import JSON, Expectation, near, run_experiment
+from experiments.costs.complexity_ledger_figures import FORMS, plot
+from experiments.costs.complexity_ledger_report import (
+    PUBLISHED_PARAMETERS,
+    expectations,
+    report,
+)
+from experiments.experiment import JSON, run_experiment
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 Array = jax.Array
 Tree = dict[str, Array]
-
-FORMS = ("naive", "reference", "tiled")
-PUBLISHED_PARAMETERS = {"additive": 8256, "general": 4096, "dot": 0, "scaled": 0}  # at d = 64
 
 CAPTIONS = {
     "complexity_ledger": (
         "Temporary memory of attention with all gradients against sequence length, for additive "
         "and scaled dot, and for eight scores at length 4096. The naive formula and the reference "
         "grow as the square of the length; the tiled implementation grows linearly and lies far "
-        "below. At length 4096 tiles take 1 to 7 MiB, the naive formula hundreds to tens of "
-        "thousands."
+        "below."
     ),
     "complexity_ledger_flops": (
         "Operations for one query against the number of keys. Additive attention as the chapter "
-        "computes it takes about a hundred times as many as dot product attention. With its two "
-        "projections computed once per token it takes less than twice as many, and a tanh per "
-        "feature. General, dot and scaled dot nearly coincide at many keys."
+        "computes it, a product with a matrix per pair, lies far above. With its two projections "
+        "computed once per token it lies near dot product attention, but takes a tanh per feature "
+        "besides. General, dot and scaled dot nearly coincide at many keys."
     ),
 }
 
@@ -68,7 +72,7 @@ class Config:
     """Settings.
 
     Attributes:
-        scores: names of the scores to count.
+        scores: the scores to count, by name or as "module:Name".
         dim: d, features of queries, keys, values and hidden layers.
         lengths: T = S, at least three, rising.
         block: rows and columns of a tile.
@@ -80,12 +84,10 @@ class Config:
     block: int = 128
 
     def __post_init__(self) -> None:
-        for name in self.scores:
-            if name not in SCORES:
-                raise ValueError(f"scores must be of {', '.join(SCORES)}; got {name!r}")
-        missing = [name for name in PUBLISHED_PARAMETERS if name not in self.scores]
-        if missing:
-            raise ValueError(f"scores must have the chapter's four; {', '.join(missing)} missing")
+        if not self.scores or len(set(self.scores)) != len(self.scores):
+            raise ValueError(f"scores must be one or more, each once; got {self.scores}")
+        for score in self.scores:
+            get_score(score)
         if len(self.lengths) < 3 or list(self.lengths) != sorted(set(self.lengths)):
             raise ValueError(f"lengths must be at least three, rising; got {self.lengths}")
         for name, size in (("dim", self.dim), ("block", self.block), ("lengths", self.lengths[0])):
@@ -164,13 +166,18 @@ def run(config: Config) -> JSON:
             **{side: list(getattr(cost, side)) for side in ("query", "key", "pair")},
             # T queries share the projected keys; T = S.
             "flops_per_query": [cost.flops_per_query(n, n) for n in config.lengths],
-            "memory": {form: _memory(name, form, config) for form in FORMS},
+            "memory": {
+                form: _memory(name, form, config)
+                for form in FORMS
+                if form != "naive" or name in NAIVE
+            },
         }
     return {
         "scores": scores,
         "stated_flops_per_query": {
             name: [2 * stated(config.dim, n) for n in config.lengths]
             for name, stated in STATED.items()
+            if name in config.scores
         },
         "concatenated_flops_per_query": [
             _flops_of_concatenation(config.dim, n) for n in config.lengths
@@ -264,66 +271,6 @@ def _exponents(config: Config) -> JSON:
         "flops_by_dim": by_dim,
         "dim": round(ledger.growth_exponent(dims, by_dim), 4),
     }
-
-
-def expectations(numbers: JSON) -> list[Expectation]:
-    """The chapter's ledger, and the notebook's exponents."""
-    scores, checks = numbers["scores"], []
-    exact = "a count: exact"
-    for name, published in PUBLISHED_PARAMETERS.items():
-        checks.append(
-            near(
-                f"parameters of {name} at d = 64", str(published),
-                scores[name]["parameters_at_64"], published, 0, exact,
-            )
-        )  # fmt: skip
-    stated, longest = numbers["stated_flops_per_query"], numbers["config"]["lengths"][-1]
-    dim = numbers["config"]["dim"]
-    checks.append(
-        near(
-            f"operations of additive as the chapter computes it / stated, T = {longest}",
-            "T (2d² + d)", numbers["concatenated_flops_per_query"][-1] / stated["additive"][-1],
-            1, 0, exact,
-        )
-    )  # fmt: skip
-    for name, source, surplus in (
-        ("dot", "T d", 0), ("general", "d² + T d", 0),
-        # We scale the query, d products; the chapter scales T logits, a multiply-add each.
-        ("scaled", "T d + T", dim - 2 * longest),
-    ):  # fmt: skip
-        checks.append(
-            near(
-                f"operations of {name} for one query, T = {longest}", source,
-                scores[name]["flops_per_query"][-1], stated[name][-1] + surplus, 0, exact,
-            )
-        )  # fmt: skip
-    # Per query: 2d² for its own projection, 2d² for that of one key, and 3d per pair.
-    checks.append(
-        near(
-            f"operations of additive, projections shared, for one query, T = {longest}", "",
-            scores["additive"]["flops_per_query"][-1], 4 * dim**2 + 3 * dim * longest, 0, exact,
-        )
-    )  # fmt: skip
-    of_softmax = "the softmax and scaling add terms of order T² and T d to T² d"
-    for name, expected, within in (("length", 2, 0.02), ("dim", 1, 0.1)):
-        checks.append(
-            near(
-                f"exponent of scaled dot attention's operations in the {name}", "O(n² d)",
-                numbers["exponents"][name], expected, within, of_softmax,
-            )
-        )  # fmt: skip
-    for name, of_score in scores.items():
-        for form, low, high in zip(FORMS, (1.9, 1.9, 0), (2.1, 2.1, 1.1), strict=True):
-            for direction in ("forward", "backward"):
-                checks.append(
-                    Expectation(
-                        f"exponent of memory, {name}, {form}, {direction}",
-                        "O(n²)" if low else "",
-                        of_score["memory"][form][direction]["exponent_of_increments"],
-                        low, high, "a program also holds arrays of size T d, and padding",
-                    )
-                )  # fmt: skip
-    return checks
 
 
 if __name__ == "__main__":

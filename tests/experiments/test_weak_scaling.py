@@ -44,10 +44,23 @@ def test_seconds():
 def test_what_is_expected_of_the_default_settings():
     numbers = {"config": dataclasses.asdict(sketch.Config()), **sketch.run(sketch.Config())}
     assert all(expectation.met for expectation in sketch.expectations(numbers))
+    for arrangements in numbers["steps"].values():
+        for way in ("data", "fsdp"):  # (n - 1) / n of the parameters, whatever the machine
+            growth = arrangements[way]["4096"]["gigabytes"] / arrangements[way]["8"]["gigabytes"]
+            assert growth == pytest.approx(8 / 7, abs=0.01)
     (figure,) = sketch.plot(numbers).values()
     assert len(figure.axes) == 2
     table = sketch.report(numbers)
     assert "| TPU v5p | 4,096 | fsdp | 15.6 |" in table
+    assert "| H100 | 4,096 | context | 39,593 |" in table
+    assert "takes 4 to 22 % of the time of computing" in table
+
+
+def test_one_number_of_devices():
+    config = sketch.Config(devices=(16,))
+    numbers = {"config": dataclasses.asdict(config), **sketch.run(config)}
+    assert len(sketch.expectations(numbers)) == 8
+    assert "| H100 | 16 | data |" in sketch.report(numbers)
 
 
 @pytest.mark.parametrize(
