@@ -44,9 +44,19 @@ from experiments.costs.complexity_ledger_report import (
     expectations,
     report,
 )
+from experiments.costs.price_of_additive import price_of_additive
 from experiments.experiment import JSON, run_experiment
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
+__all__ = [
+    "CAPTIONS",
+    "QUICK",
+    "Config",
+    "expectations",
+    "plot",
+    "price_of_additive",
+    "report",
+    "run",
+]
 
 Array = jax.Array
 Tree = dict[str, Array]

@@ -261,10 +261,10 @@ def report(numbers: JSON) -> str:
     rings = []
     for machine, arrangements in machines.items():
         first, last = (_share(arrangements["context"][str(count)]) for count in (few, many))
+        tokens = numbers["least_tokens"][machine]
         rings.append(
-            f"{machine}: {first:.2g} times as long as computing on {few:,} devices, {last:.2g} times"
-            f" on {many:,}, and as long from {numbers['least_tokens'][machine]:,.0f} tokens per"
-            " device on"
+            f"{machine}: {first:.2g} times as long as computing on {few:,} devices, {last:.2g}"
+            f" times on {many:,}, and no longer from {tokens:,.0f} tokens per device on"
         )
     sources = "; ".join(f"{machine}: {source}" for machine, source in numbers["sources"].items())
     lines = [

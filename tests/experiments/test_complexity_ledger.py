@@ -129,6 +129,22 @@ def test_the_committed_numbers():
     assert set(experiment.plot(numbers)) == set(experiment.CAPTIONS)
 
 
+def test_the_price_of_additive_is_that_of_the_result_files():
+    ledger = json.loads((ROOT / "experiments/costs/complexity_ledger.json").read_text())
+    text = experiment.price_of_additive(ledger)
+    assert "| parameters at d = 64 | 8,256 | 0 |" in text
+    results = ROOT / "scripts/benchmarks/results/benchmark.json"
+    rows = json.loads(results.read_text())["benchmarks"]["attention"]["rows"]
+    additive, scaled = (
+        row["milliseconds"]
+        for work in ("small-additive", "small-scaled")
+        for row in rows
+        if row["work"] == work and row["contestant"] == "ours"
+    )
+    assert f"T = 9, S = 8, d = 64 | {additive:.2f} | {scaled:.2f} |" in text
+    assert text in (ROOT / "experiments/costs/README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
