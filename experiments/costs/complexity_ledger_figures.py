@@ -11,6 +11,8 @@ from experiments.experiment import JSON
 from experiments.score_colors import score_indices
 
 FORMS = ("naive", "reference", "tiled")
+# Colours that no score of these figures has.
+_COLORS = dict(zip(FORMS, plotting.COLORS[4:], strict=True))
 CHAPTER = ("additive", "dot", "general", "scaled")
 
 
@@ -29,12 +31,11 @@ def _memory_figure(numbers: JSON) -> Figure:
     drawn = [*drawn, *(name for name in scores if name not in drawn)][:2]
     for ax, name in zip(curves, drawn, strict=False):
         for form, measured in scores[name]["memory"].items():
-            index = FORMS.index(form)
             ax.loglog(
                 lengths,
                 np.array(measured["backward"]["bytes"]) / 2**20,
-                color=plotting.COLORS[index],
-                marker=plotting.MARKERS[index],
+                color=_COLORS[form],
+                marker=plotting.MARKERS[FORMS.index(form)],
                 markersize=5,
                 label=f"{form}: grows as T^{measured['backward']['exponent_of_increments']:.2f}",
             )
@@ -53,7 +54,7 @@ def _memory_figure(numbers: JSON) -> Figure:
             if form in of_score["memory"]
         }
         positions = np.array(list(held)) + (index - 1) * width
-        bars.bar(positions, list(held.values()), width, color=plotting.COLORS[index], label=form)
+        bars.bar(positions, list(held.values()), width, color=_COLORS[form], label=form)
     bars.set_yscale("log")
     bars.set_xticks(range(len(scores)), list(scores), rotation=40, ha="right")
     bars.set_title(f"all scores, T = {lengths[-1]}")

@@ -10,7 +10,8 @@ Expected: the variance of unscaled logits is d. As d grows, the entropy of scale
           f(0) is the density at 0 of the gap between the two largest of S standard normal numbers
           (only these two have weight: p and 1 - p with p = sigmoid(sqrt(d) gap), and |J| is
           2 p (1 - p)). It is their expected maximum, too.
-          Additive logits never exceed sum |v|. A masked model sends exactly nothing to padding.
+          Tests hold that additive logits never exceed sum |v|, and that a masked model sends
+          exactly nothing to padding.
 
 1. Why does unscaled dot stop learning at large d? Random queries and keys, then the cross attention
    of the reversal model at initialisation and while it learns.
@@ -25,6 +26,10 @@ The sources' account of question 1 holds for the typical query and not for the m
 gradient of the logits falls only as 1 / sqrt(d). The mean gradient into the query stays above
 scaled dot's, which has a factor 1 / sqrt(d) of its own. Only the share of queries that receive a
 gradient shrinks.
+
+Question 1 is about dot and scaled dot, question 2 about additive and scaled dot, and question 3
+about general; `--scores` are those of question 4. `--num-heads` and `--learning-rate` are settings
+of all trained models, `--dim` and `--batch-size` those of questions 3 and 4.
 """
 
 from __future__ import annotations
@@ -35,22 +40,24 @@ from typing import Any
 
 import numpy as np
 
+from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from experiments.entropy_limits import expected_maximum
 from experiments.experiment import JSON, run_experiment, significant
 from experiments.gradients import gradient_questions as questions
-from experiments.gradients.gradient_answers import expectations, report
+from experiments.gradients.gradient_answers import expectations
 from experiments.gradients.gradient_figures import CAPTIONS, plot
 from experiments.gradients.gradient_questions import standard_error
+from experiments.gradients.gradient_report import report
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; all others are the defaults of `ReversalConfig`.
+    """Settings; all others of the models are the defaults of `ReversalConfig`.
 
     Attributes:
         dims: sizes d of random queries and keys.
@@ -67,12 +74,16 @@ class Config:
         widths: lengths to which strings of at most 8 letters are padded.
         padding_steps: optimiser steps of the models with and without the padding mask.
         batches: batches for the signal-to-noise ratio of gradients, at least 2.
-        curvature_scores: scores whose loss surface is measured.
+        scores: scores whose loss surface is measured, by name or as "module:Name".
         curvature_steps: optimiser steps before the second measurement.
         iterations: Lanczos iterations.
         trace_samples: random vectors for the estimate of the trace.
         seeds: trainings per model.
         strings: strings in the batch that models are measured on.
+        dim: size of the models of questions 3 and 4.
+        num_heads: heads of all attentions.
+        learning_rate: Adam's rate at the start.
+        batch_size: strings per step of questions 3 and 4.
     """
 
     dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -89,15 +100,19 @@ class Config:
     widths: tuple[int, ...] = (8, 16)
     padding_steps: int = 300
     batches: int = 16
-    curvature_scores: tuple[str, ...] = ("additive", "dot", "general", "scaled")
+    scores: tuple[str, ...] = ("additive", "dot", "general", "scaled")
     curvature_steps: int = 500
     iterations: int = 20
     trace_samples: int = 16
     seeds: int = 3
     strings: int = 64
+    dim: int = BlockConfig.dim
+    num_heads: int = BlockConfig.num_heads
+    learning_rate: float = ReversalConfig.learning_rate
+    batch_size: int = ReversalConfig.batch_size
 
     def __post_init__(self) -> None:
-        for name in ("dims", "model_dims", "kernel_scales", "widths", "curvature_scores"):
+        for name in ("dims", "model_dims", "kernel_scales", "widths", "scores"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must be at least one; got none")
         for name, least in _LEAST.items():
@@ -111,17 +126,22 @@ class Config:
                 f"trained_steps must be a multiple of look_every {self.look_every};"
                 f" got {self.trained_steps}"
             )
-        for score in self.curvature_scores:
+        for score in self.scores:
             self.training(score, self.curvature_steps)
         for dim in (*self.model_dims, self.trained_dim):
             self.training("dot", self.trained_steps, dim=dim)
 
-    def training(self, score: str, steps: int, **settings: Any) -> ReversalConfig:
-        """Returns the settings of one run; `settings` are those of the model, and `batch_size`."""
-        batch = {"batch_size": settings.pop("batch_size")} if "batch_size" in settings else {}
-        loop = LoopConfig(seeds=self.seeds, steps=steps)
-        model = Seq2SeqConfig(score=score).with_settings(**settings)
-        return ReversalConfig(model=model, loop=loop, **batch)
+    def training(
+        self, score: str, steps: int, *, batch_size: int | None = None, **settings: Any
+    ) -> ReversalConfig:
+        """Returns the settings of one run; `settings` are those of the model."""
+        model = {"score": score, "dim": self.dim, "num_heads": self.num_heads, **settings}
+        return ReversalConfig(
+            model=Seq2SeqConfig().with_settings(**model),
+            loop=LoopConfig(seeds=self.seeds, steps=steps),
+            batch_size=self.batch_size if batch_size is None else batch_size,
+            learning_rate=self.learning_rate,
+        )
 
 
 _LEAST = {  # setting -> least value of its numbers
@@ -134,7 +154,7 @@ _LEAST = {  # setting -> least value of its numbers
 QUICK = Config(
     dims=(4, 64), samples=256, model_dims=(16,), trained_dim=16, trained_steps=4, look_every=2,
     trained_batch=4, kernel_scales=(0.5, 1, 30), kernel_dim=16, kernel_samples=16, widths=(8,),
-    padding_steps=2, batches=2, curvature_scores=("scaled",), curvature_steps=2, iterations=20,
+    padding_steps=2, batches=2, scores=("scaled",), curvature_steps=2, iterations=20,
     trace_samples=2, seeds=2, strings=8,
 )  # fmt: skip
 
@@ -175,7 +195,7 @@ def run(config: Config) -> JSON:
                     seed=DRAWN_FROM,
                 )
             )
-            for score in config.curvature_scores
+            for score in config.scores
         },
     }
 
