@@ -101,7 +101,7 @@ def report(numbers: JSON) -> str:
     ]
     for name, of_score in scores.items():
         held = [
-            f"{of_score['memory'][form]['backward']['bytes'][-1] / 2**20:,.3g}"
+            f"{of_score['memory'][form]['backward']['bytes'][-1] / 2**20:,.1f}"
             if form in of_score["memory"]
             else ""
             for form in FORMS
@@ -126,7 +126,7 @@ def report(numbers: JSON) -> str:
     tiled = _exponents_of(scores, "tiled")
     sentences.append(
         f"Memory grows as T^{min(stored):.2f} to T^{max(stored):.2f} where all pairs are stored,"
-        f" and as T^{min(tiled):.2f} to T^{max(tiled):.2f} in tiles."
+        f" and at most as T^{max(tiled):.2f} in tiles."
     )
     return "\n".join([*lines, "", " ".join(sentences)])
 
