@@ -80,21 +80,22 @@ def _look(config: TranslationConfig, params: Any, batch: Batch) -> tuple[Array, 
 
 
 def heads(pairs: Sequence[Seen]) -> JSON:
-    """Returns each head's mean largest weight, and its mean entropy over that of uniform rows."""
-    numbers: JSON = {}
-    for kind in ("encoder", "cross"):
-        largest, spread, rows = 0.0, 0.0, 0
-        for pair in pairs:
-            weights = np.asarray(getattr(pair, kind), np.float64)
-            entropy = -np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1)
-            largest = largest + weights.max(-1).sum(-1)
-            spread = spread + (entropy / np.log(weights.shape[-1])).sum(-1)
-            rows += weights.shape[-2]
-        numbers[kind] = {
-            "sharpness": np.round(np.asarray(largest) / rows, 4).tolist(),  # [L, N]
-            "spread": np.round(np.asarray(spread) / rows, 4).tolist(),
-        }
-    return numbers
+    """Measures each head of the cross attention, [L, N].
+
+    "sharpness" is the mean of its rows' largest weights, "spread" their mean entropy over that of
+    uniform rows.
+    """
+    largest, spread, rows = 0.0, 0.0, 0
+    for pair in pairs:
+        weights = np.asarray(pair.cross, np.float64)
+        entropy = -np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1)
+        largest = largest + weights.max(-1).sum(-1)
+        spread = spread + (entropy / np.log(weights.shape[-1])).sum(-1)
+        rows += weights.shape[-2]
+    return {
+        "sharpness": np.round(np.asarray(largest) / rows, 4).tolist(),
+        "spread": np.round(np.asarray(spread) / rows, 4).tolist(),
+    }
 
 
 def rollouts(pairs: Sequence[Seen]) -> JSON:
@@ -132,7 +133,6 @@ def agreement(first_pairs: Sequence[Seen], second_pairs: Sequence[Seen]) -> JSON
     """
     layers = np.zeros((len(first_pairs[0].cross), len(second_pairs[0].cross)))
     kinds: dict[str, list[tuple[float, bool]]] = {}
-    subwords: dict[str, list[float]] = {}
     to_uniform, to_diagonal, rows = np.zeros(2), np.zeros(2), 0
     for first, second in zip(first_pairs, second_pairs, strict=True):
         by_layer = [np.asarray(pair.cross).mean(1) for pair in (first, second)]
@@ -152,10 +152,7 @@ def agreement(first_pairs: Sequence[Seen], second_pairs: Sequence[Seen]) -> JSON
         for row, label in enumerate(first.rows):
             same = bool(largest[0][row] == largest[1][row])
             kinds.setdefault(_kind(label), []).append((float(divergence[row]), same))
-            subwords.setdefault(label, []).append(float(divergence[row]))
     every = np.array([row for values in kinds.values() for row in values])
-    common = {label: np.mean(values) for label, values in subwords.items() if len(values) >= 20}
-    ranked = sorted(common, key=lambda label: common[label])
     return {
         "rows": rows,
         "divergence": round(float(every[:, 0].mean()), 4),
@@ -171,8 +168,6 @@ def agreement(first_pairs: Sequence[Seen], second_pairs: Sequence[Seen]) -> JSON
             }
             for kind, values in sorted(kinds.items())
         },
-        "most_alike": {label: round(float(common[label]), 4) for label in ranked[:8]},
-        "least_alike": {label: round(float(common[label]), 4) for label in ranked[:-9:-1]},
     }
 
 

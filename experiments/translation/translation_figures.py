@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
 from experiments.experiment import JSON
+from experiments.score_colors import score_indices
 
 CAPTIONS = {
     "translation_training": "Validation of translators trained with the same batches: negative"
@@ -30,12 +31,12 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 def _training(arms: JSON) -> Figure:
     figure, (loss, bleu) = plotting.new_figure(9, 3.6, columns=2)
-    for index, (score, arm) in enumerate(arms.items()):
-        training = arm["training"]
+    for score, index in score_indices(arms).items():
+        training = arms[score]["training"]
         for axes, name in ((loss, "validation_negative_log_likelihood"), (bleu, "validation_bleu")):
             values = np.array(training[name])
             plotting.draw_band(axes, training["validated"], values, index=index, label=score)
-    loss.set_ylabel("nats a subword")
+    loss.set_ylabel("nats per subword")
     bleu.set_ylabel("BLEU, greedy")
     for axes in (loss, bleu):
         axes.set_xlabel("batches")
@@ -46,32 +47,39 @@ def _training(arms: JSON) -> Figure:
 
 def _heatmaps(arms: JSON) -> Figure:
     panels = {}
-    longest = 0
+    longest = 0  # of all axes: every panel has room for its labels
     for index in range(len(next(iter(arms.values()))["drawn"])):
         for score, arm in arms.items():
             drawn = arm["drawn"][index]
-            weights = np.array(drawn["weights"]).mean(0)
+            weights = np.array(drawn["weights"])
             longest = max(longest, *weights.shape)
             panels[f"{score}, sentence {index + 1}"] = (weights, drawn["rows"], drawn["columns"])
-    return plotting.weight_heatmaps(
+    figure = plotting.weight_heatmaps(
         panels,
         columns=len(arms),
         ylabel="subword written (query)",
         xlabel="source subword (key)",
         size=max(3.1, 0.24 * longest),
     )
+    for axes in figure.axes:
+        if axes.images:
+            axes.set_aspect("auto")  # panels of one size, whatever the lengths of the sentences
+            axes.tick_params(labelsize=8)
+    figure.align_labels()
+    return figure
 
 
 def _heads(arms: JSON) -> Figure:
     figure, (axes,) = plotting.new_figure(5.2, 4.2)
-    for index, (score, arm) in enumerate(arms.items()):
-        measured = arm["heads"]["cross"]
+    for score, index in score_indices(arms).items():
+        measured = arms[score]["heads"]
         for layer, (sharpness, spread) in enumerate(
             zip(measured["sharpness"], measured["spread"], strict=True)
         ):
             axes.scatter(
-                sharpness, spread, color=plotting.COLORS[index], marker=plotting.MARKERS[layer % 7],
-                label=f"{score}, layer {layer}",
+                sharpness, spread, color=plotting.COLORS[index % len(plotting.COLORS)],
+                marker=plotting.MARKERS[layer % len(plotting.MARKERS)], alpha=0.8,
+                label=f"{score}, layer {layer + 1}",
             )  # fmt: skip
     axes.set_xlabel("mean largest weight: aligns")
     axes.set_ylabel("mean entropy / uniform: spreads")

@@ -187,7 +187,9 @@ def test_docstrings_are_read_by_label():
 
 
 # The claims of the committed results whose bounds, written before the run, are missed.
-MISSES: dict[str, list[str]] = {}
+MISSES: dict[str, list[str]] = {
+    "translation_comparison": ["scaled: BLEU of test_2016_flickr, greedy"],
+}
 
 
 @pytest.mark.parametrize("name", catalogue.SUBJECT_OF)

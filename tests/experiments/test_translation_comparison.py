@@ -1,14 +1,18 @@
 """translation_comparison.py: its measures of attention by hand, settings, and a quick run."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 
+from attention_jax import Score
+from experiments import catalogue
 from experiments.experiment import conduct
 from experiments.translation import translation_attention as looked
 from experiments.translation import translation_comparison as comparison
 
+NAME = "translation_comparison"
 LOG_2 = np.log(2)
 
 
@@ -41,26 +45,22 @@ def test_agreement_by_hand():
         },
         "first of a word": {"rows": 1, "divergence": 0.0, "same_largest": 1.0},
     }  # fmt: skip
-    assert found["most_alike"] == {}  # no subword is there twenty times
 
 
-def test_subwords_are_ranked():
+def test_subwords_are_of_kinds():
     alike = [seen([[1, 0], [1, 0]], [".", "a"])] * 20
     unlike = [seen([[1, 0], [0, 1]], [".", "a"])] * 20
     found = looked.agreement(alike, unlike)
-    assert list(found["most_alike"]) == [".", "a"]
-    assert list(found["least_alike"]) == ["a", "."]
     assert found["kinds"]["punctuation"]["same_largest"] == 1.0
     assert found["kinds"]["rest of a word"]["same_largest"] == 0.0
 
 
 def test_heads_by_hand():
     found = looked.heads([seen([[1, 0], [0.5, 0.5]], ["a", "EOS"]), seen([[0.25] * 4], ["EOS"])])
-    assert found["cross"] == {
+    assert found == {
         "sharpness": [[pytest.approx((1 + 0.5 + 0.25) / 3, abs=1e-4)]],
         "spread": [[pytest.approx((0 + 1 + 1) / 3, abs=1e-4)]],
     }
-    assert found["encoder"] == {"sharpness": [[1.0]], "spread": [[0.0]]}
 
 
 def test_rollouts_by_hand():
@@ -79,6 +79,9 @@ def test_rollouts_by_hand():
         ({"scores": ("scaled", "scaled")}, "scores must be two or more"),
         ({"scores": ("scaled", "nought")}, "score must be"),
         ({"tests": ()}, "tests must be at least one split; got none"),
+        ({"num_heads": 3}, "dim must be a multiple of 3 heads; got 128"),
+        ({"learning_rate": 0.0}, "learning_rate must be greater than 0; got 0.0"),
+        ({"batch_tokens": 0}, "batch_tokens must be at least 1; got 0"),
     ],
 )
 def test_wrong_settings(settings, message):
@@ -101,13 +104,53 @@ def test_arms_differ_in_the_score_alone():
     assert one == other
 
 
+def test_targets_stay_as_they_were_written_before_the_run():
+    numbers = json.loads((catalogue.folder_of(NAME) / f"{NAME}.json").read_text())
+    lows = {check.claim: check.low for check in comparison.expectations(numbers)}
+    assert lows == {
+        "scaled: BLEU of test_2016_flickr, greedy": 37.0,
+        "scaled: BLEU of test_2016_flickr, 4 beams": 38.0,
+        "additive: BLEU of test_2016_flickr, greedy": 35.0,
+        "additive: BLEU of test_2016_flickr, 4 beams": 36.0,
+    }
+
+
+def test_heat_maps_have_one_size():
+    numbers = json.loads((catalogue.folder_of(NAME) / f"{NAME}.json").read_text())
+    figure = comparison.plot(numbers)["translation_heatmaps"]
+    figure.draw_without_rendering()
+    boxes = [axes.get_position() for axes in figure.axes if axes.images]
+    assert len(boxes) == 4
+    np.testing.assert_allclose(
+        [[box.width, box.height] for box in boxes[1:]],
+        [[boxes[0].width, boxes[0].height]] * 3,
+        atol=1e-3,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved(Score):
+    """A user's own: half of the dot product."""
+
+    def pair(self, params, q_features, k_features):
+        return 0.5 * q_features @ k_features.T
+
+
 @pytest.mark.slow
-def test_it_runs_and_draws(tmp_path):
-    config = dataclasses.replace(comparison.QUICK, workdir=tmp_path)
+def test_it_runs_and_draws_a_score_of_ones_own(tmp_path):
+    own = f"{__name__}:Halved"
+    config = dataclasses.replace(
+        comparison.QUICK, scores=("scaled", own), num_heads=2, workdir=tmp_path
+    )
     numbers = {"config": dataclasses.asdict(config), **comparison.run(config)}
     assert set(comparison.plot(numbers)) == set(comparison.CAPTIONS)
-    assert "| additive |" in comparison.report(numbers)
+    text = comparison.report(numbers)
+    assert f"| {own} |" in text
+    assert f"| scaled and {own} |" in text
     assert len(comparison.expectations(numbers)) == 4
+    rows_sum_to_one = [arm["rollout"]["largest_row_sum_error"] for arm in numbers["arms"].values()]
+    assert max(rows_sum_to_one) < 1e-5
+    assert np.shape(numbers["arms"][own]["heads"]["sharpness"]) == (1, 2)
 
 
 @pytest.mark.slow
