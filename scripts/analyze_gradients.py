@@ -15,9 +15,8 @@ from command_line import run_command
 
 from attention_jax.reports.gradient_report import report
 from attention_jax.runs.run_folder import check_output, write_json, write_text
-from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run
-from attention_jax.tasks.reversal.task import REVERSAL
-from attention_jax.training.run import load_states
+from attention_jax.tasks.gradient_examples import GradientAnalysis
+from attention_jax.tasks.gradients import analyze_run, load_analyzed_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Arguments:
     otherwise they are computed at step 0 and at the checkpoints that are kept.
 
     Attributes:
-        workdir: a run folder made by scripts/train.py.
+        workdir: a run folder made by scripts/train.py, of any task.
         compare: further run folders to compare it with.
         out: the page; None for gradients.html in `workdir`.
     """
@@ -53,7 +52,7 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     workdirs = (arguments.workdir, *arguments.compare)
     for workdir in workdirs:  # report a wrong folder before the first takes its time
-        load_states(REVERSAL, workdir)
+        load_analyzed_run(workdir, arguments.analysis)
     check_output(arguments.page)
     console = rich.console.Console(stderr=True)
     start = time.perf_counter()

@@ -27,7 +27,7 @@ def report(runs: Sequence[JSON], *, command: str) -> str:
     """The page as HTML.
 
     Args:
-        runs: the numbers of each run, as `tasks.reversal.gradients.analyze_run` returns them.
+        runs: the numbers of each run, as `tasks.gradients.analyze_run` returns them.
         command: the command line that makes the page again.
     """
     named = [{**run, "label": label} for run, label in zip(runs, _labels(runs), strict=True)]
@@ -67,18 +67,18 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
     )
     yield html_page.heading("Attention weights, and the gradient in their logits")
     for run in runs:
-        for word in run["words"][str(run["step"])]:
-            yield html_page.figure(word_heatmaps(run, word), _word_caption(run, word))
+        for example in run["examples"][str(run["step"])]:
+            yield html_page.figure(example_heatmaps(run, example), _example_caption(run, example))
     yield from _scale_parts(runs)
     yield from _curvature_parts(runs)
 
 
-def _word_caption(run: JSON, word: str) -> str:
-    caption = f"{run['label']}: cross-attention weights of {word!r}"
-    if run["words"][str(run["step"])][word]["dlogits"] is not None:
+def _example_caption(run: JSON, example: str) -> str:
+    caption = f"{run['label']}: cross-attention weights of {example!r}"
+    if run["examples"][str(run["step"])][example]["dlogits"] is not None:
         caption += " and the loss's gradient in their logits"
     caption += ", before training and after, of the first seed; means over heads, if there are any."
-    if run["words"][str(run["step"])][word]["dlogits"] is not None:
+    if run["examples"][str(run["step"])][example]["dlogits"] is not None:
         caption += " Red: the loss wants this logit lower; blue: higher."
     return caption
 
@@ -130,10 +130,16 @@ def statistics_by_step(runs: Sequence[JSON]) -> Figure:
     return _finished(figure, axes, runs, None, columns=columns)
 
 
-def word_heatmaps(run: JSON, word: str) -> Figure:
-    """Weights and gradients of a word at step 0 and at the newest step."""
-    looks = [(step, run["words"][step][word]) for step in ("0", str(run["step"]))]
-    figure, axes = plotting.new_figure(12, 3.1, columns=4)
+def example_heatmaps(run: JSON, example: str) -> Figure:
+    """Weights and gradients of an example at step 0 and at the newest step."""
+    looks = [(step, run["examples"][step][example]) for step in ("0", str(run["step"]))]
+    rows, columns = len(looks[0][1]["row_labels"]), len(looks[0][1]["column_labels"])
+    if columns <= 10:  # a word
+        figure, axes = plotting.new_figure(12, 3.1, columns=4)
+    else:  # a sentence: 0.25 inches for each subword, and room for labels
+        longest = 0.1 * max(map(len, looks[0][1]["column_labels"]))
+        size = 2 * (0.25 * columns + 2), 2 * (0.25 * rows + 1.2 + longest)
+        figure, axes = plotting.new_figure(*size, rows=2, columns=2)
     for pair, (step, table) in zip((axes[:2], axes[2:]), looks, strict=True):
         labels = (table["row_labels"], table["column_labels"])
         image = plotting.draw_weights(pair[0], np.array(table["weights"]), *labels)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +21,20 @@ from attention_jax.analysis import (
     logit_scale_sweep,
     logit_variance,
 )
-from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.reversal.data import random_batch
-from attention_jax.tasks.reversal.evaluation import batch_of_words
-from attention_jax.tasks.reversal.task import REVERSAL, VOCABULARY, ReversalConfig, reversal_task
-from attention_jax.tasks.vocabulary import EOS
-from attention_jax.training.loop import TrainState, gradient_statistics
+from attention_jax.tasks import task_of
+from attention_jax.tasks.gradient_examples import Examples, GradientAnalysis
+from attention_jax.tasks.reversal.gradients import reversal_examples
+from attention_jax.tasks.reversal.task import REVERSAL
+from attention_jax.tasks.translation.definition import TRANSLATION
+from attention_jax.tasks.translation.gradients import translation_examples
+from attention_jax.training.loop import (
+    AnyTask,
+    TrainState,
+    gradient_statistics,
+    next_batches,
+)
 from attention_jax.training.run import load_states
 
 Array = jax.Array
@@ -47,31 +53,35 @@ _PARAMETER_GROUPS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class GradientAnalysis:
-    """Settings of the analysis.
+# What each task supplies: (settings, run folder, analysis) -> the examples to look at.
+EXAMPLES: dict[str, Callable[[Any, Path, GradientAnalysis], Examples]] = {
+    REVERSAL.name: reversal_examples,
+    TRANSLATION.name: translation_examples,
+}
 
-    Attributes:
-        words: strings whose weights and gradients are drawn, for the first seed.
-        strings: random strings, of the training lengths, for the scale sweep and the curvature.
-        iterations: Lanczos iterations for the extreme eigenvalues of the Hessian; 0 leaves
-            curvature out.
-        samples: random vectors for the Hessian's trace.
+
+class Run(NamedTuple):
+    """A run to analyse."""
+
+    config: Any
+    states: Mapping[int, Callable[[], TrainState]]  # by step
+    examples: Examples
+    loss: Callable[..., Any]  # without dropout
+
+
+def load_analyzed_run(workdir: Path, analysis: GradientAnalysis) -> Run:
+    """Loads what the analysis of a run needs, except its states.
+
+    Raises:
+        ValueError: the folder holds no run, or none that can be read; or the text that a
+            translation run learned from is missing or has changed.
     """
-
-    words: tuple[str, ...] = ("reverse", "abc")
-    strings: int = 64
-    iterations: int = 20
-    samples: int = 8
-
-    def __post_init__(self) -> None:
-        for name, least in (("strings", 1), ("iterations", 0), ("samples", 2)):
-            check_integer(name, getattr(self, name), least)
-        if not self.words:
-            raise ValueError("words must be at least one; got none")
-        for word in self.words:
-            if not VOCABULARY.encode(word):
-                raise ValueError("words must have at least one letter each; got an empty one")
+    definition = task_of(workdir)
+    config, states = load_states(definition, workdir)
+    examples = EXAMPLES[definition.name](config, workdir, analysis)
+    model = config.model.with_settings(dropout_rate=0.0)
+    loss = definition.task(dataclasses.replace(config, model=model)).loss
+    return Run(config, states, examples, loss)
 
 
 def analyze_run(
@@ -80,27 +90,28 @@ def analyze_run(
     """All numbers of one run; every list over seeds has one entry per seed.
 
     Args:
-        workdir: a run folder of the reversal task.
+        workdir: a run folder.
         analysis: settings.
         progress: called with a line about what is being computed.
 
     Returns:
         {"label", "workdir", "step", "seeds", "by_step": {"steps", statistic: [steps][seeds]},
         "gradient_norms": {group of parameters: [steps][seeds]}, "attentions": their names,
-        "words": {step: {word: {"row_labels", "column_labels", "weights", "dlogits"}}},
+        "examples": {step: {example: {"row_labels", "column_labels", "weights", "dlogits"}}},
         "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
         {statistic: [seeds]}}}, where step is "0" or the newest. None stands for numbers that are
         not finite, and for those that need a softmax where the attention has none.
 
     Raises:
-        ValueError: the folder holds no run, or none that can be read.
+        ValueError: as `load_analyzed_run`.
     """
-    config, states = load_states(REVERSAL, workdir)
+    run = load_analyzed_run(workdir, analysis)
+    config, examples = run.config, run.examples
     # In NumPy, so that JAX compiles each program once for initial and for restored states.
-    loaded = {step: jax.device_get(load()) for step, load in states.items()}
-    newest, label = max(loaded), config.model.label
+    loaded = {step: jax.device_get(load()) for step, load in run.states.items()}
+    newest, label = max(loaded), config.label
     progress(f"{label}: gradients by step")
-    by_step = _by_step(workdir, config, loaded)
+    by_step = _by_step(workdir, config, examples.task, loaded)
     attentions = [name.rpartition("/")[0] for name in by_step if name.endswith("/entropy")]
     numbers: JSON = {
         "label": label,
@@ -112,34 +123,34 @@ def analyze_run(
         "attentions": sorted(attentions, key=computation_order),
     }
     looks = {str(step): loaded[step] for step in (0, newest)}
-    progress(f"{label}: weights and gradients of {', '.join(analysis.words)}")
-    look = jax.jit(functools.partial(_of_words, config, analysis.words))
-    numbers["words"] = {
-        step: _word_tables(config, analysis.words, look(state)) for step, state in looks.items()
+    progress(f"{label}: weights and gradients of {', '.join(examples.labels)}")
+    look = jax.jit(functools.partial(_of_examples, run))
+    numbers["examples"] = {
+        step: _example_tables(examples, look(state)) for step, state in looks.items()
     }
     progress(f"{label}: scales of the logits")
-    sweep = jax.jit(jax.vmap(functools.partial(_scale_sweep, config, analysis.strings)))
+    sweep = jax.jit(jax.vmap(functools.partial(_scale_sweep, run)))
     numbers["scale_sweep"] = {
         "scales": _rounded(_SCALES),
         **{step: _rounded(sweep(state.params)) for step, state in looks.items()},
     }
     if analysis.iterations:
         progress(f"{label}: curvature of the loss")
-        curvature = jax.jit(functools.partial(_curvature, config, analysis))
+        curvature = jax.jit(functools.partial(_curvature, run, analysis))
         numbers["curvature"] = {
             step: _rounded(curvature(state.params)) for step, state in looks.items()
         }
     return numbers
 
 
-def _by_step(workdir: Path, config: ReversalConfig, states: dict[int, TrainState]) -> JSON:
+def _by_step(workdir: Path, config: Any, task: AnyTask, states: dict[int, TrainState]) -> JSON:
     """{"steps", statistic: [steps][seeds]}, logged while training or computed at checkpoints."""
-    task = reversal_task(config)
     look = jax.jit(functools.partial(gradient_statistics, task, learning_statistics))
     lines = {line.pop("step"): line for line in read_lines(RunFolder(workdir).gradients)}
     for step, state in states.items():
         if step not in lines:
-            lines[step] = {name: np.asarray(x).tolist() for name, x in look(state).items()}
+            found = look(state, next_batches(task, config.loop, step))
+            lines[step] = {name: np.asarray(numbers).tolist() for name, numbers in found.items()}
     steps = sorted(lines)
     missing = [None] * config.loop.seeds
     names = sorted({name for line in lines.values() for name in line})
@@ -164,17 +175,16 @@ def computation_order(attention: str) -> tuple[bool, list[str], bool]:
     return (not attention.startswith("encoder"), numbers, "cross_attention" in attention)
 
 
-def _cross_attention(config: ReversalConfig) -> str:
+def _cross_attention(config: Any) -> str:
     """The name of the last decoder layer's cross attention, whose score is under study."""
     return f"decoder_{config.model.decoder_layers - 1}/cross_attention"
 
 
-def _of_words(config: ReversalConfig, words: tuple[str, ...], state: TrainState) -> dict[str, Any]:
+def _of_examples(run: Run, state: TrainState) -> dict[str, Any]:
     """The first seed's cross-attention weights and their logits' gradients: [B, T, S]."""
     params = jax.tree.map(lambda leaf: leaf[0], state.params)
-    loss, batch = reversal_task(config).loss, batch_of_words(words)
-    captured = capture_gradients(loss, params, batch, jax.random.key(0))
-    name = _cross_attention(config)
+    captured = capture_gradients(run.loss, params, run.examples.drawn, jax.random.key(0))
+    name = _cross_attention(run.config)
     return {
         "weights": _mean_over_heads(captured.attentions[name].weights),
         "dlogits": _mean_over_heads(captured.gradients[name].dlogits),
@@ -186,18 +196,16 @@ def _mean_over_heads(pairs: Array | None) -> Array | None:
     return pairs if pairs is None or pairs.ndim == 3 else jnp.mean(pairs, axis=1)
 
 
-def _word_tables(config: ReversalConfig, words: tuple[str, ...], tables_of: dict[str, Any]) -> JSON:
-    """Each word's numbers and labels, without padding if the model masks it."""
-    source = np.asarray(batch_of_words(words).source)
+def _example_tables(examples: Examples, tables_of: dict[str, Any]) -> JSON:
+    """Each example's numbers and labels; rows and columns without a label are left out."""
     tables: JSON = {}
-    for index, word in enumerate(words):
-        keys = len(word) if config.model.mask_padding else source.shape[1]
-        rows = len(word) + 1
-        tables[word] = {
-            "row_labels": [*reversed(word), VOCABULARY.label(EOS)],
-            "column_labels": [VOCABULARY.label(token) for token in source[index, :keys]],
+    for index, (example, (row_labels, column_labels)) in enumerate(examples.labels.items()):
+        rows, columns = len(row_labels), len(column_labels)
+        tables[example] = {
+            "row_labels": row_labels,
+            "column_labels": column_labels,
             **{
-                name: None if pairs is None else _rounded(pairs[index, :rows, :keys])
+                name: None if pairs is None else _rounded(pairs[index, :rows, :columns])
                 for name, pairs in tables_of.items()
             },
         }
@@ -207,11 +215,10 @@ def _word_tables(config: ReversalConfig, words: tuple[str, ...], tables_of: dict
 _SCALES = np.geomspace(1 / 64, 64, 37)
 
 
-def _scale_sweep(config: ReversalConfig, strings: int, params: Any) -> dict[str, Array] | None:
+def _scale_sweep(run: Run, params: Any) -> dict[str, Array] | None:
     """Jacobian norm and entropy of one seed's cross attention with scaled logits: [scales]."""
-    loss, batch = reversal_task(config).loss, _batch(config, strings)
-    captured = capture_gradients(loss, params, batch, jax.random.key(0))
-    name = _cross_attention(config)
+    captured = capture_gradients(run.loss, params, run.examples.batch, jax.random.key(0))
+    name = _cross_attention(run.config)
     attention, doutput = captured.attentions[name], captured.gradients[name].doutput
     if attention.logits is None or attention.mask is None:
         return None
@@ -230,14 +237,14 @@ def _scale_sweep(config: ReversalConfig, strings: int, params: Any) -> dict[str,
     }
 
 
-def _curvature(config: ReversalConfig, analysis: GradientAnalysis, params: Any) -> dict[str, Array]:
+def _curvature(run: Run, analysis: GradientAnalysis, params: Any) -> dict[str, Array]:
     """Hessian of the loss of one batch in all parameters: each [seeds]."""
-    loss, batch = reversal_task(config).loss, _batch(config, analysis.strings)
     rngs = jax.random.split(jax.random.key(0))
 
     def one_seed(params: Any) -> dict[str, Array]:
         def of_params(params: Any) -> Array:
-            return loss(params, batch, jax.random.key(0))[0]
+            loss: Array = run.loss(params, run.examples.batch, jax.random.key(0))[0]
+            return loss
 
         edges = hessian_spectrum_edges(
             of_params, params, rngs[0], iterations=analysis.iterations, outer="forward"
@@ -253,16 +260,6 @@ def _curvature(config: ReversalConfig, analysis: GradientAnalysis, params: Any) 
         }
 
     return jax.vmap(one_seed)(params)
-
-
-def _batch(config: ReversalConfig, strings: int) -> Any:
-    return random_batch(
-        jax.random.key(0),
-        vocabulary=config.drawn,
-        batch_size=strings,
-        min_length=config.min_length,
-        max_length=config.max_length,
-    )
 
 
 def _rounded(numbers: Any) -> Any:

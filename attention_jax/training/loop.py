@@ -234,7 +234,7 @@ def train(
 
     def log_gradients(step: int, state: TrainState) -> None:
         if gradient_log is not None and (step % gradient_log.every == 0 or step == config.steps):
-            metrics = compute_statistics(state, _fed(task, config, step))
+            metrics = compute_statistics(state, next_batches(task, config, step))
             _write(gradient_log.file, step, _by_seed(metrics))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
@@ -323,7 +323,7 @@ def _compiled_fed(training: Training, shardings: Any) -> Advance:
     def advance(first: int, count: int, state: TrainState) -> tuple[TrainState, Metrics]:
         by_step = []
         for step in range(first, first + count):
-            state, metrics = one_step(state, _fed(task, config, step))
+            state, metrics = one_step(state, next_batches(task, config, step))
             by_step.append(metrics)
         return state, jax.tree.map(lambda *steps: np.mean(np.stack(steps), axis=0), *by_step)
 
@@ -352,7 +352,7 @@ def _loss_rng(state: TrainState) -> Array:
     return jax.random.fold_in(_rng(state.seed, "loss"), state.step)
 
 
-def _fed(task: AnyTask, config: LoopConfig, step: int) -> Any:
+def next_batches(task: AnyTask, config: LoopConfig, step: int) -> Any:
     """The batches of a `FedTask`, stacked over seeds; None for a task that draws its own."""
     if isinstance(task, Task):
         return None

@@ -5,19 +5,20 @@ import json
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from command_lines import call, load
 from conformance import quick_jit
 from html_reader import Reader
+from stand_in_training import scaled_at_each_step
 
 from attention_jax.analysis import capture
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import gradient_report
+from attention_jax.tasks.gradient_examples import GradientAnalysis
+from attention_jax.tasks.gradients import analyze_run, computation_order
 from attention_jax.tasks.reversal.data import reversal_batch
-from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run, computation_order
 from attention_jax.tasks.reversal.task import REVERSAL, VOCABULARY, ReversalConfig, bind
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import load_states, train_run
@@ -31,17 +32,6 @@ CONFIG = ReversalConfig(
     loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
     batch_size=3,
 )
-
-
-def scaled_at_each_step(_training, state, records, _interruption):
-    """Stands for training: each checkpoint has larger parameters than the one before."""
-    start = jax.tree.map(np.asarray, state.params)
-    for step in (2, 4, 6):
-        params = jax.tree.map(lambda leaf, n=step: jnp.asarray(leaf * np.float32(1 + n / 6)), start)
-        state = state._replace(step=jnp.full_like(state.step, step), params=params)
-        records.checkpoints.save(step, state)
-    records.checkpoints.wait()
-    return state
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +90,7 @@ def test_words_show_the_models_own_weights(workdir, run):
         return seen.attentions[CROSS].weights[0]
 
     weights = weights_of(params, batch.source, batch.source_lengths, batch.target_inputs)
-    table = run["words"]["6"]["xyz"]
+    table = run["examples"]["6"]["xyz"]
     assert table["row_labels"] == ["z", "y", "x", "EOS"]
     assert table["column_labels"] == ["x", "y", "z"]
     np.testing.assert_allclose(table["weights"], weights, atol=1e-5)
@@ -133,8 +123,8 @@ def test_edges_enclose_the_mean_eigenvalue(run, workdir):
 def other(run):
     """A run of the same label in another folder, without an encoder, and with one word."""
     by_step = {k: v for k, v in run["by_step"].items() if not k.startswith(ENCODER)}
-    words = {step: {"ab": tables["ab"]} for step, tables in run["words"].items()}
-    return {**run, "workdir": "runs/other", "by_step": by_step, "words": words}
+    words = {step: {"ab": tables["ab"]} for step, tables in run["examples"].items()}
+    return {**run, "workdir": "runs/other", "by_step": by_step, "examples": words}
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +159,7 @@ def without_softmax(run):
     run = copy.deepcopy(run)
     for step in ("0", "6"):
         run["scale_sweep"][step] = None
-        for table in run["words"][step].values():
+        for table in run["examples"][step].values():
             table["dlogits"] = None
     del run["curvature"]
     return run
