@@ -51,7 +51,8 @@ def check_derivatives(functions, *point, forward=True):
         derivatives, differences = derivatives_and_differences(_in_one_leaf(direction, path))
         for name in functions:
             for mode, slope in derivatives[name]["slopes"].items():
-                _check(f"{name}: {mode} mode, {path}", slope, differences[name]["value"])
+                label = f"{name}: {mode} mode, leaf {path}"
+                _check(label, slope, differences[name]["value"])
     derivatives, differences = derivatives_and_differences(direction)
     for name in functions:
         _check_second_order(name, derivatives[name]["second"], differences[name])
@@ -102,13 +103,13 @@ def _in_one_leaf(direction, path):
 
 def _check_second_order(name, second, differences):
     for mode, derivative in second.items():
+        label = f"{name}: {mode} mode"
         if mode == "forward over forward":
-            expected = differences["slopes"]["reverse"]
-        else:
-            expected = differences["gradient"]
-        expected = named(expected)
+            _check(label, derivative, differences["slopes"]["reverse"])
+            continue
+        expected = named(differences["gradient"])
         for path, leaf in named(derivative).items():
-            _check(f"{name}: {mode} mode, {path or 'curvature'}", leaf, expected[path])
+            _check(f"{label}, leaf {path}", leaf, expected[path])
 
 
 def _check(label, derivative, difference):
