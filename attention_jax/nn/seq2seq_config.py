@@ -23,7 +23,8 @@ class Seq2SeqConfig:
 
     Attributes:
         score: the score under study, with which the decoder attends to the encoder: a name in
-            `SCORES`, or "module:Name" for a score of your own.
+            `SCORES`, or "module:Name" for a score of your own; either may have arguments, as in
+            "additive(hidden_dim=32)", see `get_score`.
         self_attention_score: the score of the self attentions; None for the score under study.
         block: sizes and kinds of the layers.
         cross_attention: the kind of attention with which the decoder attends to the encoder.

@@ -22,6 +22,7 @@ from attention_jax.scores.projected_keys import (
 )
 from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, ScoreLike, get_score
 from attention_jax.scores.row_scaled import RowScaled
+from attention_jax.scores.score_text import score_folder
 from attention_jax.scores.slopes import (
     masked_pair,
     masked_pair_jvp,
@@ -62,6 +63,7 @@ __all__ = [
     "masked_pair_vjp",
     "needs_stand_ins",
     "project_keys",
+    "score_folder",
     "stand_in_key",
     "stand_in_query",
     "stand_ins",
