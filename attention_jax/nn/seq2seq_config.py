@@ -12,7 +12,12 @@ from attention_jax.nn.cross_attention import CrossAttentionConfig
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.position_encoding import Rotation
 from attention_jax.nn.transformer import cross_heads
-from attention_jax.scores import get_score
+from attention_jax.scores import (
+    describe_score,
+    description_in_words,
+    fits_description,
+    get_score,
+)
 
 Tie = Literal["none", "output", "all"]
 
@@ -122,6 +127,32 @@ class Seq2SeqConfig:
                 f"source_vocabulary_size must be {target_size}, that of the target, where all"
                 f" embeddings are tied; got {source_size}"
             )
+
+    def describe_scores(self) -> dict[str, Any]:
+        """The class and fields of each score that the settings name, for config.json."""
+        return {name: describe_score(get_score(text)) for name, text in self._score_texts().items()}
+
+    def check_scores_are(self, stored: Mapping[str, Any]) -> None:
+        """Raises ValueError if a score no longer fits what `describe_scores` returned once."""
+        if not isinstance(stored, Mapping):
+            raise TypeError(f"scores must be a JSON object; got {stored!r}")
+        for name, text in self._score_texts().items():
+            score = get_score(text)
+            if name not in stored or fits_description(score, stored[name]):
+                continue
+            both = (stored[name], describe_score(score))
+            was, now = (description_in_words(each) for each in both)
+            if was == now:
+                was, now = (description_in_words(each, modules=True) for each in both)
+            raise ValueError(
+                f"{name} {text!r} was {was} when this run was trained, and is {now} now; restore"
+                " the score that the run was trained with, or train a new run in another folder"
+            )
+
+    def _score_texts(self) -> dict[str, str]:
+        """The settings that name a score."""
+        texts = {"score": self.score, "self_attention_score": self.self_attention_score}
+        return {name: text for name, text in texts.items() if text is not None}
 
     @property
     def label(self) -> str:

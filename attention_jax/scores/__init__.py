@@ -9,6 +9,11 @@ an explicit pytree argument, so that they are differentiable and new values reco
 from attention_jax.scores.additive import Additive, Concat
 from attention_jax.scores.contract import Params, Score, TileCost
 from attention_jax.scores.cosine import Cosine
+from attention_jax.scores.description import (
+    describe_score,
+    description_in_words,
+    fits_description,
+)
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
 from attention_jax.scores.function import FunctionScore
@@ -55,6 +60,9 @@ __all__ = [
     "SoftCap",
     "TileCost",
     "WrappedScore",
+    "describe_score",
+    "description_in_words",
+    "fits_description",
     "get_score",
     "key_feature_shapes",
     "key_features",

@@ -103,8 +103,14 @@ def train_run(
     processes.check_same(json.dumps([settings, mesh.to_words()], sort_keys=True))
 
     def completed(stored: JSON) -> JSON:
-        """Stored settings, with the defaults of settings that are newer than the run."""
-        return {**stored, **definition.config_class.from_json(stored).to_json()}
+        """Stored settings, with the defaults of settings that are newer than the run.
+
+        `from_json` has compared the stored scores with those that the same names have now. Other
+        names are other settings, which need no second message.
+        """
+        complete = {**stored, **definition.config_class.from_json(stored).to_json()}
+        scores = {"scores": settings["scores"]} if "scores" in settings else {}
+        return {**complete, **scores}
 
     training = Training(data.task, definition.optimizer(config), loop, layout)
     with contextlib.ExitStack() as stack:

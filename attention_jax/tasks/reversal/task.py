@@ -95,18 +95,21 @@ class ReversalConfig:
         return self.model.label
 
     def to_json(self) -> JSON:
-        """All settings, for config.json."""
-        return {"task": "reversal", **dataclasses.asdict(self)}
+        """All settings and the fields of the scores, for config.json."""
+        scores = self.model.describe_scores()
+        return {"task": "reversal", **dataclasses.asdict(self), "scores": scores}
 
     @classmethod
     def from_json(cls, content: JSON) -> ReversalConfig:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`; ValueError if a score is no longer what it was."""
         # The first version of config.json did not name the task.
         if content.get("task", "reversal") != "reversal":
             raise ValueError("config.json is not that of a reversal run")
-        content = {name: value for name, value in content.items() if name != "task"}
+        scores = content.get("scores", {})  # earlier versions did not store them
+        content = {k: value for k, value in content.items() if k not in ("task", "scores")}
         try:
             model = Seq2SeqConfig.from_json(content["model"])
+            model.check_scores_are(scores)
             loop = LoopConfig(**content["loop"])
             return cls(**{**content, "model": model, "loop": loop})
         except (KeyError, TypeError, AttributeError) as error:
