@@ -27,7 +27,7 @@ def users_line(error: BaseException, files: Collection[str] = ()) -> str | None:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return line_name(error.filename, error.lineno or 1)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename in files or _is_users(frame.filename):
+        if _is_users(frame.filename, files):
             return line_name(frame.filename, frame.lineno or 1)
     return None
 
@@ -40,8 +40,8 @@ def line_name(file: str, line: int) -> str:
     return f"{file}, line {line}"
 
 
-def _is_users(file: str) -> bool:
-    if file.startswith("<frozen "):
-        return False
+def _is_users(file: str, files: Collection[str]) -> bool:
     folders = Path(file).resolve().parents
-    return _LIBRARY not in folders and _INSTALLED.isdisjoint(folders)
+    if file.startswith("<frozen ") or _LIBRARY in folders:
+        return False
+    return file in files or _INSTALLED.isdisjoint(folders)

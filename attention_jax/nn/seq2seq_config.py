@@ -13,6 +13,7 @@ from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.position_encoding import Rotation
 from attention_jax.nn.transformer import cross_heads
 from attention_jax.scores import (
+    check_score_runs,
     describe_score,
     description_in_words,
     fits_description,
@@ -127,6 +128,20 @@ class Seq2SeqConfig:
                 f"source_vocabulary_size must be {target_size}, that of the target, where all"
                 f" embeddings are tied; got {source_size}"
             )
+
+    def check_scores_run(self) -> None:
+        """Raises ValueError if a score fails for the sizes of this model; compiles nothing.
+
+        A configuration does not do this by itself, since it may be made before JAX can be used.
+        """
+        num_heads = self.block.num_heads
+        heads_of = {self.score: {cross_heads(self.block, self.cross_attention)}}
+        if self.encoder_layers > 0 or self.decoder_self_attention:
+            heads_of.setdefault(self.self_attention_score or self.score, set()).add(num_heads)
+        for score, counts in heads_of.items():
+            for count in sorted(counts):
+                size = self.block.dim // count
+                check_score_runs(get_score(score), size, size)
 
     def describe_scores(self) -> dict[str, Any]:
         """The class and fields of each score that the settings name, for config.json."""

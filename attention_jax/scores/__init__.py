@@ -38,6 +38,7 @@ from attention_jax.scores.slopes import (
     stand_ins,
 )
 from attention_jax.scores.soft_cap import SoftCap
+from attention_jax.scores.trial import check_score_runs
 from attention_jax.scores.wrapped import WrappedScore
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "SoftCap",
     "TileCost",
     "WrappedScore",
+    "check_score_runs",
     "describe_score",
     "description_in_words",
     "fits_description",

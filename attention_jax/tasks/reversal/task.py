@@ -117,7 +117,8 @@ class ReversalConfig:
 
 
 def reversal_task(config: ReversalConfig) -> Task:
-    """Initialisation, batches and loss."""
+    """Initialisation, batches and loss; ValueError if a score fails for the model's sizes."""
+    config.model.check_scores_run()
 
     def init(rng: Array) -> Params:
         return seq2seq_params.initial_params(config.model, VOCABULARY.size, rng)

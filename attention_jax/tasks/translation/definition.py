@@ -39,8 +39,10 @@ def prepare(config: TranslationConfig, folder: Path, multiple_of: int) -> RunDat
         multiple_of: divides the number of pairs in each batch.
 
     Raises:
-        ValueError: the text or the run's subwords cannot be used, or sacrebleu is not installed.
+        ValueError: a score fails for the model's sizes, the text or the run's subwords cannot be
+            used, or sacrebleu is not installed.
     """
+    config.model.check_scores_run()  # before the subwords are learned, which takes seconds
     text, validation_text = read_text(config)
     if validation_text is not None:
         require_sacrebleu()

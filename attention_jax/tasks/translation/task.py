@@ -277,7 +277,12 @@ def training_batches(
 
 
 def translation_task(config: TranslationConfig, batches: Batches | None = None) -> FedTask:
-    """Initialisation, batches and loss. Without batches it can be loaded, but not trained."""
+    """Initialisation, batches and loss. Without batches it can be loaded, but not trained.
+
+    Raises:
+        ValueError: a score fails for the model's sizes.
+    """
+    config.model.check_scores_run()
 
     def init(rng: Array) -> Params:
         source_size, target_size = config.vocabulary_sizes
