@@ -22,6 +22,7 @@ from attention_jax.tasks.translation.task import (
     read_text,
     training_batches,
     translation_task,
+    why_steps_are_fixed,
 )
 from attention_jax.tasks.translation.translate import Translator, translate
 from attention_jax.training.task_definition import RunData, TaskDefinition
@@ -92,5 +93,6 @@ TRANSLATION = TaskDefinition(
     task=translation_task,
     optimizer=optimizer,
     prepare=prepare,
+    why_steps_are_fixed=why_steps_are_fixed,
     gradient_statistics=learning_statistics,
 )

@@ -360,3 +360,13 @@ def rate_schedule(config: TranslationConfig, updates: int) -> optax.Schedule:
         return config.learning_rate * jnp.minimum(done / reference, jnp.sqrt(reference / done))
 
     return inverse_sqrt
+
+
+def why_steps_are_fixed(config: TranslationConfig) -> str:
+    """Why a run cannot be extended: its schedule; "" if it can."""
+    if config.schedule == "inverse-sqrt":
+        return ""
+    return (
+        f"the learning rate falls along a cosine to 0 at step {config.loop.steps} (runs with"
+        " schedule inverse-sqrt can be extended)"
+    )
