@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import rich.console
+import rich.markup
 import rich.table
 import tyro
 from command_line import run_command
@@ -112,8 +113,8 @@ def evaluate_reversal(arguments: ReversalArguments) -> None:
     )
     loop = trained.config.loop
     table = rich.table.Table(
-        title=f"{trained.config.model.label}, step {trained.step}, {loop.seeds} seeds,"
-        f" {arguments.strings} strings per length: mean ± sd (worst seed), %"
+        title=f"{rich.markup.escape(trained.config.label)}, step {trained.step},"
+        f" {loop.seeds} seeds, {arguments.strings} strings per length: mean ± sd (worst seed), %"
     )
     table.add_column("length", justify="right", no_wrap=True)
     for metric in Evaluation._fields:

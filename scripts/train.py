@@ -69,7 +69,8 @@ class Arguments(Generic[Config]):
     Attributes:
         task: what to learn.
         workdir: the run folder; made if missing.
-        resume: continue the run in `workdir`, or begin it.
+        resume: continue the run in `workdir`, or begin it. All other options must be those of the
+            run, except --steps where the learning rate does not depend on it.
         tensorboard: also write TensorBoard events to `workdir`/tensorboard.
         log_gradients: also write gradient norms and attention statistics of the next batch to
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off

@@ -19,7 +19,7 @@ from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import MetricsFile, read_lines, require_tensorboard
 from attention_jax.runs.progress import Progress, warn
-from attention_jax.runs.run_folder import JSON, RunFolder
+from attention_jax.runs.run_folder import RunFolder
 from attention_jax.training.gradient_log import GradientLog, check_log_gradients
 from attention_jax.training.loop import (
     Params,
@@ -29,6 +29,7 @@ from attention_jax.training.loop import (
     initial_state,
     train,
 )
+from attention_jax.training.resuming import resumable_settings
 from attention_jax.training.sharding import Layout, MeshShape, whole_machine
 from attention_jax.training.task_definition import Config, RunData, TaskDefinition
 from attention_jax.training.validation import Validation
@@ -78,7 +79,10 @@ def train_run(
         definition: the task.
         config: all settings.
         workdir: the folder.
-        resume: continue the run that is there.
+        resume: continue the run that is there. `config` must be that of the run, except for
+            `loop.steps` where the learning rate does not depend on it: a finished run goes on, and
+            ends bit-identical to a run of so many steps if it had ended at a multiple of
+            `log_every` (with validation, of `checkpoint_every`).
         tensorboard: also write TensorBoard events.
         log_gradients: log gradient statistics to gradients.jsonl every so many steps.
         mesh: over which devices; None for one device, or for all devices in a run of many
@@ -101,11 +105,7 @@ def train_run(
         data = definition.prepare(config, folder.path, mesh.data * mesh.fsdp)
     settings = {**config.to_json(), **(data.digests or {})}
     processes.check_same(json.dumps([settings, mesh.to_words()], sort_keys=True))
-
-    def completed(stored: JSON) -> JSON:
-        """Stored settings, with the defaults of settings that are newer than the run."""
-        return {**stored, **definition.config_class.from_json(stored).to_json()}
-
+    completed = functools.partial(resumable_settings, definition, settings, folder=folder)
     training = Training(data.task, definition.optimizer(config), loop, layout)
     with contextlib.ExitStack() as stack:
         interruption = stack.enter_context(Interruption())

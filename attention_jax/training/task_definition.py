@@ -62,6 +62,8 @@ class TaskDefinition(Generic[Config]):
         prepare: (settings, run folder, divisor) -> the run's data; the size of each batch must be a
             multiple of the divisor. None if `task` draws its batches on the device.
         batch_size: settings -> examples of a batch; None if `prepare` makes batches fit the mesh.
+        why_steps_are_fixed: settings -> why a run with these settings cannot go on beyond
+            `loop.steps`, to follow the word "since"; "" if training does not depend on them.
         gradient_statistics: what `log_gradients` logs; see `GradientLog`.
     """
 
@@ -71,6 +73,9 @@ class TaskDefinition(Generic[Config]):
     optimizer: Callable[[Config], optax.GradientTransformation]
     prepare: Callable[[Config, Path, int], RunData] | None = None
     batch_size: Callable[[Config], int | None] = lambda config: None
+    why_steps_are_fixed: Callable[[Config], str] = lambda config: (
+        "the task does not say that its training is independent of them"
+    )
     gradient_statistics: Callable[..., Metrics] | None = None
 
     def config_from(self, workdir: Path) -> Config:

@@ -22,6 +22,7 @@ from attention_jax.tasks.translation.task import (
     read_text,
     training_batches,
     translation_task,
+    why_steps_are_fixed,
 )
 from attention_jax.tasks.translation.translate import Translator, translate
 from attention_jax.training.task_definition import RunData, TaskDefinition
@@ -39,8 +40,10 @@ def prepare(config: TranslationConfig, folder: Path, multiple_of: int) -> RunDat
         multiple_of: divides the number of pairs in each batch.
 
     Raises:
-        ValueError: the text or the run's subwords cannot be used, or sacrebleu is not installed.
+        ValueError: a score fails for the model's sizes, the text or the run's subwords cannot be
+            used, or sacrebleu is not installed.
     """
+    config.model.check_scores_run()  # before the subwords are learned, which takes seconds
     text, validation_text = read_text(config)
     if validation_text is not None:
         require_sacrebleu()
@@ -90,5 +93,6 @@ TRANSLATION = TaskDefinition(
     task=translation_task,
     optimizer=optimizer,
     prepare=prepare,
+    why_steps_are_fixed=why_steps_are_fixed,
     gradient_statistics=learning_statistics,
 )
