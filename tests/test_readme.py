@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tyro
-from command_line import _REGISTRY
+from command_line import parse
 from command_lines import load
 
 import attention_jax
@@ -172,9 +171,7 @@ def parse_python_command(script: str, *arguments: str) -> None:
     module = load(script)
     names = ("arguments_of", "Arguments", "Config")
     settings = next(getattr(module, name) for name in names if hasattr(module, name))
-    if not isinstance(settings, type):
-        settings = settings(list(arguments))
-    tyro.cli(settings, args=arguments, config=(tyro.conf.OmitArgPrefixes,), registry=_REGISTRY)
+    parse(settings, list(arguments))
 
 
 def test_commands_are_found_in_blocks_and_tables():
