@@ -124,7 +124,7 @@ def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
 def train_combinations(combinations: Sequence[Combination], lengths: Sequence[int]) -> int:
     """Trains what is not finished; returns the exit status, 0 if all combinations are finished."""
     finished: list[FinishedRun[Any]] = []
-    with Interruption() as interruption:  # for signals between two runs
+    with Interruption() as interruption:  # between two runs too
         for index, (label, arguments) in enumerate(combinations):
             definition = TASKS[arguments.task]
             title = f"combination {index + 1} of {len(combinations)}: {label}"
@@ -140,13 +140,12 @@ def train_combinations(combinations: Sequence[Combination], lengths: Sequence[in
                 arguments.config,
                 arguments.workdir,
                 resume=True,
+                interruption=interruption,
                 **_options(arguments),
             )
             if run.step < run.config.loop.steps and not run.exhausted:
                 return run.interrupted
             finished.append(finished_run(definition, arguments.workdir, lengths))
-            if run.interrupted and index + 1 < len(combinations):
-                return run.interrupted
     return 0
 
 

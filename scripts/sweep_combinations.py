@@ -138,7 +138,8 @@ def folder_name(score: str, values: Mapping[str, Any]) -> str:
     if safe == text and len(text) <= 100 and not text.startswith((".", "-")):
         return text
     # The digest keeps apart what would be the same without the replaced or cut letters.
-    return f"{safe[:90].strip('.-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    readable = safe.strip(".-")[:90] or "score"
+    return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _parsed(words: list[str]) -> Any:
@@ -149,9 +150,14 @@ def _parsed(words: list[str]) -> Any:
             return command_line.parse(train.arguments_of, words)
     except SystemExit:
         lines = [line.strip(" │") for line in message.getvalue().splitlines()]
-    # In a box: a title, the message, a line of dashes, and further help.
-    paragraph = itertools.takewhile(lambda line: not line.startswith("─"), lines[1:])
+    # A title, and between two rules the message; in a box, there is no rule before the message.
+    lines = list(itertools.dropwhile(_is_rule, lines[1:]))
+    paragraph = itertools.takewhile(lambda line: not _is_rule(line), lines)
     raise ValueError(re.sub(r"^Error parsing (?!--)[\w. -]+: ", "", " ".join(paragraph)))
+
+
+def _is_rule(line: str) -> bool:
+    return bool(line) and set(line) <= {"─", "-"}
 
 
 # --- NAME=VALUE,VALUE ---

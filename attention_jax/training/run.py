@@ -72,6 +72,7 @@ def train_run(
     tensorboard: bool = False,
     log_gradients: int | None = None,
     mesh: MeshShape | None = None,
+    interruption: Interruption | None = None,
 ) -> TrainedRun[Config]:
     """Trains in a folder, from its newest good checkpoint or from the start.
 
@@ -84,6 +85,8 @@ def train_run(
         log_gradients: log gradient statistics to gradients.jsonl every so many steps.
         mesh: over which devices; None for one device, or for all devices in a run of many
             processes. A run may be resumed on another mesh.
+        interruption: a caller's watch for signals, one for several runs; None to watch during this
+            run.
 
     Raises:
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
@@ -94,7 +97,7 @@ def train_run(
     processes.check_same(json.dumps([start.settings, start.mesh.to_words()], sort_keys=True))
     training = Training(data.task, definition.optimizer(config), loop, layout)
     with contextlib.ExitStack() as stack:
-        interruption = stack.enter_context(Interruption())
+        interruption = interruption or stack.enter_context(Interruption())
         with processes.together():
             if processes.is_first():
                 stack.enter_context(
