@@ -19,8 +19,8 @@ from command_line import run_command
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.run_folder import check_output, write_json
 from attention_jax.tasks import task_of
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.evaluation import Evaluation, check_beams, evaluate
-from attention_jax.tasks.reversal.task import REVERSAL
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.evaluation import (
     TranslationScores,

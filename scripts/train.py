@@ -45,7 +45,8 @@ _MESH = tyro.constructors.PrimitiveConstructorSpec(
     str_from_instance=lambda instance: ["None"] if instance is None else instance.to_words(),
 )
 
-_TASK_NAME = tyro.constructors.PrimitiveConstructorSpec(
+# How --task is parsed.
+TASK_NAME = tyro.constructors.PrimitiveConstructorSpec(
     nargs=1,
     metavar=f"{{{','.join(TASKS)}}}",
     instance_from_str=lambda words: words[0],
@@ -84,7 +85,7 @@ class Arguments(Generic[Config]):
         distribution: which of the processes this is; not needed on clusters that JAX recognises.
     """
 
-    task: Annotated[str, _TASK_NAME] = next(iter(TASKS))
+    task: Annotated[str, TASK_NAME] = next(iter(TASKS))
     workdir: Path
     resume: bool = False
     tensorboard: bool = False

@@ -19,7 +19,7 @@ from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import MetricsFile, read_lines, require_tensorboard
 from attention_jax.runs.progress import Progress, warn
-from attention_jax.runs.run_folder import RunFolder
+from attention_jax.runs.run_folder import JSON, RunFolder
 from attention_jax.training.gradient_log import GradientLog, check_log_gradients
 from attention_jax.training.loop import (
     Params,
@@ -27,6 +27,7 @@ from attention_jax.training.loop import (
     Training,
     TrainState,
     initial_state,
+    trace_step,
     train,
 )
 from attention_jax.training.resuming import resumable_settings
@@ -72,6 +73,7 @@ def train_run(
     tensorboard: bool = False,
     log_gradients: int | None = None,
     mesh: MeshShape | None = None,
+    interruption: Interruption | None = None,
 ) -> TrainedRun[Config]:
     """Trains in a folder, from its newest good checkpoint or from the start.
 
@@ -87,32 +89,25 @@ def train_run(
         log_gradients: log gradient statistics to gradients.jsonl every so many steps.
         mesh: over which devices; None for one device, or for all devices in a run of many
             processes. A run may be resumed on another mesh.
+        interruption: a caller's watch for signals, one for several runs; None to watch during this
+            run.
 
     Raises:
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
             all checkpoints are damaged; or a file cannot be written.
     """
-    if tensorboard:
-        require_tensorboard()
-    if log_gradients is not None:
-        check_log_gradients(log_gradients, config.loop.log_every)
-    mesh = mesh or whole_machine()
-    mesh.check(seeds=config.loop.seeds, batch_size=definition.batch_size(config))
-    folder, loop, layout = RunFolder(workdir), config.loop, Layout(mesh)
-    if definition.prepare is None:
-        data = RunData(definition.task(config))
-    else:
-        data = definition.prepare(config, folder.path, mesh.data * mesh.fsdp)
-    settings = {**config.to_json(), **(data.digests or {})}
-    processes.check_same(json.dumps([settings, mesh.to_words()], sort_keys=True))
-    completed = functools.partial(resumable_settings, definition, settings, folder=folder)
+    start = _checked_start(definition, config, workdir, tensorboard, log_gradients, mesh)
+    folder, data, layout, loop = RunFolder(workdir), start.data, Layout(start.mesh), config.loop
+    processes.check_same(json.dumps([start.settings, start.mesh.to_words()], sort_keys=True))
     training = Training(data.task, definition.optimizer(config), loop, layout)
     with contextlib.ExitStack() as stack:
-        interruption = stack.enter_context(Interruption())
+        interruption = interruption or stack.enter_context(Interruption())
         with processes.together():
             if processes.is_first():
                 stack.enter_context(
-                    folder.begun(settings, resume=resume, completed=completed, files=data.files)
+                    folder.begun(
+                        start.settings, resume=resume, completed=start.completed, files=data.files
+                    )
                 )
         checkpoints = stack.enter_context(
             Checkpoints(folder.checkpoints, keep=loop.keep, keep_best=loop.keep_best)
@@ -157,6 +152,25 @@ def train_run(
         interrupted=interruption.exit_status,
         exhausted=exhausted,
     )
+
+
+def check_run(
+    definition: TaskDefinition[Config],
+    config: Config,
+    workdir: Path,
+    *,
+    resume: bool = False,
+    tensorboard: bool = False,
+    log_gradients: int | None = None,
+    mesh: MeshShape | None = None,
+) -> None:
+    """Raises the errors with which `train_run` would not begin; changes nothing.
+
+    The first step is traced too, which raises the errors of a model, a score or a loss.
+    """
+    start = _checked_start(definition, config, workdir, tensorboard, log_gradients, mesh)
+    RunFolder(workdir).check(start.settings, resume=resume, completed=start.completed)
+    trace_step(start.data.task, definition.optimizer(config), config.loop)
 
 
 def load_run(
@@ -224,6 +238,39 @@ def load_states(
         return state
 
     return config, {0: start, **{step: functools.partial(load, step) for step in kept}}
+
+
+class _Start(NamedTuple):
+    """What a run begins with."""
+
+    data: RunData
+    settings: JSON  # for config.json
+    completed: Callable[[JSON], JSON]  # adds defaults to stored settings that are older
+    mesh: MeshShape
+
+
+def _checked_start(
+    definition: TaskDefinition[Config],
+    config: Config,
+    workdir: Path,
+    tensorboard: bool,
+    log_gradients: int | None,
+    mesh: MeshShape | None,
+) -> _Start:
+    if tensorboard:
+        require_tensorboard()
+    if log_gradients is not None:
+        check_log_gradients(log_gradients, config.loop.log_every)
+    mesh = mesh or whole_machine()
+    mesh.check(seeds=config.loop.seeds, batch_size=definition.batch_size(config))
+    if definition.prepare is None:
+        data = RunData(definition.task(config))
+    else:
+        data = definition.prepare(config, RunFolder(workdir).path, mesh.data * mesh.fsdp)
+    settings = {**config.to_json(), **(data.digests or {})}
+    folder = RunFolder(workdir)
+    completed = functools.partial(resumable_settings, definition, settings, folder=folder)
+    return _Start(data, settings, completed, mesh)
 
 
 class _Files(NamedTuple):

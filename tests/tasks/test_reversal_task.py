@@ -14,8 +14,8 @@ import pytest
 from attention_jax import Additive
 from attention_jax.nn import BlockConfig, CrossAttentionConfig, PositionConfig, Seq2SeqConfig
 from attention_jax.runs.metrics_file import MetricsFile, read_lines
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.task import (
-    REVERSAL,
     VOCABULARY,
     ReversalConfig,
     bind,

@@ -13,7 +13,8 @@ from attention_jax import Score
 from attention_jax.nn import Seq2SeqConfig
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.scores import Additive, SoftCap
-from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.task import MODEL, TranslationConfig
 from attention_jax.training.run import load_run, load_states, train_run

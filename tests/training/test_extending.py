@@ -14,7 +14,8 @@ from saved_files import assert_bits_equal
 from attention_jax.nn import Seq2SeqConfig
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig, optimizer
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.task import TranslationConfig
 from attention_jax.training.loop import LoopConfig

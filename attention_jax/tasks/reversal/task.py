@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_choice, check_integer
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import seq2seq_params
@@ -22,7 +21,6 @@ from attention_jax.training.loop import LoopConfig, Task
 from attention_jax.training.losses import cross_entropy, masked_mean
 from attention_jax.training.metrics import token_accuracy
 from attention_jax.training.run import TrainedRun
-from attention_jax.training.task_definition import TaskDefinition
 
 Array = jax.Array
 JSON = dict[str, Any]
@@ -184,16 +182,5 @@ def why_steps_are_fixed(config: ReversalConfig) -> str:
         " schedule constant can be extended)"
     )
 
-
-# The task for `train_run` and `load_run`.
-REVERSAL = TaskDefinition(
-    name="reversal",
-    config_class=ReversalConfig,
-    task=reversal_task,
-    optimizer=optimizer,
-    batch_size=lambda config: config.batch_size,
-    why_steps_are_fixed=why_steps_are_fixed,
-    gradient_statistics=learning_statistics,
-)
 
 ReversalRun = TrainedRun[ReversalConfig]
