@@ -52,6 +52,7 @@ def test_during_which_its_file_changes():
 
 number = 1
 """
+WORKERS = ("-p", "xdist", "-n", "1")
 
 
 @pytest.fixture
@@ -86,9 +87,8 @@ def test_only_tests_that_have_not_passed_run(pytester, run):
 
 @pytest.mark.slow
 def test_workers_leave_out_the_same_tests(run):
-    workers = ("-p", "xdist", "-n", "1")
-    assert run("--resume", *workers) == (2, 1)
-    assert run("--resume", *workers) == (0, 1)
+    assert run("--resume", *WORKERS) == (2, 1)
+    assert run("--resume", *WORKERS) == (0, 1)
 
 
 def test_everything_runs_again_after_a_change(pytester, run, monkeypatch):
@@ -122,11 +122,12 @@ def test_skipped_tests_and_failed_teardowns_run_again(pytester, run):
         result.assert_outcomes(passed=1, skipped=1, errors=1)
 
 
-def test_an_edit_during_the_run_is_a_change(pytester, run):
+@pytest.mark.parametrize("workers", [(), pytest.param(WORKERS, marks=pytest.mark.slow)])
+def test_an_edit_during_the_run_is_a_change(pytester, run, workers):
     (pytester.path / "tests" / "test_names.py").write_text(EDITS)
-    assert run("--resume") == (1, 0)
-    assert run("--resume") == (1, 0)
-    assert run("--resume") == (0, 0)
+    assert run("--resume", *workers) == (1, 0)
+    assert run("--resume", *workers) == (1, 0)
+    assert run("--resume", *workers) == (0, 0)
 
 
 def test_a_folder_without_git_is_refused(pytester, run):
