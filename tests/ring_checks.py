@@ -195,6 +195,31 @@ def batch_over_other_devices(kind):
     assert not any(sent.in_loop for sent in decisions)
 
 
+def batches_stay_on_their_devices():
+    """On axes of data and context, results are sharded as the tokens; nothing else is sent."""
+    mesh = jax.make_mesh((4, 2), ("data", "context"))
+
+    def output(arrays):
+        return ring_attention(*arrays, mask=aj.causal_mask(2), mesh=mesh, block_sizes=TILE)
+
+    def loss(arrays):
+        return jnp.sum(jnp.sin(output(arrays)))
+
+    with jax.set_mesh(mesh):
+        cut = PartitionSpec("data", "context")
+        arrays = [jax.device_put(np.ones((4, n, 3), np.float32), cut) for n in (20, 28, 28)]
+        for gradient in jax.eval_shape(jax.grad(loss), arrays):
+            assert gradient.sharding.spec[:2] == ("data", "context"), gradient
+        sent = collectives(quick_jit(output).lower(arrays).compile())
+        # A ring inside of a `shard_map` over the batch.
+        mapped = jax.shard_map(
+            output, in_specs=(PartitionSpec("data"),), out_specs=PartitionSpec("data"),
+            axis_names={"data"}, check_vma=False,
+        )  # fmt: skip
+        assert jax.eval_shape(mapped, arrays).sharding.spec[:2] == ("data", "context")
+    assert set(sent) == {"collective-permute"}, sent
+
+
 def vmaps_jits_and_heads():
     """Gradients under `jax.vmap`, with shared keys, without `jax.jit`, with axes of size 1."""
     target, source = lengths_of(2)
@@ -355,7 +380,7 @@ CHECKS = {
     **{
         check.__name__: check
         for check in (
-            nothing_but_permutations, the_same_work_for_all,
+            batches_stay_on_their_devices, nothing_but_permutations, the_same_work_for_all,
             memory_falls_with_the_devices,
         )
     },
