@@ -1,4 +1,4 @@
-"""Settings of every test: what would be a silent cost or a silent mistake is an error."""
+"""Settings of every test: silent costs and silent mistakes become errors."""
 
 import gc
 import os
@@ -60,7 +60,7 @@ def _count_programs(event, seconds, **_):
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled_programs():
-    """Thousands of them in one process fill gigabytes, and end in a crash of the compiler."""
+    """Clears compiled programs: thousands of them fill gigabytes and crash the compiler."""
     yield
     if len(COMPILED) > 600:
         jax.clear_caches()
