@@ -7,7 +7,8 @@ import quick_compilation  # first, because JAX reads its settings when it is imp
 
 import jax  # isort: skip
 import pytest
-import resumable
+
+pytest_plugins = ["resumable"]
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -15,14 +16,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 pytest.register_assert_rewrite("conformance", "derivative_cases")
 
 
-def pytest_addoption(parser):
-    resumable.pytest_addoption(parser)
-
-
-def pytest_configure(config):
+def pytest_configure():
     if "PYTEST_XDIST_WORKER" not in os.environ:
         quick_compilation.empty_large_cache()
-    resumable.pytest_configure(config)
     quick_compilation.install()
 
 
