@@ -20,7 +20,7 @@ def digest(content: bytes) -> str:
 
 
 def record_of(root: Path) -> Path:
-    """Returns the file that holds the tests passed in the present state."""
+    """Returns the record of passed tests for the present state."""
     lines = [f"Python {platform.python_version()}"]
     lines += sorted(f"{each.name}=={each.version}" for each in importlib.metadata.distributions())
     settings = (name for name in os.environ if name.startswith(("JAX_", "XLA_")))

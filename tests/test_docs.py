@@ -58,8 +58,8 @@ def is_tuple(value) -> bool:
 
 
 def is_constant(value) -> bool:
-    own = getattr(value, "__module__", "").startswith(("attention_jax", __name__))
-    return not (inspect.isfunction(value) or (inspect.isclass(value) and own))
+    of_library = getattr(value, "__module__", "").startswith(("attention_jax", __name__))
+    return not (inspect.isfunction(value) or (inspect.isclass(value) and of_library))
 
 
 def own_docstring(value) -> str:
@@ -178,18 +178,18 @@ def is_returned(value, others: list) -> bool:
 
 def mistakes(named: dict, library: bool = True) -> list[str]:
     others = [value for value in named.values() if not is_constant(value)]
-    found = []
+    all_mistakes = []
     for full_name, value in named.items():
         if is_constant(value):
             page, _, name = full_name.rpartition(".")
             module = defining_module(importlib.import_module(page), name)
-            wrong = ["" if variable_comments(module).get(name) else "has no comment beside it"]
+            of_value = ["" if variable_comments(module).get(name) else "has no comment beside it"]
         else:
-            wrong = [docstring_mistake(value)]
+            of_value = [docstring_mistake(value)]
             if library:
-                wrong += [shape_mistake(value), example_mistake(value, others)]
-        found += [f"{full_name} {mistake}" for mistake in wrong if mistake]
-    return found
+                of_value += [shape_mistake(value), example_mistake(value, others)]
+        all_mistakes += [f"{full_name} {mistake}" for mistake in of_value if mistake]
+    return all_mistakes
 
 
 def test_public_names_have_docstrings_shapes_and_examples():
@@ -315,10 +315,10 @@ def docs(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_options_of_the_script():
-    help_, wrong = docs("--help"), docs("--fast")
+    help_, refusal = docs("--help"), docs("--fast")
     assert (help_.returncode, help_.stderr, help_.stdout.count("\n")) == (0, "", 1)
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "error: scripts/docs takes no options; got --fast\n"
+    assert (refusal.returncode, refusal.stdout) == (2, "")
+    assert refusal.stderr == "error: scripts/docs takes no options; got --fast\n"
 
 
 @pytest.mark.slow
