@@ -3,7 +3,8 @@
 A score has three parts: `project_query` and `project_key` run once per token, `pair` runs once per
 (query, key) pair. Each is written for one example; `jax.vmap` adds the batch. The parameters are
 an explicit pytree argument, so that they are differentiable and new values recompile nothing. A
-`Score` is a frozen dataclass, hashable by value, so that it can be a static argument.
+`Score` is a frozen dataclass, hashable by value, so that it can be a static argument. `Score` and
+the scores themselves are public names of `attention_jax`.
 """
 
 from attention_jax.scores.additive import Additive, Concat
