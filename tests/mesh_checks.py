@@ -362,7 +362,7 @@ def sample() -> list[str]:
 
 
 FEW = (
-    *("auto-scaled-tiled-padding", "explicit-scaled-reference-dropout"),
+    *("auto-scaled-tiled-padding", "explicit-additive-reference-dropout"),
     *("shard_map-additive-tiled-causal", "explicit-own-tiled-padding"),
 )
 CHECKS = {
