@@ -25,8 +25,8 @@ from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks import task_of
 from attention_jax.tasks.gradient_examples import Examples, GradientAnalysis
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.gradients import reversal_examples
-from attention_jax.tasks.reversal.task import REVERSAL
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.gradients import translation_examples
 from attention_jax.training.loop import (

@@ -19,9 +19,9 @@ import numpy as np
 from attention_jax.analysis import learning_statistics
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.evaluation import Evaluation, Reversed
 from attention_jax.tasks.reversal.task import (
-    REVERSAL,
     VOCABULARY,
     ReversalConfig,
     ReversalRun,

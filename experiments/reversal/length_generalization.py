@@ -40,6 +40,7 @@ from attention_jax.nn.cross_attention import CrossAttentionConfig
 from attention_jax.nn.position_config import ANY_LENGTH
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
+from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.metrics import mean_and_deviation
@@ -64,7 +65,7 @@ class Config:
     """Settings; `ReversalConfig` holds those of the training.
 
     Attributes:
-        scores: scores to train, names or "module:Name".
+        scores: scores to train, each as in `get_score`: a name, or a name with arguments.
         alphabets: sizes of the alphabets of the strings.
         seeds: trainings per score and alphabet.
         steps: optimiser steps per training.
@@ -144,7 +145,7 @@ def run(config: Config) -> JSON:
 
 
 def _arm(config: Config, score: str, letters: int, *, main: bool) -> JSON:
-    folder = config.workdir / f"{score.replace(':', '-')}-{letters}"
+    folder = config.workdir / f"{score_folder(score)}-{letters}"
     trained, measured = trained_arm(config.training(score, letters), folder)
     forced = teacher_forced(trained, PROTOCOL[:: config.every], strings=config.strings)
     counts = dict(zip(config.far, config.far_strings, strict=True))

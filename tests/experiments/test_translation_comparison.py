@@ -101,6 +101,8 @@ def test_arms_differ_in_the_score_alone():
     one, other = (comparison.QUICK.training(score).to_json() for score in ("scaled", "additive"))
     assert one["model"].pop("score") == "scaled"
     assert other["model"].pop("score") == "additive"
+    fields = [settings["scores"].pop("score") for settings in (one, other)]  # of the score's class
+    assert fields[0] != fields[1]
     assert one == other
 
 

@@ -2,7 +2,7 @@
 
 Draws the cases of every kind, prints a table of how they end, and describes every defect. Each NAME
 is a regular expression that selects kinds. The cases are the same in every run, and a row does not
-depend on the other rows. The ordinary tests run the first cases of each kind.
+depend on the other rows. The fast tests run a few cases of each kind, usually one.
 """
 
 from __future__ import annotations

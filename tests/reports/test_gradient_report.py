@@ -19,7 +19,8 @@ from attention_jax.reports import gradient_report
 from attention_jax.tasks.gradient_examples import GradientAnalysis
 from attention_jax.tasks.gradients import analyze_run, computation_order
 from attention_jax.tasks.reversal.data import reversal_batch
-from attention_jax.tasks.reversal.task import REVERSAL, VOCABULARY, ReversalConfig, bind
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import load_states, train_run
 
