@@ -70,6 +70,11 @@ def _seconds(sessions: list[JSON], steps: int) -> float | None:
     return sum(session["seconds"] for session in sessions) if done == steps else None
 
 
+def folder_name(name: str) -> str:
+    """Returns a name as that of a folder: every character but letters, digits and "_." is "-"."""
+    return "".join(c if c.isalnum() or c in "_." else "-" for c in name)
+
+
 def accuracies(evaluations: dict[int, Evaluation]) -> JSON:
     """Returns {metric: {length: one number per seed}}."""
     return {

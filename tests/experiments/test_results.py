@@ -85,17 +85,6 @@ def test_every_kind_of_attention_reverses_except_those_that_cannot():
     assert family.report(numbers) in REVERSAL
 
 
-def test_rollouts_are_shares():
-    numbers = numbers_of("rollout")
-    assert numbers["largest_row_sum_error"] < 1e-5
-    raw, mixed = (
-        np.array(numbers[name]) for name in ("cross_on_the_letter", "cross_rollout_on_the_letter")
-    )
-    assert len(raw) >= 3
-    assert np.all(raw > 0.8)
-    assert np.all(mixed < raw)
-
-
 BENCHMARKS = json.loads((BENCHMARK_RESULTS / "benchmark.json").read_text())["benchmarks"]
 
 
