@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,9 +58,16 @@ def draw_shares(
 
 
 def draw_band(
-    axes: Axes, x: Sequence[float], values: np.ndarray, *, index: int, label: str, least: float = 0
+    axes: Axes,
+    x: Sequence[float],
+    values: np.ndarray,
+    *,
+    index: int,
+    label: str,
+    least: float = 0.0,
+    most: float = math.inf,
 ) -> None:
-    """Draws the mean over seeds as a line, in a band of ± one deviation that stays above `least`.
+    """Draws the mean over seeds as a line, in a band of ± one deviation within [least, most].
 
     Curves with a larger index are thinner, so that those below them show.
 
@@ -70,13 +78,14 @@ def draw_band(
         index: of the color and the marker.
         label: the name in the legend.
         least: the smallest possible value.
+        most: the largest possible value.
     """
     mean, deviation = mean_and_deviation(values)
     color = plotting.COLORS[index % len(plotting.COLORS)]
     marker = plotting.MARKERS[index % len(plotting.MARKERS)]
     axes.plot(
         x, mean, color=color, marker=marker, label=label,
-        markersize=max(3, 8 - 2 * index), linewidth=max(1, 3 - index),
+        markersize=max(3, 7 - 2 * index), linewidth=max(1, 3 - index),
     )  # fmt: skip
-    low = np.maximum(mean - deviation, least)
-    axes.fill_between(x, low, mean + deviation, color=color, alpha=0.2, linewidth=0)
+    low, high = np.maximum(mean - deviation, least), np.minimum(mean + deviation, most)
+    axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
