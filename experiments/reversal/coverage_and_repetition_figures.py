@@ -23,9 +23,9 @@ CAPTIONS = {
         "Six panels per score against the training step: without coverage, with coverage in the"
         " score, and with the coverage loss as well. At trained lengths the coverage loss per"
         " string falls to its floor of 1 in the arm that trains on it, and stays above it in the"
-        " others; weight beyond 1 per letter, right answers and wrong repetitions end alike. On longer strings the arm"
-        " with the coverage loss repeats the fewest letters wrongly. Bands: one deviation over"
-        " seeds."
+        " others; weight beyond 1 per letter, right answers and wrong repetitions end alike. On"
+        " longer strings the arm with the coverage loss repeats the fewest letters wrongly. Bands:"
+        " one deviation over seeds."
     ),
 }
 

@@ -33,9 +33,9 @@ def report(numbers: JSON) -> str:
             "",
             "The coverage loss of a string cannot fall below 1, because n + 1 queries share n"
             " letters. Training with the coverage loss brings it close to 1, and lowers the share"
-            " of wrongly repeated letters in longer strings. But hardly any of these answers is right,"
-            " and the cross entropy is larger than without coverage: fewer repetitions are not"
-            " better answers.",
+            " of wrongly repeated letters in longer strings. But hardly any of these answers is"
+            " right, and the cross entropy is larger than without coverage: fewer repetitions are"
+            " not better answers.",
         ]
     )
 

@@ -24,6 +24,7 @@ def draw_shares(
     index: int,
     count: int,
     label: str,
+    place: int | None = None,
     color: Any = None,
     most: float = 1.0,
     connected: bool = False,
@@ -37,18 +38,19 @@ def draw_shares(
         axes: where to draw.
         x: where the shares were measured.
         shares: float [len(x), seeds].
-        index: which curve of the figure this is.
+        index: of the color and the marker.
         count: the number of curves.
         label: the name in the legend.
+        place: which of the curves this is, from the left; None for the index.
         color: None for the color of the index.
         most: the largest possible share, 1 or 100.
         connected: whether to draw a line between neighbours: only where all x between are tested.
     """
     mean, deviation = mean_and_deviation(shares)
     bars = (mean - np.maximum(mean - deviation, 0), np.minimum(mean + deviation, most) - mean)
-    offset = index - (count - 1) / 2
+    offset = (index if place is None else place) - (count - 1) / 2
     places = np.asarray(x, float)
-    places = places * 1.06**offset if axes.get_xscale() == "log" else places + 0.09 * offset
+    places = places * 1.08**offset if axes.get_xscale() == "log" else places + 0.09 * offset
     axes.errorbar(
         places, mean, yerr=np.maximum(bars, 0), label=label,
         color=plotting.COLORS[index % len(plotting.COLORS)] if color is None else color,

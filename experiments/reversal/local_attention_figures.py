@@ -144,7 +144,7 @@ def _draw_row_sums(axes: Axes, numbers: JSON) -> None:
     trained = next(iter(numbers["arms"].values()))["no encoder, predicted"]
     sums = np.array([arm["weight"] for arm in trained.values()])
     x = [int(radius) for radius in trained]
-    draw_shares(axes, x, sums, index=2, count=2, label="trained, no encoder")
+    draw_shares(axes, x, sums, index=2, place=1, count=2, label="trained, no encoder")
     axes.set(
         title="With the Gaussian\n(wide strokes: formulas)",
         xlabel="radius D (keys)", ylabel="sum of a row's weights", xticks=radii, ylim=(0, 1.03),

@@ -57,17 +57,6 @@ def test_the_front_page_shows_the_table_of_results():
     assert report in FRONT_PAGE
 
 
-def test_readme_shows_how_far_strings_are_reversed():
-    experiment = catalogue.load("length_generalization")
-    numbers = numbers_of("length_generalization")
-    assert experiment.report(numbers) in REVERSAL
-    for arms in numbers["arms"].values():
-        by_score = [np.mean(arm["mean_tokens"]) for arm in arms.values()]
-        assert len(by_score) == 4
-        assert min(by_score) >= 0.99
-        assert max(by_score) >= 0.999
-
-
 def test_every_kind_of_attention_reverses_except_those_that_cannot():
     family = catalogue.load("attention_family")
     numbers = numbers_of("attention_family")
