@@ -33,7 +33,6 @@ than in the right answer.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -51,7 +50,7 @@ from attention_jax.training.loop import LoopConfig
 from attention_jax.training.losses import cross_entropy, real_tokens
 from attention_jax.training.metrics import exact_match
 from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
-from experiments.reversal.arms import follow
+from experiments.reversal.arms import above_zero, follow
 from experiments.reversal.coverage_and_repetition_figures import CAPTIONS, plot
 from experiments.reversal.coverage_and_repetition_report import report
 
@@ -282,9 +281,9 @@ def _of_score(score: str, arms: JSON) -> list[Expectation]:
             f"{score}: the coverage loss lowers the coverage loss per string, compared with {arm}"
         )
         fall = last[arm]["coverage_loss"] - last[IN_LOSS]["coverage_loss"]
-        checks.append(_above_zero(claim, "falls", fall))
+        checks.append(above_zero(claim, "falls", fall))
     claim = f"{score}: the coverage loss lowers the share of repeated letters in longer strings"
-    checks.append(_above_zero(claim, "falls", far[PLAIN]["repeated"] - far[IN_LOSS]["repeated"]))
+    checks.append(above_zero(claim, "falls", far[PLAIN]["repeated"] - far[IN_LOSS]["repeated"]))
     worst = min(float(of_arm["exact_match"].min()) for of_arm in last.values())
     claim = f"{score}: exact match at trained lengths: worst seed of any arm"
     checks.append(Expectation(claim, "", worst, 0.98, 1, "a clear margin"))
@@ -293,17 +292,9 @@ def _of_score(score: str, arms: JSON) -> list[Expectation]:
     checks.append(Expectation(claim, "", best, 0, 0.02, "hardly any string"))
     claim = f"{score}: cross entropy of longer strings, with the coverage loss - without coverage"
     checks.append(
-        _above_zero(claim, "", far[IN_LOSS]["cross_entropy"] - far[PLAIN]["cross_entropy"])
+        above_zero(claim, "", far[IN_LOSS]["cross_entropy"] - far[PLAIN]["cross_entropy"])
     )
     return checks
-
-
-def _above_zero(claim: str, source: str, by_seed: np.ndarray) -> Expectation:
-    """The claim that the mean of differences between two arms is above 0."""
-    error = float(by_seed.std(ddof=1) / math.sqrt(by_seed.size))
-    return Expectation(
-        claim, source, float(by_seed.mean()), 2 * error, math.inf, "2 standard errors over seeds"
-    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ of 1.
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from attention_jax.nn.position_config import ANY_LENGTH
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from experiments.experiment import JSON, Expectation, rounded, run_experiment
-from experiments.reversal.arms import folder_name, trained_arm
+from experiments.reversal.arms import above_zero, folder_name, trained_arm
 from experiments.reversal.length_ablation_parts import PARTS
 from experiments.reversal.length_ablations_report import report
 from experiments.reversal.length_evaluation import teacher_forced
@@ -173,19 +172,12 @@ def expectations(numbers: JSON) -> list[Expectation]:
         best, costly = right(part, recipe, 500), right(part, arm, 500)
         if best is not None and costly is not None:
             claim = f"{part}: {arm}; letters right at length 500: the recipe's - this arm's"
-            checks.append(_above_zero(claim, best - costly))
+            checks.append(above_zero(claim, "", best - costly))
         near, far = right(part, arm, 60), right(part, arm, 5000)
         if near is not None and far is not None:
             claim = f"{part}: {arm}; the longer the worse: letters right at 60 - at 5,000"
-            checks.append(_above_zero(claim, near - far))
+            checks.append(above_zero(claim, "", near - far))
     return checks
-
-
-def _above_zero(claim: str, by_seed: np.ndarray) -> Expectation:
-    """The claim that the mean over seeds is above 0."""
-    error = float(by_seed.std(ddof=1) / math.sqrt(by_seed.size)) if by_seed.size > 1 else 0.0
-    tolerance = "2 standard errors over seeds"
-    return Expectation(claim, "", float(by_seed.mean()), 2 * error, 1, tolerance)
 
 
 if __name__ == "__main__":
