@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from attention_jax.runs.run_folder import write_text
@@ -48,12 +48,18 @@ def regenerated(text: str, folder: Path) -> str:
     A part whose numbers do not exist stays as it is.
     """
 
+    return replaced(text, lambda name: _content(name, folder))
+
+
+def replaced(text: str, content_of: Callable[[str], str | None]) -> str:
+    """Returns a text with the content of each part replaced; a part stays as it is for None."""
+
     def part(found: re.Match[str]) -> str:
-        content = _content(found[1], folder)
+        name, content = found[1], content_of(found[1])
         return (
             found[0]
             if content is None
-            else f"<!-- begin {found[1]} -->\n{content}\n<!-- end {found[1]} -->"
+            else f"<!-- begin {name} -->\n{content}\n<!-- end {name} -->"
         )
 
     return _PART.sub(part, text)
@@ -63,8 +69,7 @@ def _content(part: str, folder: Path) -> str | None:
     if part == "index":
         return _index(folder)
     name, _, function = part.partition(".")
-    numbers = _numbers(name)
-    if numbers is None:
+    if name not in catalogue.SUBJECT_OF or (numbers := _numbers(name)) is None:
         return None
     if function:
         return str(getattr(catalogue.load(name), function)(numbers))

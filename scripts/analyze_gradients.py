@@ -15,8 +15,8 @@ from command_line import run_command
 
 from attention_jax.reports.gradient_report import report
 from attention_jax.runs.run_folder import check_output, write_json, write_text
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run
-from attention_jax.tasks.reversal.task import REVERSAL
 from attention_jax.training.run import load_states
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import jax
 import rich.console
+import rich.markup
 import rich.table
 import tyro
 from benchmarks import (
@@ -120,7 +121,7 @@ def as_table(report: Report) -> rich.table.Table:
 
 
 def _cell(value: Any, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    return "-" if value is None else rich.markup.escape(format(value, form))
 
 
 if __name__ == "__main__":

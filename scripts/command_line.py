@@ -60,9 +60,7 @@ def run_command(
     """
     sys.path.insert(0, str(Path.cwd()))  # --score module:Name finds modules here
     try:
-        chosen: Any = arguments if isinstance(arguments, type) else arguments(sys.argv[1:])
-        parsed = tyro.cli(chosen, config=(tyro.conf.OmitArgPrefixes,), registry=_REGISTRY)
-        status = main(parsed)
+        status = main(parse(arguments, sys.argv[1:]))
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         if _is_users_mistake(error):
             print(f"error: {_in_options(str(error))}", file=sys.stderr)
@@ -80,6 +78,20 @@ def run_command(
     except KeyboardInterrupt:
         status = 130  # the status that shells give, without a traceback
     sys.exit(status)
+
+
+def parse(arguments: type[Any] | Callable[[list[str]], type[Any]], words: list[str]) -> Any:
+    """Returns the arguments for the words of a command line; exits after --help and a wrong word.
+
+    A class of options that has a method `with_other_options` gets the words that are not among its
+    options: it has to check them.
+    """
+    chosen: Any = arguments if isinstance(arguments, type) else arguments(words)
+    settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "registry": _REGISTRY}
+    if not hasattr(chosen, "with_other_options"):
+        return tyro.cli(chosen, args=words, **settings)
+    parsed, others = tyro.cli(chosen, args=words, return_unknown_args=True, **settings)
+    return parsed.with_other_options(others)
 
 
 def _in_options(message: str) -> str:

@@ -19,12 +19,14 @@ install_into_venv() {
             exit 1
         fi
     fi
-    # What is installed is noted with the files that say what should be, so that nothing is asked
-    # of the network when they have not changed.
-    wanted="$extras $(cat setup.cfg pyproject.toml | cksum)"
+    # What is installed is noted with this checkout and the files that say what should be, so that
+    # nothing is asked of the network when they have not changed.
+    wanted="$PWD: $extras $(cat setup.cfg pyproject.toml | cksum)"
     if ! grep -qxF "$wanted" .venv/installed 2>/dev/null; then
         echo "Installing attention_jax$extras and what it needs into .venv (a minute or two) ..."
         .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$extras"
-        echo "$wanted" >> .venv/installed
+        # Only one checkout is installed at a time: the lines of others no longer hold.
+        { grep -F "$PWD: " .venv/installed 2>/dev/null || true; echo "$wanted"; } > .venv/installing
+        mv .venv/installing .venv/installed
     fi
 }

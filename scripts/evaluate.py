@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import rich.console
+import rich.markup
 import rich.table
 import tyro
 from command_line import run_command
@@ -18,8 +19,8 @@ from command_line import run_command
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.run_folder import check_output, write_json
 from attention_jax.tasks import task_of
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.evaluation import Evaluation, check_beams, evaluate
-from attention_jax.tasks.reversal.task import REVERSAL
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.evaluation import (
     TranslationScores,
@@ -112,8 +113,8 @@ def evaluate_reversal(arguments: ReversalArguments) -> None:
     )
     loop = trained.config.loop
     table = rich.table.Table(
-        title=f"{trained.config.model.label}, step {trained.step}, {loop.seeds} seeds,"
-        f" {arguments.strings} strings per length: mean ± sd (worst seed), %"
+        title=f"{rich.markup.escape(trained.config.label)}, step {trained.step},"
+        f" {loop.seeds} seeds, {arguments.strings} strings per length: mean ± sd (worst seed), %"
     )
     table.add_column("length", justify="right", no_wrap=True)
     for metric in Evaluation._fields:

@@ -11,8 +11,8 @@ from command_line import run_command
 
 from attention_jax.reports import plotting
 from attention_jax.runs.checkpoints import StepName
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.evaluation import LETTER_AXES, check_beams, reverse
-from attention_jax.tasks.reversal.task import REVERSAL
 from attention_jax.training.run import load_run
 
 

@@ -45,7 +45,8 @@ _MESH = tyro.constructors.PrimitiveConstructorSpec(
     str_from_instance=lambda instance: ["None"] if instance is None else instance.to_words(),
 )
 
-_TASK_NAME = tyro.constructors.PrimitiveConstructorSpec(
+# How --task is parsed.
+TASK_NAME = tyro.constructors.PrimitiveConstructorSpec(
     nargs=1,
     metavar=f"{{{','.join(TASKS)}}}",
     instance_from_str=lambda words: words[0],
@@ -69,7 +70,8 @@ class Arguments(Generic[Config]):
     Attributes:
         task: what to learn.
         workdir: the run folder; made if missing.
-        resume: continue the run in `workdir`, or begin it.
+        resume: continue the run in `workdir`, or begin it. All other options must be those of the
+            run, except --steps where the learning rate does not depend on it.
         tensorboard: also write TensorBoard events to `workdir`/tensorboard.
         log_gradients: also write gradient norms and attention statistics of the next batch to
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
@@ -83,7 +85,7 @@ class Arguments(Generic[Config]):
         distribution: which of the processes this is; not needed on clusters that JAX recognises.
     """
 
-    task: Annotated[str, _TASK_NAME] = next(iter(TASKS))
+    task: Annotated[str, TASK_NAME] = next(iter(TASKS))
     workdir: Path
     resume: bool = False
     tensorboard: bool = False

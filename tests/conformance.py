@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from quick_compilation import quick_jit
 from score_cases import DK, DQ, SCORE_CASES, OwnCosine, _general  # noqa: F401  taken from here
 
 import attention_jax as aj
@@ -255,27 +256,6 @@ def fully_optimized_jit(function: Callable) -> Callable:
     """`jax.jit` with all optimisations, as on users' machines."""
     options = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
     return jax.jit(function, compiler_options=options)
-
-
-def quick_jit(function: Callable, **options: Any) -> Callable:
-    """`jax.jit` with few optimisations: on the CPU a tile loop compiles four times as fast."""
-    return jax.jit(function, compiler_options=quick_options(), **options)
-
-
-@functools.cache
-def quick_options() -> dict[str, Any]:
-    """Options of XLA for few optimisations, those that this version has."""
-    wanted = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-    return {name: value for name, value in wanted.items() if _xla_knows(name, value)}
-
-
-def _xla_knows(name: str, value: Any) -> bool:
-    """Whether this version of XLA has the option."""
-    try:
-        jax.jit(lambda x: x, compiler_options={name: value}).lower(0.0).compile()
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
 
 
 def check_conformance(

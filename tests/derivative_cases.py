@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conformance import SCORE_CASES, TILE, assert_close, named, quick_jit
+from conformance import SCORE_CASES, TILE, assert_close, named
 
 import attention_jax as aj
 
@@ -59,51 +59,3 @@ def agree(got, expected, tolerance=1e-11):
     for name, array in got.items():
         assert_close(name, array, np.asarray(expected[name]).astype(np.float64), tolerance)
         assert np.any(array), name
-
-
-def check_two_orders(function, point, tolerance=1e-6):
-    """Compares derivatives in every order of the modes with central differences, in float64.
-
-    `function` takes the leaves of `point` as arguments. One compiled program computes all
-    derivatives along one random direction.
-    """
-    rng, step = np.random.default_rng(6), 1e-5
-    point = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tuple(point))
-    direction = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), point)
-
-    def loss(point):
-        leaves = jax.tree.leaves(function(*point))
-        weights = [np.cos(np.arange(leaf.size)).reshape(leaf.shape) for leaf in leaves]
-        return sum(jnp.sum(jnp.sin(a) * b) for a, b in zip(leaves, weights, strict=True))
-
-    def along(gradient):
-        pairs = zip(*map(jax.tree.leaves, (gradient, direction)), strict=True)
-        return sum(jnp.vdot(a, b) for a, b in pairs)
-
-    @quick_jit
-    def derivatives(point):
-        def slope(point):
-            return jax.jvp(loss, (point,), (direction,))
-
-        gradient, product = jax.jvp(jax.grad(loss), (point,), (direction,))
-        (value, first), (_, curvature) = jax.jvp(slope, (point,), (direction,))
-        products = (
-            product,
-            jax.grad(lambda point: slope(point)[1])(point),
-            jax.grad(lambda point: along(jax.grad(loss)(point)))(point),
-        )
-        return (value, gradient), (first, along(gradient)), products, curvature
-
-    def moved(size):
-        return jax.tree.map(lambda leaf, towards: leaf + size * towards, point, direction)
-
-    (above, *_), (below, *_) = derivatives(moved(step)), derivatives(moved(-step))
-    slope, product = jax.tree.map(lambda a, b: np.asarray(a - b) / (2 * step), above, below)
-    _, slopes, products, curvature = derivatives(point)
-    for got in slopes:
-        assert_close("slope", got, slope, tolerance)
-    for got in products:
-        for name, leaf in named(got).items():
-            assert_close(name, leaf, named(product)[name], tolerance)
-    assert_close("curvature", curvature, along(product), tolerance)
-    assert any(np.any(leaf) for leaf in jax.tree.leaves(product))

@@ -229,7 +229,7 @@ def on_meshes(f):
                     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
 
 
-SOME = ("grad", "linearize", "vmap of jvp")
+SOME = ("vmap of jvp of grad", "linearize", "vmap of jvp")
 CHECKS = {
     "a_ring": functools.partial(is_the_reference, "own", "statistics", "ring", SOME, 1),
     "custom_vjp_on_meshes": lambda: on_meshes(by_hand()),

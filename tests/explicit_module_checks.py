@@ -7,6 +7,8 @@ outputs must be sharded as the inputs are.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 
 import eight_devices
@@ -43,36 +45,63 @@ def arrays():
     }
 
 
-def check(module, call, *names):
-    """Compares `call(module, *arrays)` and its parameter gradient on one device and on eight."""
+@contextlib.contextmanager
+def float64_and_mesh():
     # Flax's layer normalisation promotes float64 and float32.
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        graph, state = nnx.split(module)
-        widened = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), nnx.to_pure_dict(state))
-        rng = jax.random.key(3)
+        yield jax.make_mesh((8,), ("data",))
 
-        def run(params, *inputs):
-            return call(nnx.merge(graph, params), *inputs, rng)
 
-        def loss(params, *inputs):
-            output = run(params, *inputs)
-            floats = [leaf for leaf in jax.tree.leaves(output) if leaf.dtype == jnp.float64]
-            return sum(jnp.sum(jnp.sin(leaf)) for leaf in floats), output
+def gradient_and_output(module, call, names):
+    """Returns (function, params, inputs); the function computes a gradient and `call`'s output."""
+    graph, state = nnx.split(module)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), nnx.to_pure_dict(state))
+    rng = jax.random.key(3)
 
-        both = jax.jit(jax.grad(loss, has_aux=True))
-        inputs = [jnp.asarray(arrays()[name]) for name in names]
-        expected = both(widened, *inputs)
-        mesh = jax.make_mesh((8,), ("data",))
+    def loss(params, *inputs):
+        output = call(nnx.merge(graph, params), *inputs, rng)
+        floats = [leaf for leaf in jax.tree.leaves(output) if leaf.dtype == jnp.float64]
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in floats), output
+
+    inputs = [jnp.asarray(arrays()[name]) for name in names]
+    return jax.grad(loss, has_aux=True), params, inputs
+
+
+def placed(params, inputs, mesh):
+    """Returns the parameters replicated and the inputs sharded over the batch."""
+    shardings = [NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("data",))]
+    return jax.device_put(params, shardings[0]), *jax.device_put(inputs, shardings[1])
+
+
+def assert_sharded_over_the_batch(output):
+    for leaf in jax.tree.leaves(output):
+        axis = leaf.shape.index(B)  # weights have a layer's axis before the batch's
+        assert leaf.sharding.spec[axis] == "data", (leaf.shape, leaf.sharding)
+
+
+def check(module, call, *names):
+    """Compares `call(module, *arrays)` and its parameter gradient on one device and on eight."""
+    with float64_and_mesh() as mesh:
+        function, params, inputs = gradient_and_output(module, call, names)
+        both = jax.jit(function)
+        expected = both(params, *inputs)
         with jax.set_mesh(mesh):
-            replicated = jax.device_put(widened, NamedSharding(mesh, PartitionSpec()))
-            cut = jax.device_put(inputs, NamedSharding(mesh, PartitionSpec("data")))
-            found = both(replicated, *cut)
-        for leaf in jax.tree.leaves(found[1]):
-            axis = leaf.shape.index(B)  # weights have a layer's axis before the batch's
-            assert leaf.sharding.spec[axis] == "data", (leaf.shape, leaf.sharding)
-        for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-            scale = max(1, np.max(np.abs(other)))
-            np.testing.assert_allclose(one, other, atol=1e-10 * scale)
+            got = both(*placed(params, inputs, mesh))
+        assert_sharded_over_the_batch(got[1])
+        for actual, desired in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+            scale = max(1, np.max(np.abs(desired)))
+            np.testing.assert_allclose(actual, desired, atol=1e-10 * scale)
+
+
+def check_types(module, call, *names):
+    """Checks the types of the same results, which contain their shardings; compiles nothing."""
+    with float64_and_mesh() as mesh:
+        function, params, inputs = gradient_and_output(module, call, names)
+        with jax.set_mesh(mesh):
+            gradient, output = jax.eval_shape(function, *placed(params, inputs, mesh))
+        assert_sharded_over_the_batch(output)
+        for leaf in jax.tree.leaves(gradient):
+            assert not any(leaf.sharding.spec), (leaf.shape, leaf.sharding)
 
 
 def multi_head():
@@ -101,7 +130,7 @@ def cache():
     check(module, call, "x")
 
 
-def cross_attention():
+def cross_attention(check=check):
     for settings in (
         {"sharpen_from": 3}, {"num_heads": 2}, {"attention": "local-m"}, {"attention": "local-p"},
         {"attention": "coverage"}, {"attention": "monotonic"},
@@ -117,7 +146,7 @@ def cross_attention():
         check(module, call, "x", "y", "lengths")
 
 
-def seq2seq():
+def seq2seq(check=check):
     for settings in (
         {"dropout_rate": 0.3, "positions": PositionConfig("learned", anchor="both", limit=9)},
         {"positions": PositionConfig("rotary", anchor="end")},
@@ -131,20 +160,22 @@ def seq2seq():
         check(Seq2Seq(config, V, **RNGS), call, "source", "lengths", "target")
 
 
-def decoding():
+def decoding(check=check):
     model = Seq2Seq(Seq2SeqConfig(block=BlockConfig(dim=D, hidden_dim=7)), V, **RNGS)
     ends = {"max_length": 4, "sos": 1, "eos": 2, "pad": 0}
 
     def call(model, source, lengths, rng):
-        found = model.greedy_decode(source, lengths, **ends, return_weights=True)
+        greedy = model.greedy_decode(source, lengths, **ends, return_weights=True)
         beams = model.beam_decode(source, lengths, beams=2, **ends)
-        return found.tokens, found.weights, beams.tokens
+        return greedy.tokens, greedy.weights, beams.tokens
 
     check(model, call, "source", "lengths")
 
 
-CHECKS = {check.__name__: check for check in (multi_head, cache)}
 SLOW = {check.__name__: check for check in (cross_attention, seq2seq, decoding)}
+CHECKS = {check.__name__: check for check in (multi_head, cache)} | {
+    f"types_of_{name}": functools.partial(check, check_types) for name, check in SLOW.items()
+}
 
 if __name__ == "__main__":
     eight_devices.run({**CHECKS, **SLOW}, sys.argv[1:])

@@ -132,12 +132,6 @@ def on_explicit_axes(calls=tuple(CALLS), with_mesh=True, cut_keys=True):
             assert jax.typeof(gradient) == jax.typeof(array)
 
 
-def some_calls_on_explicit_axes_in_other_ways():
-    """Without a mesh, and with keys that are not sharded; SLOW holds all calls."""
-    on_explicit_axes(("reference-dropout", "lengths", "weights"), with_mesh=False)
-    on_explicit_axes(("bias", "weights"), cut_keys=False)
-
-
 def queries_cut_over_devices_stay_so():
     mesh = mesh_of()
     tokens = normal(2, 8, 4)
@@ -368,7 +362,7 @@ def sample() -> list[str]:
 
 
 FEW = (
-    *("auto-scaled-tiled-padding", "explicit-scaled-reference-dropout"),
+    *("auto-scaled-tiled-padding", "explicit-additive-reference-dropout"),
     *("shard_map-additive-tiled-causal", "explicit-own-tiled-padding"),
 )
 CHECKS = {
@@ -383,7 +377,6 @@ CHECKS = {
     **{name: GRID[name] for name in FEW},
 }  # fmt: skip
 SLOW = {
-    "some_calls_on_explicit_axes_in_other_ways": some_calls_on_explicit_axes_in_other_ways,
     "explicit_axes_without_mesh": functools.partial(on_explicit_axes, with_mesh=False),
     "explicit_axes_and_whole_keys": functools.partial(on_explicit_axes, cut_keys=False),
     **{

@@ -1,18 +1,18 @@
 """`--resume`: an interrupted or failed run of the tests goes on with those that have not passed.
 
-A test that passed is not run again as long as its file, the other sources (the library,
-experiments, scripts and helper modules of the tests) and the versions of Python and JAX are the
-same. The passed tests stand in `.pytest_cache/passed`, one file for each state of the sources.
+A test that passed is not run again in the same state: the same files of the repository (those that
+git does not ignore), installed packages and settings of JAX. The passed tests stand in
+`.pytest_cache/passed`, one file for each state.
 """
 
 import hashlib
+import importlib.metadata
+import os
 import platform
+import subprocess
 from pathlib import Path
 
-import jax
 import pytest
-
-FOLDERS = ("attention_jax", "experiments", "scripts", "tests")
 
 
 def digest(content: bytes) -> str:
@@ -20,48 +20,49 @@ def digest(content: bytes) -> str:
 
 
 def record_of(root: Path) -> Path:
-    """Returns the file for the present sources, except the test files, and versions."""
-    paths = [path for folder in FOLDERS for path in (root / folder).rglob("*.py")]
-    lines = [f"Python {platform.python_version()}, jax {jax.__version__}"]
-    for path in sorted((*paths, root / "setup.cfg")):
-        if not path.name.startswith("test_"):
-            lines.append(f"{digest(path.read_bytes())} {path.relative_to(root)}")
+    """Returns the record of passed tests for the present state."""
+    lines = [f"Python {platform.python_version()}"]
+    lines += sorted(f"{each.name}=={each.version}" for each in importlib.metadata.distributions())
+    settings = (name for name in os.environ if name.startswith(("JAX_", "XLA_")))
+    lines += [f"{name}={os.environ[name]}" for name in sorted(settings)]
+    lines += [f"{digest(path.read_bytes())} {path.relative_to(root)}" for path in files_of(root)]
     return root / ".pytest_cache" / "passed" / digest("\n".join(lines).encode())
+
+
+def files_of(root: Path) -> list[Path]:
+    """Returns the files of the repository that git does not ignore."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise pytest.UsageError(f"--resume must run in a git repository; {done.stderr.strip()}")
+    paths = sorted(root / name for name in set(done.stdout.split("\0")) - {""})
+    return [path for path in paths if path.is_file()]  # git also lists deleted files
 
 
 class Resume:
     """Deselects the tests that have passed, and writes down those that pass now."""
 
-    def __init__(self, root: Path, passed: set[str], record: Path | None):
-        self.root = root
+    def __init__(self, passed: set[str], record: Path | None):
         self.passed = passed
         self.record = record  # None in a worker: the main process writes for all of them
-        self.failed: set[str] = set()
-        self.digests: dict[str, str] = {}  # of test files
-
-    def line_of(self, nodeid: str) -> str:
-        """Returns the line that stands for a passed test: its name and the digest of its file."""
-        name = nodeid.split("::")[0]
-        if name not in self.digests:
-            self.digests[name] = digest((self.root / name).read_bytes())
-        return f"{self.digests[name]} {nodeid}"
+        self.before_teardown: set[str] = set()  # tests that have passed, except their teardown
 
     @pytest.hookimpl(trylast=True)  # after the tests are marked and deselected by -m
     def pytest_collection_modifyitems(self, config, items):
-        done = [item for item in items if self.line_of(item.nodeid) in self.passed]
+        done = [item for item in items if item.nodeid in self.passed]
         if done:
             config.hook.pytest_deselected(items=done)
-            items[:] = [item for item in items if item not in done]
+            items[:] = [item for item in items if item.nodeid not in self.passed]
 
     def pytest_runtest_logreport(self, report):
-        if self.record is None:
+        if self.record is None or not report.passed:
             return
-        if report.failed:
-            self.failed.add(report.nodeid)
-        if report.when == "teardown" and report.nodeid not in self.failed:
+        if report.when == "call":  # a skipped test has none that passed
+            self.before_teardown.add(report.nodeid)
+        if report.when == "teardown" and report.nodeid in self.before_teardown:
             self.record.parent.mkdir(parents=True, exist_ok=True)
             with self.record.open("a") as file:
-                file.write(self.line_of(report.nodeid) + "\n")
+                file.write(report.nodeid + "\n")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node):
@@ -72,7 +73,7 @@ class Resume:
 def pytest_addoption(parser):
     parser.addoption(
         "--resume", action="store_true",
-        help="leave out the tests that have passed with --resume and whose sources are the same",
+        help="leave out the tests that have passed with --resume, if nothing has changed since",
     )  # fmt: skip
 
 
@@ -80,9 +81,9 @@ def pytest_configure(config):
     if not config.getoption("resume"):
         return
     if hasattr(config, "workerinput"):
-        plugin = Resume(config.rootpath, set(config.workerinput["passed"]), None)
+        plugin = Resume(set(config.workerinput["passed"]), None)
     else:
-        record = record_of(config.rootpath)
+        record = record_of(config.rootpath)  # before the tests run, so that no edit is missed
         passed = set(record.read_text().splitlines()) if record.exists() else set()
-        plugin = Resume(config.rootpath, passed, record)
+        plugin = Resume(passed, record)
     config.pluginmanager.register(plugin, "resume")

@@ -29,6 +29,11 @@ from ring_cases import (
     table_of,
     with_padding_of_nan,
 )
+from ring_second_derivatives import (
+    forward_over_reverse,
+    reverse_over_reverse,
+    second_derivatives,
+)
 from score_cases import SCORE_CASES
 
 import attention_jax as aj
@@ -71,52 +76,6 @@ def compare(score_name, mask_names, devices, table_bias=False, **options):
             for name, array in named(got).items():
                 assert_close(f"{mask_name}: {name}", array, expected[name], 1e-13)
             agree(gradients, expected_gradients)
-
-
-# --- second derivatives ---
-
-
-def forward_over_reverse(gradient, direction):
-    def pushed(point, mask):
-        return jax.jvp(lambda point: gradient(point, mask), (point,), (direction,))[1]
-
-    return pushed
-
-
-def reverse_over_reverse(gradient, direction):
-    def along(point, mask):
-        pairs = zip(*map(jax.tree.leaves, (gradient(point, mask), direction)), strict=True)
-        return sum(jnp.vdot(a, b) for a, b in pairs)
-
-    return jax.grad(along)
-
-
-def output_loss_of(attend, score_name):
-    """A loss of the output alone, without biases and dropout."""
-
-    def loss(point, mask):
-        output = attend(**point, score=SCORE_CASES[score_name].score, mask=mask)
-        return jnp.sum(jnp.sin(output) * np.cos(np.arange(output.size)).reshape(output.shape))
-
-    return loss
-
-
-def second_derivatives(score_name, product, devices=2, make_loss=output_loss_of):
-    """Compares the Hessian times one direction."""
-    target, source = lengths_of(devices)
-    point = point_of(score_name, target, source)
-    if make_loss is output_loss_of:
-        del point["slopes"], point["distances"]
-    ring = functools.partial(ring_attention, mesh=mesh_of(devices), block_sizes=BlockSizes(4, 8))
-    with jax.enable_x64(True):
-        direction = jax.tree.map(np.cos, point)
-        got, expected = (
-            quick_jit(product(jax.grad(make_loss(attend, score_name)), direction))(
-                point, aj.causal_mask(-1)
-            )
-            for attend in (ring, reference)
-        )
-    agree(jax.device_get(got), expected)
 
 
 # --- dtypes ---
@@ -193,6 +152,31 @@ def batch_over_other_devices(kind):
     decisions = [sent for sent in collectives_in_loops(compiled) if "pred" in sent.dtypes]
     assert len(decisions) <= 1
     assert not any(sent.in_loop for sent in decisions)
+
+
+def batches_stay_on_their_devices():
+    """On axes of data and context, results are sharded as the tokens; nothing else is sent."""
+    mesh = jax.make_mesh((4, 2), ("data", "context"))
+
+    def output(arrays):
+        return ring_attention(*arrays, mask=aj.causal_mask(2), mesh=mesh, block_sizes=TILE)
+
+    def loss(arrays):
+        return jnp.sum(jnp.sin(output(arrays)))
+
+    with jax.set_mesh(mesh):
+        cut = PartitionSpec("data", "context")
+        arrays = [jax.device_put(np.ones((4, n, 3), np.float32), cut) for n in (20, 28, 28)]
+        for gradient in jax.eval_shape(jax.grad(loss), arrays):
+            assert gradient.sharding.spec[:2] == ("data", "context"), gradient
+        sent = collectives(quick_jit(output).lower(arrays).compile())
+        # A ring inside of a `shard_map` over the batch.
+        mapped = jax.shard_map(
+            output, in_specs=(PartitionSpec("data"),), out_specs=PartitionSpec("data"),
+            axis_names={"data"}, check_vma=False,
+        )  # fmt: skip
+        assert jax.eval_shape(mapped, arrays).sharding.spec[:2] == ("data", "context")
+    assert set(sent) == {"collective-permute"}, sent
 
 
 def vmaps_jits_and_heads():
@@ -355,7 +339,7 @@ CHECKS = {
     **{
         check.__name__: check
         for check in (
-            nothing_but_permutations, the_same_work_for_all,
+            batches_stay_on_their_devices, nothing_but_permutations, the_same_work_for_all,
             memory_falls_with_the_devices,
         )
     },

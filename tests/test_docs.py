@@ -27,9 +27,11 @@ from typing import NamedTuple
 
 import jax
 import pytest
+from flax import nnx
 from reference.comments import defining_module, variable_comments
 from reference.docstrings import docstring_markdown
-from reference.pages import LIBRARY_PAGES, PAGES, PROGRAM_PAGES, public_names
+from reference.examples import imports_of
+from reference.pages import LIBRARY_PAGES, PAGES, PROGRAM_PAGES, public_links, public_names
 
 import attention_jax
 
@@ -56,8 +58,8 @@ def is_tuple(value) -> bool:
 
 
 def is_constant(value) -> bool:
-    own = getattr(value, "__module__", "").startswith(("attention_jax", __name__))
-    return not (inspect.isfunction(value) or (inspect.isclass(value) and own))
+    of_library = getattr(value, "__module__", "").startswith(("attention_jax", __name__))
+    return not (inspect.isfunction(value) or (inspect.isclass(value) and of_library))
 
 
 def own_docstring(value) -> str:
@@ -176,18 +178,18 @@ def is_returned(value, others: list) -> bool:
 
 def mistakes(named: dict, library: bool = True) -> list[str]:
     others = [value for value in named.values() if not is_constant(value)]
-    found = []
+    all_mistakes = []
     for full_name, value in named.items():
         if is_constant(value):
             page, _, name = full_name.rpartition(".")
             module = defining_module(importlib.import_module(page), name)
-            wrong = ["" if variable_comments(module).get(name) else "has no comment beside it"]
+            of_value = ["" if variable_comments(module).get(name) else "has no comment beside it"]
         else:
-            wrong = [docstring_mistake(value)]
+            of_value = [docstring_mistake(value)]
             if library:
-                wrong += [shape_mistake(value), example_mistake(value, others)]
-        found += [f"{full_name} {mistake}" for mistake in wrong if mistake]
-    return found
+                of_value += [shape_mistake(value), example_mistake(value, others)]
+        all_mistakes += [f"{full_name} {mistake}" for mistake in of_value if mistake]
+    return all_mistakes
 
 
 def test_public_names_have_docstrings_shapes_and_examples():
@@ -273,6 +275,39 @@ def test_markdown_of_a_docstring():
     )
 
 
+def test_examples_open_with_the_imports_that_they_lack():
+    example = (
+        ">>> import jax\n>>> tokens = jnp.ones(3)\n>>> [len(n) for n in rotary(nnx, tokens)]\n"
+    )
+    written_in = vars(sys.modules["attention_jax.nn.positions"]) | {"nnx": nnx}
+    assert imports_of(example, written_in, public_links()) == [
+        "import jax.numpy as jnp",
+        "from flax import nnx",
+        "from attention_jax.nn import rotary",
+    ]
+
+
+def test_imports_of_examples_are_those_of_their_modules():
+    links = public_links()
+    for name, value in public_objects(PAGES).items():
+        functions = [] if is_constant(value) else [value, *public_methods(value).values()]
+        for text in (inspect.getdoc(function) or "" for function in functions):
+            written_in = vars(sys.modules[value.__module__])
+            imported: dict = {}
+            exec("\n".join(imports_of(text, written_in, links)), imported)
+            imported.pop("__builtins__", None)
+            assert all(imported[each] is written_in[each] for each in imported), name
+
+
+def test_the_formula_of_a_score_is_code():
+    for docstring, formula in {
+        inspect.getdoc(attention_jax.Additive): "`e(q, k) = v . tanh(Wq q + Wk k)`: a network",
+        inspect.getdoc(attention_jax.ScaledDot): "`e(q, k) = scale (q . k)`, by default with",
+        inspect.getdoc(attention_jax.Dot): "`e(q, k) = q . k`\n",
+    }.items():
+        assert docstring_markdown(docstring).startswith(formula)
+
+
 def docs(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [ROOT / "scripts" / "docs", *arguments], capture_output=True, text=True, check=False
@@ -280,10 +315,10 @@ def docs(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_options_of_the_script():
-    help_, wrong = docs("--help"), docs("--fast")
+    help_, refusal = docs("--help"), docs("--fast")
     assert (help_.returncode, help_.stderr, help_.stdout.count("\n")) == (0, "", 1)
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "error: scripts/docs takes no options; got --fast\n"
+    assert (refusal.returncode, refusal.stdout) == (2, "")
+    assert refusal.stderr == "error: scripts/docs takes no options; got --fast\n"
 
 
 @pytest.mark.slow
@@ -300,4 +335,8 @@ def test_pages_are_built(tmp_path):
         for page in names:
             text = (tmp_path / f"{page.replace('.', '/')}.html").read_text()
             assert not re.findall(r'(?:src|href)="https?://(?!pdoc\.dev)', text)
+            for path, name in re.findall(r'<a[^>]* href="([\w./]*)#([\w.]+)"', text):
+                target = tmp_path / f"{page.replace('.', '/')}.html"
+                target = target.parent / path if path else target
+                assert f'id="{name}"' in target.read_text(), (page, path, name)
     assert "capture_gradients" in (tmp_path / "search.js").read_text()

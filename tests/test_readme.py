@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tyro
-from command_line import _REGISTRY
+from command_line import parse
 from command_lines import load
 
 import attention_jax
@@ -180,13 +179,13 @@ def parse_python_command(script: str, *arguments: str) -> None:
 
 def parse_options(module, arguments) -> None:
     """Raises unless the command line of a script or an experiment takes these options."""
-    if hasattr(module, "CAPTIONS"):
-        settings = experiment.Arguments[module.Config]
-    elif hasattr(module, "arguments_of"):
-        settings = module.arguments_of(list(arguments))
-    else:
-        settings = module.Arguments
-    tyro.cli(settings, args=arguments, config=(tyro.conf.OmitArgPrefixes,), registry=_REGISTRY)
+
+    def arguments_of(words):
+        if hasattr(module, "CAPTIONS"):
+            return experiment.Arguments[module.Config]
+        return module.arguments_of(words) if hasattr(module, "arguments_of") else module.Arguments
+
+    parse(arguments_of, list(arguments))
 
 
 def test_commands_are_found_in_blocks_and_tables():

@@ -14,9 +14,10 @@ from typing import Any
 import jax
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 Array = jax.Array
+_NO_MESH = AbstractMesh((), ())
 
 
 def on_each_device(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,6 +82,12 @@ def _partitioned(
     """The function with a rule for XLA: only batch axes may be sharded."""
     over_batch = functools.partial(_over_batch, function, level)
     partitioned = custom_partitioning(over_batch)
+
+    def on_one_device(*args: Array) -> Any:
+        # The program of one device must not constrain shardings over the mesh of `jax.set_mesh`.
+        with jax.sharding.use_abstract_mesh(_NO_MESH):
+            return over_batch(*args)
+
     replicated: list[str] = []
 
     def axis_names(ndim: int, has_axis: tuple[bool, ...]) -> str:
@@ -107,7 +114,7 @@ def _partitioned(
             )
 
         result_shardings = jax.tree.map(lambda _: sharding(batched_in_any), results)
-        return mesh, over_batch, result_shardings, tuple(map(sharding, batched))
+        return mesh, on_one_device, result_shardings, tuple(map(sharding, batched))
 
     partitioned.def_partition(
         partition=partition,

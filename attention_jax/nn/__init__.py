@@ -16,7 +16,7 @@ from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.nn.position_config import ANY_LENGTH, PositionConfig
-from attention_jax.nn.position_encoding import PositionEncoding
+from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.positions import (
     anchored_positions,
     learned_encoding,
@@ -50,6 +50,7 @@ __all__ = [
     "MultiHeadAttention",
     "PositionConfig",
     "PositionEncoding",
+    "PositionIds",
     "ScaledDotAttention",
     "Seq2Seq",
     "Seq2SeqConfig",

@@ -38,6 +38,7 @@ class EncoderDecoder(DropoutModule):
         dim, tie = config.block.dim, config.tied_embeddings
         source_size = vocabulary_size if source_vocabulary_size is None else source_vocabulary_size
         config.check_vocabularies(source_size, vocabulary_size)
+        config.check_scores_run()
         self_score = config.self_attention_score or config.score
         dtypes = dtypes_of(options)
         rotary: Any = {

@@ -73,7 +73,7 @@ class MultiHeadAttention(DropoutModule):
         dtype: dtype of the computation and of the output, to which inputs and parameters are cast;
             None for the dtype that these promote to.
         param_dtype: dtype of the parameters, the score's included.
-        kernel_init: initializer of the projections' kernels.
+        kernel_init: initializer of the projections' kernels; by default that of `nnx.Linear`.
         bias_init: initializer of the projections' biases, if `use_bias`.
         rngs: the streams of the initial parameters and of "dropout".
         keep_rngs: whether a module with dropout keeps a stream forked from `rngs.dropout`. Without

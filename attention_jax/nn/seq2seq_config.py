@@ -12,7 +12,13 @@ from attention_jax.nn.cross_attention import CrossAttentionConfig
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.position_encoding import Rotation
 from attention_jax.nn.transformer import cross_heads
-from attention_jax.scores import get_score
+from attention_jax.scores import (
+    check_score_runs,
+    describe_score,
+    description_in_words,
+    fits_description,
+    get_score,
+)
 
 Tie = Literal["none", "output", "all"]
 
@@ -23,7 +29,8 @@ class Seq2SeqConfig:
 
     Attributes:
         score: the score under study, with which the decoder attends to the encoder: a name in
-            `SCORES`, or "module:Name" for a score of your own.
+            `SCORES`, or "module:Name" for a score of your own; either may have arguments, as in
+            "additive(hidden_dim=32)", see `get_score`.
         self_attention_score: the score of the self attentions; None for the score under study.
         block: sizes and kinds of the layers.
         cross_attention: the kind of attention with which the decoder attends to the encoder.
@@ -121,6 +128,46 @@ class Seq2SeqConfig:
                 f"source_vocabulary_size must be {target_size}, that of the target, where all"
                 f" embeddings are tied; got {source_size}"
             )
+
+    def check_scores_run(self) -> None:
+        """Raises ValueError if a score fails for the sizes of this model; compiles nothing.
+
+        A configuration does not do this by itself, since it may be made before JAX can be used.
+        """
+        num_heads = self.block.num_heads
+        heads_of = {self.score: {cross_heads(self.block, self.cross_attention)}}
+        if self.encoder_layers > 0 or self.decoder_self_attention:
+            heads_of.setdefault(self.self_attention_score or self.score, set()).add(num_heads)
+        for score, counts in heads_of.items():
+            for count in sorted(counts):
+                size = self.block.dim // count
+                check_score_runs(get_score(score), size, size)
+
+    def describe_scores(self) -> dict[str, Any]:
+        """The class and fields of each score that the settings name, for config.json."""
+        return {name: describe_score(get_score(text)) for name, text in self._score_texts().items()}
+
+    def check_scores_are(self, stored: Mapping[str, Any]) -> None:
+        """Raises ValueError if a score no longer fits what `describe_scores` returned once."""
+        if not isinstance(stored, Mapping):
+            raise TypeError(f"scores must be a JSON object; got {stored!r}")
+        for name, text in self._score_texts().items():
+            score = get_score(text)
+            if name not in stored or fits_description(score, stored[name]):
+                continue
+            both = (stored[name], describe_score(score))
+            was, now = (description_in_words(each) for each in both)
+            if was == now:
+                was, now = (description_in_words(each, modules=True) for each in both)
+            raise ValueError(
+                f"{name} {text!r} was {was} when this run was trained, and is {now} now; restore"
+                " the score that the run was trained with, or train a new run in another folder"
+            )
+
+    def _score_texts(self) -> dict[str, str]:
+        """The settings that name a score."""
+        texts = {"score": self.score, "self_attention_score": self.self_attention_score}
+        return {name: text for name, text in texts.items() if text is not None}
 
     @property
     def label(self) -> str:

@@ -35,7 +35,7 @@ class Progress:
         self._bar: rich.progress.Progress | None = None
         if shown and self._console.is_terminal:
             self._bar = rich.progress.Progress(
-                "{task.description}",
+                rich.progress.TextColumn("{task.description}", markup=False),
                 rich.progress.BarColumn(),
                 rich.progress.MofNCompleteColumn(),
                 "{task.fields[status]}",

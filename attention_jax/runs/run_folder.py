@@ -39,6 +39,13 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint, which may be damaged; 0 if there is none."""
+        # Read without Orbax, which would wait for the other processes of the run.
+        paths = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
+        return max((int(path.name) for path in paths if path.name.isdecimal()), default=0)
+
+    @property
     def metrics(self) -> Path:
         """Training metrics, one JSON object per line."""
         return self.path / "metrics.jsonl"

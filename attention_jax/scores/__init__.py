@@ -3,12 +3,18 @@
 A score has three parts: `project_query` and `project_key` run once per token, `pair` runs once per
 (query, key) pair. Each is written for one example; `jax.vmap` adds the batch. The parameters are
 an explicit pytree argument, so that they are differentiable and new values recompile nothing. A
-`Score` is a frozen dataclass, hashable by value, so that it can be a static argument.
+`Score` is a frozen dataclass, hashable by value, so that it can be a static argument. `Score` and
+the scores themselves are public names of `attention_jax`.
 """
 
 from attention_jax.scores.additive import Additive, Concat
 from attention_jax.scores.contract import Params, Score, TileCost
 from attention_jax.scores.cosine import Cosine
+from attention_jax.scores.description import (
+    describe_score,
+    description_in_words,
+    fits_description,
+)
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
 from attention_jax.scores.function import FunctionScore
@@ -22,6 +28,7 @@ from attention_jax.scores.projected_keys import (
 )
 from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, ScoreLike, get_score
 from attention_jax.scores.row_scaled import RowScaled
+from attention_jax.scores.score_text import score_folder
 from attention_jax.scores.slopes import (
     masked_pair,
     masked_pair_jvp,
@@ -32,6 +39,7 @@ from attention_jax.scores.slopes import (
     stand_ins,
 )
 from attention_jax.scores.soft_cap import SoftCap
+from attention_jax.scores.trial import check_score_runs
 from attention_jax.scores.wrapped import WrappedScore
 
 __all__ = [
@@ -54,6 +62,10 @@ __all__ = [
     "SoftCap",
     "TileCost",
     "WrappedScore",
+    "check_score_runs",
+    "describe_score",
+    "description_in_words",
+    "fits_description",
     "get_score",
     "key_feature_shapes",
     "key_features",
@@ -62,6 +74,7 @@ __all__ = [
     "masked_pair_vjp",
     "needs_stand_ins",
     "project_keys",
+    "score_folder",
     "stand_in_key",
     "stand_in_query",
     "stand_ins",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.reversal.task import REVERSAL
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.training.task_definition import TaskDefinition
 

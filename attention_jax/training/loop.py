@@ -199,6 +199,17 @@ def gradient_statistics(
     return jax.vmap(one_seed)(state, batches)
 
 
+def trace_step(task: AnyTask, optimizer: optax.GradientTransformation, config: LoopConfig) -> None:
+    """Traces the first step without computing it: raises what a model, score or loss raises."""
+    state = jax.eval_shape(functools.partial(initial_state, task, optimizer, config))
+
+    def one_seed(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+        batch, rng = _drawn(task, state) if isinstance(task, Task) else (batch, _loss_rng(state))
+        return train_step(task, optimizer, state, batch, rng)
+
+    jax.eval_shape(jax.vmap(one_seed), state, _fed(task, config, 0))
+
+
 def train(
     training: Training, state: TrainState, records: Records, interruption: Interruption
 ) -> TrainState:

@@ -27,8 +27,10 @@ from attention_jax.training.loop import (
     Training,
     TrainState,
     initial_state,
+    trace_step,
     train,
 )
+from attention_jax.training.resuming import resumable_settings
 from attention_jax.training.sharding import Layout, MeshShape, whole_machine
 from attention_jax.training.task_definition import Config, RunData, TaskDefinition
 from attention_jax.training.validation import Validation
@@ -71,6 +73,7 @@ def train_run(
     tensorboard: bool = False,
     log_gradients: int | None = None,
     mesh: MeshShape | None = None,
+    interruption: Interruption | None = None,
 ) -> TrainedRun[Config]:
     """Trains in a folder, from its newest good checkpoint or from the start.
 
@@ -78,41 +81,33 @@ def train_run(
         definition: the task.
         config: all settings.
         workdir: the folder.
-        resume: continue the run that is there.
+        resume: continue the run that is there. `config` must be that of the run, except for
+            `loop.steps` where the learning rate does not depend on it: a finished run goes on, and
+            ends bit-identical to a run of so many steps if it had ended at a multiple of
+            `log_every` (with validation, of `checkpoint_every`).
         tensorboard: also write TensorBoard events.
         log_gradients: log gradient statistics to gradients.jsonl every so many steps.
         mesh: over which devices; None for one device, or for all devices in a run of many
             processes. A run may be resumed on another mesh.
+        interruption: a caller's watch for signals, one for several runs; None to watch during this
+            run.
 
     Raises:
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
             all checkpoints are damaged; or a file cannot be written.
     """
-    if tensorboard:
-        require_tensorboard()
-    if log_gradients is not None:
-        check_log_gradients(log_gradients, config.loop.log_every)
-    mesh = mesh or whole_machine()
-    mesh.check(seeds=config.loop.seeds, batch_size=definition.batch_size(config))
-    folder, loop, layout = RunFolder(workdir), config.loop, Layout(mesh)
-    if definition.prepare is None:
-        data = RunData(definition.task(config))
-    else:
-        data = definition.prepare(config, folder.path, mesh.data * mesh.fsdp)
-    settings = {**config.to_json(), **(data.digests or {})}
-    processes.check_same(json.dumps([settings, mesh.to_words()], sort_keys=True))
-
-    def completed(stored: JSON) -> JSON:
-        """Stored settings, with the defaults of settings that are newer than the run."""
-        return {**stored, **definition.config_class.from_json(stored).to_json()}
-
+    start = _checked_start(definition, config, workdir, tensorboard, log_gradients, mesh)
+    folder, data, layout, loop = RunFolder(workdir), start.data, Layout(start.mesh), config.loop
+    processes.check_same(json.dumps([start.settings, start.mesh.to_words()], sort_keys=True))
     training = Training(data.task, definition.optimizer(config), loop, layout)
     with contextlib.ExitStack() as stack:
-        interruption = stack.enter_context(Interruption())
+        interruption = interruption or stack.enter_context(Interruption())
         with processes.together():
             if processes.is_first():
                 stack.enter_context(
-                    folder.begun(settings, resume=resume, completed=completed, files=data.files)
+                    folder.begun(
+                        start.settings, resume=resume, completed=start.completed, files=data.files
+                    )
                 )
         checkpoints = stack.enter_context(
             Checkpoints(folder.checkpoints, keep=loop.keep, keep_best=loop.keep_best)
@@ -157,6 +152,25 @@ def train_run(
         interrupted=interruption.exit_status,
         exhausted=exhausted,
     )
+
+
+def check_run(
+    definition: TaskDefinition[Config],
+    config: Config,
+    workdir: Path,
+    *,
+    resume: bool = False,
+    tensorboard: bool = False,
+    log_gradients: int | None = None,
+    mesh: MeshShape | None = None,
+) -> None:
+    """Raises the errors with which `train_run` would not begin; changes nothing.
+
+    The first step is traced too, which raises the errors of a model, a score or a loss.
+    """
+    start = _checked_start(definition, config, workdir, tensorboard, log_gradients, mesh)
+    RunFolder(workdir).check(start.settings, resume=resume, completed=start.completed)
+    trace_step(start.data.task, definition.optimizer(config), config.loop)
 
 
 def load_run(
@@ -224,6 +238,39 @@ def load_states(
         return state
 
     return config, {0: start, **{step: functools.partial(load, step) for step in kept}}
+
+
+class _Start(NamedTuple):
+    """What a run begins with."""
+
+    data: RunData
+    settings: JSON  # for config.json
+    completed: Callable[[JSON], JSON]  # adds defaults to stored settings that are older
+    mesh: MeshShape
+
+
+def _checked_start(
+    definition: TaskDefinition[Config],
+    config: Config,
+    workdir: Path,
+    tensorboard: bool,
+    log_gradients: int | None,
+    mesh: MeshShape | None,
+) -> _Start:
+    if tensorboard:
+        require_tensorboard()
+    if log_gradients is not None:
+        check_log_gradients(log_gradients, config.loop.log_every)
+    mesh = mesh or whole_machine()
+    mesh.check(seeds=config.loop.seeds, batch_size=definition.batch_size(config))
+    if definition.prepare is None:
+        data = RunData(definition.task(config))
+    else:
+        data = definition.prepare(config, RunFolder(workdir).path, mesh.data * mesh.fsdp)
+    settings = {**config.to_json(), **(data.digests or {})}
+    folder = RunFolder(workdir)
+    completed = functools.partial(resumable_settings, definition, settings, folder=folder)
+    return _Start(data, settings, completed, mesh)
 
 
 class _Files(NamedTuple):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import optax
 
@@ -50,6 +50,19 @@ class RunData(NamedTuple):
     description: str = ""  # for the user
 
 
+class Result(NamedTuple):
+    """One measure of a finished run, and what tables and figures need to know of it."""
+
+    by_seed: Sequence[float]  # a number per seed; NaN where training diverged
+    larger_is_better: bool
+    low: float = 0.0  # the smallest number that it can be
+    high: float | None = None  # the largest; None for no bound
+
+
+# The results of a run by name.
+Results = dict[str, Result]
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskDefinition(Generic[Config]):
     """What a task supplies to be trained, resumed and loaded.
@@ -62,7 +75,14 @@ class TaskDefinition(Generic[Config]):
         prepare: (settings, run folder, divisor) -> the run's data; the size of each batch must be a
             multiple of the divisor. None if `task` draws its batches on the device.
         batch_size: settings -> examples of a batch; None if `prepare` makes batches fit the mesh.
+        why_steps_are_fixed: settings -> why a run with these settings cannot go on beyond
+            `loop.steps`, to follow the word "since"; "" if training does not depend on them.
         gradient_statistics: what `log_gradients` logs; see `GradientLog`.
+        results: `TrainedRun` of a finished run -> its results by name; the names carry the units.
+        length_results: (run, lengths of the source) -> results at each of these lengths; None if
+            the task has no results by length.
+        stopped_early: run -> whether it ended before its last step because validation no longer
+            improved.
     """
 
     name: str
@@ -71,7 +91,13 @@ class TaskDefinition(Generic[Config]):
     optimizer: Callable[[Config], optax.GradientTransformation]
     prepare: Callable[[Config, Path, int], RunData] | None = None
     batch_size: Callable[[Config], int | None] = lambda config: None
+    why_steps_are_fixed: Callable[[Config], str] = lambda config: (
+        "the task does not say that its training is independent of them"
+    )
     gradient_statistics: Callable[..., Metrics] | None = None
+    results: Callable[[Any], Results] = lambda run: {}
+    length_results: Callable[[Any, Sequence[int]], Results] | None = None
+    stopped_early: Callable[[Any], bool] = lambda run: False
 
     def config_from(self, workdir: Path) -> Config:
         """The settings of the run in a folder.

@@ -19,9 +19,9 @@ import numpy as np
 from attention_jax.analysis import learning_statistics
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.evaluation import Evaluation, Reversed
 from attention_jax.tasks.reversal.task import (
-    REVERSAL,
     VOCABULARY,
     ReversalConfig,
     ReversalRun,
@@ -69,11 +69,6 @@ def _seconds(sessions: list[JSON], steps: int) -> float | None:
     """The time of all sessions; None if a session was killed before it wrote its line."""
     done = sum(session["to_step"] - session["from_step"] for session in sessions)
     return sum(session["seconds"] for session in sessions) if done == steps else None
-
-
-def folder_name(name: str) -> str:
-    """Returns a name as that of a folder: every character but letters, digits and "_." is "-"."""
-    return "".join(c if c.isalnum() or c in "_." else "-" for c in name)
 
 
 def accuracies(evaluations: dict[int, Evaluation]) -> JSON:

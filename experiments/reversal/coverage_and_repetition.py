@@ -74,7 +74,7 @@ class Config:
     """Settings; `ReversalConfig` and `Seq2SeqConfig` hold all others.
 
     Attributes:
-        scores: scores of the cross attention, names or "module:Name".
+        scores: scores of the cross attention, each as in `get_score`.
         kernels: values of w in the stuck decoder's score, the first 0.
         steps: optimiser steps, a multiple of `look_every`.
         look_every: steps between two measurements of a model.

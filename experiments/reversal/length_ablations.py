@@ -30,7 +30,7 @@ from attention_jax.nn.position_config import ANY_LENGTH
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from experiments.experiment import JSON, Expectation, rounded, run_experiment
-from experiments.reversal.arms import above_zero, folder_name, trained_arm
+from experiments.reversal.arms import above_zero, trained_arm
 from experiments.reversal.length_ablation_parts import PARTS
 from experiments.reversal.length_ablations_report import report
 from experiments.reversal.length_evaluation import teacher_forced
@@ -117,7 +117,8 @@ def run(config: Config) -> JSON:
 
 
 def _arm(config: Config, training: ReversalConfig, name: str) -> JSON:
-    trained, _ = trained_arm(training, config.workdir / folder_name(name))
+    folder = "".join(letter if letter.isalnum() else "-" for letter in name)
+    trained, _ = trained_arm(training, config.workdir / folder)
     accuracies = teacher_forced(trained, config.lengths, strings=config.strings)
     print(
         f"{name}: {[round(float(tokens.mean()), 4) for tokens, _ in accuracies.values()]}",

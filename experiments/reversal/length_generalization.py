@@ -42,10 +42,11 @@ from attention_jax.nn.cross_attention import CrossAttentionConfig
 from attention_jax.nn.position_config import ANY_LENGTH
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
+from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from experiments.experiment import JSON, Expectation, rounded, run_experiment
-from experiments.reversal.arms import folder_name, trained_arm
+from experiments.reversal.arms import trained_arm
 from experiments.reversal.length_evaluation import (
     free_running,
     peak_memory,
@@ -72,7 +73,7 @@ class Config:
     """Settings; `ReversalConfig` and `Seq2SeqConfig` hold all others.
 
     Attributes:
-        scores: scores to train, names or "module:Name".
+        scores: scores to train, each as in `get_score`: a name, or a name with arguments.
         alphabets: sizes of the alphabets of the strings.
         seeds: trainings per score and alphabet.
         steps: optimiser steps per training.
@@ -155,7 +156,7 @@ def run(config: Config) -> JSON:
 
 
 def _arm(config: Config, score: str, letters: int, *, main: bool) -> JSON:
-    folder = config.workdir / folder_name(f"{score}-{letters}")
+    folder = config.workdir / f"{score_folder(score)}-{letters}"
     trained, _ = trained_arm(config.training(score, letters), folder)
     forced = teacher_forced(trained, PROTOCOL[:: config.every], strings=config.strings)
     counts = dict(zip(config.far, config.far_strings, strict=True))

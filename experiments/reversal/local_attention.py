@@ -55,6 +55,7 @@ from attention_jax.functional.centers import reversed_centers
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
+from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import evaluate, reverse
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun, bind
@@ -64,7 +65,6 @@ from experiments.experiment import JSON, Expectation, rounded, run_experiment
 from experiments.reversal.arms import (
     TRAINED_LENGTHS,
     accuracies,
-    folder_name,
     heat_map,
     mean_over_lengths,
     trained_arm,
@@ -99,7 +99,7 @@ class Config:
     """Settings; `ReversalConfig` and `Seq2SeqConfig` hold all others.
 
     Attributes:
-        scores: scores of the cross attention, names or "module:Name"; heat maps show the first.
+        scores: scores of the cross attention, each as in `get_score`; heat maps show the first.
         radii: D of the windows without an encoder; the Gaussian and predicted centers take those
             of at least 1.
         encoder_radii: D of the windows with an encoder.
@@ -225,7 +225,7 @@ def exact_match_ceiling(length: int, radius: int) -> float:
 
 
 def _arm(config: Config, score: str, encoder: str, centers: str, radius: int) -> JSON:
-    folder = folder_name("-".join([score, encoder, centers, str(radius)]))
+    folder = f"{score_folder(score)}-{encoder}-{centers}-{radius}".replace(" ", "-")
     trained, _ = trained_arm(
         config.training(score, encoder, centers, radius), config.workdir / folder
     )

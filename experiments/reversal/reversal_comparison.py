@@ -28,6 +28,7 @@ from matplotlib.figure import Figure
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
+from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.evaluation import LETTER_AXES, evaluate, reverse
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun
 from attention_jax.training.loop import LoopConfig
@@ -61,7 +62,7 @@ class Config:
     Attributes:
         seeds: trainings per score.
         steps: optimiser steps per training.
-        scores: scores to train, names or "module:Name".
+        scores: scores to train, each as in `get_score`: a name, or a name with arguments.
         unmasked: also train without the padding mask, which doubles the time.
         strings: test strings per length.
         word: the word whose attention is drawn.
@@ -128,7 +129,7 @@ def run(config: Config) -> JSON:
 
 def _train(config: Config, score: str, *, mask_padding: bool) -> tuple[ReversalRun, JSON]:
     arm = "masked" if mask_padding else "unmasked"
-    workdir = config.workdir / arm / score.replace(":", "-")
+    workdir = config.workdir / arm / score_folder(score)
     return trained_arm(config.training(score, mask_padding=mask_padding), workdir)
 
 

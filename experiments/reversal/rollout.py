@@ -30,13 +30,14 @@ from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
+from attention_jax.scores import score_folder
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import batch_of_words, evaluate
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind
 from attention_jax.training.loop import LoopConfig
 from experiments.experiment import JSON, Expectation, rounded, run_experiment
-from experiments.reversal.arms import folder_name, trained_arm
+from experiments.reversal.arms import trained_arm
 
 Array = jax.Array
 
@@ -49,7 +50,7 @@ class Config:
     """Settings; `ReversalConfig` and `Seq2SeqConfig` hold all others.
 
     Attributes:
-        scores: scores to train, names or "module:Name"; figures show the first.
+        scores: scores to train, each as in `get_score`; figures show the first.
         seeds: number of trainings per score.
         steps: optimiser steps per training.
         batch_size: strings per step.
@@ -110,7 +111,7 @@ def run(config: Config) -> JSON:
 
 def _measure(config: Config, score: str) -> tuple[JSON, JSON]:
     """The means over strings, and the attention on the word."""
-    trained, _ = trained_arm(config.training(score), config.workdir / folder_name(score))
+    trained, _ = trained_arm(config.training(score), config.workdir / score_folder(score))
     look = functools.partial(_look, trained.config.model)
     length = len(config.word)
     batch = random_batch(

@@ -25,7 +25,7 @@ import numpy as np
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import check_folder
-from attention_jax.scores import get_score
+from attention_jax.scores import get_score, score_folder
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.evaluation import score_translations
 from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
@@ -181,7 +181,7 @@ def run(config: Config) -> JSON:
     arms: JSON = {}
     pairs: dict[str, list[Seen]] = {}
     for score in config.scores:
-        workdir = config.workdir / score
+        workdir = config.workdir / score_folder(score)
         trained = train_run(TRANSLATION, config.training(score), workdir, resume=True)
         exit_if_interrupted(trained.interrupted)
         translators = [translator_of(trained, seed) for seed in range(config.seeds)]

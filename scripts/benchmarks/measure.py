@@ -25,7 +25,8 @@ class Options:
     """The options of all benchmarks, with their defaults.
 
     Attributes:
-        scores: the scores of the training benchmarks: names, or "module:Name" for your own.
+        scores: the scores of the training benchmarks, each as in `get_score`: a name, "module:Name"
+            for your own, or either with arguments.
         works: the works of the attention benchmark: names or patterns such as "additive*"; all
             works if empty.
         implementation: our implementation in the timed works; None for the one that `attention`

@@ -31,7 +31,9 @@ import pdoc.render
 
 from reference.comments import assignments, defining_module, variable_comments
 from reference.docstrings import docstring_markdown
-from reference.pages import LIBRARY_PAGES, PAGES, PROGRAM_PAGES, public_names
+from reference.examples import imports_of
+from reference.links import mended
+from reference.pages import LIBRARY_PAGES, PAGES, PROGRAM_PAGES, Links, public_links, public_names
 
 ROOT = Path(__file__).parent.parent.parent
 LIBRARY = "attention_jax"
@@ -70,7 +72,8 @@ TEMPLATES = {
                         <dd>{{ member.taken_from | link(text=member.name) }}</dd>
                     {% endfor %}
                 {% endset %}
-                {% if links | trim %}<div><dt>{{ base | link }}</dt>{{ links }}</div>{% endif %}
+                {% set name = base | link if base in public_classes else "a private class" %}
+                {% if links | trim %}<div><dt>{{ name }}</dt>{{ links }}</div>{% endif %}
             {% endfor %}
         {% endmacro %}
         {% macro is_public(doc) %}
@@ -97,17 +100,25 @@ def main(output: Path = ROOT / "build" / "docs") -> None:
     environment.globals["library_modules"] = [name for name in sys.modules if LIBRARY in name]
     for module in modules.values():
         module.members = {name: member(module, name) for name in public_names(module.obj)}
-    links = public_links(modules)
+    links = public_links()
+    environment.globals["public_classes"] = [
+        (each.obj.__module__, each.qualname)
+        for module in modules.values()
+        for each in module.members.values()
+        if isinstance(each, pdoc.doc.Class)
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # The pages show annotations as they are written: pdoc need not evaluate them.
         warnings.filterwarnings("ignore", "Error parsing type annotation")
         for module in modules.values():
             adapt(module, links)
-        for page, module in modules.items():
+        rendered = {page: pdoc.render.html_module(each, modules) for page, each in modules.items()}
+        objects = {page: module.obj for page, module in modules.items()}
+        for page, html in mended(rendered, objects, links).items():
             path = output / f"{page.replace('.', '/')}.html"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(pdoc.render.html_module(module, modules))
+            path.write_text(html)
         (output / "index.html").write_text(pdoc.render.html_index(modules))
         (output / "search.js").write_text(pdoc.render.search_index(modules))
     print(f"The API reference: {output / 'index.html'}")
@@ -124,13 +135,15 @@ def member(module: pdoc.doc.Module, name: str) -> pdoc.doc.Doc:
 
 def adapt(namespace: pdoc.doc.Namespace, links: Links) -> None:
     """Replaces what pdoc read of a module or class and its members by what readers want to see."""
-    namespace.docstring = docstring_markdown(namespace.docstring)
+    set_docstring(namespace, namespace.obj, links)
     is_tuple = inspect.isclass(namespace.obj) and issubclass(namespace.obj, tuple)
     if is_tuple:
         namespace.members.pop("__init__", None)  # users read these tuples, and do not make them
     if isinstance(namespace, pdoc.doc.Class):
         namespace.bases = [
-            public_base(module, name, text, links) for module, name, text in namespace.bases
+            public
+            for module, name, text in namespace.bases
+            for public in public_bases(module, name, text, links)
         ]
     for name, doc in list(namespace.members.items()):
         written_in = vars(sys.modules.get(doc.taken_from[0], sys))
@@ -159,30 +172,37 @@ def adapt(namespace: pdoc.doc.Namespace, links: Links) -> None:
                 variable.default_value = AsWritten(ast.unparse(value), {**vars(owner)}, links)
             if isinstance(namespace, pdoc.doc.Class) and not is_tuple and not doc.docstring:
                 del namespace.members[name]  # the constructor shows it with its default
-        doc.docstring = docstring_markdown(doc.docstring)
+        set_docstring(doc, doc.obj if isinstance(doc, pdoc.doc.Function) else None, links)
 
 
-def public_base(module: str, name: str, text: str, links: Links) -> tuple[str, str, str]:
-    """A base class as it is called and linked: by its public name, if it has one."""
-    public = links.get((name, id(getattr(sys.modules.get(module), name, None))))
-    if not public:
-        return module, name, text
-    page, _, name = public.rpartition(".")
-    return page, name, public
+def set_docstring(doc: pdoc.doc.Doc, value: Any, links: Links) -> None:
+    """Turns a docstring into Markdown, with the imports of its example."""
+    written_in = vars(sys.modules.get(getattr(value, "__module__", None) or doc.modulename, sys))
+    doc.docstring = docstring_markdown(
+        doc.docstring, lambda example: imports_of(example, written_in, links)
+    )
+
+
+def public_bases(module: str, name: str, text: str, links: Links) -> list[tuple[str, str, str]]:
+    """A base class by its public name; a private class of the library by its own bases."""
+    base = getattr(sys.modules.get(module), name, None)
+    public = links.get((name, id(base)))
+    if public:
+        page, _, name = public.rpartition(".")
+        return [(page, name, public)]
+    if not module.startswith(LIBRARY):
+        return [(module, name, text)]
+    return [
+        public
+        for above in getattr(base, "__bases__", ())
+        if above is not object
+        for public in public_bases(
+            above.__module__, above.__name__, f"{above.__module__}.{above.__name__}", links
+        )
+    ]
 
 
 # --- annotations ---
-
-Links = dict[tuple[str, int], str]
-
-
-def public_links(modules: dict[str, pdoc.doc.Module]) -> Links:
-    """The full public name of each object, by its short name and its identity."""
-    links: Links = {}
-    for page, module in modules.items():
-        for name in module.members:
-            links.setdefault((name, id(vars(module.obj).get(name))), f"{page}.{name}")
-    return links
 
 
 class AsWritten:

@@ -1,4 +1,4 @@
-"""Docstrings of this project as Markdown, for `reference.py`.
+"""Docstrings of this project as Markdown, for the pages of the reference.
 
 Docstrings are written for the terminal: formulas are indented, shapes are written [*B, T, S], and
 examples are doctests. A reader of Markdown would take the stars for emphasis and the brackets for
@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Callable
 
 # Sections in which each entry is a name, a colon and a description; `Returns` is plain text.
 LISTS = ("Args", "Attributes", "Raises")
 _HEADING = re.compile(rf"({'|'.join(LISTS)}|Returns):")
+# The formula with which a score begins, up to its explanation.
+_FORMULA = re.compile(r"e\(.*?\) = .*?(?=: |, (?:by|or|with) |\.?$)", re.MULTILINE)
 
 
-def docstring_markdown(docstring: str) -> str:
+def docstring_markdown(
+    docstring: str, imports: Callable[[str], list[str]] = lambda example: []
+) -> str:
     r"""A docstring, without its margin, as Markdown.
+
+    Args:
+        docstring: the text.
+        imports: returns the import statements that an example lacks.
 
     >>> print(docstring_markdown("Weights [*B, T].\n\n    w = 2 * x"))
     Weights `[*B, T]`.
@@ -29,10 +38,13 @@ def docstring_markdown(docstring: str) -> str:
     for kind, lines in _parts(docstring):
         text = textwrap.dedent("\n".join(lines)).strip()
         if kind == "example":
+            text = "\n".join([f">>> {line}" for line in imports(text)] + [text])
             blocks += ["**Example**", f"```pycon\n{text}\n```"]
         elif kind == "code":
             blocks.append(f"```{'python' if 'def ' in text else 'text'}\n{text}\n```")
         elif kind == "text":
+            if not blocks:
+                text = _FORMULA.sub(lambda match: f"`{match[0]}`", text, count=1)
             label = re.match(r"(Source|Params|Raises): ", text)
             heading = f"**{label[1]}:** " if label else ""
             blocks.append(heading + _prose(text[label.end() :] if label else text))

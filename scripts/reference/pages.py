@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 from types import GenericAlias, ModuleType
 
@@ -39,6 +40,7 @@ PROGRAM_PAGES = {
     ),
 }
 PAGES = LIBRARY_PAGES | PROGRAM_PAGES
+Links = dict[tuple[str, int], str]  # the full public name of each object, by its name and identity
 
 # Modules whose `__all__` also serves the files above them in the library.
 _NAMES = {
@@ -80,3 +82,13 @@ def assigned_names(node: ast.stmt) -> list[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     leaves = [leaf for target in targets for leaf in getattr(target, "elts", [target])]
     return [leaf.id for leaf in leaves if isinstance(leaf, ast.Name)]
+
+
+def public_links() -> Links:
+    """The full public name of each object; the first page that has it counts."""
+    links: Links = {}
+    for page in (page for pages in PAGES.values() for page in pages):
+        module = importlib.import_module(page)
+        for name in public_names(module):
+            links.setdefault((name, id(getattr(module, name))), f"{page}.{name}")
+    return links

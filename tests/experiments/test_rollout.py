@@ -30,7 +30,7 @@ def small(tmp_path, **settings):
 
 @pytest.mark.slow
 def test_a_run_with_two_scores(tmp_path):
-    scores = ("dot", f"{__name__}:Nearness")
+    scores = ("additive(hidden_dim=8)", f"{__name__}:Nearness")
     config = small(
         tmp_path, scores=scores, seeds=1, encoder_layers=2, num_heads=2, dim=8, batch_size=2
     )

@@ -14,7 +14,7 @@ import numpy as np
 # What a defect can be; the last is all that has no column of its own.
 WRONG, UNCLEAR, TRACEBACK, OTHER = "wrong values", "unclear message", "traceback", "other"
 KINDS = (WRONG, UNCLEAR, TRACEBACK, OTHER)
-COLUMNS = ("fault", "times", "most steps lost (of at most)", *KINDS, "how it ended", "seconds")
+COLUMNS = ("fault", "times", "most steps lost", *KINDS, "how it ended", "seconds")
 
 
 class Ended(NamedTuple):
@@ -107,14 +107,21 @@ class Findings:
             "times": self.times,
             "lost": self.lost,
             "allowed": self.allowed,
-            "endings": dict(self.endings),
+            "endings": dict(self.endings.most_common()),
             "defects": [{"kind": kind, "what": what} for kind, what in self.defects],
         }
 
-    def row(self, name: str, seconds: float) -> str:
-        """The line of the table."""
-        counted = Counter(kind for kind, _ in self.defects)
-        lost = f"{self.lost} ({self.allowed})"
-        endings = "; ".join(f"{how} {many}" for how, many in self.endings.most_common())
-        cells = (name, self.times, lost, *(counted[kind] for kind in KINDS), endings)
-        return f"| {' | '.join(map(str, cells))} | {seconds:.0f} |"
+
+def line(row: dict[str, Any]) -> str:
+    """The line of the table for one fault."""
+    counted = Counter(defect["kind"] for defect in row["defects"])
+    lost = f"{row['lost']} of {row['allowed']}"
+    endings = "; ".join(f"{how} {many}" for how, many in row["endings"].items())
+    cells = (row["fault"], row["times"], lost, *(counted[kind] for kind in KINDS), endings)
+    return f"| {' | '.join(map(str, cells))} | {row['seconds']:.0f} |"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The whole table, as Markdown."""
+    head = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
+    return "\n".join([head, *map(line, rows)])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attention_jax.tasks.reversal.task import REVERSAL
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.training.run import load_states
 
 from .findings import Ended, Result, hashes

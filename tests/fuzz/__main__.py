@@ -2,7 +2,7 @@
 
 Draws the cases of every kind, prints a table of how they end, and describes every defect. Each NAME
 is a regular expression that selects kinds. The cases are the same in every run, and a row does not
-depend on the other rows. The ordinary tests run the first cases of each kind.
+depend on the other rows. The fast tests run a few cases of each kind, usually one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import jax
 from kinds import KINDS
-from outcomes import ERROR, RESULT, Kind, run
+from outcomes import Kind, run
+from saved_table import save
+from table import HEAD, line, table, total
 
 CASES_PER_CACHE = 400  # then compiled programs are dropped: thousands of them fill gigabytes
 
@@ -29,24 +33,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="regular expressions of kinds; default: all")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of cases")
+    parser.add_argument(
+        "--save", action="store_true", help="write results.json and the table in tests/README.md"
+    )
     arguments = parser.parse_args()
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_disable_most_optimizations", True)
     warnings.simplefilter("error")
-    totals: Counter = Counter()
+    if arguments.save and (arguments.names or arguments.scale != 1):
+        parser.error("--save needs the whole run: no names, no --scale")
+    rows: list[dict] = []
     defects: Counter = Counter()
-    print("| function or command | cases | right results | documented errors | seconds |")
-    print("| --- | --- | --- | --- | --- |", flush=True)
+    begun = time.monotonic()
+    print(HEAD, flush=True)
     for kind in KINDS:
         if arguments.names and not any(re.search(name, kind.name) for name in arguments.names):
             continue
         count = max(int(kind.many * arguments.scale), 1)
         endings, seconds = conduct(kind, count, defects)
-        totals.update(endings)
-        print(row(kind.name, endings, f"{seconds:.0f}"), flush=True)
+        rows.append({"kind": kind.name, "seconds": round(seconds, 1), **endings})
+        print(line(rows[-1]), flush=True)
         jax.clear_caches()
-    print(row("total", totals, ""))
+    print(line(total(rows)))
+    if arguments.save:
+        save("fuzz", rows, time.monotonic() - begun, table)
     for text, count in defects.items():
         print(f"{count} times: {text}")
     return int(bool(defects))
@@ -79,12 +90,6 @@ def shown(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[1:]]
     return f"  at {' '.join([*places[:6], '...', *places[-3:]] if len(places) > 9 else places)}"
-
-
-def row(name: str, endings: Counter, seconds: str) -> str:
-    cells = (name, endings.total(), endings[RESULT], endings[ERROR], seconds)
-    note = f" {endings['defect']} DEFECTS" if endings["defect"] else ""
-    return f"| {' | '.join(map(str, cells))} |{note}"
 
 
 if __name__ == "__main__":

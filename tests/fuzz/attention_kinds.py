@@ -20,7 +20,7 @@ from attention_side import IMPLEMENTATIONS, Arguments, Expected, arguments, atte
 from conformance import numpy_example
 from hypothesis import strategies as st
 from masks_and_biases import allowed
-from outcomes import Kind, Refused, mistakes
+from outcomes import Kind, Refused, mistakes, never
 from score_cases import SCORE_CASES
 
 import attention_jax as aj
@@ -308,7 +308,7 @@ MISTAKEN_TILES = [({name: bad}, name) for name in ("query", "key") for bad in NO
 KINDS = [
     Kind("attention", with_implementation(arguments()), call, lambda case: attend(case[0]),
          compare, 1200, 8),
-    Kind("attention, a mistake", mistaken(), call_mistaken, refuse_mistaken, None, 1500, 60),
+    Kind("attention, a mistake", mistaken(), call_mistaken, refuse_mistaken, never, 1500, 60),
     mistakes("BlockSizes, a mistake", MISTAKEN_TILES, lambda case: aj.BlockSizes(**case[0])),
     Kind("attention, dropout", dropout_cases(), call_dropout, lambda case: attend(case[0]),
          compare_dropout, 200, 3),

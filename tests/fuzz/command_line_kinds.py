@@ -47,7 +47,8 @@ from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal import evaluation as reversal_evaluation
-from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import train_run
 

@@ -9,6 +9,7 @@ or a mistake that is accepted silently.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -49,7 +50,7 @@ class Kind:
         expect: computes the expected result without the library, or raises `Refused`.
         compare: (case, got, expected); raises AssertionError unless the results agree.
         many: number of cases in the long run.
-        few: number of cases in the ordinary tests; the quick ones have a quarter of them.
+        few: number of cases in the slow tests; the fast ones have a quarter of them.
     """
 
     name: str
@@ -61,11 +62,11 @@ class Kind:
     few: int = 10
 
     def count(self, quick: bool) -> int:
-        """Returns the number of cases of an ordinary test: `few`, or a quarter if it is quick.
+        """Returns the number of cases of a slow test, `few`, or of a quick one, a quarter of them.
 
         Cases that must all be refused compile nothing, so that a quick test has all of them too.
         """
-        return self.few if not quick or self.compare is _never else max(self.few // 4, 1)
+        return self.few if not quick or self.compare is never else max(self.few // 4, 1)
 
     def judge(self, case: Any) -> str:
         """Runs one case; returns `RESULT` or `ERROR`, or raises what is wrong."""
@@ -105,18 +106,24 @@ def mistakes(name: str, calls: list[tuple], call: Callable[[Any], Any]) -> Kind:
         raise Refused(*([names] if isinstance(names, str) else names))
 
     few = min(len(calls), 60)
-    return Kind(name, st.sampled_from(calls), call, refuse, _never, len(calls), few)
+    return Kind(name, st.sampled_from(calls), call, refuse, never, len(calls), few)
 
 
-def _never(*_: Any) -> None:
+def never(*_: Any) -> None:
     raise AssertionError("every case must be refused; there is nothing to compare")
 
 
-def run(kind: Kind, count: int, note: Callable[[Any, str | Exception], None]) -> None:
-    """Draws `count` cases, the same in every run, and calls `note` with each outcome."""
+def run(
+    kind: Kind, count: int, note: Callable[[Any, str | Exception], None], skipped: int = 0
+) -> None:
+    """Draws `count` cases, the same in every run, and calls `note` with each outcome.
+
+    The first `skipped` cases are drawn too, but not judged.
+    """
+    drawn = itertools.count()
 
     @hypothesis.settings(
-        max_examples=count,
+        max_examples=skipped + count,
         derandomize=True,
         database=None,
         deadline=None,
@@ -125,6 +132,8 @@ def run(kind: Kind, count: int, note: Callable[[Any, str | Exception], None]) ->
     )
     @hypothesis.given(kind.cases)
     def judge(case: Any) -> None:
+        if next(drawn) < skipped:
+            return
         try:
             ending: str | Exception = kind.judge(case)
         except Exception as error:
@@ -135,7 +144,11 @@ def run(kind: Kind, count: int, note: Callable[[Any, str | Exception], None]) ->
 
 
 def check(kind: Kind, count: int) -> Counter:
-    """Runs `count` cases, and raises the first defect; returns the number of each outcome."""
+    """Runs `count` cases, and raises the first defect; returns the number of each outcome.
+
+    Hypothesis draws the simplest case first: one example, without a mask and a bias. A test of
+    fewer cases than `few`, often a single one, leaves it out.
+    """
     endings: Counter = Counter()
 
     def note(case: Any, ending: str | Exception) -> None:
@@ -143,5 +156,5 @@ def check(kind: Kind, count: int) -> Counter:
             raise AssertionError(f"{kind.name}: {case!r}") from ending
         endings[ending] += 1
 
-    run(kind, count, note)
+    run(kind, count, note, skipped=int(count < kind.few))
     return endings

@@ -1,4 +1,4 @@
-"""Fuzz tests of the command lines: the first cases; `python tests/fuzz` runs all."""
+"""Fuzz tests of the command lines: a few cases of each kind; `python tests/fuzz` runs all."""
 
 import pytest
 from command_line_kinds import Run, check_begins, check_mistake

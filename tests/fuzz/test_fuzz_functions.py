@@ -1,4 +1,4 @@
-"""Fuzz tests of the functions: the first cases; `python tests/fuzz` runs all."""
+"""Fuzz tests of the functions: a few cases of each kind; `python tests/fuzz` runs all."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +50,16 @@ def test_the_judge_notices_failures(call, expect, message):
     with pytest.raises(AssertionError) as caught:
         check(kind, 1)
     assert message in f"{caught.value} {caught.value.__cause__!r}"
+
+
+def test_a_few_cases_go_without_the_simplest():
+    cases = []
+    kind = Kind("own", st.integers(), cases.append, lambda case: None, _same, 1, few=5)
+    check(kind, 3)
+    assert len(cases) == 3
+    assert 0 not in cases
+    check(kind, 5)
+    assert cases[3] == 0
 
 
 def test_the_judge_accepts_right_outcomes():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import S, T, allowed_table
-from derivative_cases import check_two_orders
+from finite_differences import check_derivatives
 
 from attention_jax import causal_mask, masked_softmax, padding_mask
 from attention_jax.implementations.softmax import row_statistics
@@ -177,7 +177,7 @@ def test_the_jacobian_is_the_formula():
 
 def test_gradients_of_two_orders_in_both_modes():
     with jax.enable_x64(True):
-        check_two_orders(lambda logits: masked_softmax(logits, TABLE), [logits_of()])
+        check_derivatives(lambda logits: masked_softmax(logits, TABLE), logits_of())
 
 
 def test_gradients_of_the_statistics():
@@ -185,7 +185,7 @@ def test_gradients_of_the_statistics():
         mask = jnp.asarray(np.delete(TABLE, 2, axis=0))  # differences of -inf are no gradients
 
         logits = jnp.asarray(np.delete(logits_of(), 2, axis=0))
-        check_two_orders(lambda logits: row_statistics(logits, mask)[:2], [logits])
+        check_derivatives(lambda logits: row_statistics(logits, mask)[:2], logits)
         gradient = jax.grad(lambda logits: row_statistics(logits, mask).max_logit.sum())(logits)
     assert not gradient.any()
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, TILE, assert_close, quick_jit
-from differences import check_derivatives
+from finite_differences import check_derivatives
 
 import attention_jax as aj
 from attention_jax.pairwise.biases import ShiftedBias, as_bias, relative_position_bucket

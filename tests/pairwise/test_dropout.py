@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, DK, DV, S, T, quick_jit
-from differences import check_derivatives
+from finite_differences import check_derivatives
 
 from attention_jax import attention, padding_mask
 from attention_jax.pairwise.dropout import drop, drop_features, keep_mask

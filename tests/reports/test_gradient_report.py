@@ -17,8 +17,9 @@ from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import gradient_report
 from attention_jax.tasks.reversal.data import reversal_batch
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.gradients import GradientAnalysis, analyze_run, computation_order
-from attention_jax.tasks.reversal.task import REVERSAL, VOCABULARY, ReversalConfig, bind
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import load_states, train_run
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import DK, DV, SCORE_CASES, S, T, assert_close, quick_jit
-from derivative_cases import check_two_orders
+from finite_differences import check_derivatives
 from jax.test_util import check_grads
 from numpy_model import softmax_where
 from score_cases import features_of
@@ -129,7 +129,7 @@ def test_gradients_of_two_orders(name):
     """Against finite differences, the factor's among them."""
     with jax.enable_x64(True):
         score, params, query, key, _ = arrays(name)
-        check_two_orders(score, (params, query[:3], key[:2]))
+        check_derivatives(score, params, query[:3], key[:2])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_gradients_through_attention(name, implementation, order):
             )  # fmt: skip
 
         if order == 2:
-            check_two_orders(attend, (params, query, key))
+            check_derivatives(attend, params, query, key)
         else:
             check_grads(jax.jit(attend), (params, query, key), 1, ["rev"], atol=1e-5, rtol=1e-5)
         dquery = quick_jit(jax.grad(lambda query: attend(params, query, key).sum()))(query)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_SCORES, DK, DQ, SCORE_CASES, OwnCosine, S, T, quick_jit
-from derivative_cases import check_two_orders
+from finite_differences import check_derivatives
 from score_cases import features_of
 
 from attention_jax import attention
@@ -186,7 +186,7 @@ def test_gradients_of_two_orders(name):
     with jax.enable_x64(True):
         query, key = tokens(case.query_dim, np.float64, target=2, source=3)
         params = case.score.init(RNG, case.query_dim, DK)
-        check_two_orders(case.score, (params, query, key))
+        check_derivatives(case.score, params, query, key)
 
 
 def test_half_precision_accumulates_in_float32():

@@ -13,7 +13,8 @@ from command_lines import call, load
 
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import train_run
 from experiments.experiment import conduct

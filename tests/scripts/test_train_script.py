@@ -19,9 +19,10 @@ from attention_jax.nn.position_config import ANY_LENGTH
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.reversal.task import REVERSAL, ReversalConfig
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
-from attention_jax.training.run import train_run
+from attention_jax.training.run import TrainedRun, train_run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT, EVALUATE = (ROOT / "scripts" / f"{name}.py" for name in ("train", "evaluate"))
@@ -133,17 +134,20 @@ def test_the_best_state_is_kept_and_evaluated(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def script(monkeypatch, capsys, tmp_path):
-    """Runs the script with arguments: (exit status, all that it printed, on one line)."""
+    """Runs the script with arguments: (exit status, all that it printed, on one line).
+
+    Only a script that `prints` may write to stdout.
+    """
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(*arguments):
+    def run(*arguments, prints=False):
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
         with pytest.raises(SystemExit) as exited:
             runpy.run_path(str(SCRIPT), run_name="__main__")
         captured = capsys.readouterr()
-        assert captured.out == "" or "--help" in arguments
+        assert bool(captured.out) == prints
         return exited.value.code, " ".join((captured.out + captured.err).split())
 
     return run
@@ -200,7 +204,7 @@ def test_no_workdir(script):
 
 
 def test_help_names_every_option_and_its_default(script):
-    status, printed = script("--help")
+    status, printed = script("--help", prints=True)
     assert status == 0
     for option in ("--workdir", "--score", "--seeds", "--mask-padding", "--resume", "--steps"):
         assert option in printed
@@ -232,3 +236,26 @@ def test_ctrl_c_before_training(script, monkeypatch):
 
     monkeypatch.setattr("attention_jax.training.run.train_run", interrupted)
     assert script("--workdir", "run") == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("step", "exhausted", "status", "messages"),
+    [
+        (6, False, 143, ["stopped by a signal; --resume goes on from here"]),
+        (10, False, 0, []),  # the signal came while the last step was saved
+        (6, True, 0, ["stopped early: validation no longer improved"]),
+    ],
+)
+def test_sigterm_during_training(script, monkeypatch, step, exhausted, status, messages):
+    def train_run(task, config, workdir, **_):
+        return TrainedRun(
+            config, {}, step=step, seconds=3.0, interrupted=143, exhausted=exhausted
+        )  # fmt: skip
+
+    monkeypatch.setattr("attention_jax.training.run.train_run", train_run)
+    arguments = ["--workdir", "run", "--seeds", "2", "--steps", "10", "--log-every", "1"]
+    summary = f"run: step {step} of 10, 2 seeds, 3 s (all seeds together)"
+    assert script(*arguments, "--checkpoint-every", "1", prints=True) == (
+        status,
+        " ".join([summary, *messages]),
+    )

@@ -299,8 +299,13 @@ def no_file(name):
         ),
         (
             ["train", *TASK, "--workdir", "run", "--resume", *FILES, *SIZE, *VALIDATION, *TINY,
-             "--steps", "5"],
-            "another configuration: loop.steps was 4, now 5.",
+             "--steps", "3"],
+            "error: workdir run: steps must be at least 4, which the run has reached; got 3",
+        ),
+        (
+            ["train", *TASK, "--workdir", "run", "--resume", *FILES, *SIZE, *VALIDATION, *TINY,
+             "--steps", "3", "--clip-norm", "2"],
+            "another configuration: clip_norm was 1.0, now 2.0; loop.steps was 4, now 3.",
         ),
         (["translate", "--workdir", "no"], "error: workdir must be the folder of a training run"),
         (

@@ -14,8 +14,8 @@ import pytest
 from attention_jax import Additive
 from attention_jax.nn import BlockConfig, CrossAttentionConfig, PositionConfig, Seq2SeqConfig
 from attention_jax.runs.metrics_file import MetricsFile, read_lines
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.task import (
-    REVERSAL,
     VOCABULARY,
     ReversalConfig,
     bind,
@@ -141,6 +141,7 @@ def test_config_json_with_flat_settings_still_loads():
         ({"min_length": 5, "max_length": 4}, r"max_length must be at least min_length 5; got 4"),
         ({"learning_rate": 0.0}, r"learning_rate must be greater than 0; got 0.0"),
         ({"learning_rate": float("nan")}, r"learning_rate must be greater than 0; got nan"),
+        ({"schedule": "linear"}, r"schedule must be one of cosine, constant; got 'linear'"),
         ({"clip_norm": -1.0}, r"clip_norm must be greater than 0; got -1.0"),
         ({"coverage_weight": -0.5}, r"coverage_weight must be at least 0; got -0.5"),
         ({"coverage_weight": float("nan")}, r"coverage_weight must be at least 0; got nan"),

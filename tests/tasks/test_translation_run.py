@@ -154,6 +154,13 @@ def test_cut_off_and_resumed_is_bit_identical(text, straight):
     assert (session["from_step"], session["to_step"]) == (8, 12)
 
 
+def test_extended_is_bit_identical(text, straight, tmp_path):
+    """From 8 batches to 12: the third update is half gathered at 8."""
+    loop = {"seeds": 2, "keep_best": 1, "steps": 8}
+    train_run(TRANSLATION, run_config(text, loop=loop), tmp_path)
+    assert_same_run(text, tmp_path, straight)
+
+
 def stop():
     os.kill(os.getpid(), signal.SIGTERM)
 

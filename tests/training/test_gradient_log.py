@@ -18,8 +18,8 @@ from attention_jax.nn import BlockConfig, Seq2SeqConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import MetricsFile, read_lines
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.task import (
-    REVERSAL,
     ReversalConfig,
     ReversalRun,
     bind,

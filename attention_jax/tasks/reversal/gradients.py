@@ -25,8 +25,9 @@ from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal.data import random_batch
+from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.evaluation import batch_of_words
-from attention_jax.tasks.reversal.task import REVERSAL, VOCABULARY, ReversalConfig, reversal_task
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, reversal_task
 from attention_jax.tasks.vocabulary import EOS
 from attention_jax.training.loop import TrainState, gradient_statistics
 from attention_jax.training.run import load_states

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from attention_jax.analysis.learning_statistics import learning_statistics
-from attention_jax.core.checks import check_integer
+from attention_jax.core.checks import check_choice, check_integer
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import seq2seq_params
 from attention_jax.nn.seq2seq import Seq2Seq
@@ -22,12 +21,12 @@ from attention_jax.training.loop import LoopConfig, Task
 from attention_jax.training.losses import cross_entropy, masked_mean
 from attention_jax.training.metrics import token_accuracy
 from attention_jax.training.run import TrainedRun
-from attention_jax.training.task_definition import TaskDefinition
 
 Array = jax.Array
 JSON = dict[str, Any]
 Params = Any
 
+Schedule = Literal["cosine", "constant"]
 
 # The letters a to z and the three special tokens.
 VOCABULARY = Vocabulary()
@@ -44,7 +43,9 @@ class ReversalConfig:
         min_length: shortest training string, at least 1.
         max_length: longest training string.
         letters: strings use the first so many letters of the alphabet.
-        learning_rate: Adam's rate at the start; it falls to 0 along a cosine.
+        learning_rate: Adam's rate at the start.
+        schedule: "cosine": the rate falls along a cosine to 0 at the last step; "constant": it
+            stays, and a finished run can be resumed with more steps.
         clip_norm: the gradient's norm is clipped to this.
         coverage_weight: weight of the coverage loss, added to the cross entropy if the model
             attends with coverage; at least 0.
@@ -57,6 +58,7 @@ class ReversalConfig:
     max_length: int = 8
     letters: int = len(VOCABULARY.alphabet)
     learning_rate: float = 3e-3
+    schedule: Schedule = "cosine"
     clip_norm: float = 1.0
     coverage_weight: float = 1.0
 
@@ -78,6 +80,7 @@ class ReversalConfig:
                 f"max_length must be at least min_length {self.min_length}; got {self.max_length}"
             )
         self.model.positions.check_length(self.max_length + 1)
+        check_choice("schedule", self.schedule, Schedule)
         for name in ("learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be greater than 0; got {getattr(self, name)}")
@@ -95,18 +98,21 @@ class ReversalConfig:
         return self.model.label
 
     def to_json(self) -> JSON:
-        """All settings, for config.json."""
-        return {"task": "reversal", **dataclasses.asdict(self)}
+        """All settings and the fields of the scores, for config.json."""
+        scores = self.model.describe_scores()
+        return {"task": "reversal", **dataclasses.asdict(self), "scores": scores}
 
     @classmethod
     def from_json(cls, content: JSON) -> ReversalConfig:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`; ValueError if a score is no longer what it was."""
         # The first version of config.json did not name the task.
         if content.get("task", "reversal") != "reversal":
             raise ValueError("config.json is not that of a reversal run")
-        content = {name: value for name, value in content.items() if name != "task"}
+        scores = content.get("scores", {})  # earlier versions did not store them
+        content = {k: value for k, value in content.items() if k not in ("task", "scores")}
         try:
             model = Seq2SeqConfig.from_json(content["model"])
+            model.check_scores_are(scores)
             loop = LoopConfig(**content["loop"])
             return cls(**{**content, "model": model, "loop": loop})
         except (KeyError, TypeError, AttributeError) as error:
@@ -114,7 +120,8 @@ class ReversalConfig:
 
 
 def reversal_task(config: ReversalConfig) -> Task:
-    """Initialisation, batches and loss."""
+    """Initialisation, batches and loss; ValueError if a score fails for the model's sizes."""
+    config.model.check_scores_run()
 
     def init(rng: Array) -> Params:
         return seq2seq_params.initial_params(config.model, VOCABULARY.size, rng)
@@ -158,19 +165,22 @@ def bind(config: Seq2SeqConfig, params: Params) -> Seq2Seq:
 
 
 def optimizer(config: ReversalConfig) -> optax.GradientTransformation:
-    """Clipping, then Adam with a cosine schedule to 0."""
-    schedule = optax.cosine_decay_schedule(config.learning_rate, config.loop.steps)
+    """Clipping, then Adam with a rate that falls along a cosine to 0 or stays."""
+    if config.schedule == "cosine":
+        schedule = optax.cosine_decay_schedule(config.learning_rate, config.loop.steps)
+    else:
+        schedule = optax.constant_schedule(config.learning_rate)
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optax.adam(schedule))
 
 
-# The task for `train_run` and `load_run`.
-REVERSAL = TaskDefinition(
-    name="reversal",
-    config_class=ReversalConfig,
-    task=reversal_task,
-    optimizer=optimizer,
-    batch_size=lambda config: config.batch_size,
-    gradient_statistics=learning_statistics,
-)
+def why_steps_are_fixed(config: ReversalConfig) -> str:
+    """Why a run cannot be extended: its schedule; "" if it can."""
+    if config.schedule == "constant":
+        return ""
+    return (
+        f"the learning rate falls along a cosine to 0 at step {config.loop.steps} (runs with"
+        " schedule constant can be extended)"
+    )
+
 
 ReversalRun = TrainedRun[ReversalConfig]

@@ -150,13 +150,13 @@ class TranslationConfig:
         return self.model.label
 
     def to_json(self) -> JSON:
-        """All settings, for config.json."""
+        """All settings and the fields of the scores, for config.json."""
         content: JSON = json.loads(json.dumps(dataclasses.asdict(self), default=str))
-        return {"task": "translation", **content}
+        return {"task": "translation", **content, "scores": self.model.describe_scores()}
 
     @classmethod
     def from_json(cls, content: JSON) -> TranslationConfig:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`; ValueError if a score is no longer what it was."""
         try:
             if content.get("task") != "translation":
                 raise ValueError("config.json is not that of a translation run")
@@ -166,6 +166,7 @@ class TranslationConfig:
                 value = fields.get(name)
                 fields[name] = None if value is None else Path(value)
             model = Seq2SeqConfig.from_json(fields["model"])
+            model.check_scores_are(content.get("scores", {}))  # earlier versions stored none
             return cls(**{**fields, "model": model, "loop": LoopConfig(**fields["loop"])})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"config.json is not that of a translation run: {error}") from error
@@ -276,7 +277,12 @@ def training_batches(
 
 
 def translation_task(config: TranslationConfig, batches: Batches | None = None) -> FedTask:
-    """Initialisation, batches and loss. Without batches it can be loaded, but not trained."""
+    """Initialisation, batches and loss. Without batches it can be loaded, but not trained.
+
+    Raises:
+        ValueError: a score fails for the model's sizes.
+    """
+    config.model.check_scores_run()
 
     def init(rng: Array) -> Params:
         source_size, target_size = config.vocabulary_sizes
@@ -354,3 +360,13 @@ def rate_schedule(config: TranslationConfig, updates: int) -> optax.Schedule:
         return config.learning_rate * jnp.minimum(done / reference, jnp.sqrt(reference / done))
 
     return inverse_sqrt
+
+
+def why_steps_are_fixed(config: TranslationConfig) -> str:
+    """Why a run cannot be extended: its schedule; "" if it can."""
+    if config.schedule == "inverse-sqrt":
+        return ""
+    return (
+        f"the learning rate falls along a cosine to 0 at step {config.loop.steps} (runs with"
+        " schedule inverse-sqrt can be extended)"
+    )

@@ -1,4 +1,4 @@
-"""Settings of every test: what would be a silent cost or a silent mistake is an error."""
+"""Settings of every test: silent costs and silent mistakes become errors."""
 
 import gc
 import os
@@ -7,7 +7,8 @@ import quick_compilation  # first, because JAX reads its settings when it is imp
 
 import jax  # isort: skip
 import pytest
-import resumable
+
+pytest_plugins = ["resumable"]
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -15,14 +16,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 pytest.register_assert_rewrite("conformance", "derivative_cases")
 
 
-def pytest_addoption(parser):
-    resumable.pytest_addoption(parser)
-
-
-def pytest_configure(config):
+def pytest_configure():
     if "PYTEST_XDIST_WORKER" not in os.environ:
         quick_compilation.empty_large_cache()
-    resumable.pytest_configure(config)
     quick_compilation.install()
 
 
@@ -60,7 +56,7 @@ def _count_programs(event, seconds, **_):
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled_programs():
-    """Thousands of them in one process fill gigabytes, and end in a crash of the compiler."""
+    """Clears compiled programs: thousands of them fill gigabytes and crash the compiler."""
     yield
     if len(COMPILED) > 600:
         jax.clear_caches()

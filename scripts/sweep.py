@@ -1,0 +1,204 @@
+"""Compares scores and settings: trains every combination, and makes one table; see --help."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import tyro
+from command_line import run_command
+from sweep_combinations import Combination, combinations_of
+from sweep_table import rows_of, write_table
+from train import TASK_NAME
+
+from attention_jax.runs.interruption import Interruption
+from attention_jax.runs.progress import warn
+from attention_jax.runs.run_folder import check_folder, make_folder
+from attention_jax.scores import DEFAULT_SCORE
+from attention_jax.tasks import TASKS, task_of
+from attention_jax.training import run as training
+from attention_jax.training.run_results import FinishedRun, check_lengths, finished_run
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Train every combination of scores and settings, and compare them in one table.
+
+    Every other option of scripts/train.py may be given too, once for all combinations: --seeds 3
+    --steps 300. All combinations are checked before the first one trains.
+
+    Each combination is a run of scripts/train.py, in a folder of its own in `workdir`. Ctrl-C or
+    SIGTERM stops after the steps in progress and exits with 130 or 143; the same command goes on
+    and ends bit-identical. Other scores or settings add combinations to `workdir`.
+
+    At the end come a table of all finished runs in `workdir`, with a row per combination (mean ±
+    standard deviation over seeds and the worst seed), and the files table.csv, table.json and
+    sweep.png in `workdir`.
+
+    Attributes:
+        scores: the scores to compare: names, or module:Name for a score of your own.
+        settings: settings to compare, by the names of scripts/train.py's options: dim=32,64
+            learning_rate=1e-3,3e-3 trains four combinations with every score. "model.dim" is the
+            same as "dim". Values of several words need quotation marks: "positions=rotary,learned
+            limit=64".
+        workdir: the folder of the runs and the table; made if missing. With --table, by default the
+            folder of the first run.
+        task: what to learn.
+        lengths: also test at these lengths of strings (reversal).
+        table: train nothing; make the table of these run folders, made by any command. All must be
+            of one task. What varies among them becomes the columns.
+    """
+
+    scores: tuple[str, ...] = (DEFAULT_SCORE,)
+    settings: Annotated[
+        tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE,VALUE ...")
+    ] = ()
+    workdir: Path | None = None
+    task: Annotated[str, TASK_NAME] = next(iter(TASKS))
+    lengths: tuple[int, ...] = ()
+    table: tuple[Path, ...] = ()
+    combinations: Annotated[tuple[Combination, ...], tyro.conf.Suppress] = ()
+
+    def with_other_options(self, words: list[str]) -> Self:
+        """These arguments with their combinations; `words` are options of scripts/train.py.
+
+        Raises:
+            ValueError: a combination is not possible, or options do not go together.
+        """
+        if self.table:
+            if words or self.settings:
+                given = " ".join(["--set"] * bool(self.settings) + words)
+                raise ValueError(f"table must go with workdir and lengths alone; got {given}")
+            return self
+        if self.workdir is None:
+            raise ValueError("workdir must name the folder of the sweep; got none")
+        check_lengths(TASKS[self.task], self.lengths)
+        made = combinations_of(self.task, self.scores, self.settings, self.workdir, words)
+        return dataclasses.replace(self, combinations=tuple(made))
+
+
+def main(arguments: Arguments) -> int:
+    if arguments.table:
+        folders = [path for path in arguments.table if path.is_dir() or not path.exists()]
+        make_table(folders, arguments.workdir or arguments.table[0].parent, arguments.lengths)
+        return 0
+    workdir = arguments.workdir
+    assert workdir is not None  # `with_other_options` has checked it
+    check_sweep(workdir, arguments.combinations)
+    status = train_combinations(arguments.combinations, arguments.lengths)
+    if status:
+        print("stopped by a signal; the same command goes on from here", file=sys.stderr)
+        return status
+    folders = [combination.arguments.workdir for combination in arguments.combinations]
+    others = sorted(path for path in workdir.iterdir() if path.is_dir() and path not in folders)
+    make_table([*folders, *others], workdir, arguments.lengths)
+    return 0
+
+
+def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
+    """Raises the first error of any combination; changes nothing but to make the folder."""
+    check_folder("workdir", workdir)
+    if (workdir / "config.json").exists():
+        raise ValueError(
+            f"workdir must be a folder of run folders; {workdir} is the folder of one run"
+        )
+    for label, arguments in combinations:
+        try:
+            training.check_run(
+                TASKS[arguments.task],
+                arguments.config,
+                arguments.workdir,
+                resume=True,
+                **_options(arguments),
+            )
+        except Exception as error:
+            error.add_note(f"in the combination {label}")  # shown with a traceback
+            raise
+    make_folder("workdir", workdir)
+
+
+def train_combinations(combinations: Sequence[Combination], lengths: Sequence[int]) -> int:
+    """Trains what is not finished; returns the exit status, 0 if all combinations are finished."""
+    finished: list[FinishedRun[Any]] = []
+    with Interruption() as interruption:  # between two runs too
+        for index, (label, arguments) in enumerate(combinations):
+            definition = TASKS[arguments.task]
+            title = f"combination {index + 1} of {len(combinations)}: {label}"
+            with contextlib.suppress(ValueError):  # `train_run` reports it
+                finished.append(finished_run(definition, arguments.workdir, lengths))
+                print(f"{title}: finished", flush=True)
+                continue
+            if interruption.requested is not None:
+                return interruption.exit_status
+            print(title + _time_left(finished, combinations[index:]), flush=True)
+            run = training.train_run(
+                definition,
+                arguments.config,
+                arguments.workdir,
+                resume=True,
+                interruption=interruption,
+                **_options(arguments),
+            )
+            if run.step < run.config.loop.steps and not run.exhausted:
+                return run.interrupted
+            finished.append(finished_run(definition, arguments.workdir, lengths))
+    return 0
+
+
+def _options(arguments: Any) -> dict[str, Any]:
+    """What `train_run` takes besides the settings."""
+    return {name: getattr(arguments, name) for name in ("tensorboard", "log_gradients", "mesh")}
+
+
+def _time_left(finished: Sequence[FinishedRun[Any]], left: Sequence[Combination]) -> str:
+    """Estimates the time of the combinations that are left by the mean of those that are finished,
+    per step and seed.
+    """
+    done = sum(_work(run.config) for run in finished)
+    if not done:
+        return ""
+    rate = sum(run.seconds for run in finished) / done
+    seconds = rate * sum(_work(combination.arguments.config) for combination in left)
+    if not seconds >= 0:  # NaN: a run was killed before it wrote its time
+        return ""
+    return (
+        f"; about {seconds:.0f} s left" if seconds < 100 else f"; about {seconds / 60:.0f} min left"
+    )
+
+
+def _work(config: Any) -> int:
+    return int(config.loop.steps * config.loop.seeds)
+
+
+def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -> None:
+    """Makes the table of the finished runs in folders, and names the folders that it leaves out.
+
+    Raises:
+        ValueError: there is no finished run, or the runs are of several tasks.
+    """
+    runs: list[FinishedRun[Any]] = []
+    tasks: dict[str, Path] = {}
+    for folder in folders:
+        try:
+            definition = task_of(folder)
+            run = finished_run(definition, folder)
+        except ValueError as error:
+            warn(f"left out: {error}")
+            continue
+        check_lengths(definition, lengths)
+        runs.append(finished_run(definition, folder, lengths) if lengths else run)
+        tasks.setdefault(definition.name, folder)
+    if len(tasks) > 1:
+        named = " and ".join(f"{name} ({folder})" for name, folder in tasks.items())
+        raise ValueError(f"table must be of runs of one task; got {named}")
+    if not runs:
+        raise ValueError("table must be of one or more finished runs; got none")
+    write_table(rows_of(runs), workdir)
+
+
+if __name__ == "__main__":
+    run_command(Arguments, main)

@@ -1,0 +1,343 @@
+"""scripts/sweep.py: its runs are those of train.py, its numbers those of evaluate.py."""
+
+import csv
+import json
+import os
+import signal
+import statistics
+import sys
+
+import jax
+import numpy as np
+import pytest
+import translation_cases
+from command_lines import call, load
+from matplotlib.image import imread
+
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.progress import Progress
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.training.run import load_run, train_run
+
+sweep = load("scripts/sweep.py")
+TINY = ["--hidden-dim", 7, "--batch-size", 5, "--max-length", 3, "--seeds", 2]
+TINY += ["--encoder-layers", 0, "--no-decoder-self-attention"]
+SHORT = [*TINY, "--steps", 4, "--log-every", 2, "--checkpoint-every", 2]
+COMBINATIONS = ["--scores", "dot", "scaled", "--set", "model.dim=4"]
+NAMES = ["dot,dim=4", "scaled,dim=4"]
+
+WRONG_SCORE = """
+import dataclasses
+from attention_jax import Score
+
+@dataclasses.dataclass(frozen=True)
+class Wrong(Score):
+    def pair(self, params, q_features, k_features):
+        raise RuntimeError("a mistake in the score")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_command_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs scripts/sweep.py: (exit status, standard output, standard error)."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        status = call(sweep, *arguments, monkeypatch=monkeypatch)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """The folder of a finished sweep of two scores and two sizes."""
+    folder = tmp_path_factory.mktemp("finished") / "sweep"
+    with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
+        arguments = [
+            "--scores",
+            "dot",
+            "scaled",
+            "--set",
+            "model.dim=4",
+            "--workdir",
+            folder,
+            *SHORT,
+        ]
+        assert call(sweep, *arguments, monkeypatch=patch) == 0
+    return folder
+
+
+def records(folder):
+    return json.loads((folder / "table.json").read_text())["results"]
+
+
+def table(folder):
+    with (folder / "table.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+# --- the numbers ---
+
+
+def test_numbers_are_those_of_train_and_evaluate(workdir, tmp_path, monkeypatch):
+    alone, out = tmp_path / "alone", tmp_path / "accuracy.json"
+    train, evaluate = load("scripts/train.py"), load("scripts/evaluate.py")
+    settings = ["--workdir", alone, "--score", "dot", "--dim", 4]
+    assert call(train, *settings, *SHORT, monkeypatch=monkeypatch) == 0
+    settings = ["--workdir", alone, "--lengths", 3, "--out", out]
+    assert call(evaluate, *settings, monkeypatch=monkeypatch) == 0
+    exact = json.loads(out.read_text())["accuracy"]["3"]["free_running_exact"]
+    expected = {
+        "exact match (%)": [100 * share for share in exact],
+        "training loss": read_lines(alone / "metrics.jsonl")[-1]["loss"],
+    }
+    measured = {
+        record["metric"]: record["by_seed"]
+        for record in records(workdir)
+        if record["settings"] == {"score": "dot"}
+    }
+    assert measured.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(measured[name], values, rtol=1e-6)
+
+
+def test_csv_json_and_figure_agree(workdir):
+    rows, of_json = table(workdir), records(workdir)
+    assert [row["run"] for row in rows] == [str(workdir / name) for name in NAMES]
+    assert len(of_json) == 2 * len(rows)
+    for record in of_json:
+        (row,) = (row for row in rows if row["run"] == record["run"])
+        assert record["settings"] == {"score": row["score"]}
+        name, values = record["metric"], record["by_seed"]
+        worst = (min if name == "exact match (%)" else max)(values)
+        expected = statistics.mean(values), statistics.stdev(values), worst
+        for part, number in zip(("mean", "deviation", "worst"), expected, strict=True):
+            assert float(row[f"{name} {part}"]) == record[part] == pytest.approx(number)
+        assert int(row["steps"]) == record["step"] == 4
+        assert float(row["seconds"]) == record["seconds"] > 0
+    environments = json.loads((workdir / "table.json").read_text())["environments"]
+    assert environments.keys() == {row["run"] for row in rows}
+    assert imread(workdir / "sweep.png").std() > 0
+
+
+def test_the_same_command_trains_nothing_and_adds_lengths(workdir, run, monkeypatch):
+    monkeypatch.setattr(sweep.training, "train_run", None)
+    arguments = ["--set", "dim=4", "--workdir", workdir, *SHORT]
+    status, out, _ = run("--scores", "scaled", *arguments, "--lengths", 5)
+    assert status == 0
+    assert "combination 1 of 1: scaled, dim 4: finished" in out
+    assert "exact match, length 5 (%)" in out
+    rows = table(workdir)
+    assert (
+        [row["run"] for row in rows]
+        == [  # the runs of other combinations come last
+            str(workdir / name) for name in (NAMES[1], NAMES[0], *NAMES[2:])
+        ]
+    )
+    assert all(float(row["exact match, length 5 (%) mean"]) >= 0 for row in rows)
+
+
+# --- interruption ---
+
+
+def test_interrupted_and_resumed_equals_uninterrupted(workdir, tmp_path, run, monkeypatch):
+    folder = tmp_path / "sweep"
+    arguments = [*COMBINATIONS, "--workdir", folder, *SHORT]
+    update = Progress.update
+
+    def signal_and_train(definition, config, path, **options):
+        if path.name == NAMES[1]:
+            os.kill(os.getpid(), signal.SIGTERM)  # between two runs
+        return train_run(definition, config, path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep.training, "train_run", signal_and_train)
+        status, _, err = run(*arguments)
+    assert (status, "the same command goes on from here" in err) == (143, True)
+    assert read_lines(folder / NAMES[0] / "metrics.jsonl")[-1]["step"] == 4
+    assert read_lines(folder / NAMES[1] / "metrics.jsonl") == []
+
+    def update_and_signal(progress, step, metrics):
+        update(progress, step, metrics)
+        os.kill(os.getpid(), signal.SIGINT)  # in the first call of the second combination
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "update", update_and_signal)
+        status, out, err = run(*arguments)
+    assert (status, "the same command goes on from here" in err) == (130, True)
+    assert "combination 2 of 2: scaled, dim 4; about " in out
+    assert not (folder / "table.csv").exists()
+    assert read_lines(folder / NAMES[1] / "metrics.jsonl")[-1]["step"] == 2
+
+    status, out, _ = run(*arguments)
+    assert (status, out.count(": finished\n")) == (0, 1)
+    for name in NAMES:
+        one, other = (load_run(REVERSAL, path / name) for path in (workdir, folder))
+        for leaf, other_leaf in zip(*map(jax.tree.leaves, (one.params, other.params)), strict=True):
+            np.testing.assert_array_equal(leaf, other_leaf)
+    by_seed = [
+        {(*r["settings"].values(), r["metric"]): r["by_seed"] for r in records(path)}
+        for path in (workdir, folder)
+    ]
+    assert all(by_seed[0][key] == values for key, values in by_seed[1].items())
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "dim=8,7"], "combination dot, dim 7: dim must be a multiple of 2"),
+        (["--set", "dim=8,wide"], "combination dot, dim wide: Error parsing --dim: invalid"),
+        (["--scores", "dot", "adit"], "did you mean 'additive'?"),
+        (["--set", "learning_rat=1"], "got 'learning_rat'; did you mean learning_rate"),
+        (["--set", "workdir=a,b"], "set must name a setting of the task"),
+        (["--set", "score=dot"], "set must not name score: give the scores to --scores"),
+        (["--set", "dim"], "set must be NAME=VALUE,VALUE; got 'dim'"),
+        (["--set", "dim=8,,4"], "set dim must be values between commas; got '8,,4'"),
+        (["--set", "dim=8", "model.dim=4"], "set must name dim once; got it twice"),
+        (["--set", "mask_padding=maybe"], "mask_padding must be True or False; got 'maybe'"),
+        (["--set", "learning_rate=1e-3,0.001"], "are the same: dot, learning_rate 0.001"),
+        (["--set", "dim=8", "--dim", "4"], "dim must be given once; got both --set and --dim"),
+        (["--score", "dot"], "--score must be left out: give the scores to --scores"),
+        (["--distributed"], "--distributed must be left out: a sweep trains in one process"),
+        (["--bogus", "3"], "Unrecognized options: --bogus"),
+        (["--steps", "0"], "steps must be at least 1; got 0"),
+        (["--set", "keep=1,2", "--mesh", "seed=4096"], "needs 4096 devices"),
+        (["--log-gradients", "every=7"], "log_gradients must be"),
+        (["--task", "translation", "--lengths", "3"], "translation has no results by length"),
+        (["--lengths", "0"], "lengths must be at least 1; got 0"),
+        (["--set", 'positions="learned'], "has no closing quotation mark"),
+        (["--table", "runs", "--steps", "3"], "table must go with workdir and lengths alone"),
+        (["--table", "nowhere"], "table must be of one or more finished runs; got none"),
+    ],
+)
+def test_one_line_for_a_mistake_before_anything_trains(
+    run, tmp_path, monkeypatch, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    scores = [] if "--scores" in arguments or "--table" in arguments else ["--scores", "dot"]
+    status, out, err = run("--workdir", "sweep", *scores, *arguments)
+    assert (status, out) == (2, "")
+    *warnings, line = err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert all(warning.startswith("warning: left out: ") for warning in warnings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_workdir_must_be_given(run):
+    assert run()[2] == "error: workdir must name the folder of the sweep; got none\n"
+
+
+def test_a_combination_of_another_configuration_stops_all(workdir, run):
+    arguments = ["--scores", "cosine", "scaled", "--set", "dim=4", "--workdir", workdir]
+    status, _, err = run(*arguments, *SHORT, "--learning-rate", 0.01)
+    assert status == 2
+    assert "learning_rate was 0.003, now 0.01" in err
+    assert not (workdir / "cosine,dim=4").exists()
+
+
+def test_an_error_in_the_last_score_stops_all(run, tmp_path, monkeypatch):
+    (tmp_path / "wrong_scores.py").write_text(WRONG_SCORE)
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run("--scores", "dot", "wrong_scores:Wrong", "--workdir", "sweep", *SHORT)
+    assert status == 2
+    assert err.startswith("error: score Wrong()")
+    assert "a mistake in the score" in err
+    assert "wrong_scores.py" in err
+    assert not (tmp_path / "sweep").exists()
+    sys.modules.pop("wrong_scores")
+
+
+def test_the_workdir_must_not_be_a_run(workdir, run):
+    status, _, err = run("--scores", "dot", "--workdir", workdir / NAMES[0], *SHORT)
+    assert (status, "is the folder of one run" in err) == (2, True)
+
+
+# --- the table of runs that exist ---
+
+
+def test_table_of_mixed_runs(workdir, tmp_path, run):
+    config = REVERSAL.config_from(workdir / NAMES[0])
+    other = tmp_path / "by_hand"
+    trained = config.__class__.from_json({**config.to_json(), "batch_size": 3})
+    train_run(REVERSAL, trained, other)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    unfinished = tmp_path / "unfinished"
+    longer = {**config.to_json(), "loop": {**config.to_json()["loop"], "steps": 6}}
+    (unfinished / "checkpoints").mkdir(parents=True)
+    (unfinished / "config.json").write_text(json.dumps(longer))
+    for step in ("2", "4"):
+        (unfinished / "checkpoints" / step).symlink_to(other / "checkpoints" / step)
+    runs = [other, tmp_path / "empty", tmp_path / "file", unfinished, workdir / NAMES[1]]
+    status, out, err = run("--table", *runs)
+    assert status == 0
+    assert err.splitlines() == [
+        f"warning: left out: workdir must be the folder of a training run; {tmp_path}/empty has no"
+        " config.json",
+        f"warning: left out: workdir {unfinished} is not finished: step 4 of 6",
+    ]
+    rows = table(tmp_path)
+    assert [row["run"] for row in rows] == [str(other), str(workdir / NAMES[1])]
+    varying = [(row["score"], row["batch_size"]) for row in rows]
+    assert varying == [("dot", "3"), ("scaled", "5")]
+    assert "learning_rate" not in rows[0]
+    assert str(tmp_path / "sweep.png") in out
+    # The results are kept, and computed again for another step only.
+    kept = other / "results.json"
+    content = json.loads(kept.read_text())
+    content["results"]["training loss"]["by_seed"] = [7.0, None]
+    kept.write_text(json.dumps(content))
+    assert run("--table", other)[0] == 0
+    assert records(tmp_path)[1]["by_seed"] == [7.0, None]
+    assert records(tmp_path)[1]["mean"] is None
+    kept.write_text(json.dumps({**content, "step": 2}))
+    assert run("--table", other)[0] == 0
+    assert records(tmp_path)[1]["by_seed"] == read_lines(other / "metrics.jsonl")[-1]["loss"]
+
+
+def test_runs_of_the_same_settings_are_told_apart_by_their_folders(workdir, tmp_path, run):
+    copy = tmp_path / "copy"
+    copy.symlink_to(workdir / NAMES[0])
+    status, out, _ = run("--table", copy, workdir / NAMES[0], "--workdir", tmp_path / "table")
+    assert status == 0
+    assert str(copy) in out
+    assert len({json.dumps(r["settings"]) for r in records(tmp_path / "table")}) == 2
+
+
+@pytest.mark.slow
+def test_sweep_of_translation(tmp_path, run):
+    pytest.importorskip("sentencepiece")
+    pytest.importorskip("sacrebleu")
+    text, folder = translation_cases.write_text(tmp_path / "text"), tmp_path / "sweep"
+    arguments = ["--task", "translation", "--workdir", folder, "--scores", "dot", "scaled"]
+    arguments += ["--dim", 8]
+    arguments += ["--source", text / "train.de", "--target", text / "train.en"]
+    arguments += ["--validation-source", text / "validation.de"]
+    arguments += ["--validation-target", text / "validation.en", "--hidden-dim", 13]
+    arguments += ["--vocabulary-size", translation_cases.VOCABULARY_SIZE, "--buckets", 1]
+    arguments += ["--seeds", 2, "--steps", 4, "--log-every", 2, "--checkpoint-every", 2]
+    status, _, err = run(*arguments, "--set", "warmup_steps=1,2")
+    assert (status, err) == (0, "")
+    assert len(table(folder)) == 4
+    for record in records(folder):
+        path = tmp_path / record["run"]
+        lines = read_lines(path / "validation.jsonl")
+        assert len(lines) == 2
+        by_name = {
+            "best validation loss": np.min([line["loss"] for line in lines], axis=0),
+            "best validation BLEU": np.max([line["bleu"] for line in lines], axis=0),
+            "training loss": read_lines(path / "metrics.jsonl")[-1]["loss"],
+        }
+        np.testing.assert_allclose(record["by_seed"], by_name[record["metric"]])

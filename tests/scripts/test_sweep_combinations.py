@@ -1,0 +1,58 @@
+"""The combinations of a sweep: parsed like the command line of train.py, in folders that differ."""
+
+import pytest
+from sweep_combinations import combinations_of, folder_name
+
+
+def combinations(tmp_path, *settings, common=(), scores=("dot",)):
+    made = combinations_of("reversal", scores, settings, tmp_path, common)
+    return [combination.arguments.config for combination in made]
+
+
+def test_settings_are_parsed_like_options(tmp_path):
+    settings = ["model.block.dim=16,8", "decoder-self-attention=true,False", "loop.steps=3"]
+    configs = combinations(tmp_path, *settings, common=["--seeds", "3", "--norm", "post"])
+    assert [
+        (config.model.block.dim, config.model.decoder_self_attention) for config in configs
+    ] == [(16, True), (16, False), (8, True), (8, False)]
+    assert {(config.loop.steps, config.loop.seeds) for config in configs} == {(3, 3)}
+    assert {config.model.block.norm for config in configs} == {"post"}
+
+
+def test_a_value_may_have_several_words_and_none(tmp_path):
+    configs = combinations(tmp_path, "positions=any-length limit=64,rotary", "num_key_heads=None,1")
+    positions = [(c.model.positions.kind, c.model.positions.limit) for c in configs]
+    assert positions == [("sinusoidal", 64)] * 2 + [("rotary", 512)] * 2
+    assert [config.model.block.num_key_heads for config in configs] == [None, 1] * 2
+
+
+def test_commas_in_parentheses_do_not_separate(tmp_path):
+    text = "self_attention_score=f(a=1,b=(2,3)),dot"
+    with pytest.raises(ValueError, match=r"f\(a=1,b=\(2,3\)\)"):
+        combinations(tmp_path, text)
+
+
+def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):
+    settings = {"dim": 8, "positions": "learned anchor=both"}
+    texts = [
+        "additive",
+        "additive(a=1)",
+        "additive(a=2)",
+        "additive[a=1]",
+        "a:b",
+        "../b",
+        "." * 300,
+    ]
+    names = [folder_name(text, settings) for text in texts]
+    assert len(set(names)) == len(texts)
+    for name in names:
+        assert len(name) <= 100
+        assert not set(name) & set(" /:()[]*$'\"")
+        assert not name.startswith((".", "-"))
+
+    def folders(*settings):
+        made = combinations_of("reversal", ["dot"], settings, tmp_path, ())
+        return {combination.arguments.workdir.name for combination in made}
+
+    assert folders("dim=8", "learning_rate=1e-3") == folders("learning_rate=0.001", "dim=8")
+    assert folders("dim=8") == {"dot,dim=8"}
