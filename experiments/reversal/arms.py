@@ -29,8 +29,9 @@ from attention_jax.tasks.reversal.task import (
     reversal_task,
 )
 from attention_jax.training.loop import Task, initial_state, train_steps
+from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import train_run
-from experiments.experiment import JSON, exit_if_interrupted
+from experiments.experiment import JSON, Expectation, exit_if_interrupted
 
 Array = jax.Array
 Arrays = dict[str, Any]  # NumPy arrays by name, or dicts of them
@@ -84,6 +85,14 @@ def accuracies(evaluations: dict[int, Evaluation]) -> JSON:
 def mean_over_lengths(accuracy: JSON, metric: str, lengths: Sequence[int]) -> np.ndarray:
     """Returns the mean over lengths of one metric of `accuracies`, [seeds]."""
     return np.mean([accuracy[metric][str(length)] for length in lengths], axis=0)
+
+
+def above_zero(claim: str, source: str, by_seed: np.ndarray) -> Expectation:
+    """Returns the claim that a difference is above 0 on average, by two standard errors."""
+    _, deviation = mean_and_deviation(by_seed)
+    low = 2 * float(deviation) / math.sqrt(by_seed.size)
+    tolerance = "2 standard errors over seeds"
+    return Expectation(claim, source, float(by_seed.mean()), low, math.inf, tolerance)
 
 
 def heat_map(answer: Reversed) -> JSON:

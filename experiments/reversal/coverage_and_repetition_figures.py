@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
 from experiments.experiment import JSON
+from experiments.reversal.curves import draw_band
 
 CAPTIONS = {
     "coverage_stuck": (
@@ -16,12 +20,12 @@ CAPTIONS = {
         " -2, and rises again where tanh saturates."
     ),
     "coverage": (
-        "Six panels against the training step: without coverage, with coverage in the score, and"
-        " with the coverage loss as well. At trained lengths the coverage loss per string falls to"
-        " its floor of 1 in the arm that trains on it, and levels off at 1.9 and 3.1 in the others;"
-        " excess of attention, right answers and repeated letters end alike. On strings of ten"
-        " letters the arm with the coverage loss repeats the fewest letters wrongly. Bands: one"
-        " deviation over seeds."
+        "Six panels per score against the training step: without coverage, with coverage in the"
+        " score, and with the coverage loss as well. At trained lengths the coverage loss per"
+        " string falls to its floor of 1 in the arm that trains on it, and stays above it in the"
+        " others; weight beyond 1 per letter, right answers and wrong repetitions end alike. On"
+        " longer strings the arm with the coverage loss repeats the fewest letters wrongly. Bands:"
+        " one deviation over seeds."
     ),
 }
 
@@ -49,13 +53,14 @@ def _stuck(stuck: list[JSON]) -> Figure:
     queries, keys = weights.shape
     kernels = [decoder["kernel"] for decoder in stuck]
     losses.plot(
-        kernels, [sum(decoder["loss"]) for decoder in stuck], color=plotting.COLORS[0], marker="o",
+        kernels, [sum(decoder["loss"]) for decoder in stuck], color=plotting.COLORS[3], marker="o",
+        linestyle="",
         label="coverage loss of all queries",
     )  # fmt: skip
     spread = [max(decoder["coverage"]) - min(decoder["coverage"]) for decoder in stuck]
     losses.plot(
-        kernels, spread, color=plotting.COLORS[1], marker="s",
-        label="coverage, most - least of a key",
+        kernels, spread, color=plotting.COLORS[4], marker="s", linestyle="",
+        label="largest - smallest coverage of a key",
     )  # fmt: skip
     losses.axhline(
         queries - keys,
@@ -64,7 +69,7 @@ def _stuck(stuck: list[JSON]) -> Figure:
         label=f"floor: {queries} queries, {keys} keys",
     )
     losses.set(
-        xlabel="coverage kernel w", ylim=(-0.15, None),
+        xlabel="coverage kernel w", ylabel="sum of weights", ylim=(-0.15, None),
         title="A stuck decoder moves on\nif covered keys lose score",
     )  # fmt: skip
     losses.invert_xaxis()
@@ -73,33 +78,48 @@ def _stuck(stuck: list[JSON]) -> Figure:
     return figure
 
 
+FLOOR = 1.0  # of coverage loss and excess, per string
+
+
 def _learning(numbers: JSON) -> Figure:
-    figure, axes = plotting.new_figure(8.6, 5, rows=2, columns=3, sharex=True)
-    far = numbers["config"]["far_length"]
-    panels = (
-        ("trained lengths", "coverage_loss", "Coverage loss of a string", "Σ min(α, cov)"),
-        ("trained lengths", "excess", "Attention beyond 1 a letter", "Σ max(0, cov - 1)"),
-        ("trained lengths", "exact_match", "Right answers", "share of strings"),
-        ("trained lengths", "repeated", "Letters repeated wrongly", "share of letters written"),
-        ("longer", "repeated", f"The same, {far} letters", "share of letters written"),
-        ("longer", "coverage_loss", f"Coverage loss, {far} letters", "Σ min(α, cov)"),
+    scores = numbers["arms"]
+    figure, axes = plotting.new_figure(
+        8.6, 4.4 * len(scores) + 0.6, rows=2 * len(scores), columns=3, sharex=True
     )
-    for ax, (strings, name, title, ylabel) in zip(axes, panels, strict=True):
-        for index, (arm, looks) in enumerate(numbers["arms"].items()):
-            values = np.array(looks[strings][name])
-            plotting.draw_band(ax, numbers["looks"][::2], values[::2], index=index, label=arm)
-        ax.set(title=title, ylabel=ylabel, ylim=(0, None))
-        if name in ("coverage_loss", "excess"):
-            floor = numbers["floor"]["per string"]
-            ax.axhline(floor, color="black", linestyle="--", linewidth=1, label="floor")
-        if name == "repeated":
-            ax.set_ylim(0, 0.12)  # all arms begin at about one half
-        ax.grid(alpha=0.3)
-    for ax in axes[3:]:
+    for row, (score, arms) in enumerate(scores.items()):
+        _draw_learning(axes[6 * row : 6 * row + 6], score, arms, numbers)
+    for ax in axes[-3:]:
         ax.set_xlabel("step")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.suptitle(
-        f"Additive attention learns to reverse, with coverage and without"
-        f" ({numbers['config']['seeds']} seeds)"
+        f"Attention learns to reverse, with coverage and without"
+        f" ({numbers['config']['seeds']} seeds; bands: one deviation, within the possible range)",
+        fontsize=11,
     )
     return figure
+
+
+def _draw_learning(axes: list[Axes], score: str, arms: JSON, numbers: JSON) -> None:
+    far = f"{numbers['config']['far_length']} letters"
+    panels = (
+        ("trained lengths", "coverage_loss", "coverage loss per string", "Σ min(α, cov)"),
+        ("trained lengths", "excess", "weight beyond 1 per letter", "Σ max(0, cov - 1)"),
+        ("trained lengths", "exact_match", "right answers", "share of strings"),
+        ("trained lengths", "repeated", "wrong repetitions", "share of letters written"),
+        ("longer", "repeated", f"the same, {far}", "share of letters written"),
+        ("longer", "coverage_loss", f"coverage loss, {far}", "Σ min(α, cov)"),
+    )
+    for ax, (strings, name, title, ylabel) in zip(axes, panels, strict=True):
+        floored = name in ("coverage_loss", "excess")
+        for index, (arm, looks) in enumerate(arms.items()):
+            draw_band(
+                ax, numbers["looks"], np.array(looks[strings][name]), index=index, label=arm,
+                least=FLOOR if floored else 0, most=math.inf if floored else 1,
+            )  # fmt: skip
+        ax.set(ylabel=ylabel, ylim=(0, None))
+        ax.set_title(f"{score}: {title}", fontsize=9)
+        if floored:
+            ax.axhline(FLOOR, color="black", linestyle="--", linewidth=1, label="floor")
+        if name == "repeated":
+            ax.set_ylim(0, 0.12)  # all arms begin at about one half
+        ax.grid(alpha=0.3)

@@ -2,76 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from attention_jax.reports import plotting
 from experiments.experiment import JSON
-
-BIN = 23  # neighbouring lengths per point
+from experiments.reversal.curves import BARS, draw_band, draw_shares
+from experiments.score_colors import score_indices
 
 
 def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
-    """One row per alphabet: letters right at every length, and whole strings right far beyond."""
-    figure, axes = plotting.new_figure(11, 3.6 * len(arms), rows=len(arms), columns=2)
+    """One row per alphabet: letters right up to length 500, and whole strings right far beyond."""
+    figure, axes = plotting.new_figure(10, 3.4 * len(arms) + 0.4, rows=len(arms), columns=2)
     for row, (letters, scores) in enumerate(arms.items()):
         near, far = axes[2 * row : 2 * row + 2]
-        for index, (score, arm) in enumerate(scores.items()):
-            _band(near, _binned(arm["teacher_forced"]["tokens"]), index, score)
-            _band(far, arm["free_running"]["exact"], index, score)
-        near.set_title(
-            f"{letters} letters: letters right, those before given, means of {BIN} lengths"
-        )
+        indices = score_indices(scores)
+        _prepare(far, list(next(iter(scores.values()))["exact"]), trained)
+        for place, (score, arm) in enumerate(scores.items()):
+            lengths, shares = _percent(arm["tokens"])
+            draw_band(near, lengths, shares, index=indices[score], label=score, most=100)
+            lengths, shares = _percent(arm["exact"])
+            draw_shares(
+                far, lengths, shares, index=indices[score], place=place, count=len(scores),
+                label=score, most=100,
+            )  # fmt: skip
+        near.set_title(f"{letters} letters: letters right, earlier ones given")
         bottom, _ = near.get_ylim()
         near.set_ylim(bottom, 100 + (100 - bottom) / 50)
-        near.set_xlabel("length of the string")
+        near.set_xlabel("length of the string (means of neighbouring lengths)")
         near.set_ylabel("letters right (%)")
         far.set_title(f"{letters} letters: whole strings right, free running")
-        far.set_xscale("log")
-        lengths = [int(length) for length in next(iter(scores.values()))["free_running"]["exact"]]
-        far.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        far.xaxis.set_minor_formatter(NullFormatter())
-        far.set_ylim(-3, 103)
-        far.axvline(trained, color="gray", linestyle=":", linewidth=1)
-        far.annotate(
-            "longest in training", (trained, 52), rotation=90, color="gray", fontsize=8, ha="right"
-        )
-        far.set_xlabel("length of the string")
         far.set_ylabel("strings right (%)")
         far.legend(loc="lower left")
+    figure.suptitle(f"Bands and {BARS}", fontsize=10)
     return figure
 
 
 def ablation_figure(panels: dict[str, dict[str, JSON]], *, trained: int) -> Figure:
     """Letters right against length: one panel per part of the recipe, one curve per arm."""
     rows = -(-len(panels) // 2)
-    figure, axes = plotting.new_figure(11, 3.4 * rows, rows=rows, columns=2, sharey=True)
+    figure, axes = plotting.new_figure(10, 3.2 * rows + 0.4, rows=rows, columns=2, sharey=True)
     for panel, (title, arms) in zip(axes, panels.items(), strict=False):
+        _prepare(panel, list(next(iter(arms.values()))["tokens"]), trained)
         for index, (name, arm) in enumerate(arms.items()):
-            _band(panel, arm["tokens"], index, name)
+            lengths, shares = _percent(arm["tokens"])
+            draw_shares(panel, lengths, shares, index=index, count=len(arms), label=name, most=100)
         panel.set_title(title)
-        panel.set_xscale("log")
-        lengths = [int(length) for length in next(iter(arms.values()))["tokens"]]
-        panel.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        panel.xaxis.set_minor_formatter(NullFormatter())
-        panel.axvline(trained, color="gray", linestyle=":", linewidth=1)
-        panel.set_ylim(-3, 103)
-        panel.set_xlabel("length of the string (dotted: longest in training)")
         panel.set_ylabel("letters right (%)")
         panel.legend(loc="center left", fontsize=8)
     for panel in axes[len(panels) :]:
         panel.set_visible(False)
+    figure.suptitle(f"Blue: the recipe. {BARS.capitalize()}", fontsize=10)
     return figure
 
 
-def heat_map_figure(weights: dict[str, np.ndarray]) -> Figure:
-    """Weights [T, S] by score; there are too many positions to label each."""
-    figure, axes = plotting.new_figure(3.1 * len(weights) + 0.8, 3.6, columns=len(weights))
+def heat_map_figure(weights: dict[str, JSON]) -> Figure:
+    """Weights by score; there are too many positions to label each."""
+    figure, axes = plotting.new_figure(2.7 * len(weights) + 0.8, 3.2, columns=len(weights))
     for panel, (score, of_score) in zip(axes, weights.items(), strict=True):
-        image = panel.imshow(of_score, cmap="viridis", vmin=0, vmax=1, aspect="equal")
+        dense = np.zeros(of_score["shape"])
+        dense[of_score["rows"], of_score["columns"]] = of_score["weights"]
+        image = panel.imshow(dense, cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
         panel.set_title(score)
         panel.set_xlabel("letter of the source (key)")
     axes[0].set_ylabel("letter written (query); the last is EOS")
@@ -79,18 +72,17 @@ def heat_map_figure(weights: dict[str, np.ndarray]) -> Figure:
     return figure
 
 
-def _binned(by_length: JSON) -> JSON:
-    """Means over bins of neighbouring lengths, by the mean length of each bin."""
-    lengths = list(by_length)
-    bins = [lengths[first : first + BIN] for first in range(0, len(lengths), BIN)]
-    return {
-        str(round(np.mean([int(n) for n in bin_]))): np.mean([by_length[n] for n in bin_], axis=0)
-        for bin_ in bins
-    }
+def _prepare(axes: Axes, lengths: list[str], trained: int) -> None:
+    """A logarithmic axis with the tested lengths, and a line at the longest of training."""
+    axes.set_xscale("log")
+    axes.set_xticks([int(length) for length in lengths], [f"{int(n):,}" for n in lengths])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="x", labelsize=8)
+    axes.axvline(trained, color="gray", linestyle=":", linewidth=1)
+    axes.set_ylim(-3, 103)
+    axes.set_xlabel("length of the string (dotted: longest in training)")
 
 
-def _band(axes: Any, by_length: JSON, index: int, label: str) -> None:
-    """Draws shares as percentages."""
-    lengths = [int(length) for length in by_length]
-    values = 100 * np.array(list(by_length.values()))
-    plotting.draw_band(axes, lengths, values, index=index, label=label)
+def _percent(by_length: JSON) -> tuple[list[int], np.ndarray]:
+    """The lengths, and the percentages [lengths, seeds]."""
+    return [int(length) for length in by_length], 100 * np.array(list(by_length.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
@@ -10,7 +11,8 @@ from matplotlib.figure import Figure
 from attention_jax.reports import plotting
 from attention_jax.tasks.reversal.evaluation import LETTER_AXES
 from experiments.experiment import JSON
-from experiments.reversal.arms import mean_over_lengths
+from experiments.reversal.arms import TRAINED_LENGTHS, mean_over_lengths
+from experiments.reversal.curves import BARS, draw_shares
 
 CAPTIONS = {
     "local_attention": (
@@ -18,7 +20,7 @@ CAPTIONS = {
         " anti-diagonal reverse every string at radius 0, and fewer strings the wider they are;"
         " windows around the diagonal follow their ceiling; windows around a predicted center need"
         " radius 2. With an encoder both reverse, the diagonal less well. By length, the diagonal"
-        " reverses most strings up to D + 1 letters and no longer ones. Bands: one deviation over"
+        " reverses most strings up to D + 1 letters and no longer ones. Bars: one deviation over"
         " seeds."
     ),
     "local_attention_masks": (
@@ -36,6 +38,7 @@ CAPTIONS = {
     ),
 }
 
+EXACT = "free_running_exact"
 _ENCODERS = {"no encoder": "Without an encoder", "encoder": "With an encoder"}
 
 
@@ -46,63 +49,78 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 
 def _accuracy(numbers: JSON) -> Figure:
-    figure, axes = plotting.new_figure(11, 4.6, columns=3, sharey=True)
-    radii = numbers["config"]["radii"]
-    for ax, (encoder, title) in zip(axes, _ENCODERS.items(), strict=False):
-        for index, centers in enumerate(("anti-diagonal", "diagonal", "predicted")):
-            by_radius = numbers["arms"].get(f"{encoder}, {centers}", {})
-            if by_radius:
-                exact = np.array([_exact(numbers, arm) for arm in by_radius.values()])
-                label = "predicted center" if centers == "predicted" else centers
-                x = [int(radius) for radius in by_radius]
-                plotting.draw_band(ax, x, exact, index=index, label=label)
-        ax.set(title=title, xlabel="radius D of the window (keys)")
-    axes[0].set_xticks(radii)
-    axes[1].set_xticks(numbers["config"]["encoder_radii"])
-    ceiling = [np.mean(numbers["ceiling"][str(radius)]) for radius in radii]
-    axes[0].plot(radii, ceiling, "k--", label="the most that the diagonal can")
-    for index, (radius, arm) in enumerate(numbers["arms"]["no encoder, diagonal"].items()):
-        by_length = arm["accuracy"]["free_running_exact"]
-        x, exact = [int(length) for length in by_length], np.array(list(by_length.values()))
-        # Other colours than in the left panels: here each line is a radius.
-        plotting.draw_band(axes[2], x, exact, index=index + 2, label=f"D = {radius}")
-    axes[2].set(title="Diagonal, without an encoder", xlabel="length of the string (letters)")
-    axes[0].set(ylabel="exact match (share of strings)", ylim=(-0.04, 1.06))
-    for ax in axes:
-        ax.grid(alpha=0.3)
+    scores, config = numbers["arms"], numbers["config"]
+    figure, axes = plotting.new_figure(
+        9.6, 3.8 * len(scores) + 0.4, rows=len(scores), columns=3, sharey=True
+    )
+    for row, (score, arms) in enumerate(scores.items()):
+        _draw_accuracy(axes[3 * row : 3 * row + 3], arms, numbers)
+        axes[3 * row].set(ylabel=f"{score}: exact match (share of strings)", ylim=(-0.04, 1.06))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    axes[2].legend(loc="upper right")
-    seeds = numbers["config"]["seeds"]
     figure.suptitle(
-        f"Strings of {min(_lengths(numbers))} to {max(_lengths(numbers))} letters reversed through"
-        f" a window, {seeds} seeds"
+        f"Strings of {TRAINED_LENGTHS[0]} to {TRAINED_LENGTHS[-1]} letters reversed through a"
+        f" window, {config['seeds']} seeds\n({BARS})",
+        fontsize=11,
     )
     return figure
 
 
+def _draw_accuracy(axes: list[Axes], arms: JSON, numbers: JSON) -> None:
+    """One score: by radius without and with an encoder, and by length around the diagonal."""
+    centers = ("anti-diagonal", "diagonal", "predicted")
+    for ax, (encoder, title) in zip(axes, _ENCODERS.items(), strict=False):
+        for index, center in enumerate(centers):
+            by_radius = arms.get(f"{encoder}, {center}", {})
+            if by_radius:
+                exact = np.array([_exact(arm) for arm in by_radius.values()])
+                label = "predicted center" if center == "predicted" else center
+                x = [int(radius) for radius in by_radius]
+                draw_shares(ax, x, exact, index=index, count=len(centers), label=label)
+        ax.set(title=title, xlabel="radius D of the window (keys)")
+    radii = numbers["config"]["radii"]
+    axes[0].set_xticks(radii)
+    axes[1].set_xticks(numbers["config"]["encoder_radii"])
+    ceiling = [np.mean(numbers["ceiling"][str(radius)]) for radius in radii]
+    axes[0].plot(radii, ceiling, "k_", markersize=16, label="the most that the diagonal can")
+    diagonal = arms["no encoder, diagonal"]
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(diagonal)))
+    for index, (radius, arm) in enumerate(diagonal.items()):
+        by_length = arm["accuracy"][EXACT]
+        x, exact = [int(length) for length in by_length], np.array(list(by_length.values()))
+        draw_shares(
+            axes[2], x, exact, index=index, count=len(diagonal), label=f"D = {radius}",
+            color=shades[index], connected=True,
+        )  # fmt: skip
+    axes[2].set(title="Diagonal, without an encoder", xlabel="length of the string (letters)")
+    axes[2].legend(loc="upper right", fontsize=8)
+    for ax in axes:
+        ax.grid(alpha=0.3)
+
+
 def _masks(numbers: JSON) -> Figure:
     masks = numbers["masks"]
-    figure, axes = plotting.new_figure(10.5, 6.6, rows=2, columns=3)
+    figure, axes = plotting.new_figure(8.6, 5.2, rows=2, columns=3)
     titles = {
         "global": "Global",
         "local-m": "Local-m, along the diagonal",
-        "local-p": "Local-p, as the chapter draws it",
+        "local-p": "Local-p, as in the chapter",
         "anti-diagonal": "Local-m, anti-diagonal",
     }
     colors = ListedColormap(["white", plotting.COLORS[0]])
     for ax, (name, pairs) in zip(axes, masks["pairs"].items(), strict=False):
-        ax.imshow(pairs, cmap=colors, vmin=0, vmax=1)
+        ax.imshow(pairs, cmap=colors, vmin=0, vmax=1, interpolation="nearest")
         share = 100 * np.mean(pairs)
-        ax.set_title(f"{titles[name]}\n{share:.0f} % of the pairs")
+        ax.set_title(f"{titles[name]}\n{share:.0f} % of the pairs", fontsize=10)
         _label_pairs(ax)
     gaussian, row_sums = axes[4:]
     weights = np.array(masks["gaussian_weights"])
-    image = gaussian.imshow(weights, cmap="viridis", vmin=0)
+    image = gaussian.imshow(weights, cmap="viridis", vmin=0, interpolation="nearest")
     gaussian.plot(
         masks["gaussian_centers"], range(len(weights)), ".", color="white", label="center p"
     )
     sums = weights.sum(axis=-1)
-    gaussian.set_title(f"Local-p with its Gaussian:\nrows sum to {sums.min():.2f}-{sums.max():.2f}")
+    title = f"Local-p with its Gaussian:\nrows sum to {sums.min():.2f}-{sums.max():.2f}"
+    gaussian.set_title(title, fontsize=10)
     gaussian.legend(loc="upper right", facecolor="gray", labelcolor="white", framealpha=0.6)
     _label_pairs(gaussian)
     figure.colorbar(image, ax=gaussian, shrink=0.7, label="attention weight")
@@ -112,7 +130,8 @@ def _masks(numbers: JSON) -> Figure:
 
 def _draw_row_sums(axes: Axes, numbers: JSON) -> None:
     radii = [drawn["radius"] for drawn in numbers["gaussian"]]
-    for index, place in enumerate(("on a key", "between keys")):
+    # Colors 0 to 2 are those of the three kinds of centers in the other figures.
+    for index, place in ((3, "on a key"), (4, "between keys")):
         drawn = [of_radius[place] for of_radius in numbers["gaussian"]]
         axes.errorbar(
             radii, [mass["mean"] for mass in drawn],
@@ -121,17 +140,17 @@ def _draw_row_sums(axes: Axes, numbers: JSON) -> None:
             label=f"random, center {place}",
         )  # fmt: skip
         formula = [mass["formula"] for mass in drawn]
-        axes.plot(radii, formula, color=plotting.COLORS[index], linestyle="--", linewidth=1)
-    trained = numbers["arms"].get("no encoder, predicted", {})
-    if trained:
-        sums = np.array([arm["weight"] for arm in trained.values()])
-        x = [int(radius) for radius in trained]
-        plotting.draw_band(axes, x, sums, index=2, label="trained, no encoder")
+        axes.plot(radii, formula, "_", color=plotting.COLORS[index], markersize=18)
+    trained = next(iter(numbers["arms"].values()))["no encoder, predicted"]
+    sums = np.array([arm["weight"] for arm in trained.values()])
+    x = [int(radius) for radius in trained]
+    draw_shares(axes, x, sums, index=2, place=1, count=2, label="trained, no encoder")
     axes.set(
-        title="What the Gaussian leaves of 1\n(dashed: formulas)",
+        title="With the Gaussian\n(wide strokes: formulas)",
         xlabel="radius D (keys)", ylabel="sum of a row's weights", xticks=radii, ylim=(0, 1.03),
     )  # fmt: skip
-    axes.legend(loc="lower center", fontsize=9)
+    axes.title.set_fontsize(10)
+    axes.legend(loc="lower center", fontsize=7)
     axes.grid(alpha=0.3)
 
 
@@ -140,26 +159,21 @@ def _weights(numbers: JSON) -> Figure:
     config = numbers["config"]
     radius = max(set(config["radii"]) & set(config["encoder_radii"]))  # the largest of all arms
     panels = {}
-    for arm, by_radius in numbers["arms"].items():
-        encoder, centers = arm.split(", ")
+    score, arms = next(iter(numbers["arms"].items()))
+    for arm, by_radius in arms.items():
         measured = by_radius[str(radius)]
-        panels[f"{encoder}, {centers}"] = (
+        panels[arm] = (
             np.array(measured["weights"]).reshape(-1, len(word)), measured["row_labels"], word,
         )  # fmt: skip
-    figure = plotting.weight_heatmaps(panels, columns=3, **LETTER_AXES)
-    figure.suptitle(f"Attention of trained models, through windows of radius {radius}")
+    figure = plotting.weight_heatmaps(panels, columns=3, size=2.6, **LETTER_AXES)
+    figure.suptitle(f"Attention of trained models ({score}), through windows of radius {radius}")
     return figure
 
 
 def _label_pairs(axes: Axes) -> None:
-    axes.set(xlabel="source position j (key)", ylabel="target position i (query)")
+    axes.set(xlabel="source position j (key)", ylabel="target position i")
     axes.set(xticks=range(0, 20, 5), yticks=range(0, 16, 5))
 
 
-def _exact(numbers: JSON, arm: JSON) -> np.ndarray:
-    return mean_over_lengths(arm["accuracy"], "free_running_exact", _lengths(numbers))
-
-
-def _lengths(numbers: JSON) -> list[int]:
-    measured = next(iter(next(iter(numbers["arms"].values())).values()))
-    return [int(length) for length in measured["accuracy"]["free_running_exact"]]
+def _exact(arm: JSON) -> np.ndarray:
+    return mean_over_lengths(arm["accuracy"], EXACT, TRAINED_LENGTHS)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.scores import Score
 from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun, bind, reversal_task
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.loop import LoopConfig
@@ -21,6 +24,16 @@ from experiments.reversal.length_evaluation import (
     teacher_forced,
     weights_on,
 )
+
+RESULTS = Path(__file__).parents[2] / "experiments" / "reversal"
+
+
+@dataclasses.dataclass(frozen=True)
+class Nearness(Score):
+    """A user's own score."""
+
+    def pair(self, params, q_features, k_features):
+        return -jnp.abs(q_features[:, None] - k_features[None]).mean(-1)
 
 
 @functools.lru_cache
@@ -116,37 +129,62 @@ def untrained_arm(config, folder):
     task, rng = reversal_task(config), jax.random.key(0)
     loss = jax.eval_shape(lambda rng: task.loss(task.init(rng), task.batch(rng), rng), rng)
     assert all(leaf.shape == () for leaf in jax.tree.leaves(loss))
-    return untrained(), {"seconds": 1.0, "loss": [[3.0, 2.0]]}
+    return untrained(), {}
 
 
-def test_the_question_with_tiny_settings(tmp_path, monkeypatch):
+def test_two_scores_with_tiny_settings(tmp_path, monkeypatch):
     # Lengths of one width, and of a length that the tests above have, share their programs.
     monkeypatch.setattr(length_generalization, "trained_arm", untrained_arm)
     monkeypatch.setattr(length_generalization, "PROTOCOL", range(41, 63))
     monkeypatch.setattr(length_generalization, "DRAWN_LENGTH", 7)
+    scores = ("scaled", f"{__name__}:Nearness")
     config = dataclasses.replace(
-        length_generalization.QUICK, far=(5,), far_strings=(3,), every=20,
-        workdir=tmp_path / "runs",
+        length_generalization.QUICK, scores=scores, far=(5,), far_strings=(3,), every=20, dim=8,
+        batch_size=2, workdir=tmp_path / "runs",
     )  # fmt: skip
     numbers = {"config": dataclasses.asdict(config), **length_generalization.run(config)}
-    arm = numbers["arms"]["26"]["scaled"]
-    assert list(arm["teacher_forced"]["tokens"]) == ["41", "61"]
-    assert list(arm["free_running"]["exact"]) == ["5"]
-    assert np.shape(arm["weights"]) == (8, 7)
-    assert arm["loss"] == [3.0, 2.0]
-    assert list(arm["memory_mib"]) == ["5"]
-    by_hand = np.mean([arm["teacher_forced"]["tokens"][n] for n in ("41", "61")], axis=0)
-    np.testing.assert_allclose(arm["mean_tokens"], by_hand, atol=2e-6)
+    assert tuple(numbers["arms"]["26"]) == scores
+    for arm in numbers["arms"]["26"].values():
+        assert list(arm["tokens"]) == ["41", "61"]
+        assert list(arm["exact"]) == ["5"]
+        assert arm["weights"]["shape"] == [8, 7]
+        assert list(arm["memory_mib"]) == ["5"]
+        by_hand = np.mean([arm["tokens"][n] for n in ("41", "61")], axis=0)
+        np.testing.assert_allclose(arm["mean_tokens"], by_hand, atol=2e-6)
     assert set(length_generalization.plot(numbers)) == set(length_generalization.CAPTIONS)
+    claims = [found.claim for found in length_generalization.expectations(numbers)]
+    # There were expectations for the accuracy of named scores, and of the best one.
+    about_mine = [claim for claim in claims if claim.startswith(scores[1])]
+    assert about_mine == [f"{scores[1]}: MiB of temporary memory for a string of 5 letters"]
     assert not all(found.met for found in length_generalization.expectations(numbers))
-    assert "| scaled |" in length_generalization.report(numbers)
+    report = length_generalization.report(numbers)
+    assert all(f"| {score} |" in report for score in scores)
+
+
+def test_neighbouring_lengths_are_averaged():
+    by_length = {length: np.array([length, -length]) / 1000 for length in range(41, 501)}
+    binned = length_generalization.binned(by_length)
+    assert len(binned) == 20
+    # The first of the bins holds 41 to 63, and the last 478 to 500.
+    assert binned["52"] == [0.052, -0.052]
+    assert binned["489"] == [0.489, -0.489]
+    assert length_generalization.binned({7: np.array([0.5])}) == {"7": [0.5]}
+
+
+def test_small_weights_are_left_out():
+    weights = np.array([[0.02, 0.98], [0.5, 0.5]])
+    kept = length_generalization.sparse(weights)
+    assert kept == {
+        "shape": [2, 2], "rows": [0, 1, 1], "columns": [1, 0, 1], "weights": [0.98, 0.5, 0.5],
+    }  # fmt: skip
 
 
 @pytest.mark.slow
 def test_parts_of_the_recipe_with_tiny_settings(tmp_path):
     part = "size of logits, scaled dot"
     config = length_ablations.Config(
-        parts=(part,), seeds=2, steps=2, lengths=(3, 5), strings=2, workdir=tmp_path / "runs",
+        parts=(part,), seeds=2, steps=2, lengths=(3, 5), strings=2, dim=8, batch_size=2,
+        workdir=tmp_path / "runs",
     )  # fmt: skip
     numbers = {"config": dataclasses.asdict(config), **length_ablations.run(config)}
     arms = numbers["parts"][part]
@@ -154,6 +192,51 @@ def test_parts_of_the_recipe_with_tiny_settings(tmp_path):
     assert np.shape(arms["learned factor"]["tokens"]["5"]) == (2,)
     assert set(length_ablations.plot(numbers)) == set(length_ablations.CAPTIONS)
     assert "| learned factor |" in length_ablations.report(numbers)
+
+
+def committed(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def test_the_report_shows_how_far_strings_are_reversed():
+    numbers = committed("length_generalization")
+    report = length_generalization.report(numbers)
+    assert all(len(arms) == 4 for arms in numbers["arms"].values())
+    for score, arm in numbers["arms"]["26"].items():
+        (row,) = [
+            line for line in report.split("2 letters:")[0].splitlines() if f"| {score} |" in line
+        ]
+        assert row.startswith(f"| {score} | {100 * np.mean(arm['mean_tokens']):.3f} ± ")
+        shares = [f"{100 * np.mean(shares):.1f}" for shares in arm["exact"].values()]
+        assert row.endswith(f" | {' | '.join(shares)} |")
+
+
+def test_the_findings_about_the_parts_have_measured_numbers():
+    numbers = committed("length_ablations")
+    report = length_ablations.report(numbers)
+    assert report.count("\n- **") == 5
+    seen = numbers["parts"]["which positions are seen in training"]["0, 1, 2, ..."]["tokens"]
+    assert f"the model has {100 * np.mean(seen['500']):.0f} % at length 500" in report
+    del numbers["parts"]["other attention"]
+    assert length_ablations.report(numbers).count("\n- **") == 4
+
+
+@pytest.mark.parametrize(
+    ("part", "arm", "length", "shares"),
+    [
+        ("where the source is counted from", "its end", "500", [0.9]),
+        ("where the source is counted from", "its start", "500", [0.3]),
+        ("which positions are seen in training", "0, 1, 2, ...", "500", [1.1]),
+        ("size of logits, additive", "as they are", "5000", [1.1]),
+    ],
+)
+def test_claims_that_other_numbers_would_miss(part, arm, length, shares):
+    numbers = committed("length_ablations")
+    before = {found.claim for found in length_ablations.expectations(numbers) if not found.met}
+    numbers["parts"][part][arm]["tokens"][length] = shares * 3
+    after = {found.claim for found in length_ablations.expectations(numbers) if not found.met}
+    assert len(after - before) == 1
+    assert f"{part}: {arm}" in (after - before).pop()
 
 
 def test_every_arm_is_a_model():
@@ -171,6 +254,8 @@ def test_every_arm_is_a_model():
         ({"scores": ()}, "scores must be at least one; got none"),
         ({"every": 0}, "every must be at least 1; got 0"),
         ({"alphabets": (27,)}, "letters must be from 1 to 26; got 27"),
+        ({"scores": ("scaled", "dott")}, "score must be one of .*; did you mean 'dot'"),
+        ({"dim": 7}, "dim must be .*; got 7"),
     ],
 )
 def test_mistakes(settings, message):

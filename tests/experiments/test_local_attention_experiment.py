@@ -13,12 +13,20 @@ import pytest
 
 from attention_jax.functional.centers import monotonic_centers
 from attention_jax.functional.windows import window_mask
+from attention_jax.scores import Score
 from attention_jax.tasks.reversal.task import ReversalRun
-from experiments.experiment import conduct
 from experiments.reversal import local_attention as experiment
 from experiments.reversal import local_attention_windows as windows
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "reversal"
+
+
+@dataclasses.dataclass(frozen=True)
+class Nearness(Score):
+    """A user's own score."""
+
+    def pair(self, params, q_features, k_features):
+        return -jnp.abs(q_features[:, None] - k_features[None]).mean(-1)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +91,7 @@ def test_ceiling_counts_letters_out_of_sight(length, radius):
 
 def test_where_a_model_looks(monkeypatch):
     """Compares with loops over rows; the weights are random and do not sum to 1."""
-    config = experiment.Config().training("no encoder", "predicted", 2)
+    config = experiment.Config().training("scaled", "no encoder", "predicted", 2)
     random = np.random.default_rng(0).random((2, 1, 5, 9, 8)).astype(np.float32)
     seen = {}
 
@@ -108,7 +116,7 @@ def test_where_a_model_looks(monkeypatch):
 def test_every_arm_is_another_model():
     config = experiment.Config()
     models = [
-        config.training(encoder, centers, radius).model
+        config.training("scaled", encoder, centers, radius).model
         for encoder, centers in experiment.ARMS
         for radius in config.radii_of(encoder, centers)
     ]
@@ -120,23 +128,59 @@ def test_committed_numbers_meet_what_is_expected(committed):
     assert [str(one) for one in experiment.expectations(committed) if not one.met] == []
     assert list(experiment.plot(committed)) == list(experiment.CAPTIONS)
     assert np.shape(committed["ceiling"]["5"]) == (6,)
+    for radius in committed["gaussian"]:
+        for place in ("on a key", "between keys"):
+            mass = radius[place]
+            # Five digits are kept; one key alone, in a window of radius 1, has no sampling error.
+            within = 4 * mass["standard_error"] + 1e-5
+            assert abs(mass["mean"] - mass["formula"]) <= within
+
+
+def test_the_report_has_the_numbers_of_the_arms(committed):
+    text = experiment.report(committed)
+    by_radius = committed["arms"]["scaled"]["no encoder, diagonal"]
+    exact = [
+        100 * np.mean(list(arm["accuracy"]["free_running_exact"].values()))
+        for arm in by_radius.values()
+    ]
+    cells = " | ".join(f"{share:.1f}" for share in exact)
+    assert f"| scaled | diagonal, no encoder | {cells} |" in text
+    sums = [
+        np.mean(a["weight"]) for a in committed["arms"]["scaled"]["no encoder, predicted"].values()
+    ]
+    assert f"rows keep {' / '.join(f'{share:.2f}' for share in sums)}" in text
 
 
 @pytest.mark.parametrize(
     ("claim", "arm", "radius", "length", "exact"),
     [
-        ("no encoder, D = 3", "no encoder, diagonal", "3", "8", 5.0),
-        ("no encoder, anti-diagonal: ", "no encoder, anti-diagonal", "5", "8", 2.0),
-        ("no encoder, anti-diagonal, D = 0", "no encoder, anti-diagonal", "0", "5", 0.1),
-        ("no encoder, diagonal, D = 2: exact match up to", "no encoder, diagonal", "2", "3", 0.5),
-        ("no encoder, diagonal, D = 2: exact match from", "no encoder, diagonal", "2", "6", 0.5),
-        ("encoder, diagonal, D = 0", "encoder, diagonal", "0", "3", -5.0),
+        ("scaled, no encoder, predicted", "no encoder, predicted", "2", "4", -5.0),
+        ("scaled, no encoder, D = 3", "no encoder, diagonal", "3", "8", 5.0),
+        ("scaled, no encoder, anti-diagonal: ", "no encoder, anti-diagonal", "5", "8", 2.0),
+        ("scaled, no encoder, anti-diagonal, D = 0", "no encoder, anti-diagonal", "0", "5", 0.1),
+        (
+            "scaled, no encoder, diagonal, D = 2: exact match up to",
+            "no encoder, diagonal",
+            "2",
+            "3",
+            0.5,
+        ),
+        (
+            "scaled, no encoder, diagonal, D = 2: exact match from",
+            "no encoder, diagonal",
+            "2",
+            "6",
+            0.5,
+        ),
+        ("scaled, encoder, diagonal, D = 0", "encoder, diagonal", "0", "3", -5.0),
     ],
 )
 def test_other_numbers_do_not(committed, claim, arm, radius, length, exact):
     changed = copy.deepcopy(committed)
     seeds = changed["config"]["seeds"]
-    changed["arms"][arm][radius]["accuracy"]["free_running_exact"][length] = [exact] * seeds
+    changed["arms"]["scaled"][arm][radius]["accuracy"]["free_running_exact"][length] = [
+        exact
+    ] * seeds
     (found,) = [one for one in experiment.expectations(changed) if one.claim.startswith(claim)]
     assert not found.met
 
@@ -151,6 +195,11 @@ def test_other_numbers_do_not(committed, claim, arm, radius, length, exact):
         ({"samples": 1}, "samples must be at least 2; got 1"),
         ({"strings": 0}, "strings must be at least 1; got 0"),
         ({"seeds": 0}, "seeds must be at least 1; got 0"),
+        ({"scores": ()}, "scores must be at least one; got none"),
+        ({"scores": ("scaled", "dott")}, "score must be one of .*; did you mean 'dot'"),
+        ({"dim": 7}, "dim must be .*; got 7"),
+        ({"num_heads": 5}, "dim must be a multiple of 5 heads; got 64"),
+        ({"learning_rate": 0.0}, "learning_rate must be greater than 0; got 0.0"),
         ({"word": ""}, "word must have at least one letter; got none"),
         ({"workdir": Path(__file__)}, "workdir"),
     ],
@@ -160,16 +209,29 @@ def test_mistakes_before_anything_is_trained(settings, message):
         dataclasses.replace(experiment.Config(), **settings)
 
 
+def test_two_scores_each_get_rows_curves_and_claims(committed, tmp_path):
+    """The numbers stand for a run with a user's own score; a run is the next test."""
+    both = copy.deepcopy(committed)
+    both["arms"]["mine:Nearness"] = copy.deepcopy(both["arms"]["scaled"])
+    assert "| mine:Nearness | anti-diagonal, encoder |" in experiment.report(both)
+    claims = [one.claim for one in experiment.expectations(both)]
+    assert sum(claim.startswith("mine:Nearness, ") for claim in claims) == len(claims) / 2
+    assert len(experiment.plot(both)["local_attention"].axes) == 6
+
+
 @pytest.mark.slow
-def test_quick_run(tmp_path):
-    config = dataclasses.replace(experiment.QUICK, steps=2, strings=3, word="abc")
-    config = dataclasses.replace(config, workdir=tmp_path / "runs")
-    conduct(experiment, config, tmp_path / "results")
-    numbers = json.loads((tmp_path / "results" / "local_attention.json").read_text())
-    assert set(numbers["arms"]) == {f"{encoder}, {center}" for encoder, center in experiment.ARMS}
-    for arm in numbers["arms"].values():
-        assert np.shape(arm["2"]["accuracy"]["free_running_exact"]["8"]) == (2,)
-    for weights in numbers["arms"]["encoder, diagonal"]["2"]["weights"]:
-        np.testing.assert_allclose(sum(weights), 1, atol=1e-3)
-    stems = {path.stem for path in (tmp_path / "results").glob("*.png")}
-    assert stems == set(experiment.CAPTIONS)
+def test_a_run_with_two_scores(tmp_path, monkeypatch):
+    arms = (("no encoder", "predicted"), ("encoder", "diagonal"))
+    monkeypatch.setattr(experiment, "ARMS", arms)
+    scores = ("scaled", f"{__name__}:Nearness")
+    config = dataclasses.replace(
+        experiment.QUICK, scores=scores, steps=2, strings=3, word="abc", dim=8, batch_size=2,
+        workdir=tmp_path / "runs",
+    )  # fmt: skip
+    numbers = json.loads(json.dumps(experiment.run(config)))
+    assert tuple(numbers["arms"]) == scores
+    for by_arm in numbers["arms"].values():
+        predicted, diagonal = (by_arm[", ".join(arm)]["2"] for arm in arms)
+        assert np.shape(predicted["accuracy"]["free_running_exact"]["8"]) == (2,)
+        assert np.shape(predicted["weight"]) == np.shape(predicted["on_the_letter"]) == (2,)
+        np.testing.assert_allclose(np.sum(diagonal["weights"], -1), 1, atol=1e-3)

@@ -1,0 +1,93 @@
+"""Shares measured on several seeds, drawn so that no point hides another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from attention_jax.reports import plotting
+from attention_jax.training.metrics import mean_and_deviation
+
+# What the legend or the title of a figure says about the bars.
+BARS = "bars: one standard deviation over seeds, within the possible range"
+
+
+def draw_shares(
+    axes: Axes,
+    x: Sequence[float],
+    shares: np.ndarray,
+    *,
+    index: int,
+    count: int,
+    label: str,
+    place: int | None = None,
+    color: Any = None,
+    most: float = 1.0,
+    connected: bool = False,
+) -> None:
+    """Draws the mean over seeds at each x, with a bar of ± one deviation within [0, most].
+
+    The curves of one figure stand side by side at each x, on a linear or a logarithmic axis: set
+    the scale of the axis before.
+
+    Args:
+        axes: where to draw.
+        x: where the shares were measured.
+        shares: float [len(x), seeds].
+        index: of the color and the marker.
+        count: the number of curves.
+        label: the name in the legend.
+        place: which of the curves this is, from the left; None for the index.
+        color: None for the color of the index.
+        most: the largest possible share, 1 or 100.
+        connected: whether to draw a line between neighbours: only where all x between are tested.
+    """
+    mean, deviation = mean_and_deviation(shares)
+    bars = (mean - np.maximum(mean - deviation, 0), np.minimum(mean + deviation, most) - mean)
+    offset = (index if place is None else place) - (count - 1) / 2
+    places = np.asarray(x, float)
+    places = places * 1.08**offset if axes.get_xscale() == "log" else places + 0.09 * offset
+    axes.errorbar(
+        places, mean, yerr=np.maximum(bars, 0), label=label,
+        color=plotting.COLORS[index % len(plotting.COLORS)] if color is None else color,
+        marker=plotting.MARKERS[index % len(plotting.MARKERS)], markersize=5,
+        linestyle="-" if connected else "", linewidth=1, elinewidth=1.5,
+    )  # fmt: skip
+
+
+def draw_band(
+    axes: Axes,
+    x: Sequence[float],
+    values: np.ndarray,
+    *,
+    index: int,
+    label: str,
+    least: float = 0.0,
+    most: float = math.inf,
+) -> None:
+    """Draws the mean over seeds as a line, in a band of ± one deviation within [least, most].
+
+    Curves with a larger index are thinner, so that those below them show.
+
+    Args:
+        axes: where to draw.
+        x: the position of each row of `values`.
+        values: float [len(x), seeds].
+        index: of the color and the marker.
+        label: the name in the legend.
+        least: the smallest possible value.
+        most: the largest possible value.
+    """
+    mean, deviation = mean_and_deviation(values)
+    color = plotting.COLORS[index % len(plotting.COLORS)]
+    marker = plotting.MARKERS[index % len(plotting.MARKERS)]
+    axes.plot(
+        x, mean, color=color, marker=marker, label=label,
+        markersize=max(3, 7 - 2 * index), linewidth=max(1, 3 - index),
+    )  # fmt: skip
+    low, high = np.maximum(mean - deviation, least), np.minimum(mean + deviation, most)
+    axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)

@@ -1,0 +1,89 @@
+"""The parts of the recipe for strings of any length, and what replaces each in an ablation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.nn.position_config import ANY_LENGTH, PositionConfig
+from attention_jax.scores import Additive, Params, ScaledDot, Score, WrappedScore
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnedTemperature(WrappedScore):
+    """e(q, k) = exp(t) score(q, k), with t learned from 0
+
+    Params: {"log_factor": t, []; "score": those of `score`}.
+
+    Attributes:
+        score: the `Score` to multiply.
+    """
+
+    param_shapes = Score.param_shapes
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        return {"log_factor": jnp.zeros(()), "score": self.score.init(rng, query_dim, key_dim)}
+
+    def project_query(self, params: Params, query: Array) -> Any:
+        return self.score.project_query(params["score"], query)
+
+    def project_key(self, params: Params, key: Array) -> Any:
+        return self.score.project_key(params["score"], key)
+
+    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
+        logits = self.score.pair(params["score"], q_features, k_features)
+        return jnp.exp(params["log_factor"]).astype(logits.dtype) * logits
+
+
+SCALED = LearnedTemperature(ScaledDot())
+ADDITIVE = LearnedTemperature(Additive())
+
+
+def _positions(**settings: Any) -> dict[str, Any]:
+    return {"positions": dataclasses.replace(ANY_LENGTH, **settings)}
+
+
+_PLAIN = {"positions": PositionConfig(), "sharpen_from": None}
+# {part: {arm: settings of the model that differ from the recipe's}}
+PARTS: dict[str, dict[str, dict[str, Any]]] = {
+    "where the source is counted from": {
+        "its end": {},
+        "its start": _positions(anchor="start"),
+        "both": _positions(anchor="both"),
+    },
+    "which positions are seen in training": {
+        "subsets of a random window": {},
+        "random subsets of 8,192": _positions(draw="subset"),
+        "0, 1, 2, ...": _positions(draw="none"),
+    },
+    "how a position enters": {
+        "sinusoidal, fast waves": {},
+        "sinusoidal, 2017's": _positions(max_wavelength=10_000.0, min_wavelength=1.0, scale=1.0),
+        "learned": _positions(kind="learned"),
+        "rotary": _positions(kind="rotary"),
+        "none": _positions(kind="none"),
+    },
+    "size of logits, scaled dot": {
+        "growing with log n": {},
+        "as they are": {"sharpen_from": None},
+        "learned factor": {"sharpen_from": None, "score": f"{__name__}:SCALED"},
+    },
+    "size of logits, additive": {
+        "growing with log n": {"score": "additive"},
+        "as they are": {"score": "additive", "sharpen_from": None},
+        "learned factor": {"score": f"{__name__}:ADDITIVE", "sharpen_from": None},
+    },
+    "other attention": {
+        "none": {},
+        "the decoder's self attention": {"decoder_self_attention": True},
+        "that and an encoder": {"decoder_self_attention": True, "encoder_layers": 1},
+        "the same, this library's defaults": {
+            "decoder_self_attention": True, "encoder_layers": 1, **_PLAIN,
+        },
+    },
+}  # fmt: skip

@@ -1,0 +1,38 @@
+"""curves.py: bars and bands stay within the possible range, and no curve hides another."""
+
+import numpy as np
+import pytest
+
+from attention_jax.reports import plotting
+from experiments.reversal.curves import draw_band, draw_shares
+
+SHARES = np.array([[0.9, 1.0, 1.0], [0.0, 0.0, 0.2], [0.5, 0.5, 0.5]])
+MEAN, DEVIATION = SHARES.mean(-1), SHARES.std(-1, ddof=1)
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_bars_stay_within_the_range_of_shares(scale):
+    _, (axes,) = plotting.new_figure(2, 2)
+    axes.set_xscale(scale)
+    for index in range(2):
+        draw_shares(axes, [10, 20, 50], SHARES, index=index, count=2, label=str(index))
+    places = []
+    for container in axes.containers:
+        points, _, (bars,) = container
+        np.testing.assert_allclose(points.get_ydata(), MEAN)
+        assert points.get_linestyle() == "None"
+        places.append(points.get_xdata())
+        low, high = np.array([segment[:, 1] for segment in bars.get_segments()]).T
+        np.testing.assert_allclose(low, np.maximum(MEAN - DEVIATION, 0), atol=1e-12)
+        np.testing.assert_allclose(high, np.minimum(MEAN + DEVIATION, 1), atol=1e-12)
+    assert np.all(places[0] < [10, 20, 50])
+    assert np.all(places[1] > [10, 20, 50])
+
+
+def test_bands_stay_within_their_range():
+    _, (axes,) = plotting.new_figure(2, 2)
+    draw_band(axes, [1, 2, 3], SHARES, index=0, label="a", most=1)
+    (band,) = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert heights.min() == 0
+    assert heights.max() == 1
