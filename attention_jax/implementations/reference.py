@@ -33,7 +33,8 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     logits, mask = logits_and_mask(options, inputs)
     weights = masked_softmax(logits, mask)
-    any_allowed = jnp.any(weights != 0, axis=1)
+    # Whether any weight is not 0, NaN included; `any(weights != 0)` would store a second [T, S].
+    any_allowed = jnp.max(jax.lax.stop_gradient(weights), axis=1, initial=0) != 0
     if options.dropout_rate > 0:
         assert inputs.dropout_rng is not None  # checked by the caller
         positions = (jnp.arange(length) for length in logits.shape)
