@@ -2,7 +2,7 @@
 
 Source:   chapter 38 ("Attention Variants"), §38.8; See, Liu and Manning 2017, equations 10-13.
 Command:  .venv/bin/python -m experiments.reversal.coverage_and_repetition
-Time:     6 minutes on 2 CPU cores beside other work.
+Time:     2 minutes on 2 CPU cores beside other work.
 Expected: with the coverage loss, sum_j min(a_tj, cov_tj) falls, and so does repetition. The loss
           falls to its floor. Repetition falls only where there is any: on strings longer than those
           of training, whose answers are wrong with and without coverage.
