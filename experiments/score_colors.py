@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 # The scores that most experiments compare.
 _FIRST = ("additive", "dot", "general", "scaled")
+FIRST_FREE = len(_FIRST)  # index of the first colour that does not stand for one of them
 
 
 def score_indices(scores: Iterable[str]) -> dict[str, int]:
