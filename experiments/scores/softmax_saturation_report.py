@@ -43,9 +43,9 @@ def _random(numbers: JSON) -> str:
         f" {scales[-1]:.0f}, as of raw dot products with d_k = {scales[-1] ** 2:.0f}, the mean is"
         f" {mean[-1]:.3f} and the median {median[-1]:.4f}: the mean falls as 1 / c, the median"
         f" vanishes. {100 * random['without_gradient'][-1]:.0f} % of the queries have less than"
-        f" {NO_GRADIENT_NORM:.4f} there, {100 * NO_GRADIENT:.0f} % of the largest possible norm. Saturation takes"
-        f" the gradient from most queries and leaves it to the few whose two largest scores nearly"
-        f" tie."
+        f" {NO_GRADIENT_NORM:.4f} there, {100 * NO_GRADIENT:.0f} % of the largest possible norm."
+        f" Saturation takes the gradient from most queries and leaves it to the few whose two"
+        f" largest scores nearly tie."
     )
 
 
