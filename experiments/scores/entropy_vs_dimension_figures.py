@@ -91,8 +91,9 @@ def _distances(ax: Axes, numbers: JSON) -> None:
             marker=plotting.MARKERS[index % len(plotting.MARKERS)], markersize=5,
         )  # fmt: skip
     if "scaled" in numbers["more_keys"]:
+        many = [count for count in counts if count >= 16]  # the limit is for many keys
         ax.plot(
-            counts, log_keys - [scaled_entropy_limit(count) for count in counts], "k-.",
+            many, [math.log(count) - scaled_entropy_limit(count) for count in many], "k-.",
             label=r"scaled: $\frac{1}{2}-(1+e)/(2T)$",
         )  # fmt: skip
     ax.axhline(0.5, color="gray", ls=":", label="1/2")

@@ -71,7 +71,7 @@ def _faster(numbers: JSON) -> str:
         f" From d_k = {FALLING_DIMS[0]} to {FALLING_DIMS[1]} it falls per doubling of d_k by"
         f" {in_nats} nats, a difference of {nats:.3f} ± {nats_half:.3f} (95 % interval), and by"
         f" {in_shares} % of log T, a difference of {100 * share:.2f} ± {100 * share_half:.2f}"
-        " points."
+        " points. At large d_k both fall as 1 / √d_k."
     )
 
 
