@@ -6,17 +6,21 @@ from collections.abc import Sequence
 
 import jax
 
-from attention_jax.scores import Params, get_score
+from attention_jax.scores import Params, check_score_runs, get_score
 
 
-def check_scores(scores: Sequence[str]) -> None:
-    """Raises ValueError unless `scores` names one or more scores, none of them twice."""
+def check_scores(scores: Sequence[str], *dims: int) -> None:
+    """Raises ValueError unless `scores` names one or more scores, none of them twice.
+
+    Each score must work for queries and keys of each number of features in `dims`.
+    """
     if not scores:
         raise ValueError("scores must be at least one; got none")
     if len(set(scores)) < len(scores):
         raise ValueError(f"scores must be different; got {', '.join(scores)}")
     for score in scores:
-        get_score(score)
+        for dim in dims:
+            check_score_runs(get_score(score), dim, dim)
 
 
 def fresh_params(score: str, rng: jax.Array, dim: int) -> Params:

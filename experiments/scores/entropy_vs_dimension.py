@@ -96,7 +96,6 @@ class Config:
     scores: tuple[str, ...] = ("dot", "scaled")
 
     def __post_init__(self) -> None:
-        check_scores(self.scores)
         if len(self.dims) < 2 or list(self.dims) != sorted(set(self.dims)) or self.dims[0] < 1:
             raise ValueError(f"dims must be at least two, rising from 1 or more; got {self.dims}")
         for name in ("keys", "more_keys"):
@@ -107,6 +106,7 @@ class Config:
             raise ValueError(f"samples must be at least {2 * GROUPS}; got {self.samples}")
         if self.more_keys_dim < 1:
             raise ValueError(f"more_keys_dim must be at least 1; got {self.more_keys_dim}")
+        check_scores(self.scores, self.dims[0], self.dims[-1])
 
 
 QUICK = Config(dims=(1, 256), keys=(16,), samples=400, more_keys=(256,))

@@ -80,7 +80,6 @@ class Config:
     scores: tuple[str, ...] = ("dot", "scaled", "general", "additive")
 
     def __post_init__(self) -> None:
-        check_scores(self.scores)
         if not 2 <= self.source_length < self.dim:
             raise ValueError(
                 f"source_length must be from 2 to dim - 1 = {self.dim - 1}; got"
@@ -99,6 +98,7 @@ class Config:
             raise ValueError(
                 f"angle_scales must be one or more of at least 0; got {self.angle_scales}"
             )
+        check_scores(self.scores, self.dim)
 
 
 QUICK = Config(dim=13, source_length=7, scales=11, angles=5, draws=10)

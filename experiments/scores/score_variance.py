@@ -95,7 +95,6 @@ class Config:
     scores: tuple[str, ...] = ("dot", "scaled", "general", "additive")
 
     def __post_init__(self) -> None:
-        check_scores(self.scores)
         if not self.dims or min(self.dims) < 1:
             raise ValueError(f"dims must be one or more of at least 1; got {self.dims}")
         least = {
@@ -105,6 +104,7 @@ class Config:
         for name, number in least.items():
             if getattr(self, name) < number:
                 raise ValueError(f"{name} must be at least {number}; got {getattr(self, name)}")
+        check_scores(self.scores, min(self.dims), max(self.dims))
 
 
 QUICK = Config(dims=(4, 16), samples=2000, draws=8, row_length=16, initialisations=64)

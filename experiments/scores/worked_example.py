@@ -98,7 +98,7 @@ class Config:
     source_lengths: tuple[int, ...] = (4, 16, 64, 256, 1024)
 
     def __post_init__(self) -> None:
-        check_scores(self.scores)
+        check_scores(self.scores, len(QUERY))
         for name, least in (("keys", 2), ("dim", 1), ("target_length", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax import attention
+from attention_jax import Score, attention
 from experiments.scores import general_score_cost, worked_example
 from experiments.scores.chosen_scores import fresh_params
 from experiments.torch_random import TorchRandom
@@ -129,12 +129,21 @@ def test_counting_multiplications():
     assert counts["queries"]["counted"] == 5 * 3 * 3 + 5 * 7 * 3
 
 
+@dataclasses.dataclass(frozen=True)
+class Transposed(Score):
+    """A score with a mistake: its logits are [S, T]."""
+
+    def pair(self, params, q_features, k_features):
+        return k_features @ q_features.T
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"scores": ()}, "scores must be at least one; got none"),
         ({"scores": ("dot", "dot")}, "scores must be different; got dot, dot"),
         ({"scores": ("skaled",)}, "did you mean 'scaled'"),
+        ({"scores": ("test_worked_example:Transposed",)}, "Transposed.*: pair must return"),
         ({"keys": 1}, "keys must be at least 2; got 1"),
         ({"source_lengths": ()}, "source_lengths must be one or more"),
         ({"source_lengths": (3, 0)}, "source_lengths must be one or more"),
