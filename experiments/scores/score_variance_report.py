@@ -44,8 +44,8 @@ def _means(numbers: JSON) -> str:
     lines = [
         "Variance of scaled dot products over all pairs / within a row, by the means of the"
         f" features (D = {numbers['config']['case_dim']}). The formula of exercise 38.2 is for all"
-        " pairs of tokens as they are. The softmax sees only the variance within a row, which a"
-        " mean of the keys does not change.\n",
+        " pairs of tokens as they are. The softmax sees only the variance within a row; for tokens"
+        " as they are, a mean of the keys does not change it.\n",
         "| means | tokens as they are | by formula | root mean square 1 | LayerNorm |",
         "| --- | --- | --- | --- | --- |",
     ]
