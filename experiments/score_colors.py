@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+from matplotlib import colormaps
+
 # The scores that most experiments compare.
 _FIRST = ("additive", "dot", "general", "scaled")
+FIRST_FREE = len(_FIRST)  # index of the first colour that does not stand for one of them
 
 
 def score_indices(scores: Iterable[str]) -> dict[str, int]:
@@ -16,3 +20,8 @@ def score_indices(scores: Iterable[str]) -> dict[str, int]:
     others = [score for score in dict.fromkeys(scores) if score not in _FIRST]
     every = (*_FIRST, *others)
     return {score: every.index(score) for score in dict.fromkeys(scores)}
+
+
+def ordered_colors(count: int) -> list[tuple[float, ...]]:
+    """Returns colours from dark to light, for the values of a quantity such as a dimension."""
+    return [tuple(color) for color in colormaps["viridis"](np.linspace(0, 0.88, count))]

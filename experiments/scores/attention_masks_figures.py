@@ -12,6 +12,22 @@ from experiments.experiment import JSON
 
 STATUSES = ("empty", "full", "partial")
 
+CAPTIONS = {
+    "attention_masks": (
+        "Nine masks over 24 queries and 24 keys as tables, allowed pairs dark, cut into tiles of "
+        "four by four: causal, a window to the left, padding, three segments, and combinations."
+    ),
+    "attention_masks_tiles": (
+        "Share of the tiles that are empty, full and partly masked, for nine masks of many"
+        " positions; their number stands on each bar."
+    ),
+    "attention_masks_misread": (
+        "Attention weights of six tokens. Upper row: a causal mask and a padding mask, read the "
+        "right way and the wrong way round, where queries look only at the future or only at "
+        "padding. Lower row: a query without keys, masked in five ways; NaN is drawn in pink."
+    ),
+}
+
 
 def plot(numbers: JSON) -> dict[str, Figure]:
     """Draws the tables, the shares of tiles, and masks read the wrong way round."""
@@ -27,7 +43,7 @@ def _table_figure(numbers: JSON) -> Figure:
     figure, axes = plotting.new_figure(
         9.6, 10.4, rows=-(-len(tables) // 3), columns=3, sharex=True, sharey=True
     )
-    colors = ListedColormap(["white", plotting.COLORS[0]])
+    colors = ListedColormap(["white", plotting.COLORS[5]])
     for ax, (name, table) in zip(axes, tables.items(), strict=True):
         length = len(table)
         ax.imshow(table, cmap=colors, vmin=0, vmax=1)
@@ -50,7 +66,7 @@ def _tile_figure(numbers: JSON) -> Figure:
     left = np.zeros(len(names))
     styles = {
         "empty": ("#e8e8e8", "black", "empty: skipped"),
-        "full": (plotting.COLORS[0], "white", "full: not masked"),
+        "full": (plotting.COLORS[5], "black", "full: not masked"),
         "partial": (plotting.COLORS[4], "black", "partial: masked pair by pair"),
     }
     for status in STATUSES:

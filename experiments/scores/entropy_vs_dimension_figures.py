@@ -11,22 +11,22 @@ from matplotlib.figure import Figure
 from attention_jax.reports import plotting
 from experiments.entropy_limits import raw_entropy_limit, scaled_entropy_limit
 from experiments.experiment import JSON
+from experiments.score_colors import score_indices
 
-ARMS = ("raw", "scaled")
 DRAWN = (1, 16, 64, 256, 512)  # dimensions of the notebook's heat maps
 DRAWN_KEYS = 4  # queries and keys in each
+_ADJECTIVES = {"dot": "dot (raw)"}
 
 CAPTIONS = {
     "entropy_vs_dimension": (
-        "Entropy of attention over 16 and over 64 random keys against their dimension, from 1 to "
-        "4096. Scaled, it stays at one level, 0.4 to 0.5 nats below the logarithm of the number of "
-        "keys. Raw, it falls as one over the square root of the dimension. In a third panel the "
-        "distance of scaled entropy from uniform rises to half a nat as the number of keys grows."
+        "Entropy of attention over random keys against their dimension, a panel per number of keys."
+        " Scaled, it stays at one level below the logarithm of the number of keys. Raw, it falls as"
+        " one over the square root of the dimension. In the last panel the distance of scaled"
+        " entropy from uniform rises to half a nat as the number of keys grows."
     ),
     "entropy_vs_dimension_weights": (
-        "Mean largest weight against dimension. Raw attention goes from 0.2 (16 keys) and 0.1 (64 "
-        "keys) at dimension 1 to 0.98 at 4096; scaled attention stays near one quarter and one "
-        "tenth."
+        "Mean largest weight against dimension, a panel per number of keys. Raw attention becomes"
+        " nearly one-hot as the dimension grows; scaled attention stays spread."
     ),
     "entropy_vs_dimension_heatmaps": (
         "Attention weights of four queries over four keys, of dimension 1 to 512. Upper row, raw: "
@@ -45,80 +45,102 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 
 def _entropy_figure(numbers: JSON) -> Figure:
-    config = numbers["config"]
-    dims, sweeps = config["dims"], numbers["sweeps"]
+    dims, sweeps = numbers["config"]["dims"], numbers["sweeps"]
     panels = len(sweeps) + 1
-    figure, axes = plotting.new_figure(4.0 * panels - 0.3, 4.4, columns=panels)
-    for ax, (keys, arms) in zip(axes, sweeps.items(), strict=False):
+    figure, axes = plotting.new_figure(4.0 * panels - 0.3, 4.6, columns=panels)
+    for ax, (keys, by_score) in zip(axes, sweeps.items(), strict=False):
         count = int(keys)
-        for index, arm in enumerate(ARMS):
-            _band(ax, dims, arms[arm]["entropy"], index, f"{arm}, mean (band: 10 to 90 %)")
+        for score, index in score_indices(by_score).items():
+            _band(ax, dims, by_score[score]["entropy"], index, _name(score))
         uniform = math.log(count)
-        ax.axhline(uniform, color="gray", ls="--", label=f"uniform: log T = {uniform:.2f}")
+        ax.axhline(uniform, color="gray", ls="--", label="uniform: log T")
         beyond = [dim for dim in dims if dim >= 8]
-        ax.plot(
-            beyond, [raw_entropy_limit(dim, count) for dim in beyond], color="black", ls=":",
-            label=r"$(\pi^2/6)\,m_T/\sqrt{d_k}$",
-        )  # fmt: skip
+        if "dot" in by_score:
+            ax.plot(
+                beyond, [raw_entropy_limit(dim, count) for dim in beyond], color="black", ls=":",
+                label=r"$(\pi^2/6)\,m_T\,E[1/|q|]$",
+            )  # fmt: skip
         _log_axis(ax, dims)
-        ax.set_ylim(-0.05, uniform * 1.55)
-        ax.set(xlabel="$d_k$", ylabel="entropy (nats)", title=f"{count} keys")
+        ax.set_ylim(0, uniform * 1.05)
+        ax.set(
+            xlabel="$d_k$", ylabel="entropy (nats)", title=f"{count} keys, log T = {uniform:.2f}"
+        )
         ax.grid(alpha=0.3)
-        ax.legend(fontsize=9, loc="upper right")
-    ax, distances = axes[-1], numbers["more_keys"]
+    handles, labels = axes[0].get_legend_handles_labels()
+    _distances(axes[-1], numbers)
+    handles += axes[-1].get_legend_handles_labels()[0]
+    labels += axes[-1].get_legend_handles_labels()[1]
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    figure.suptitle(
+        "Entropy of attention over random keys (mean; bands: 10 to 90 % of the queries)"
+    )
+    return figure
+
+
+def _distances(ax: Axes, numbers: JSON) -> None:
+    """The distance of each score's entropy from uniform, against the number of keys."""
+    config = numbers["config"]
     counts = config["more_keys"]
     log_keys = np.log(counts)
-    color, errors = plotting.COLORS[1], 1.96 * np.array(distances["sd"]) / config["samples"] ** 0.5
-    ax.errorbar(
-        counts, log_keys - distances["mean"], errors, color=color, marker=plotting.MARKERS[1],
-        markersize=5, label="scaled, mean ± 1.96 standard errors",
-    )  # fmt: skip
-    ax.plot(
-        counts, log_keys - [scaled_entropy_limit(count) for count in counts], "k:",
-        label=r"$\frac{1}{2}-(1+e)/(2T)$",
-    )  # fmt: skip
-    ax.axhline(0.5, color="gray", ls="--", label="1/2")
+    for score, index in score_indices(numbers["more_keys"]).items():
+        distances = numbers["more_keys"][score]
+        ax.errorbar(
+            counts, log_keys - distances["mean"],
+            1.96 * np.array(distances["sd"]) / config["samples"] ** 0.5,
+            color=plotting.COLORS[index % len(plotting.COLORS)],
+            marker=plotting.MARKERS[index % len(plotting.MARKERS)], markersize=5,
+        )  # fmt: skip
+    if "scaled" in numbers["more_keys"]:
+        many = [count for count in counts if count >= 16]  # the limit is for many keys
+        ax.plot(
+            many, [math.log(count) - scaled_entropy_limit(count) for count in many], "k-.",
+            label=r"scaled: $\frac{1}{2}-(1+e)/(2T)$",
+        )  # fmt: skip
+    ax.axhline(0.5, color="gray", ls=":", label="1/2")
     _log_axis(ax, counts)
-    ax.set_ylim(0, 0.75)
     ax.set(
-        xlabel="number of keys T", ylabel="log T - entropy (nats)",
-        title="scaled: distance from uniform",
+        yscale="log", xlabel="number of keys T", ylabel="log T - entropy (nats)",
+        title=f"distance from uniform, $d_k$ = {config['more_keys_dim']}\n(± 1.96 standard errors)",
     )  # fmt: skip
     ax.grid(alpha=0.3)
-    ax.legend(fontsize=9, loc="lower right")
-    figure.suptitle("Entropy of attention over random keys, against their dimension")
-    return figure
 
 
 def _weights_figure(numbers: JSON) -> Figure:
     dims, sweeps = numbers["config"]["dims"], numbers["sweeps"]
-    figure, axes = plotting.new_figure(4.2 * len(sweeps), 3.9, columns=len(sweeps), sharey=True)
-    for ax, (keys, arms) in zip(axes, sweeps.items(), strict=True):
-        for index, arm in enumerate(ARMS):
-            _band(ax, dims, arms[arm]["max_weight"], index, f"{arm}, mean (band: 10 to 90 %)")
-        ax.axhline(1 / int(keys), color="gray", ls="--", label=f"uniform: 1/{keys}")
+    figure, axes = plotting.new_figure(4.2 * len(sweeps), 4.1, columns=len(sweeps), sharey=True)
+    for ax, (keys, by_score) in zip(axes, sweeps.items(), strict=True):
+        for score, index in score_indices(by_score).items():
+            _band(ax, dims, by_score[score]["max_weight"], index, _name(score))
+        ax.axhline(1 / int(keys), color="gray", ls="--", label="uniform: 1 / T")
         _log_axis(ax, dims)
-        ax.set_ylim(0, 1.5)
-        ax.set_yticks(np.linspace(0, 1, 6))
+        ax.set_ylim(0, 1.02)
         ax.set(xlabel="$d_k$", ylabel="largest attention weight", title=f"{keys} keys")
         ax.label_outer()
         ax.grid(alpha=0.3)
-        ax.legend(fontsize=9, loc="upper left")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    figure.suptitle("Mean (bands: 10 to 90 % of the queries)", fontsize=11)
     return figure
 
 
 def _heatmap_figure(numbers: JSON) -> Figure:
+    heatmaps = numbers["heatmaps"]
     figure, axes = plotting.new_figure(
-        2.1 * len(DRAWN) + 0.8, 4.7, rows=2, columns=len(DRAWN), sharex=True, sharey=True
-    )
+        2.1 * len(DRAWN) + 0.8, 2.2 * len(heatmaps) + 0.3, rows=len(heatmaps), columns=len(DRAWN),
+        sharex=True, sharey=True,
+    )  # fmt: skip
     ticks = [str(n + 1) for n in range(DRAWN_KEYS)]
-    panels = [(arm, n) for arm in ARMS for n in range(len(DRAWN))]
-    for ax, (arm, n) in zip(axes, panels, strict=True):
-        image = plotting.draw_weights(ax, np.array(numbers["heatmaps"][arm][n]), ticks, ticks)
-        ax.set(title=f"{arm}, $d_k$ = {DRAWN[n]}", xlabel="key", ylabel="query")
+    panels = [(score, n) for score in heatmaps for n in range(len(DRAWN))]
+    for ax, (score, n) in zip(axes, panels, strict=True):
+        image = plotting.draw_weights(ax, np.array(heatmaps[score][n]), ticks, ticks)
+        ax.set(title=f"{_name(score)}, $d_k$ = {DRAWN[n]}", xlabel="key", ylabel="query")
         ax.label_outer()
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
     return figure
+
+
+def _name(score: str) -> str:
+    return _ADJECTIVES.get(score, score)
 
 
 def _log_axis(ax: Axes, sizes: list[int]) -> None:
@@ -130,7 +152,7 @@ def _log_axis(ax: Axes, sizes: list[int]) -> None:
 
 
 def _band(ax: Axes, x: list[int], curves: dict[str, list[float]], index: int, label: str) -> None:
-    color = plotting.COLORS[index]
-    marker = plotting.MARKERS[index]
+    color = plotting.COLORS[index % len(plotting.COLORS)]
+    marker = plotting.MARKERS[index % len(plotting.MARKERS)]
     ax.plot(x, curves["mean"], color=color, marker=marker, markersize=5, label=label)
     ax.fill_between(x, curves["low"], curves["high"], color=color, alpha=0.2, linewidth=0)

@@ -4,10 +4,10 @@ Source:   topic 7: identical keys and orthogonal queries flatten attention, orth
           peaked similarity make it nearly one-hot; watch the gradient when the softmax saturates.
 Command:  .venv/bin/python -m experiments.scores.geometry
 Time:     25 seconds on 2 CPU cores.
-Expected: identical keys: 1 / S for every score, exactly, and no gradient to the query. A query
-          orthogonal to all keys: 1 / S for dot, scaled and general; not for additive. Orthogonal
-          keys of growing length, the query along one of them: from uniform to one-hot as the
-          formula below says, for all but additive. A saturated softmax sends back finite gradients.
+Expected: a query orthogonal to all keys: 1 / S for dot, scaled and general; not for additive.
+          Orthogonal keys of growing length, the query along one of them: from uniform to one-hot as
+          the formula below says, for all but additive. A saturated softmax sends back finite
+          gradients.
 
 Tokens have D features and, at key scale 1, length sqrt(D), as tokens of unit variance do. With S
 orthogonal keys, c times as long, and the query along the first, the first logit is larger than the
@@ -18,8 +18,8 @@ others by g = c D (dot) or c sqrt(D) (scaled; general with a rotation W / sqrt(D
 The norm of the softmax's Jacobian, the share of a gradient that the softmax passes back, then falls
 as e^-g. Additive attention cannot be saturated in this way: |e| <= sum_a |v_a| whatever the keys
 are, and with ever longer keys its weights tend to those of v . sign(Wk k). Its softmax goes on to
-pass gradients, but its tanh is saturated and lets none through. General and additive have fresh
-parameters in the figure; the bands are over draws of parameters and keys.
+pass gradients, but its tanh is saturated and lets none through. Scores with parameters have fresh
+ones; the bands are over draws of parameters and keys.
 
 Saturated attention still learns where two keys tie: between two long keys, at 45 degrees, the
 Jacobian has its largest norm, 1 / 2.
@@ -27,6 +27,10 @@ Jacobian has its largest norm, 1 / 2.
 A saturated gradient is 0 in the reference implementation. In tiles it is a rounding error of the
 gradient that an unsaturated softmax would send, since the two terms of dO . V - dO . O are summed
 separately.
+
+`--scores` measures other scores. The angle is measured for scaled dot alone. What holds by
+construction is tested and not claimed: identical keys have weight 1 / S with every score, a query
+orthogonal to the keys with those scores that are products, and the formula above.
 """
 
 from __future__ import annotations
@@ -39,31 +43,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax import IMPLEMENTATIONS, SCORES, attention, attention_weights
+from attention_jax import IMPLEMENTATIONS, attention, attention_weights
 from attention_jax.analysis import softmax_jacobian_norm
 from experiments.experiment import JSON, Expectation, near, run_experiment
-from experiments.scores.geometry_figures import plot
+from experiments.scores.chosen_scores import check_scores, fresh_params
+from experiments.scores.geometry_figures import CAPTIONS, plot
+from experiments.scores.geometry_report import SATURATING_SCALE, report
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 Array = jax.Array
 
-NAMES = ("dot", "scaled", "general", "additive")
 DOT_LIKE = ("dot", "scaled", "general")
-SATURATING_SCALE = 1e4
-
-CAPTIONS = {
-    "geometry_scale": (
-        "Largest weight and norm of the softmax's Jacobian against the length of orthogonal keys:"
-        " dot, then scaled, then general go from uniform to one-hot and lose their gradient;"
-        " additive attention levels off far from one-hot, and its softmax keeps passing gradients."
-    ),
-    "geometry_angle": (
-        "Weights of two orthogonal keys while the query turns from one to the other, for four key"
-        " scales: a slow change for short keys, a switch at 45 degrees for long ones. Only there is"
-        " any gradient left."
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +68,7 @@ class Config:
         angle_scales: key scales of the sweep over angles.
         angles: number of angles from 0 to 90 degrees, odd so that 45 is among them.
         draws: random sets of keys, queries and parameters.
+        scores: texts as in `get_score`.
     """
 
     dim: int = 32
@@ -85,6 +77,7 @@ class Config:
     angle_scales: tuple[float, ...] = (0.1, 0.5, 2.0, 10.0)
     angles: int = 91
     draws: int = 200
+    scores: tuple[str, ...] = ("dot", "scaled", "general", "additive")
 
     def __post_init__(self) -> None:
         if not 2 <= self.source_length < self.dim:
@@ -105,6 +98,7 @@ class Config:
             raise ValueError(
                 f"angle_scales must be one or more of at least 0; got {self.angle_scales}"
             )
+        check_scores(self.scores, self.dim)
 
 
 QUICK = Config(dim=13, source_length=7, scales=11, angles=5, draws=10)
@@ -113,61 +107,48 @@ QUICK = Config(dim=13, source_length=7, scales=11, angles=5, draws=10)
 class Draws(NamedTuple):
     """Everything random, n draws of each."""
 
-    tokens: Array  # [n, 2, D] a query and a key
+    values: Array  # [n, 3]
     bases: Array  # [n, D, D] orthogonal rows of length sqrt(D)
-    cotangents: Array  # [n, 1, S] gradients of weights
     params: dict[str, Any]  # of each score, leaves [n, ...]
 
 
 def run(config: Config) -> JSON:
-    """Measures the extremes, the two sweeps, and gradients at saturation."""
+    """Measures queries orthogonal to the keys, the two sweeps, and gradients at saturation."""
     draws = draw(config)
     scales = jnp.concatenate([jnp.zeros(1), jnp.logspace(-2, 3, config.scales)])
     return {
-        "identical_keys": {name: identical_keys(draws, name) for name in SCORES},
-        "orthogonal_query": {name: _orthogonal_query(config, draws, name) for name in NAMES},
-        "scales": {name: _scale_sweep(config, draws, name, scales) for name in NAMES},
-        "additive_limit": _additive_limit(config, draws),
+        "orthogonal_query": {
+            name: _orthogonal_query(config, draws, name) for name in config.scores
+        },
+        # All digits: the Jacobian's norm changes by 70 times as much as they do.
+        "key_scales": np.asarray(scales, np.float64).tolist(),
+        "scales": {name: scale_sweep(config, draws, name, scales) for name in config.scores},
+        "additive_limit": (additive_limit(config, draws) if "additive" in config.scores else None),
         "angles": _angle_sweep(config, draws.bases[0]),
         "saturated": {
             name: {
-                implementation: _saturated(config, draws, name, implementation)
+                implementation: saturated(config, draws, name, implementation)
                 for implementation in IMPLEMENTATIONS
             }
-            for name in NAMES
+            for name in config.scores
         },
     }
 
 
 def draw(config: Config) -> Draws:
-    """Draws queries, keys, cotangents and parameters."""
-    token_rng, basis_rng, cotangent_rng, param_rng = jax.random.split(jax.random.key(0), 4)
+    """Draws values, keys and parameters."""
+    value_rng, basis_rng, param_rng = jax.random.split(jax.random.key(0), 3)
     count, dim = config.draws, config.dim
     orthonormal, _ = jnp.linalg.qr(jax.random.normal(basis_rng, (count, dim, dim)))
     param_rngs = jax.random.split(param_rng, count)
     return Draws(
-        tokens=jax.random.normal(token_rng, (count, 2, dim)),
+        values=jax.random.normal(value_rng, (count, 3)),
         bases=orthonormal.mT * math.sqrt(dim),
-        cotangents=jax.random.normal(cotangent_rng, (count, 1, config.source_length)),
         params={
-            name: jax.vmap(lambda rng, score=score: score.init(rng, dim, dim))(param_rngs)
-            for name, score in SCORES.items()
+            name: jax.vmap(lambda rng, name=name: fresh_params(name, rng, dim))(param_rngs)
+            for name in config.scores
         },
     )
-
-
-def identical_keys(draws: Draws, name: str) -> JSON:
-    """Returns the largest difference from 1 / S, and the largest gradient of the query."""
-    source_length = draws.cotangents.shape[-1]
-    query, key = draws.tokens[:, :1], jnp.repeat(draws.tokens[:, 1:], source_length, axis=1)
-    weights, pull_back = jax.vjp(
-        lambda query: attention_weights(query, key, score=name, params=draws.params[name]), query
-    )
-    (dquery,) = pull_back(draws.cotangents)
-    return {
-        "from_uniform": float(jnp.abs(weights - 1 / source_length).max()),
-        "largest_dquery": float(jnp.abs(dquery).max()),
-    }
 
 
 def _orthogonal_query(config: Config, draws: Draws, name: str) -> float:
@@ -182,8 +163,8 @@ def _orthogonal_query(config: Config, draws: Draws, name: str) -> float:
     return float(jnp.abs(weights - 1 / length).max(axis=-1).mean())
 
 
-def _scale_sweep(config: Config, draws: Draws, name: str, scales: Array) -> JSON:
-    """Largest weight and Jacobian norm for each scale of orthogonal keys, over draws."""
+def scale_sweep(config: Config, draws: Draws, name: str, scales: Array) -> JSON:
+    """Returns the largest weight and the Jacobian norm by scale of orthogonal keys, over draws."""
 
     @jax.jit
     def measures(bases: Array, params: Any, scales: Array) -> tuple[Array, Array]:
@@ -193,7 +174,7 @@ def _scale_sweep(config: Config, draws: Draws, name: str, scales: Array) -> JSON
         return weights.max(axis=-1), softmax_jacobian_norm(weights)
 
     arrays = measures(draws.bases, draws.params[name], scales)
-    summary: JSON = {"scales": np.asarray(scales, np.float64).tolist()}
+    summary: JSON = {}
     for measure, array in zip(("largest_weight", "jacobian_norm"), arrays, strict=True):
         values = np.asarray(array, np.float64)
         low, median, high = np.quantile(values, (0.025, 0.5, 0.975), axis=1)
@@ -203,8 +184,8 @@ def _scale_sweep(config: Config, draws: Draws, name: str, scales: Array) -> JSON
     return summary
 
 
-def _additive_limit(config: Config, draws: Draws) -> float:
-    """Mean largest weight of additive attention for infinitely long keys."""
+def additive_limit(config: Config, draws: Draws) -> float:
+    """Returns the mean largest weight of additive attention for infinitely long keys."""
     bases, params = jax.device_get((draws.bases, draws.params["additive"]))
     signs = np.sign(bases[:, : config.source_length] @ params["key_kernel"])
     exponentials = np.exp((signs @ params["v"][..., None])[..., 0])
@@ -227,8 +208,8 @@ def _angle_sweep(config: Config, basis: Array) -> JSON:
     return {"degrees": np.linspace(0, 90, config.angles).tolist(), "scales": at_scales}
 
 
-def _saturated(config: Config, draws: Draws, name: str, implementation: str) -> JSON:
-    """Gradients of attention to keys of scale 10,000, each query along one of them."""
+def saturated(config: Config, draws: Draws, name: str, implementation: str) -> JSON:
+    """Returns sizes of gradients where keys have scale 10,000 and each query lies along a key."""
     basis = draws.bases[0, : config.source_length]
     params = jax.tree.map(lambda leaf: leaf[0], draws.params[name])
     if name == "general":
@@ -236,7 +217,7 @@ def _saturated(config: Config, draws: Draws, name: str, implementation: str) -> 
     arrays = {
         "query": basis,
         "key": SATURATING_SCALE * basis,
-        "value": draws.tokens[: config.source_length, 0, :3],
+        "value": draws.values[: config.source_length],
         "params": params,
     }
 
@@ -256,51 +237,23 @@ def _saturated(config: Config, draws: Draws, name: str, implementation: str) -> 
     }
 
 
-def gap(name: str, scale: Any, dim: int) -> Any:
-    """Returns g of the module docstring: the first logit minus each of the others."""
-    return scale * (dim if name == "dot" else math.sqrt(dim))
-
-
-def weights_by_formula(gaps: Any, source_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first weight and the Jacobian's norm where all other logits are `gaps` smaller.
-
-    With a the first weight and b each of the others, the diagonal contributes a^2 (1 - a)^2 and
-    S - 1 times b^2 (1 - b)^2 to |J|^2, and each pair contributes a^2 b^2 or b^4. 1 - a is computed
-    as (S - 1) b, to avoid cancellation.
-    """
-    others = source_length - 1
-    ratio = np.exp(-np.asarray(gaps, np.float64))
-    first = 1 / (1 + others * ratio)
-    b = ratio * first
-    square = (first * others * b) ** 2 + others * (b * (1 - b)) ** 2
-    square += 2 * others * (first * b) ** 2 + others * (others - 1) * b**4
-    return first, np.sqrt(square)
-
-
 def _digits(array: Any) -> Any:
     return [float(f"{number:.6g}") for number in np.asarray(array, np.float64)]
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
     """Limits and formulas, up to rounding."""
-    config = numbers["config"]
-    dim, length = config["dim"], config["source_length"]
-    rounding = "float32 rounding"
-    checks = []
-    for name, measured in numbers["identical_keys"].items():
-        claim = f"identical keys, {name}: largest difference from 1 / S"
-        checks.append(near(claim, "0", measured["from_uniform"], 0, 1e-7, rounding))
-        claim = f"identical keys, {name}: largest gradient of the query"
-        checks.append(near(claim, "", measured["largest_dquery"], 0, 1e-5, rounding))
-    for name, measured in numbers["orthogonal_query"].items():
-        claim = f"orthogonal query, {name}: largest difference from 1 / S, mean over draws"
-        if name == "additive":
-            tolerance = "its logits differ: deviation about 0.7 within a row"
-            checks.append(Expectation(claim, "0", measured, 0.5 / length, math.inf, tolerance))
-        else:
-            checks.append(near(claim, "0", measured, 0, 1e-4, rounding))
+    config, checks = numbers["config"], []
+    if "additive" in numbers["orthogonal_query"]:
+        checks.append(
+            Expectation(
+                "orthogonal query, additive: largest difference from 1 / S, mean over draws", "0",
+                numbers["orthogonal_query"]["additive"], 0.5 / config["source_length"], math.inf,
+                "its logits differ: deviation about 0.7 within a row", contradicts=True,
+            )
+        )  # fmt: skip
     for name, sweep in numbers["scales"].items():
-        checks.extend(_sweep_expectations(name, sweep, dim, length, numbers["additive_limit"]))
+        checks += _sweep_expectations(name, sweep, numbers["additive_limit"])
     middle = len(numbers["angles"]["degrees"]) // 2
     longest = max(numbers["angles"]["scales"], key=float)
     norm = numbers["angles"]["scales"][longest]["jacobian_norm"][middle]
@@ -308,49 +261,39 @@ def expectations(numbers: JSON) -> list[Expectation]:
     checks.append(near(claim, "", norm, 0.5, 1e-4, "the other keys' weights"))
     for name, by_implementation in numbers["saturated"].items():
         for implementation, measured in by_implementation.items():
-            what = f"saturated backward, {name}, {implementation}"
-            claim = f"{what}: numbers that are not finite"
-            checks.append(near(claim, "0", measured["not_finite"], 0, 0, "exact"))
-            if name == "additive":
-                claim = f"{what}: largest gradient of the query, behind a saturated tanh"
-                tolerance = "1 - tanh^2 is 0 except where Wk k is small, which is rare"
-                checks.append(near(claim, "", measured["largest_dquery"], 0, 1e-3, tolerance))
-            if name in DOT_LIKE:
-                claim = f"{what}: output minus the value of the query's key"
-                checks.append(near(claim, "0", measured["output_from_one_hot"], 0, 0, "exact"))
-                claim = f"{what}: gradient of the query / that of an unsaturated softmax"
-                share = measured["share_of_unsaturated"]
-                within = 0 if implementation == "reference" else 1e-6
-                checks.append(near(claim, "0", share, 0, within, "exact; in tiles, rounding"))
+            checks += _saturated_expectations(name, implementation, measured)
     return checks
 
 
 def _sweep_expectations(
-    name: str, sweep: JSON, dim: int, length: int, additive_limit: float
+    name: str, sweep: JSON, limit_of_additive: float | None
 ) -> list[Expectation]:
-    largest = np.array(sweep["largest_weight"]["mean"])
-    norm = np.array(sweep["jacobian_norm"]["mean"])
-    claim = f"{name}: largest weight minus 1 / S at key scale 0"
-    checks = [near(claim, "0", largest[0] - 1 / length, 0, 1e-6, "6 digits kept")]
-    if name in ("dot", "scaled"):
-        first, norm_by_formula = weights_by_formula(
-            gap(name, np.array(sweep["scales"]), dim), length
-        )
-        error = np.abs(largest - first).max()
-        claim = f"{name}: largest difference of a weight from its formula"
-        checks.append(near(claim, "", error, 0, 1e-5, "float32 rounding of logits up to 10"))
-        representable = norm_by_formula > 1e-30  # float32 ends at 1e-38
-        error = np.abs(norm[representable] / norm_by_formula[representable] - 1).max()
-        claim = f"{name}: largest relative difference of the Jacobian's norm from its formula"
-        checks.append(near(claim, "", error, 0, 1e-4, "float32 rounding of logits up to 70"))
-    if name == "additive":
+    largest = sweep["largest_weight"]["mean"][-1]
+    if name == "additive" and limit_of_additive is not None:
         claim = "additive: largest weight at the largest scale minus that of infinite keys, mean"
-        checks.append(near(claim, "", largest[-1] - additive_limit, 0, 0.01, "tanh near 0"))
-    else:
-        least = 0.99 if name == "general" else 1.0
-        claim = f"{name}: largest weight at the largest scale, mean"
-        tolerance = "near ties of random logits" if name == "general" else "exact"
-        checks.append(Expectation(claim, "1", largest[-1], least, 1 + 1e-6, tolerance))
+        difference = largest - limit_of_additive
+        return [near(claim, "one-hot", difference, 0, 0.01, "tanh near 0", contradicts=True)]
+    if name not in DOT_LIKE:
+        return []
+    least, tolerance = (0.99, "near ties of random logits") if name == "general" else (1, "exact")
+    claim = f"{name}: largest weight at the largest scale, mean"
+    return [Expectation(claim, "1", largest, least, 1 + 1e-6, tolerance)]
+
+
+def _saturated_expectations(name: str, implementation: str, measured: JSON) -> list[Expectation]:
+    what = f"saturated backward, {name}, {implementation}"
+    checks = [
+        near(f"{what}: numbers that are not finite", "", measured["not_finite"], 0, 0, "exact")
+    ]
+    if name == "additive":
+        claim = f"{what}: largest gradient of the query, behind a saturated tanh"
+        tolerance = "1 - tanh^2 is 0 except where Wk k is small, which is rare"
+        checks.append(near(claim, "", measured["largest_dquery"], 0, 1e-3, tolerance))
+    if name in DOT_LIKE:
+        claim = f"{what}: gradient of the query / that of an unsaturated softmax"
+        within = 0 if implementation == "reference" else 1e-6
+        share = measured["share_of_unsaturated"]
+        checks.append(near(claim, "", share, 0, within, "exact; in tiles, rounding"))
     return checks
 
 

@@ -7,6 +7,21 @@ from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
 from experiments.experiment import JSON
+from experiments.score_colors import ordered_colors, score_indices
+
+CAPTIONS = {
+    "geometry_scale": (
+        "Largest weight and norm of the softmax's Jacobian against the length of orthogonal keys,"
+        " for each score: dot, then scaled, then general go from uniform to one-hot and lose their"
+        " gradient; additive attention levels off far from one-hot, and its softmax keeps passing"
+        " gradients."
+    ),
+    "geometry_angle": (
+        "Weights of two orthogonal keys while the query turns from one to the other, for four key"
+        " scales: a slow change for short keys, a switch at 45 degrees for long ones. Only there is"
+        " any gradient left."
+    ),
+}
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
@@ -16,27 +31,31 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 def _scales(numbers: JSON) -> Figure:
     figure, (top, bottom) = plotting.new_figure(8, 7.4, rows=2, sharex=True)
-    for index, (name, sweep) in enumerate(numbers["scales"].items()):
-        scales = sweep["scales"][1:]  # without 0, on a logarithmic axis
-        color = plotting.COLORS[index]
+    scales = numbers["key_scales"][1:]  # without 0, on a logarithmic axis
+    indices = score_indices(numbers["scales"])
+    for shift, (name, sweep) in enumerate(numbers["scales"].items()):
+        color = plotting.COLORS[indices[name] % len(plotting.COLORS)]
+        marker = plotting.MARKERS[indices[name] % len(plotting.MARKERS)]
         for ax, what in ((top, "largest_weight"), (bottom, "jacobian_norm")):
             low, middle, high = (
                 np.maximum(sweep[what][curve][1:], 1e-12) for curve in ("low", "median", "high")
             )
-            marker = plotting.MARKERS[index]
-            ax.plot(scales, middle, color=color, marker=marker, markevery=6, label=name)
+            # Markers at different scales, so that curves that coincide are seen.
+            marked = (2 * shift % 6, 6)
+            ax.plot(scales, middle, color=color, marker=marker, markevery=marked, label=name)
             ax.fill_between(scales, low, high, color=color, alpha=0.2, linewidth=0)
     length, dim = numbers["config"]["source_length"], numbers["config"]["dim"]
     uniform = np.sqrt(length - 1) / length
     top.axhline(1 / length, color="gray", linestyle=":", label="uniform weights")
-    top.axhline(numbers["additive_limit"], color="black", linestyle="--", linewidth=1,
-                label="additive, infinitely long keys (mean)")  # fmt: skip
+    if numbers["additive_limit"] is not None:
+        label = "additive, infinitely long keys (mean)"
+        top.axhline(numbers["additive_limit"], color="black", ls="--", linewidth=1, label=label)
     bottom.axhline(uniform, color="gray", linestyle=":")
     top.set(
         ylabel="largest weight",
         ylim=(0, 1.03),
         title=f"One query, {length} orthogonal keys of {dim} features that grow longer\n"
-        f"(median and 95 % of {numbers['config']['draws']} draws)",
+        f"(median; bands: 95 % of {numbers['config']['draws']} draws)",
     )
     bottom.set(
         xscale="log",
@@ -54,8 +73,8 @@ def _scales(numbers: JSON) -> Figure:
 
 def _angles(sweep: JSON) -> Figure:
     figure, (top, bottom) = plotting.new_figure(8, 6.8, rows=2, sharex=True)
-    for index, (scale, curves) in enumerate(sweep["scales"].items()):
-        color = plotting.COLORS[index]
+    colors = ordered_colors(len(sweep["scales"]))
+    for color, (scale, curves) in zip(colors, sweep["scales"].items(), strict=True):
         top.plot(sweep["degrees"], curves["first"], color=color, label=f"key scale {scale}")
         top.plot(sweep["degrees"], curves["second"], color=color, linestyle="--")
         bottom.plot(sweep["degrees"], curves["jacobian_norm"], color=color)

@@ -20,6 +20,9 @@ experiment reproduces the source's numbers, which show three of its choices:
 - It seeds twice with 42: the first 32 embeddings are the query projection, number for number.
 
 Without positions, equal tokens have equal rows in all steps, whatever stands between them.
+
+The walkthrough is about scaled dot products, step by step: there is no choice of scores. Shapes,
+sums of weights and equal rows hold by construction and are tested, not claimed.
 """
 
 from __future__ import annotations
@@ -35,10 +38,11 @@ import numpy as np
 from attention_jax import SCORES, attention, masked_softmax
 from attention_jax.analysis import attention_summary
 from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
-from experiments.scores.qkv_walkthrough_figures import plot
+from experiments.scores.qkv_walkthrough_figures import CAPTIONS, plot
+from experiments.scores.qkv_walkthrough_report import report
 from experiments.torch_random import TorchRandom
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 Array = jax.Array
 
@@ -51,26 +55,6 @@ _rounded = functools.partial(rounded, decimals=4)
 
 # Recipe -> variance of the entries of its three projections.
 RECIPES = {"source": 1.0, "ours": 1.0 / DIM}
-
-CAPTIONS = {
-    "qkv_walkthrough": (
-        "Heat maps of eight steps: embeddings, Q, K, V, compatibility, scaling, weights and context"
-        " vectors, with shapes and variances; projections preserve variance 1 and weights are soft."
-    ),
-    "qkv_walkthrough_source": (
-        "The same eight steps with the source's random numbers: the scaled compatibility has"
-        " variance 806, and most rows of weights are one-hot; some are shared by the"
-        " token that comes twice."
-    ),
-    "qkv_walkthrough_axis": (
-        "Weights of the source's softmax over dim 0, whose columns sum to 1 and whose rows sum to"
-        " anything from 0 to 5, and of the softmax over rows, whose rows sum to 1."
-    ),
-    "qkv_walkthrough_variances": (
-        "Variance at each step in 1000 draws, on a logarithmic axis: with projections of variance 1"
-        " it climbs to 32768 and is about 1024 after scaling; with 1 / D it stays about 1."
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +135,6 @@ def steps(tokens: Array, projections: Array) -> dict[str, Array]:
 
 def _described(arrays: dict[str, np.ndarray]) -> JSON:
     summary = jax.jit(attention_summary)(arrays["weights"])
-    same = [index for index, token in enumerate(TOKEN_IDS) if TOKEN_IDS.count(token) > 1]
     return {
         "steps": {
             name: {
@@ -163,9 +146,6 @@ def _described(arrays: dict[str, np.ndarray]) -> JSON:
         },
         "largest_weight": _rounded(summary.largest_weight),
         "entropy": _rounded(summary.entropy),
-        "largest_difference_of_equal_tokens": max(
-            float(np.abs(array[same[0]] - array[same[1]]).max()) for array in arrays.values()
-        ),
     }
 
 
@@ -228,7 +208,7 @@ def expected_variances(entry_variance: float) -> dict[str, float]:
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
-    """The printed variances, the sums of weights, and the expected variances."""
+    """The printed variances, the sums of rows, and the expected variances."""
     checks = [
         near(
             f"variance of {name} in the source's draw", f"{printed:.2f}",
@@ -237,23 +217,14 @@ def expectations(numbers: JSON) -> list[Expectation]:
         )
         for name, printed in PRINTED.items()
     ]  # fmt: skip
-    for name, step in numbers["source"]["steps"].items():
-        shape = [11, 11] if name in ("compatibility", "scaled", "weights") else [11, 32]
-        match = float(step["shape"] == shape)
-        checks.append(near(f"shape of {name} is {shape}", str(shape), match, 1, 0, "exact"))
-    for name, of_axis, ones in (("source", "columns", "column_sums"), ("ours", "rows", "row_sums")):
-        error = np.abs(np.subtract(numbers["axis"][name][ones], 1)).max()
-        claim = f"{of_axis} of the softmax ({name}) sum to 1: largest error"
-        checks.append(near(claim, "", error, 0, 1e-4, "rounding to 4 digits"))
     spread = np.ptp(numbers["axis"]["source"]["row_sums"])
     claim = "rows of the source's softmax do not sum to 1: largest sum minus smallest"
-    checks.append(Expectation(claim, "sum is 1", spread, 0.5, math.inf, "a softmax of columns"))
+    tolerance = "a softmax of columns"
+    checks.append(
+        Expectation(claim, "sum is 1", spread, 0.5, math.inf, tolerance, contradicts=True)
+    )
     claim = "largest difference between the source's embeddings and its query projection"
     checks.append(near(claim, "", numbers["source_reuses"], 0, 0, "the same random numbers"))
-    claim = "largest difference between the rows of the two tokens 9 in any step"
-    for name in ("source", "ours"):
-        difference = numbers[name]["largest_difference_of_equal_tokens"]
-        checks.append(near(f"{claim} ({name})", "", difference, 0, 1e-4, "rounding"))
     for recipe, entry_variance in RECIPES.items():
         for name, expected in expected_variances(entry_variance).items():
             drawn = numbers["draws"][recipe][name]

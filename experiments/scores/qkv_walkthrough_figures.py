@@ -7,6 +7,27 @@ from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
 from experiments.experiment import JSON
+from experiments.score_colors import FIRST_FREE
+
+CAPTIONS = {
+    "qkv_walkthrough": (
+        "Heat maps of eight steps: embeddings, Q, K, V, compatibility, scaling, weights and context"
+        " vectors, with shapes and variances; projections preserve variance 1 and weights are soft."
+    ),
+    "qkv_walkthrough_source": (
+        "The same eight steps with the source's random numbers: the variance of the scaled"
+        " compatibility is in the hundreds, and most rows of weights are one-hot; some are shared"
+        " by the token that comes twice."
+    ),
+    "qkv_walkthrough_axis": (
+        "Weights of the source's softmax over dim 0, whose columns sum to 1, and of the softmax"
+        " over rows, whose rows sum to 1. All sums are written at the sides."
+    ),
+    "qkv_walkthrough_variances": (
+        "Variance at each step in many draws, on a logarithmic axis: with projections of variance 1"
+        " it is large after scaling, too; with 1 / D it is about 1 there."
+    ),
+}
 
 _TITLES = {
     "embedding": "1. embeddings X",
@@ -51,7 +72,7 @@ def _steps(numbers: JSON, recipe: str, title: str) -> Figure:
         ax.set_title(f"{_TITLES[name]}\n[{rows}, {columns}], variance {variance}", fontsize=10)
         ax.set_yticks(range(len(tokens)), tokens)
         if columns == len(tokens):
-            ax.set_xticks(range(len(tokens)), tokens, fontsize=9)
+            ax.set_xticks(range(len(tokens)), tokens, fontsize=8)
             ax.set_xlabel("key (token id)")
         else:
             ax.set_xlabel("feature")
@@ -88,7 +109,7 @@ def _variances(numbers: JSON) -> Figure:
     figure, (ax,) = plotting.new_figure(9, 4.6)
     names = list(_TITLES)
     labels = {"source": "projections of variance 1 (the source)", "ours": "of variance 1 / D"}
-    for index, (recipe, label) in enumerate(labels.items()):
+    for index, (recipe, label) in enumerate(labels.items(), start=FIRST_FREE):
         low, middle, high = np.array(
             [numbers["draws"][recipe][name]["quantiles"] for name in names]
         ).T
@@ -101,7 +122,7 @@ def _variances(numbers: JSON) -> Figure:
     ax.set(
         yscale="log",
         ylabel="variance of all entries",
-        title="How large the numbers are at each step\n(median and 95 % of"
+        title="How large the numbers are at each step\n(median; bands: 95 % of"
         f" {numbers['config']['draws']} draws)",
     )
     ax.grid(alpha=0.3)

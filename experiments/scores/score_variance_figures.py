@@ -7,12 +7,13 @@ from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
 from experiments.experiment import JSON
+from experiments.score_colors import FIRST_FREE, score_indices
 
 CAPTIONS = {
     "score_variance": (
         "Standard deviation of dot products against the number of features D: raw ones lie on the"
-        " square root of D, as do the source's five draws; scaled ones stay at 1. Divided by the"
-        " root, draws of 10,000 pairs are within about 1 % of 1."
+        " square root of D, as do the source's five draws; scaled ones stay at 1. A second panel"
+        " shows the raw ones divided by the root."
     ),
     "score_variance_heatmaps": (
         "Logits of 12 queries and 12 keys of 64 features before and after scaling, on one colour"
@@ -24,12 +25,13 @@ CAPTIONS = {
         " marks the formula."
     ),
     "score_variance_scores": (
-        "Variance of the four scores' logits at initialisation against the number of features D:"
-        " dot grows as D, the others have variance 1 over all pairs. Within a row additive"
-        " attention has about half."
+        "Variance of each score's logits at initialisation against the number of features D, over"
+        " all pairs and within a row. Markers of one D stand side by side, so that none is hidden."
     ),
 }
 
+# No score has these colours.
+_NORMALISATION_COLORS = (*plotting.COLORS[FIRST_FREE : FIRST_FREE + 2], "#999999")
 _NORMALISATIONS = {"none": "tokens as they are", "rms": "root mean square 1", "layer": "LayerNorm"}
 
 
@@ -49,15 +51,17 @@ def _deviations(numbers: JSON) -> Figure:
     dims = np.array([of_dim["dim"] for of_dim in drawn])
     source_dims = np.array([int(dim) for dim in printed])
     source = np.array(list(printed.values()))
-    for index, (name, label) in enumerate({"dot": "s · h", "scaled": "s · h / √D"}.items()):
+    labels = {"dot": "s · h", "scaled": "s · h / √D"}
+    for name, index in score_indices(labels).items():
         values = np.array([of_dim[name]["deviation"] for of_dim in drawn])
-        plotting.draw_band(grown, dims.tolist(), values, index=index, label=f"{label}, measured")
+        label = f"{labels[name]}: mean ± sd over draws"
+        plotting.draw_band(grown, dims.tolist(), values, index=index, label=label)
         if name == "dot":
             relative = values / np.sqrt(dims)[:, None]
             plotting.draw_band(
                 ratio, dims.tolist(), relative, index=index, label="mean ± sd over draws"
             )
-    grown.plot(dims, np.sqrt(dims), "--", color="gray", label="√D", zorder=0)
+    grown.plot(dims, np.sqrt(dims), "--", color="black", linewidth=1, label="√D", zorder=3)
     for ax, of_source in ((grown, source), (ratio, source / np.sqrt(source_dims))):
         label = "the source's own draws"
         ax.plot(source_dims, of_source, "x", color="black", markersize=9, label=label)
@@ -121,7 +125,7 @@ def _cases(cases: JSON, dim: int) -> Figure:
             x = positions + (index - 1) * width
             ax.bar(
                 x, [np.mean(of_case[where]) for of_case in measured], width * 0.92, label=label,
-                color=plotting.COLORS[index],
+                color=_NORMALISATION_COLORS[index],
             )  # fmt: skip
             ax.plot(
                 x, [of_case[f"{where}_formula"] for of_case in measured], "_", color="black",
@@ -140,24 +144,34 @@ def _cases(cases: JSON, dim: int) -> Figure:
 def _initial(initial: JSON, additive_row: float) -> Figure:
     figure, axes = plotting.new_figure(9.5, 4.4, columns=2, sharey=True)
     titles = {"pairs": "over all pairs and initialisations", "row": "within a row"}
+    indices = score_indices(initial)
     for ax, (where, title) in zip(axes, titles.items(), strict=True):
-        for index, (name, by_dim) in enumerate(initial.items()):
-            dims = [of_dim["dim"] for of_dim in by_dim]
+        for shift, (name, by_dim) in enumerate(initial.items()):
+            dims = np.array([of_dim["dim"] for of_dim in by_dim])
             mean, deviation = (
                 np.array([of_dim[where][number] for of_dim in by_dim])
                 for number in ("mean", "deviation")
             )
-            color = plotting.COLORS[index]
-            ax.plot(dims, mean, color=color, marker=plotting.MARKERS[index], label=name)
-            ax.fill_between(
-                dims, mean - deviation, mean + deviation, color=color, alpha=0.2, linewidth=0
+            low = np.maximum(mean - deviation, mean / 100)  # a variance is positive
+            index = indices[name]
+            ax.errorbar(
+                dims * 1.12 ** (shift - (len(initial) - 1) / 2),
+                mean,
+                (mean - low, deviation),
+                linestyle="",
+                color=plotting.COLORS[index % len(plotting.COLORS)],
+                marker=plotting.MARKERS[index % len(plotting.MARKERS)],
+                label=name,
             )
         ax.set(xscale="log", yscale="log", xlabel="features D", title=title)
         ax.set_xticks(dims, [str(dim) for dim in dims])
         ax.minorticks_off()
         ax.grid(alpha=0.3)
-    axes[1].axhline(additive_row, color="black", linestyle=":", label=f"{additive_row:.2f}")
+    if "additive" in initial:
+        label = f"additive, by formula: {additive_row:.2f}"
+        axes[1].axhline(additive_row, color="black", linestyle=":", label=label)
     axes[0].set_ylabel("variance of the logits")
-    axes[1].legend()
+    handles, labels = axes[1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
     figure.suptitle("Logits of fresh scores, unit-variance tokens (mean ± sd over initialisations)")
     return figure

@@ -6,8 +6,11 @@ Command:  .venv/bin/python -m experiments.scores.softmax_saturation
 Time:     1 minute on 2 CPU cores.
 Expected: by the source, the gradient's norm peaks near unit-variance scores and is near zero from
           scale 10 on; raw softmax goes one-hot as d_k grows, scaled curves overlap. The source's
-          own curve does not show the first half: it peaks at scale 5.86, and is at 44 % of its peak
-          at scale 1, 84 % at 10 and 30 % at 20.
+          own curve shows neither peak nor end there: it peaks at scale 5.86, and is at 44 % of its
+          peak at scale 1, 84 % at 10 and 30 % at 20.
+
+The experiment is about the softmax, and about dot products with and without their factor: there is
+no choice of scores.
 
 Why 5.86. The gradient of the largest weight a_m in its row's scores is a_m (e_m - a), of norm
     a_m sqrt((1 - a_m)² + sum_{j != m} a_j²),
@@ -43,15 +46,15 @@ from attention_jax.analysis import ScaleSweep, logit_scale_sweep, softmax_jacobi
 from experiments.entropy_limits import expected_maximum
 from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
 from experiments.scores.softmax_saturation_figures import CAPTIONS, plot
+from experiments.scores.softmax_saturation_report import NO_GRADIENT_NORM, report
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "run"]
+__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 Array = jax.Array
 
 _list = functools.partial(rounded, decimals=6)
 
 QUANTILES = (0.1, 0.5, 0.9)
-NO_GRADIENT = 0.01  # share of the largest possible norm, sqrt(2) / 4, that counts as no gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,12 +158,11 @@ def _random(rng: Array, config: Config, scales: np.ndarray) -> JSON:
         np.asarray(array, np.float64) for array in norms(jax.random.split(rng, config.samples))
     )  # [samples, scales]
     low, median, high = np.quantile(gradient, QUANTILES, axis=0)
-    none = NO_GRADIENT * math.sqrt(2) / 4
     return {
         "mean": _list(gradient.mean(0)), "sd": _list(gradient.std(0, ddof=1)),
         "low": _list(low), "median": _list(median), "high": _list(high),
         "jacobian_mean": _list(jacobian.mean(0)),
-        "without_gradient": _list((gradient < none).mean(0)),
+        "without_gradient": _list((gradient < NO_GRADIENT_NORM).mean(0)),
     }  # fmt: skip
 
 
@@ -219,7 +221,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
         near(
             "scale at which the gradient of the largest of evenly spaced scores peaks",
             "near 1 (unit variance)", even["peak_scale"], even_peak(keys), 0.02 + step,
-            "a step of the grid, and float32 on a flat top",
+            "a step of the grid, and float32 on a flat top", contradicts=True,
         )
     ]  # fmt: skip
     peak = even_norm(keys, even_peak(keys))
@@ -229,23 +231,33 @@ def expectations(numbers: JSON) -> list[Expectation]:
                 near(
                     f"norm at scale {scale} / peak", source, even["of_peak"][scale],
                     even_norm(keys, float(scale)) / peak, 1e-3, "interpolation on the grid",
+                    contradicts=True,
                 )
             )  # fmt: skip
+    norms = even["jacobian_norm"]
+    checks.append(
+        Expectation(
+            "evenly spaced scores: largest norm of the Jacobian / that at the smallest scale",
+            "1 (largest when uniform)", max(norms) / norms[0], 1.1, math.inf,
+            "two keys that tie have 1/2, uniform attention sqrt(T - 1) / T", contradicts=True,
+        )
+    )  # fmt: skip
     mean, deviation = np.array(random["mean"]), np.array(random["sd"])
     at_ten, last = int(np.abs(scales - 10).argmin()), len(scales) - 1
     limit = expected_maximum(keys) / math.sqrt(2)
-    for index, claim, unit in (
-        (at_ten, "largest mean norm", mean.max()),
-        (last, "(m_T / (sqrt(2) c))", limit / scales[last]),
+    for index, claim, unit, source in (
+        (at_ten, "largest mean norm", mean.max(), "near zero"),
+        (last, "(m_T / (sqrt(2) c))", limit / scales[last], ""),
     ):
         at = float(scales[index])
         expected = limit / at / unit
         checks.append(
             near(
-                f"random scores: mean norm at scale {at:.3g} / {claim}", "near zero",
+                f"random scores: mean norm at scale {at:.3g} / {claim}", source,
                 mean[index] / unit, expected,
                 4 * deviation[index] / root / unit + 2 / at * expected,
                 "4 standard errors; the next term is of relative order 1/c",
+                contradicts=bool(source),
             )
         )  # fmt: skip
     checks += [

@@ -10,17 +10,18 @@ from matplotlib.figure import Figure
 from attention_jax.reports import plotting
 from experiments.entropy_limits import expected_maximum
 from experiments.experiment import JSON
+from experiments.score_colors import FIRST_FREE, ordered_colors
 
 CAPTIONS = {
     "softmax_saturation": (
-        "Norm of the gradient of the largest weight against the scale of the scores. Left, 16 "
-        "scores evenly from -1 to 1, as in the chapter: the curve rises to its peak at 5.9, not 1, "
-        "and is still at 84 % of it at scale 10. Right, scores of 4096 random queries: the mean "
-        "peaks near 2 and falls as one over the scale, the median much faster."
+        "Norm of the gradient of the largest weight against the scale of the scores. Left, scores"
+        " evenly from -1 to 1, as in the chapter, with the norm of the whole Jacobian and the"
+        " chapter's reading. Right, scores of random queries: mean, median, and the range from 10"
+        " to 90 % of the queries."
     ),
     "softmax_saturation_curves": (
-        "Weights of ten keys in falling order, for key dimensions 16 to 1024. Raw, the largest "
-        "weight goes to 1 as the dimension grows. Scaled, the four curves coincide."
+        "Weights of ten keys in falling order, for several key dimensions. Raw, the largest weight"
+        " goes to 1 as the dimension grows. Scaled, the curves coincide."
     ),
 }
 
@@ -36,26 +37,38 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 def _gradient_figure(numbers: JSON) -> Figure:
     scales, even, random = numbers["scales"], numbers["even"], numbers["random"]
     keys = numbers["config"]["keys"]
-    blue, red, green, *_ = plotting.COLORS
+    color, jacobian_color, median_color = plotting.COLORS[FIRST_FREE:]
     figure, (left, right) = plotting.new_figure(11, 4.5, columns=2, sharey=True)
-    left.plot(scales, even["gradient_norm"], color=blue, label="gradient of the largest weight")
-    left.plot(scales, even["jacobian_norm"], "--", color=green, label="whole Jacobian (Frobenius)")
-    left.axvline(even["peak_scale"], color=blue, lw=1, alpha=0.6)
+    left.plot(scales, even["gradient_norm"], color=color, label="gradient of the largest weight")
+    left.plot(
+        scales,
+        even["jacobian_norm"],
+        "--",
+        color=jacobian_color,
+        label="whole Jacobian (Frobenius)",
+    )
+    left.axvline(even["peak_scale"], color=color, lw=1, alpha=0.6)
     left.text(
-        even["peak_scale"] + 0.2, 0.02, f"peak at {even['peak_scale']:.1f}", color=blue, fontsize=10
+        even["peak_scale"] + 0.2,
+        0.02,
+        f"peak at {even['peak_scale']:.1f}",
+        color=color,
+        fontsize=10,
     )
     left.axvline(1, color="gray", ls=":", label="the chapter's reading: peak near 1,")
     left.axvline(10, color="gray", ls="-.", label="near zero from 10 on")
     left.set_title(f"{keys} scores evenly from -1 to 1, times the scale")
     right.fill_between(
-        scales, random["low"], random["high"], color=blue, alpha=0.2, linewidth=0,
+        scales, random["low"], random["high"], color=color, alpha=0.2, linewidth=0,
         label="10 to 90 % of the queries",
     )  # fmt: skip
-    right.plot(scales, random["mean"], color=blue, label="mean")
-    right.plot(scales, random["median"], color=red, ls="--", label="median")
+    right.plot(scales, random["mean"], color=color, label="mean")
+    right.plot(scales, random["median"], color=median_color, ls="--", label="median")
     limit = expected_maximum(keys) / math.sqrt(2)
     tail = [scale for scale in scales if limit / scale < 0.3]
-    right.plot(tail, [limit / c for c in tail], "k:", label=r"$m_T / (\sqrt{2}\,c)$")
+    right.plot(
+        tail, [limit / c for c in tail], ":", color="gray", lw=2.5, label=r"$m_T / (\sqrt{2}\,c)$"
+    )
     right.set_title(f"{numbers['config']['samples']} random queries, {keys} keys each")
     right.secondary_xaxis(-0.2, functions=(np.square, np.sqrt)).set_xlabel(
         "$d_k$ of raw dot products with that deviation"
@@ -72,20 +85,23 @@ def _gradient_figure(numbers: JSON) -> Figure:
 def _curve_figure(numbers: JSON) -> Figure:
     config = numbers["config"]
     figure, axes = plotting.new_figure(10, 4.2, columns=2, sharey=True)
-    ranks = range(1, config["curve_keys"] + 1)
+    ranks = np.arange(1, config["curve_keys"] + 1)
+    colors = ordered_colors(len(config["curve_dims"]))
     for ax, arm in zip(axes, ("raw", "scaled"), strict=True):
         for index, (dim, of_dim) in enumerate(
             zip(config["curve_dims"], numbers["curves"], strict=True)
         ):
             weights = of_dim[arm]
-            color, marker = plotting.COLORS[index], plotting.MARKERS[index]
+            # Side by side, so that curves that coincide are seen.
+            x = ranks + 0.1 * (index - (len(colors) - 1) / 2)
+            marker = plotting.MARKERS[index % len(plotting.MARKERS)]
             ax.plot(
-                ranks, weights["mean"], color=color, marker=marker, markersize=5,
+                x, weights["mean"], color=colors[index], marker=marker, markersize=5,
                 label=f"$d_k$ = {dim}",
             )  # fmt: skip
             low, high = weights["low"], weights["high"]
-            ax.fill_between(ranks, low, high, color=color, alpha=0.1, linewidth=0)
-        ax.set_xticks(list(ranks))
+            ax.fill_between(x, low, high, color=colors[index], alpha=0.1, linewidth=0)
+        ax.set_xticks(ranks)
         ax.set_ylim(0, 1.05)
         ax.set(xlabel="key, by falling weight", title=f"{arm} dot products")
         ax.grid(alpha=0.3)

@@ -8,11 +8,12 @@ from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
 from experiments.experiment import JSON
+from experiments.score_colors import FIRST_FREE, score_indices
 
 CAPTIONS = {
     "worked_example": (
-        "Four bar charts, one per score, of its four summands for the same query and key: dot 1.18,"
-        " scaled 0.59, general 0.35, additive -0.66."
+        "One bar chart per score: the four summands of its logit for the same query and key. The"
+        " sum stands above each chart."
     ),
     "worked_example_three_tokens": (
         "Attention of three tokens by hand in four tables: dot products, scaled by 1/sqrt(2),"
@@ -20,9 +21,8 @@ CAPTIONS = {
         " own key."
     ),
     "worked_example_cost": (
-        "Multiplications of the general score against sequence length, on logarithmic axes:"
-        " projecting every pair anew takes tens of times as many as projecting keys or queries"
-        " once. Counts lie on the formulas."
+        "Multiplications of the general score against the number of keys, on logarithmic axes: each"
+        " pair alone, keys projected once, and queries projected once. Counts lie on the formulas."
     ),
 }
 
@@ -36,25 +36,39 @@ def plot(numbers: JSON) -> dict[str, Figure]:
     }
 
 
+_FORMULAS = {
+    "dot": "$s_i\\,h_i$",
+    "scaled": "$s_i\\,h_i\\,/\\,\\sqrt{4}$",
+    "general": "$(s^T W)_i\\,h_i$",
+    "additive": "$v_i\\,\\tanh(W_q s + W_k h)_i$",
+}
+
+
 def _plot_summands(scores: JSON) -> Figure:
-    figure, axes = plotting.new_figure(10.5, 3.4, columns=4, sharey=True)
-    formulas = {
-        "dot": "$s_i\\,h_i$",
-        "scaled": "$s_i\\,h_i\\,/\\,\\sqrt{4}$",
-        "general": "$(s^T W)_i\\,h_i$",
-        "additive": "$v_i\\,\\tanh(W_q s + W_k h)_i$",
-    }
-    for index, (ax, name) in enumerate(zip(axes, formulas, strict=True)):
-        summands = scores[name]["summands"]
-        bars = ax.bar(range(1, len(summands) + 1), summands, color=plotting.COLORS[index])
+    figure, axes = plotting.new_figure(
+        max(2.6 * len(scores), 5.2), 3.4, columns=len(scores), sharey=True
+    )
+    indices = score_indices(scores)
+    for ax, (name, traced) in zip(axes, scores.items(), strict=True):
+        # Only the scores of the source have summands by feature.
+        heights = traced["summands"] or [traced["logit"]]
+        bars = ax.bar(range(1, len(heights) + 1), heights, color=_color(indices[name]))
         ax.bar_label(bars, fmt="%.3f", padding=2)
         ax.axhline(0, color="black", linewidth=0.8)
-        ax.set_title(f"{name}: {formulas[name]}\nsum {scores[name]['logit']:+.4f}", fontsize=11)
-        ax.set(xlabel="feature i", xticks=range(1, len(summands) + 1))
-    axes[0].set_ylabel("what it adds to the logit")
+        formula = f": {_FORMULAS[name]}" if traced["summands"] else ""
+        ax.set_title(f"{name}{formula}\nlogit {traced['logit']:+.4f}", fontsize=11)
+        if traced["summands"]:
+            ax.set(xlabel="feature i", xticks=range(1, len(heights) + 1))
+        else:
+            ax.set(xlabel="logit", xticks=[], xlim=(-0.5, 2.5))
+    axes[0].set_ylabel("summand of the logit")
     axes[0].margins(y=0.15)
-    figure.suptitle("One query s, one key h, four scores: what each of them adds up")
+    figure.suptitle("The logit of one query s and one key h, and its summands, for each score")
     return figure
+
+
+def _color(index: int) -> str:
+    return plotting.COLORS[index % len(plotting.COLORS)]
 
 
 def _plot_three_tokens(tables: JSON) -> Figure:
@@ -91,17 +105,18 @@ def _draw_table(ax: Axes, table: np.ndarray) -> None:
 def _plot_cost(counts: list[JSON], config: JSON) -> Figure:
     figure, (ax,) = plotting.new_figure(7, 4.4)
     lengths = [count["source_length"] for count in counts]
-    labels = {
-        "pairs": "a pair at a time: $TS(D^2 + D)$",
-        "keys": "keys projected once: $SD^2 + TSD$",
-        "queries": "queries projected once: $TD^2 + TSD$",
+    target_length, dim = config["target_length"], config["dim"]
+    x = np.geomspace(min(lengths), max(lengths), 100)
+    pairs = target_length * x
+    formulas = {
+        "pairs": ("each pair alone: $TS(D^2 + D)$", pairs * (dim**2 + dim)),
+        "keys": ("keys projected once: $SD^2 + TSD$", x * dim**2 + pairs * dim),
+        "queries": ("queries projected once: $TD^2 + TSD$", target_length * dim**2 + pairs * dim),
     }
-    for index, (way, label) in enumerate(labels.items()):
-        formula, counted = (
-            [count[way][kind] for count in counts] for kind in ("formula", "counted")
-        )
+    for index, (way, (label, formula)) in enumerate(formulas.items(), start=FIRST_FREE):
         color = plotting.COLORS[index]
-        ax.plot(lengths, formula, color=color, label=label)
+        ax.plot(x, formula, color=color, label=label)
+        counted = [count[way]["counted"] for count in counts]
         ax.plot(lengths, counted, plotting.MARKERS[index], color=color)
     ax.set(
         xscale="log",

@@ -1,13 +1,23 @@
 """attention_masks.py: tables, tile counts and misread masks against tables by hand."""
 
 import dataclasses
+import functools
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from command_lines import ROOT
 
-from attention_jax import Mask, causal_mask, local_mask, mask_dataclass
+from attention_jax import (
+    Mask,
+    attention,
+    attention_weights,
+    causal_mask,
+    local_mask,
+    mask_dataclass,
+)
 from experiments.scores import attention_masks as experiment
 
 
@@ -95,17 +105,58 @@ def test_a_quick_run_meets_what_is_expected(quick):
         np.testing.assert_array_equal(table, by_hand[name], err_msg=name)
     # The last query sees no future: zeros, and not NaN.
     assert quick["misread"]["causal"]["misread"][-1] == [0.0] * 6
-    checks = quick["checks"]
-    assert {name for name in checks if checks[name]["queries_without_keys"]} == {
-        "window & padding", "~causal",
-    }  # fmt: skip
+    assert "| causal | 6 | 6 | 4 |" in experiment.report(quick)
 
 
 def test_wrong_numbers_miss_their_bounds(quick):
     numbers = json.loads(json.dumps(quick))
-    numbers["tiles"]["causal"] = experiment.tile_counts(Mistaken(), 64, 16)
-    numbers["checks"]["~causal"]["weight_where_masked"] = 1e-30
-    assert len(missed(numbers)) == 2
+    numbers["largest_masked_dlogits"]["~causal"] = 1e-30
+    assert missed(numbers) == ["~causal: largest gradient of a masked logit"]
+
+
+def assert_no_tile_is_overstated(tiles):
+    for name, counts in tiles.items():
+        for status in ("empty", "full"):
+            assert counts["said"][status] <= counts["shown"][status], (name, status)
+
+
+def test_no_mask_calls_a_tile_empty_or_full_that_is_not(quick):
+    assert_no_tile_is_overstated(quick["tiles"])
+    with pytest.raises(AssertionError, match="full"):
+        assert_no_tile_is_overstated({"mistaken": experiment.tile_counts(Mistaken(), 64, 16)})
+
+
+def test_misread_masks_put_all_weight_on_forbidden_keys(quick):
+    for name, of_mask in quick["misread"].items():
+        shares = np.array(of_mask["misread_weight_on_masked_keys"])
+        sees_nothing = [query == 5 and name == "causal" for query in range(6)]
+        np.testing.assert_allclose(shares, np.where(sees_nothing, 0, 1), atol=1e-5)
+
+
+def test_weights_and_gradients_of_masked_pairs():
+    """Exact zeros where masked; rows sum to 1, or to 0 without a key; d output / d value = A."""
+    length = 24
+    query, key, value = jax.random.normal(jax.random.key(0), (3, length, 8))
+    masks = experiment.masks(length)
+    tables = np.stack([np.asarray(mask.materialize(length, length)) for mask in masks.values()])
+
+    @jax.jit  # all masks in one program
+    def both(tables):
+        def of_mask(table):
+            attend = functools.partial(attention, query, key, mask=table)
+            return attention_weights(query, key, mask=table), jax.jacrev(attend)(value)
+
+        return jax.vmap(of_mask)(tables)
+
+    weights, dvalue = both(jnp.asarray(tables))  # dvalue: [masks, T, Dv, S, Dv]
+    assert not np.where(tables, 0, weights).any()
+    assert not np.where(tables[:, :, None, :, None], 0, dvalue).any()
+    has_key = tables.any(-1)
+    np.testing.assert_allclose(np.sum(weights, -1), has_key, atol=2e-5)
+    by_name = dict(zip(masks, has_key, strict=True))
+    assert {name for name in masks if not by_name[name].all()} == {"window & padding", "~causal"}
+    expected = np.asarray(weights)[:, :, None, :, None] * np.eye(8)[:, None]
+    np.testing.assert_allclose(dvalue, expected, atol=2e-5)
 
 
 def test_a_query_without_keys_by_hand(quick):
@@ -122,8 +173,9 @@ def test_a_query_without_keys_by_hand(quick):
 def test_the_committed_numbers():
     numbers = json.loads((ROOT / "experiments/scores/attention_masks.json").read_text())
     found = experiment.expectations(numbers)
-    assert len(found) == 9 * 5 + 9 * 2 + 2 + 5 * 3 * 2
+    assert len(found) == 9 + 5 * 3 * 2
     assert missed(numbers) == []
+    assert_no_tile_is_overstated(numbers["tiles"])
     assert numbers["tiles"]["causal"]["said"] == {"empty": 496, "full": 496, "partial": 32}
 
 

@@ -49,6 +49,18 @@ def test_steps_in_numpy():
         np.testing.assert_allclose(got[name], array, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
+def test_shapes_and_rows_of_equal_tokens():
+    assert qkv_walkthrough.TOKEN_IDS[3] == qkv_walkthrough.TOKEN_IDS[6] == 9
+    for recipe in ("source", "ours"):
+        steps = COMMITTED[recipe]["steps"]
+        assert list(steps) == list(qkv_walkthrough.STEPS)
+        for name, step in steps.items():
+            over_keys = name in ("compatibility", "scaled", "weights")
+            assert step["shape"] == ([11, 11] if over_keys else [11, 32])
+            assert np.shape(step["values"]) == tuple(step["shape"])
+            np.testing.assert_allclose(step["values"][3], step["values"][6], atol=2e-3)
+
+
 def test_both_axes_of_the_source_in_numpy():
     tokens, projections = (np.asarray(x, float) for x in qkv_walkthrough.source_arrays())
     query, key, value = (tokens @ projection for projection in projections)
@@ -57,12 +69,16 @@ def test_both_axes_of_the_source_in_numpy():
         got = COMMITTED["axis"][name]
         np.testing.assert_allclose(got["weights"], weights, atol=1e-3)
         np.testing.assert_allclose(got["row_sums"], weights.sum(1), atol=1e-3)
+        np.testing.assert_allclose(got["column_sums"], weights.sum(0), atol=1e-3)
+        ones = got["column_sums" if name == "source" else "row_sums"]
+        np.testing.assert_allclose(ones, 1, atol=1e-4)
         context = weights @ value
         outside = (context < value.min(0) - 1e-3) | (context > value.max(0) + 1e-3)
         assert abs(got["outside_values"] - outside.mean()) < 0.01
     assert COMMITTED["axis"]["ours"]["outside_values"] == 0
     assert COMMITTED["axis"]["source"]["outside_values"] > 0
     assert sum(total < 0.01 for total in COMMITTED["axis"]["source"]["row_sums"]) == 7
+    assert "7 of 11 queries get nothing" in qkv_walkthrough.report(COMMITTED)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax import Score
 from experiments.scores import score_variance
 from experiments.scores.score_variance_formulas import additive_row_variance, variances_by_formula
 
@@ -32,6 +33,32 @@ def test_it_runs_and_draws():
     for name in ("dot", "scaled"):
         weights = np.array(numbers["heatmaps"][name]["weights"])
         np.testing.assert_allclose(weights.sum(axis=1), 1, atol=0.01)
+    heatmaps = numbers["heatmaps"]  # of 64 features
+    ratio = heatmaps["dot"]["variance"] / heatmaps["scaled"]["variance"]
+    assert ratio == pytest.approx(64, abs=0.01)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shifted(Score):
+    """Twice the dot product plus 5: a score whose logits have a mean."""
+
+    def pair(self, params, q_features, k_features):
+        return 2 * q_features @ k_features.T + 5
+
+
+def test_any_scores():
+    own = "test_score_variance:Shifted"
+    config = dataclasses.replace(
+        score_variance.QUICK, dims=(16,), samples=500, draws=4, scores=("additive", own)
+    )
+    numbers = score_variance.run(config) | {"config": dataclasses.asdict(config)}
+    assert [str(item) for item in score_variance.expectations(numbers) if not item.met] == []
+    (measured,) = numbers["initial"][own]
+    for where in ("pairs", "row"):  # 4 D, without the square of the mean
+        within = 4 * measured[where]["standard_error"]
+        assert measured[where]["mean"] == pytest.approx(4 * 16, abs=within)
+    assert f"| {own} | " in score_variance.report(numbers)
+    assert set(score_variance.plot(numbers)) == set(score_variance.CAPTIONS)
 
 
 def sampled(query_mean, key_mean, deviations, normalise, rows=4000, length=40):
@@ -96,6 +123,7 @@ def test_additive_row_variance():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"scores": ()}, "scores must be at least one; got none"),
         ({"dims": ()}, "dims must be one or more of at least 1"),
         ({"dims": (4, 0)}, "dims must be one or more of at least 1"),
         ({"samples": 127}, "samples must be at least 128; got 127"),

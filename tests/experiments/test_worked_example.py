@@ -4,11 +4,14 @@ import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax import Score, attention
 from experiments.scores import general_score_cost, worked_example
+from experiments.scores.chosen_scores import fresh_params
 from experiments.torch_random import TorchRandom
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -28,6 +31,24 @@ def test_it_runs_and_draws():
     assert not missed, missed
     assert set(worked_example.plot(numbers)) == set(worked_example.CAPTIONS)
     assert json.loads(json.dumps(numbers["three_tokens"])) == COMMITTED["three_tokens"]
+
+
+def test_any_scores():
+    config = dataclasses.replace(worked_example.QUICK, scores=("dot", "score_cases:OwnCosine"))
+    numbers = worked_example.run(config) | {"config": dataclasses.asdict(config)}
+    assert [str(item) for item in worked_example.expectations(numbers) if not item.met] == []
+    # The kernel of a fresh score of its own, and the angle between projected query and key.
+    kernel = np.asarray(
+        fresh_params("score_cases:OwnCosine", jax.random.key(2), 4)["projection"]["kernel"]
+    )
+    query, key = np.array(worked_example.QUERY) @ kernel, np.array(worked_example.KEY)
+    cosine = query @ key / np.linalg.norm(query) / np.linalg.norm(key)
+    np.testing.assert_allclose(
+        numbers["scores"]["score_cases:OwnCosine"]["logit"], cosine, atol=1e-6
+    )
+    assert numbers["same_order_as_dot"]["dot"] == 1
+    assert f"| score_cases:OwnCosine | {cosine:.4f} |" in worked_example.report(numbers)
+    assert set(worked_example.plot(numbers)) == set(worked_example.CAPTIONS)
 
 
 def test_torch_numbers():
@@ -61,6 +82,7 @@ def test_scores_of_the_pair_in_numpy():
         np.testing.assert_allclose(sum(COMMITTED["scores"][name]["summands"]), score, atol=5e-6)
     transposed = COMMITTED["transposed"]
     np.testing.assert_allclose(transposed["W h"], s @ (kernel @ h), atol=2e-6)
+    np.testing.assert_allclose(transposed["general"], s @ (kernel @ h), atol=2e-6)
     np.testing.assert_allclose(transposed["W^T h"], s @ (kernel.T @ h), atol=2e-6)
 
 
@@ -85,6 +107,17 @@ def test_loop_form_in_numpy():
     np.testing.assert_allclose(got, weights @ value, atol=1e-6)
 
 
+def test_general_is_dot_on_projected_keys():
+    """Exercise 38.1, on random problems: the keys W h have the same weights with dot."""
+    rng = np.random.default_rng(1)
+    shapes = ((30, 5, 8), (30, 7, 8), (30, 7, 3), (30, 8, 8))
+    query, key, value, kernel = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    kernel /= 8  # logits of standard deviation 1
+    general = attention(query, key, value, score="general", params={"kernel": kernel})
+    projected = attention(query, key @ kernel.swapaxes(1, 2), value, score="dot")
+    np.testing.assert_allclose(general, projected, atol=2e-6)
+
+
 def test_counting_multiplications():
     arrays = (jnp.ones((3, 5)), jnp.ones((5, 7)))
     count = general_score_cost.count_multiplications
@@ -96,10 +129,21 @@ def test_counting_multiplications():
     assert counts["queries"]["counted"] == 5 * 3 * 3 + 5 * 7 * 3
 
 
+@dataclasses.dataclass(frozen=True)
+class Transposed(Score):
+    """A score with a mistake: its logits are [S, T]."""
+
+    def pair(self, params, q_features, k_features):
+        return k_features @ q_features.T
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"draws": 0}, "draws must be at least 1; got 0"),
+        ({"scores": ()}, "scores must be at least one; got none"),
+        ({"scores": ("dot", "dot")}, "scores must be different; got dot, dot"),
+        ({"scores": ("skaled",)}, "did you mean 'scaled'"),
+        ({"scores": ("test_worked_example:Transposed",)}, "Transposed.*: pair must return"),
         ({"keys": 1}, "keys must be at least 2; got 1"),
         ({"source_lengths": ()}, "source_lengths must be one or more"),
         ({"source_lengths": (3, 0)}, "source_lengths must be one or more"),
