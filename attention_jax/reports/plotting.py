@@ -154,21 +154,45 @@ def loss_curves(steps: Sequence[int], losses: Mapping[str, np.ndarray], *, title
 def accuracy_by_length(
     panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], *, ylabel: str
 ) -> Figure:
-    """One panel per title, one line per score: accuracies {length: one number per seed}."""
-    columns = min(2, len(panels))
+    """One panel per title, one colour per score: accuracies {length: one number per seed}.
+
+    A point is the mean over seeds, a bar one deviation on either side of it, cut off at 0 and 1. A
+    line joins the points of successive lengths, and no others. Scores stand a little apart so that
+    none hides another.
+    """
+    columns = len(panels) if len(panels) <= 3 else 2
     rows = -(-len(panels) // columns)
-    figure, axes = new_figure(
-        4.2 * columns, 3.2 * rows, rows=rows, columns=columns, sharex=True, sharey=True
-    )
+    width, height = (4.2 if columns < 3 else 3.6) * columns, 3.2 * rows + 0.3
+    figure, axes = new_figure(width, height, rows=rows, columns=columns, sharex=True, sharey=True)
     for unused in axes[len(panels) :]:
         unused.remove()
+    scores = list(dict.fromkeys(score for by_score in panels.values() for score in by_score))
+    handles: dict[str, Any] = {}
     for ax, (title, by_score) in zip(axes, panels.items(), strict=False):
-        for index, (score, by_length) in enumerate(by_score.items()):
-            lengths = sorted(by_length)
-            values = np.array([by_length[length] for length in lengths])
-            draw_band(ax, lengths, values, index=index, label=score)
+        for score, by_length in by_score.items():
+            index = scores.index(score)
+            shift = 0.09 * (index - (len(scores) - 1) / 2)
+            handles[score] = _draw_lengths(ax, by_length, index, shift)
         ax.set(title=title, xlabel="string length", ylabel=ylabel, ylim=(-0.03, 1.05))
         ax.label_outer()
         ax.grid(alpha=0.3)
-    axes[0].legend(loc="lower left")
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(scores), 4)
+    )
     return figure
+
+
+def _draw_lengths(
+    axes: Axes, by_length: Mapping[int, Sequence[float]], index: int, shift: float
+) -> Any:
+    """The accuracies of one score, drawn `shift` to the right; returns the points."""
+    lengths = np.array(sorted(by_length))
+    mean, deviation = np.array([mean_and_deviation(by_length[length]) for length in lengths]).T
+    color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+    x = lengths + shift
+    (points,) = axes.plot(x, mean, marker, color=color, markersize=5)
+    axes.vlines(x, np.maximum(mean - deviation, 0), np.minimum(mean + deviation, 1), color=color)
+    gaps = np.flatnonzero(np.diff(lengths) > 1) + 1
+    for part in np.split(np.arange(len(lengths)), gaps):
+        axes.plot(x[part], mean[part], color=color, linewidth=1.2)
+    return points
