@@ -30,7 +30,7 @@ from attention_jax.tasks.reversal.task import (
 )
 from attention_jax.training.loop import Task, initial_state, train_steps
 from attention_jax.training.run import train_run
-from experiments.experiment import JSON, exit_if_interrupted
+from experiments.experiment import JSON, exit_if_interrupted, rounded
 
 Array = jax.Array
 Arrays = dict[str, Any]  # NumPy arrays by name, or dicts of them
@@ -70,6 +70,11 @@ def _seconds(sessions: list[JSON], steps: int) -> float | None:
     return sum(session["seconds"] for session in sessions) if done == steps else None
 
 
+def folder_name(name: str) -> str:
+    """Returns a name as that of a folder: every character but letters, digits and "_." is "-"."""
+    return "".join(c if c.isalnum() or c in "_." else "-" for c in name)
+
+
 def accuracies(evaluations: dict[int, Evaluation]) -> JSON:
     """Returns {metric: {length: one number per seed}}."""
     return {
@@ -88,7 +93,7 @@ def mean_over_lengths(accuracy: JSON, metric: str, lengths: Sequence[int]) -> np
 
 def heat_map(answer: Reversed) -> JSON:
     """Returns the attention weights of one word, and the letter that each row writes."""
-    weights = np.asarray(answer.weights).round(4).tolist()
+    weights = rounded(answer.weights, 3)
     return {"row_labels": answer.row_labels, "weights": weights}
 
 
