@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+
+from attention_jax.reports import plotting
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
@@ -61,9 +62,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def figure(drawn: Figure, caption: str) -> str:
     """A figure embedded in the page; its caption is its alternative text, too."""
-    buffer = io.BytesIO()
-    drawn.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
-    return image(buffer.getvalue(), caption)
+    return image(plotting.png(drawn), caption)
 
 
 def image(png: bytes, caption: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image  # matplotlib needs it, too
 
 from attention_jax.training.metrics import mean_and_deviation
 
@@ -38,9 +40,22 @@ def save(figure: Figure, path: Path) -> Path:
     """Writes a PNG, making its folder; returns the path."""
     check_png(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Without the writer's version in it, the same figure is the same file.
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    path.write_bytes(png(figure))
     return path
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG of 256 colours, which takes a third of the bytes of all colours.
+
+    This palette has a color near that of every pixel, also near the rare ones of thin lines.
+    """
+    drawn, reduced = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=120)
+    image = Image.open(drawn).convert("RGB")
+    palette = Image.Quantize.MAXCOVERAGE
+    image = image.quantize(256, palette, dither=Image.Dither.NONE)
+    image.save(reduced, format="png", optimize=True)
+    return reduced.getvalue()
 
 
 def draw_weights(

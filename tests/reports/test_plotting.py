@@ -73,6 +73,19 @@ def test_save_makes_the_folder_and_a_readable_png(tmp_path):
     assert matplotlib.image.imread(path).shape == (120, 240, 4)
 
 
+def test_a_saved_figure_has_the_colors_that_were_drawn(tmp_path):
+    weights = np.linspace(0, 1, 15 * 20).reshape(15, 20)
+    figure = plotting.weight_heatmaps({"dot": (weights, [""] * 15, [""] * 20)})
+    figure.axes[0].plot([0, 19], [0, 14], color=plotting.COLORS[1], linewidth=0.5)  # a rare color
+    figure.set_layout_engine("none")  # which moves axes from one drawing to the next
+    everything = tmp_path / "everything.png"
+    figure.savefig(everything, dpi=120)
+    saved = plotting.save(figure, tmp_path / "saved.png")
+    colors, expected = (matplotlib.image.imread(path)[..., :3] for path in (saved, everything))
+    np.testing.assert_allclose(colors, expected, atol=12 / 255)
+    assert saved.stat().st_size < everything.stat().st_size / 1.5
+
+
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_any_number_of_panels(count):
     panel = {"dot": {3: [1.0], 5: [0.5]}}
