@@ -154,11 +154,25 @@ def draw_band(
     axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def loss_curves(steps: Sequence[int], losses: Mapping[str, np.ndarray], *, title: str) -> Figure:
-    """Losses [len(steps), seeds] by score, on a logarithmic axis."""
+def loss_curves(
+    steps: Sequence[int],
+    losses: Mapping[str, np.ndarray],
+    *,
+    title: str,
+    indices: Mapping[str, int] | None = None,
+) -> Figure:
+    """Losses [len(steps), seeds] by score, on a logarithmic axis.
+
+    Args:
+        steps: the step of each row of losses.
+        losses: by score, [len(steps), seeds].
+        title: of the figure.
+        indices: of the colour and the marker of each score; None for the order of the scores.
+    """
     figure, (axes,) = new_figure(6.4, 3.8)
-    for index, (score, values) in enumerate(losses.items()):
-        draw_band(axes, steps, values, index=index, label=score, log=True)
+    indices = indices or {score: index for index, score in enumerate(losses)}
+    for score, values in losses.items():
+        draw_band(axes, steps, values, index=indices[score], label=score, log=True)
     axes.set_yscale("log")
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
     axes.grid(alpha=0.3)
@@ -167,13 +181,21 @@ def loss_curves(steps: Sequence[int], losses: Mapping[str, np.ndarray], *, title
 
 
 def accuracy_by_length(
-    panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], *, ylabel: str
+    panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]],
+    *,
+    ylabel: str,
+    indices: Mapping[str, int] | None = None,
 ) -> Figure:
-    """One panel per title, one colour per score: accuracies {length: one number per seed}.
+    """Accuracies by length: one panel per title, one colour per score.
 
     A point is the mean over seeds, a bar one deviation on either side of it, cut off at 0 and 1. A
     line joins the points of successive lengths, and no others. Scores stand a little apart so that
     none hides another.
+
+    Args:
+        panels: by title and score, {length: one number per seed}.
+        ylabel: label of the accuracies.
+        indices: of the colour and the marker of each score; None for the order of the scores.
     """
     columns = len(panels) if len(panels) <= 3 else 2
     rows = -(-len(panels) // columns)
@@ -182,12 +204,12 @@ def accuracy_by_length(
     for unused in axes[len(panels) :]:
         unused.remove()
     scores = list(dict.fromkeys(score for by_score in panels.values() for score in by_score))
+    indices = indices or {score: index for index, score in enumerate(scores)}
     handles: dict[str, Any] = {}
     for ax, (title, by_score) in zip(axes, panels.items(), strict=False):
         for score, by_length in by_score.items():
-            index = scores.index(score)
-            shift = 0.09 * (index - (len(scores) - 1) / 2)
-            handles[score] = _draw_lengths(ax, by_length, index, shift)
+            shift = 0.09 * (scores.index(score) - (len(scores) - 1) / 2)
+            handles[score] = _draw_lengths(ax, by_length, indices[score], shift)
         ax.set(title=title, xlabel="string length", ylabel=ylabel, ylim=(-0.03, 1.05))
         ax.label_outer()
         ax.grid(alpha=0.3)

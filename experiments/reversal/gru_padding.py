@@ -34,6 +34,7 @@ from experiments.reversal import published
 from experiments.reversal.arms import EXTRAPOLATION_LENGTH, TRAINED_LENGTHS
 from experiments.reversal.gru_model import GRUConfig, Params, gru_task, letters_right
 from experiments.reversal.gru_padding_report import expectations, report
+from experiments.score_colors import score_indices
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -195,7 +196,11 @@ def plot(numbers: JSON) -> dict[str, Figure]:
     }
     if of_chapter:
         panels = {"as published (one training)": of_chapter, **panels}
-    figure = plotting.accuracy_by_length(panels, ylabel="letters right (teacher forcing)")
+    figure = plotting.accuracy_by_length(
+        panels,
+        ylabel="letters right (teacher forcing)",
+        indices=score_indices(numbers["scores"]),
+    )
     return {"gru_padding": figure}
 
 

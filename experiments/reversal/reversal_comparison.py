@@ -50,6 +50,7 @@ from experiments.reversal.reversal_comparison_report import (
     report,
     table,
 )
+from experiments.score_colors import score_indices
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run", "table"]
 
@@ -178,11 +179,12 @@ CAPTIONS = {
 def plot(numbers: JSON) -> dict[str, Figure]:
     """Draws the figures."""
     masked, unmasked = numbers["masked"], numbers["unmasked"]
-    seeds = numbers["config"]["seeds"]
+    seeds, indices = numbers["config"]["seeds"], score_indices(masked)
     losses = plotting.loss_curves(
         next(iter(masked.values()))["steps"],
         {score: np.array(measured["loss"]) for score, measured in masked.items()},
         title=f"String reversal: geometric mean ± sd of logarithms, {seeds} seeds",
+        indices=indices,
     )
     word = numbers["config"]["word"]
     heatmaps = plotting.weight_heatmaps(
@@ -221,7 +223,7 @@ def plot(numbers: JSON) -> dict[str, Figure]:
             "this model, no mask, strings padded": panel(unmasked, "accuracy_padded"),
         }
     figures["reversal_accuracy"] = plotting.accuracy_by_length(
-        panels, ylabel="letters right (teacher forcing)"
+        panels, ylabel="letters right (teacher forcing)", indices=indices
     )
     return figures
 
