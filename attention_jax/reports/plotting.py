@@ -131,7 +131,14 @@ def weight_heatmaps(
 
 
 def draw_band(
-    axes: Axes, x: Sequence[float], values: np.ndarray, *, index: int, label: str, log: bool = False
+    axes: Axes,
+    x: Sequence[float],
+    values: np.ndarray,
+    *,
+    index: int,
+    label: str,
+    log: bool = False,
+    limits: tuple[float, float] = (-np.inf, np.inf),
 ) -> None:
     """The mean over seeds of `values` [len(x), seeds], in a band of ± one deviation.
 
@@ -143,6 +150,7 @@ def draw_band(
         label: the line's label.
         log: use mean and deviation of the logarithms, for a logarithmic axis: a band of plain
             deviations could reach below zero.
+        limits: the smallest and the largest value that there can be, where the band is cut off.
     """
     mean, deviation = mean_and_deviation(np.log(values) if log else values)
     middle, low, high = (
@@ -151,6 +159,7 @@ def draw_band(
     color = COLORS[index % len(COLORS)]
     marker = MARKERS[index % len(MARKERS)] if len(x) <= 20 else None
     axes.plot(x, middle, color=color, marker=marker, markersize=5, label=label)
+    low, high = np.clip(low, *limits), np.clip(high, *limits)
     axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
@@ -208,7 +217,7 @@ def accuracy_by_length(
     handles: dict[str, Any] = {}
     for ax, (title, by_score) in zip(axes, panels.items(), strict=False):
         for score, by_length in by_score.items():
-            shift = 0.09 * (scores.index(score) - (len(scores) - 1) / 2)
+            shift = 0.13 * (scores.index(score) - (len(scores) - 1) / 2)
             handles[score] = _draw_lengths(ax, by_length, indices[score], shift)
         ax.set(title=title, xlabel="string length", ylabel=ylabel, ylim=(-0.03, 1.05))
         ax.label_outer()

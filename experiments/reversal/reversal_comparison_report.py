@@ -99,10 +99,9 @@ def _seen(numbers: JSON) -> str:
     per_length = config["steps"] * config["batch_size"] / len(TRAINED_LENGTHS)
     seen = {length: 1 - math.exp(-per_length / LETTERS**length) for length in (3, 5, 8)}
     return (
-        "An answer is an exact match if every letter and the end of the string are right. About"
-        f" {100 * seen[3]:.0f} % of the strings of length 3 occur in training,"
-        f" {100 * seen[5]:.1g} % of those of length 5, and {100 * seen[8]:.0e} % of those of"
-        " length 8."
+        "An answer is an exact match if every letter and the end of the string are right. By chance"
+        f" {100 * seen[3]:.0f} % of the strings of length 3 occur in training, one in"
+        f" {1 / seen[5]:,.0f} of length 5 and one in {1 / seen[8]:,.0f} of length 8."
     )
 
 

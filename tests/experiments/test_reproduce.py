@@ -187,7 +187,14 @@ def test_docstrings_are_read_by_label():
 
 
 # The claims of the committed results whose bounds, written before the run, are missed.
-MISSES: dict[str, list[str]] = {}
+MISSES: dict[str, list[str]] = {
+    "reversal_comparison": ["dot, no mask: letters right of bare strings of length 5"],
+    # Both were expected to fail, also with an encoder.
+    "attention_family": [
+        "local-m, diagonal: exact match of lengths 3-8, best seed",
+        "monotonic: exact match of lengths 3-8, best seed",
+    ],
+}
 
 
 @pytest.mark.parametrize("name", catalogue.SUBJECT_OF)

@@ -54,6 +54,15 @@ def test_loss_curves_are_geometric_means_over_seeds():
     assert axes.get_yscale() == "log"
 
 
+def test_bands_end_at_the_limits_of_what_can_be():
+    _, (axes,) = plotting.new_figure(2, 1)
+    values = np.array([[0.0, 0.4], [0.9, 1.0]])
+    plotting.draw_band(axes, [0, 1], values, index=0, label="", limits=(0, 1))
+    edges = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert edges.min() == 0
+    assert edges.max() == 1
+
+
 def test_accuracy_panels_sort_lengths_and_average_seeds():
     panels = {"masked": {"dot": {10: [0.0, 0.5], 3: [1.0, 0.5]}}}
     figure = plotting.accuracy_by_length(panels, ylabel="share")
