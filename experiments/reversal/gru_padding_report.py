@@ -152,10 +152,10 @@ def _sentences(numbers: JSON) -> str:
     losses = [np.mean([arms[arm]["loss"] for arms in scores.values()]) for arm in _ARMS]
     sentences = [
         f"With the mask every score has at least {100 * worst:.1f} % of the letters of lengths 3-8"
-        f" right. Without it every score still has at least {100 * padded:.1f} %, but only on"
-        " strings that are padded to 8 letters as in training. The training loss does not show the"
-        f" flaw: it ends at {losses[0]:.4f} without the mask and at {losses[1]:.4f} with it, as"
-        " means over scores and seeds."
+        " right. On strings that are padded to 8 letters, as in training, the models without the"
+        f" mask have at least {100 * padded:.1f} % right too. The training loss does not show the"
+        f" flaw: it ends at {losses[0]:.2g} nats per token without the mask and at"
+        f" {losses[1]:.2g} with it, as means over scores and seeds."
     ]
     if set(published.LETTERS_RIGHT) <= set(scores):
         far = (
