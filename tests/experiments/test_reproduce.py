@@ -189,6 +189,7 @@ def test_docstrings_are_read_by_label():
 # The claims of the committed results whose bounds, written before the run, are missed.
 MISSES: dict[str, list[str]] = {
     "reversal_comparison": ["dot, no mask: letters right of bare strings of length 5"],
+    "gru_padding": ["additive, no mask: largest difference from the published numbers"],
     # Both were expected to fail, also with an encoder.
     "attention_family": [
         "local-m, diagonal: exact match of lengths 3-8, best seed",
