@@ -16,7 +16,6 @@ from benchmarks import (
     crossover,
     decoding,
     gradient_log,
-    gru_padding,
     local,
     reversal_training,
     ring,
@@ -37,7 +36,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "crossover": Benchmark(crossover.check, crossover.run),
     "reversal": Benchmark(reversal_training.check, reversal_training.run),
     "translation": Benchmark(translation.check, translation.run),
-    "gru-padding": Benchmark(gru_padding.check, gru_padding.run),
 }
 
 _PIPED_WIDTH = 150  # columns of a table that goes to no terminal
@@ -63,7 +61,6 @@ class Arguments:
     the extra [bench]; listed as absent without it).
     translation: a training step of the translator with each score, what of it is cross attention,
     and with optax's loss and Flax's dropout in place of ours; 5 minutes.
-    gru-padding: that GRU's accuracy with and without a padding mask, one seed, about 10 minutes.
 
     Attributes:
         benchmarks: which to run.

@@ -131,7 +131,14 @@ def weight_heatmaps(
 
 
 def draw_band(
-    axes: Axes, x: Sequence[float], values: np.ndarray, *, index: int, label: str, log: bool = False
+    axes: Axes,
+    x: Sequence[float],
+    values: np.ndarray,
+    *,
+    index: int,
+    label: str,
+    log: bool = False,
+    limits: tuple[float, float] = (-np.inf, np.inf),
 ) -> None:
     """The mean over seeds of `values` [len(x), seeds], in a band of ± one deviation.
 
@@ -143,6 +150,7 @@ def draw_band(
         label: the line's label.
         log: use mean and deviation of the logarithms, for a logarithmic axis: a band of plain
             deviations could reach below zero.
+        limits: the smallest and the largest value that there can be, where the band is cut off.
     """
     mean, deviation = mean_and_deviation(np.log(values) if log else values)
     middle, low, high = (
@@ -151,14 +159,29 @@ def draw_band(
     color = COLORS[index % len(COLORS)]
     marker = MARKERS[index % len(MARKERS)] if len(x) <= 20 else None
     axes.plot(x, middle, color=color, marker=marker, markersize=5, label=label)
+    low, high = np.clip(low, *limits), np.clip(high, *limits)
     axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def loss_curves(steps: Sequence[int], losses: Mapping[str, np.ndarray], *, title: str) -> Figure:
-    """Losses [len(steps), seeds] by score, on a logarithmic axis."""
+def loss_curves(
+    steps: Sequence[int],
+    losses: Mapping[str, np.ndarray],
+    *,
+    title: str,
+    indices: Mapping[str, int] | None = None,
+) -> Figure:
+    """Losses [len(steps), seeds] by score, on a logarithmic axis.
+
+    Args:
+        steps: the step of each row of losses.
+        losses: by score, [len(steps), seeds].
+        title: of the figure.
+        indices: of the colour and the marker of each score; None for the order of the scores.
+    """
     figure, (axes,) = new_figure(6.4, 3.8)
-    for index, (score, values) in enumerate(losses.items()):
-        draw_band(axes, steps, values, index=index, label=score, log=True)
+    indices = indices or {score: index for index, score in enumerate(losses)}
+    for score, values in losses.items():
+        draw_band(axes, steps, values, index=indices[score], label=score, log=True)
     axes.set_yscale("log")
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
     axes.grid(alpha=0.3)
@@ -167,23 +190,55 @@ def loss_curves(steps: Sequence[int], losses: Mapping[str, np.ndarray], *, title
 
 
 def accuracy_by_length(
-    panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], *, ylabel: str
+    panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]],
+    *,
+    ylabel: str,
+    indices: Mapping[str, int] | None = None,
 ) -> Figure:
-    """One panel per title, one line per score: accuracies {length: one number per seed}."""
-    columns = min(2, len(panels))
+    """Accuracies by length: one panel per title, one colour per score.
+
+    A point is the mean over seeds, a bar one deviation on either side of it, cut off at 0 and 1. A
+    line joins the points of successive lengths, and no others. Scores stand a little apart so that
+    none hides another.
+
+    Args:
+        panels: by title and score, {length: one number per seed}.
+        ylabel: label of the accuracies.
+        indices: of the colour and the marker of each score; None for the order of the scores.
+    """
+    columns = len(panels) if len(panels) <= 3 else 2
     rows = -(-len(panels) // columns)
-    figure, axes = new_figure(
-        4.2 * columns, 3.2 * rows, rows=rows, columns=columns, sharex=True, sharey=True
-    )
+    width, height = (4.2 if columns < 3 else 3.6) * columns, 3.2 * rows + 0.3
+    figure, axes = new_figure(width, height, rows=rows, columns=columns, sharex=True, sharey=True)
     for unused in axes[len(panels) :]:
         unused.remove()
+    scores = list(dict.fromkeys(score for by_score in panels.values() for score in by_score))
+    indices = indices or {score: index for index, score in enumerate(scores)}
+    handles: dict[str, Any] = {}
     for ax, (title, by_score) in zip(axes, panels.items(), strict=False):
-        for index, (score, by_length) in enumerate(by_score.items()):
-            lengths = sorted(by_length)
-            values = np.array([by_length[length] for length in lengths])
-            draw_band(ax, lengths, values, index=index, label=score)
+        for score, by_length in by_score.items():
+            shift = 0.13 * (scores.index(score) - (len(scores) - 1) / 2)
+            handles[score] = _draw_lengths(ax, by_length, indices[score], shift)
         ax.set(title=title, xlabel="string length", ylabel=ylabel, ylim=(-0.03, 1.05))
         ax.label_outer()
         ax.grid(alpha=0.3)
-    axes[0].legend(loc="lower left")
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(scores), 4)
+    )
     return figure
+
+
+def _draw_lengths(
+    axes: Axes, by_length: Mapping[int, Sequence[float]], index: int, shift: float
+) -> Any:
+    """The accuracies of one score, drawn `shift` to the right; returns the points."""
+    lengths = np.array(sorted(by_length))
+    mean, deviation = np.array([mean_and_deviation(by_length[length]) for length in lengths]).T
+    color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+    x = lengths + shift
+    (points,) = axes.plot(x, mean, marker, color=color, markersize=5)
+    axes.vlines(x, np.maximum(mean - deviation, 0), np.minimum(mean + deviation, 1), color=color)
+    gaps = np.flatnonzero(np.diff(lengths) > 1) + 1
+    for part in np.split(np.arange(len(lengths)), gaps):
+        axes.plot(x[part], mean[part], color=color, linewidth=1.2)
+    return points

@@ -31,7 +31,7 @@ from attention_jax.tasks.reversal.task import (
 from attention_jax.training.loop import Task, initial_state, train_steps
 from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import train_run
-from experiments.experiment import JSON, Expectation, exit_if_interrupted
+from experiments.experiment import JSON, Expectation, exit_if_interrupted, rounded
 
 Array = jax.Array
 Arrays = dict[str, Any]  # NumPy arrays by name, or dicts of them
@@ -97,7 +97,7 @@ def above_zero(claim: str, source: str, by_seed: np.ndarray) -> Expectation:
 
 def heat_map(answer: Reversed) -> JSON:
     """Returns the attention weights of one word, and the letter that each row writes."""
-    weights = np.asarray(answer.weights).round(4).tolist()
+    weights = rounded(answer.weights, 3)
     return {"row_labels": answer.row_labels, "weights": weights}
 
 

@@ -13,40 +13,39 @@ from attention_jax.reports import plotting
 from experiments.experiment import JSON
 from experiments.reversal.arms import loss_of_guessing
 from experiments.reversal.scale_and_dimension_answers import at_best_rate, best_rate
+from experiments.score_colors import score_indices
 
 CAPTIONS = {
     "scale_and_dimension_training": (
         "Dot and scaled dot while they learn to reverse strings, one column per size d of the"
         " model: loss, entropy of the cross attention and deviation of its logits within a row,"
-        " over steps; each at its best learning rate. Scaled dot's loss falls faster at every d."
-        " Its entropy begins near 1.5 nats whatever d is, and falls as the model learns. Unscaled"
-        " dot's initial entropy is the lower the larger d is; at d = 256 it is about 0.2 nats and"
-        " falls further, because training makes large logits larger still. Bands: one deviation"
-        " over three seeds, of logarithms where the axis is logarithmic."
+        " over steps; each at its best learning rate. Lines are means over seeds, bands one"
+        " standard deviation on either side, both of logarithms where the axis is logarithmic."
     ),
     "scale_and_dimension_rates": (
         "Final loss of dot and scaled dot over the learning rate, one panel per size d of the"
-        " model: scaled dot's is lower at every rate and every d. Bands: one deviation of"
-        " logarithms over three seeds."
+        " model. Points are geometric means over seeds, bands one standard deviation of the"
+        " logarithms on either side."
     ),
     "scale_and_dimension_sizes": (
         "Final loss, and share of strings reversed, of dot times a constant, over the initial"
-        " deviation of its logits within a row; each at its best rate. At d = 16 and at d = 64 the"
-        " loss is lowest at a deviation of 1 (at d = 64 also at 0.25) and rises from 2 on. Open"
-        " symbols: dot and scaled dot as they are, d = 256 included. Bands: one deviation over"
-        " three seeds, of logarithms in the left panel."
+        " deviation of its logits within a row; each at its best rate. Open symbols: dot and scaled"
+        " dot as they are, at every d. Points are means over seeds, bands one standard deviation on"
+        " either side, both of logarithms for the loss, and cut off at 0 and 1 for the share."
     ),
     "scale_and_dimension_scores": (
-        "Final loss, and share of strings reversed, of the four scores at d = 64, each at its best"
+        "Final loss, and share of strings reversed, of the four scores at one d, each at its best"
         " rate: as they are, with logits that begin with equal deviations, with equally many"
-        " parameters, and with both equal. Additive has the lowest loss in all four. Points are"
-        " seeds, lines their means."
+        " parameters, and with both equal. Points are seeds, lines their means."
     ),
 }
 
+_LIMITS = {"loss": (0.0, np.inf), "exact_match": (0.0, 1.0)}
 _NAMES = {"dot": "dot", "scaled": "scaled dot"}
 _AS_IT_IS = {"dot": "s", "scaled": "^"}
-_COLORS = {"additive": 0, "dot": 1, "general": 2, "scaled": 3, "dot = scaled": 4}  # score -> colour
+_INDICES = score_indices(("additive", "dot", "general", "scaled", "dot = scaled"))
+# Colours of dimensions, none of which is a score's in the same figure.
+_DIM_INDICES = (4, 5, 6)
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
@@ -68,12 +67,11 @@ def _training(numbers: JSON) -> Figure:
     for row, (name, label) in enumerate(rows.items()):
         for column, (dim, of_dim) in enumerate(dims.items()):
             ax = axes[row * len(dims) + column]
-            for index, score in enumerate(_NAMES):
-                rate = best_rate(of_dim[score])
-                curves = np.array(of_dim[score]["rates"][rate]["curves"][name])
+            for score in _NAMES:
                 plotting.draw_band(
-                    ax, of_dim["steps"], curves, index=index, log=name != "entropy",
-                    label=f"{_NAMES[score]}, rate {rate}",
+                    ax, of_dim["steps"], np.array(of_dim[score]["curves"][name]),
+                    index=_INDICES[score], log=name != "entropy", limits=(0, np.inf),
+                    label=f"{_NAMES[score]}, rate {best_rate(of_dim[score])}",
                 )  # fmt: skip
             ax.grid(alpha=0.3)
             if name != "entropy":
@@ -93,11 +91,11 @@ def _rates(numbers: JSON) -> Figure:
     dims = numbers["dimension"]
     figure, axes = plotting.new_figure(0.6 + 3 * len(dims), 3.4, columns=len(dims), sharey=True)
     for ax, (dim, of_dim) in zip(axes, dims.items(), strict=True):
-        for index, score in enumerate(_NAMES):
+        for score in _NAMES:
             rates = of_dim[score]["rates"]
             losses = np.array([of_rate["loss"] for of_rate in rates.values()])
             x = [float(rate) for rate in rates]
-            plotting.draw_band(ax, x, losses, index=index, label=_NAMES[score], log=True)
+            plotting.draw_band(ax, x, losses, index=_INDICES[score], label=_NAMES[score], log=True)
         _guessing(ax)
         ax.set_xscale("log")
         ax.set_yscale("log")
@@ -113,13 +111,18 @@ def _rates(numbers: JSON) -> Figure:
 def _sizes(numbers: JSON) -> Figure:
     figure, axes = plotting.new_figure(9, 4.2, columns=2)
     labels = {"loss": "final loss (nats per token)", "exact_match": "share of strings reversed"}
-    colors = {dim: index for index, dim in enumerate(numbers["dimension"])}
+    colors = {
+        dim: _DIM_INDICES[place % len(_DIM_INDICES)]
+        for place, dim in enumerate(numbers["dimension"])
+    }
     for ax, (name, label) in zip(axes, labels.items(), strict=True):
         log = name == "loss"
         for dim, arms in numbers["size"].items():
             values = np.array([at_best_rate(arm, name) for arm in arms.values()])
             x = [float(size) for size in arms]
-            plotting.draw_band(ax, x, values, index=colors[dim], label="", log=log)
+            plotting.draw_band(
+                ax, x, values, index=colors[dim], label="", log=log, limits=_LIMITS[name]
+            )
         for dim, of_dim in numbers["dimension"].items():
             for score, marker in _AS_IT_IS.items():
                 values = at_best_rate(of_dim[score], name)
@@ -167,7 +170,7 @@ def _scores(numbers: JSON) -> Figure:
             ax = axes[row * len(comparisons) + column]
             for position, (score, arm) in enumerate(arms.items()):
                 values = at_best_rate(arm, name)
-                index = _COLORS[score]
+                index = _INDICES[score]
                 color, marker = plotting.COLORS[index], plotting.MARKERS[index]
                 across = position + np.linspace(-0.15, 0.15, len(values))
                 ax.plot(across, values, marker, color=color, markersize=6)

@@ -2,8 +2,8 @@
 
 It follows a textbook's description of its model: same layers, sizes and recipe. As there, decoding
 loops over target positions and evaluates the score at each position, and attention also sees
-padding unless `mask_padding` is set. Unlike there, a few tensor operations draw a whole batch
-instead of string by string, which favours the peer.
+padding. Unlike there, a few tensor operations draw a whole batch instead of string by string, which
+favours the peer. `experiments/reversal/gru_model.py` has the same model in JAX.
 """
 
 from __future__ import annotations
@@ -112,7 +112,6 @@ class Training:
         total_steps: the step at which the learning rate reaches 0.
         embedding_dim: see `Reverser`.
         hidden_dim: see `Reverser`.
-        mask_padding: whether attention masks padding.
 
     Attributes:
         model: the `Reverser` in training.
@@ -132,7 +131,6 @@ class Training:
         total_steps: int,
         embedding_dim: int = 32,
         hidden_dim: int = 96,
-        mask_padding: bool = False,
     ):
         torch.manual_seed(1)
         self.threads = torch.get_num_threads()
@@ -141,7 +139,6 @@ class Training:
         self._batch_size = batch_size
         self._lengths = (min_length, max_length)
         self._clip_norm = clip_norm
-        self._mask_padding = mask_padding
         self.model = Reverser(score, self._size, embedding_dim=embedding_dim, hidden_dim=hidden_dim)
         self._optimizer = torch.optim.Adam(self.model.parameters(), learning_rate)
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, total_steps)
@@ -163,14 +160,6 @@ class Training:
         inputs = nn.functional.pad(backwards, (1, 0), value=SOS)
         targets = nn.functional.pad(backwards, (0, 1), value=PAD).scatter(1, lengths, EOS)
         return source, inputs, targets
-
-    @torch.no_grad()
-    def letters_right(self, length: int, strings: int) -> float:
-        """Share of correct letters under teacher forcing, on fresh strings without padding."""
-        source = torch.randint(self._first_letter, self._size, (strings, length))
-        targets = source.flip(1)
-        inputs = nn.functional.pad(targets, (1, 0), value=SOS)[:, :length]
-        return (self.model(source, inputs).argmax(dim=2) == targets).float().mean().item()
 
     def choose_threads(self, trial_steps: int) -> None:
         """Sets `threads` to PyTorch's default number or to one, whichever is faster."""
@@ -196,7 +185,7 @@ class Training:
     def step(self) -> float:
         """Takes an optimiser step on a fresh batch, and returns its loss in nats per real token."""
         source, inputs, targets = self.batch()
-        logits = self.model(source, inputs, self._mask_padding)
+        logits = self.model(source, inputs)
         loss = nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=PAD
         )
@@ -208,9 +197,7 @@ class Training:
         return loss.item()
 
 
-def training_like_ours(
-    score: str, config: ReversalConfig, *, mask_padding: bool = False
-) -> Training:
+def training_like_ours(score: str, config: ReversalConfig) -> Training:
     """The peer's training on our task, with the applicable part of `config`'s recipe."""
     return Training(
         score,
@@ -221,5 +208,4 @@ def training_like_ours(
         learning_rate=config.learning_rate,
         clip_norm=config.clip_norm,
         total_steps=config.loop.steps,
-        mask_padding=mask_padding,
     )

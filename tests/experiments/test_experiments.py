@@ -9,6 +9,7 @@ import pytest
 from attention_jax.tasks.reversal.evaluation import batch_of_words
 from experiments.experiment import conduct
 from experiments.reversal import attention_family as family
+from experiments.reversal.attention_family_report import EXPECTED_TO_FAIL, MUST_FAIL
 
 NAME = "no encoder, local-m, diagonal"
 
@@ -20,10 +21,18 @@ def small(module, tmp_path, **settings):
 
 
 @pytest.mark.slow
-def test_family_trains_evaluates_and_draws_an_arm(tmp_path, capsys):
-    config = small(family, tmp_path, arms=(NAME,), seeds=2, beams=2)
+def test_family_trains_evaluates_and_draws_arms(tmp_path, monkeypatch, capsys):
+    (tmp_path / "scores_of_a_family.py").write_text(
+        "from attention_jax.scores import Dot\n\n\nclass Own(Dot):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scores = ("cosine", "scores_of_a_family:Own")
+    config = small(family, tmp_path, scores=scores, arms=(NAME,), seeds=2, beams=2)
     conduct(family, config, tmp_path)
     numbers = json.loads((tmp_path / "attention_family.json").read_text())
+    assert list(numbers["arms"]) == [*scores, NAME]
+    claims = [check.claim.split(":")[0] for check in family.expectations(numbers)]
+    assert claims == ["cosine", NAME]
     arm = numbers["arms"][NAME]
     assert list(arm["accuracy"]["free_running_exact"]) == ["3", "4", "5", "6", "7", "8", "10"]
     assert list(arm["accuracy_beam"]["free_running_exact"]) == ["3", "4", "5", "6", "7", "8"]
@@ -37,24 +46,27 @@ def test_family_trains_evaluates_and_draws_an_arm(tmp_path, capsys):
     assert (tmp_path / "attention_family.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert f"{NAME} (must fail)" in printed
+    assert "| scores_of_a_family:Own | `--score scores_of_a_family:Own` |" in printed
     assert "--encoder-layers 0 --attention local-m --alignment monotonic" in printed
 
 
 def test_every_arm_is_a_model_that_can_be_made():
     config = family.Config()
-    models = {arm: config.training(arm).model for arm in family.ARMS}
-    assert len(set(models.values())) == len(family.ARMS)
+    models = {arm: config.training(arm).model for arm in (*config.scores, *family.ARMS)}
+    assert len(set(models.values())) == len(family.ARMS) + 4
     assert {model.cross_attention.attention for model in models.values()} >= {
         "global", "local-m", "local-p", "coverage", "monotonic",
     }  # fmt: skip
-    assert set(family.MUST_FAIL) | set(family.DRAWN) <= set(family.ARMS)
+    assert {*MUST_FAIL, *EXPECTED_TO_FAIL, *family.DRAWN} <= set(family.ARMS)
 
 
 @pytest.mark.parametrize(
     ("module", "settings", "message"),
     [
-        (family, {"arms": ("locl-m",)}, "arms must be of cosine, .*; got 'locl-m'"),
-        (family, {"arms": ()}, "arms must be at least one; got none"),
+        (family, {"arms": ("locl-m",)}, "arms must be of heads 4, .*; got 'locl-m'"),
+        (family, {"arms": (), "scores": ()}, "arms or scores must be at least one; got none"),
+        (family, {"scores": ("dott",)}, "dott"),
+        (family, {"dim": 66}, "dim must be a multiple of 4 heads; got 66"),
         (family, {"beams": 0}, "beams must be at least 1; got 0"),
     ],
 )

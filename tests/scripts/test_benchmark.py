@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from numpy_gru import numpy_logits
 
 from attention_jax.tasks.vocabulary import PAD, SOS
 
@@ -123,7 +124,7 @@ def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path, peer):
         (["--out", "nowhere/results.json"], "got nowhere/results.json"),
         (
             ["--benchmarks", "reversals"],
-            "ring, crossover, reversal, translation, gru-padding; got 'reversals'",
+            "ring, crossover, reversal, translation; got 'reversals'",
         ),
     ],
 )
@@ -190,54 +191,6 @@ def test_parameters_of_the_peer(peer, score, attention, total, total_96):
     assert count(model.score) == attention
     assert count(model) == total
     assert count(peer.Reverser(score, V, embedding_dim=32, hidden_dim=96)) == total_96
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def softmax(x):
-    x = np.exp(x - x.max(-1, keepdims=True))
-    return x / x.sum(-1, keepdims=True)
-
-
-def gru(x, h, weights_x, weights_h, bias_x, bias_h):
-    """One step of Cho et al. 2014; gates in the order reset, update, new."""
-    reset_x, update_x, new_x = np.split(x @ weights_x.T + bias_x, 3, axis=-1)
-    reset_h, update_h, new_h = np.split(h @ weights_h.T + bias_h, 3, axis=-1)
-    update = sigmoid(update_x + update_h)
-    new = np.tanh(new_x + sigmoid(reset_x + reset_h) * new_h)
-    return (1 - update) * new + update * h
-
-
-def numpy_logits(score, state, source, target_inputs):
-    """The model's logits in NumPy, row by row."""
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    encoder = [state[f"encoder.{name}_l0"] for name in names]
-    decoder = [state[f"decoder.{name}"] for name in names]
-    logits = np.zeros((*target_inputs.shape, V))
-    for row in range(len(source)):
-        h, memory = np.zeros(H), []
-        for token in source[row]:
-            h = gru(state["source_embedding.weight"][token], h, *encoder)
-            memory.append(h)
-        h = np.zeros(H)
-        for t, token in enumerate(target_inputs[row]):
-            energies = []
-            for k in memory:
-                if score == "additive":
-                    hidden = np.tanh(state["score.hidden.weight"] @ np.concatenate([h, k]))
-                    energies.append(state["score.v.weight"][0] @ hidden)
-                elif score == "general":
-                    energies.append(h @ state["score.weight"] @ k)
-                else:
-                    energies.append(h @ k / (H**0.5 if score == "scaled" else 1))
-            context = softmax(np.array(energies)) @ np.array(memory)
-            x = np.concatenate([state["target_embedding.weight"][token], context])
-            h = gru(x, h, *decoder)
-            both = np.concatenate([h, context])
-            logits[row, t] = state["logits.weight"] @ both + state["logits.bias"]
-    return logits
 
 
 def small_model(peer, score):
@@ -347,15 +300,6 @@ def test_the_peer_runs_with_the_faster_number_of_threads(peer, training, monkeyp
     finally:
         torch.set_num_threads(before)
     assert training.threads == faster
-
-
-def test_gru_padding_without_torch_is_an_error(monkeypatch, capsys):
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name)
-    )
-    assert command(monkeypatch, "--benchmarks", "gru-padding") == 2
-    assert "error: gru-padding needs PyTorch" in capsys.readouterr().err
 
 
 def test_the_peers_mask_hides_padding():

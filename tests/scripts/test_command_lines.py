@@ -160,7 +160,7 @@ def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
     config = small_comparison(tmp_path, scores=("dot",), unmasked=False)
     conduct(comparison, config, tmp_path)
     exact = numbers_in(tmp_path)["masked"]["dot"]["accuracy"]["free_running_exact"]
-    assert list(exact) == ["3", "4", "5", "6", "7", "8", "10", "50"]
+    assert list(exact) == ["3", "4", "5", "6", "7", "8", "9", "10", "50"]
     assert list(numbers_in(tmp_path)["any_length"]["accuracy"]["free_running_exact"]) == list(exact)
     assert all(len(by_seed) == 2 for by_seed in exact.values())
     for name in ("losses", "heatmaps", "accuracy"):
@@ -175,11 +175,20 @@ def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_comparison_has_both_arms_and_trains_nothing_twice(tmp_path):
-    config = small_comparison(tmp_path, scores=("dot", "additive"))
+def test_comparison_has_both_arms_and_trains_nothing_twice(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_scores.py").write_text(
+        "from attention_jax.scores import Dot\n\n\nclass Own(Dot):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scores = ["dot", "own_scores:Own"]
+    config = small_comparison(tmp_path, scores=tuple(scores))
     conduct(comparison, config, tmp_path)
     numbers = numbers_in(tmp_path)
-    assert list(numbers["masked"]) == list(numbers["unmasked"]) == ["dot", "additive"]
+    assert list(numbers["masked"]) == list(numbers["unmasked"]) == scores
+    assert numbers["masked"]["own_scores:Own"]["loss"] == numbers["masked"]["dot"]["loss"]
+    printed = capsys.readouterr().out
+    assert "| model | dot | own_scores:Own |" in printed
+    assert "own_scores:Own: exact match of lengths 3-8, worst seed" in printed
     assert "10" not in numbers["unmasked"]["dot"]["accuracy_padded"]["free_running_exact"]
     conduct(comparison, config, tmp_path)
     again = numbers_in(tmp_path)
