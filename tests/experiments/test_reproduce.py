@@ -233,4 +233,4 @@ def test_all_experiments_with_quick_settings(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "ROOT", tmp_path)
     assert run("--quick", monkeypatch=monkeypatch) == 0
     written = {path.stem for path in (tmp_path / "runs/quick").glob("*.json")}
-    assert written == set(reproduce.EXPERIMENTS)
+    assert written == set(catalogue.SUBJECT_OF)
