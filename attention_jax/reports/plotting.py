@@ -139,6 +139,8 @@ def draw_band(
     label: str,
     log: bool = False,
     limits: tuple[float, float] = (-np.inf, np.inf),
+    markersize: float = 5,
+    linewidth: float | None = None,
 ) -> None:
     """The mean over seeds of `values` [len(x), seeds], in a band of ± one deviation.
 
@@ -151,6 +153,8 @@ def draw_band(
         log: use mean and deviation of the logarithms, for a logarithmic axis: a band of plain
             deviations could reach below zero.
         limits: the smallest and the largest value that there can be, where the band is cut off.
+        markersize: of the markers, in points.
+        linewidth: of the line, in points; None for Matplotlib's default.
     """
     mean, deviation = mean_and_deviation(np.log(values) if log else values)
     middle, low, high = (
@@ -158,7 +162,15 @@ def draw_band(
     )
     color = COLORS[index % len(COLORS)]
     marker = MARKERS[index % len(MARKERS)] if len(x) <= 20 else None
-    axes.plot(x, middle, color=color, marker=marker, markersize=5, label=label)
+    axes.plot(
+        x,
+        middle,
+        color=color,
+        marker=marker,
+        markersize=markersize,
+        linewidth=linewidth,
+        label=label,
+    )
     low, high = np.clip(low, *limits), np.clip(high, *limits)
     axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 

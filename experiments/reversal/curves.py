@@ -82,12 +82,7 @@ def draw_band(
         least: the smallest possible value.
         most: the largest possible value.
     """
-    mean, deviation = mean_and_deviation(values)
-    color = plotting.COLORS[index % len(plotting.COLORS)]
-    marker = plotting.MARKERS[index % len(plotting.MARKERS)]
-    axes.plot(
-        x, mean, color=color, marker=marker, label=label,
+    plotting.draw_band(
+        axes, x, values, index=index, label=label, limits=(least, most),
         markersize=max(3, 7 - 2 * index), linewidth=max(1, 3 - index),
     )  # fmt: skip
-    low, high = np.maximum(mean - deviation, least), np.minimum(mean + deviation, most)
-    axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
