@@ -155,7 +155,9 @@ def _of_query_tile(
         by_query, by_key = carry
         logits, values = tile(masked, j)
         dweights = jnp.matmul(doutput, values.T, precision="highest")
-        dlogits = jnp.exp(logits - largest[:, None]) * (dweights - mean[:, None])
+        exponentials = jnp.exp(logits - largest[:, None])
+        # A masked value may be infinite, which makes its dweights NaN.
+        dlogits = exponentials * jnp.where(exponentials == 0, 0, dweights - mean[:, None])
         squares = dlogits * dlogits
         by_key = tile_arrays.add_tile(by_key, j, jnp.sum(squares, axis=0))
         return by_query + jnp.sum(squares, axis=1), by_key

@@ -160,6 +160,14 @@ def test_extreme_logits():
     np.testing.assert_allclose(got.by_query, [0, 0, np.linalg.norm(expected)], rtol=1e-5)
 
 
+def test_infinite_value_beside_a_row_without_keys():
+    """Query 0 has no keys. Query 1 is in its tile and reads the infinite value."""
+    tokens, value = jnp.ones((2, 1)), jnp.array([[jnp.inf], [1.0]])
+    mask = jnp.array([[False, False], [True, True]])
+    got = gradient_flow(tokens, tokens, value, jnp.ones((2, 1)), mask=mask)
+    np.testing.assert_array_equal(got.by_query, [0, np.nan])
+
+
 @pytest.mark.parametrize(("target", "source"), [(0, 3), (2, 0)])
 def test_no_queries_or_no_keys(target, source):
     tokens = (jnp.ones((B, target, 4)), jnp.ones((B, source, 4)), jnp.ones((B, source, 3)))
