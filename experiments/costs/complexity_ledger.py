@@ -46,6 +46,7 @@ from experiments.costs.complexity_ledger_report import (
 )
 from experiments.costs.price_of_additive import price_of_additive
 from experiments.experiment import JSON, run_experiment
+from experiments.setting_checks import check_least
 
 __all__ = [
     "CAPTIONS",
@@ -100,9 +101,7 @@ class Config:
             get_score(score)
         if len(self.lengths) < 3 or list(self.lengths) != sorted(set(self.lengths)):
             raise ValueError(f"lengths must be at least three, rising; got {self.lengths}")
-        for name, size in (("dim", self.dim), ("block", self.block), ("lengths", self.lengths[0])):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1; got {size}")
+        check_least(self, dim=1, block=1, lengths=1)
 
 
 QUICK = Config(scores=tuple(PUBLISHED_PARAMETERS), dim=16, lengths=(64, 128, 256), block=32)

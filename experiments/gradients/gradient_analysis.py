@@ -51,6 +51,7 @@ from experiments.gradients.gradient_answers import expectations
 from experiments.gradients.gradient_figures import CAPTIONS, plot
 from experiments.gradients.gradient_questions import standard_error
 from experiments.gradients.gradient_report import report
+from experiments.setting_checks import check_least, check_some
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -112,13 +113,8 @@ class Config:
     batch_size: int = ReversalConfig.batch_size
 
     def __post_init__(self) -> None:
-        for name in ("dims", "model_dims", "kernel_scales", "widths", "scores"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} must be at least one; got none")
-        for name, least in _LEAST.items():
-            for value in np.ravel(getattr(self, name)):
-                if value < least:
-                    raise ValueError(f"{name} must be at least {least}; got {value}")
+        check_some(self, "model_dims", "kernel_scales", "scores")
+        check_least(self, **_LEAST)
         if min(self.kernel_scales) <= 0:
             raise ValueError(f"kernel_scales must be greater than 0; got {min(self.kernel_scales)}")
         if self.trained_steps % self.look_every:

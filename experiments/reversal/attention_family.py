@@ -25,15 +25,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from attention_jax.core.checks import check_integer
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.evaluation import LETTER_AXES, Evaluation, evaluate, reverse
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.reversal.task import ReversalConfig
 from experiments.experiment import JSON, run_experiment
 from experiments.reversal.arms import (
     EXTRAPOLATION_LENGTH,
@@ -43,6 +41,8 @@ from experiments.reversal.arms import (
     trained_arm,
 )
 from experiments.reversal.attention_family_report import SCORES, expectations, report
+from experiments.reversal.training_settings import TrainingSettings, check_word
+from experiments.setting_checks import check_least
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -77,17 +77,12 @@ DRAWN = {  # arm -> title
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings; `ReversalConfig` holds those of the training.
+class Config(TrainingSettings):
+    """Settings beside those of every training.
 
     Attributes:
         scores: scores with which all queries attend to all keys, names or "module:Name".
         arms: which other kinds of attention to train.
-        seeds: trainings per arm.
-        steps: optimiser steps per training.
-        batch_size: strings per step.
-        learning_rate: Adam's rate at the start; it falls to 0 along a cosine.
-        dim: size of the model's tokens and layers.
         num_heads: heads of every attention, except in the arm "heads 4".
         strings: test strings per length.
         beams: width of the beam search that is compared with greedy decoding.
@@ -97,11 +92,6 @@ class Config:
 
     scores: tuple[str, ...] = SCORES
     arms: tuple[str, ...] = tuple(ARMS)
-    seeds: int = 3
-    steps: int = 2500
-    batch_size: int = ReversalConfig.batch_size
-    learning_rate: float = ReversalConfig.learning_rate
-    dim: int = BlockConfig.dim
     num_heads: int = BlockConfig.num_heads
     strings: int = 1000
     beams: int = 4
@@ -116,22 +106,14 @@ class Config:
             raise ValueError("arms or scores must be at least one; got none")
         for arm in (*self.scores, *self.arms):
             self.training(arm)
-        for name in ("strings", "beams"):
-            check_integer(name, getattr(self, name))
-        if not VOCABULARY.encode(self.word):
-            raise ValueError("word must have at least one letter; got none")
+        check_least(self, strings=1, beams=1)
+        check_word(self.word)
         check_folder("workdir", self.workdir)
 
     def training(self, arm: str) -> ReversalConfig:
         """Returns the settings of one run."""
         settings = {name.replace("-", "_"): value for name, value in settings_of(arm).items()}
-        sizes = {"dim": self.dim, "num_heads": self.num_heads}
-        return ReversalConfig(
-            model=Seq2SeqConfig().with_settings(**{**sizes, **settings}),
-            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-        )
+        return self.training_of(Seq2SeqConfig(), **{"num_heads": self.num_heads, **settings})
 
 
 def settings_of(arm: str) -> dict[str, Any]:

@@ -40,19 +40,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.functional.coverage import coverage_attention, coverage_loss
-from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import decode
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind, reversal_task
-from attention_jax.training.loop import LoopConfig
 from attention_jax.training.losses import cross_entropy, real_tokens
 from attention_jax.training.metrics import exact_match
 from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
 from experiments.reversal.arms import above_zero, follow
 from experiments.reversal.coverage_and_repetition_figures import CAPTIONS, plot
 from experiments.reversal.coverage_and_repetition_report import report
+from experiments.reversal.training_settings import TrainingSettings
+from experiments.setting_checks import check_least, check_some
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -70,8 +70,8 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings; `ReversalConfig` and `Seq2SeqConfig` hold all others.
+class Config(TrainingSettings):
+    """Settings beside those of every training.
 
     Attributes:
         scores: scores of the cross attention, each as in `get_score`.
@@ -79,9 +79,6 @@ class Config:
         steps: optimiser steps, a multiple of `look_every`.
         look_every: steps between two measurements of a model.
         seeds: trainings per arm, at least 2.
-        batch_size: strings per step.
-        learning_rate: initial learning rate; it falls to 0 along a cosine.
-        dim: size of the tokens and of every layer.
         strings: strings in each of the two batches that models are measured on.
         far_length: length of the strings in the second batch, longer than those of training.
     """
@@ -90,23 +87,15 @@ class Config:
     kernels: tuple[float, ...] = (0.0, -0.1, -0.2, -0.35, -0.5, -0.7, -1.0, -1.4, -2.0, -3.0)
     steps: int = 800
     look_every: int = 50
-    seeds: int = 3
-    batch_size: int = ReversalConfig.batch_size
-    learning_rate: float = ReversalConfig.learning_rate
-    dim: int = BlockConfig.dim
     strings: int = 256
     far_length: int = 10
 
     def __post_init__(self) -> None:
-        if not self.scores:
-            raise ValueError("scores must be at least one; got none")
+        check_some(self, "scores")
         if len(self.kernels) < 2 or self.kernels[0] != 0 or max(self.kernels) > 0:
             raise ValueError(f"kernels must be 0 and then one or more below it; got {self.kernels}")
-        least = {"look_every": 1, "seeds": 2, "strings": 1}
-        least["far_length"] = ReversalConfig.max_length + 1
-        for name, number in least.items():
-            if getattr(self, name) < number:
-                raise ValueError(f"{name} must be at least {number}; got {getattr(self, name)}")
+        far_length = ReversalConfig.max_length + 1
+        check_least(self, look_every=1, seeds=2, strings=1, far_length=far_length)
         if self.steps < 1 or self.steps % self.look_every:
             raise ValueError(
                 f"steps must be a multiple of look_every {self.look_every}; got {self.steps}"
@@ -117,15 +106,8 @@ class Config:
     def training(self, score: str, arm: str) -> ReversalConfig:
         """Returns the settings of one arm."""
         settings = ARMS[arm]
-        return ReversalConfig(
-            model=Seq2SeqConfig().with_settings(
-                score=score, attention=settings["attention"], dim=self.dim
-            ),
-            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            coverage_weight=settings["coverage_weight"],
-        )
+        plain = self.training_of(Seq2SeqConfig(), score=score, attention=settings["attention"])
+        return dataclasses.replace(plain, coverage_weight=settings["coverage_weight"])
 
 
 QUICK = Config(kernels=(0.0, -2.0), steps=4, look_every=2, seeds=2, strings=8)

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch, reversal_batch
@@ -38,6 +37,7 @@ from experiments.reversal.arms import EXTRAPOLATION_LENGTH, TRAINED_LENGTHS
 from experiments.reversal.gru_model import GRUConfig, Params, gru_task, letters_right
 from experiments.reversal.gru_padding_report import expectations, report
 from experiments.score_colors import score_indices
+from experiments.setting_checks import check_least, check_some
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -71,8 +71,8 @@ class Config:
     strings: int = 1000
 
     def __post_init__(self) -> None:
-        if not self.scores:
-            raise ValueError("scores must be at least one; got none")
+        check_some(self, "scores")
+        check_least(self, strings=1)
         for score in self.scores:
             self.model(score)
         training = self.training()
@@ -80,7 +80,6 @@ class Config:
             raise ValueError(
                 f"steps must be a multiple of {training.loop.log_every}; got {self.steps}"
             )
-        check_integer("strings", self.strings)
 
     def model(self, score: str) -> GRUConfig:
         """Returns the settings of the model."""

@@ -37,32 +37,27 @@ from experiments.reversal.length_evaluation import teacher_forced
 from experiments.reversal.length_figures import ablation_figure
 from experiments.reversal.length_generalization import TRAINED
 from experiments.reversal.length_generalization import Config as Recipe
+from experiments.reversal.training_settings import TrainingSettings
+from experiments.setting_checks import check_least
 
 __all__ = ["CAPTIONS", "PARTS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings; those that are not here are the recipe's.
+class Config(TrainingSettings):
+    """Settings beside those of every training; those that are not here are the recipe's.
 
     Attributes:
         parts: full names of the parts of the recipe to vary; none for all.
-        seeds: trainings per arm.
-        steps: optimiser steps per training.
-        batch_size: strings per step.
-        learning_rate: initial learning rate; it falls to 0 along a cosine.
-        dim: size of the tokens and of every layer.
         lengths: lengths of the test strings.
         strings: test strings per length.
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
     parts: tuple[str, ...] = ()
-    seeds: int = 3
     steps: int = 1500
     batch_size: int = Recipe.batch_size
     learning_rate: float = Recipe.learning_rate
-    dim: int = Recipe.dim
     lengths: tuple[int, ...] = (10, 20, 40, 60, 100, 200, 500, 1000, 2000, 5000)
     strings: int = 4
     workdir: Path = Path("runs/length_ablations")
@@ -71,10 +66,7 @@ class Config:
         for part in self.parts:
             if part not in PARTS:
                 raise ValueError(f"parts must be of {', '.join(map(repr, PARTS))}; got {part!r}")
-        for name in ("strings", "lengths"):
-            values = np.ravel(getattr(self, name))
-            if values.size == 0 or min(values) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        check_least(self, strings=1, lengths=1)
         if max(np.ravel(self.lengths)) >= ANY_LENGTH.limit - ANY_LENGTH.first_id:
             raise ValueError(
                 f"lengths must be below {ANY_LENGTH.limit - ANY_LENGTH.first_id}, where learned"

@@ -37,14 +37,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.cross_attention import CrossAttentionConfig
 from attention_jax.nn.position_config import ANY_LENGTH
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
-from attention_jax.training.loop import LoopConfig
 from experiments.experiment import JSON, Expectation, rounded, run_experiment
 from experiments.reversal.arms import trained_arm
 from experiments.reversal.length_evaluation import (
@@ -55,6 +53,8 @@ from experiments.reversal.length_evaluation import (
 )
 from experiments.reversal.length_figures import accuracy_figure, heat_map_figure
 from experiments.reversal.length_generalization_report import report
+from experiments.reversal.training_settings import TrainingSettings
+from experiments.setting_checks import check_least, check_some
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "recipe", "report", "run"]
 
@@ -69,18 +69,14 @@ GOALS = {500: 0.99, 2000: 0.95}
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings; `ReversalConfig` and `Seq2SeqConfig` hold all others.
+class Config(TrainingSettings):
+    """Settings beside those of every training.
+
+    There is one head: logits that grow with the length need it.
 
     Attributes:
         scores: scores to train, each as in `get_score`: a name, or a name with arguments.
         alphabets: sizes of the alphabets of the strings.
-        seeds: trainings per score and alphabet.
-        steps: optimiser steps per training.
-        batch_size: strings per step.
-        learning_rate: initial learning rate; it falls to 0 along a cosine.
-        dim: size of the tokens and of every layer. There is one head: logits that grow with the
-            length need it.
         strings: test strings per length, with the previous letters given.
         every: step between the tested lengths from 41 to 500.
         far: lengths of the strings for free running; the first alphabet is tested on all of them,
@@ -95,7 +91,6 @@ class Config:
     steps: int = 3000
     batch_size: int = 32
     learning_rate: float = 1e-2
-    dim: int = BlockConfig.dim
     strings: int = 2
     every: int = 1
     far: tuple[int, ...] = (20, 40, 100, 200, 500, 1000, 2000, 5000)
@@ -103,19 +98,14 @@ class Config:
     workdir: Path = Path("runs/length_generalization")
 
     def __post_init__(self) -> None:
-        for name in ("scores", "alphabets", "far"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} must be at least one; got none")
+        check_some(self, "scores", "alphabets")
+        check_least(self, strings=1, every=1, far=1, far_strings=1)
         if len(self.far_strings) != len(self.far):
             raise ValueError(
                 f"far_strings must be one for each of far {self.far}; got {self.far_strings}"
             )
         if min(self.far) > PROTOCOL[-1]:
             raise ValueError(f"far must have lengths up to {PROTOCOL[-1]}, too; got {self.far}")
-        for name in ("strings", "every", "far", "far_strings"):
-            for value in np.ravel(getattr(self, name)):
-                if value < 1:
-                    raise ValueError(f"{name} must be at least 1; got {value}")
         for score in self.scores:
             for letters in self.alphabets:
                 self.training(score, letters)
@@ -123,12 +113,8 @@ class Config:
 
     def training(self, score: str, letters: int) -> ReversalConfig:
         """Returns the settings of one run."""
-        return ReversalConfig(
-            model=recipe(score, TRAINED).with_settings(dim=self.dim),
-            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
-            batch_size=self.batch_size, min_length=1, max_length=TRAINED, letters=letters,
-            learning_rate=self.learning_rate,
-        )  # fmt: skip
+        training = self.training_of(recipe(score, TRAINED))
+        return dataclasses.replace(training, min_length=1, max_length=TRAINED, letters=letters)
 
 
 def recipe(score: str, longest: int) -> Seq2SeqConfig:

@@ -59,7 +59,6 @@ from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import evaluate, reverse
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun, bind
-from attention_jax.training.loop import LoopConfig
 from attention_jax.training.losses import real_tokens
 from experiments.experiment import JSON, Expectation, rounded, run_experiment
 from experiments.reversal.arms import (
@@ -72,6 +71,8 @@ from experiments.reversal.arms import (
 from experiments.reversal.local_attention_figures import CAPTIONS, plot
 from experiments.reversal.local_attention_report import report
 from experiments.reversal.local_attention_windows import chapter_masks, gaussian_mass
+from experiments.reversal.training_settings import TrainingSettings, check_word
+from experiments.setting_checks import check_least, check_some
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -95,19 +96,14 @@ EXACT = "free_running_exact"
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings; `ReversalConfig` and `Seq2SeqConfig` hold all others.
+class Config(TrainingSettings):
+    """Settings beside those of every training.
 
     Attributes:
         scores: scores of the cross attention, each as in `get_score`; heat maps show the first.
         radii: D of the windows without an encoder; the Gaussian and predicted centers take those
             of at least 1.
         encoder_radii: D of the windows with an encoder.
-        seeds: trainings per arm.
-        steps: optimiser steps per training.
-        batch_size: strings per step.
-        learning_rate: initial learning rate; it falls to 0 along a cosine.
-        dim: size of the tokens and of every layer.
         num_heads: heads of the self attentions.
         strings: test strings per length.
         samples: random queries for the Gaussian at each radius.
@@ -118,11 +114,7 @@ class Config:
     scores: tuple[str, ...] = ("scaled",)
     radii: tuple[int, ...] = (0, 1, 2, 3, 5)
     encoder_radii: tuple[int, ...] = (0, 1, 2)
-    seeds: int = 3
     steps: int = 1000
-    batch_size: int = ReversalConfig.batch_size
-    learning_rate: float = ReversalConfig.learning_rate
-    dim: int = BlockConfig.dim
     num_heads: int = BlockConfig.num_heads
     strings: int = 1000
     samples: int = 4096
@@ -130,8 +122,7 @@ class Config:
     workdir: Path = Path("runs/local_attention")
 
     def __post_init__(self) -> None:
-        if not self.scores:
-            raise ValueError("scores must be at least one; got none")
+        check_some(self, "scores")
         for name in ("radii", "encoder_radii"):
             radii = getattr(self, name)
             if not radii or min(radii) < 0 or tuple(sorted(set(radii))) != radii:
@@ -144,11 +135,8 @@ class Config:
                 f"radii and encoder_radii must share a radius of at least 1, for the figure; got"
                 f" {self.radii} and {self.encoder_radii}"
             )
-        for name, least in (("strings", 1), ("samples", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
-        if not VOCABULARY.encode(self.word):
-            raise ValueError("word must have at least one letter; got none")
+        check_least(self, strings=1, samples=2)
+        check_word(self.word)
         for score in self.scores:
             self.training(score, WITH, "diagonal", self.encoder_radii[0])
         check_folder("workdir", self.workdir)
@@ -172,14 +160,10 @@ class Config:
     def training(self, score: str, encoder: str, centers: str, radius: int) -> ReversalConfig:
         """Returns the settings of one run."""
         layers = Seq2SeqConfig.encoder_layers if encoder == WITH else 0
-        model = Seq2SeqConfig().with_settings(
-            score=score, encoder_layers=layers, radius=radius, **CENTERS[centers],
-            dim=self.dim, num_heads=self.num_heads,
+        return self.training_of(
+            Seq2SeqConfig(), score=score, encoder_layers=layers, radius=radius, **CENTERS[centers],
+            num_heads=self.num_heads,
         )  # fmt: skip
-        loop = LoopConfig(seeds=self.seeds, steps=self.steps)
-        return ReversalConfig(
-            model, loop, batch_size=self.batch_size, learning_rate=self.learning_rate
-        )
 
 
 QUICK = Config(

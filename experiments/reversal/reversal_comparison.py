@@ -32,8 +32,7 @@ from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.evaluation import LETTER_AXES, evaluate, reverse
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun
 from experiments.experiment import JSON, run_experiment, significant
 from experiments.reversal import published
 from experiments.reversal.arms import (
@@ -50,7 +49,9 @@ from experiments.reversal.reversal_comparison_report import (
     report,
     table,
 )
+from experiments.reversal.training_settings import TrainingSettings, check_word
 from experiments.score_colors import score_indices
+from experiments.setting_checks import check_least, check_some
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run", "table"]
 
@@ -58,16 +59,11 @@ NEAR_LENGTHS = range(TRAINED_LENGTHS[0], EXTRAPOLATION_LENGTH + 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings; `ReversalConfig` holds those of the training.
+class Config(TrainingSettings):
+    """Settings beside those of every training.
 
     Attributes:
         scores: scores to train, each as in `get_score`: a name, or a name with arguments.
-        seeds: trainings per score.
-        steps: optimiser steps per training.
-        batch_size: strings per step.
-        learning_rate: Adam's rate at the start; it falls to 0 along a cosine.
-        dim: size of the model's tokens and layers.
         num_heads: heads of every attention.
         unmasked: also train without the padding mask, which doubles the time.
         strings: test strings per length.
@@ -77,10 +73,6 @@ class Config:
 
     scores: tuple[str, ...] = tuple(published.LETTERS_RIGHT)
     seeds: int = 5
-    steps: int = 2500
-    batch_size: int = ReversalConfig.batch_size
-    learning_rate: float = ReversalConfig.learning_rate
-    dim: int = BlockConfig.dim
     num_heads: int = BlockConfig.num_heads
     unmasked: bool = True
     strings: int = 1000
@@ -88,12 +80,9 @@ class Config:
     workdir: Path = Path("runs/reversal_comparison")
 
     def __post_init__(self) -> None:
-        if not self.scores:
-            raise ValueError("scores must be at least one; got none")
-        if self.strings < 1:
-            raise ValueError(f"strings must be at least 1; got {self.strings}")
-        if not VOCABULARY.encode(self.word):
-            raise ValueError("word must have at least one letter; got none")
+        check_some(self, "scores")
+        check_least(self, strings=1)
+        check_word(self.word)
         for score in self.scores:
             self.training(score, mask_padding=True)
         self.any_length()
@@ -101,19 +90,12 @@ class Config:
 
     def training(self, score: str, *, mask_padding: bool) -> ReversalConfig:
         """Returns the settings of one run."""
-        return self._with_model(Seq2SeqConfig(score=score, mask_padding=mask_padding))
+        model = Seq2SeqConfig(score=score, mask_padding=mask_padding)
+        return self.training_of(model, num_heads=self.num_heads)
 
     def any_length(self) -> ReversalConfig:
         """Returns the settings of scaled dot for any length: one attention, matching positions."""
-        return self._with_model(recipe("scaled", TRAINED_LENGTHS[-1]))
-
-    def _with_model(self, model: Seq2SeqConfig) -> ReversalConfig:
-        return ReversalConfig(
-            model=model.with_settings(dim=self.dim, num_heads=self.num_heads),
-            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-        )
+        return self.training_of(recipe("scaled", TRAINED_LENGTHS[-1]), num_heads=self.num_heads)
 
 
 QUICK = Config(scores=("additive", "scaled"), seeds=2, steps=150, unmasked=False, strings=50)

@@ -26,7 +26,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_jax.analysis import attention_rollout, cross_rollout
-from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
@@ -35,9 +34,10 @@ from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import batch_of_words, evaluate
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind
-from attention_jax.training.loop import LoopConfig
 from experiments.experiment import JSON, Expectation, rounded, run_experiment
 from experiments.reversal.arms import trained_arm
+from experiments.reversal.training_settings import TrainingSettings, check_word
+from experiments.setting_checks import check_least, check_some
 
 Array = jax.Array
 
@@ -46,16 +46,11 @@ ALIGNS, SPREADS = 0.5, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings; `ReversalConfig` and `Seq2SeqConfig` hold all others.
+class Config(TrainingSettings):
+    """Settings beside those of every training.
 
     Attributes:
         scores: scores to train, each as in `get_score`; figures show the first.
-        seeds: number of trainings per score.
-        steps: optimiser steps per training.
-        batch_size: strings per step.
-        learning_rate: initial learning rate; it falls to 0 along a cosine.
-        dim: size of the tokens and of every layer.
         encoder_layers: number of encoder blocks.
         num_heads: heads of every attention.
         strings: random strings for the means.
@@ -64,11 +59,6 @@ class Config:
     """
 
     scores: tuple[str, ...] = ("scaled",)
-    seeds: int = 3
-    steps: int = 2500
-    batch_size: int = ReversalConfig.batch_size
-    learning_rate: float = ReversalConfig.learning_rate
-    dim: int = BlockConfig.dim
     encoder_layers: int = 3
     num_heads: int = 4
     strings: int = 512
@@ -76,26 +66,19 @@ class Config:
     workdir: Path = Path("runs/rollout")
 
     def __post_init__(self) -> None:
-        if not self.scores:
-            raise ValueError("scores must be at least one; got none")
-        if self.strings < 1:
-            raise ValueError(f"strings must be at least 1; got {self.strings}")
-        if len(VOCABULARY.encode(self.word)) < 2:
-            raise ValueError(f"word must have at least two letters; got {self.word!r}")
+        check_some(self, "scores")
+        check_least(self, strings=1)
+        check_word(self.word, letters=2)
         check_folder("workdir", self.workdir)
         for score in self.scores:
             self.training(score)
 
     def training(self, score: str) -> ReversalConfig:
         """Returns the settings of one run."""
-        model = Seq2SeqConfig().with_settings(
-            score=score, self_attention_score=None, encoder_layers=self.encoder_layers,
-            dim=self.dim, num_heads=self.num_heads,
+        return self.training_of(
+            Seq2SeqConfig(), score=score, self_attention_score=None,
+            encoder_layers=self.encoder_layers, num_heads=self.num_heads,
         )  # fmt: skip
-        loop = LoopConfig(seeds=self.seeds, steps=self.steps)
-        return ReversalConfig(
-            model, loop, batch_size=self.batch_size, learning_rate=self.learning_rate
-        )
 
 
 QUICK = Config(seeds=1, steps=100, encoder_layers=2, strings=32)

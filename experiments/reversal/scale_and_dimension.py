@@ -42,6 +42,7 @@ from experiments.reversal.arms import Arrays
 from experiments.reversal.scale_and_dimension_answers import best_rate, expectations, report
 from experiments.reversal.scale_and_dimension_figures import CAPTIONS, plot
 from experiments.reversal.scale_and_dimension_training import Size
+from experiments.setting_checks import check_least
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -91,9 +92,7 @@ class Config:
             for value in np.ravel(getattr(self, name)):
                 if not 0 < value < np.inf:
                     raise ValueError(f"{name} must be finite and greater than 0; got {value}")
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        check_least(self, seeds=2, batch_size=1, look_every=1, strings=1, test_strings=1)
         for name in ("size_dims", "score_dim"):
             for dim in np.ravel(getattr(self, name)):
                 if dim not in self.dims:
@@ -114,8 +113,6 @@ class Config:
             batch_size=self.batch_size,
         )
 
-
-_LEAST = {"seeds": 2, "batch_size": 1, "look_every": 1, "strings": 1, "test_strings": 1}
 
 QUICK = Config(
     dims=(16,), steps=(4,), size_dims=(16,), sizes=(1, 16), score_dim=16, rates=(3e-3,), seeds=2,

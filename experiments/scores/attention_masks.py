@@ -55,6 +55,7 @@ from attention_jax.analysis import attention_gradients
 from experiments.experiment import JSON, Expectation, near, run_experiment
 from experiments.scores.attention_masks_figures import CAPTIONS, STATUSES, plot
 from experiments.scores.attention_masks_report import report
+from experiments.setting_checks import check_least
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -88,8 +89,7 @@ class Config:
                 raise ValueError(
                     f"{length} must be at least 16 and a multiple of {tile}; got {size} and {block}"
                 )
-        if self.samples < 1:
-            raise ValueError(f"samples must be at least 1; got {self.samples}")
+        check_least(self, samples=1)
 
 
 QUICK = Config(length=64, tile=16, samples=8)

@@ -49,6 +49,7 @@ from experiments.experiment import JSON, Expectation, near, run_experiment
 from experiments.scores.chosen_scores import check_scores, fresh_params
 from experiments.scores.geometry_figures import CAPTIONS, plot
 from experiments.scores.geometry_report import SATURATING_SCALE, report
+from experiments.setting_checks import check_least
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -85,9 +86,7 @@ class Config:
                 f"source_length must be from 2 to dim - 1 = {self.dim - 1}; got"
                 f" {self.source_length}"
             )
-        for name in ("scales", "draws"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} must be at least 2; got {getattr(self, name)}")
+        check_least(self, scales=2, draws=2)
         if self.draws < self.source_length:
             raise ValueError(
                 f"draws must be at least source_length, {self.source_length}; got {self.draws}"

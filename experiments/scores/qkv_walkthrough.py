@@ -40,6 +40,7 @@ from attention_jax.analysis import attention_summary
 from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
 from experiments.scores.qkv_walkthrough_figures import CAPTIONS, plot
 from experiments.scores.qkv_walkthrough_report import report
+from experiments.setting_checks import check_least
 from experiments.torch_random import TorchRandom
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
@@ -68,8 +69,7 @@ class Config:
     draws: int = 1000
 
     def __post_init__(self) -> None:
-        if self.draws < 2:
-            raise ValueError(f"draws must be at least 2; got {self.draws}")
+        check_least(self, draws=2)
 
 
 QUICK = Config(draws=100)

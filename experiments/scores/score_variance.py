@@ -50,6 +50,7 @@ from experiments.scores.score_variance_formulas import (
     variances_by_formula,
 )
 from experiments.scores.score_variance_report import report
+from experiments.setting_checks import check_least
 from experiments.torch_random import TorchRandom
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
@@ -95,15 +96,8 @@ class Config:
     scores: tuple[str, ...] = ("dot", "scaled", "general", "additive")
 
     def __post_init__(self) -> None:
-        if not self.dims or min(self.dims) < 1:
-            raise ValueError(f"dims must be one or more of at least 1; got {self.dims}")
-        least = {
-            "samples": 2 * self.row_length, "draws": 2, "case_dim": 2, "row_length": 2,
-            "initialisations": 2,
-        }  # fmt: skip
-        for name, number in least.items():
-            if getattr(self, name) < number:
-                raise ValueError(f"{name} must be at least {number}; got {getattr(self, name)}")
+        check_least(self, dims=1, draws=2, case_dim=2, row_length=2, initialisations=2)
+        check_least(self, samples=2 * self.row_length)
         check_scores(self.scores, min(self.dims), max(self.dims))
 
 

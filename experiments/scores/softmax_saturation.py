@@ -47,6 +47,7 @@ from experiments.entropy_limits import expected_maximum
 from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
 from experiments.scores.softmax_saturation_figures import CAPTIONS, plot
 from experiments.scores.softmax_saturation_report import NO_GRADIENT_NORM, report
+from experiments.setting_checks import check_least
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
@@ -82,11 +83,7 @@ class Config:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("keys", 3), ("scales", 20), ("dim", 2), ("samples", 2), ("curve_keys", 3),
-        ):  # fmt: skip
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        check_least(self, keys=3, scales=20, dim=2, samples=2, curve_keys=3)
         if not 10 <= self.largest_scale < math.inf:
             raise ValueError(f"largest_scale must be at least 10; got {self.largest_scale}")
         dims = self.curve_dims

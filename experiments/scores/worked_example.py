@@ -47,6 +47,7 @@ from experiments.scores.chosen_scores import check_scores, fresh_params
 from experiments.scores.general_score_cost import multiplications
 from experiments.scores.worked_example_figures import CAPTIONS, plot
 from experiments.scores.worked_example_report import PRINTED, report
+from experiments.setting_checks import check_least
 from experiments.torch_random import TorchRandom
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
@@ -99,9 +100,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_scores(self.scores, len(QUERY))
-        for name, least in (("keys", 2), ("dim", 1), ("target_length", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        check_least(self, keys=2, dim=1, target_length=1)
         if not self.source_lengths or min(self.source_lengths) < 1:
             raise ValueError(
                 f"source_lengths must be one or more of at least 1; got {self.source_lengths}"

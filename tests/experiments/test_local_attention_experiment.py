@@ -200,7 +200,7 @@ def test_other_numbers_do_not(committed, claim, arm, radius, length, exact):
         ({"dim": 7}, "dim must be .*; got 7"),
         ({"num_heads": 5}, "dim must be a multiple of 5 heads; got 64"),
         ({"learning_rate": 0.0}, "learning_rate must be greater than 0; got 0.0"),
-        ({"word": ""}, "word must have at least one letter; got none"),
+        ({"word": ""}, "word must have 1 or more letters; got"),
         ({"workdir": Path(__file__)}, "workdir"),
     ],
 )

@@ -85,7 +85,7 @@ def test_committed_rollouts_are_shares():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"word": "a"}, "word must have at least two letters; got 'a'"),
+        ({"word": "a"}, "word must have 2 or more letters; got 'a'"),
         ({"num_heads": 5}, "dim must be a multiple of 5 heads; got 64"),
         ({"strings": 0}, "strings must be at least 1; got 0"),
         ({"scores": ()}, "scores must be at least one; got none"),

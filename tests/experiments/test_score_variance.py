@@ -124,8 +124,8 @@ def test_additive_row_variance():
     ("settings", "message"),
     [
         ({"scores": ()}, "scores must be at least one; got none"),
-        ({"dims": ()}, "dims must be one or more of at least 1"),
-        ({"dims": (4, 0)}, "dims must be one or more of at least 1"),
+        ({"dims": ()}, "dims must be at least one; got none"),
+        ({"dims": (4, 0)}, "dims must be at least 1; got 0"),
         ({"samples": 127}, "samples must be at least 128; got 127"),
         ({"draws": 1}, "draws must be at least 2; got 1"),
         ({"initialisations": 1}, "initialisations must be at least 2; got 1"),

@@ -1,0 +1,45 @@
+"""The settings that experiments share which train models on string reversal."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from attention_jax.nn.block_config import BlockConfig
+from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
+from attention_jax.training.loop import LoopConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of every training; an experiment's Config adds its own and changes defaults.
+
+    Attributes:
+        seeds: trainings per arm.
+        steps: optimiser steps per training.
+        batch_size: strings per step.
+        learning_rate: Adam's rate at the start; it falls to 0 along a cosine.
+        dim: size of the model's tokens and layers.
+    """
+
+    seeds: int = 3
+    steps: int = 2500
+    batch_size: int = ReversalConfig.batch_size
+    learning_rate: float = ReversalConfig.learning_rate
+    dim: int = BlockConfig.dim
+
+    def training_of(self, model: Seq2SeqConfig, **settings: Any) -> ReversalConfig:
+        """Returns the settings of one run: of `model` with `dim` and these settings changed."""
+        return ReversalConfig(
+            model=model.with_settings(dim=self.dim, **settings),
+            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+        )
+
+
+def check_word(word: str, letters: int = 1) -> None:
+    """Raises ValueError unless `word` has at least `letters` letters, all of the alphabet."""
+    if len(VOCABULARY.encode(word)) < letters:
+        raise ValueError(f"word must have {letters} or more letters; got {word!r}")
