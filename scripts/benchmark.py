@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +41,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "translation": Benchmark(translation.check, translation.run),
 }
 
+SCHEMA = 1  # of result files
 _PIPED_WIDTH = 150  # columns of a table that goes to no terminal
 
 
@@ -45,22 +49,22 @@ _PIPED_WIDTH = 150  # columns of a table that goes to no terminal
 class Arguments:
     """Measure speed and memory against named peers, and print the tables of each benchmark.
 
-    attention: milliseconds and temporary memory of attention with every score, of ours and of each
-    peer that is installed (the extra [bench] has them; one that is not is listed as absent); what
-    every derivative takes; the targets, and whether they are met. About 15 minutes.
-    local: attention through windows against attention to all keys, which should take at least five
-    times as long; a minute.
-    decoding: the reversal model says its answers token by token with a cache, and without, which
-    should take at least three times as long; a minute.
-    gradient-log: training that logs gradients as often as it does by default, against training that
-    does not: a tenth more at most; a minute.
-    ring: memory of each device where sequences are cut up over 1 to 8 of them; compiles only, a
-    minute.
-    crossover: from what size tiles are faster than the whole table of logits; a few minutes.
-    reversal: training throughput of our model, all seeds at once, and of a GRU in PyTorch (needs
-    the extra [bench]; listed as absent without it).
-    translation: a training step of the translator with each score, what of it is cross attention,
-    and with optax's loss and Flax's dropout in place of ours; 5 minutes.
+    attention: milliseconds and temporary memory of attention with every score, for our
+    implementations and for each installed peer (the extra [bench] installs them; others are listed
+    as absent); the memory of every derivative; the targets, and whether they are met. About 15
+    minutes.
+    local: attention through windows against attention to all keys. Target: all keys take at least
+    five times as long. A minute.
+    decoding: the reversal model decodes with a cache and without. Target: without takes at least
+    three times as long. A minute.
+    gradient-log: training with the default log of gradients against training without it. Target:
+    at most a tenth more. A minute.
+    ring: memory of each device when 1 to 8 devices share a sequence. It compiles only. A minute.
+    crossover: times of "reference" and "tiled" over lengths, from which the default is chosen.
+    reversal: throughput of our training, all seeds at once, and of a GRU in PyTorch (needs the
+    extra [bench]; listed as absent without it).
+    translation: a training step of the translator with each score, the share of cross attention in
+    it, and the same step with optax's loss and Flax's dropout in place of ours. 5 minutes.
 
     Attributes:
         benchmarks: which to run.
@@ -86,6 +90,7 @@ def main(arguments: Arguments) -> None:
     if not console.is_terminal:
         console = rich.console.Console(width=_PIPED_WIDTH)
     results: JSON = {}
+    start = time.monotonic()
     for name in arguments.benchmarks:
         for report in BENCHMARKS[name].run(arguments.measurement):
             console.print(as_table(report))
@@ -93,7 +98,14 @@ def main(arguments: Arguments) -> None:
                 console.print(note, style="dim", highlight=False, markup=False)
             results[report.name] = report.as_json()
     if arguments.out is not None:
-        write_json(arguments.out, {"environment": environment(), "benchmarks": results})
+        content = {
+            "schema": SCHEMA,
+            "command": shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
+            "seconds": round(time.monotonic() - start),
+            "environment": environment(Path(__file__).parent),
+            "benchmarks": results,
+        }
+        write_json(arguments.out, content)
 
 
 def as_table(report: Report) -> rich.table.Table:

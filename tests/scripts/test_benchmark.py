@@ -96,6 +96,8 @@ def check_ours(row):
 def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path, peer):
     results, printed = tiny(monkeypatch, capsys, tmp_path, "general")
     assert "jax" in results["environment"]["packages"]
+    assert len(results["environment"]["sources"]) == 64
+    assert results["command"].startswith("python scripts/benchmark.py")
     report = results["benchmarks"]["reversal"]
     assert report["settings"]["steps"] == 2
     together, in_turn, gru = report["rows"]
