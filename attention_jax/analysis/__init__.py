@@ -1,5 +1,6 @@
 """Analysis of attention: captured weights, gradients, curvature, statistics, rollout and cost."""
 
+from attention_jax.analysis.attention_page.view import AttentionView, view
 from attention_jax.analysis.capture import (
     Captured,
     CapturedGradients,
@@ -56,6 +57,7 @@ from attention_jax.functional.capture_point import CapturedAttention
 __all__ = [
     "AttentionGradients",
     "AttentionSummary",
+    "AttentionView",
     "Captured",
     "CapturedAttention",
     "CapturedGradients",
@@ -100,5 +102,6 @@ __all__ = [
     "softmax_jacobian",
     "softmax_jacobian_norm",
     "softmax_vjp",
+    "view",
     "weight_entropy",
 ]

@@ -21,6 +21,7 @@ from attention_jax.analysis import (
     logit_scale_sweep,
     logit_variance,
 )
+from attention_jax.analysis.attention_names import computation_order
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks import task_of
@@ -167,12 +168,6 @@ def _norms_by_group(by_step: JSON) -> JSON:
             squares = sum(np.array(by_step[name], float) ** 2 for name in names)
             norms[group] = _rounded(np.sqrt(squares))
     return norms
-
-
-def computation_order(attention: str) -> tuple[bool, list[str], bool]:
-    """A sort key: encoder before decoder, layer by layer, self before cross attention."""
-    numbers = [number.zfill(4) for number in re.findall(r"\d+", attention)]
-    return (not attention.startswith("encoder"), numbers, "cross_attention" in attention)
 
 
 def _cross_attention(config: Any) -> str:

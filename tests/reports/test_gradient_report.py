@@ -13,11 +13,12 @@ from html_reader import Reader
 from stand_in_training import scaled_at_each_step
 
 from attention_jax.analysis import capture
+from attention_jax.analysis.attention_names import computation_order
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import gradient_report
 from attention_jax.tasks.gradient_examples import GradientAnalysis
-from attention_jax.tasks.gradients import analyze_run, computation_order
+from attention_jax.tasks.gradients import analyze_run
 from attention_jax.tasks.reversal.data import reversal_batch
 from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind

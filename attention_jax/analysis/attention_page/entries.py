@@ -1,0 +1,207 @@
+"""Captured attention becomes the attentions of a page: heads, labels, entropy and rollout."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.analysis.attention_names import computation_order
+from attention_jax.analysis.attention_page import page_data
+from attention_jax.analysis.capture import Captured, CapturedGradients, capture
+from attention_jax.analysis.rollout import attention_rollout, cross_rollout
+
+JSON = dict[str, Any]
+Arrays = dict[str, np.ndarray]  # of one attention: quantities [*B, T, S] and a mask
+Labels = tuple[Sequence[str], Sequence[str]]  # of queries, of keys
+Tokens = Sequence[str] | Mapping[str, Labels] | None
+
+_CAPTURED = ("weights", "logits", "dlogits")
+# With more numbers than this, they have 16 bits: the page of 12 heads with 64 tokens and three
+# matrices has numbers of 32 bits, and less than 1 MB.
+_MOST_WIDE_NUMBERS = 160_000
+
+
+def attention_entries(
+    attentions: Any,
+    tokens: Tokens,
+    inputs: Sequence[Any] | None,
+    example: int | tuple[int | slice, ...],
+    precision: str | None,
+) -> list[JSON]:
+    """The attentions in the data of a page; arguments as for `view`."""
+    heads = {
+        name: _heads_of(name, arrays, example)
+        for name, arrays in _arrays_of(attentions, inputs).items()
+    }
+    _add_rollout(heads)
+    cut = {}
+    for name in sorted(heads, key=computation_order):
+        labels = _labels_of(name, heads[name], tokens)
+        cut[name] = labels, _cut(heads[name], *map(len, labels))
+    count = sum(
+        array.size
+        for _, arrays in cut.values()
+        for quantity, array in arrays.items()
+        if quantity != "mask"
+    )
+    dtype = precision or ("float32" if count <= _MOST_WIDE_NUMBERS else "float16")
+    return [_entry(name, labels, arrays, dtype) for name, (labels, arrays) in cut.items()]
+
+
+def _arrays_of(attentions: Any, inputs: Sequence[Any] | None) -> dict[str, Arrays]:
+    if inputs is not None:
+        attentions = capture(attentions, *inputs)
+    if isinstance(attentions, Captured | CapturedGradients):
+        gradients = getattr(attentions, "gradients", {})
+        by_name: Mapping[str, Any] = {
+            name: {
+                "weights": attention.weights,
+                "logits": attention.logits,
+                "dlogits": gradients[name].dlogits if name in gradients else None,
+                "mask": attention.mask,
+            }
+            for name, attention in attentions.attentions.items()
+        }
+    elif isinstance(attentions, Mapping) and attentions:
+        by_name = attentions
+    else:
+        raise ValueError(
+            "attentions must be what capture or capture_gradients returned, a function or module"
+            f" with its inputs, or arrays by name; got {type(attentions).__name__}"
+        )
+    return {str(name): _arrays(str(name), arrays) for name, arrays in by_name.items()}
+
+
+def _arrays(name: str, arrays: Any) -> Arrays:
+    if not isinstance(arrays, Mapping) or not set(arrays) <= {*_CAPTURED, "mask"}:
+        got = sorted(arrays) if isinstance(arrays, Mapping) else type(arrays).__name__
+        raise ValueError(
+            f"attentions[{name!r}] must have some of {', '.join(_CAPTURED)} and mask; got {got}"
+        )
+    present = {key: np.asarray(array) for key, array in arrays.items() if array is not None}
+    if not set(present) & set(_CAPTURED):
+        raise ValueError(
+            f"attentions[{name!r}] must have weights, logits or dlogits, captured with"
+            f" matrices=True; got {sorted(present)}"
+        )
+    return {
+        key: array.astype(bool if key == "mask" else np.float32) for key, array in present.items()
+    }
+
+
+def _heads_of(name: str, arrays: Arrays, example: int | tuple[int | slice, ...]) -> Arrays:
+    """Each array [*B, T, S] as [N, T, S], with the entropy [N, T]."""
+    index = example if isinstance(example, tuple) else (example,)
+    heads = {}
+    for quantity, array in arrays.items():
+        if array.ndim < len(index) + 2:
+            raise ValueError(
+                f"example must have at most {max(array.ndim - 2, 0)} indices for {name!r}, whose"
+                f" {quantity} are {list(array.shape)}; got {example!r}"
+            )
+        try:
+            chosen = array[index]
+        except IndexError as error:
+            raise ValueError(
+                f"example must be in the batch axes of {name!r}, whose {quantity} are"
+                f" {list(array.shape)}; got {example!r}"
+            ) from error
+        count = math.prod(chosen.shape[:-2])
+        heads[quantity] = chosen.reshape(count, *chosen.shape[-2:])
+    shapes = {quantity: array.shape for quantity, array in heads.items()}
+    if len(set(shapes.values())) > 1 or 0 in next(iter(shapes.values())):
+        raise ValueError(
+            f"attentions[{name!r}] must have arrays of one shape [*B, T, S] without an axis of 0;"
+            f" got {shapes}"
+        )
+    if "weights" in heads:
+        heads["entropy"] = _entropy(heads["weights"])
+    return heads
+
+
+def _entropy(weights: np.ndarray) -> np.ndarray:
+    """-sum w log w over the keys, nats: [N, T, S] -> [N, T]"""
+    positive = np.where(weights > 0, weights, 1)
+    return -np.sum(np.where(weights > 0, weights * np.log(positive), 0), axis=-1)
+
+
+def _add_rollout(heads: dict[str, Arrays]) -> None:
+    """Adds "rollout" [1, T, S] where it is defined."""
+    with_weights = {
+        name: arrays["weights"] for name, arrays in heads.items() if "weights" in arrays
+    }
+    stacks: dict[tuple, list[str]] = {}
+    for name in sorted(with_weights, key=computation_order):
+        block = name.rpartition("/")[0]
+        alone = not block or sum(other.startswith(f"{block}/") for other in heads) == 1
+        shape = with_weights[name].shape
+        if alone and re.search(r"\d", name) and shape[1] == shape[2]:
+            stacks.setdefault((re.sub(r"\d+", "*", name), shape), []).append(name)
+    encoders = []
+    for names in stacks.values():
+        stack = jnp.stack([with_weights[name] for name in names])
+        layers = attention_rollout(stack, return_layers=True)
+        for name, rollout in zip(names, layers, strict=True):
+            heads[name]["rollout"] = np.asarray(rollout)[None]
+        if names[0].startswith("encoder"):
+            encoders.append(layers[-1])
+    if len(encoders) != 1:
+        return
+    for name, weights in with_weights.items():
+        if "cross_attention" in name and weights.shape[-1] == len(encoders[0]):
+            heads[name]["rollout"] = np.asarray(cross_rollout(jnp.asarray(weights), encoders[0]))[
+                None
+            ]
+
+
+# --- labels ---
+
+
+def _labels_of(name: str, arrays: Arrays, tokens: Tokens) -> tuple[list[str], list[str]]:
+    *_, rows, columns = next(array for key, array in arrays.items() if key != "entropy").shape
+    pair: Any = (tokens, tokens)
+    if isinstance(tokens, Mapping):
+        pair = next((tokens[key] for key in tokens if fnmatch.fnmatchcase(name, key)), None)
+        if pair is None:
+            raise ValueError(f"tokens must have a pattern that fits {name!r}; got {list(tokens)}")
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or isinstance(pair[0], str):
+            raise ValueError(f"tokens must be pairs (of queries, of keys); got {pair!r}")
+    sides = []
+    for side, size, labels in zip(("queries", "keys"), (rows, columns), pair, strict=True):
+        labels = range(size) if labels is None else labels
+        if isinstance(labels, str) or not 1 <= len(labels) <= size:
+            raise ValueError(
+                f"tokens must be 1 to {size} labels for the {side} of {name!r}; got {labels!r}"
+            )
+        sides.append([str(label) for label in labels])
+    return sides[0], sides[1]
+
+
+def _cut(arrays: Arrays, rows: int, columns: int) -> Arrays:
+    return {
+        key: array[:, :rows] if key == "entropy" else array[:, :rows, :columns]
+        for key, array in arrays.items()
+    }
+
+
+def _entry(name: str, labels: tuple[list[str], list[str]], arrays: Arrays, dtype: str) -> JSON:
+    mask = arrays.get("mask")
+    if mask is not None and np.all(mask == mask[:1]):
+        mask = mask[:1]
+    return {
+        "name": name,
+        "query_tokens": labels[0],
+        "key_tokens": labels[1],
+        "mask": None if mask is None or mask.all() else page_data.encoded_mask(mask),
+        "arrays": {
+            key: page_data.encoded_numbers(arrays[key], dtype)
+            for key in page_data.QUANTITIES
+            if key in arrays
+        },
+    }

@@ -1,0 +1,327 @@
+"""`analysis.view`: the data of the page, its checks, and text that must stay text."""
+
+import base64
+import copy
+import json
+import re
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from html_reader import Reader
+
+from attention_jax import analysis, causal_mask, nn
+from attention_jax.analysis import AttentionView, view
+from attention_jax.analysis.attention_page import page_data
+
+N, T, S = 3, 5, 7
+EVIL = "</script><script>alert('x')</script><!-- & \"quotes\" <b>"
+
+
+def tokens(letter, count):
+    return [f"{letter}{index}" for index in range(count)]
+
+
+def random_weights(shape=(N, T, S), seed=0):
+    logits = np.random.default_rng(seed).normal(size=shape)
+    exponentials = np.exp(logits)
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def attentions_of(shown):
+    return {each["name"]: each for each in shown.data["captures"][0]["attentions"]}
+
+
+def numbers(attention, quantity):
+    """The numbers as a reader without NumPy finds them."""
+    array = attention["arrays"][quantity]
+    bytes_ = base64.b64decode(array["data"])
+    code = {"float32": "f", "float16": "e"}[array["dtype"]]
+    flat = struct.unpack(f"<{len(bytes_) // struct.calcsize(code)}{code}", bytes_)
+    return (np.array(flat) * array["scale"]).reshape(array["shape"])
+
+
+@pytest.fixture(scope="module")
+def model():
+    return nn.Seq2Seq(nn.Seq2SeqConfig(encoder_layers=2), 11, rngs=nnx.Rngs(0))
+
+
+SOURCE, LENGTHS, INPUTS = np.full((2, S), 3), np.array([4, S]), np.full((2, T), 2)
+SEQ2SEQ_TOKENS = {
+    "encoder_*": (tokens("s", 4), tokens("s", 4)),
+    "*/cross_attention": (tokens("t", T), tokens("s", 4)),
+    "decoder_*": (tokens("t", T), tokens("i", T)),
+}
+
+
+@pytest.fixture(scope="module")
+def captured(model):
+    definition, params = nnx.split(model)
+
+    def loss(params):
+        return jnp.mean(nnx.merge(definition, params)(SOURCE, LENGTHS, INPUTS) ** 2)
+
+    return jax.jit(lambda params: analysis.capture_gradients(loss, params))(params)
+
+
+def test_every_captured_quantity_is_in_the_page(captured):
+    found = attentions_of(view(captured, SEQ2SEQ_TOKENS))
+    assert list(found) == [  # a jit has sorted them by name
+        "encoder_0/self_attention",
+        "encoder_1/self_attention",
+        "decoder_0/self_attention",
+        "decoder_0/cross_attention",
+    ]
+    cross = found["decoder_0/cross_attention"]
+    assert (cross["query_tokens"], cross["key_tokens"]) == (tokens("t", T), tokens("s", 4))
+    attention = captured.attentions["decoder_0/cross_attention"]
+    gradient = captured.gradients["decoder_0/cross_attention"]
+    for quantity, expected in {
+        "weights": attention.weights[0, :, :4],
+        "logits": attention.logits[0, :, :4],
+        "dlogits": gradient.dlogits[0, :, :4],
+        "entropy": attention.statistics.entropy[0],
+    }.items():
+        assert cross["arrays"][quantity]["dtype"] == "float32"
+        np.testing.assert_allclose(numbers(cross, quantity)[0], expected, atol=1e-6)
+    assert cross["mask"] is None  # the padding has no labels
+    assert found["decoder_0/self_attention"]["mask"]["shape"] == [1, T, T]
+
+
+def test_rollout_of_the_encoder_and_through_the_cross_attention(captured):
+    found = attentions_of(view(captured))
+    rollout = np.eye(S)
+    for layer in range(2):
+        weights = captured.attentions[f"encoder_{layer}/self_attention"].weights[0]
+        heads = weights.reshape(-1, S, S).mean(0)
+        rollout = (heads + np.eye(S)) / (heads + np.eye(S)).sum(-1, keepdims=True) @ rollout
+        entry = found[f"encoder_{layer}/self_attention"]
+        np.testing.assert_allclose(numbers(entry, "rollout")[0], rollout, atol=1e-5)
+    weights = captured.attentions["decoder_0/cross_attention"].weights[0]
+    expected = weights.reshape(-1, T, S).mean(0) @ rollout
+    cross = found["decoder_0/cross_attention"]
+    np.testing.assert_allclose(numbers(cross, "rollout")[0], expected, atol=1e-5)
+    assert "rollout" not in found["decoder_0/self_attention"]["arrays"]
+
+
+def test_a_model_and_its_inputs(model, captured):
+    shown = view(model, SEQ2SEQ_TOKENS, inputs=(SOURCE, LENGTHS, INPUTS))
+    cross = attentions_of(shown)["decoder_0/cross_attention"]
+    expected = captured.attentions["decoder_0/cross_attention"].weights[0, :, :4]
+    np.testing.assert_allclose(numbers(cross, "weights")[0], expected, atol=1e-6)
+    assert "dlogits" not in cross["arrays"]
+
+
+def test_axes_that_are_left_are_heads():
+    weights = random_weights((2, N, 2, T, S))
+    shown = view({"a": {"weights": weights}}, example=(1, slice(None), 0))
+    found = attentions_of(shown)["a"]
+    np.testing.assert_allclose(numbers(found, "weights"), weights[1, :, 0], atol=1e-6)
+    assert found["key_tokens"] == [str(index) for index in range(S)]
+
+
+def test_masks_as_bits():
+    weights = random_weights()
+    mask = np.array(causal_mask(1).materialize(T, S))
+    own = np.random.default_rng(1).random((N, T, S)) < 0.5
+    for masks, expected in ((np.stack([mask] * N), mask[None]), (own, own)):
+        shown = view({"a": {"weights": weights, "mask": masks}}, example=())
+        entry = attentions_of(shown)["a"]["mask"]
+        assert entry["shape"] == list(expected.shape)
+        bytes_ = base64.b64decode(entry["data"])
+        bits = [bytes_[n // 8] >> (n % 8) & 1 for n in range(expected.size)]
+        np.testing.assert_array_equal(np.array(bits, bool), expected.ravel())
+        np.testing.assert_array_equal(page_data.decoded_mask(entry), expected)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_numbers_of_16_bits_keep_three_digits(scale):
+    gradient = np.random.default_rng(0).normal(size=(N, T, S)) * scale
+    shown = view({"a": {"dlogits": gradient}}, example=(), precision="float16")
+    found = attentions_of(shown)["a"]
+    np.testing.assert_allclose(numbers(found, "dlogits"), gradient, rtol=6e-4, atol=1e-7 * scale)
+    array = found["arrays"]["dlogits"]
+    np.testing.assert_array_equal(
+        page_data.decoded_numbers(array), numbers(found, "dlogits").astype("f4")
+    )
+
+
+def test_infinite_logits_and_nan_weights_survive():
+    logits = np.array([[[0.5, -np.inf, np.nan]]])
+    for precision in ("float32", "float16"):
+        shown = view({"a": {"logits": logits}}, example=(), precision=precision)
+        np.testing.assert_array_equal(numbers(attentions_of(shown)["a"], "logits"), logits)
+        json.loads(json.dumps(shown.data, allow_nan=False))
+
+
+def test_twelve_heads_of_64_tokens_fit_in_a_megabyte():
+    weights = random_weights((12, 64, 64))
+    mask = np.broadcast_to(np.tri(64, dtype=bool), weights.shape)
+    arrays = {"weights": weights, "logits": weights, "dlogits": weights, "mask": mask}
+    shown = view({"layer_0": arrays}, tokens("subword", 64), example=())
+    assert attentions_of(shown)["layer_0"]["arrays"]["weights"]["dtype"] == "float32"
+    assert set(attentions_of(shown)["layer_0"]["arrays"]) == set(page_data.QUANTITIES)
+    assert len(shown.to_html().encode()) <= 1_000_000
+
+
+# --- several views on one page ---
+
+
+def small_view(seed=0):
+    return view({"a": {"weights": random_weights(seed=seed)}}, example=())
+
+
+def test_views_side_by_side_step_by_step_and_by_example():
+    steps = {
+        score: AttentionView.step_by_step({"0": small_view(0), "500": small_view(1)})
+        for score in ("dot", "additive")
+    }
+    both = AttentionView.side_by_side(steps)
+    shown = AttentionView.by_example({"first": both, "second": both})
+    places = [(c["example"], c["panel"], c["step"]) for c in shown.data["captures"]]
+    assert places == [
+        (example, score, step)
+        for example in ("first", "second")
+        for score in ("dot", "additive")
+        for step in ("0", "500")
+    ]
+    with pytest.raises(ValueError, match="differ from all others"):
+        AttentionView.side_by_side({"lost": both})
+    with pytest.raises(ValueError, match="views must be at least one"):
+        AttentionView.side_by_side({})
+
+
+# --- text stays text ---
+
+
+def test_tokens_names_and_titles_are_text():
+    attentions = {EVIL: {"weights": random_weights((1, 2, 2))}}
+    shown = view(attentions, [EVIL, "-->"], example=(), title=EVIL)
+    shown = AttentionView.side_by_side({EVIL: shown, "other": shown})
+    document = shown.to_html()
+    page = Reader(document)
+    assert page.open == []
+    assert len(page.attributes("script")) == 2  # the data, and the script of the page
+    assert page.attributes("b") == []
+    (written,) = re.findall(r'id="data">(.*?)</script>', document)
+    assert not set(written) & set("<>&")
+    assert json.loads(written) == shown.data
+    assert page.text.count(EVIL) == 2  # the title and the heading
+    assert "http" not in document.replace("http-equiv", "")
+
+
+def test_a_notebook_gets_a_frame_without_access_to_it():
+    shown = view({"a": {"weights": random_weights((1, 2, 2))}}, [EVIL, "b"], example=())
+    (frame,) = Reader(shown._repr_html_()).attributes("iframe")
+    assert frame["sandbox"] == "allow-scripts"
+    assert frame["srcdoc"] == shown.to_html()
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "expected"),
+    [
+        ([np.ones((T, S))], {}, "attentions must be what capture or capture_gradients returned"),
+        ([{}], {}, "attentions must be what capture"),
+        ([{"a": {"wieghts": np.ones((1, T, S))}}], {}, r"got \['wieghts'\]"),
+        ([{"a": {"mask": np.ones((1, T, S))}}], {}, r"must have weights, logits or dlogits"),
+        ([{"a": {"weights": np.ones((T, S))}}], {}, "example must have at most 0 indices"),
+        ([{"a": {"weights": np.ones((2, T, S))}}], {"example": 2}, "example must be in the batch"),
+        (
+            [{"a": {"weights": np.ones((1, T, S)), "mask": np.ones((1, T, T))}}],
+            {},
+            "arrays of one shape",
+        ),
+        ([{"a": {"weights": np.ones((1, T, 0))}}], {}, "without an axis of 0"),
+        ([{"a": {"weights": np.ones((1, T, S))}}, tokens("t", 6)], {}, "1 to 5 labels for the que"),
+        ([{"a": {"weights": np.ones((1, T, S))}}, "word"], {}, "got 'word'"),
+        (
+            [{"a": {"weights": np.ones((1, T, S))}}, {"b*": ("x", "y")}],
+            {},
+            "pattern that fits 'a'",
+        ),
+        ([{"a": {"weights": np.ones((1, T, S))}}, {"a": ["x"]}], {}, "must be pairs"),
+        ([{"a": {"weights": np.ones((1, T, S))}}], {"precision": "int8"}, "precision must be"),
+    ],
+)
+def test_mistakes_in_arguments(arguments, options, expected):
+    with pytest.raises(ValueError, match=expected):
+        view(*arguments, **options)
+
+
+def test_a_capture_without_matrices_is_refused():
+    attend = nn.Attention("dot", 4, 4, rngs=nnx.Rngs(0))
+    arrays = (jnp.ones((1, 3, 4)), jnp.ones((1, 5, 4)))
+    with pytest.raises(ValueError, match="matrices=True"):
+        view(analysis.capture(attend, *arrays, matrices=False))
+
+
+def changed(data, path, value):
+    data = copy.deepcopy(data)
+    *way, last = path
+    place = data
+    for key in way:
+        place = place[key]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return data
+
+
+FIRST = ("captures", 0, "attentions", 0)
+WEIGHTS = (*FIRST, "arrays", "weights")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (("version",), 2, "version 1; got .* and 2"),
+        (("title",), None, "data must have title"),
+        (("captures",), [], "captures must be a list that is not empty"),
+        (("captures", 0, "step"), 3, r"captures\[0\].step must be text; got 3"),
+        ((*FIRST, "key_tokens", 2), 7, r"key_tokens\[2\] must be text"),
+        ((*FIRST, "query_tokens"), ["x"], r"arrays.weights.shape must be \[heads, 1, 7\]"),
+        ((*FIRST, "arrays"), {"wieghts": {}}, "arrays must have some of weights"),
+        ((*WEIGHTS, "dtype"), "float64", "dtype must be float32 or float16; got 'float64'"),
+        ((*WEIGHTS, "scale"), 0, "scale must be a positive number; got 0"),
+        ((*WEIGHTS, "data"), "AAAA", "data must be 420 bytes in base64; got 3"),
+        ((*WEIGHTS, "data"), "?", "data must be base64"),
+        ((*WEIGHTS, "shape"), [2, T, S], "data must be 280 bytes"),
+        ((*WEIGHTS, "values"), [0.5] * 4, "values must be 105 numbers"),
+        ((*FIRST, "mask"), {"shape": [2, T, S], "data": ""}, "mask must have 1 or 3 heads; got 2"),
+    ],
+)
+def test_mistakes_in_the_data_are_named(path, value, expected):
+    with pytest.raises(ValueError, match=expected):
+        AttentionView(changed(small_view().data, path, value))
+
+
+def test_others_may_write_plain_numbers():
+    values = [0.25, 0.75, None, 1]
+    data = changed(
+        view({"a": {"weights": np.ones((1, 2, 2))}}, example=()).data,
+        WEIGHTS,
+        {"shape": [1, 2, 2], "values": values},
+    )
+    array = AttentionView(data).data["captures"][0]["attentions"][0]["arrays"]["weights"]
+    expected = np.array([[[0.25, 0.75], [np.nan, 1]]], "f4")
+    np.testing.assert_array_equal(page_data.decoded_numbers(array), expected)
+
+
+@pytest.mark.parametrize("name", ["page.png", "missing/page.html", "."])
+def test_saving_where_no_page_can_be(name, tmp_path):
+    with pytest.raises(ValueError, match="html must be a file"):
+        small_view().save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_saving(tmp_path):
+    path = small_view().save(tmp_path / "page.html")
+    assert path.read_text(encoding="utf-8") == small_view().to_html()
+    assert [each.name for each in tmp_path.iterdir()] == ["page.html"]

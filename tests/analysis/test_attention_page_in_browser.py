@@ -1,0 +1,286 @@
+"""The page in a real browser: pointers and keys change what is shown, to the right numbers.
+
+Needs Chromium, its driver and Selenium, or the tests are skipped; tests/README.md has the commands.
+"""
+
+import numpy as np
+import pytest
+from attention_pages import requested_addresses, start_browser
+
+from attention_jax.analysis import AttentionView, view
+
+N, T, S = 3, 5, 7
+LAYERS = ("encoder_0/self_attention", "decoder_0/cross_attention")
+EVIL = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+SOURCE = ["a", EVIL, " ", "d", "e", "f", "▁g"]
+TARGET = ["v", "w", "x", "y", "z"]
+SHAPES = {LAYERS[0]: (N, S, S), LAYERS[1]: (N, T, S)}
+TOKENS = {LAYERS[0]: (SOURCE, SOURCE), LAYERS[1]: (TARGET, SOURCE)}
+
+
+def arrays(seed):
+    rng = np.random.default_rng(seed)
+    found = {}
+    for name, shape in SHAPES.items():
+        mask = np.ones(shape, bool)
+        mask[:, 0, 3:] = False
+        logits = np.where(mask, 3 * rng.normal(size=shape), -np.inf)
+        weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        dlogits = np.where(mask, rng.normal(size=shape) * 1e-3, 0)
+        found[name] = {"weights": weights, "logits": logits, "dlogits": dlogits, "mask": mask}
+    return found
+
+
+# By panel and step.
+ARRAYS = {("dot", "0"): arrays(0), ("dot", "7"): arrays(1), ("additive", "7"): arrays(2)}
+
+
+def whole_page():
+    views = {key: view(found, TOKENS, example=()) for key, found in ARRAYS.items()}
+    dot = AttentionView.step_by_step({step: views["dot", step] for step in ("0", "7")})
+    additive = AttentionView.step_by_step({"7": views["additive", "7"]})
+    both = AttentionView.side_by_side({"dot": dot, "additive": additive})
+    return AttentionView({**both.data, "title": EVIL})
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = start_browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """The page, newly opened; afterwards: no error in the console, and no request but the page."""
+    page = whole_page().save(tmp_path / "page.html")
+    browser.get_log("browser"), requested_addresses(browser)
+    browser.get(page.as_uri())
+    yield Opened(browser)
+    assert browser.get_log("browser") == []
+    assert requested_addresses(browser) == [page.as_uri()]
+
+
+class Opened:
+    """What a reader does to the page, and what they see."""
+
+    def __init__(self, browser):
+        from selenium.webdriver import ActionChains, Keys
+        from selenium.webdriver.common.by import By
+
+        self.browser, self.by, self.keys = browser, By.CSS_SELECTOR, Keys
+        self.actions = lambda: ActionChains(browser, duration=0)
+
+    def all(self, selector, inside=None):
+        return (inside or self.browser).find_elements(self.by, selector)
+
+    def panel(self, index):
+        return self.all(".panel")[index]
+
+    def click(self, selector, panel=0):
+        self.all(selector, self.panel(panel))[0].click()
+
+    def choose(self, quantity):
+        self.all(f"input[value={quantity}]")[0].click()
+
+    def token(self, side, index, panel=0):
+        selector = f".lines .{side} .token[data-index='{index}']"
+        return self.all(selector, self.panel(panel))[0]
+
+    def hover(self, element):
+        self.actions().move_to_element(element).perform()
+
+    def hover_pair(self, i, j, shape, panel=0):
+        canvas = self.all(".matrix canvas", self.panel(panel))[0]
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+        width, height = canvas.size["width"], canvas.size["height"]
+        x, y = (j + 0.5) / shape[1] * width - width / 2, (i + 0.5) / shape[0] * height - height / 2
+        self.actions().move_to_element_with_offset(canvas, round(x), round(y)).perform()
+
+    def press(self, *keys):
+        self.actions().send_keys(*keys).perform()
+
+    def readout(self, panel=0):
+        return self.all(".readout", self.panel(panel))[0].text
+
+    def bars(self, panel=0):
+        """(position, token, number) of each row that is shown."""
+        script = """
+            return [...arguments[0].querySelectorAll(".bar-row:not([hidden])")].map((row) =>
+              ["position", "token", "number"].map((part) =>
+                row.querySelector(`.bar-${part}`).textContent));
+        """
+        return self.browser.execute_script(script, self.panel(panel))
+
+    def numbers(self, panel=0):
+        """The numbers of the bars, NaN where it says masked."""
+        return [parsed(number) for _, _, number in self.bars(panel)]
+
+
+def parsed(text):
+    return np.nan if text == "masked" else float(text.replace("−", "-").replace("∞", "inf"))
+
+
+def expected(panel, step, quantity, layer=LAYERS[1]):
+    found = ARRAYS[panel, step][layer]
+    return np.where(found["mask"], found[quantity], np.nan)
+
+
+def test_a_token_under_the_pointer_shows_its_row_in_both_panels(opened):
+    opened.hover(opened.token("queries", 3))
+    for panel, name in enumerate(("dot", "additive")):
+        row = expected(name, "7", "weights")[0, 3]
+        np.testing.assert_allclose(opened.numbers(panel), row, rtol=1e-3)
+        assert opened.readout(panel) == "What y (query 3) attends to"
+        assert "focus" in opened.token("queries", 3, panel).get_attribute("class")
+    opened.hover(opened.token("keys", 6, panel=1))
+    column = expected("dot", "7", "weights")[0, :, 6]
+    np.testing.assert_allclose(opened.numbers(), column, rtol=1e-3)
+    assert opened.readout() == "What attends to ▁g (key 6)"
+    assert [token for _, token, _ in opened.bars()] == TARGET
+
+
+@pytest.mark.parametrize("quantity", ["weights", "logits", "dlogits"])
+def test_a_pair_of_the_enlarged_head(opened, quantity):
+    opened.choose(quantity)
+    opened.click("button[data-place='1,2']")
+    opened.hover_pair(4, 5, (T, S))
+    for panel, name in enumerate(("dot", "additive")):
+        row = expected(name, "7", quantity)[2, 4]
+        text = opened.readout(panel)
+        assert text.startswith("z (query 4) → f (key 5): ")
+        np.testing.assert_allclose(parsed(text.split()[-1]), row[5], rtol=1e-3)
+        np.testing.assert_allclose(opened.numbers(panel), row, rtol=1e-3)
+    opened.hover_pair(0, 4, (T, S))
+    assert opened.readout() == "v (query 0) → e (key 4): masked"
+    assert [number for _, _, number in opened.bars()][3:] == ["masked"] * 4
+
+
+def test_entropy_and_rollout(opened):
+    opened.choose("entropy")
+    weights = np.nan_to_num(expected("dot", "7", "weights")[0])
+    logs = np.log(np.where(weights > 0, weights, 1))
+    np.testing.assert_allclose(opened.numbers(), -(weights * logs).sum(-1), rtol=1e-3)
+    opened.choose("rollout")
+    opened.hover_pair(2, 4, (T, S))
+    encoder = np.nan_to_num(expected("dot", "7", "weights", LAYERS[0])).mean(0) + np.eye(S)
+    mixture = encoder / encoder.sum(-1, keepdims=True)
+    cross = np.nan_to_num(expected("dot", "7", "weights")).mean(0)
+    np.testing.assert_allclose(opened.numbers(), (cross @ mixture)[2], rtol=1e-3)
+
+
+def test_another_layer_has_its_own_tokens(opened):
+    opened.click("button[data-place='0,1']")
+    opened.hover(opened.token("queries", 6))
+    row = expected("dot", "7", "weights", LAYERS[0])[1, 6]
+    np.testing.assert_allclose(opened.numbers(), row, rtol=1e-3)
+    assert "encoder_0" in opened.all("button[aria-pressed=true]")[0].get_attribute("aria-label")
+
+
+def test_the_slider_goes_through_the_steps(opened):
+    opened.all("input[type=range]")[0].send_keys(opened.keys.ARROW_LEFT)
+    opened.hover_pair(1, 2, (T, S))
+    row = expected("dot", "0", "weights")[0, 1]
+    np.testing.assert_allclose(opened.numbers(), row, rtol=1e-3)
+    assert "not captured" in opened.all(".absent", opened.panel(1))[0].text
+    assert not opened.all(".readout", opened.panel(1))[0].is_displayed()
+
+
+def test_a_click_pins_and_escape_lets_go(opened):
+    opened.token("queries", 2).click()
+    pinned = opened.numbers()
+    opened.hover(opened.token("queries", 4))
+    assert opened.numbers() == pinned
+    assert opened.readout().endswith("pinned")
+    opened.press(opened.keys.ESCAPE)
+    opened.hover(opened.token("queries", 4))
+    row = expected("dot", "7", "weights")[0, 4]
+    np.testing.assert_allclose(opened.numbers(), row, rtol=1e-3)
+
+
+def test_keys_alone(opened):
+    keys = opened.keys
+    focus = "document.querySelector(arguments[0]).focus({preventScroll: true})"
+    opened.browser.execute_script(focus, ".lines")
+    opened.press(keys.ARROW_DOWN, keys.ARROW_DOWN, keys.ARROW_DOWN)
+    assert opened.readout() == "What x (query 2) attends to"
+    opened.press(keys.ARROW_RIGHT, keys.ARROW_UP)
+    assert opened.readout().endswith("(key 1)")
+    opened.browser.execute_script(focus, ".matrix")
+    opened.press(keys.ESCAPE, keys.ARROW_DOWN, keys.ARROW_DOWN, keys.ARROW_RIGHT, keys.ENTER)
+    weight = expected("dot", "7", "weights")[0, 1, 1]
+    number, *pinned = opened.readout().split("weight ")[1].split(" · ")
+    assert parsed(number) == pytest.approx(weight, rel=1e-3)
+    assert pinned == ["pinned"]
+    opened.browser.execute_script(focus, "button[data-place='0,0']")
+    opened.press(keys.ARROW_DOWN, keys.ARROW_RIGHT, keys.ENTER)
+    assert "head 1" in opened.all("button[aria-pressed=true]")[0].get_attribute("aria-label")
+
+
+def test_the_largest_first(opened):
+    opened.choose("dlogits")
+    opened.all("input[type=checkbox]")[0].click()
+    opened.hover(opened.token("queries", 1))
+    row = expected("dot", "7", "dlogits")[0, 1]
+    order = np.argsort(-np.abs(row))
+    assert [int(position) for position, _, _ in opened.bars()] == order.tolist()
+    np.testing.assert_allclose(opened.numbers(), row[order], rtol=1e-3)
+
+
+def test_markup_in_tokens_is_text(opened):
+    assert opened.token("keys", 1).text.startswith("<img src=x")
+    assert [token for _, token, _ in opened.bars()][1] == EVIL
+    assert [token for _, token, _ in opened.bars()][2] == "␣"
+    assert opened.all("img, .panels script") == []
+    assert opened.browser.title == EVIL
+
+
+def pixel(opened, i, j, shape):
+    """The colour in the middle of a pair in the matrix."""
+    script = """
+        const canvas = arguments[0], copy = document.createElement("canvas");
+        const context = copy.getContext("2d", {willReadFrequently: true});
+        const [x, y] = [arguments[1] * canvas.width, arguments[2] * canvas.height];
+        context.drawImage(canvas, -Math.floor(x), -Math.floor(y));
+        return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+    """
+    canvas = opened.all(".matrix canvas", opened.panel(0))[0]
+    return opened.browser.execute_script(script, canvas, (j + 0.5) / shape[1], (i + 0.5) / shape[0])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_masked_pairs_differ_from_weight_0_in_light_and_dark(opened, scheme):
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    opened.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    shape = SHAPES[LAYERS[1]][1:]
+    red, green, blue = pixel(opened, 0, 5, shape)
+    assert red == green == blue  # grey
+    weights = expected("dot", "7", "weights")[0]
+    i, j = np.unravel_index(np.nanargmin(weights), weights.shape)
+    dark_violet = np.array([0x44, 0x01, 0x54])
+    assert np.abs(np.array(pixel(opened, i, j, shape)) - dark_violet).max() < 12
+    background = opened.all("body")[0].value_of_css_property("background-color")
+    assert ("255" in background) == (scheme == "light")
+
+
+def test_a_tap_pins(opened):
+    opened.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    box = opened.token("queries", 3).rect
+    point = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    for kind, points in (("touchStart", [point]), ("touchEnd", [])):
+        event = {"type": kind, "touchPoints": points}
+        opened.browser.execute_cdp_cmd("Input.dispatchTouchEvent", event)
+    opened.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    row = expected("dot", "7", "weights")[0, 3]
+    np.testing.assert_allclose(opened.numbers(), row, rtol=1e-3)
+    assert opened.readout().endswith("pinned")
+
+
+def test_a_notebooks_frame_runs_alone(browser, tmp_path):
+    page = tmp_path / "notebook.html"
+    page.write_text(f"<!doctype html><title>x</title>{whole_page()._repr_html_()}", "utf-8")
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    browser.switch_to.frame(0)
+    assert Opened(browser).readout().startswith(f"{LAYERS[1]}, head 0: weights")
+    assert browser.get_log("browser") == []
