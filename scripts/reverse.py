@@ -1,4 +1,4 @@
-"""Reverses words with a trained run and draws the attention; see --help."""
+"""Reverses words with a trained run and shows the attention; see --help."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 import tyro
 from command_line import run_command
 
+from attention_jax.analysis.attention_page.view import check_page_file
 from attention_jax.reports import plotting
 from attention_jax.runs.checkpoints import StepName
+from attention_jax.tasks.reversal.attention_view import words_view
 from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.evaluation import LETTER_AXES, check_beams, reverse
 from attention_jax.training.run import load_run
@@ -28,6 +30,9 @@ class Arguments:
         seed_index: which of the run's seeds answers, from 0.
         beams: partial answers kept at each step of the search; 1 is greedy.
         figure: the PNG file; None for `workdir`/figures/reverse.png.
+        html: also write a page to explore every attention of the model, to this HTML file.
+        compare: further run folders, whose attention stands beside that of `workdir` on the page.
+        all_steps: the page has a slider through step 0 and all checkpoints that are kept.
     """
 
     words: tyro.conf.Positional[tuple[str, ...]]
@@ -36,9 +41,16 @@ class Arguments:
     seed_index: int = 0
     beams: int = 1
     figure: Path | None = None
+    html: Path | None = None
+    compare: tuple[Path, ...] = ()
+    all_steps: bool = False
 
     def __post_init__(self) -> None:
         check_beams(self.beams)
+        if self.html is not None:
+            check_page_file(self.html)
+        elif self.compare or self.all_steps:
+            raise ValueError("compare and all_steps belong to a page, html; got no html")
         if self.figure is not None:
             plotting.check_png(self.figure)
 
@@ -57,12 +69,22 @@ def main(arguments: Arguments) -> None:
             note += f", trained on lengths {config.min_length}-{config.max_length}"
         print(f"{answer.word} -> {answer.answer}{note}")
         panels[answer.word] = (np.asarray(answer.weights), answer.row_labels, list(answer.word))
+    if arguments.html is not None:  # first, because a run to compare with may be missing
+        shown = words_view(
+            trained,
+            answers,
+            seed_index=arguments.seed_index,
+            compare=arguments.compare,
+            all_steps=arguments.all_steps,
+        )
     figure = plotting.weight_heatmaps(panels, **LETTER_AXES)
     path = arguments.figure or arguments.workdir / "figures" / "reverse.png"
     try:
         print(plotting.save(figure, path))
     except OSError as error:
         raise ValueError(f"figure {path} cannot be written: {error.strerror}") from error
+    if arguments.html is not None:
+        print(shown.save(arguments.html))
 
 
 if __name__ == "__main__":

@@ -14,15 +14,18 @@ import rich.progress
 import tyro
 from command_line import run_command
 
+from attention_jax.analysis.attention_page.view import check_page_file
 from attention_jax.reports import plotting
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.run_folder import check_output
+from attention_jax.tasks.translation.attention_view import sentences_view
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.parallel_text import decode_sentences, read_sentences
 from attention_jax.tasks.translation.translate import Search, align, translate, translator_of
 from attention_jax.training.run import load_run
 
 _AT_ONCE = 1024  # sentences that are translated together, then written
+_ON_PAGE = 8  # sentences on the page of --html
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Arguments:
         seed_index: which of the run's seeds translates, from 0.
         heatmap: also draw each decoder layer's cross attention for the first sentence, to this PNG
             file.
+        html: also write a page to explore every attention of the model, for the first eight
+            sentences, to this HTML file.
     """
 
     workdir: Path
@@ -52,9 +57,12 @@ class Arguments:
     average: int = 1
     seed_index: int = 0
     heatmap: Path | None = None
+    html: Path | None = None
 
     def __post_init__(self) -> None:
         check_output(self.out)
+        if self.html is not None:
+            check_page_file(self.html)
         if self.heatmap is not None:
             plotting.check_png(self.heatmap)
 
@@ -66,8 +74,9 @@ def main(arguments: Arguments) -> int:
         sentences = decode_sentences(sys.stdin.buffer.read(), "standard input")
     else:
         sentences = read_sentences(arguments.source)
-    if arguments.heatmap is not None and not any(sentences):
-        raise ValueError("heatmap needs a sentence; got none")
+    for name in ("heatmap", "html"):
+        if getattr(arguments, name) is not None and not any(sentences):
+            raise ValueError(f"{name} needs a sentence; got none")
     done = 0
     try:
         with _written(arguments.out) as out, _progress(len(sentences)) as progress:
@@ -104,6 +113,10 @@ def main(arguments: Arguments) -> int:
             raise ValueError(
                 f"heatmap {arguments.heatmap} cannot be written: {error.strerror}"
             ) from error
+    if arguments.html is not None:
+        on_page = list(filter(None, sentences))[:_ON_PAGE]
+        shown = sentences_view(translator, on_page, arguments.search)
+        print(shown.save(arguments.html), file=sys.stderr)
     return 0
 
 

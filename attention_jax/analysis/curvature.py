@@ -18,6 +18,13 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from attention_jax.analysis.lanczos import (
+    Lanczos,
+    LanczosCarry,
+    LanczosRow,
+    SpectrumEdges,
+    dot,
+)
 from attention_jax.core.arrays import accumulator_dtype, float_array
 from attention_jax.core.checks import check_choice, check_integer, checked_rng
 
@@ -26,15 +33,6 @@ Loss = Callable[[Any], Array]  # params -> float []
 Product = Callable[[Array], Array]  # of a vector [P]
 
 Outer = Literal["forward", "reverse"]
-
-
-class SpectrumEdges(NamedTuple):
-    """The Ritz values of m Lanczos steps; m <= P, the number of parameters."""
-
-    smallest: Array  # [], ritz_values[0]: at least the smallest eigenvalue, up to rounding
-    largest: Array  # [], ritz_values[-1]: at most the largest eigenvalue, up to rounding
-    ritz_values: Array  # [m], ascending
-    residuals: Array  # [m], |H y - ritz_value y|: an eigenvalue lies within this distance
 
 
 class Estimate(NamedTuple):
@@ -124,35 +122,14 @@ def hessian_spectrum_edges(
     """
     iterations = check_integer("iterations", iterations)
     rng = checked_rng(rng, name="rng")
-    point, product, _ = _flattened(loss, params, outer)
-    size, dtype = min(iterations, point.size), point.dtype
-    epsilon = float(jnp.finfo(dtype).eps)
+    point, product, _ = flattened(loss, params, outer)
+    lanczos = Lanczos(min(iterations, point.size), point, rng)
 
-    def random_unit_vector(j: Array | int) -> Array:
-        return _unit(jax.random.normal(jax.random.fold_in(rng, j), point.shape, dtype))
+    def step(carry: LanczosCarry, j: Array) -> tuple[LanczosCarry, LanczosRow]:
+        return lanczos.update(carry, j, product(lanczos.vector(carry, j)))
 
-    def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Any]:
-        basis, scale = carry  # [m, P], zeros from row j + 1 on
-        image = product(basis[j])
-        diagonal = _dot(basis[j], image)
-        remainder = _without(basis, image)
-        beta = jnp.linalg.norm(remainder)
-        scale = jnp.maximum(scale, jnp.linalg.norm(image))
-        # A remainder of this size is rounding, and has no meaningful direction. False for NaN.
-        invariant = beta <= 10 * epsilon * scale
-        vector = jnp.where(invariant, random_unit_vector(j + 1), _unit(remainder))
-        # Orthogonalise twice: the division by a small norm enlarges rounding errors.
-        vector = _unit(_without(basis, _unit(_without(basis, vector))))
-        basis = basis.at[j + 1].set(vector, mode="drop")  # the last step has no next row
-        return (basis, scale), (diagonal, beta, jnp.where(invariant, 0, beta))
-
-    basis = jnp.zeros((size, point.size), dtype).at[0].set(random_unit_vector(0))
-    carry = basis, jnp.zeros((), dtype)
-    _, (diagonal, betas, couplings) = jax.lax.scan(step, carry, jnp.arange(size))
-    off_diagonal = jnp.diag(couplings[:-1], 1)
-    ritz_values, vectors = jnp.linalg.eigh(jnp.diag(diagonal) + off_diagonal + off_diagonal.T)
-    residuals = betas[-1] * jnp.abs(vectors[-1])
-    return SpectrumEdges(ritz_values[0], ritz_values[-1], ritz_values, residuals)
+    _, rows = jax.lax.scan(step, lanczos.start(), jnp.arange(lanczos.size))
+    return lanczos.edges(rows)
 
 
 def hessian_trace(
@@ -187,11 +164,11 @@ def hessian_trace(
     """
     samples = check_integer("samples", samples)
     rng = checked_rng(rng, name="rng")
-    point, product, _ = _flattened(loss, params, outer)
+    point, product, _ = flattened(loss, params, outer)
     zero = jnp.zeros((), point.dtype)
 
     def sample(signs: Array) -> Array:
-        return _dot(signs, product(signs))
+        return dot(signs, product(signs))
 
     return _mean_over_signs(sample, zero, point, rng, samples)
 
@@ -227,7 +204,7 @@ def hessian_diagonal(
     """
     samples = check_integer("samples", samples)
     rng = checked_rng(rng, name="rng")
-    point, product, restore = _flattened(loss, params, outer)
+    point, product, restore = flattened(loss, params, outer)
     zeros = jnp.zeros_like(point)
 
     def sample(signs: Array) -> Array:
@@ -264,7 +241,7 @@ def dense_hessian(
     Source: Pearlmutter 1994, applied to each unit vector.
     """
     max_parameters = check_integer("max_parameters", max_parameters)
-    point, product, _ = _flattened(loss, params, outer)
+    point, product, _ = flattened(loss, params, outer)
     if point.size > max_parameters:
         raise ValueError(
             f"params must hold at most max_parameters={max_parameters} numbers for a dense Hessian;"
@@ -295,7 +272,7 @@ def _product(loss: Loss, params: Any, vector: Any, outer: str) -> Any:
     return jax.vjp(gradient, params)[1](vector)[0]
 
 
-def _flattened(loss: Loss, params: Any, outer: str) -> tuple[Array, Product, Callable]:
+def flattened(loss: Loss, params: Any, outer: str) -> tuple[Array, Product, Callable]:
     """(params as one vector [P], the product with the Hessian at params, [P] -> tree)."""
     params = _checked_params(params)
     check_choice("outer", outer, Outer)
@@ -319,31 +296,30 @@ def _mean_over_signs(
     """
 
     def step(carry: tuple[Array, Array], number: Array) -> tuple[tuple[Array, Array], None]:
-        mean, squares = carry
-        sign_rng = jax.random.fold_in(rng, number)
-        value = sample(jax.random.rademacher(sign_rng, point.shape, point.dtype))
-        difference = value - mean
-        mean = mean + difference / (number + 1).astype(point.dtype)
-        return (mean, squares + difference * (value - mean)), None
+        return with_sample(carry, number, sample(random_signs(point, rng, number))), None
 
-    (mean, squares), _ = jax.lax.scan(step, (zeros, zeros), jnp.arange(samples))
+    carry, _ = jax.lax.scan(step, (zeros, zeros), jnp.arange(samples))
+    return estimate_of(carry, samples)
+
+
+def random_signs(point: Array, rng: Array, number: Array) -> Array:
+    """The sign vector of a sample, like `point`."""
+    return jax.random.rademacher(jax.random.fold_in(rng, number), point.shape, point.dtype)
+
+
+def with_sample(carry: tuple[Array, Array], number: Array, value: Array) -> tuple[Array, Array]:
+    """The mean and the sum of squared deviations with one more sample, the `number`-th from 0."""
+    mean, squares = carry
+    difference = value - mean
+    mean = mean + difference / (number + 1).astype(mean.dtype)
+    return mean, squares + difference * (value - mean)
+
+
+def estimate_of(carry: tuple[Array, Array], samples: int) -> Estimate:
+    mean, squares = carry
     if samples == 1:  # a single sample has no estimate of the variance
         return Estimate(mean, jnp.full_like(mean, jnp.inf))
     return Estimate(mean, jnp.sqrt(squares / (samples * (samples - 1))))
-
-
-def _dot(left: Array, right: Array) -> Array:
-    return jnp.dot(left, right, precision="highest")
-
-
-def _without(basis: Array, vector: Array) -> Array:
-    """`vector` [P] minus its projections on the rows of `basis` [m, P]."""
-    return vector - _dot(_dot(basis, vector), basis)
-
-
-def _unit(vector: Array) -> Array:
-    norm = jnp.linalg.norm(vector)
-    return vector / jnp.where(norm == 0, 1, norm)
 
 
 # --- checks of arguments ---

@@ -9,11 +9,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from attention_jax.analysis import AttentionView, view
 from attention_jax.reports import html_page, plotting
 from attention_jax.training.metrics import mean_and_deviation
 
 JSON = dict[str, Any]
 
+_ATTENTION = "cross attention"
 _STATISTICS = {
     "entropy": "entropy (nats)",
     "saturation": "saturated rows (share)",
@@ -66,20 +68,22 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
         " each attention against the training step. A row is saturated if one weight exceeds 0.99.",
     )
     yield html_page.heading("Attention weights, and the gradient in their logits")
-    for run in runs:
-        for example in run["examples"][str(run["step"])]:
-            yield html_page.figure(example_heatmaps(run, example), _example_caption(run, example))
+    yield html_page.frame(examples_view(runs).to_frame(), _examples_caption(runs))
     yield from _scale_parts(runs)
     yield from _curvature_parts(runs)
 
 
-def _example_caption(run: JSON, example: str) -> str:
-    caption = f"{run['label']}: cross-attention weights of {example!r}"
-    if run["examples"][str(run["step"])][example]["dlogits"] is not None:
-        caption += " and the loss's gradient in their logits"
-    caption += ", before training and after, of the first seed; means over heads, if there are any."
-    if run["examples"][str(run["step"])][example]["dlogits"] is not None:
-        caption += " Red: the loss wants this logit lower; blue: higher."
+def _examples_caption(runs: Sequence[JSON]) -> str:
+    caption = (
+        "Cross-attention weights of the examples, before training and after, of the first seed;"
+        " means over heads, if there are any."
+    )
+    tables = [table for run in runs for table in run["examples"][str(run["step"])].values()]
+    if any(table["dlogits"] is not None for table in tables):
+        caption += (
+            " The gradient is that of the loss in the logits. Red: the loss wants this logit lower;"
+            " blue: higher."
+        )
     return caption
 
 
@@ -130,31 +134,31 @@ def statistics_by_step(runs: Sequence[JSON]) -> Figure:
     return _finished(figure, axes, runs, None, columns=columns)
 
 
-def example_heatmaps(run: JSON, example: str) -> Figure:
-    """Weights and gradients of an example at step 0 and at the newest step."""
-    looks = [(step, run["examples"][step][example]) for step in ("0", str(run["step"]))]
-    rows, columns = len(looks[0][1]["row_labels"]), len(looks[0][1]["column_labels"])
-    if columns <= 10:  # a word
-        figure, axes = plotting.new_figure(12, 3.1, columns=4)
-    else:  # a sentence: 0.25 inches for each subword, and room for labels
-        longest = 0.1 * max(map(len, looks[0][1]["column_labels"]))
-        size = 2 * (0.25 * columns + 2), 2 * (0.25 * rows + 1.2 + longest)
-        figure, axes = plotting.new_figure(*size, rows=2, columns=2)
-    for pair, (step, table) in zip((axes[:2], axes[2:]), looks, strict=True):
+def examples_view(runs: Sequence[JSON]) -> AttentionView:
+    """The weights and gradients of all examples: runs side by side, step 0 and the newest step."""
+
+    def of_table(table: JSON) -> AttentionView:
+        pairs = {
+            name: np.array(table[name], float)
+            for name in ("weights", "dlogits")
+            if table[name] is not None
+        }
         labels = (table["row_labels"], table["column_labels"])
-        image = plotting.draw_weights(pair[0], np.array(table["weights"]), *labels)
-        figure.colorbar(image, ax=pair[0], shrink=0.75)
-        pair[0].set_title(f"step {step}: weights")
-        if table["dlogits"] is None:
-            pair[1].remove()
-            continue
-        image = plotting.draw_gradients(pair[1], np.array(table["dlogits"]), *labels)
-        figure.colorbar(image, ax=pair[1], shrink=0.75)
-        pair[1].set_title(f"step {step}: d loss / d logits")
-    axes[0].set_ylabel("predicted token (query)")
-    for ax in axes:
-        ax.set_xlabel("source token (key)")
-    return figure
+        title = "Cross attention: queries are predicted tokens, keys are source tokens"
+        return view({_ATTENTION: pairs}, {_ATTENTION: labels}, example=(), title=title)
+
+    def of_run(run: JSON) -> AttentionView:
+        steps = {"before training": "0", "after training": str(run["step"])}
+        return AttentionView.step_by_step(
+            {
+                name: AttentionView.by_example(
+                    {example: of_table(table) for example, table in run["examples"][step].items()}
+                )
+                for name, step in steps.items()
+            }
+        )
+
+    return AttentionView.side_by_side({run["label"]: of_run(run) for run in runs})
 
 
 def _scale_parts(runs: Sequence[JSON]) -> Iterator[str]:

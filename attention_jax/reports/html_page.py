@@ -1,4 +1,7 @@
-"""A self-contained HTML page of headings, paragraphs, tables and figures: one file, no script."""
+"""A self-contained HTML page of headings, paragraphs, tables and figures: one file.
+
+It has no script of its own. A page that needs one is a part of it in a frame.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +75,16 @@ def image(png: bytes, caption: str) -> str:
         f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
         f"<figcaption>{text}</figcaption></figure>"
     )
+
+
+def frame(element: str, caption: str) -> str:
+    """Another page in the page.
+
+    Args:
+        element: its `iframe`, which is HTML already.
+        caption: plain text.
+    """
+    return f"<figure>{element}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 
 def _cell(text: str) -> str:

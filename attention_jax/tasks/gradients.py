@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import functools
 import re
@@ -15,13 +16,12 @@ import numpy as np
 
 from attention_jax.analysis import (
     capture_gradients,
-    hessian_spectrum_edges,
-    hessian_trace,
     learning_statistics,
     logit_scale_sweep,
     logit_variance,
 )
 from attention_jax.analysis.attention_names import computation_order
+from attention_jax.analysis.edges_and_trace import spectrum_edges_and_trace
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks import task_of
@@ -111,8 +111,33 @@ def analyze_run(
     # In NumPy, so that JAX compiles each program once for initial and for restored states.
     loaded = {step: jax.device_get(load()) for step, load in run.states.items()}
     newest, label = max(loaded), config.label
-    progress(f"{label}: gradients by step")
-    by_step = _by_step(workdir, config, examples.task, loaded)
+    looks = {str(step): loaded[step] for step in (0, newest)}
+
+    def examples_of_steps() -> JSON:
+        look = jax.jit(functools.partial(_of_examples, run))
+        return {step: _example_tables(examples, look(state)) for step, state in looks.items()}
+
+    def sweep_of_steps() -> JSON:
+        sweep = jax.jit(jax.vmap(functools.partial(_scale_sweep, run)))
+        return {step: _rounded(sweep(state.params)) for step, state in looks.items()}
+
+    def curvature_of_steps() -> JSON:
+        curvature = jax.jit(functools.partial(_curvature, run, analysis))
+        return {step: _rounded(curvature(state.params)) for step, state in looks.items()}
+
+    parts: dict[str, Callable[[], JSON]] = {
+        "gradients by step": functools.partial(_by_step, workdir, config, examples.task, loaded),
+        f"weights and gradients of {', '.join(examples.labels)}": examples_of_steps,
+        "scales of the logits": sweep_of_steps,
+    }
+    if analysis.iterations:
+        parts["curvature of the loss"] = curvature_of_steps
+    for part in parts:
+        progress(f"{label}: {part}")
+    # Nearly all the time is compiling, which XLA does beside Python.
+    with concurrent.futures.ThreadPoolExecutor(len(parts)) as threads:
+        futures = [threads.submit(compute) for compute in parts.values()]
+        by_step, example_tables, sweeps, *curvature = (future.result() for future in futures)
     attentions = [name.rpartition("/")[0] for name in by_step if name.endswith("/entropy")]
     numbers: JSON = {
         "label": label,
@@ -122,25 +147,11 @@ def analyze_run(
         "by_step": by_step,
         "gradient_norms": _norms_by_group(by_step),
         "attentions": sorted(attentions, key=computation_order),
+        "examples": example_tables,
+        "scale_sweep": {"scales": _rounded(_SCALES), **sweeps},
     }
-    looks = {str(step): loaded[step] for step in (0, newest)}
-    progress(f"{label}: weights and gradients of {', '.join(examples.labels)}")
-    look = jax.jit(functools.partial(_of_examples, run))
-    numbers["examples"] = {
-        step: _example_tables(examples, look(state)) for step, state in looks.items()
-    }
-    progress(f"{label}: scales of the logits")
-    sweep = jax.jit(jax.vmap(functools.partial(_scale_sweep, run)))
-    numbers["scale_sweep"] = {
-        "scales": _rounded(_SCALES),
-        **{step: _rounded(sweep(state.params)) for step, state in looks.items()},
-    }
-    if analysis.iterations:
-        progress(f"{label}: curvature of the loss")
-        curvature = jax.jit(functools.partial(_curvature, run, analysis))
-        numbers["curvature"] = {
-            step: _rounded(curvature(state.params)) for step, state in looks.items()
-        }
+    if curvature:
+        (numbers["curvature"],) = curvature
     return numbers
 
 
@@ -241,10 +252,13 @@ def _curvature(run: Run, analysis: GradientAnalysis, params: Any) -> dict[str, A
             loss: Array = run.loss(params, run.examples.batch, jax.random.key(0))[0]
             return loss
 
-        edges = hessian_spectrum_edges(
-            of_params, params, rngs[0], iterations=analysis.iterations, outer="forward"
+        edges, trace = spectrum_edges_and_trace(
+            of_params,
+            params,
+            (rngs[0], rngs[1]),
+            iterations=analysis.iterations,
+            samples=analysis.samples,
         )
-        trace = hessian_trace(of_params, params, rngs[1], samples=analysis.samples)
         return {
             "largest": edges.largest,
             "largest_error": edges.residuals[-1],

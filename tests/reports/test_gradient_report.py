@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from unittest import mock
 
 import jax
@@ -14,6 +15,7 @@ from stand_in_training import scaled_at_each_step
 
 from attention_jax.analysis import capture
 from attention_jax.analysis.attention_names import computation_order
+from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import gradient_report
@@ -137,9 +139,26 @@ def page(run, other):
 def test_the_page_has_every_figure_with_words_for_it(page):
     assert page.open == []
     images = page.attributes("img")
-    assert len(images) == 2 + (2 + 1) + 1 + 1  # two words of one run, one of the other
+    assert len(images) == 2 + 1 + 1
     assert all(len(image["alt"]) > 40 for image in images)
     assert "analyze --it" in page.text
+
+
+def test_the_matrices_of_the_page_can_be_explored(page, run, other):
+    (frame,) = page.attributes("iframe")
+    (data,) = re.findall(r'id="data">(.*?)</script>', frame["srcdoc"])
+    captures = json.loads(data)["captures"]
+    assert [(c["panel"], c["step"], c["example"]) for c in captures] == [
+        (f"general ({each['workdir']})", step, word)
+        for each, words in ((run, ("ab", "xyz")), (other, ("ab",)))
+        for step in ("before training", "after training")
+        for word in words
+    ]
+    (attention,) = captures[3]["attentions"]
+    assert attention["query_tokens"] == ["z", "y", "x", "EOS"]
+    for name in ("weights", "dlogits"):
+        shown = decoded_numbers(attention["arrays"][name])[0]
+        np.testing.assert_allclose(shown, run["examples"]["6"]["xyz"][name], rtol=1e-6)
 
 
 def test_runs_that_would_be_called_the_same_are_told_apart(page, run, other):
@@ -183,7 +202,8 @@ def test_the_script_writes_page_and_numbers(other, workdir, tmp_path, monkeypatc
     assert [one["label"] for one in numbers["runs"]] == ["general"]
     assert out.read_text().startswith("<!doctype html>")
     page = Reader(out.read_text())
-    assert len(page.attributes("img")) == 2 + 1
+    assert len(page.attributes("img")) == 2
+    assert len(page.attributes("iframe")) == 1
     assert "None of these attentions has a softmax" in page.text
 
 

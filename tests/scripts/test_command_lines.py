@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import re
 import shutil
 import sys
 
@@ -11,12 +12,14 @@ import pytest
 from command_line import run_command
 from command_lines import call, load
 
+from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.evaluation import reverse
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
-from attention_jax.training.run import train_run
+from attention_jax.training.run import load_run, train_run
 from experiments.experiment import conduct
 
 evaluate_script = load("scripts/evaluate.py")
@@ -75,6 +78,35 @@ def test_reverse_prints_an_answer_a_word_and_draws(workdir, tmp_path, monkeypatc
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def captures_of(page):
+    (data,) = re.findall(r'id="data">(.*?)</script>', page.read_text())
+    return json.loads(data)["captures"]
+
+
+def test_reverse_writes_a_page_of_runs_side_by_side(workdir, tmp_path, monkeypatch, capsys):
+    page, figure = tmp_path / "page.html", tmp_path / "figure.png"
+    words = ["hello", "abc", "--workdir", workdir, "--figure", figure]
+    options = ["--html", page, "--all-steps", "--compare", workdir]
+    assert call(reverse_script, *words, *options, monkeypatch=monkeypatch) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == str(page)
+    captures = captures_of(page)
+    assert [(c["panel"], c["step"], c["example"]) for c in captures] == [
+        (panel, step, word)
+        for panel in ("general", f"general ({workdir})")
+        for step in ("0", "2", "4")
+        for word in ("hello", "abc")
+    ]
+    (cross,) = captures[-1]["attentions"]  # the model has no other
+    trained = load_run(REVERSAL, workdir)
+    answer = reverse(trained, ["hello", "abc"])[1]
+    assert cross["key_tokens"] == ["a", "b", "c"]
+    assert cross["query_tokens"] == [*answer.answer, "EOS"]
+    rows = len(answer.row_labels)
+    weights = decoded_numbers(cross["arrays"]["weights"])[0]
+    np.testing.assert_allclose(weights[:rows], answer.weights, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
@@ -93,6 +125,9 @@ def test_reverse_prints_an_answer_a_word_and_draws(workdir, tmp_path, monkeypatc
         ),
         (reverse_script, ["--workdir", "nowhere", "a"], "nowhere has no config.json"),
         (reverse_script, ["--workdir", "RUN", "a", "--figure", "a.jpg"], "ends in .png; got a.jpg"),
+        (reverse_script, ["--workdir", "RUN", "a", "--html", "a.htm"], "ends in .html; got a.htm"),
+        (reverse_script, ["--workdir", "RUN", "a", "--html", "no/a.html"], "folder that exists"),
+        (reverse_script, ["--workdir", "RUN", "a", "--all-steps"], "belong to a page, html"),
         (evaluate_script, ["--workdir", "RUN", "--seed", "-1"], "seed must be from 0"),
         (evaluate_script, ["--workdir", "RUN", "--out", "RUN"], "out must be a file in a folder"),
         (comparison, ["--scores", "dot", "sclaed"], "did you mean 'scaled'?"),

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from translation_cases import VOCABULARY_SIZE, lines_of, write_text
 
+from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal.task import ReversalConfig
@@ -26,6 +27,7 @@ from attention_jax.tasks.translation.evaluation import score_translations
 from attention_jax.tasks.translation.task import optimizer, translation_task
 from attention_jax.tasks.translation.translate import (
     Search,
+    align,
     longest_answer,
     translate,
     translator_of,
@@ -205,6 +207,24 @@ def test_files_to_files(trained, script):
     assert found == [*translate(translator, lines_of("train", "de"), search), ""]
 
 
+def test_a_page_of_the_first_sentences(trained, script):
+    folder, _ = trained
+    arguments = ["--workdir", "run", "--beams", "1", "--html", "page.html"]
+    status, out, err = script(folder, "translate", *arguments, stdin=b"\nJa .\nNein .\n")
+    assert (status, out.count("\n"), err) == (0, 3, "page.html\n")
+    (data,) = re.findall(r'id="data">(.*?)</script>', (folder / "page.html").read_text())
+    (folder / "page.html").unlink()
+    captures = json.loads(data)["captures"]
+    assert [capture["example"] for capture in captures] == ["1: Ja .", "2: Nein ."]
+    translator = translator_of(load_run(TRANSLATION, folder / "run"))
+    (cross,) = captures[1]["attentions"]
+    found = align(translator, "Nein .")
+    assert cross["key_tokens"] == found.source_labels
+    assert cross["query_tokens"] == found.target_labels
+    weights = decoded_numbers(cross["arrays"]["weights"])
+    np.testing.assert_allclose(weights, found.weights, atol=1e-5)  # one head, one layer
+
+
 def test_nothing_in_nothing_out(trained, script):
     assert script(trained[0], "translate", "--workdir", "run") == (0, "", "")
 
@@ -322,6 +342,8 @@ def no_file(name):
         ([*TRANSLATE, "--beams", "0"], "beams must be at least 1; got 0"),
         ([*TRANSLATE, "--length-penalty", "-1"], "length_penalty must be at least 0; got -1"),
         ([*TRANSLATE, "--heatmap", "a.jpg"], "must be a file that ends in .png; got a.jpg"),
+        ([*TRANSLATE, "--html", "a.htm"], "must be a file that ends in .html; got a.htm"),
+        ([*TRANSLATE, "--html", "no/a.html"], "html must be a file in a folder that exists"),
         (["translate", "--workdir", "run", "--out", "no/new"], "out must be a file in a folder"),
         (["reverse", "hello", "--workdir", "run"], "config.json is not that of a reversal run"),
         ([*EVALUATE, "--lengths", "3"], "--lengths"),

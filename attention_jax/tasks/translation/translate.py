@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.translation.batches import padded_sources
+from attention_jax.tasks.translation.batches import Ids, padded_sources
 from attention_jax.tasks.translation.task import TranslationConfig, Vocabularies, bind
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.run import TrainedRun
@@ -126,17 +126,29 @@ def align(translator: Translator, sentence: str, search: Search = GREEDY) -> Ali
         ValueError: the sentence has no text.
     """
     source, target = translator.vocabularies
-    (ids,) = source.encode([sentence])
+    row, answer = translated_ids(translator, sentence, search)
+    (text,) = target.decode([answer])
+    weights = weights_of(translator, row, answer)
+    return Aligned(text, source.labels(row), target.labels(answer), weights)
+
+
+def translated_ids(
+    translator: Translator, sentence: str, search: Search = GREEDY
+) -> tuple[Ids, Ids]:
+    """The ids of one sentence and of its translation, each up to EOS if it has one.
+
+    Raises:
+        ValueError: the sentence has no text.
+    """
+    (ids,) = translator.vocabularies.source.encode([sentence])
     if not ids:
         raise ValueError("sentence must have text; got none")
     row = [*ids, EOS]
-    arrays = padded_sources([row], 1, len(row))
+    width = -(-len(row) // _WIDTH) * _WIDTH
+    arrays = padded_sources([row], 1, width)
     tokens = np.asarray(_decode(translator.config, search, translator.params, *arrays))[0]
-    (text,) = target.decode([tokens.tolist()])
     answer = tokens.tolist()
-    answer = answer[: answer.index(EOS) + 1] if EOS in answer else answer
-    weights = weights_of(translator, row, answer)
-    return Aligned(text, source.labels(row), target.labels(answer), weights)
+    return row, answer[: answer.index(EOS) + 1] if EOS in answer else answer
 
 
 def weights_of(translator: Translator, source: Sequence[int], target: Sequence[int]) -> np.ndarray:
