@@ -19,6 +19,9 @@ def test_it_is_committed_as_it_ran():
     assert all(output.get("name") != "stderr" for output in outputs)
     figures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(figures) == 3
+    pages = [output for output in outputs if "text/html" in output.get("data", {})]
+    assert len(pages) == 1
+    assert "".join(pages[0]["data"]["text/html"]).startswith("<iframe ")
     assert NOTEBOOK.stat().st_size < 300_000
 
 

@@ -127,12 +127,14 @@ const rgb = (text) => text.split(" ").map((color) =>
   [0, 2, 4].map((start) => parseInt(color.slice(start, start + 2), 16)));
 const VIRIDIS = rgb("440154 48186a 472d7b 424086 3b528b 33638d 2c728e 26828e 21918c 1fa088 28ae80"
   + " 3fbc73 5ec962 84d44b addc30 d8e219 fde725");
-const DIVERGING = rgb("053061 2065ab 4393c3 90c4dd d1e5f0 f7f6f6 fddbc7 f3a481 d6604d b1182b 67001f");
+const DIVERGING = rgb("053061 2065ab 4393c3 90c4dd d1e5f0 f7f6f6 fddbc7 f3a481 d6604d b1182b"
+  + " 67001f");
 
 function colorAt(quantity, share) {
   const stops = quantity === "dlogits" ? DIVERGING : VIRIDIS;
   const place = share * (stops.length - 1), below = Math.min(Math.floor(place), stops.length - 2);
-  return stops[below].map((low, c) => Math.round(low + (place - below) * (stops[below + 1][c] - low)));
+  return stops[below].map((low, channel) =>
+    Math.round(low + (place - below) * (stops[below + 1][channel] - low)));
 }
 
 const themed = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -141,7 +143,7 @@ function formatted(number) {
   if (Number.isNaN(number)) return "NaN";
   if (!Number.isFinite(number)) return number > 0 ? "∞" : "−∞";
   const size = Math.abs(number);
-  const text = size === 0 ? "0" : size >= 0.0001 && size < 100000
+  const text = size === 0 ? "0" : size >= 0.001 && size < 100000
     ? String(Number(number.toPrecision(4))) : number.toExponential(3);
   return text.replaceAll("-", "−");
 }
@@ -180,7 +182,7 @@ function pixels(table, hatched) {
   canvas.width = columns;
   canvas.height = rows;
   const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
-  const greys = rgb([themed("--masked"), themed("--hatch")].map((color) => color.slice(1)).join(" "));
+  const greys = rgb(`${themed("--masked").slice(1)} ${themed("--hatch").slice(1)}`);
   const colors = Array.from({ length: 256 }, (_, n) => colorAt(table.quantity, n / 255));
   const broken = [255, 0, 255];  // NaN
   for (let i = 0, place = 0; i < rows; i++) {
@@ -254,6 +256,13 @@ const state = {
   pinned: false,
 };
 
+const otherSide = (side) => (side === "queries" ? "keys" : "queries");
+
+// The query and the key of a focus; null for the one that it does not have.
+function pairOf({ side, index, other }) {
+  return side === "queries" ? [index, other] : [other, index];
+}
+
 const same = (first, second) => JSON.stringify(first) === JSON.stringify(second);
 
 function setFocus(focus) {
@@ -322,7 +331,6 @@ class Panel {
     this.drawGrid(attentions);
     this.lines.draw();
     this.matrix.draw();
-    this.bars.draw();
     this.showFocus();
   }
 
@@ -387,9 +395,9 @@ class Panel {
   get focus() {
     if (!this.table || !state.focus) return null;
     const { side, index, other } = state.focus;
-    const otherSide = side === "queries" ? "keys" : "queries";
     if (index >= this.table[side].length) return null;
-    return { side, index, other: other !== null && other < this.table[otherSide].length ? other : null };
+    const exists = other !== null && other < this.table[otherSide(side)].length;
+    return { side, index, other: exists ? other : null };
   }
 
   showFocus() {
@@ -403,11 +411,14 @@ class Panel {
   showReadout() {
     const { table, focus } = this;
     if (!table) return;
-    const called = (side, index) => `${visible(table[side][index])} (${side === "queries" ? "query" : "key"} ${index})`;
-    let text = `${this.attention.name}, head ${state.head}: ${QUANTITIES[table.quantity].label}`;
+    const called = (side, index) =>
+      `${visible(table[side][index])} (${side === "queries" ? "query" : "key"} ${index})`;
+    const { label, name } = QUANTITIES[table.quantity];
+    const head = table.quantity === "rollout" ? "all heads" : `head ${state.head}`;
+    let text = `${this.attention.name}, ${head}: ${label}`;
     if (focus && focus.other !== null) {
-      const [i, j] = focus.side === "queries" ? [focus.index, focus.other] : [focus.other, focus.index];
-      const number = table.masked(i, j) ? "masked" : `${QUANTITIES[table.quantity].name} ${formatted(table.at(i, j))}`;
+      const [i, j] = pairOf(focus);
+      const number = table.masked(i, j) ? "masked" : `${name} ${formatted(table.at(i, j))}`;
       text = `${called("queries", i)} → ${called("keys", j)}: ${number}`;
     } else if (focus) {
       text = focus.side === "queries" ? `What ${called("queries", focus.index)} attends to`
@@ -438,7 +449,7 @@ function step(panel, [down, right], inMatrix) {
   const focus = panel.focus;
   if (inMatrix) {
     const start = focus || { side: "queries", index: 0, other: null };
-    const [i, j] = start.side === "queries" ? [start.index, start.other] : [start.other, start.index];
+    const [i, j] = pairOf(start);
     const first = i === null || j === null;
     setFocus({
       side: "queries",
@@ -541,7 +552,8 @@ class Lines {
     if (!this.panel.table) return null;
     const side = event.clientX - box.left < box.width / 2 ? "queries" : "keys";
     const index = Math.floor((event.clientY - box.top) / this.step);
-    return index >= 0 && index < this.panel.table[side].length ? { side, index, other: null } : null;
+    const exists = index >= 0 && index < this.panel.table[side].length;
+    return exists ? { side, index, other: null } : null;
   }
 
   showFocus() {
@@ -549,7 +561,7 @@ class Lines {
     const pairs = focus ? this.pairsOf(focus) : this.strongest();
     const shown = { queries: [], keys: [] };
     if (focus) {
-      const other = focus.side === "queries" ? "keys" : "queries";
+      const other = otherSide(focus.side);
       shown[focus.side].push(focus.index);
       if (focus.other !== null) shown[other].push(focus.other);
       const ends = pairs.filter((pair) => pair[2] > 0.02).sort((a, b) => b[2] - a[2]);
@@ -587,12 +599,12 @@ class Lines {
       }
     }
     if (!focus) return;
-    const other = focus.side === "queries" ? "keys" : "queries";
+    const other = otherSide(focus.side);
     this.labels[focus.side].get(focus.index)?.classList.add("focus");
     for (const [i, j, strength] of pairs) {
       const label = this.labels[other].get(other === "keys" ? j : i);
-      const percent = Math.round(45 * strength);
-      if (label) label.style.background = `color-mix(in srgb, var(--line) ${percent}%, transparent)`;
+      const share = `${Math.round(45 * strength)}%`;
+      if (label) label.style.background = `color-mix(in srgb, var(--line) ${share}, transparent)`;
     }
     if (focus.other !== null) this.labels[other].get(focus.other)?.classList.add("focus");
   }
@@ -690,8 +702,9 @@ class Matrix {
   // The shown token, and others where they leave room.
   apart(shown, count) {
     const every = Math.ceil(15 / this.cell);
-    const others = [...Array(count).keys()].filter((index) => index % every === 0);
-    return [...shown, ...others.filter((index) => shown.every((one) => Math.abs(one - index) >= every))];
+    const others = [...Array(count).keys()].filter((index) => index % every === 0
+      && shown.every((other) => Math.abs(other - index) >= every));
+    return [...shown, ...others];
   }
 
   label(shown) {
@@ -728,11 +741,8 @@ class Matrix {
   showFocus() {
     const { focus, table } = this.panel;
     const width = this.cell * table.keys.length, height = this.cell * table.queries.length;
-    const pair = { queries: null, keys: null };
-    if (focus) {
-      pair[focus.side] = focus.index;
-      pair[focus.side === "queries" ? "keys" : "queries"] = focus.other;
-    }
+    const [i, j] = focus ? pairOf(focus) : [null, null];
+    const pair = { queries: i, keys: j };
     const present = (index) => (index === null ? [] : [index]);
     this.label({ queries: present(pair.queries), keys: present(pair.keys) });
     for (const side of ["queries", "keys"]) {
@@ -761,8 +771,6 @@ class Bars {
     this.rows = [];
   }
 
-  draw() {}
-
   // The entries of the row or column in focus: [index, token, number or null if masked].
   entries(focus) {
     const { table } = this.panel;
@@ -784,10 +792,10 @@ class Bars {
     this.root.setAttribute("aria-label", this.title.textContent);
     const entries = this.entries(focus);
     if (state.sorted) entries.sort((a, b) => Math.abs(b[2] ?? 0) - Math.abs(a[2] ?? 0));
-    const marked = !this.panel.focus ? null
-      : !table.perQuery ? focus.other : focus.side === "queries" ? focus.index : focus.other;
+    const marked = !this.panel.focus ? null : table.perQuery ? pairOf(focus)[0] : focus.other;
     const finite = entries.map((entry) => entry[2]).filter((number) => Number.isFinite(number));
-    const low = Math.min(0, table.range[0], ...finite), high = Math.max(0, table.range[1], ...finite);
+    const low = Math.min(0, table.range[0], ...finite);
+    const high = Math.max(0, table.range[1], ...finite);
     while (this.rows.length < entries.length) this.rows.push(this.newRow());
     this.rows.forEach((row, n) => {
       row.root.hidden = n >= entries.length;
@@ -799,10 +807,10 @@ class Bars {
 
   // Scrolls the rows and not the page.
   scrollTo(index) {
-    const row = this.rows[index].root;
-    const top = row.offsetTop - this.root.offsetTop;
-    if (top < this.root.scrollTop || top + row.offsetHeight > this.root.scrollTop + this.root.clientHeight) {
-      this.root.scrollTop = top - this.root.clientHeight / 2;
+    const row = this.rows[index].root, { scrollTop, clientHeight } = this.root;
+    const top = row.offsetTop - this.root.offsetTop, bottom = top + row.offsetHeight;
+    if (top < scrollTop || bottom > scrollTop + clientHeight) {
+      this.root.scrollTop = top - clientHeight / 2;
     }
   }
 

@@ -17,7 +17,7 @@ JSON = dict[str, Any]
 _HEIGHT = 720  # of a notebook's frame, in pixels
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class AttentionView:
     """A page on which one looks at attention; a notebook shows it by itself.
 
@@ -101,6 +101,9 @@ class AttentionView:
         with writing("page", path):
             write_text(path, self.to_html())
         return path
+
+    def __repr__(self) -> str:
+        return f"AttentionView({self.data['title']!r}, {len(self.data['captures'])} captures)"
 
     def _repr_html_(self) -> str:
         return page.frame(self.data, _HEIGHT)
