@@ -136,7 +136,7 @@ def test_a_token_under_the_pointer_shows_its_row_in_both_panels(opened):
     opened.hover(opened.token("keys", 6, panel=1))
     column = expected("dot", "7", "weights")[0, :, 6]
     np.testing.assert_allclose(opened.numbers(), column, rtol=1e-3)
-    assert opened.readout() == "What attends to ▁g (key 6)"
+    assert opened.readout() == "What attends to _g (key 6)"
     assert [token for _, token, _ in opened.bars()] == TARGET
 
 

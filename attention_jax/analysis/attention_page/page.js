@@ -148,10 +148,11 @@ function formatted(number) {
   return text.replaceAll("-", "−");
 }
 
-// White space that would leave no trace, made visible.
+// White space that would leave no trace, made visible. The mark of sentencepiece where a word begins
+// is as wide as a letter, and in a rotated label it would look like a line.
 function visible(token) {
   if (token === "") return "(empty)";
-  const marked = token.replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+  const marked = token.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll("▁", "_");
   return marked.trim() === "" ? marked.replaceAll(" ", "␣") : marked;
 }
 
