@@ -30,10 +30,14 @@ def start_browser(folder):
 def requested_addresses(browser):
     """The addresses that pages have asked for since the last call, the browser's own left out."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    addresses = [
-        message["params"]["request"]["url"]
+    requests = [
+        message["params"]
         for message in messages
         if message["method"] == "Network.requestWillBeSent"
     ]
-    # Its new tab loads parts of the browser itself, which have addresses such as chrome://theme.
-    return [address for address in addresses if not address.startswith("chrome")]
+    # The browser's new tab loads parts of the browser itself, for a document chrome://new-tab-page.
+    return [
+        request["request"]["url"]
+        for request in requests
+        if not request["documentURL"].startswith("chrome")
+    ]

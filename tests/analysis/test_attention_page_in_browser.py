@@ -276,6 +276,29 @@ def test_a_tap_pins(opened):
     assert opened.readout().endswith("pinned")
 
 
+def test_512_tokens_stay_usable(browser, tmp_path):
+    weights = np.random.default_rng(3).dirichlet(np.full(512, 0.01), size=(1, 512))
+    page = view({"a": {"weights": weights}}, [f"t{index}" for index in range(512)], example=())
+    browser.get_log("browser")
+    browser.get(page.save(tmp_path / "page.html").as_uri())
+    opened = Opened(browser)
+    strongest = int(np.argmax(weights[0, 300]))
+    script = """
+        const start = performance.now();
+        for (let query = 291; query <= 300; query++) {
+          setFocus({side: "queries", index: query, other: null});
+        }
+        return (performance.now() - start) / 10;
+    """
+    assert browser.execute_script(script) < 1000  # milliseconds; 30 on an idle core
+    np.testing.assert_allclose(opened.numbers(), weights[0, 300], rtol=1e-3, atol=1e-7)
+    assert opened.token("keys", strongest).text == f"t{strongest}"
+    labels = opened.all(".lines .keys .token")
+    tops = sorted(label.rect["y"] for label in labels)
+    assert np.all(np.diff(tops) > 10)  # no two labels cover each other
+    assert browser.get_log("browser") == []
+
+
 def test_a_notebooks_frame_runs_alone(browser, tmp_path):
     page = tmp_path / "notebook.html"
     page.write_text(f"<!doctype html><title>x</title>{whole_page()._repr_html_()}", "utf-8")
