@@ -10,6 +10,7 @@ from attention_jax.tasks.attention_views import Reading, viewer
 from attention_jax.tasks.translation.task import bind
 from attention_jax.tasks.translation.translate import (
     GREEDY,
+    WIDTH,
     Search,
     Translator,
     translated_ids,
@@ -32,7 +33,7 @@ def sentences_view(
     vocabularies = translator.vocabularies
     readings = {}
     for number, sentence in enumerate(sentences, start=1):
-        source, answer = translated_ids(translator, sentence, search)
+        source, answer = translated_ids(translator, sentence, search, multiple=WIDTH)
         readings[f"{number}: {sentence}"] = Reading(
             source,
             answer,

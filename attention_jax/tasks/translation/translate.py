@@ -21,7 +21,8 @@ from attention_jax.training.run import TrainedRun
 Array = jax.Array
 Params = Any
 
-_WIDTH = 8  # sources are padded to a multiple of this, to compile for few shapes
+# Sources of several sentences are padded to a multiple of this, to compile for few shapes.
+WIDTH = 8
 _BATCH_TOKENS = 2048  # source tokens of a batch, padding included, times beams
 
 
@@ -104,7 +105,7 @@ def translate(
     """
     rows = [[*ids, EOS] for ids in translator.vocabularies.source.encode(sentences)]
     answers: list[list[int]] = [[] for _ in rows]
-    width_of = [-(-len(row) // _WIDTH) * _WIDTH for row in rows]
+    width_of = [-(-len(row) // WIDTH) * WIDTH for row in rows]
     for width in sorted(set(width_of)):
         members = [index for index, row_width in enumerate(width_of) if row_width == width]
         size = max(1, _BATCH_TOKENS // (width * search.beams))
@@ -133,9 +134,16 @@ def align(translator: Translator, sentence: str, search: Search = GREEDY) -> Ali
 
 
 def translated_ids(
-    translator: Translator, sentence: str, search: Search = GREEDY
+    translator: Translator, sentence: str, search: Search = GREEDY, *, multiple: int = 1
 ) -> tuple[Ids, Ids]:
     """The ids of one sentence and of its translation, each up to EOS if it has one.
+
+    Args:
+        translator: the model.
+        sentence: in the source language.
+        search: settings of the search.
+        multiple: the source is padded to a multiple of this, to compile for few shapes; the
+            longest answer grows with it.
 
     Raises:
         ValueError: the sentence has no text.
@@ -144,7 +152,7 @@ def translated_ids(
     if not ids:
         raise ValueError("sentence must have text; got none")
     row = [*ids, EOS]
-    width = -(-len(row) // _WIDTH) * _WIDTH
+    width = -(-len(row) // multiple) * multiple
     arrays = padded_sources([row], 1, width)
     tokens = np.asarray(_decode(translator.config, search, translator.params, *arrays))[0]
     answer = tokens.tolist()
