@@ -56,7 +56,7 @@ def main(arguments: Arguments) -> None:
         if not right and not config.min_length <= len(answer.word) <= config.max_length:
             note += f", trained on lengths {config.min_length}-{config.max_length}"
         print(f"{answer.word} -> {answer.answer}{note}")
-        panels[answer.word] = (np.asarray(answer.weights), answer.row_labels, list(answer.word))
+        panels[answer.word] = (np.asarray(answer.weights), answer.row_labels, answer.column_labels)
     figure = plotting.weight_heatmaps(panels, **LETTER_AXES)
     path = arguments.figure or arguments.workdir / "figures" / "reverse.png"
     try:

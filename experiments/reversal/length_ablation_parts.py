@@ -82,7 +82,7 @@ PARTS: dict[str, dict[str, dict[str, Any]]] = {
         "none": {},
         "the decoder's self attention": {"decoder_self_attention": True},
         "that and an encoder": {"decoder_self_attention": True, "encoder_layers": 1},
-        "the same, this library's defaults": {
+        "that, and positions from the start": {
             "decoder_self_attention": True, "encoder_layers": 1, **_PLAIN,
         },
     },

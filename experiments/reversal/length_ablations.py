@@ -134,7 +134,7 @@ def plot(numbers: JSON) -> dict[str, Figure]:
 
 
 WHERE, SEEN, ENTERS, SCALED, ADDITIVE, OTHER = PARTS
-FAIL = ((WHERE, "its start"), (ENTERS, "none"), (OTHER, "the same, this library's defaults"))
+FAIL = ((WHERE, "its start"), (ENTERS, "none"), (OTHER, "that, and positions from the start"))
 COSTLY = (
     (SEEN, "0, 1, 2, ..."), (ENTERS, "sinusoidal, 2017's"),
     (SCALED, "as they are"), (ADDITIVE, "as they are"),

@@ -1,4 +1,4 @@
-"""Figures of length_generalization.py and length_ablations.py."""
+"""Figures of accuracy against length, for the experiments beyond the lengths of training."""
 
 from __future__ import annotations
 
@@ -37,6 +37,23 @@ def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
         far.set_ylabel("strings right (%)")
         far.legend(loc="lower left")
     figure.suptitle(f"Bands and {BARS}", fontsize=10)
+    return figure
+
+
+def strings_right_figure(exact: dict[str, JSON], *, trained: int) -> Figure:
+    """Whole strings right against length, {score: {length: shares by seed}}."""
+    figure, (axes,) = plotting.new_figure(7, 3.6)
+    indices = score_indices(exact)
+    _prepare(axes, list(next(iter(exact.values()))), trained)
+    for place, (score, by_length) in enumerate(exact.items()):
+        lengths, shares = _percent(by_length)
+        draw_shares(
+            axes, lengths, shares, index=indices[score], place=place, count=len(exact), label=score,
+            most=100,
+        )  # fmt: skip
+    axes.set_ylabel("strings right (%), free running")
+    axes.legend(loc="lower left")
+    axes.set_title(BARS.capitalize(), fontsize=10)
     return figure
 
 

@@ -113,16 +113,21 @@ class Config(TrainingSettings):
 
     def training(self, score: str, letters: int) -> ReversalConfig:
         """Returns the settings of one run."""
-        training = self.training_of(recipe(score, TRAINED))
-        return dataclasses.replace(training, min_length=1, max_length=TRAINED, letters=letters)
+        return dataclasses.replace(self.training_of(recipe(score)), letters=letters)
 
 
-def recipe(score: str, longest: int) -> Seq2SeqConfig:
-    """Returns the model for training on strings of up to `longest` letters."""
-    return Seq2SeqConfig(
-        score=score, cross_attention=CrossAttentionConfig(sharpen_from=longest),
-        positions=ANY_LENGTH, encoder_layers=0, decoder_self_attention=False,
-    )  # fmt: skip
+def recipe(score: str) -> ReversalConfig:
+    """Returns the model and its training lengths; the source has no SOS."""
+    model = Seq2SeqConfig(
+        score=score,
+        cross_attention=CrossAttentionConfig(sharpen_from=TRAINED),
+        positions=ANY_LENGTH,
+        encoder_layers=0,
+        decoder_self_attention=False,
+    )
+    return ReversalConfig(
+        model=model, min_length=1, max_length=TRAINED, weight_decay=0.0, source_start=False
+    )
 
 
 QUICK = Config(

@@ -198,7 +198,7 @@ MISSES: dict[str, list[str]] = {
         "how a position enters: sinusoidal, 2017's; the longer the worse: letters right at 60 - at"
         " 5,000"
     ],
-    "reversal_comparison": ["dot, no mask: letters right of bare strings of length 5"],
+    "padding_mask": ["dot, no mask: letters right of bare strings of length 5"],
     "gru_padding": ["additive, no mask: largest difference from the published numbers"],
     # Both were expected to fail, also with an encoder.
     "attention_family": [

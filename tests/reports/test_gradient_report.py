@@ -83,7 +83,7 @@ def test_what_was_logged_is_read_and_of_the_states_that_are_kept_computed(run):
 def test_words_show_the_models_own_weights(workdir, run):
     _, states = load_states(REVERSAL, workdir)
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], states[6]().params)
-    batch = reversal_batch(np.array([VOCABULARY.encode("xyz")]), np.array([3]))
+    batch = reversal_batch(np.array([VOCABULARY.encode("xyz")]), np.array([3]), source_start=True)
 
     @quick_jit
     def weights_of(params, source, lengths, targets):
@@ -93,7 +93,7 @@ def test_words_show_the_models_own_weights(workdir, run):
     weights = weights_of(params, batch.source, batch.source_lengths, batch.target_inputs)
     table = run["examples"]["6"]["xyz"]
     assert table["row_labels"] == ["z", "y", "x", "EOS"]
-    assert table["column_labels"] == ["x", "y", "z"]
+    assert table["column_labels"] == ["SOS", "x", "y", "z"]
     np.testing.assert_allclose(table["weights"], weights, atol=1e-5)
     np.testing.assert_allclose(np.sum(table["dlogits"], axis=1), 0, atol=1e-5)
     assert np.abs(table["dlogits"]).max() > 0
