@@ -35,7 +35,7 @@ def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
         near.set_ylabel("letters right (%)")
         far.set_title(f"{letters} letters: whole strings right, free running")
         far.set_ylabel("strings right (%)")
-        far.legend(loc="lower left")
+        far.legend(loc="center left")
     figure.suptitle(f"Bands and {BARS}", fontsize=10)
     return figure
 
@@ -83,7 +83,7 @@ def heat_map_figure(weights: dict[str, JSON]) -> Figure:
         dense[of_score["rows"], of_score["columns"]] = of_score["weights"]
         image = panel.imshow(dense, cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
         panel.set_title(score)
-        panel.set_xlabel("letter of the source (key)")
+        panel.set_xlabel("source (key); the first is SOS")
     axes[0].set_ylabel("letter written (query); the last is EOS")
     figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
     return figure

@@ -5,7 +5,7 @@ Source:   Delétang et al. 2022 ("Neural Networks and the Chomsky Hierarchy"): t
           those with a stack or a tape solve string reversal. Ruoss et al. 2023 for positions drawn
           at random from a larger range.
 Command:  .venv/bin/python -m experiments.reversal.length_generalization
-Time:     30 minutes on 2 CPU cores beside two other jobs.
+Time:     25 minutes on 2 CPU cores beside other jobs.
 Expected: mean token accuracy over lengths 41-500 of at least 99.9 % for the best score and at least
           99 % for each of the four, five seeds, with 26 letters and with 2. Whole strings of 26
           letters that the model writes by itself: 99 % at length 500, 95 % at length 2,000 and 90 %

@@ -18,11 +18,10 @@ The settings are the same for all scores, and are the defaults of `scripts/train
   the same position id. In training the ids are drawn at random from a large range.
 - Logits are multiplied by a factor that grows with the logarithm of the source's length, because
   the softmax of more keys needs larger logits to be as sharp.
-- The source begins with SOS. The query that writes EOS has no letter to attend to. Without SOS it
-  has to spread its weight over all letters, and the model writes a wrong end at length 3, where a
-  spread row differs least from a sharp one. With SOS every query has one key.
-- Weights decay. A score's initial parameters add random numbers to its logits. Among 9 keys they do
-  no harm, and training does not remove them; among 500 keys the largest of them wins.
+- The source begins with SOS. The query that writes EOS has no letter to attend to. Without SOS the
+  model confuses the end with a letter, most often at length 3. With SOS every query has one key.
+- Weights decay. The initial parameters add random numbers to the logits. Among 9 keys they do no
+  harm, and training does not remove them; among 500 keys the largest of them wins.
 
 The settings were chosen on other test strings than those of this experiment. `padding_mask.py`
 trains models with positions from the start, and `length_ablations.py` removes parts of the recipe.

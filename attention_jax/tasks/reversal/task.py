@@ -57,17 +57,16 @@ class ReversalConfig:
         max_length: longest training string.
         letters: strings use the first so many letters of the alphabet.
         source_start: whether the source begins with the token SOS. The query that writes EOS has no
-            letter to attend to; SOS is the key that it can attend to instead. Without that key it
-            has to spread its weight, and a model that is to spread weight in one place and to be
-            sharp in all others loses strings at both ends of the lengths.
+            letter to attend to, and SOS is the key that it attends to instead. Without that key it
+            attends to letters, and the model confuses the end with a letter.
         learning_rate: Adam's rate at the start.
         schedule: "cosine": the rate falls along a cosine to 0 at the last step; "constant": it
             stays, and a finished run can be resumed with more steps.
         clip_norm: the gradient's norm is clipped to this.
         weight_decay: each step also multiplies every parameter by 1 - rate * `weight_decay`, with
-            the rate of that step (AdamW); 0 for plain Adam. The initial values of a score's
-            parameters add random numbers to its logits. On 9 keys they do no harm, and training
-            does not remove them; among hundreds of keys the largest of them wins.
+            the rate of that step (AdamW); 0 for plain Adam. The initial parameters add random
+            numbers to the logits. Among 9 keys they do no harm, and training does not remove them;
+            among hundreds of keys the largest of them wins.
         coverage_weight: weight of the coverage loss, added to the cross entropy if the model
             attends with coverage; at least 0.
     """
