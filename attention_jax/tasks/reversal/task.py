@@ -64,9 +64,8 @@ class ReversalConfig:
             stays, and a finished run can be resumed with more steps.
         clip_norm: the gradient's norm is clipped to this.
         weight_decay: each step also multiplies every parameter by 1 - rate * `weight_decay`, with
-            the rate of that step (AdamW); 0 for plain Adam. The initial parameters add random
-            numbers to the logits. Among 9 keys they do no harm, and training does not remove them;
-            among hundreds of keys the largest of them wins.
+            the rate of that step (AdamW); 0 for plain Adam. Without decay a few queries in a
+            thousand attend to a wrong letter among hundreds of keys.
         coverage_weight: weight of the coverage loss, added to the cross entropy if the model
             attends with coverage; at least 0.
     """
