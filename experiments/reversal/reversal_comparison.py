@@ -3,7 +3,7 @@
 Source:   chapter 38 ("Attention Variants"), section 38.6: its figure of training loss; a GRU
           encoder-decoder, four scores, one run each. The lengths beyond training are ours.
 Command:  .venv/bin/python -m experiments.reversal.reversal_comparison
-Time:     6 minutes on 2 CPU cores beside other work.
+Time:     3 to 4 minutes on 2 CPU cores; 6 beside other work.
 Expected: trained on lengths 3-8 with the task's default settings, every score writes whole strings
           right: lengths 3-8 at least 99.9 % on average over seeds (worst seed 99.5 %), each of the
           lengths 10, 20 and 50 at least 99.5 % (worst seed 98 %), length 200 at least 97 % (a goal
