@@ -33,6 +33,7 @@ CONFIG = ReversalConfig(
     loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
     batch_size=3,
 )
+LABEL = "general, positions sinusoidal"  # the positions are not the task's default
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +143,8 @@ def test_the_page_has_every_figure_with_words_for_it(page):
 
 
 def test_runs_that_would_be_called_the_same_are_told_apart(page, run, other):
-    assert f"general ({run['workdir']})" in page.text
-    assert "general (runs/other)" in page.text
+    assert f"{LABEL} ({run['workdir']})" in page.text
+    assert f"{LABEL} (runs/other)" in page.text
     # The first panel does not show the other run, which has no encoder.
     named = [{**run, "label": "first"}, {**other, "label": "second"}]
     (legend,) = gradient_report.statistics_by_step(named).legends
@@ -179,7 +180,7 @@ def test_the_script_writes_page_and_numbers(other, workdir, tmp_path, monkeypatc
     assert call(script, *arguments, "--out", out, monkeypatch=monkeypatch) == 0
     assert capsys.readouterr().out.split() == [str(out), str(out.with_suffix(".numbers.json"))]
     numbers = json.loads(out.with_suffix(".numbers.json").read_text())
-    assert [one["label"] for one in numbers["runs"]] == ["general"]
+    assert [one["label"] for one in numbers["runs"]] == [LABEL]
     assert out.read_text().startswith("<!doctype html>")
     page = Reader(out.read_text())
     assert len(page.attributes("img")) == 2 + 1
