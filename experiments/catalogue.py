@@ -19,6 +19,7 @@ SUBJECTS = {
     "costs": ("complexity_ledger", "weak_scaling"),
     "reversal": (
         "reversal_comparison",
+        "padding_mask",
         "gru_padding",
         "scale_and_dimension",
         "attention_family",

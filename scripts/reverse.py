@@ -68,7 +68,7 @@ def main(arguments: Arguments) -> None:
         if not right and not config.min_length <= len(answer.word) <= config.max_length:
             note += f", trained on lengths {config.min_length}-{config.max_length}"
         print(f"{answer.word} -> {answer.answer}{note}")
-        panels[answer.word] = (np.asarray(answer.weights), answer.row_labels, list(answer.word))
+        panels[answer.word] = (np.asarray(answer.weights), answer.row_labels, answer.column_labels)
     if arguments.html is not None:  # first, because a run to compare with may be missing
         shown = words_view(
             trained,

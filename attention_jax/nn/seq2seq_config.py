@@ -172,6 +172,10 @@ class Seq2SeqConfig:
     @property
     def label(self) -> str:
         """The score, and the settings around it that are not the default: "additive, coverage"."""
+        return self.label_beside(Seq2SeqConfig())
+
+    def label_beside(self, usual: Seq2SeqConfig) -> str:
+        """The score, and the settings around it that differ from those of a usual model."""
         attention, num_heads = self.cross_attention.attention, self.block.num_heads
         words = [self.score]
         if attention != "global":
@@ -179,7 +183,7 @@ class Seq2SeqConfig:
         if num_heads > 1:
             where = "" if attention == "global" else " in self attention"
             words.append(f"{num_heads} heads{where}")
-        if self.positions != PositionConfig():
+        if self.positions != usual.positions:
             words.append(f"positions {' '.join(self.positions.to_words())}")
         return ", ".join(words)
 

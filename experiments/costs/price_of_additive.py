@@ -111,10 +111,10 @@ def _of_models() -> Iterator[str]:
         f"loss of the reversal model after {steps} steps (gradient_analysis)",
         (spread(curvature[score]["loss"][-1]) for score in _SCORES),
     )
-    masked = _numbers("reversal_comparison")["masked"]
+    trained = _numbers("reversal_comparison")["scores"]
     worst = []
     for score in _SCORES:
-        exact = masked[score]["accuracy"]["free_running_exact"]
+        exact = trained[score]["accuracy"]["free_running_exact"]
         worst.append(np.mean([exact[str(length)] for length in range(3, 9)], axis=0).min())
     yield _row(
         "strings of 3 to 8 letters reversed, worst seed (reversal_comparison)",

@@ -29,7 +29,8 @@ gradient shrinks.
 
 Question 1 is about dot and scaled dot, question 2 about additive and scaled dot, and question 3
 about general; `--scores` are those of question 4. `--num-heads` and `--learning-rate` are settings
-of all trained models, `--dim` and `--batch-size` those of questions 3 and 4.
+of all trained models, `--dim` and `--batch-size` those of questions 3 and 4. The models have the
+settings for short strings (`SHORT_STRINGS` in `experiments/reversal/training_settings.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ from typing import Any
 import numpy as np
 
 from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from experiments.entropy_limits import expected_maximum
@@ -51,6 +51,7 @@ from experiments.gradients.gradient_answers import expectations
 from experiments.gradients.gradient_figures import CAPTIONS, plot
 from experiments.gradients.gradient_questions import standard_error
 from experiments.gradients.gradient_report import report
+from experiments.reversal.training_settings import SHORT_STRINGS
 from experiments.setting_checks import check_least, check_some
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
@@ -132,8 +133,9 @@ class Config:
     ) -> ReversalConfig:
         """Returns the settings of one run; `settings` are those of the model."""
         model = {"score": score, "dim": self.dim, "num_heads": self.num_heads, **settings}
-        return ReversalConfig(
-            model=Seq2SeqConfig().with_settings(**model),
+        return dataclasses.replace(
+            SHORT_STRINGS,
+            model=SHORT_STRINGS.model.with_settings(**model),
             loop=LoopConfig(seeds=self.seeds, steps=steps),
             batch_size=self.batch_size if batch_size is None else batch_size,
             learning_rate=self.learning_rate,

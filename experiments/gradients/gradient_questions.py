@@ -250,7 +250,8 @@ def padding_shares(captured: Any, gradient: Any, batch: Batch) -> dict[str, Arra
 def widened(batch: Batch, width: int) -> Batch:
     """Returns the same strings, padded to `width`."""
     more = width - batch.source.shape[1]
-    return reversal_batch(jnp.pad(batch.source, ((0, 0), (0, more))), batch.source_lengths)
+    letters = jnp.pad(batch.source, ((0, 0), (0, more)))
+    return reversal_batch(letters, batch.source_lengths, source_start=False)
 
 
 # --- 4. curvature ---

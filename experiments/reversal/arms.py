@@ -32,12 +32,13 @@ from attention_jax.training.loop import Task, initial_state, train_steps
 from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import train_run
 from experiments.experiment import JSON, Expectation, exit_if_interrupted, rounded
+from experiments.reversal.training_settings import SHORT_STRINGS
 
 Array = jax.Array
 Arrays = dict[str, Any]  # NumPy arrays by name, or dicts of them
 Look = Callable[[Any], dict[str, Any]]  # the params of one seed -> {name: array}
 
-TRAINED_LENGTHS = range(ReversalConfig.min_length, ReversalConfig.max_length + 1)
+TRAINED_LENGTHS = range(SHORT_STRINGS.min_length, SHORT_STRINGS.max_length + 1)
 EXTRAPOLATION_LENGTH = 10
 CROSS = "decoder_0/cross_attention"
 
@@ -96,9 +97,12 @@ def above_zero(claim: str, source: str, by_seed: np.ndarray) -> Expectation:
 
 
 def heat_map(answer: Reversed) -> JSON:
-    """Returns the attention weights of one word, and the letter that each row writes."""
-    weights = rounded(answer.weights, 3)
-    return {"row_labels": answer.row_labels, "weights": weights}
+    """Returns the attention weights of one word, and the tokens of their rows and columns."""
+    return {
+        "row_labels": answer.row_labels,
+        "column_labels": answer.column_labels,
+        "weights": rounded(answer.weights, 3),
+    }
 
 
 # --- models of several seeds, looked at before and during training ---
@@ -150,6 +154,6 @@ def fresh_batch(config: ReversalConfig, rng: Array, strings: int) -> Batch:
 
 def loss_of_guessing() -> float:
     """Returns the loss of a model that guesses every letter, and knows where EOS belongs."""
-    config = ReversalConfig()
+    config = SHORT_STRINGS
     letters = (config.min_length + config.max_length) / 2
     return letters / (letters + 1) * math.log(len(VOCABULARY.alphabet))

@@ -12,8 +12,8 @@ Expected: exact match of at least 99 % at lengths 3-8 for every score and kind o
 
 These two did not fail: the encoder's self attention carries the letters to where they look. So the
 arms without an encoder were added after the first run. There nothing carries the letters.
-`reversal_comparison.py` trains the four scores of the literature. The window has radius 2: 5 of at
-most 8 letters.
+`padding_mask.py` trains the four scores of the literature. The window has radius 2: 5 of at most 8
+letters. The models have the settings for short strings (`SHORT_STRINGS` in `training_settings.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
@@ -41,7 +40,7 @@ from experiments.reversal.arms import (
     trained_arm,
 )
 from experiments.reversal.attention_family_report import SCORES, expectations, report
-from experiments.reversal.training_settings import TrainingSettings, check_word
+from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings, check_word
 from experiments.setting_checks import check_least
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
@@ -113,7 +112,7 @@ class Config(TrainingSettings):
     def training(self, arm: str) -> ReversalConfig:
         """Returns the settings of one run."""
         settings = {name.replace("-", "_"): value for name, value in settings_of(arm).items()}
-        return self.training_of(Seq2SeqConfig(), **{"num_heads": self.num_heads, **settings})
+        return self.training_of(SHORT_STRINGS, **{"num_heads": self.num_heads, **settings})
 
 
 def settings_of(arm: str) -> dict[str, Any]:

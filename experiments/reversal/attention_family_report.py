@@ -44,7 +44,8 @@ def report(numbers: JSON) -> str:
     lines = [
         f"{config['seeds']} seeds per arm, {config['steps']:,} steps of {config['batch_size']}"
         f" strings, tested on {config['strings']:,} fresh strings per length. Each row is also one"
-        " call of `scripts/train.py` with the settings shown.\n",
+        " call of `scripts/train.py` with the settings shown and those of a model for [short"
+        " strings](../../scripts/README.md#settings-of-the-model).\n",
         "| attention | settings of `scripts/train.py` | exact match, lengths 3-8 (mean ± sd; worst"
         f" seed) | the same, {config['beams']} beams | letters right at length"
         f" {EXTRAPOLATION_LENGTH} |",

@@ -15,7 +15,8 @@ The chapter gives formulas and no numbers. The experiment has two parts:
 2. Reversal with additive attention, or with each of `--scores`: without coverage, with coverage in
    the score, and with the coverage loss added to the cross entropy. Models are examined throughout
    training, on strings as long as those of training and on longer ones, where they break down and
-   repeat themselves.
+   repeat themselves. The models have the settings for short strings (`SHORT_STRINGS` in
+   `training_settings.py`).
 
 The loss cannot fall to 0 in part 2. A string of n letters takes n + 1 queries, one of them for EOS,
 and each query distributes a weight of 1 over n letters. The weight that escapes the loss,
@@ -40,7 +41,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.functional.coverage import coverage_attention, coverage_loss
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import decode
@@ -51,7 +51,7 @@ from experiments.experiment import JSON, Expectation, near, rounded, run_experim
 from experiments.reversal.arms import above_zero, follow
 from experiments.reversal.coverage_and_repetition_figures import CAPTIONS, plot
 from experiments.reversal.coverage_and_repetition_report import report
-from experiments.reversal.training_settings import TrainingSettings
+from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
 from experiments.setting_checks import check_least, check_some
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
@@ -94,7 +94,7 @@ class Config(TrainingSettings):
         check_some(self, "scores")
         if len(self.kernels) < 2 or self.kernels[0] != 0 or max(self.kernels) > 0:
             raise ValueError(f"kernels must be 0 and then one or more below it; got {self.kernels}")
-        far_length = ReversalConfig.max_length + 1
+        far_length = SHORT_STRINGS.max_length + 1
         check_least(self, look_every=1, seeds=2, strings=1, far_length=far_length)
         if self.steps < 1 or self.steps % self.look_every:
             raise ValueError(
@@ -106,7 +106,7 @@ class Config(TrainingSettings):
     def training(self, score: str, arm: str) -> ReversalConfig:
         """Returns the settings of one arm."""
         settings = ARMS[arm]
-        plain = self.training_of(Seq2SeqConfig(), score=score, attention=settings["attention"])
+        plain = self.training_of(SHORT_STRINGS, score=score, attention=settings["attention"])
         return dataclasses.replace(plain, coverage_weight=settings["coverage_weight"])
 
 
@@ -156,8 +156,8 @@ def stuck_decoder(kernel: float) -> JSON:
 def look_at(config: Config) -> tuple[Batch, Batch]:
     """Returns two batches that are not trained on: as long as in training, and longer."""
     near_rng, far_rng = jax.random.split(jax.random.key(1))
-    size: Any = {"vocabulary": VOCABULARY, "batch_size": config.strings}
-    shortest, longest = ReversalConfig.min_length, ReversalConfig.max_length
+    size: Any = {"vocabulary": VOCABULARY, "batch_size": config.strings, "source_start": False}
+    shortest, longest = SHORT_STRINGS.min_length, SHORT_STRINGS.max_length
     return (
         random_batch(near_rng, min_length=shortest, max_length=longest, **size),
         random_batch(far_rng, min_length=config.far_length, max_length=config.far_length, **size),

@@ -13,6 +13,9 @@ padding. The model of the chapter (`gru_model.py`) is trained here that way, and
 initial parameters and on the same strings with padding masked in its attention. Both are tested
 without padding, as in the chapter, and the first also padded to 8 letters, as in training.
 
+Strings, batches and optimiser are those of short strings (`SHORT_STRINGS` in
+`training_settings.py`).
+
 One training says little about additive without the mask. The model in PyTorch, by hand, agrees: it
 comes close to the published numbers with the chapter's seed 1, and not with seed 2.
 """
@@ -36,6 +39,7 @@ from experiments.reversal import published
 from experiments.reversal.arms import EXTRAPOLATION_LENGTH, TRAINED_LENGTHS
 from experiments.reversal.gru_model import GRUConfig, Params, gru_task, letters_right
 from experiments.reversal.gru_padding_report import expectations, report
+from experiments.reversal.training_settings import SHORT_STRINGS
 from experiments.score_colors import score_indices
 from experiments.setting_checks import check_least, check_some
 
@@ -87,7 +91,8 @@ class Config:
 
     def training(self) -> ReversalConfig:
         """Returns the settings of the training."""
-        return ReversalConfig(
+        return dataclasses.replace(
+            SHORT_STRINGS,
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
@@ -160,9 +165,10 @@ def _strings(config: Config, length: int, width: int) -> Batch:
         batch_size=config.strings,
         min_length=length,
         max_length=length,
+        source_start=False,
     )
     letters = jnp.pad(batch.source, ((0, 0), (0, width - length)))
-    return reversal_batch(letters, batch.source_lengths)
+    return reversal_batch(letters, batch.source_lengths, source_start=False)
 
 
 def _listed(by_length: dict[int, np.ndarray], seeds: slice) -> JSON:

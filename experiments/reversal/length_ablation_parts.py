@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from attention_jax.nn.position_config import ANY_LENGTH, PositionConfig
 from attention_jax.scores import Additive, Params, ScaledDot, Score, WrappedScore
+from attention_jax.tasks.reversal.task import MODEL, ReversalConfig
 
 Array = jax.Array
 
@@ -42,6 +43,17 @@ class LearnedTemperature(WrappedScore):
 
 SCALED = LearnedTemperature(ScaledDot())
 ADDITIVE = LearnedTemperature(Additive())
+
+
+# Scaled dot without SOS and weight decay, the other two parts of the task's default settings.
+RECIPE = ReversalConfig(
+    model=MODEL.with_settings(sharpen_from=40),
+    min_length=1,
+    max_length=40,
+    learning_rate=1e-2,
+    weight_decay=0.0,
+    source_start=False,
+)
 
 
 def _positions(**settings: Any) -> dict[str, Any]:
@@ -82,7 +94,7 @@ PARTS: dict[str, dict[str, dict[str, Any]]] = {
         "none": {},
         "the decoder's self attention": {"decoder_self_attention": True},
         "that and an encoder": {"decoder_self_attention": True, "encoder_layers": 1},
-        "the same, this library's defaults": {
+        "that, and positions from the start": {
             "decoder_self_attention": True, "encoder_layers": 1, **_PLAIN,
         },
     },

@@ -15,7 +15,7 @@ from attention_jax.nn.positions import random_position_ids
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import reversal_batch
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalRun, bind
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun, bind
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.metrics import exact_match, token_accuracy
 
@@ -39,7 +39,7 @@ def teacher_forced(
     accuracies = {}
     for length in lengths:
         width = -(-(length + 1) // WIDTH) * WIDTH - 1
-        batch = _strings(trained.config.letters, length, width, strings, seed)
+        batch = _strings(trained.config, length, width, strings, seed)
         accuracies[length] = _by_chunks(_forced, trained, batch)
     return accuracies
 
@@ -50,14 +50,14 @@ def free_running(
     """Measures the same with the model's own previous letters; `strings` is {length: count}."""
     accuracies = {}
     for length in lengths:
-        batch = _strings(trained.config.letters, length, length, strings[length], seed)
+        batch = _strings(trained.config, length, length, strings[length], seed)
         accuracies[length] = _by_chunks(_free, trained, batch)
     return accuracies
 
 
 def weights_on(trained: ReversalRun, length: int, *, seed: int = 0) -> np.ndarray:
     """Returns the first seed's cross-attention weights [T, S] on one string, the answer given."""
-    batch = _strings(trained.config.letters, length, length, 1, seed)
+    batch = _strings(trained.config, length, length, 1, seed)
     params = jax.tree.map(lambda leaf: leaf[0], trained.params)
 
     @jax.jit
@@ -73,22 +73,25 @@ def weights_on(trained: ReversalRun, length: int, *, seed: int = 0) -> np.ndarra
 
 def peak_memory(trained: ReversalRun, length: int) -> float:
     """Returns the MiB of temporary memory, by XLA, of a teacher-forced pass over one string."""
-    batch = _strings(trained.config.letters, length, length, 1, 0)
+    batch = _strings(trained.config, length, length, 1, 0)
     compiled = _forced.lower(trained.config.model, trained.params, batch).compile()
     analysis: Any = compiled.memory_analysis()
     return analysis.temp_size_in_bytes / 2**20
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _strings(letters: int, length: Array | int, width: int, count: int, seed: int) -> Batch:
+def _strings(
+    config: ReversalConfig, length: Array | int, width: int, count: int, seed: int
+) -> Batch:
     """Random strings of one length, padded to a width."""
     rng = jax.random.fold_in(jax.random.key(seed), length)
-    drawn = jax.random.randint(rng, (count, width), FIRST_LETTER, FIRST_LETTER + letters)
-    return reversal_batch(drawn, jnp.broadcast_to(length, (count,)))
+    drawn = jax.random.randint(rng, (count, width), FIRST_LETTER, FIRST_LETTER + config.letters)
+    lengths = jnp.broadcast_to(length, (count,))
+    return reversal_batch(drawn, lengths, source_start=config.source_start)
 
 
 def _by_chunks(look: Any, trained: ReversalRun, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    count, width = batch.source.shape
+    count, width = batch.targets.shape
     rows = max(1, LETTERS_PER_CALL // width)
     chunks = []
     for first in range(0, count, rows):
@@ -131,7 +134,7 @@ def _right(predictions: Array, batch: Batch) -> tuple[Array, Array]:
         return jax.vmap(metric)(*rows)
 
     return (
-        by_string(token_accuracy, batch.source_lengths),
+        by_string(token_accuracy, batch.target_lengths - 1),
         by_string(exact_match, batch.target_lengths),
     )
 

@@ -1,4 +1,4 @@
-"""Figures of length_generalization.py and length_ablations.py."""
+"""Figures of accuracy against length, for the experiments beyond the lengths of training."""
 
 from __future__ import annotations
 
@@ -35,8 +35,25 @@ def accuracy_figure(arms: JSON, *, trained: int) -> Figure:
         near.set_ylabel("letters right (%)")
         far.set_title(f"{letters} letters: whole strings right, free running")
         far.set_ylabel("strings right (%)")
-        far.legend(loc="lower left")
+        far.legend(loc="center left")
     figure.suptitle(f"Bands and {BARS}", fontsize=10)
+    return figure
+
+
+def strings_right_figure(exact: dict[str, JSON], *, trained: int) -> Figure:
+    """Whole strings right against length, {score: {length: shares by seed}}."""
+    figure, (axes,) = plotting.new_figure(7, 3.6)
+    indices = score_indices(exact)
+    _prepare(axes, list(next(iter(exact.values()))), trained)
+    for place, (score, by_length) in enumerate(exact.items()):
+        lengths, shares = _percent(by_length)
+        draw_shares(
+            axes, lengths, shares, index=indices[score], place=place, count=len(exact), label=score,
+            most=100,
+        )  # fmt: skip
+    axes.set_ylabel("strings right (%), free running")
+    axes.legend(loc="lower left")
+    axes.set_title(BARS.capitalize(), fontsize=10)
     return figure
 
 
@@ -66,7 +83,7 @@ def heat_map_figure(weights: dict[str, JSON]) -> Figure:
         dense[of_score["rows"], of_score["columns"]] = of_score["weights"]
         image = panel.imshow(dense, cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
         panel.set_title(score)
-        panel.set_xlabel("letter of the source (key)")
+        panel.set_xlabel("source (key); the first is SOS")
     axes[0].set_ylabel("letter written (query); the last is EOS")
     figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
     return figure

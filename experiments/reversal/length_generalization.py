@@ -5,19 +5,20 @@ Source:   Delétang et al. 2022 ("Neural Networks and the Chomsky Hierarchy"): t
           those with a stack or a tape solve string reversal. Ruoss et al. 2023 for positions drawn
           at random from a larger range.
 Command:  .venv/bin/python -m experiments.reversal.length_generalization
-Time:     30 minutes on 2 CPU cores beside two other jobs, 26 of processor time; the half with 26
-          letters, four scores, is 12 to 17 of them.
+Time:     25 minutes on 2 CPU cores beside other jobs.
 Expected: mean token accuracy over lengths 41-500 of at least 99.9 % for the best score and at least
-          99 % for each of the four, five seeds, with 26 letters and with 2. Goals for whole strings
-          of 26 letters that the model writes by itself: 99 % at length 500, 95 % at length 2,000.
+          99 % for each of the four, five seeds, with 26 letters and with 2. Whole strings of 26
+          letters that the model writes by itself: 99 % at length 500, 95 % at length 2,000 and 90 %
+          at length 5,000 for each score, and 100 % for scaled dot.
 
-The model has one cross attention from the letters written so far to those of the source, and no
-other attention. Positions are sines and cosines, and those of the source count from its end
-(`ANY_LENGTH` in `attention_jax/nn/position_config.py`). The i-th letter to write is the i-th from
-the end: query and key then have the same code, and the model has to learn to look where codes
-agree. These matching positions make it work, and they are put in by hand: one has to know that the
-answer has the order of the source from its end. `length_ablations.py` removes them, and the other
-parts of the recipe one by one.
+The recipe is the task's default one (`reversal_comparison.py` says what its parts are for), trained
+on lengths 1-40. The model has one cross attention from the letters written so far to those of the
+source, and no other attention. Positions are sines and cosines, and those of the source count from
+its end (`ANY_LENGTH` in `attention_jax/nn/position_config.py`). The i-th letter to write is the
+i-th from the end: query and key then have the same code, and the model has to learn to look where
+codes agree. These matching positions make it work, and they are put in by hand: one has to know
+that the answer has the order of the source from its end. `length_ablations.py` removes them, and
+the other parts of the recipe one by one.
 
 Measured in addition to the source: whether the whole string is right, EOS included; letters that
 the model predicts from its own (free running); lengths of 1,000 to 5,000.
@@ -37,12 +38,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from attention_jax.nn.cross_attention import CrossAttentionConfig
-from attention_jax.nn.position_config import ANY_LENGTH
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
-from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.reversal.task import MODEL, ReversalConfig
 from experiments.experiment import JSON, Expectation, rounded, run_experiment
 from experiments.reversal.arms import trained_arm
 from experiments.reversal.length_evaluation import (
@@ -65,7 +63,8 @@ LEAST_WEIGHT = 0.05  # smaller weights are not kept for the heat maps
 BINS = 20  # points of the curve over the lengths of the protocol
 # The scores for which there were expectations, and the share of whole strings by length.
 EXPECTED_SCORES = ("additive", "dot", "general", "scaled")
-GOALS = {500: 0.99, 2000: 0.95}
+GOALS = {500: 0.99, 2000: 0.95, 5000: 0.9}
+FLAWLESS = "scaled"  # the score that was right on every string before the goals were set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Config(TrainingSettings):
     seeds: int = 5
     steps: int = 3000
     batch_size: int = 32
-    learning_rate: float = 1e-2
+    learning_rate: float = ReversalConfig.learning_rate
     strings: int = 2
     every: int = 1
     far: tuple[int, ...] = (20, 40, 100, 200, 500, 1000, 2000, 5000)
@@ -113,16 +112,14 @@ class Config(TrainingSettings):
 
     def training(self, score: str, letters: int) -> ReversalConfig:
         """Returns the settings of one run."""
-        training = self.training_of(recipe(score, TRAINED))
-        return dataclasses.replace(training, min_length=1, max_length=TRAINED, letters=letters)
+        return dataclasses.replace(self.training_of(recipe(score)), letters=letters)
 
 
-def recipe(score: str, longest: int) -> Seq2SeqConfig:
-    """Returns the model for training on strings of up to `longest` letters."""
-    return Seq2SeqConfig(
-        score=score, cross_attention=CrossAttentionConfig(sharpen_from=longest),
-        positions=ANY_LENGTH, encoder_layers=0, decoder_self_attention=False,
-    )  # fmt: skip
+def recipe(score: str) -> ReversalConfig:
+    """Returns the task's default settings, for the lengths of this training."""
+    longest = TRAINED + 1  # tokens of the source, SOS included
+    model = MODEL.with_settings(score=score, sharpen_from=longest)
+    return ReversalConfig(model=model, min_length=1, max_length=TRAINED)
 
 
 QUICK = Config(
@@ -223,7 +220,8 @@ def expectations(numbers: JSON) -> list[Expectation]:
             if score in EXPECTED_SCORES and str(length) in arm["exact"]:
                 claim = f"{score}, {main} letters: whole strings right at length {length:,}"
                 right = float(np.mean(arm["exact"][str(length)]))
-                checks.append(Expectation(claim, "", right, least, 1, "the goal that was set"))
+                low = 1.0 if score == FLAWLESS else least
+                checks.append(Expectation(claim, "", right, low, 1, "the goal that was set"))
         for tested, memory in arm["memory_mib"].items():
             claim = f"{score}: MiB of temporary memory for a string of {tested} letters"
             checks.append(Expectation(claim, "", memory, 0, 2048, "the limit that was set"))

@@ -13,7 +13,6 @@ from experiments.experiment import JSON
 def report(numbers: JSON) -> str:
     """Returns a table per alphabet, and how many letters are wrong."""
     alphabets = numbers["arms"]
-    right = [np.mean(arm["mean_tokens"]) for arms in alphabets.values() for arm in arms.values()]
     lines = [
         f"{numbers['config']['seeds']} seeds per score, trained on lengths 1-40. The second column"
         " is the share of letters that are right at lengths from 41 to 500 when the earlier letters"
@@ -23,6 +22,7 @@ def report(numbers: JSON) -> str:
     for letters, arms in alphabets.items():
         lines += ["", *_table(letters, arms)]
     main = next(iter(alphabets.values()))
+    right = [np.mean(arm["mean_tokens"]) for arm in main.values()]
     lengths = [length for length in next(iter(main.values()))["exact"] if int(length) >= 100]
     flawless = [
         score
@@ -31,14 +31,21 @@ def report(numbers: JSON) -> str:
     ]
     lines += [
         "",
-        f"On average at most {1e4 * (1 - min(right)):.1f} letters in 10,000 are wrong. One of"
-        " them is enough to spoil a string, and a wrong EOS ends it.",
+        f"With {next(iter(alphabets))} letters, on average at most {1e4 * (1 - min(right)):.1f}"
+        " letters in 10,000 are wrong. One of them is enough to spoil a string, and a wrong EOS"
+        " ends it.",
     ]
     if flawless:
         lines[-1] += (
-            f" With {' and '.join(flawless)} every tested string of {int(lengths[0]):,} to"
-            f" {int(lengths[-1]):,} letters is right."
+            f" Every tested string of {int(lengths[0]):,} to {int(lengths[-1]):,} letters is right"
+            f" with: {', '.join(flawless)}."
         )
+    for letters, arms in alphabets.items():
+        lines += [
+            f"{score.capitalize()} with {letters} letters does not learn: it guesses."
+            for score, arm in arms.items()
+            if np.mean(arm["mean_tokens"]) < 1.1 / int(letters)
+        ]
     return "\n".join(lines)
 
 

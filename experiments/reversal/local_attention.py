@@ -36,7 +36,8 @@ The anti-diagonal knows the length of the source: with radius 0 the window holds
 letter, and nothing after the last letter. A wider window is worse without an encoder: the query has
 to find the right letter in it without knowing S. Predicted centers do better there, because their
 Gaussian prefers the middle. With `--scores`, every window is trained with each score in the cross
-attention.
+attention. The models have the settings for short strings (`SHORT_STRINGS` in
+`training_settings.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ import numpy as np
 
 from attention_jax.functional.centers import reversed_centers
 from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.data import random_batch
@@ -71,7 +71,7 @@ from experiments.reversal.arms import (
 from experiments.reversal.local_attention_figures import CAPTIONS, plot
 from experiments.reversal.local_attention_report import report
 from experiments.reversal.local_attention_windows import chapter_masks, gaussian_mass
-from experiments.reversal.training_settings import TrainingSettings, check_word
+from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings, check_word
 from experiments.setting_checks import check_least, check_some
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
@@ -159,9 +159,9 @@ class Config(TrainingSettings):
 
     def training(self, score: str, encoder: str, centers: str, radius: int) -> ReversalConfig:
         """Returns the settings of one run."""
-        layers = Seq2SeqConfig.encoder_layers if encoder == WITH else 0
+        layers = SHORT_STRINGS.model.encoder_layers if encoder == WITH else 0
         return self.training_of(
-            Seq2SeqConfig(), score=score, encoder_layers=layers, radius=radius, **CENTERS[centers],
+            SHORT_STRINGS, score=score, encoder_layers=layers, radius=radius, **CENTERS[centers],
             num_heads=self.num_heads,
         )  # fmt: skip
 
@@ -229,7 +229,7 @@ def _where_it_looks(trained: ReversalRun, strings: int) -> JSON:
     """
     batch = random_batch(
         jax.random.key(0), vocabulary=VOCABULARY, batch_size=strings,
-        min_length=TRAINED_LENGTHS[0], max_length=TRAINED_LENGTHS[-1],
+        min_length=TRAINED_LENGTHS[0], max_length=TRAINED_LENGTHS[-1], source_start=False,
     )  # fmt: skip
     lengths = batch.source_lengths
 

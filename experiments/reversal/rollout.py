@@ -10,7 +10,8 @@ Expected: the cross attention looks at position S - 1 - i when it writes letter 
 
 The model reverses strings with three encoder layers of four heads. A head's sharpness is its mean
 largest weight. Its spread is the mean entropy of its rows divided by that of uniform rows, log S.
-With `--scores`, each score is used in the cross attention and in the self attentions.
+With `--scores`, each score is used in the cross attention and in the self attentions. The models
+have the settings for short strings (`SHORT_STRINGS` in `training_settings.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from attention_jax.tasks.reversal.evaluation import batch_of_words, evaluate
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind
 from experiments.experiment import JSON, Expectation, rounded, run_experiment
 from experiments.reversal.arms import trained_arm
-from experiments.reversal.training_settings import TrainingSettings, check_word
+from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings, check_word
 from experiments.setting_checks import check_least, check_some
 
 Array = jax.Array
@@ -76,7 +77,7 @@ class Config(TrainingSettings):
     def training(self, score: str) -> ReversalConfig:
         """Returns the settings of one run."""
         return self.training_of(
-            Seq2SeqConfig(), score=score, self_attention_score=None,
+            SHORT_STRINGS, score=score, self_attention_score=None,
             encoder_layers=self.encoder_layers, num_heads=self.num_heads,
         )  # fmt: skip
 
@@ -99,12 +100,12 @@ def _measure(config: Config, score: str) -> tuple[JSON, JSON]:
     length = len(config.word)
     batch = random_batch(
         jax.random.key(0), vocabulary=VOCABULARY, batch_size=config.strings,
-        min_length=length, max_length=length,
+        min_length=length, max_length=length, source_start=False,
     )  # fmt: skip
     attention = jax.jit(jax.vmap(look, in_axes=(0, None)))(trained.params, batch)
     exact = evaluate(trained, lengths=[length], strings=config.strings)[length].free_running_exact
     first_seed = jax.tree.map(lambda leaf: leaf[0], trained.params)
-    drawn = jax.jit(look)(first_seed, batch_of_words([config.word]))
+    drawn = jax.jit(look)(first_seed, batch_of_words([config.word], source_start=False))
     return (
         {**_means(attention, length), "exact_match": rounded(exact)},
         {name: rounded(array, 3) for name, array in drawn.items()},

@@ -8,9 +8,10 @@ Time:     30 minutes of processor time on 2 CPU cores, 4 of which compile.
 Expected: at d = 256 unscaled dot ends with a higher loss than scaled dot and with a lower entropy.
           §38.6 found scaled dot the worst score at d = 64; with padding masked it should not be.
 
-All models are the reversal model with padding masked; only the cross attention's score changes. The
-scores are part of the question, so that there is no setting for them. All trainings have the same
-number of steps, with which unscaled dot at d = 16 and 64 stops improving; at d = 256 it takes more.
+All models are the reversal model for short strings (`SHORT_STRINGS` in `training_settings.py`) with
+padding masked; only the cross attention's score changes. The scores are part of the question, so
+that there is no setting for them. All trainings have the same number of steps, with which unscaled
+dot at d = 16 and 64 stops improving; at d = 256 it takes more.
 
 Every arm is trained at several learning rates, and compared at the rate with its lowest mean final
 loss, so that no arm suffers from a rate that suits another.
@@ -32,8 +33,6 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from experiments.experiment import JSON, run_experiment, significant
@@ -42,6 +41,7 @@ from experiments.reversal.arms import Arrays
 from experiments.reversal.scale_and_dimension_answers import best_rate, expectations, report
 from experiments.reversal.scale_and_dimension_figures import CAPTIONS, plot
 from experiments.reversal.scale_and_dimension_training import Size
+from experiments.reversal.training_settings import SHORT_STRINGS
 from experiments.setting_checks import check_least
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
@@ -107,8 +107,9 @@ class Config:
 
     def training(self, score: str, dim: int) -> ReversalConfig:
         """Returns the settings of one run, without its learning rate."""
-        return ReversalConfig(
-            model=Seq2SeqConfig(score=training.name_of(score), block=BlockConfig(dim=dim)),
+        return dataclasses.replace(
+            SHORT_STRINGS,
+            model=SHORT_STRINGS.model.with_settings(score=training.name_of(score), dim=dim),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps[self.dims.index(dim)]),
             batch_size=self.batch_size,
         )

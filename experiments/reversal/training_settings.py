@@ -10,6 +10,14 @@ from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
 from attention_jax.training.loop import LoopConfig
 
+# The settings of the experiments that study strings of 3 to 8 letters alone. Positions are counted
+# from the start and are the same in training and test, logits do not grow with the length, the
+# source has no SOS, and no parameter decays. A model of these settings has an encoder and a decoder
+# with self attention, and reverses no string longer than those of training.
+SHORT_STRINGS = ReversalConfig(
+    model=Seq2SeqConfig(), learning_rate=3e-3, weight_decay=0.0, source_start=False
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSettings:
@@ -25,14 +33,15 @@ class TrainingSettings:
 
     seeds: int = 3
     steps: int = 2500
-    batch_size: int = ReversalConfig.batch_size
-    learning_rate: float = ReversalConfig.learning_rate
+    batch_size: int = SHORT_STRINGS.batch_size
+    learning_rate: float = SHORT_STRINGS.learning_rate
     dim: int = BlockConfig.dim
 
-    def training_of(self, model: Seq2SeqConfig, **settings: Any) -> ReversalConfig:
-        """Returns the settings of one run: of `model` with `dim` and these settings changed."""
-        return ReversalConfig(
-            model=model.with_settings(dim=self.dim, **settings),
+    def training_of(self, base: ReversalConfig, **settings: Any) -> ReversalConfig:
+        """Returns the settings of one run: `base` with these, and `settings` of its model."""
+        return dataclasses.replace(
+            base,
+            model=base.model.with_settings(dim=self.dim, **settings),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,

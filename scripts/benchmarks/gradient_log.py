@@ -62,7 +62,7 @@ def run(options: Options) -> list[Report]:
 
 
 def _race(score: str, steps: int, repeats: int) -> JSON:
-    config = ReversalConfig(model=Seq2SeqConfig(score=score))
+    config = ReversalConfig(model=Seq2SeqConfig(score=score), weight_decay=0.0, source_start=False)
     state = initial_state(reversal_task(config), optimizer(config), config.loop)
     compiled = {
         _PLAIN: compile_cold(functools.partial(_steps, config, steps), state),

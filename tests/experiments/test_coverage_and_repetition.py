@@ -126,13 +126,14 @@ def test_no_attention_is_below_the_floor():
     ],
 )
 def test_letters_written_once_too_often(word, answer, repeated, written):
-    batch, answers = batch_of_words([word]), batch_of_words([answer[::-1]]).targets
+    batch, answer_batch = (batch_of_words([w], source_start=False) for w in (word, answer[::-1]))
+    answers = answer_batch.targets
     found = jax.jit(experiment.repeated_letters)(answers, batch)
     assert float(found) == pytest.approx(repeated / written)
 
 
 def test_nothing_written_is_nothing_repeated():
-    batch = batch_of_words(["abc"])
+    batch = batch_of_words(["abc"], source_start=False)
     answers = jnp.array([[2, 0, 0, 0]])
     assert float(jax.jit(experiment.repeated_letters)(answers, batch)) == 0
 

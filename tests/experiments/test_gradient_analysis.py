@@ -149,7 +149,9 @@ def test_shares_at_padding_on_paper():
     weights, doutput, dlogits = (x.astype(np.float32) for x in (weights, doutput, dlogits))
     seen = dict.fromkeys(CapturedAttention._fields) | {"weights": weights}
     gradient = OutputGradient(doutput, None, dlogits)
-    batch = reversal_batch(np.full((2, 3), 5, np.int32), np.array([1, 2], np.int32))
+    batch = reversal_batch(
+        np.full((2, 3), 5, np.int32), np.array([1, 2], np.int32), source_start=False
+    )
     padding_shares = jax.jit(questions.padding_shares)
     shares = padding_shares(CapturedAttention(**seen), gradient, batch)
     assert float(shares["weights"]) == pytest.approx((0.5 + 0.7 + 0.1) / 3)
@@ -164,7 +166,7 @@ def test_shares_at_padding_on_paper():
 
 def test_wider_batches_hold_the_same_strings():
     letters = np.array([[5, 6, 7], [8, 9, 10]], np.int32)
-    batch = reversal_batch(letters, np.array([2, 3], np.int32))
+    batch = reversal_batch(letters, np.array([2, 3], np.int32), source_start=False)
     wide = jax.device_get(jax.jit(questions.widened, static_argnums=1)(batch, S))
     assert wide.source.tolist() == [[5, 6, 0, 0, 0, 0, 0], [8, 9, 10, 0, 0, 0, 0]]
     assert wide.targets[:, :4].tolist() == np.asarray(batch.targets).tolist()

@@ -37,7 +37,7 @@ class Nearness(Score):
 
 
 @functools.lru_cache
-def untrained(draw="none"):
+def untrained(draw="none", source_start=False):
     """Two seeds whose output layers prefer letters, so that some answers are right."""
     positions = PositionConfig(anchor="end", draw=draw, limit=97)
     model = Seq2SeqConfig(
@@ -46,7 +46,9 @@ def untrained(draw="none"):
         decoder_self_attention=False,
         positions=positions,
     )
-    config = ReversalConfig(model=model, loop=LoopConfig(seeds=2), letters=2)
+    config = ReversalConfig(
+        model=model, loop=LoopConfig(seeds=2), letters=2, source_start=source_start
+    )
     params = jax.jit(jax.vmap(reversal_task(config).init))(jax.random.split(jax.random.key(0), 2))
     bias = params["logits"]["bias"]
     params["logits"]["bias"] = bias.at[:, FIRST_LETTER : FIRST_LETTER + 2].add(9.0)
@@ -65,8 +67,8 @@ def naive(trained, batch, tokens_of):
         params_of_seed = jax.tree.map(lambda leaf, seed=seed: leaf[seed], params)
         tokens = np.asarray(tokens_of_seed(params_of_seed))
         letters, strings = [], []
-        for row, length in enumerate(np.asarray(batch.source_lengths)):
-            source = np.asarray(batch.source)[row, :length]
+        for row, length in enumerate(np.asarray(batch.target_lengths) - 1):
+            source = np.asarray(batch.source)[row, -batch.targets.shape[1] + 1 :][:length]
             letters.append(
                 np.mean([tokens[row, i] == source[length - 1 - i] for i in range(length)])
             )
@@ -75,8 +77,9 @@ def naive(trained, batch, tokens_of):
     return np.array(shares).T
 
 
-def batch_of(length, width, count):
-    return length_evaluation._strings(2, length, width, count, 0)
+def batch_of(length, width, count, source_start=False):
+    config = untrained(source_start=source_start).config
+    return length_evaluation._strings(config, length, width, count, 0)
 
 
 def test_strings_are_of_the_first_letters_and_padded():
@@ -102,15 +105,18 @@ def test_teacher_forced_accuracy_by_loops(monkeypatch):
     assert 0.2 < tokens.min() < tokens.max() < 0.9
 
 
-def test_free_running_accuracy_by_loops():
-    trained = untrained()
+@pytest.mark.parametrize("source_start", [False, True])
+def test_free_running_accuracy_by_loops(source_start):
+    trained = untrained(source_start=source_start)
     found = free_running(trained, [5, 7], strings={5: 3, 7: 11})
 
     def answer(model, batch):
         ends = {"max_length": 8, "sos": SOS, "eos": EOS, "pad": PAD}
         return model.greedy_decode(*batch[:2], **ends).tokens
 
-    np.testing.assert_allclose(found[7], naive(trained, batch_of(7, 7, 11), answer), atol=1e-6)
+    batch = batch_of(7, 7, 11, source_start)
+    assert batch.source.shape == (11, 7 + source_start)
+    np.testing.assert_allclose(found[7], naive(trained, batch, answer), atol=1e-6)
     assert list(found) == [5, 7]
 
 

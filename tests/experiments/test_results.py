@@ -34,13 +34,26 @@ def test_claims_on_reversal_are_about_the_means_of_the_seeds(score):
         check.claim: check.measured
         for check in catalogue.load("reversal_comparison").expectations(NUMBERS)
     }
-    masked, unmasked = (NUMBERS[arm][score] for arm in ("masked", "unmasked"))
-    lengths = [masked["accuracy"]["free_running_exact"][length] for length in "345678"]
+    by_length = NUMBERS["scores"][score]["accuracy"]["free_running_exact"]
+    lengths = [by_length[length] for length in "345678"]
     by_seed = [sum(shares) / 6 for shares in zip(*lengths, strict=True)]
     assert len(by_seed) >= 5
-    exact = f"{score}: exact match of lengths 3-8,"
-    assert measured[f"{exact} mean seed"] == pytest.approx(sum(by_seed) / len(by_seed))
-    assert measured[f"{exact} worst seed"] == pytest.approx(min(by_seed))
+    for which, shares in {
+        "lengths 3-8": by_seed, **{f"length {n}": by_length[n] for n in ("10", "20", "50")}
+    }.items():  # fmt: skip
+        exact = f"{score}: exact match, {which},"
+        assert measured[f"{exact} mean of the seeds"] == pytest.approx(np.mean(shares))
+        assert measured[f"{exact} worst seed"] == pytest.approx(min(shares))
+    far = measured[f"{score}: exact match, length 200, mean of the seeds"]
+    assert far == pytest.approx(np.mean(by_length["200"]))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_claims_on_a_missing_mask_are_about_the_means_of_the_seeds(score):
+    numbers = numbers_of("padding_mask")
+    checks = catalogue.load("padding_mask").expectations(numbers)
+    measured = {check.claim: check.measured for check in checks}
+    unmasked = numbers["unmasked"][score]
     for key, which in (("accuracy", "bare"), ("accuracy_padded", "padded")):
         shares = unmasked[key]["teacher_forced_tokens"]["5"]
         claim = f"{score}, no mask: letters right of {which} strings of length 5"
@@ -53,9 +66,9 @@ def test_the_front_page_shows_the_table_of_results():
     assert table in FRONT_PAGE
     assert comparison.report(NUMBERS) in REVERSAL
     for score in SCORES:
-        by_seed = NUMBERS["masked"][score]["accuracy"]["free_running_tokens"]["50"]
+        by_seed = NUMBERS["scores"][score]["accuracy"]["free_running_exact"]["50"]
         (row,) = [line for line in table.splitlines() if line.startswith(f"| {score} |")]
-        assert f"| {100 * np.mean(by_seed):.1f} ± {100 * np.std(by_seed, ddof=1):.1f} % |" in row
+        assert f"| {100 * np.mean(by_seed):.2f} ± {100 * np.std(by_seed, ddof=1):.2f} (" in row
 
 
 def test_claims_on_kinds_of_attention_are_about_the_worst_seed_or_the_best():

@@ -219,7 +219,7 @@ def _fake_batch(rng: Any, *, batch_size: int, max_length: int, **_: Any) -> Any:
     return Batch(letters, lengths, letters, letters, lengths)
 
 
-def _fake_evaluation(config: Any, beams: int, params: Any, letters: Any, lengths: Any) -> Any:
+def _fake_evaluation(config: Any, beams: int, params: Any, batch: Any) -> Any:
     return reversal_evaluation.Evaluation(*(np.array([0.5, 0.25]) for _ in range(3)))
 
 

@@ -33,6 +33,7 @@ GOOD_TRAIN = [
         hidden_dim=["3"],
         learning_rate=["0.1", "1e-3"],
         clip_norm=["2", "inf"],
+        weight_decay=["0", "0.5"],
         letters=["1", "26"],
         min_length=["1", "3"],
         max_length=["9", "8"],
@@ -44,7 +45,7 @@ GOOD_TRAIN = [
         positions=[["sinusoidal"], ["learned"], ["none"], ["sinusoidal", "anchor=end"]],
         log_gradients=[[], "every=25"],
     ),
-    *(["--resume"], ["--no-mask-padding"], ["--normalize-qk"]),
+    *(["--resume"], ["--no-mask-padding"], ["--normalize-qk"], ["--no-source-start"]),
 ]
 COUNTS = (
     "seeds", "steps", "batch_size", "hidden_dim", "dim", "letters", "decoder_layers", "num_heads",
@@ -70,6 +71,7 @@ BAD_TRAIN = [
             "every=0", "every=7", "every=", "every=x", "7", "-1", ["every=25", "every=50"],
         ],
         coverage_weight=["-1", "nan", "x"],
+        weight_decay=["-1", "nan", "x"],
         sharpen_from=["0", "x"],
         num_key_heads=["0", "3", "x"],
     ),

@@ -36,6 +36,7 @@ CONFIG = ReversalConfig(
     loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
     batch_size=3,
 )
+LABEL = "general, positions sinusoidal"  # the positions are not the task's default
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_what_was_logged_is_read_and_of_the_states_that_are_kept_computed(run):
 def test_words_show_the_models_own_weights(workdir, run):
     _, states = load_states(REVERSAL, workdir)
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], states[6]().params)
-    batch = reversal_batch(np.array([VOCABULARY.encode("xyz")]), np.array([3]))
+    batch = reversal_batch(np.array([VOCABULARY.encode("xyz")]), np.array([3]), source_start=True)
 
     @quick_jit
     def weights_of(params, source, lengths, targets):
@@ -96,7 +97,7 @@ def test_words_show_the_models_own_weights(workdir, run):
     weights = weights_of(params, batch.source, batch.source_lengths, batch.target_inputs)
     table = run["examples"]["6"]["xyz"]
     assert table["row_labels"] == ["z", "y", "x", "EOS"]
-    assert table["column_labels"] == ["x", "y", "z"]
+    assert table["column_labels"] == ["SOS", "x", "y", "z"]
     np.testing.assert_allclose(table["weights"], weights, atol=1e-5)
     np.testing.assert_allclose(np.sum(table["dlogits"], axis=1), 0, atol=1e-5)
     assert np.abs(table["dlogits"]).max() > 0
@@ -162,8 +163,8 @@ def test_the_matrices_of_the_page_can_be_explored(page, run, other):
 
 
 def test_runs_that_would_be_called_the_same_are_told_apart(page, run, other):
-    assert f"general ({run['workdir']})" in page.text
-    assert "general (runs/other)" in page.text
+    assert f"{LABEL} ({run['workdir']})" in page.text
+    assert f"{LABEL} (runs/other)" in page.text
     # The first panel does not show the other run, which has no encoder.
     named = [{**run, "label": "first"}, {**other, "label": "second"}]
     (legend,) = gradient_report.statistics_by_step(named).legends
@@ -199,7 +200,7 @@ def test_the_script_writes_page_and_numbers(other, workdir, tmp_path, monkeypatc
     assert call(script, *arguments, "--out", out, monkeypatch=monkeypatch) == 0
     assert capsys.readouterr().out.split() == [str(out), str(out.with_suffix(".numbers.json"))]
     numbers = json.loads(out.with_suffix(".numbers.json").read_text())
-    assert [one["label"] for one in numbers["runs"]] == ["general"]
+    assert [one["label"] for one in numbers["runs"]] == [LABEL]
     assert out.read_text().startswith("<!doctype html>")
     page = Reader(out.read_text())
     assert len(page.attributes("img")) == 2

@@ -25,6 +25,7 @@ from experiments.experiment import conduct
 evaluate_script = load("scripts/evaluate.py")
 reverse_script = load("scripts/reverse.py")
 comparison = importlib.import_module("experiments.reversal.reversal_comparison")
+padding_mask = importlib.import_module("experiments.reversal.padding_mask")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def test_evaluate_prints_a_row_a_length_and_writes_every_seed(
     arguments = ["--workdir", workdir, "--lengths", "3", "5", "--strings", "7", "--out", out]
     assert call(evaluate_script, *arguments, monkeypatch=monkeypatch) == 0
     printed = capsys.readouterr().out
-    assert "general, step 4, 2 seeds" in printed
+    assert "general, positions sinusoidal, step 4, 2 seeds" in printed
     accuracy = json.loads(out.read_text())["accuracy"]
     assert list(accuracy) == ["3", "5"]
     for by_metric in accuracy.values():
@@ -186,46 +187,50 @@ def small_comparison(tmp_path, **settings):
     return dataclasses.replace(config, workdir=tmp_path / "runs", **settings)
 
 
-def numbers_in(folder):
-    return json.loads((folder / "reversal_comparison.json").read_text())
+def numbers_in(folder, name="reversal_comparison"):
+    return json.loads((folder / f"{name}.json").read_text())
 
 
 @pytest.mark.slow
 def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
-    config = small_comparison(tmp_path, scores=("dot",), unmasked=False)
+    config = small_comparison(tmp_path, scores=("dot",), near=(10,), far=(12,), far_strings=(2,))
     conduct(comparison, config, tmp_path)
-    exact = numbers_in(tmp_path)["masked"]["dot"]["accuracy"]["free_running_exact"]
-    assert list(exact) == ["3", "4", "5", "6", "7", "8", "9", "10", "50"]
-    assert list(numbers_in(tmp_path)["any_length"]["accuracy"]["free_running_exact"]) == list(exact)
+    dot = numbers_in(tmp_path)["scores"]["dot"]
+    exact = dot["accuracy"]["free_running_exact"]
+    assert list(exact) == ["3", "4", "5", "6", "7", "8", "10", "12"]
+    assert dot["column_labels"] == ["SOS", "a", "b"]
     assert all(len(by_seed) == 2 for by_seed in exact.values())
     for name in ("losses", "heatmaps", "accuracy"):
         figure = tmp_path / f"reversal_{name}.png"
         assert figure.read_bytes().startswith(b"\x89PNG")
     assert "| dot |" in capsys.readouterr().out
     # A run whose session was killed after its last checkpoint has no timing: said, not guessed.
-    (config.workdir / "masked" / "dot" / "timing.jsonl").unlink()
+    (config.workdir / "dot" / "timing.jsonl").unlink()
     conduct(comparison, config, tmp_path)
-    assert numbers_in(tmp_path)["masked"]["dot"]["seconds"] is None
+    assert numbers_in(tmp_path)["scores"]["dot"]["seconds"] is None
     assert "not known" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_comparison_has_both_arms_and_trains_nothing_twice(tmp_path, monkeypatch, capsys):
+def test_a_missing_mask_has_both_arms_and_trains_nothing_twice(tmp_path, monkeypatch, capsys):
     (tmp_path / "own_scores.py").write_text(
         "from attention_jax.scores import Dot\n\n\nclass Own(Dot):\n    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     scores = ["dot", "own_scores:Own"]
-    config = small_comparison(tmp_path, scores=tuple(scores))
-    conduct(comparison, config, tmp_path)
-    numbers = numbers_in(tmp_path)
+    config = dataclasses.replace(
+        padding_mask.Config(), seeds=2, steps=2, strings=3, scores=tuple(scores),
+        workdir=tmp_path / "runs",
+    )  # fmt: skip
+    conduct(padding_mask, config, tmp_path)
+    numbers = numbers_in(tmp_path, "padding_mask")
     assert list(numbers["masked"]) == list(numbers["unmasked"]) == scores
-    assert numbers["masked"]["own_scores:Own"]["loss"] == numbers["masked"]["dot"]["loss"]
+    assert numbers["masked"]["own_scores:Own"] == numbers["masked"]["dot"]
     printed = capsys.readouterr().out
     assert "| model | dot | own_scores:Own |" in printed
     assert "own_scores:Own: exact match of lengths 3-8, worst seed" in printed
     assert "10" not in numbers["unmasked"]["dot"]["accuracy_padded"]["free_running_exact"]
-    conduct(comparison, config, tmp_path)
-    again = numbers_in(tmp_path)
-    for arm in ("masked", "unmasked", "any_length"):
+    conduct(padding_mask, config, tmp_path)
+    again = numbers_in(tmp_path, "padding_mask")
+    for arm in ("masked", "unmasked"):
         assert again[arm] == numbers[arm]

@@ -12,17 +12,19 @@ from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Vocabulary
 VOCABULARY = Vocabulary("abcdefgh")
 
 
-def batch(rng, *, batch_size=13, min_length=2, max_length=7):
+def batch(rng, *, batch_size=13, min_length=2, max_length=7, source_start=False):
     return random_batch(
         rng,
         vocabulary=VOCABULARY,
         batch_size=batch_size,
         min_length=min_length,
         max_length=max_length,
+        source_start=source_start,
     )
 
 
-jitted = jax.jit(batch, static_argnames=("batch_size", "min_length", "max_length"))
+OPTIONS = ("batch_size", "min_length", "max_length", "source_start")
+jitted = jax.jit(batch, static_argnames=OPTIONS)
 
 
 def check_rows(found: Batch, width: int):
@@ -53,7 +55,8 @@ def test_random_rows_are_reversed():
 
 def test_given_rows_are_reversed():
     letters = jnp.array([[3, 4, 5, 6, 7], [8, 9, 10, 9, 8], [7, 7, 7, 7, 7]], jnp.int32)
-    found = jax.jit(reversal_batch)(letters, jnp.array([5, 2, 0], jnp.int32))
+    lengths = jnp.array([5, 2, 0], jnp.int32)
+    found = reversal_batch(letters, lengths, source_start=False)
     assert found.source.tolist() == [[3, 4, 5, 6, 7], [8, 9, 0, 0, 0], [0, 0, 0, 0, 0]]
     assert found.target_inputs.tolist() == [
         [1, 7, 6, 5, 4, 3],
@@ -67,6 +70,22 @@ def test_given_rows_are_reversed():
     ]
     assert found.target_lengths.tolist() == [6, 3, 1]
     check_rows(found, 5)
+
+
+def test_a_source_that_begins_with_sos():
+    letters = jnp.array([[3, 4, 5, 6, 7], [8, 9, 10, 9, 8], [7, 7, 7, 7, 7]], jnp.int32)
+    lengths = jnp.array([5, 2, 0], jnp.int32)
+    found, without = (reversal_batch(letters, lengths, source_start=s) for s in (True, False))
+    assert found.source.tolist() == [[1, 3, 4, 5, 6, 7], [1, 8, 9, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
+    assert found.source_lengths.tolist() == [6, 3, 1]
+    # Targets are those of the letters alone, and so are the letters that are drawn.
+    for name in ("target_inputs", "targets", "target_lengths"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(without, name))
+    started, bare = (jitted(jax.random.key(6), source_start=s) for s in (True, False))
+    np.testing.assert_array_equal(started.source[:, 1:], bare.source)
+    assert np.all(started.source[:, 0] == SOS)
+    np.testing.assert_array_equal(started.source_lengths, bare.source_lengths + 1)
+    np.testing.assert_array_equal(started.targets, bare.targets)
 
 
 def test_is_a_pure_function_of_the_rng():

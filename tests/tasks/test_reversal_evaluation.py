@@ -44,14 +44,14 @@ def forward_of(params, *given):
 
 
 def naive_forward(trained, seed, width):
-    """(source row, target inputs) -> logits [T, V] and weights [T, S] as numpy, source padded."""
+    """(letters, target inputs) -> logits [T, V] and weights [T, S] as numpy, source padded."""
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[seed], trained.params)
 
     def one(source, inputs):
-        padded = np.array([source + [PAD] * (width - len(source))], np.int32)
+        padded = np.array([[SOS, *source] + [PAD] * (width - len(source))], np.int32)
         inputs = inputs + [PAD] * (width + 1 - len(inputs))
         logits, weights = forward_of(
-            params, padded, np.array([len(source)], np.int32), np.array([inputs], np.int32)
+            params, padded, np.array([len(source) + 1], np.int32), np.array([inputs], np.int32)
         )
         return np.asarray(logits[0]), np.asarray(weights[-1, 0])
 
@@ -73,7 +73,8 @@ def test_evaluate_is_the_naive_evaluation(trained, monkeypatch):
 
     def recorded(rng, **options):
         batch = jax.jit(functools.partial(random_batch, **options))(rng)
-        strings.append(np.asarray(batch.source).tolist())
+        assert np.all(batch.source[:, 0] == SOS)
+        strings.append(np.asarray(batch.source)[:, 1:].tolist())
         return batch
 
     random_batch = reversal_evaluation.random_batch
@@ -126,9 +127,10 @@ def test_reverse_is_the_naive_answer(trained, seed):
         letters = [token for token in tokens if token > EOS]
         assert found.word == word
         assert found.answer == VOCABULARY.decode(letters)
-        assert found.weights.shape == (len(letters) + (EOS in tokens), len(word))
+        assert found.column_labels == ["SOS", *word]
+        assert found.weights.shape == (len(letters) + (EOS in tokens), 1 + len(word))
         rows = [step for step, token in enumerate(tokens) if token >= EOS]
-        np.testing.assert_allclose(found.weights, weights[rows, : len(word)], atol=1e-5)
+        np.testing.assert_allclose(found.weights, weights[rows, : 1 + len(word)], atol=1e-5)
         np.testing.assert_allclose(np.sum(found.weights, axis=-1), 1, atol=1e-5)
 
 
@@ -146,14 +148,14 @@ def test_answers_that_never_end_and_answers_without_letters(trained):
     words = ["xyz", "q", "zz"]
     endless, _, _ = reverse(biased(trained, a=1e3), words)
     assert endless.answer == "aaaa"  # as long as the right answer and its EOS
-    assert endless.weights.shape == (4, 3)
+    assert endless.weights.shape == (4, 4)
     silent, _, _ = reverse(biased(trained, EOS=1e3), words)
     assert silent.answer == ""
-    assert silent.weights.shape == (1, 3)
+    assert silent.weights.shape == (1, 4)
     # PAD is no letter: no row of weights may stand for it.
     padding, _, _ = reverse(biased(trained, PAD=1e3), words)
     assert padding.answer == ""
-    assert padding.weights.shape == (0, 3)
+    assert padding.weights.shape == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +189,19 @@ def test_what_cannot_be_reversed(trained, words, options, message):
 def test_strings_are_of_the_letters_that_were_trained_on(monkeypatch):
     seen = []
 
-    def look(config, beams, params, letters, lengths):
-        seen.append(np.asarray(letters))
-        return
+    def look(config, beams, params, batch):
+        seen.append(np.asarray(batch.source)[:, 1:])
 
     monkeypatch.setattr(reversal_evaluation, "_evaluate", look)
     config = ReversalConfig(letters=2)
     evaluate(ReversalRun(config, {}, 0), lengths=[3], strings=31)
     first = VOCABULARY.encode("a")[0]
+    assert seen[0].shape == (31, 3)
     assert set(seen[0].ravel()) == {first, first + 1}
+
+
+def test_without_sos_the_columns_are_the_letters(trained):
+    config = dataclasses.replace(CONFIG, source_start=False)
+    found, _ = reverse(dataclasses.replace(trained, config=config), ["abc", "q"])
+    assert found.column_labels == ["a", "b", "c"]
+    assert found.weights.shape[1] == 3

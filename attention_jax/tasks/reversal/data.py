@@ -14,27 +14,38 @@ Array = jax.Array
 
 
 @functools.partial(
-    jax.jit, static_argnames=("vocabulary", "batch_size", "min_length", "max_length")
+    jax.jit,
+    static_argnames=("vocabulary", "batch_size", "min_length", "max_length", "source_start"),
 )
 def random_batch(
-    rng: Array, *, vocabulary: Vocabulary, batch_size: int, min_length: int, max_length: int
+    rng: Array,
+    *,
+    vocabulary: Vocabulary,
+    batch_size: int,
+    min_length: int,
+    max_length: int,
+    source_start: bool,
 ) -> Batch:
     """Random strings, lengths uniform in [min_length, max_length], and their reversals.
 
     Args:
-        rng: one PRNG key; the same key gives the same batch.
+        rng: one PRNG key; the same key gives the same strings.
         vocabulary: letters are drawn uniformly from its alphabet.
         batch_size: B.
         min_length: shortest string, at least 1.
-        max_length: S, longest string.
+        max_length: longest string.
+        source_start: as in `reversal_batch`.
 
     Returns:
-        a `Batch` with S = max_length and T = S + 1, with room for EOS.
+        a `Batch` as `reversal_batch` makes it, padded to `max_length` letters.
 
     >>> batch = random_batch(
-    ...     jax.random.key(0), vocabulary=Vocabulary(), batch_size=2, min_length=3, max_length=3)
+    ...     jax.random.key(0), vocabulary=Vocabulary(), batch_size=2, min_length=3, max_length=3,
+    ...     source_start=True)
     >>> [Vocabulary().decode(ids) for ids in (*batch.source, *batch.targets)]
     ['sky', 'llt', 'yks', 'tll']
+    >>> batch.source_lengths.tolist()  # of three letters and SOS
+    [4, 4]
     """
     length_rng, letter_rng = jax.random.split(rng)
     lengths = jax.random.randint(length_rng, (batch_size,), min_length, max_length + 1)
@@ -42,16 +53,21 @@ def random_batch(
     letters = jax.random.randint(
         letter_rng, (batch_size, max_length), first_letter, vocabulary.size
     )
-    return reversal_batch(letters, lengths)
+    return reversal_batch(letters, lengths, source_start=source_start)
 
 
-@jax.jit
-def reversal_batch(letters: Array, lengths: Array) -> Batch:
+@functools.partial(jax.jit, static_argnames="source_start")
+def reversal_batch(letters: Array, lengths: Array, *, source_start: bool) -> Batch:
     """A batch of given strings and their reversals.
 
     Args:
-        letters: int32 [B, S], ids of letters; entries from `lengths` on are ignored.
-        lengths: int32 [B], 0 <= length <= S.
+        letters: int32 [B, L], ids of letters; entries from `lengths` on are ignored.
+        lengths: int32 [B], 0 <= length <= L.
+        source_start: whether each source begins with SOS, a key for the query that writes EOS.
+
+    Returns:
+        a `Batch` with T = L + 1, room for EOS. S is L + 1 with `source_start` and L without, and
+        `source_lengths` include SOS.
     """
     batch_size, max_length = letters.shape
     ends = lengths[:, None]
@@ -60,9 +76,10 @@ def reversal_batch(letters: Array, lengths: Array) -> Batch:
     mirrored = jnp.take_along_axis(letters, jnp.maximum(ends - 1 - positions, 0), axis=1)
     targets = jnp.where(positions < ends, mirrored, PAD)
     start = jnp.full((batch_size, 1), SOS, letters.dtype)
+    source = jnp.where(positions < ends, letters, PAD)[:, :max_length]
     return Batch(
-        source=jnp.where(positions < ends, letters, PAD)[:, :max_length],
-        source_lengths=lengths,
+        source=jnp.concatenate([start, source], axis=1) if source_start else source,
+        source_lengths=lengths + int(source_start),
         target_inputs=jnp.concatenate([start, targets[:, :max_length]], axis=1),
         targets=jnp.where(positions == ends, EOS, targets),
         target_lengths=lengths + 1,

@@ -39,10 +39,8 @@ class Evaluation(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _evaluate(
-    config: Seq2SeqConfig, beams: int, params: Params, letters: Array, lengths: Array
-) -> Evaluation:
-    batch = reversal_batch(letters, lengths)
+def _evaluate(config: Seq2SeqConfig, beams: int, params: Params, batch: Batch) -> Evaluation:
+    lengths = batch.target_lengths - 1  # letters
 
     def one_seed(params: Params) -> Evaluation:
         model = bind(config, params)
@@ -92,11 +90,15 @@ def evaluate(
             batch_size=strings,
             min_length=length,
             max_length=length,
+            source_start=trained.config.source_start,
         )
-        letters = jnp.pad(batch.source, ((0, 0), (0, width - length)))
-        results[length] = _evaluate(
-            trained.config.model, beams, trained.params, letters, batch.source_lengths
+        more = ((0, 0), (0, width - length))
+        batch = batch._replace(
+            source=jnp.pad(batch.source, more),
+            target_inputs=jnp.pad(batch.target_inputs, more),
+            targets=jnp.pad(batch.targets, more),
         )
+        results[length] = _evaluate(trained.config.model, beams, trained.params, batch)
     return results
 
 
@@ -117,8 +119,8 @@ def check_beams(beams: int) -> None:
     check_integer("beams", beams)
 
 
-def batch_of_words(words: Sequence[str]) -> Batch:
-    """Words, padded to the longest, and their reversals.
+def batch_of_words(words: Sequence[str], *, source_start: bool) -> Batch:
+    """Words, padded to the longest, and their reversals; see `reversal_batch`.
 
     Raises:
         ValueError: a word has a letter outside the vocabulary.
@@ -126,7 +128,8 @@ def batch_of_words(words: Sequence[str]) -> Batch:
     ids = [VOCABULARY.encode(word) for word in words]
     width = max(map(len, ids))
     letters = np.array([row + [PAD] * (width - len(row)) for row in ids], np.int32)
-    return reversal_batch(letters, np.array([len(row) for row in ids], np.int32))
+    lengths = np.array([len(row) for row in ids], np.int32)
+    return reversal_batch(letters, lengths, source_start=source_start)
 
 
 class Reversed(NamedTuple):
@@ -134,7 +137,12 @@ class Reversed(NamedTuple):
 
     word: str
     answer: str
-    weights: Array  # [letters of the answer, and EOS if it is there; letters of the word]
+    weights: Array  # [letters of the answer, and EOS if it is there; tokens of the source]
+
+    @property
+    def column_labels(self) -> list[str]:
+        """The source token of each column of `weights`: the letters, behind SOS if it is there."""
+        return [*[VOCABULARY.label(SOS)] * (self.weights.shape[1] - len(self.word)), *self.word]
 
     @property
     def row_labels(self) -> list[str]:
@@ -162,7 +170,8 @@ def reverse(
             f"seed_index must be from 0 to {trained.config.loop.seeds - 1}; got {seed_index}"
         )
     check_beams(beams)
-    batch = batch_of_words(words)
+    source_start = trained.config.source_start
+    batch = batch_of_words(words, source_start=source_start)
 
     @jax.jit
     def decode_words(params: Any, seed_index: Array) -> Decoded:
@@ -177,6 +186,6 @@ def reverse(
         end = tokens.index(EOS) + 1 if EOS in tokens else len(tokens)
         # A model that has learned little may predict PAD or SOS, which are not letters.
         steps = [step for step in range(end) if tokens[step] not in (PAD, SOS)]
-        weights = decoded.weights[-1, row, np.array(steps, int), : len(word)]
+        weights = decoded.weights[-1, row, np.array(steps, int), : len(word) + int(source_start)]
         answers.append(Reversed(word, VOCABULARY.decode(tokens), jnp.asarray(weights)))
     return answers

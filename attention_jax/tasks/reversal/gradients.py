@@ -24,14 +24,15 @@ def reversal_examples(
         batch_size=analysis.strings,
         min_length=config.min_length,
         max_length=config.max_length,
+        source_start=config.source_start,
     )
     words = list(dict.fromkeys(analysis.words))
-    drawn = batch_of_words(words)
+    drawn = batch_of_words(words, source_start=config.source_start)
     source = np.asarray(drawn.source)
     labels = {}
     for index, word in enumerate(words):
         # Padding has columns where the model sees it.
-        keys = len(word) if config.model.mask_padding else source.shape[1]
-        columns = [VOCABULARY.label(token) for token in source[index, :keys]]
+        real = drawn.source_lengths[index] if config.model.mask_padding else source.shape[1]
+        columns = [VOCABULARY.label(token) for token in source[index, : int(real)]]
         labels[word] = [*reversed(word), VOCABULARY.label(EOS)], columns
     return Examples(reversal_task(config), batch, drawn, labels)
