@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from attention_jax.functional.heads import ungroup_heads
 from attention_jax.implementations import Inputs
-from attention_jax.implementations.softmax import AttentionStatistics
+from attention_jax.normalizers import AttentionStatistics
 from attention_jax.scores import ProjectedKeys
 
 Array = jax.Array

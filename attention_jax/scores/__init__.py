@@ -18,6 +18,7 @@ from attention_jax.scores.description import (
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
 from attention_jax.scores.function import FunctionScore
+from attention_jax.scores.named_objects import Registry, required_fields
 from attention_jax.scores.products import tall_product
 from attention_jax.scores.projected_keys import (
     KeyLike,
@@ -55,6 +56,7 @@ __all__ = [
     "NegativeSquaredDistance",
     "Params",
     "ProjectedKeys",
+    "Registry",
     "RowScaled",
     "ScaledDot",
     "Score",
@@ -74,6 +76,7 @@ __all__ = [
     "masked_pair_vjp",
     "needs_stand_ins",
     "project_keys",
+    "required_fields",
     "score_folder",
     "stand_in_key",
     "stand_in_query",
