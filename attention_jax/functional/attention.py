@@ -271,5 +271,7 @@ def _captured_with_logits(
     logits, weights = None, None
     if options.matrices:
         logits, weights = _logits_and_weights(score, normalizer, inputs)
+    if not normalizer.has_statistics or normalizer.uses_num_keys:
+        logits = None  # gradients and statistics of captured logits are those of a softmax of them
     captured = captured_call(inputs, output, weights, options)
     return captured._replace(logits=logits, statistics=statistics)

@@ -24,6 +24,7 @@ from attention_jax.nn.empty_rows import project_rows
 from attention_jax.nn.local import Alignment
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.position_encoding import PositionIds, Rotation
+from attention_jax.normalizers import DEFAULT_NORMALIZER, Softmax, get_normalizer
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import RowScaled, Score, get_score
 
@@ -46,6 +47,8 @@ class CrossAttentionConfig:
         sharpen_from: of "global" with one head: a length n_0. The logits of a memory of n > n_0
             tokens are multiplied by log(1 + n) / log(1 + n_0), because a softmax over more keys
             needs larger logits to be as sharp. None for no factor.
+        normalizer: of "global", as in `get_normalizer`: "softmax", "entmax(alpha=1.5)",
+            "softmax(sink=True)", "module:Name". The other kinds have softmax.
 
     Raises:
         ValueError: there is no such kind or alignment, a number is out of range, or the kind does
@@ -64,6 +67,7 @@ class CrossAttentionConfig:
     radius: int = 2
     alignment: Alignment = "reversed"
     sharpen_from: int | None = None
+    normalizer: str = DEFAULT_NORMALIZER
 
     def __post_init__(self) -> None:
         check_choice("attention", self.attention, AttentionKind)
@@ -77,6 +81,11 @@ class CrossAttentionConfig:
                     f"sharpen_from must be None with attention {self.attention!r};"
                     f" got {self.sharpen_from}"
                 )
+        if get_normalizer(self.normalizer) != Softmax() and self.attention != "global":
+            raise ValueError(
+                f"normalizer must be softmax with attention {self.attention!r};"
+                f" got {self.normalizer!r}"
+            )
 
     def kind(self, num_heads: int = 1, rotation: Rotation | None = None) -> Kind:
         """The kind, in a model with so many heads and with this rotation by positions.
@@ -122,6 +131,7 @@ class CrossAttention(DropoutModule):
         config: the kind and its settings.
         num_heads: of "global" attention. One head has no projections, as in Bahdanau 2014 and Luong
             2015; several are multi-head attention.
+        output_gate: of "global" attention with several heads, see `MultiHeadAttention`.
         rotary_wavelength: of "global" attention: the `max_wavelength` with which `rotary` rotates
             queries and keys by their position ids. With one head it rotates the tokens, as keys but
             not as values. None for no rotation.
@@ -153,6 +163,7 @@ class CrossAttention(DropoutModule):
         config: CrossAttentionConfig,
         *,
         num_heads: int = 1,
+        output_gate: bool = False,
         rotary_wavelength: float | None = None,
         num_position_ids: int = 1,
         dropout_rate: float = 0.0,
@@ -170,6 +181,10 @@ class CrossAttention(DropoutModule):
         if self.sharpen_from is not None:  # the last feature of a query is its factor
             score, query_dim = RowScaled(get_score(score)), dim + 1
         settings: Any = {**options} if self.kind.has_projections else {**dtypes_of(options)}
+        if self.kind.has_projections:
+            settings["output_gate"] = output_gate
+        if config.attention == "global":
+            settings["normalizer"] = config.normalizer
         if self.kind.has_dropout:  # this module hands it the keys
             settings |= {"dropout_rate": dropout_rate, "keep_rngs": False}
         if self.rotation is not None and not self.kind.has_projections:
