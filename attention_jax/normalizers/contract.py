@@ -77,7 +77,7 @@ class Normalizer:
         raise NotImplementedError(f"{type(self).__name__} must define weight(params, shifted)")
 
     def inverse(self, params: Params, weight: Array) -> Array:
-        """The shifted logit with this weight > 0, for normalisers that sum to one."""
+        """The shifted logit with this weight, 0 < weight <= 1, if the weights sum to one."""
         raise NotImplementedError(
             f"{type(self).__name__} must define inverse(params, weight), or sums_to_one = False"
         )

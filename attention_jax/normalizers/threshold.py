@@ -2,7 +2,7 @@
 
 With x shifted so that its largest entry is 0, and n keys,
 
-    0 >= inverse(1 / n) >= -tau >= ... is bracketed by  -inverse(1) <= tau <= -inverse(1 / n),
+    -inverse(1) <= tau <= -inverse(1 / n),
 
 since one key alone reaches the sum 1 at the lower end, and n equal keys at the upper end. Newton's
 method runs on G(tau) = inverse(sum_j weight(x_j - tau)) - inverse(1), which is a line where all
@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.varying import varying_as
 from attention_jax.normalizers.row_state import RowShift, weights_and_slopes
 
 Array = jax.Array
@@ -139,7 +140,7 @@ def newton_step(normalizer: Any, params: Any, total: Array, slope: Array) -> Arr
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def threshold_of_rows(normalizer: Any, params: Any, logits: Array) -> Array:
     """The thresholds [T] of logits [T, S] whose largest entries are 0, differentiable by JAX."""
-    zeros = jnp.zeros(logits.shape[0], logits.dtype)
+    zeros = varying_as(jnp.zeros(logits.shape[0], logits.dtype), logits, params)
 
     def visit(index: Array, bracket: Any) -> Any:
         shifted = logits - bracket[2][:, None]

@@ -28,7 +28,6 @@ from attention_jax.scores.projected_keys import (
     project_keys,
 )
 from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, ScoreLike, get_score
-from attention_jax.scores.row_scaled import RowScaled
 from attention_jax.scores.score_text import score_folder
 from attention_jax.scores.slopes import (
     masked_pair,
@@ -57,7 +56,6 @@ __all__ = [
     "Params",
     "ProjectedKeys",
     "Registry",
-    "RowScaled",
     "ScaledDot",
     "Score",
     "ScoreLike",

@@ -122,6 +122,55 @@ def test_memory_is_linear():
     assert temporary(2048) < 2.2 * temporary(1024)
 
 
+@pytest.mark.parametrize("implementation", aj.IMPLEMENTATIONS)
+def test_shard_map_checks_the_axes_that_arrays_vary_over(implementation):
+    axis_types = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((1,), ("data",), axis_types, devices=jax.devices()[:1])
+    spec = jax.sharding.PartitionSpec("data")
+    batch = [array[None] for array in arrays()]
+
+    def loss(query, key, value):
+        total = jnp.zeros(())
+        for name in ("entmax", "ssmax", "sigmoid"):
+            output = aj.attention(
+                query,
+                key,
+                value,
+                mask=jnp.asarray(TABLE),
+                normalizer=name,
+                normalizer_params=params_of(aj.get_normalizer(name)),
+                implementation=implementation,
+                block_sizes=BLOCKS,
+            )
+            total = total + jnp.sum(jnp.sin(output))
+        return total
+
+    def one_device(*batch):
+        return jax.lax.psum(loss(*batch), "data")
+
+    sharded = jax.shard_map(
+        one_device, mesh=mesh, in_specs=(spec,) * 3, out_specs=jax.sharding.PartitionSpec()
+    )
+    got = quick_jit(jax.grad(sharded, (0, 1, 2)))(*batch)
+    expected = quick_jit(jax.grad(loss, (0, 1, 2)))(*batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, expected)
+
+
+def test_no_keys_and_no_queries():
+    for name in ("entmax", "sigmoid", "softmax(sink=True)", "ssmax"):
+        params = params_of(aj.get_normalizer(name))
+        for target, source in ((0, 3), (3, 0)):
+            inputs = [jnp.ones((n, D)) for n in (target, source, source)]
+            for implementation in aj.IMPLEMENTATIONS:
+                output = aj.attention(
+                    *inputs,
+                    normalizer=name,
+                    normalizer_params=params,
+                    implementation=implementation,
+                )
+                np.testing.assert_array_equal(output, np.zeros((target, D)))
+
+
 def test_ring_attention():
     mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
     tokens = jax.random.normal(jax.random.key(0), (6, 3))
