@@ -34,13 +34,16 @@ class NormalizerCase:
 
 @dataclasses.dataclass(frozen=True)
 class OwnSoftplus(aj.Normalizer):
-    """w_j = log(1 + exp(x_j - tau)), with sum_j w_j = 1: a normaliser of one's own."""
+    """w_j = log(1 + exp(scale (x_j - tau))), with sum_j w_j = 1; with a parameter."""
+
+    def init(self, rng):
+        return {"scale": jnp.ones(())}
 
     def weight(self, params, shifted):
-        return jax.nn.softplus(shifted)
+        return jax.nn.softplus(params["scale"] * shifted)
 
     def inverse(self, params, weight):
-        return jnp.log(jnp.expm1(weight))
+        return jnp.log(jnp.expm1(weight)) / params["scale"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +124,12 @@ def entmax_weight(alpha, shifted):
     return np.where(positive, np.where(positive, line, 1) ** (1 / (alpha - 1)), 0)
 
 
+def softplus_weight(scale, shifted):
+    """Of all perturbations [P, k], or of their common real part [k]."""
+    factor = scale[:, None] if shifted.ndim == 2 else scale.real[0]
+    return np.log1p(np.exp(factor * shifted))
+
+
 NORMALIZER_CASES = {
     "softmax": NormalizerCase(aj.Softmax(), lambda p, x: softmax(x)),
     "sink": NormalizerCase(
@@ -161,7 +170,9 @@ NORMALIZER_CASES = {
         lambda p, x: by_bisection(functools.partial(entmax_weight, 3.0), 0.5, x),
     ),
     "own_softplus": NormalizerCase(
-        OwnSoftplus(), lambda p, x: by_bisection(lambda y: np.log1p(np.exp(y)), 2.0, x)
+        OwnSoftplus(),
+        lambda p, x: by_bisection(functools.partial(softplus_weight, p["scale"]), 2.0, x),
+        {"scale": 1.25},
     ),
     "own_power": NormalizerCase(
         OwnPower(),

@@ -124,6 +124,13 @@ class Normalizer:
         weights = self.weight(params, jnp.where(allowed, shifted, 0))
         return jnp.where(allowed | jnp.isnan(logits), weights, 0)
 
+    def safe_weight(self, params: Params, shifted: Array) -> Array:
+        """`weight`, with derivative 0 at -inf in parameters too, where 0 * -inf would be NaN."""
+        if not jax.tree.leaves(params):
+            return self.weight(params, shifted)
+        masked = shifted == -jnp.inf
+        return jnp.where(masked, 0, self.weight(params, jnp.where(masked, 0, shifted)))
+
     def prepared(self, params: Params, logits: Array, mask: Array | None) -> Array:
         """The transformed logits [T, S], -inf where masked."""
         num_keys = count_keys(mask, logits.shape, logits.dtype) if self.uses_num_keys else None
@@ -188,7 +195,7 @@ class Normalizer:
 
     def tile_weights(self, params: Params, logits: Array, shift: RowShift) -> Array:
         """The weights [t, s] of one tile of transformed logits, before the rows' divisors."""
-        return self.weight(params, shift.shifted(logits))
+        return self.safe_weight(params, shift.shifted(logits))
 
     def param_shapes(self) -> Params:
         """The shapes of the parameters, as a pytree of `jax.ShapeDtypeStruct`."""

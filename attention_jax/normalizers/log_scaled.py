@@ -94,6 +94,9 @@ class LogScaled(Normalizer):
     def weight(self, params: Params, shifted: Array) -> Array:
         return self.normalizer.weight(self._inner(params), shifted)
 
+    def safe_weight(self, params: Params, shifted: Array) -> Array:
+        return self.normalizer.safe_weight(self._inner(params), shifted)
+
     def inverse(self, params: Params, weight: Array) -> Array:
         return self.normalizer.inverse(self._inner(params), weight)
 

@@ -111,7 +111,7 @@ class ElementwiseState(NamedTuple):
 
         shifted = self.shift.shifted(logits)
         if self.slopes is None:
-            weights = normalizer.weight(params, shifted)
+            weights = normalizer.safe_weight(params, shifted)
             slopes, sloped = None, None
         else:
             assert self.sloped is not None
@@ -143,6 +143,6 @@ def weights_and_slopes(normalizer: Any, params: Any, shifted: Array) -> tuple[Ar
     """The weights of shifted logits, and their derivatives."""
 
     def weight(shifted: Array) -> Array:
-        return normalizer.weight(params, shifted)
+        return normalizer.safe_weight(params, shifted)
 
     return jax.jvp(weight, (shifted,), (jnp.ones_like(shifted),))

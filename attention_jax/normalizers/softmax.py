@@ -52,6 +52,9 @@ class Softmax(Normalizer):
         del params
         return jnp.exp(shifted)
 
+    def safe_weight(self, params: Params, shifted: Array) -> Array:
+        return self.weight(params, shifted)  # which reads no parameters
+
     def inverse(self, params: Params, weight: Array) -> Array:
         del params
         return jnp.log(weight)

@@ -159,7 +159,7 @@ def _threshold_jvp(normalizer, primals, tangents):
     tau = threshold_of_rows(normalizer, params, logits)
 
     def total(params, logits):
-        return jnp.sum(normalizer.weight(params, logits - tau[:, None]), axis=1)
+        return jnp.sum(normalizer.safe_weight(params, logits - tau[:, None]), axis=1)
 
     _, dtotal = jax.jvp(total, primals, tangents)
     _, slopes = weights_and_slopes(normalizer, params, logits - tau[:, None])
