@@ -56,6 +56,10 @@ def check(name, score_name, implementation, dtype=jnp.float64, *, masks=ALL_MASK
                 # The slopes of alpha = 3 are infinite where a weight starts to rise from 0.
                 tolerance = 1e-9 if name == "entmax_3" else 1e-11
                 tolerance = tolerance if exact else 2e-5
+                if not exact and "normalizer_params" in key:
+                    # A sum over all pairs, whose terms of either sign may nearly cancel.
+                    np.testing.assert_allclose(array, expected[key], atol=2e-5)
+                    continue
                 assert_close(f"{what}: gradient of {key}", array, expected[key], tolerance)
 
 
