@@ -124,8 +124,8 @@ def test_memory_is_linear():
 
 @pytest.mark.parametrize("implementation", aj.IMPLEMENTATIONS)
 def test_shard_map_checks_the_axes_that_arrays_vary_over(implementation):
-    axis_types = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((1,), ("data",), axis_types, devices=jax.devices()[:1])
+    options = {"axis_types": (jax.sharding.AxisType.Auto,), "devices": jax.devices()[:1]}
+    mesh = jax.make_mesh((1,), ("data",), **options)
     spec = jax.sharding.PartitionSpec("data")
     batch = [array[None] for array in arrays()]
 
