@@ -14,6 +14,8 @@ every derivative. README.md is the introduction, attention_jax/README.md the gui
 - Scores: `Additive`, `Concat`, `Cosine`, `Dot`, `General`, `NegativeSquaredDistance`, `ScaledDot`,
   `SoftCap`; by name, `get_score` and `SCORES`; your own, a subclass of `Score`. More are in
   `attention_jax.scores`.
+- Normalisers, which turn logits into weights: `Softmax`, `Sigmoid`, `Entmax`, `LogScaled`; by name,
+  `get_normalizer` and `NORMALIZERS`; your own, a subclass of `Normalizer`.
 - Masks: `causal_mask`, `local_mask`, `padding_mask`, `segment_mask`, `token_mask`, `window_mask`;
   your own, a `mask_dataclass` that subclasses `Mask`.
 - Biases: `alibi_bias` with `alibi_slopes`, `gaussian_bias`, `relative_bias`, `t5_bias`; your own, a
@@ -59,8 +61,18 @@ from attention_jax.functional.monotonic_walks import (
 from attention_jax.functional.ring_attention import ring_attention
 from attention_jax.functional.windows import gaussian_bias, window_mask
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
-from attention_jax.implementations.softmax import AttentionStatistics, masked_softmax
+from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.nn.decoding import beam_search, greedy_search
+from attention_jax.normalizers import (
+    NORMALIZERS,
+    AttentionStatistics,
+    Entmax,
+    LogScaled,
+    Normalizer,
+    Sigmoid,
+    Softmax,
+    get_normalizer,
+)
 from attention_jax.pairwise.biases import (
     Bias,
     alibi_bias,
@@ -97,6 +109,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "IMPLEMENTATIONS",
+    "NORMALIZERS",
     "SCORES",
     "Additive",
     "AttentionStatistics",
@@ -106,13 +119,18 @@ __all__ = [
     "Cosine",
     "CoverageResult",
     "Dot",
+    "Entmax",
     "General",
+    "LogScaled",
     "Mask",
     "Memory",
     "NegativeSquaredDistance",
+    "Normalizer",
     "ScaledDot",
     "Score",
+    "Sigmoid",
     "SoftCap",
+    "Softmax",
     "alibi_bias",
     "alibi_slopes",
     "analysis",
@@ -127,6 +145,7 @@ __all__ = [
     "coverage_loss",
     "custom_vjp",
     "gaussian_bias",
+    "get_normalizer",
     "get_score",
     "greedy_search",
     "hard_monotonic_positions",

@@ -20,6 +20,7 @@ from benchmarks import (
     decoding,
     gradient_log,
     local,
+    normalizers,
     reversal_training,
     ring,
     translation,
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "gradient-log": Benchmark(gradient_log.check, gradient_log.run),
     "ring": Benchmark(ring.check, ring.run),
     "crossover": Benchmark(crossover.check, crossover.run),
+    "normalizers": Benchmark(normalizers.check, normalizers.run),
     "reversal": Benchmark(reversal_training.check, reversal_training.run),
     "translation": Benchmark(translation.check, translation.run),
 }
@@ -61,6 +63,8 @@ class Arguments:
     at most a tenth more. A minute.
     ring: memory of each device when 1 to 8 devices share a sequence. It compiles only. A minute.
     crossover: times of "reference" and "tiled" over lengths, from which the default is chosen.
+    normalizers: time and memory of every normaliser in tiles against softmax. Targets: at most 1.1
+    times softmax's time, 6 times and 32 MiB for entmax. A minute.
     reversal: throughput of our training, all seeds at once, and of a GRU in PyTorch (needs the
     extra [bench]; listed as absent without it).
     translation: a training step of the translator with each score, the share of cross attention in

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 NO_EXAMPLE = {
     "Inputs": "attention makes it; only an implementation reads it",
     "Options": "attention makes it; only an implementation reads it",
-    "WrappedScore": "a base class; `SoftCap` and `RowScaled` are its examples",
+    "WrappedScore": "a base class; `SoftCap` is its example",
 }
 
 

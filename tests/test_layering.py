@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     ("core",),
     ("pairwise", "scores", "runs"),
+    ("normalizers",),
     ("implementations",),
     ("functional",),
     ("nn", "analysis", "training"),

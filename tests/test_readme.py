@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("attention_jax", "experiments", "scripts", "tests")
 README = ROOT / "README.md"
 GUIDE = ROOT / "attention_jax" / "README.md"
+ROOM = ROOT / "attention_jax" / "normalizers" / "README.md"
 READMES = [
     README,
     *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("README.md")),
@@ -96,8 +97,13 @@ def test_python_of_the_guide():
     np.testing.assert_allclose(np.sum(variables["rollout"], -1), np.ones((2, 7)), atol=1e-6)
 
 
+def test_python_of_the_room_of_normalizers():
+    variables = run_python(ROOM)
+    assert variables["output"].shape == variables["heavy"].shape == (3, 7, 4)
+
+
 def test_no_other_readme_has_python():
-    assert [readme for readme in READMES if blocks(readme, "python")] == [README, GUIDE]
+    assert [readme for readme in READMES if blocks(readme, "python")] == [README, GUIDE, ROOM]
 
 
 def test_users_own_score_attends_by_distance():

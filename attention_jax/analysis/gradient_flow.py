@@ -28,8 +28,8 @@ from attention_jax.implementations import (
 )
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes
-from attention_jax.implementations.online_softmax import SoftmaxState
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.normalizers import RowState
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score, get_score
@@ -138,24 +138,24 @@ def _of_query_tile(
         keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
         return tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked), values
 
-    def attend(masked: bool, j: Array, state: SoftmaxState) -> SoftmaxState:
-        return state.update(*tile(masked, j), None, 0.0)
+    normalizer, params = plan.options.normalizer, arrays.normalizer_params
+
+    def attend(masked: bool, j: Array, state: RowState) -> RowState:
+        return state.update(normalizer, params, *tile(masked, j), None, 0.0)
 
     state = tiling.for_visited_keys(plan, constants, i, attend, tiling.empty_state(plan, arrays))
-    output, _ = state.finalize()
+    rows = state.finalize(normalizer, params)
+    assert rows.divisor is not None  # of softmax
 
     # A row without keys sends gradient 0 for any doutput: its exponentials and its dO become 0.
-    empty = state.normalizer == 0
-    largest = jnp.where(empty, jnp.inf, state.largest)
-    normalizer = jnp.where(empty, 1, state.normalizer)
-    doutput = jnp.where(empty[:, None], 0, doutput) / normalizer[:, None]
-    mean = jnp.sum(doutput * output, axis=-1)
+    doutput = jnp.where(rows.empty[:, None], 0, doutput) / rows.divisor[:, None]
+    mean = jnp.sum(doutput * rows.output, axis=-1)
 
     def add_squares(masked: bool, j: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         by_query, by_key = carry
         logits, values = tile(masked, j)
         dweights = jnp.matmul(doutput, values.T, precision="highest")
-        exponentials = jnp.exp(logits - largest[:, None])
+        exponentials = jnp.exp(rows.shift.shifted(logits))
         # A masked value may be infinite, which makes its dweights NaN.
         dlogits = exponentials * jnp.where(exponentials == 0, 0, dweights - mean[:, None])
         squares = dlogits * dlogits

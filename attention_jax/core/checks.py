@@ -64,3 +64,14 @@ def checked_rng(rng: Any, *, name: str = "dropout_rng") -> Array:
     if rng.shape != ():
         raise ValueError(f"{name} must be one PRNG key; got {list(rng.shape)} of them")
     return rng
+
+
+def checked_number(name: str, value: Any) -> float:
+    """A finite number as a Python float, for a static option."""
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite Python number; got {value!r}")
+    return number

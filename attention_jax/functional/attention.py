@@ -17,6 +17,7 @@ from attention_jax.functional.capture_point import (
 )
 from attention_jax.functional.checks import (
     check_block_sizes,
+    check_statistics,
     checked_dropout,
     checked_implementation,
     checked_inputs,
@@ -24,8 +25,14 @@ from attention_jax.functional.checks import (
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
-from attention_jax.implementations.reference import logits_and_mask
-from attention_jax.implementations.softmax import AttentionStatistics, masked_softmax
+from attention_jax.implementations.reference import logits_and_mask, normalized
+from attention_jax.normalizers import (
+    DEFAULT_NORMALIZER,
+    AttentionStatistics,
+    Normalizer,
+    NormalizerLike,
+    get_normalizer,
+)
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import (
@@ -51,6 +58,8 @@ def attention(
     params: Params = ...,
     mask: Mask | Array | None = ...,
     bias: Bias | Array | None = ...,
+    normalizer: NormalizerLike = ...,
+    normalizer_params: Params = ...,
     dropout_rate: float = ...,
     dropout_rng: Array | None = ...,
     implementation: str | None = ...,
@@ -67,6 +76,8 @@ def attention(
     params: Params = ...,
     mask: Mask | Array | None = ...,
     bias: Bias | Array | None = ...,
+    normalizer: NormalizerLike = ...,
+    normalizer_params: Params = ...,
     dropout_rate: float = ...,
     dropout_rng: Array | None = ...,
     implementation: str | None = ...,
@@ -82,16 +93,18 @@ def attention(
     params=None,
     mask=None,
     bias=None,
+    normalizer=DEFAULT_NORMALIZER,
+    normalizer_params=None,
     dropout_rate=0.0,
     dropout_rng=None,
     implementation=None,
     block_sizes=None,
     return_statistics=False,
 ):
-    """Attention with any score function.
+    """Attention with any score function and any normaliser.
 
         logits_ij = score(query_i, key_j) + bias_ij
-        weights_i = softmax_j(logits_ij where mask_ij)
+        weights_i = normalizer_j(logits_ij where mask_ij)
         output_i  = sum_j dropout(weights_ij) value_j
 
     A query whose keys are all masked gets output 0 and sends gradient 0. A key or query that no
@@ -108,6 +121,11 @@ def attention(
             broadcast to *B. Optional for a score without parameters.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
         bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
+        normalizer: a name in `NORMALIZERS` with or without arguments, as "entmax(alpha=1.5)",
+            "module:Name", or a `Normalizer`: what turns a row of logits into weights.
+        normalizer_params: the normaliser's parameters, as its `init` makes them; leaves may have
+            leading axes that broadcast to *B ([N] for one sink per head). Optional for a
+            normaliser without parameters.
         dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
         dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
         implementation: how to compute it; the result is the same.
@@ -117,14 +135,16 @@ def attention(
             None chooses by size, score and backend, from measurements
             (`implementations/choice.py`).
         block_sizes: tile sizes for "tiled"; None chooses them.
-        return_statistics: also return each row's logsumexp, entropy (nats) and largest logit.
+        return_statistics: also return each row's logsumexp, entropy (nats) and largest logit, of
+            softmax with or without a sink.
 
     Returns:
         output [*B, T, Dv] in the query's dtype; or (output, `AttentionStatistics`), the statistics
-        [*B, T] in float32, or float64 if any input is. Products and softmax use that dtype too.
+        [*B, T] in float32, or float64 if any input is. Products and weights use that dtype too.
 
     Raises:
-        ValueError: an argument has the wrong shape, dtype or structure.
+        ValueError: an argument has the wrong shape, dtype or structure. Statistics are requested of
+            a normaliser without a logsumexp.
 
     >>> import jax.numpy as jnp
     >>> from attention_jax import causal_mask
@@ -133,24 +153,37 @@ def attention(
     Array([[3.]], dtype=float32)
     >>> attention(query, key, value, mask=causal_mask(offset=1))
     Array([[1.5]], dtype=float32)
+    >>> attention(query, key, value, normalizer="softmax(sink=True)",
+    ...           normalizer_params={"sink": jnp.log(3.0) + 2**0.5}).round(4)
+    Array([[1.5]], dtype=float32)
 
     Source: Bahdanau et al. 2014, Luong et al. 2015, Vaswani et al. 2017 (their Q, K, V).
     """
     score = get_score(score)
     implementation = checked_implementation(implementation)
     check_block_sizes(block_sizes)
+    normalizer = get_normalizer(normalizer)
+    check_statistics(normalizer, return_statistics)
     dropout_rate, dropout_rng = checked_dropout(dropout_rate, dropout_rng)
-    inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    inputs = checked_inputs(
+        score, query, key, value, params, mask, bias, normalizer, normalizer_params
+    )
     inputs = inputs._replace(dropout_rng=dropout_rng)
     if implementation is None:
         implementation = chosen_implementation(score, inputs, jax.default_backend())
     block_sizes = block_sizes or chosen_block_sizes(score, inputs)
+    captured_statistics = capturing() is not None and normalizer.has_statistics
     options = Options(
-        score, block_sizes, dropout_rate, return_statistics or capturing() is not None
+        score,
+        block_sizes,
+        dropout_rate,
+        return_statistics=return_statistics or captured_statistics,
+        normalizer=normalizer,
     )
     output, statistics = _attend(implementation, options, inputs)
     output = capture_point(
-        output, functools.partial(_captured_with_logits, score, inputs, output, statistics)
+        output,
+        functools.partial(_captured_with_logits, score, normalizer, inputs, output, statistics),
     )
     return (output, statistics) if return_statistics else output
 
@@ -163,16 +196,19 @@ def attention_weights(
     params: Params = None,
     mask: Mask | Array | None = None,
     bias: Bias | Array | None = None,
+    normalizer: NormalizerLike = DEFAULT_NORMALIZER,
+    normalizer_params: Params = None,
 ) -> Array:
     """The weights of `attention`, materialised.
 
-        weights_i = softmax_j(score(query_i, key_j) + bias_ij where mask_ij)
+        weights_i = normalizer_j(score(query_i, key_j) + bias_ij where mask_ij)
 
     Args:
-        query, key, score, params, mask, bias: as in `attention`.
+        query, key, score, params, mask, bias, normalizer, normalizer_params: as in `attention`.
 
     Returns:
-        weights [*B, T, S] in the query's dtype; each row sums to 1, or is 0 if it is fully masked.
+        weights [*B, T, S] in the query's dtype. Each row of softmax sums to 1 (to less than 1 with
+        a sink), or is 0 if it is fully masked.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure.
@@ -183,8 +219,11 @@ def attention_weights(
     """
     score = get_score(score)
     value = jnp.zeros((*key.shape[:-1], 1)) if isinstance(key, ProjectedKeys) else key  # unused
-    inputs = checked_inputs(score, query, key, value, params, mask, bias)
-    return _weights(score, inputs)
+    normalizer = get_normalizer(normalizer)
+    inputs = checked_inputs(
+        score, query, key, value, params, mask, bias, normalizer, normalizer_params
+    )
+    return _weights(score, normalizer, inputs)
 
 
 # --- the compiled functions ---
@@ -194,35 +233,45 @@ def attention_weights(
 def _attend(implementation: str, options: Options, inputs: Inputs):
     """(output [*B, T, Dv], statistics [*B, T] or None)."""
     attend = functools.partial(IMPLEMENTATIONS[implementation], options)
-    return vmap_over_batch(options.score, attend, inputs, by_query=True)
+    return vmap_over_batch(
+        options.score, attend, inputs, by_query=True, normalizer=options.normalizer
+    )
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _weights(score: Score, inputs: Inputs) -> Array:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _weights(score: Score, normalizer: Normalizer, inputs: Inputs) -> Array:
     """Weights [*B, T, S] in the query's dtype."""
-    return _logits_and_weights(score, inputs)[1].astype(inputs.query.dtype)
+    return _logits_and_weights(score, normalizer, inputs)[1].astype(inputs.query.dtype)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _logits_and_weights(score: Score, inputs: Inputs) -> tuple[Array, Array]:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _logits_and_weights(
+    score: Score, normalizer: Normalizer, inputs: Inputs
+) -> tuple[Array, Array]:
     """Logits, -inf where masked, and weights: [*B, T, S] each, in the compute dtype."""
 
     def one_example(inputs: Inputs) -> tuple[Array, Array]:
-        logits, mask = logits_and_mask(Options(score, BlockSizes()), inputs)
+        options = Options(score, BlockSizes(), normalizer=normalizer)
+        logits, mask = logits_and_mask(options, inputs)
         masked_logits = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
-        return masked_logits, masked_softmax(logits, mask)
+        return masked_logits, normalized(options, inputs, logits, mask)
 
-    return vmap_over_batch(score, one_example, inputs, by_query=True)
+    return vmap_over_batch(score, one_example, inputs, by_query=True, normalizer=normalizer)
 
 
 def _captured_with_logits(
     score: Score,
+    normalizer: Normalizer,
     inputs: Inputs,
     output: Array,
-    statistics: AttentionStatistics,
+    statistics: AttentionStatistics | None,
     options: CaptureOptions,
 ) -> CapturedAttention:
     """The arrays of a call for `analysis.capture`, with logits and statistics."""
-    logits, weights = _logits_and_weights(score, inputs) if options.matrices else (None, None)
+    logits, weights = None, None
+    if options.matrices:
+        logits, weights = _logits_and_weights(score, normalizer, inputs)
+    if not normalizer.has_statistics or normalizer.uses_num_keys:
+        logits = None  # gradients and statistics of captured logits are those of a softmax of them
     captured = captured_call(inputs, output, weights, options)
     return captured._replace(logits=logits, statistics=statistics)

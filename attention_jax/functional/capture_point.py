@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from attention_jax.functional.heads import ungroup_heads
 from attention_jax.implementations import Inputs
-from attention_jax.implementations.softmax import AttentionStatistics
+from attention_jax.normalizers import AttentionStatistics
 from attention_jax.scores import ProjectedKeys
 
 Array = jax.Array
@@ -32,14 +32,14 @@ class CapturedAttention(NamedTuple):
     """The arrays of one attention call, each with all the batch axes *B.
 
     The axes of enclosing loops, such as the length of a `scan` or the size of a `vmap`, come before
-    *B.
+    *B. Logits and statistics are None for attention whose weights are not a softmax of the logits.
     """
 
     query: Array  # [*B, T, Dq]
     key: Any  # [*B, S, Dk], or `ProjectedKeys` if the call takes them
     value: Array  # [*B, S, Dv]
     output: Array  # [*B, T, Dv]
-    logits: Array | None  # [*B, T, S] with the bias, -inf where masked; None without a softmax
+    logits: Array | None  # [*B, T, S] with the bias, -inf where masked; or None
     weights: Array | None  # [*B, T, S] before dropout; None unless matrices are captured
     mask: Array | None  # bool [*B, T, S]; None unless matrices are captured
     statistics: AttentionStatistics | None  # [*B, T]; None without a softmax

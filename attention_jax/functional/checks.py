@@ -17,6 +17,7 @@ from attention_jax.core.checks import (
     checked_rng,
 )
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
+from attention_jax.normalizers import Normalizer, Softmax
 from attention_jax.pairwise.biases import as_bias
 from attention_jax.pairwise.masks import as_mask
 from attention_jax.pairwise.position_functions import broadcasts
@@ -24,8 +25,20 @@ from attention_jax.scores import Params, ProjectedKeys, Score, key_feature_shape
 
 Array = jax.Array
 
+_SOFTMAX = Softmax()
 
-def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Inputs:
+
+def checked_inputs(
+    score: Score,
+    query,
+    key,
+    value,
+    params,
+    mask,
+    bias,
+    normalizer: Normalizer = _SOFTMAX,
+    normalizer_params: Any = None,
+) -> Inputs:
     """The arguments as JAX arrays in `Inputs`; ValueError unless their shapes and dtypes match."""
     query = float_array("query", query)
     key = _checked_keys(key)
@@ -69,7 +82,8 @@ def checked_inputs(score: Score, query, key, value, params, mask, bias) -> Input
         # A user-defined bias may hold Python numbers.
         bias = jax.tree.map(jnp.asarray, as_bias(bias))
         bias.check(batch, target_length, source_length)
-    return Inputs(query, key, value, params, mask, bias, None)
+    normalizer_params = checked_normalizer_params(normalizer, normalizer_params, batch)
+    return Inputs(query, key, value, params, mask, bias, None, normalizer_params)
 
 
 def _checked_keys(key: Any) -> Array | ProjectedKeys:
@@ -129,6 +143,49 @@ def checked_params(
         return array
 
     return jax.tree_util.tree_map_with_path(check, params, expected)
+
+
+def checked_normalizer_params(
+    normalizer: Normalizer, params: Params, batch_shape: tuple[int, ...] | None
+) -> Params:
+    """The normaliser's parameters as JAX arrays; ValueError unless they match its `init`.
+
+    With `batch_shape=None` they may have any batch axes.
+    """
+    params = {} if params is None else params
+    expected = normalizer.param_shapes()
+    if not _same_structure(params, expected):
+        described = jax.tree.map(lambda leaf: list(leaf.shape), expected)
+        got = jax.tree.map(lambda leaf: list(np.shape(leaf)), params)
+        hint = f": give normalizer_params=normalizer.init(rng), where normalizer = {normalizer}"
+        raise ValueError(
+            f"normalizer_params must be {described} for normalizer {normalizer}; got"
+            f" {got or params!r}{hint if expected else ''}"
+        )
+
+    def check(path, leaf, expected_leaf):
+        name = f"normalizer_params{jax.tree_util.keystr(path)}"
+        array = float_array(name, leaf)
+        core = expected_leaf.shape
+        if array.shape[array.ndim - len(core) :] != core:
+            raise ValueError(
+                f"{name} must be {list(core)} for normalizer {normalizer}, after any batch axes;"
+                f" got {list(array.shape)}"
+            )
+        if batch_shape is not None:
+            _check_broadcasts(name, array, (*batch_shape, *core))
+        return array
+
+    return jax.tree_util.tree_map_with_path(check, params, expected)
+
+
+def check_statistics(normalizer: Normalizer, return_statistics: bool) -> None:
+    """Raises ValueError if statistics are requested of weights that have no logsumexp."""
+    if return_statistics and not normalizer.has_statistics:
+        raise ValueError(
+            f"return_statistics must be False with normalizer {normalizer}, which has no logsumexp;"
+            " attention_weights returns the weights themselves"
+        )
 
 
 def checked_implementation(name: Any) -> str | None:

@@ -132,8 +132,14 @@ def attend_by_group(
 def weights_by_group(score: Score, inputs: Inputs) -> Array:
     """Weights [*B, N, T, S]."""
     inputs = _by_group(score, inputs)
-    query, key, _, params, mask, bias, _ = inputs
-    weights = attention_weights(query, key, score=score, params=params, mask=mask, bias=bias)
+    weights = attention_weights(
+        inputs.query,
+        inputs.key,
+        score=score,
+        params=inputs.params,
+        mask=inputs.mask,
+        bias=inputs.bias,
+    )
     return _heads_together(weights, inputs)
 
 

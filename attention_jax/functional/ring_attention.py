@@ -6,14 +6,25 @@ import functools
 from typing import Any, Literal, overload
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from attention_jax.core.explicit_axes import on_automatic_axes
-from attention_jax.functional.checks import check_block_sizes, checked_dropout, checked_inputs
+from attention_jax.functional.checks import (
+    check_block_sizes,
+    check_statistics,
+    checked_dropout,
+    checked_inputs,
+)
 from attention_jax.implementations import BlockSizes, Inputs, Options, ring
 from attention_jax.implementations.batching import explicit_batch_spec, vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes
-from attention_jax.implementations.softmax import AttentionStatistics
+from attention_jax.normalizers import (
+    DEFAULT_NORMALIZER,
+    AttentionStatistics,
+    NormalizerLike,
+    get_normalizer,
+)
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import DEFAULT_SCORE, Params, ProjectedKeys, ScoreLike, get_score
@@ -33,6 +44,8 @@ def ring_attention(
     params: Params = ...,
     mask: Mask | Array | None = ...,
     bias: Bias | Array | None = ...,
+    normalizer: NormalizerLike = ...,
+    normalizer_params: Params = ...,
     dropout_rate: float = ...,
     dropout_rng: Array | None = ...,
     block_sizes: BlockSizes | None = ...,
@@ -50,6 +63,8 @@ def ring_attention(
     params: Params = ...,
     mask: Mask | Array | None = ...,
     bias: Bias | Array | None = ...,
+    normalizer: NormalizerLike = ...,
+    normalizer_params: Params = ...,
     dropout_rate: float = ...,
     dropout_rng: Array | None = ...,
     block_sizes: BlockSizes | None = ...,
@@ -66,6 +81,8 @@ def ring_attention(
     params=None,
     mask=None,
     bias=None,
+    normalizer=DEFAULT_NORMALIZER,
+    normalizer_params=None,
     dropout_rate=0.0,
     dropout_rng=None,
     block_sizes=None,
@@ -73,7 +90,7 @@ def ring_attention(
 ):
     """`attention` with the sequences sharded over one axis of a mesh.
 
-        output_i = sum_j softmax_j(score(query_i, key_j) + bias_ij where mask_ij) value_j
+        output_i = sum_j normalizer_j(score(query_i, key_j) + bias_ij where mask_ij) value_j
 
     Each of n devices keeps T / n queries. The keys and values of all devices visit it in n steps,
     one device's share per step. A device holds 1 / n of the tokens, of the arrays computed from
@@ -101,6 +118,9 @@ def ring_attention(
             every device: those of a function of positions (`causal_mask`, `segment_mask`, ...) are
             small, a table is not.
         bias: a `Bias`, or float broadcastable to [*B, T, S]; replicated like the mask.
+        normalizer: as in `attention`, if it needs no search for a threshold: softmax with or
+            without a sink, sigmoid.
+        normalizer_params: as in `attention`; replicated like `params`.
         dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
         dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
         block_sizes: tile sizes; None chooses them.
@@ -117,6 +137,8 @@ def ring_attention(
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure; T or S is not a multiple
             of 2 n; the mesh has no axis of that name.
+        NotImplementedError: the normaliser searches for a threshold in several visits to all keys,
+            each of which would send them round the ring.
 
     >>> import jax.numpy as jnp
     >>> from attention_jax import causal_mask
@@ -131,14 +153,23 @@ def ring_attention(
     """
     score = get_score(score)
     check_block_sizes(block_sizes)
+    normalizer = get_normalizer(normalizer)
+    check_statistics(normalizer, return_statistics)
+    if normalizer.visits(jnp.float32):
+        raise NotImplementedError(
+            f"ring_attention with normalizer {normalizer} would send the keys round the ring for"
+            " each visit of the search for its threshold: use attention"
+        )
     dropout_rate, dropout_rng = checked_dropout(dropout_rate, dropout_rng)
     if isinstance(key, ProjectedKeys):
         raise ValueError("key must be an array, which ring_attention projects; got ProjectedKeys")
-    inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    inputs = checked_inputs(
+        score, query, key, value, params, mask, bias, normalizer, normalizer_params
+    )
     inputs = inputs._replace(dropout_rng=dropout_rng)
     _check_cut(mesh, axis_name, inputs)
     block_sizes = block_sizes or chosen_block_sizes(score, inputs)
-    options = Options(score, block_sizes, dropout_rate, return_statistics)
+    options = Options(score, block_sizes, dropout_rate, return_statistics, normalizer)
     output, statistics = _attend(options, mesh, axis_name, inputs)
     return (output, statistics) if return_statistics else output
 
@@ -167,7 +198,7 @@ def _check_cut(mesh: Any, axis_name: str, inputs: Inputs) -> None:
 def _attend(options: Options, mesh: Mesh, axis_name: str, inputs: Inputs):
     def one_device(inputs: Inputs):
         attend = functools.partial(ring.attend, options, axis_name)
-        return vmap_over_batch(options.score, attend, inputs)
+        return vmap_over_batch(options.score, attend, inputs, normalizer=options.normalizer)
 
     def cut(array: Array) -> PartitionSpec:
         return PartitionSpec(*[None] * (array.ndim - 2), axis_name)

@@ -11,9 +11,12 @@ from jax.sharding import PartitionSpec
 from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations.contract import Inputs
+from attention_jax.normalizers import Normalizer, Softmax
 from attention_jax.scores import Params, ProjectedKeys, Score
 
 Array = jax.Array
+
+_SOFTMAX = Softmax()
 
 
 def vmap_over_batch(
@@ -22,6 +25,7 @@ def vmap_over_batch(
     inputs: Inputs,
     *extra: tuple[Array, int],
     by_query: bool = False,
+    normalizer: Normalizer = _SOFTMAX,
 ) -> Any:
     """Applies `function`, of one example, to inputs with leading batch axes *B.
 
@@ -33,12 +37,13 @@ def vmap_over_batch(
         score: the score whose `params` are in `inputs`.
         function: takes `Inputs` and the extra arrays without batch axes; returns a pytree of
             arrays. It must not use arrays from a closure.
-        inputs: query has exactly the axes *B; key, value and the leaves of params, mask and bias
-            have axes that broadcast to *B; dropout_rng, a single key, is split.
+        inputs: query has exactly the axes *B; key, value and the leaves of the parameters, mask and
+            bias have axes that broadcast to *B; dropout_rng, a single key, is split.
         extra: pairs of an array whose leading axes broadcast to *B, and its number of axes
             without them.
         by_query: whether the axis T follows *B in every result, which is then sharded like the
             axis T of the query.
+        normalizer: the normaliser whose `normalizer_params` are in `inputs`.
 
     Returns:
         the results of `function`, each leaf with the axes *B in front.
@@ -49,7 +54,7 @@ def vmap_over_batch(
     arrays, ndims = zip(*extra, strict=True) if extra else ((), ())
 
     def batched(inputs: Inputs, *arrays: Array) -> Any:
-        return _vmapped(score, function, inputs, arrays, ndims)
+        return _vmapped(score, normalizer, function, inputs, arrays, ndims)
 
     return on_automatic_axes(batched, spec, inputs, *arrays)
 
@@ -68,6 +73,7 @@ def explicit_batch_spec(inputs: Inputs) -> PartitionSpec:
 
 def _vmapped(
     score: Score,
+    normalizer: Normalizer,
     function: Callable[..., Any],
     inputs: Inputs,
     extra: tuple[Array, ...],
@@ -79,7 +85,7 @@ def _vmapped(
     batch_shape = inputs.query.shape[:-2]
     if inputs.dropout_rng is not None:
         inputs = inputs._replace(dropout_rng=jax.random.split(inputs.dropout_rng, batch_shape))
-    core_ndims = (_core_ndims(score, inputs), *extra_ndims)
+    core_ndims = (_core_ndims(score, normalizer, inputs), *extra_ndims)
     return map_over_batch(function, batch_shape, (inputs, *extra), core_ndims)
 
 
@@ -126,7 +132,7 @@ def core_ndims_of_params(score: Score, params: Params, query_dim: int, key_dim: 
     return jax.tree.map(lambda leaf: len(leaf.shape), shapes)
 
 
-def _core_ndims(score: Score, inputs: Inputs) -> Any:
+def _core_ndims(score: Score, normalizer: Normalizer, inputs: Inputs) -> Any:
     """`inputs` with every array replaced by its number of axes without batch axes."""
     return (
         2,  # query
@@ -136,4 +142,5 @@ def _core_ndims(score: Score, inputs: Inputs) -> Any:
         None if inputs.mask is None else inputs.mask.core_ndims(),
         None if inputs.bias is None else inputs.bias.core_ndims(),
         None if inputs.dropout_rng is None else 0,
+        jax.tree.map(lambda leaf: len(leaf.shape), normalizer.param_shapes()),
     )

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.core.checks import check_integer
+from attention_jax.normalizers import Normalizer, Softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
@@ -54,6 +55,7 @@ class Options:
     block_sizes: BlockSizes  # of "tiled"
     dropout_rate: float = 0.0  # 0 <= rate < 1
     return_statistics: bool = False  # whether to return `AttentionStatistics`
+    normalizer: Normalizer = Softmax()
 
 
 class Inputs(NamedTuple):
@@ -66,9 +68,11 @@ class Inputs(NamedTuple):
     mask: Mask | None  # without batch axes
     bias: Bias | None  # without batch axes
     dropout_rng: Array | None  # [] a typed PRNG key
+    normalizer_params: Params = None  # of the normaliser
 
     @property
     def compute_dtype(self) -> jnp.dtype:
         """float64 if any float input is, else float32."""
-        floats = (self.query, self.key, self.value, self.bias, self.params)
+        params = (self.params, self.normalizer_params)
+        floats = (self.query, self.key, self.value, self.bias, params)
         return accumulator_dtype(*jax.tree.leaves(floats))

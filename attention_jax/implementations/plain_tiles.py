@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations import bias_tiles, tiling
-from attention_jax.implementations.online_softmax import SoftmaxState
 from attention_jax.implementations.rounds import map_query_tiles
-from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.normalizers import AttentionStatistics, RowState
 
 Array = jax.Array
 
@@ -29,7 +28,13 @@ def attend_tiles(
 ) -> tuple[Array, AttentionStatistics | None]:
     """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested."""
 
-    def attend(constants: Constants, keys_and_values, tile, state: SoftmaxState) -> SoftmaxState:
+    normalizer = plan.options.normalizer
+
+    def finish(state: RowState) -> tuple[Array, AttentionStatistics | None]:
+        rows = state.finalize(normalizer, arrays.normalizer_params)
+        return rows.output, rows.statistics
+
+    def attend(constants: Constants, keys_and_values, tile, state: RowState) -> RowState:
         keys, values = keys_and_values
         i, queries, tables = tile
         arrays_of_round = arrays._replace(keys=keys, values=values)
@@ -44,7 +49,7 @@ def attend_tiles(
         (jnp.arange(plan.query_tiles), arrays.queries, tables),
         start=lambda: tiling.empty_state(plan, arrays),
         attend=attend,
-        finish=SoftmaxState.finalize,
+        finish=finish,
         recompute=True,
     )
 
@@ -56,19 +61,24 @@ def _attend_to_keys(
     i: Array,
     queries: Any,
     tables: list[Array],
-    state: SoftmaxState,
-) -> SoftmaxState:
+    state: RowState,
+) -> RowState:
     """The state of one tile of queries after all tiles of keys in `arrays`."""
+    normalizer, params = plan.options.normalizer, arrays.normalizer_params
     order = jnp.arange(plan.key_tiles)
     visited = jnp.asarray(plan.key_tiles)
     if constants.schedule is not None:
         order, visited = constants.schedule.order[i], constants.schedule.visited[i]
 
-    @jax.checkpoint
-    def visit(state, key_tile):
-        n, j, keys, values, tables = key_tile
+    def fold(update, carry):
+        """`carry = update(carry, logits, values, keep)` for each tile of keys."""
 
-        def compute(state):
+        @jax.checkpoint
+        def visit(carry, key_tile):
+            n, *rest = key_tile
+            return jax.lax.cond(n < visited, compute, lambda carry, *_: carry, carry, *rest), None
+
+        def compute(carry, j, keys, values, tables):
             allowed = None
             if constants.mask is not None:
                 allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
@@ -82,18 +92,29 @@ def _attend_to_keys(
                 logits = logits + bias
             if allowed is not None:
                 logits = jnp.where(allowed, logits, -jnp.inf)
+            logits = tiling.normalizer_logits(plan, arrays, constants, i, logits, True)
             keep = tiling.kept_pairs(plan, constants, i, j)
-            return state.update(logits, values, keep, plan.options.dropout_rate)
+            return update(carry, logits, values, keep)
 
-        return jax.lax.cond(n < visited, compute, lambda state: state, state), None
+        return jax.lax.scan(visit, carry, key_tiles)[0]
 
     # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
     # into all keys would give a gradient of the size of all keys in every step.
     keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
     tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
-    state, _ = jax.lax.scan(visit, state, key_tiles)
-    return state
+
+    def fold_logits(update, carry):
+        return fold(lambda carry, logits, *_: update(carry, logits), carry)
+
+    if normalizer.visits(arrays.values.dtype):
+        state = normalizer.with_shift(
+            params, fold_logits, state, plan.padded_lengths[1], differentiable=True
+        )
+    rate = plan.options.dropout_rate
+    return fold(
+        lambda state, *tile: state.update(normalizer, params, *tile, dropout_rate=rate), state
+    )
 
 
 def _repeated(tiles: Array, count: int) -> Array:

@@ -181,15 +181,15 @@ def pair_logits(
 
 
 def _used_tokens(plan: Plan, mask: Mask) -> tuple[Array, Array]:
-    """Which queries and keys an allowed pair contains: bool [query_tiles * t] and [S]."""
+    """How many keys each query may attend to, int [query_tiles * t]; the used keys, bool [S]."""
 
     def add_chunk(used_keys: Array, index: Array) -> tuple[Array, Array]:
         allowed = allowed_pairs(plan, mask, index, jnp.zeros_like(index))
-        return used_keys | allowed.any(0), allowed.any(1)
+        return used_keys | allowed.any(0), allowed.sum(1)
 
     used_keys = varying_as(jnp.zeros(plan.tile.key, bool), mask)
-    used_keys, used_queries = _scan(add_chunk, used_keys, jnp.arange(plan.query_tiles))
-    return used_queries.reshape(-1), used_keys
+    used_keys, num_keys = _scan(add_chunk, used_keys, jnp.arange(plan.query_tiles))
+    return num_keys.reshape(-1), used_keys
 
 
 def _scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, chunks: Any) -> tuple[Any, Any]:

@@ -2,9 +2,9 @@
 
 With the score e and the mask m,
 
-    L = e(Q, K) + bias,    A = masked_softmax(L, m),    O = dropout(A) V.
+    L = e(Q, K) + bias,    A = normalizer(L, m),    O = dropout(A) V.
 
-Plain differentiation then gives, for a cotangent dO (and without dropout),
+Plain differentiation then gives, for a cotangent dO (softmax, and without dropout),
 
     dV = A^T dO,    dA = dO V^T,    dL_ij = A_ij (dA_ij - sum_k A_ik dA_ik),
 
@@ -13,16 +13,15 @@ and dQ, dK and the gradients of the score's parameters from dL through e.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.implementations.softmax import (
-    AttentionStatistics,
-    masked_softmax,
-    row_statistics,
-)
+from attention_jax.implementations.softmax import row_statistics
+from attention_jax.normalizers import AttentionStatistics
 from attention_jax.pairwise import dropout
 from attention_jax.scores import key_features, masked_pair, stand_in_key, stand_in_query, stand_ins
 
@@ -32,7 +31,7 @@ Array = jax.Array
 def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     logits, mask = logits_and_mask(options, inputs)
-    weights = masked_softmax(logits, mask)
+    weights = normalized(options, inputs, logits, mask)
     # Whether any weight is not 0, NaN included; `any(weights != 0)` would store a second [T, S].
     any_allowed = jnp.max(jax.lax.stop_gradient(weights), axis=1, initial=0) != 0
     if options.dropout_rate > 0:
@@ -44,8 +43,21 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     output = jnp.matmul(weights, value, precision="highest")
     # A NaN value that another query may see reaches a query without keys as 0 * NaN.
     output = jnp.where(any_allowed[:, None], output, 0)
-    statistics = row_statistics(logits, mask) if options.return_statistics else None
+    statistics = None
+    if options.return_statistics:
+        normalizer, params = options.normalizer, _normalizer_params(inputs)
+        logits = normalizer.prepared(params, logits, mask)
+        statistics = row_statistics(*normalizer.with_sink(params, logits, mask))
     return output.astype(inputs.query.dtype), statistics
+
+
+def normalized(options: Options, inputs: Inputs, logits: Array, mask: Array | None) -> Array:
+    """The weights [T, S] of logits from `logits_and_mask`."""
+    return options.normalizer(_normalizer_params(inputs), logits, mask)
+
+
+def _normalizer_params(inputs: Inputs) -> Any:
+    return cast_floats(inputs.normalizer_params, inputs.compute_dtype)
 
 
 def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | None]:

@@ -24,10 +24,11 @@ from attention_jax.implementations import tiled, tiling
 from attention_jax.implementations.bias_tiles import Grid
 from attention_jax.implementations.chunks import ChunkedBias, ChunkedMask, Chunks
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.num_keys import num_keys_of_tiles
 from attention_jax.implementations.rounds import Visit
-from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.implementations.tiling import Arrays, Constants, Plan, TileSchedule
 from attention_jax.implementations.zigzag import chunk_starts, from_zigzag, to_zigzag
+from attention_jax.normalizers import AttentionStatistics
 from attention_jax.pairwise.mask_algebra import Mask, TileStatus
 
 Array = jax.Array
@@ -64,6 +65,7 @@ class RingConstants(NamedTuple):
     queries: Chunks  # the queries of this device
     keys: Chunks  # the keys of this device before the first round
     schedules: TileSchedule | None  # of each round, [devices, ...]; None if no pair is masked
+    num_keys: Array | None  # [query_tiles, t] among the keys of all devices, if it is read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +112,9 @@ class Ring:
         if constants.dropout_mask is not None:
             dropout_mask = ChunkedMask(constants.dropout_mask, queries, keys)
         integers = tuple(dataclasses.replace(part, keys=keys) for part in constants.bias_integers)
-        return Constants(mask, schedule, dropout_mask, integers, constants.stand_ins)
+        return Constants(
+            mask, schedule, dropout_mask, integers, constants.stand_ins, constants.num_keys
+        )
 
 
 def _prepare(options: Options, axis: str, inputs: Inputs) -> tuple[Plan, Arrays, RingConstants]:
@@ -126,6 +130,8 @@ def _prepare(options: Options, axis: str, inputs: Inputs) -> tuple[Plan, Arrays,
         plan, query_tiles=queries.num_tiles, key_tiles=keys.num_tiles, ring=Ring(axis)
     )
     used = _used_tokens(plan, inputs.mask, queries, keys, devices)
+    source_length = 2 * devices * keys.length
+    num_keys = num_keys_of_tiles(options, plan.grid, used[0], source_length, inputs.compute_dtype)
     stand_ins = tiling.stand_in_features(options, inputs)
     bias = None if inputs.bias is None else ChunkedBias(inputs.bias, queries, keys)
     inputs = inputs._replace(
@@ -143,6 +149,7 @@ def _prepare(options: Options, axis: str, inputs: Inputs) -> tuple[Plan, Arrays,
         queries=queries,
         keys=keys,
         schedules=_schedules(Ring(axis), inputs.mask, queries, keys),
+        num_keys=num_keys,
     )
     return plan, arrays, constants
 
@@ -169,10 +176,12 @@ def _schedules(ring: Ring, mask: Mask | None, queries: Chunks, keys: Chunks) -> 
 def _used_tokens(
     plan: Plan, mask: Mask | None, queries: Chunks, keys: Chunks, devices: int
 ) -> tuple[Array, Array]:
-    """Which queries and keys of a device an allowed pair contains, with any token; bool."""
+    """How many keys each query of a device may attend to, and which of its keys are used; bool."""
     if mask is None:
         query_length, key_length = plan.padded_lengths
-        return queries.is_token(jnp.arange(query_length)), keys.is_token(jnp.arange(key_length))
+        is_query = queries.is_token(jnp.arange(query_length))
+        num_keys = jnp.where(is_query, 2 * devices * keys.length, 0)
+        return num_keys, keys.is_token(jnp.arange(key_length))
     start = jnp.zeros(1, int)
     all_queries, all_keys = (
         Chunks(start, 2 * devices * chunks.length, chunks.tile) for chunks in (queries, keys)

@@ -1,33 +1,17 @@
-"""The masked softmax, its gradient, and the statistics of its rows."""
+"""The masked softmax as a function of its own, and the statistics of its rows."""
 
 from __future__ import annotations
-
-import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import export
 
 from attention_jax.core.arrays import accumulator_dtype, bool_array, float_array
+from attention_jax.normalizers import AttentionStatistics, shifted_exponentials, softmax_of_rows
 from attention_jax.pairwise.masks import Mask
 from attention_jax.pairwise.position_functions import check_batch_axes
 
 Array = jax.Array
-
-
-class AttentionStatistics(NamedTuple):
-    """Statistics of each row of attention, that is of each query."""
-
-    logsumexp: Array  # [*B, T]  log sum_j exp(logits_j) over allowed keys; -inf without keys
-    entropy: Array  # [*B, T]  -sum_j w_j log w_j in nats, before dropout; 0 without keys
-    max_logit: Array  # [*B, T]  largest allowed logit, without gradient; -inf without keys
-
-
-export.register_namedtuple_serialization(
-    AttentionStatistics, serialized_name="attention_jax.AttentionStatistics"
-)
 
 
 def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = -1) -> Array:
@@ -73,28 +57,7 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
     if not isinstance(axis, int | np.integer) or not -logits.ndim <= axis < logits.ndim:
         raise ValueError(f"axis must be one of logits {list(logits.shape)}; got {axis!r}")
     wide = logits.astype(accumulator_dtype(logits))
-    return _masked_softmax(wide, mask, axis).astype(logits.dtype)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _masked_softmax(logits: Array, mask: Array | None, axis: int) -> Array:
-    _, exponentials, normalizer = _shifted(logits, mask, axis)
-    return exponentials / jnp.where(normalizer == 0, 1, normalizer)
-
-
-# The Jacobian of one row is dw_j / dl_k = w_j (delta_jk - w_k), so a tangent dl becomes
-#     dw_j = w_j (dl_j - sum_k w_k dl_k).
-# The Jacobian is symmetric, so the same formula is the vector-Jacobian product. It is a function of
-# w, so JAX can differentiate it again. It is 0 for a row without allowed keys (all w are 0), and it
-# does not read the dl of masked entries.
-@_masked_softmax.defjvp
-def _masked_softmax_jvp(axis, primals, tangents):
-    logits, mask = primals
-    dlogits = tangents[0]
-    weights = _masked_softmax(logits, mask, axis)
-    dlogits = jnp.where(weights > 0, dlogits, 0)
-    mean = jnp.sum(weights * dlogits, axis=axis, keepdims=True)
-    return weights, weights * (dlogits - mean)
+    return softmax_of_rows(wide, mask, axis).astype(logits.dtype)
 
 
 def row_statistics(logits: Array, mask: Array | None = None) -> AttentionStatistics:
@@ -110,10 +73,10 @@ def row_statistics(logits: Array, mask: Array | None = None) -> AttentionStatist
     Returns:
         `AttentionStatistics` of shape [..., T]; differentiable except `max_logit`.
     """
-    largest, exponentials, normalizer = _shifted(logits, mask, -1)
+    largest, exponentials, normalizer = shifted_exponentials(logits, mask, -1)
     any_allowed = normalizer != 0  # `> 0` would hide a NaN
     log_normalizer = jnp.log(jnp.where(any_allowed, normalizer, 1))
-    weights = _masked_softmax(logits, mask, -1)
+    weights = softmax_of_rows(logits, mask, -1)
     # l_j - max, or 0 where the weight is 0: 0 * -inf would be NaN, while x log x goes to 0.
     shifted = jnp.where(exponentials > 0, logits - largest, 0)
     mean = jnp.sum(weights * shifted, axis=-1, keepdims=True)
@@ -123,13 +86,3 @@ def row_statistics(logits: Array, mask: Array | None = None) -> AttentionStatist
         entropy=jnp.where(any_allowed, log_normalizer - mean, 0)[..., 0],
         max_logit=jnp.where(any_allowed, largest, negative_infinity)[..., 0],
     )
-
-
-def _shifted(logits: Array, mask: Array | None, axis: int) -> tuple[Array, Array, Array]:
-    """The largest allowed logit M (0 without keys), exp(logits - M), and the sum of those."""
-    if mask is not None:
-        logits = jnp.where(mask, logits, -jnp.inf)
-    largest = jnp.max(logits, axis=axis, keepdims=True, initial=-jnp.inf)
-    largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))
-    exponentials = jnp.exp(logits - largest)
-    return largest, exponentials, jnp.sum(exponentials, axis=axis, keepdims=True)

@@ -1,10 +1,12 @@
 """Tiled attention with a hand-written gradient: memory linear in T and S, for every score.
 
-The forward pass is an online softmax over tiles of keys. It saves its inputs, the output, and the
-largest logit and the normaliser of each row, from which the backward pass recomputes the weights of
-every tile. (The logsumexp alone would suffice, but its rounding error at logits of 1e4 is 1e-3 of
-the weights in float32.) The tangent of forward mode recomputes the weights too. The derivatives of
-both are those of `plain_tiles`, in linear memory as well.
+The forward pass folds the state of a normaliser over tiles of keys: for softmax, the online
+softmax; for a normaliser with a threshold, first the search for it. It saves its inputs, the
+output, and a few numbers of each row, from which the backward pass recomputes the weights of every
+tile: for softmax, the largest logit and the sum of exponentials. (The logsumexp alone would
+suffice, but its rounding error at logits of 1e4 is 1e-3 of the weights in float32.) The tangent of
+forward mode recomputes the weights too. The derivatives of both are those of `plain_tiles`, in
+linear memory as well.
 
 `ring` runs the same code on many devices: `rounds` loops over the keys of all devices.
 
@@ -30,10 +32,9 @@ from attention_jax.implementations import (
     tiling,
 )
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.implementations.online_softmax import SoftmaxState
 from attention_jax.implementations.rounds import fold_rounds, map_query_tiles
-from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.normalizers import AttentionStatistics, FinalRows, RowShift, RowState
 from attention_jax.pairwise import dropout
 from attention_jax.scores import masked_pair_vjp, tall_product
 
@@ -63,8 +64,8 @@ def attend_tiles(
         arrays: the differentiable arrays.
         constants: `Constants`, or `ring.RingConstants` in a ring.
     """
-    output, statistics, _ = _forward(plan, arrays, constants)
-    return output, statistics
+    rows = _forward(plan, arrays, constants)
+    return rows.output, rows.statistics
 
 
 class Residuals(NamedTuple):
@@ -72,17 +73,12 @@ class Residuals(NamedTuple):
 
     arrays: Arrays
     constants: Any  # the `constants` of `attend_tiles`
-    output: Array  # [query_tiles, t, Dv]
-    largest: Array  # [query_tiles, t] the largest logit
-    normalizer: Array  # [query_tiles, t] sum of exp(logits - largest)
-    entropy: Array | None  # [query_tiles, t]
+    rows: FinalRows  # [query_tiles, t, ...]
 
 
 def _attend_fwd(plan, arrays, constants):
-    output, statistics, (largest, normalizer) = _forward(plan, arrays, constants)
-    entropy = None if statistics is None else statistics.entropy
-    residuals = Residuals(arrays, constants, output, largest, normalizer, entropy)
-    return (output, statistics), residuals
+    rows = _forward(plan, arrays, constants)
+    return (rows.output, rows.statistics), Residuals(arrays, constants, rows)
 
 
 def _attend_bwd(plan, residuals, cotangents):
@@ -90,24 +86,40 @@ def _attend_bwd(plan, residuals, cotangents):
 
 
 def _attend_tangent(plan, residuals, tangents):
-    return tiled_tangent.tangent(plan, residuals, tangents[0])
+    arrays, constants, rows = residuals
+    return tiled_tangent.tangent(plan, arrays, constants, rows, tangents[0])
 
 
 attend_tiles.defvjp(_attend_fwd, _attend_bwd, _attend_tangent)
 
 
-def _forward(plan: Plan, arrays: Arrays, constants: Any):
-    """Output, statistics (or None), and (largest, normalizer), all in tiles."""
+def _forward(plan: Plan, arrays: Arrays, constants: Any) -> FinalRows:
+    """The results of all rows, in tiles."""
+    normalizer, params = plan.options.normalizer, arrays.normalizer_params
+    rate = plan.options.dropout_rate
 
-    def attend_to_keys(constants: Constants, keys_and_values, tile, state: SoftmaxState):
+    def attend_to_keys(constants: Constants, keys_and_values, tile, state: RowState) -> RowState:
         i, queries = tile
 
-        def visit(masked, j, state):
+        def tile_of_keys(masked, j):
             keys, values = tile_arrays.tile_of(keys_and_values, j)
             logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
-            keep = tiling.kept_pairs(plan, constants, i, j)
-            return state.update(logits, values, keep, plan.options.dropout_rate)
+            return tiling.normalizer_logits(plan, arrays, constants, i, logits, masked), values
 
+        def fold_logits(update, carry):
+            def visit(masked, j, carry):
+                return update(carry, tile_of_keys(masked, j)[0])
+
+            return tiling.for_visited_keys(plan, constants, i, visit, carry)
+
+        def visit(masked, j, state):
+            keep = tiling.kept_pairs(plan, constants, i, j)
+            return state.update(normalizer, params, *tile_of_keys(masked, j), keep, rate)
+
+        if normalizer.visits(arrays.values.dtype):
+            state = normalizer.with_shift(
+                params, fold_logits, state, plan.padded_lengths[1], differentiable=False
+            )
         return tiling.for_visited_keys(plan, constants, i, visit, state)
 
     return map_query_tiles(
@@ -117,21 +129,25 @@ def _forward(plan: Plan, arrays: Arrays, constants: Any):
         (jnp.arange(plan.query_tiles), arrays.queries),
         start=lambda: tiling.empty_state(plan, arrays),
         attend=attend_to_keys,
-        finish=lambda state: (*state.finalize(), (state.largest, state.normalizer)),
+        finish=lambda state: state.finalize(normalizer, params),
     )
 
 
-# With x the logits of a row, w its weights, u = dropout(w), O = sum_j u_j v_j, logsumexp Z and
-# entropy H, and cotangents dO, dZ, dH:
+# With x the transformed logits of a row, w its weights, s their slopes, u = dropout(w), the output
+# O = sum_j u_j v_j and a cotangent dO,
 #     dv_j = u_j dO,
-#     dx_j = w_j (dropout(dO . v_j) - dO . O + dZ - dH (log w_j + H)),
-# since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). The sum over the row that the softmax
-# needs, sum_k u_k (dO . v_k), is dO . O; the score pulls back the rest. A tile has
-# exp(x_j - largest) = w_j normalizer, so the rows' cotangents are divided by the normaliser once.
+#     dx_j = s_j (dropout(dO . v_j) - dO . mean),
+# with the mean of `normalizers.contract`: O for softmax, 0 for weights that do not sum to 1. The
+# parameters of the normaliser and of its transform get what the same cotangent of the weights,
+# dropout(dO . v_j) - dO . mean, gives them. A sink is a key whose value is 0. For softmax with
+# logsumexp Z and entropy H, and cotangents dZ and dH, that cotangent also has the terms
+#     dZ - dH (log w_j + H),
+# since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). The score pulls back the rest. A tile has
+# the weights times the row's divisor, so the rows' cotangents are divided by it once.
 def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     """The cotangents of `arrays`."""
     arrays, constants = residuals.arrays, residuals.constants
-    rows = _rows_of(residuals, cotangents)
+    rows = _rows_of(plan, residuals, cotangents)
 
     def visit(constants: Constants, keys_and_gradients, carry):
         (keys, values), (dkeys, dvalues) = keys_and_gradients
@@ -151,6 +167,8 @@ def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     zeros: Any = jax.tree.map(jnp.zeros_like, arrays)
     keys = (arrays.keys, arrays.values), (zeros.keys, zeros.values)
     dqueries = None if plan.ring is None else zeros.queries
+    params = _sink_gradient(plan, arrays, rows)
+    zeros = zeros._replace(normalizer_params=params)
     carry = zeros._replace(queries=None, keys=None, values=None), dqueries
     keys, (gradients, dqueries) = fold_rounds(plan.ring, constants, keys, carry, visit)
     _, (dkeys, dvalues) = keys
@@ -172,7 +190,9 @@ def _add_gradients(
             keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
             logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
             keep = tiling.kept_pairs(plan, constants, i, j)
-            dlogits, dvalues = _softmax_vjp(logits, values, rows, keep, plan.options.dropout_rate)
+            dnormalizer, dlogits, dvalues = _weights_vjp(
+                plan, arrays, constants, i, masked, logits, values, rows, keep
+            )
             dparams, dq, dk = masked_pair_vjp(
                 plan.options.score,
                 arrays.params,
@@ -187,6 +207,7 @@ def _add_gradients(
                 keys=tile_arrays.add_tile(gradients.keys, j, dk),
                 values=tile_arrays.add_tile(gradients.values, j, dvalues),
                 params=jax.tree.map(jnp.add, gradients.params, dparams),
+                normalizer_params=jax.tree.map(jnp.add, gradients.normalizer_params, dnormalizer),
                 biases=bias_tiles.add_gradient(
                     gradients.biases,
                     arrays.biases,
@@ -208,52 +229,89 @@ def _add_gradients(
 
 
 class Rows(NamedTuple):
-    """The rows' terms in the backward pass; the cotangents are divided by the normaliser."""
+    """The rows' terms in the backward pass; the cotangents are divided by the divisor."""
 
-    largest: Array  # [t] +inf for a row without keys, whose weights are then 0
+    shift: RowShift  # [t] with the reference +inf for a row without weights
     doutput: Array  # [t, Dv]
-    doffset: Array  # [t] dZ - dO . O - dH (H - log normalizer)
+    doffset: Array | None  # [t] dZ - dO . mean - dH (H - log divisor); None if it is 0
     dentropy: Array | None  # [t]
 
 
-def _rows_of(residuals: Residuals, cotangents: Any) -> Rows:
+def _rows_of(plan: Plan, residuals: Residuals, cotangents: Any) -> Rows:
     """The rows' terms from the saved arrays and the cotangents of output and statistics."""
     doutput, dstatistics = cotangents
-    entropy = residuals.entropy
+    rows = residuals.rows
     # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
-    empty = residuals.normalizer == 0
-    doutput = jnp.where(empty[..., None], 0, doutput)
-    normalizer = jnp.where(empty, 1, residuals.normalizer)
-    doffset = -jnp.sum(doutput * residuals.output, axis=-1)
-    dentropy = None
-    if entropy is not None:
-        dentropy = jnp.where(empty, 0, dstatistics.entropy)
-        constant = entropy - jnp.log(normalizer)
-        doffset = doffset + jnp.where(empty, 0, dstatistics.logsumexp) - dentropy * constant
-        dentropy = dentropy / normalizer
-    return Rows(
-        largest=jnp.where(empty, jnp.inf, residuals.largest),
-        doutput=doutput / normalizer[..., None],
-        doffset=doffset / normalizer,
-        dentropy=dentropy,
+    doutput = jnp.where(rows.empty[..., None], 0, doutput)
+    doffset, dentropy = None, None
+    if plan.options.normalizer.sums_to_one:
+        mean = rows.output if rows.mean is None else rows.mean
+        doffset = -jnp.sum(doutput * mean, axis=-1)
+    if rows.divisor is not None:
+        assert doffset is not None  # weights with a divisor sum to 1
+        if rows.statistics is not None:
+            dentropy = jnp.where(rows.empty, 0, dstatistics.entropy)
+            constant = rows.statistics.entropy - jnp.log(rows.divisor)
+            dlogsumexp = jnp.where(rows.empty, 0, dstatistics.logsumexp)
+            doffset = doffset + dlogsumexp - dentropy * constant
+            dentropy = dentropy / rows.divisor
+        doutput = doutput / rows.divisor[..., None]
+        doffset = doffset / rows.divisor
+    return Rows(rows.shift, doutput, doffset, dentropy)
+
+
+def _weights_vjp(
+    plan: Plan,
+    arrays: Arrays,
+    constants: Constants,
+    i: Array,
+    masked: bool,
+    logits: Array,
+    values: Array,
+    rows: Rows,
+    keep: Array | None,
+) -> tuple[Any, Array, Array]:
+    """(gradients of the normaliser's parameters, dlogits [t, s], dvalues [s, Dv]) of one tile."""
+
+    def weights_of(params: Any, logits: Array) -> tuple[Array, Array]:
+        arrays_of_tile = arrays._replace(normalizer_params=params)
+        logits = tiling.normalizer_logits(plan, arrays_of_tile, constants, i, logits, masked)
+        return plan.options.normalizer.tile_weights(params, logits, rows.shift), logits
+
+    weights, pull_back, transformed = jax.vjp(
+        weights_of, arrays.normalizer_params, logits, has_aux=True
     )
-
-
-def _softmax_vjp(
-    logits: Array, values: Array, rows: Rows, keep: Array | None, dropout_rate: float
-) -> tuple[Array, Array]:
-    """(dlogits [t, s], dvalues [s, Dv]) of one tile."""
-    shifted = logits - rows.largest[:, None]
-    exponentials = jnp.exp(shifted)
     dweights = jnp.matmul(rows.doutput, values.T, precision="highest")
-    kept = exponentials
+    kept = weights
     if keep is not None:
-        kept = dropout.drop(exponentials, keep, dropout_rate)
-        dweights = dropout.drop(dweights, keep, dropout_rate)
+        rate = plan.options.dropout_rate
+        kept = dropout.drop(weights, keep, rate)
+        dweights = dropout.drop(dweights, keep, rate)
     dvalues = tall_product(rows.doutput, kept)
-    dweights = dweights + rows.doffset[:, None]
+    if rows.doffset is not None:
+        dweights = dweights + rows.doffset[:, None]
     if rows.dentropy is not None:
         # A term with weight 0 is 0: 0 * -inf would be NaN.
-        shifted = jnp.where(exponentials > 0, shifted, 0)
+        shifted = jnp.where(weights > 0, rows.shift.shifted(transformed), 0)
         dweights = dweights - rows.dentropy[:, None] * shifted
-    return exponentials * dweights, dvalues
+    return *pull_back(dweights), dvalues
+
+
+def _sink_gradient(plan: Plan, arrays: Arrays, rows: Rows) -> Any:
+    """The gradient of the normaliser's parameters through its sink; 0 without a sink."""
+    normalizer = plan.options.normalizer
+
+    def weights_of(params: Any) -> tuple[Array, Array]:
+        sink = normalizer.sink_logit(params)
+        assert sink is not None
+        shifted = sink - rows.shift.reference
+        return normalizer.weight(params, shifted), shifted
+
+    if normalizer.sink_logit(arrays.normalizer_params) is None:
+        return jax.tree.map(jnp.zeros_like, arrays.normalizer_params)
+    weights, pull_back, shifted = jax.vjp(weights_of, arrays.normalizer_params, has_aux=True)
+    dweights = rows.doffset
+    assert dweights is not None  # weights with a sink sum to 1
+    if rows.dentropy is not None:
+        dweights = dweights - rows.dentropy * jnp.where(weights > 0, shifted, 0)
+    return pull_back(dweights)[0]

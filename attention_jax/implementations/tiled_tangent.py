@@ -1,12 +1,17 @@
 """The tangent of tiled attention for forward mode, in one pass over the tiles.
 
-The forward pass saves the largest logit M and the normaliser n of each row, so a tile's weights are
-e_j / n with e_j = exp(x_j - M), without rescaling. With x the logits of a row, w its
-weights, u = dropout(w), O = sum_j u_j v_j, logsumexp Z and entropy H, and with tangents dx and dv,
+The forward pass saves the shift and the divisor n of each row, so a tile's weights are e_j / n
+without rescaling. With e'_j the tangent of e_j at a fixed shift and divisor, u = dropout(w), the
+output O = sum_j u_j v_j and the mean of `normalizers.contract` (O for softmax, 0 for weights that
+do not sum to 1), and with tangents dv,
 
-    dZ = sum_j w_j dx_j,
-    dO = sum_j u_j (dx_j v_j + dv_j) - dZ O,
-    dH = -sum_j w_j dx_j (x_j - M) + dZ (log n - H),
+    dO = (sum_j dropout(e'_j) v_j + dropout(e_j) dv_j) / n - (sum_j e'_j / n) mean,
+
+where a sink adds its e' to the last sum. For softmax, with M the largest logit, logsumexp Z and
+entropy H,
+
+    dZ = sum_j e'_j / n,
+    dH = -sum_j e'_j (x_j - M) / n + dZ (log n - H),
 
 since dw_j = w_j (dx_j - dZ), and log w_j = x_j - M - log n.
 """
@@ -23,8 +28,8 @@ from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles, tile_arrays, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.rounds import map_query_tiles
-from attention_jax.implementations.softmax import AttentionStatistics
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.normalizers import AttentionStatistics, FinalRows
 from attention_jax.pairwise import dropout
 from attention_jax.scores import masked_pair_jvp
 
@@ -32,40 +37,37 @@ Array = jax.Array
 
 
 class _Sums(NamedTuple):
-    """Sums over the keys visited so far, with e = exp(x - M)."""
+    """Sums over the keys visited so far, with e the weights before the divisor, and e' = de."""
 
-    doutput: Array  # [t, Dv] dropout(e) (dx v + dv)
-    dlogsumexp: Array  # [t] e dx
-    dentropy: Array | None  # [t] e dx (x - M); None without statistics
+    doutput: Array  # [t, Dv] dropout(e') v + dropout(e) dv
+    dtotal: Array  # [t] e'
+    dentropy: Array | None  # [t] e' (x - M); None without statistics
 
 
 def tangent(
-    plan: Plan, residuals: Any, tangents: Arrays
+    plan: Plan, arrays: Arrays, constants: Any, rows: FinalRows, tangents: Arrays
 ) -> tuple[Array, AttentionStatistics | None]:
     """The tangents of output and statistics, in tiles.
 
     Args:
         plan: the sizes and numbers of tiles.
-        residuals: `tiled.Residuals`.
-        tangents: those of `residuals.arrays`; None for each array that is constant.
+        arrays, constants, rows: as in `tiled.Residuals`.
+        tangents: those of `arrays`; None for each array that is constant.
     """
-    arrays, constants, output, largest, normalizer, entropy = residuals
-    # The tangent of a row without keys is 0.
-    empty = normalizer == 0
-    largest = jnp.where(empty, jnp.inf, largest)
-    normalizer = jnp.where(empty, 1, normalizer)
+    normalizer = plan.options.normalizer
+    dtype = rows.output.dtype
 
     def start() -> _Sums:
-        zeros = jnp.zeros_like(largest[0])
+        zeros = jnp.zeros_like(rows.shift.reference[0])
         sums = _Sums(
             doutput=jnp.zeros((*zeros.shape, arrays.values.shape[-1]), zeros.dtype),
-            dlogsumexp=zeros,
-            dentropy=None if entropy is None else zeros,
+            dtotal=zeros,
+            dentropy=None if rows.statistics is None else zeros,
         )
-        return varying_as(sums, largest)
+        return varying_as(sums, rows.shift)
 
     def attend(constants: Constants, keys_and_tangents, tile, sums: _Sums) -> _Sums:
-        i, queries, dqueries, largest = tile
+        i, queries, dqueries, shift = tile
 
         def visit(masked, j, sums):
             (keys, values), (dkeys, dvalues) = tile_arrays.tile_of(keys_and_tangents, j)
@@ -77,15 +79,26 @@ def tangent(
                 (tangents.params, dqueries, dkeys, tangents.biases),
                 masked,
             )
-            logits = logits.astype(largest.dtype)
-            dlogits = None if dlogits is None else dlogits.astype(largest.dtype)
-            shifted = logits - largest[:, None]
-            exponentials = jnp.exp(shifted)
+            logits = logits.astype(dtype)
+            dlogits = None if dlogits is None else dlogits.astype(dtype)
             if masked:
                 assert constants.mask is not None  # a schedule with masked tiles implies a mask
                 allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
-                exponentials = jnp.where(allowed, exponentials, 0)
+                logits = jnp.where(allowed, logits, -jnp.inf)
                 dlogits = None if dlogits is None else jnp.where(allowed, dlogits, 0)
+
+            def weights_of(params: Any, logits: Array) -> tuple[Array, Array]:
+                arrays_of_tile = arrays._replace(normalizer_params=params)
+                logits = tiling.normalizer_logits(
+                    plan, arrays_of_tile, constants, i, logits, masked
+                )
+                return normalizer.tile_weights(params, logits, shift), shift.shifted(logits)
+
+            (weights, shifted), dresults = partial_jvp(
+                weights_of,
+                (arrays.normalizer_params, logits),
+                (tangents.normalizer_params, dlogits),
+            )
             keep = tiling.kept_pairs(plan, constants, i, j)
 
             def apply_dropout(weights):
@@ -93,20 +106,18 @@ def tangent(
                     return weights
                 return dropout.drop(weights, keep, plan.options.dropout_rate)
 
-            doutput, dlogsumexp, dentropy = sums
-            if dlogits is not None:
-                products = exponentials * dlogits
-                doutput = doutput + jnp.matmul(apply_dropout(products), values, precision="highest")
-                dlogsumexp = dlogsumexp + jnp.sum(products, axis=1)
+            doutput, dtotal, dentropy = sums
+            if dresults is not None:
+                dweights = dresults[0]
+                doutput = doutput + jnp.matmul(apply_dropout(dweights), values, precision="highest")
+                dtotal = dtotal + jnp.sum(dweights, axis=1)
                 if dentropy is not None:
-                    # A term with e = 0 is 0: 0 * -inf would be NaN.
-                    terms = products * jnp.where(exponentials > 0, shifted, 0)
+                    # A term with weight 0 is 0: 0 * -inf would be NaN.
+                    terms = dweights * jnp.where(weights > 0, shifted, 0)
                     dentropy = dentropy + jnp.sum(terms, axis=1)
             if dvalues is not None:
-                doutput = doutput + jnp.matmul(
-                    apply_dropout(exponentials), dvalues, precision="highest"
-                )
-            return _Sums(doutput, dlogsumexp, dentropy)
+                doutput = doutput + jnp.matmul(apply_dropout(weights), dvalues, precision="highest")
+            return _Sums(doutput, dtotal, dentropy)
 
         return tiling.for_visited_keys(plan, constants, i, visit, sums)
 
@@ -114,24 +125,53 @@ def tangent(
         plan.ring,
         constants,
         ((arrays.keys, arrays.values), (tangents.keys, tangents.values)),
-        (jnp.arange(plan.query_tiles), arrays.queries, tangents.queries, largest),
+        (jnp.arange(plan.query_tiles), arrays.queries, tangents.queries, rows.shift),
         start=start,
         attend=attend,
         finish=lambda sums: sums,
     )
+    sums = _with_sink(plan, arrays, rows, tangents, sums)
     # In a row without keys the sums hold a NaN that another row may see, as 0 * NaN.
     sums = _Sums(
-        doutput=jnp.where(empty[..., None], 0, sums.doutput),
-        dlogsumexp=jnp.where(empty, 0, sums.dlogsumexp),
-        dentropy=None if sums.dentropy is None else jnp.where(empty, 0, sums.dentropy),
+        doutput=jnp.where(rows.empty[..., None], 0, sums.doutput),
+        dtotal=jnp.where(rows.empty, 0, sums.dtotal),
+        dentropy=None if sums.dentropy is None else jnp.where(rows.empty, 0, sums.dentropy),
     )
-    dlogsumexp = sums.dlogsumexp / normalizer
-    doutput = sums.doutput / normalizer[..., None] - dlogsumexp[..., None] * output
-    if entropy is None or sums.dentropy is None:
+    doutput, dtotal = sums.doutput, sums.dtotal
+    if rows.divisor is not None:
+        doutput, dtotal = doutput / rows.divisor[..., None], dtotal / rows.divisor
+    if normalizer.sums_to_one:
+        mean = rows.output if rows.mean is None else rows.mean
+        doutput = doutput - dtotal[..., None] * mean
+    if rows.statistics is None or sums.dentropy is None:
         return doutput, None
-    dentropy = dlogsumexp * (jnp.log(normalizer) - entropy) - sums.dentropy / normalizer
-    statistics = AttentionStatistics(dlogsumexp, dentropy, jnp.zeros_like(dlogsumexp))
-    return doutput, statistics
+    assert rows.divisor is not None  # only softmax has statistics
+    entropy = rows.statistics.entropy
+    dentropy = dtotal * (jnp.log(rows.divisor) - entropy) - sums.dentropy / rows.divisor
+    return doutput, AttentionStatistics(dtotal, dentropy, jnp.zeros_like(dtotal))
+
+
+def _with_sink(plan: Plan, arrays: Arrays, rows: FinalRows, tangents: Arrays, sums: _Sums) -> _Sums:
+    """The sums with the sink, a key whose value is 0."""
+    normalizer = plan.options.normalizer
+    if normalizer.sink_logit(arrays.normalizer_params) is None:
+        return sums
+
+    def weights_of(params: Any) -> tuple[Array, Array]:
+        sink = normalizer.sink_logit(params)
+        assert sink is not None
+        shifted = sink - rows.shift.reference
+        return normalizer.weight(params, shifted), shifted
+
+    (weights, shifted), dresults = partial_jvp(
+        weights_of, (arrays.normalizer_params,), (tangents.normalizer_params,)
+    )
+    if dresults is None:
+        return sums
+    dentropy = sums.dentropy
+    if dentropy is not None:
+        dentropy = dentropy + dresults[0] * jnp.where(weights > 0, shifted, 0)
+    return sums._replace(dtotal=sums.dtotal + dresults[0], dentropy=dentropy)
 
 
 def _tile_jvp(

@@ -23,9 +23,10 @@ from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
-from attention_jax.implementations.online_softmax import SoftmaxState
+from attention_jax.implementations.num_keys import num_keys_of_tiles
 from attention_jax.implementations.rounds import Rounds
 from attention_jax.implementations.tile_arrays import positions, tiled
+from attention_jax.normalizers import RowState
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import TileStatus
@@ -64,6 +65,7 @@ class Arrays(NamedTuple):
     values: Array  # [key_tiles, s, Dv]
     params: Any
     biases: BiasTiles
+    normalizer_params: Any
 
 
 class TileSchedule(NamedTuple):
@@ -82,6 +84,7 @@ class Constants(NamedTuple):
     dropout_mask: Mask | None  # True for the weights that dropout keeps; None without dropout
     bias_integers: tuple[Bias, ...]  # the integers of each function of position in the bias
     stand_ins: tuple[Any, Any] | None = None  # features that replace those of masked pairs
+    num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it, see `count_keys`
 
 
 @mask_dataclass
@@ -100,17 +103,18 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     plan = make_plan(options, *lengths)
     mask = mask_with_padding(plan, inputs)
-    schedule, used_queries, used_keys = None, None, None
+    schedule, num_keys, used_keys = None, None, None
     if mask is not None:
         schedule = make_schedule(plan.grid, mask)
-        used_queries, used_keys = used_tokens(plan, mask, schedule)
-    arrays, integers = tile_inputs(plan, inputs, used_queries, used_keys)
+        num_keys, used_keys = used_tokens(plan, mask, schedule)
+    arrays, integers = tile_inputs(plan, inputs, num_keys, used_keys)
     constants = Constants(
         mask=mask,
         schedule=schedule,
         dropout_mask=make_dropout_mask(options, inputs),
         bias_integers=integers,
         stand_ins=None if mask is None else stand_in_features(options, inputs),
+        num_keys=num_keys_of_tiles(options, plan.grid, num_keys, lengths[1], inputs.compute_dtype),
     )
     return plan, arrays, constants
 
@@ -154,14 +158,14 @@ def make_dropout_mask(options: Options, inputs: Inputs) -> Mask | None:
 
 
 def tile_inputs(
-    plan: Plan, inputs: Inputs, used_queries: Array | None, used_keys: Array | None
+    plan: Plan, inputs: Inputs, num_keys: Array | None, used_keys: Array | None
 ) -> tuple[Arrays, tuple[Bias, ...]]:
     """Replaces unused tokens, pads to whole tiles, projects and cuts.
 
     Args:
         plan: the sizes and numbers of tiles.
         inputs: those of one example.
-        used_queries: bool [query_tiles * t], which queries an allowed pair contains; None for all.
+        num_keys: int [query_tiles * t], see `used_tokens`; None if every query has keys.
         used_keys: bool [key_tiles * s], which keys an allowed pair contains; None for all.
 
     Returns:
@@ -169,6 +173,7 @@ def tile_inputs(
     """
     query_length, key_length = plan.padded_lengths
     dtype = inputs.compute_dtype
+    used_queries = None if num_keys is None else num_keys > 0
     params, query, key, values = cast_floats(
         (inputs.params, inputs.query, inputs.key, inputs.value), dtype
     )
@@ -187,13 +192,15 @@ def tile_inputs(
         values=tiled(values, plan.key_tiles),
         params=params,
         biases=biases,
+        normalizer_params=cast_floats(inputs.normalizer_params, dtype),
     )
     return arrays, integers
 
 
-def empty_state(plan: Plan, arrays: Arrays) -> SoftmaxState:
-    """The softmax state of a tile of queries before its first key."""
-    state = SoftmaxState.empty(
+def empty_state(plan: Plan, arrays: Arrays) -> RowState:
+    """The normaliser's state of a tile of queries before its first key."""
+    state = plan.options.normalizer.empty_state(
+        arrays.normalizer_params,
         plan.tile.query,
         arrays.values.shape[-1],
         arrays.values.dtype,
@@ -264,6 +271,17 @@ def tile_logits(
     return logits
 
 
+def normalizer_logits(
+    plan: Plan, arrays: Arrays, constants: Constants, i: Array, logits: Array, masked: bool
+) -> Array:
+    """The logits [t, s] of one tile as the normaliser transforms them."""
+    num_keys = None if constants.num_keys is None else constants.num_keys[i]
+    has_bias = bool(arrays.biases.tables or arrays.biases.functions)
+    return plan.options.normalizer.transformed(
+        arrays.normalizer_params, logits, num_keys, finite=not (masked or has_bias)
+    )
+
+
 def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) -> Array:
     """The values of a mask on one tile, bool [t, s]."""
     pairs = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
@@ -328,24 +346,28 @@ def schedule_of(statuses: TileStatus) -> TileSchedule:
 
 
 def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, Array]:
-    """Which queries and keys an allowed pair contains: bool [query_tiles * t], [key_tiles * s]."""
+    """How many keys each query may attend to, and which keys an allowed pair contains.
+
+    Returns:
+        (int [query_tiles * t], bool [key_tiles * s]).
+    """
     constants = Constants(mask, schedule, None, ())
 
     def visit_query_tile(used_keys, i):
         def visit(masked, j, carry):
             rows, used_keys = carry
-            allowed = allowed_pairs(plan, mask, i, j) if masked else jnp.ones((1, 1), bool)
-            return rows | allowed.any(1), used_keys.at[j].set(used_keys[j] | allowed.any(0))
+            if not masked:
+                return rows + plan.tile.key, used_keys.at[j].set(True)
+            allowed = allowed_pairs(plan, mask, i, j)
+            return rows + allowed.sum(1), used_keys.at[j].set(used_keys[j] | allowed.any(0))
 
-        carry = varying_as((jnp.zeros(plan.tile.query, bool), used_keys), mask)
+        carry = varying_as((jnp.zeros(plan.tile.query, int), used_keys), mask)
         rows, used_keys = for_visited_keys(plan, constants, i, visit, carry)
         return used_keys, rows
 
     used_keys = varying_as(jnp.zeros((plan.key_tiles, plan.tile.key), bool), mask)
-    used_keys, used_queries = jax.lax.scan(
-        visit_query_tile, used_keys, jnp.arange(plan.query_tiles)
-    )
-    return used_queries.reshape(-1), used_keys.reshape(-1)
+    used_keys, num_keys = jax.lax.scan(visit_query_tile, used_keys, jnp.arange(plan.query_tiles))
+    return num_keys.reshape(-1), used_keys.reshape(-1)
 
 
 def _replace_and_pad(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.dropout import DropoutModule
-from attention_jax.nn.parameters import Dtype, score_params, values_of
+from attention_jax.nn.parameters import Dtype, normalizer_params, score_params, values_of
+from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Additive, Dot, General, ScaledDot, Score, get_score
@@ -32,6 +33,8 @@ class Attention(DropoutModule):
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         query_dim: Dq.
         key_dim: Dk.
+        normalizer: a name in `NORMALIZERS`, "module:Name", or a `Normalizer`; the module holds its
+            parameters. Attention through windows takes softmax alone.
         dropout_rate: probability that a weight is dropped.
         deterministic: True disables dropout, False enables it; `module.eval()` and `module.train()`
             set it. With None and a `dropout_rate` above 0, each call needs `deterministic` or a
@@ -53,12 +56,15 @@ class Attention(DropoutModule):
     (2, 5, 6)
     """
 
+    takes_normalizers: ClassVar[bool] = True  # whether softmax can be exchanged
+
     def __init__(
         self,
         score: str | Score,
         query_dim: int,
         key_dim: int,
         *,
+        normalizer: NormalizerLike = DEFAULT_NORMALIZER,
         dropout_rate: float = 0.0,
         deterministic: bool | None = None,
         implementation: str | None = None,
@@ -68,6 +74,12 @@ class Attention(DropoutModule):
         keep_rngs: bool = True,
     ):
         self.score = get_score(score)
+        self.normalizer = get_normalizer(normalizer)
+        if not self.takes_normalizers and self.normalizer != get_normalizer(DEFAULT_NORMALIZER):
+            raise ValueError(
+                f"normalizer must be {DEFAULT_NORMALIZER} in {type(self).__name__};"
+                f" got {normalizer!r}"
+            )
         for name, size in (("query_dim", query_dim), ("key_dim", key_dim)):
             check_integer(name, size)
         if self.score.needs_equal_dims and query_dim != key_dim:
@@ -78,6 +90,7 @@ class Attention(DropoutModule):
         self.query_dim, self.key_dim = query_dim, key_dim
         self.dtype, self.param_dtype = dtype, param_dtype
         self.params = score_params(self.score.init(rngs.params(), query_dim, key_dim), param_dtype)
+        self.normalizer_params = normalizer_params(self.normalizer, rngs, param_dtype)
         self.implementation = checked_implementation(implementation)
         self._set_dropout(dropout_rate, deterministic, keep_rngs, rngs)
 
@@ -121,6 +134,8 @@ class Attention(DropoutModule):
             weigh=attention_weights,
             mask=mask,
             bias=bias,
+            normalizer=self.normalizer,
+            normalizer_params=values_of(self.normalizer_params, self.dtype),
             deterministic=deterministic,
             dropout_rng=dropout_rng,
             return_weights=return_weights,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from attention_jax.core.checks import check_choice, check_integer, checked_rate
 from attention_jax.nn.feed_forward import Activation
+from attention_jax.normalizers import DEFAULT_NORMALIZER, get_normalizer
 
 Norm = Literal["pre", "post"]
 
@@ -25,6 +26,11 @@ class BlockConfig:
         activation: of the feed-forward layers, see `FeedForward`.
         norm: where layer normalisation stands: "pre", x + f(norm x); or "post", norm(x + f(x)).
         normalize_qk: layer normalisation of queries and keys in the self attentions.
+        self_attention_normalizer: the normaliser of the self attentions, as in `get_normalizer`:
+            "softmax", "entmax(alpha=1.5)", "softmax(sink=True)", "module:Name".
+        output_gate: whether a gate multiplies the heads of multi-head attention, see
+            `MultiHeadAttention`: of the self attentions, and of "global" cross attention with
+            several heads.
         dropout_rate: of embeddings, attention weights and the outputs of layers, in training.
 
     Raises:
@@ -44,6 +50,8 @@ class BlockConfig:
     activation: Activation = "relu"
     norm: Norm = "pre"
     normalize_qk: bool = False
+    self_attention_normalizer: str = DEFAULT_NORMALIZER
+    output_gate: bool = False
     dropout_rate: float = 0.0
 
     def __post_init__(self) -> None:
@@ -57,6 +65,7 @@ class BlockConfig:
                 raise ValueError(
                     f"num_key_heads must divide {self.num_heads} heads; got {self.num_key_heads}"
                 )
+        get_normalizer(self.self_attention_normalizer)
         check_choice("activation", self.activation, Activation)
         check_choice("norm", self.norm, Norm)
         checked_rate(self.dropout_rate)

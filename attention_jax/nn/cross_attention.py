@@ -7,7 +7,6 @@ query to query is the carry; what does not depend on queries is computed once, a
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, Literal, Unpack
 
 import jax
@@ -24,8 +23,9 @@ from attention_jax.nn.empty_rows import project_rows
 from attention_jax.nn.local import Alignment
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.position_encoding import PositionIds, Rotation
+from attention_jax.normalizers import DEFAULT_NORMALIZER, LogScaled, Softmax, get_normalizer
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import RowScaled, Score, get_score
+from attention_jax.scores import Score
 
 Array = jax.Array
 AttentionKind = Literal["global", "local-m", "local-p", "coverage", "monotonic"]
@@ -43,9 +43,12 @@ class CrossAttentionConfig:
             "local-m".
         alignment: of "local-m": "reversed", p_i = S - 1 - i, the last token first; or "monotonic",
             p_i = i.
-        sharpen_from: of "global" with one head: a length n_0. The logits of a memory of n > n_0
-            tokens are multiplied by log(1 + n) / log(1 + n_0), because a softmax over more keys
-            needs larger logits to be as sharp. None for no factor.
+        sharpen_from: of "global" with one head: a length n_0. The logits of a query that may attend
+            to n > n_0 tokens are multiplied by log(1 + n) / log(1 + n_0), because a softmax over
+            more keys needs larger logits to be as sharp: the normaliser is then `LogScaled`. None
+            for no factor.
+        normalizer: of "global", as in `get_normalizer`: "softmax", "entmax(alpha=1.5)",
+            "softmax(sink=True)", "module:Name". The other kinds have softmax.
 
     Raises:
         ValueError: there is no such kind or alignment, a number is out of range, or the kind does
@@ -64,6 +67,7 @@ class CrossAttentionConfig:
     radius: int = 2
     alignment: Alignment = "reversed"
     sharpen_from: int | None = None
+    normalizer: str = DEFAULT_NORMALIZER
 
     def __post_init__(self) -> None:
         check_choice("attention", self.attention, AttentionKind)
@@ -77,6 +81,11 @@ class CrossAttentionConfig:
                     f"sharpen_from must be None with attention {self.attention!r};"
                     f" got {self.sharpen_from}"
                 )
+        if get_normalizer(self.normalizer) != Softmax() and self.attention != "global":
+            raise ValueError(
+                f"normalizer must be softmax with attention {self.attention!r};"
+                f" got {self.normalizer!r}"
+            )
 
     def kind(self, num_heads: int = 1, rotation: Rotation | None = None) -> Kind:
         """The kind, in a model with so many heads and with this rotation by positions.
@@ -122,6 +131,7 @@ class CrossAttention(DropoutModule):
         config: the kind and its settings.
         num_heads: of "global" attention. One head has no projections, as in Bahdanau 2014 and Luong
             2015; several are multi-head attention.
+        output_gate: of "global" attention with several heads, see `MultiHeadAttention`.
         rotary_wavelength: of "global" attention: the `max_wavelength` with which `rotary` rotates
             queries and keys by their position ids. With one head it rotates the tokens, as keys but
             not as values. None for no rotation.
@@ -153,6 +163,7 @@ class CrossAttention(DropoutModule):
         config: CrossAttentionConfig,
         *,
         num_heads: int = 1,
+        output_gate: bool = False,
         rotary_wavelength: float | None = None,
         num_position_ids: int = 1,
         dropout_rate: float = 0.0,
@@ -165,17 +176,20 @@ class CrossAttention(DropoutModule):
         if rotary_wavelength is not None:
             self.rotation = Rotation(rotary_wavelength, num_position_ids)
         self.kind = config.kind(num_heads, self.rotation)
-        self.sharpen_from = config.sharpen_from
-        query_dim = dim
-        if self.sharpen_from is not None:  # the last feature of a query is its factor
-            score, query_dim = RowScaled(get_score(score)), dim + 1
         settings: Any = {**options} if self.kind.has_projections else {**dtypes_of(options)}
+        if self.kind.has_projections:
+            settings["output_gate"] = output_gate
+        if config.attention == "global":
+            normalizer = get_normalizer(config.normalizer)
+            if config.sharpen_from is not None:
+                normalizer = LogScaled(normalizer, start=config.sharpen_from)
+            settings["normalizer"] = normalizer
         if self.kind.has_dropout:  # this module hands it the keys
             settings |= {"dropout_rate": dropout_rate, "keep_rngs": False}
         if self.rotation is not None and not self.kind.has_projections:
             self.rotation.check_dim("dim", dim)
             self.rotation.check_dim("memory_dim", memory_dim)
-        self.attention: Any = self.kind.make(score, query_dim, memory_dim, rngs=rngs, **settings)
+        self.attention: Any = self.kind.make(score, dim, memory_dim, rngs=rngs, **settings)
         self.output = (
             None
             if self.kind.has_projections
@@ -231,8 +245,6 @@ class CrossAttention(DropoutModule):
                 memory = self.remember(memory, position_ids=memory_position_ids)
             if not self.kind.has_projections:
                 query = self.rotation(query, position_ids)
-        if self.sharpen_from is not None:
-            query = self._with_factor(query, memory, source_lengths)
         inputs = Inputs(
             query, memory, mask, source_lengths, first, position_ids, carry, rng, return_weights
         )
@@ -254,18 +266,6 @@ class CrossAttention(DropoutModule):
             return self.attention.remember(memory, position_ids=position_ids)
         keys = self.rotation(memory, position_ids)
         return self.attention.remember(keys, memory)
-
-    def _with_factor(
-        self, query: Array, memory: Array | Memory, source_lengths: Array | None
-    ) -> Array:
-        """The query [*B, T, dim + 1], whose last feature is the factor of its logits."""
-        assert self.sharpen_from is not None
-        length = (memory.values if isinstance(memory, Memory) else memory).shape[-2]
-        lengths = jnp.asarray(length if source_lengths is None else source_lengths)
-        factor = jnp.log1p(lengths.astype(query.dtype)) / math.log1p(self.sharpen_from)
-        factor = jnp.where(lengths > self.sharpen_from, factor, 1)[..., None, None]
-        factor = jnp.broadcast_to(factor, (*query.shape[:-1], 1))
-        return jnp.concatenate([query, factor.astype(query.dtype)], axis=-1)
 
     def first_carry(
         self, batch_shape: tuple[int, ...], source_length: int, dtype: Any = jnp.float32

@@ -1,4 +1,4 @@
-"""Projections of the output of attention, at queries without keys."""
+"""Gates and projections of the output of attention, at queries without keys."""
 
 from __future__ import annotations
 
@@ -26,6 +26,20 @@ def project_rows(projection: Callable[[Array], Array], rows: Array, feature_ndim
     """
     zero = jnp.all(rows == 0, axis=tuple(range(-feature_ndim, 0)))
     return _finite_where(projection(rows), zero)
+
+
+def gated_rows(logits: Array, rows: Array, feature_ndim: int) -> Array:
+    """rows * sigmoid(logits), which is 0 for rows of zeros, also where the logits are NaN.
+
+    Args:
+        logits: float [*B, T, ...], those of the gate, computed from the queries.
+        rows: float [*B, T, ...], the output of attention.
+        feature_ndim: number of axes of `rows` after T.
+
+    Source: Qiu et al. 2025, section 2.2.
+    """
+    zero = jnp.all(rows == 0, axis=tuple(range(-feature_ndim, 0)), keepdims=True)
+    return rows * jax.nn.sigmoid(jnp.where(zero & ~jnp.isfinite(logits), 0, logits))
 
 
 def _same(output: Array, zero: Array) -> Array:

@@ -31,6 +31,8 @@ Alignment = Literal["monotonic", "reversed"]
 class _LocalAttention(Attention):
     """Attention through windows around centers, for both kinds of local attention."""
 
+    takes_normalizers = False
+
     def __init__(
         self,
         score: str | Score,

@@ -9,26 +9,26 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.checks import checked_implementation
-from attention_jax.functional.heads import group_heads, pairs_for_heads, ungroup_heads
+from attention_jax.functional.heads import ungroup_heads
 from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.cache import KeyValueCache, appended, check_cache
-from attention_jax.nn.dropout import DropoutModule
-from attention_jax.nn.empty_rows import project_rows
+from attention_jax.nn.heads import Heads
 from attention_jax.nn.parameters import (
     BIAS_INIT,
     KERNEL_INIT,
     Dtype,
     LayerOptions,
+    checked_tokens,
     dtypes_of,
+    normalizer_params,
     score_params,
-    values_of,
 )
 from attention_jax.nn.position_encoding import PositionIds, Rotation
+from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.pairwise.biases import Bias, ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
 from attention_jax.pairwise.masks import Mask, causal_mask
@@ -38,13 +38,13 @@ from attention_jax.scores import Score, get_score
 Array = jax.Array
 
 
-class MultiHeadAttention(DropoutModule):
+class MultiHeadAttention(Heads):
     """N heads of attention between learned projections.
 
         head_n = attention(W_q,n x, W_k,g y, W_v,g y),  g = n // (N / K)
         output = sum_n W_o,n head_n
 
-    Every head has score parameters of its own. With score "scaled" it is
+    Every head has its own parameters of score and normaliser. With score "scaled" it is
     `flax.nnx.MultiHeadAttention`, whose kernels have the shapes of these; dropout, dtypes and
     initializers are as there, and projections have no bias by default. Padding reaches no output,
     and a NaN cotangent at a query without keys reaches nothing. NaN in padded tokens does reach the
@@ -61,6 +61,10 @@ class MultiHeadAttention(DropoutModule):
         output_dim: size of the output; None for `query_dim`.
         use_bias: whether the projections add a bias.
         normalize_qk: layer normalisation, with a learned scale, of each head's queries and keys.
+        normalizer: a name in `NORMALIZERS`, "module:Name", or a `Normalizer`; every head has
+            parameters of its own.
+        output_gate: whether each feature of each head's output is multiplied by a factor between 0
+            and 1 that the query decides: head_n * sigmoid(W_gate,n x).
         rotary_wavelength: the `max_wavelength` with which `rotary` rotates queries and keys by
             their position ids; None for no rotation.
         num_position_ids: position ids of each token, 1 or 2; a head needs an even number of
@@ -87,7 +91,8 @@ class MultiHeadAttention(DropoutModule):
     (2, 5, 12)
 
     Source: Vaswani et al. 2017, section 3.2.2 (their h is N); Ainslie et al. 2023 for K < N;
-    Dehghani et al. 2023, section 2.1, for `normalize_qk`.
+    Dehghani et al. 2023, section 2.1, for `normalize_qk`; Qiu et al. 2025, "Gated Attention for
+    Large Language Models", section 2.2, for `output_gate`.
     """
 
     def __init__(
@@ -102,6 +107,8 @@ class MultiHeadAttention(DropoutModule):
         output_dim: int | None = None,
         use_bias: bool = False,
         normalize_qk: bool = False,
+        normalizer: NormalizerLike = DEFAULT_NORMALIZER,
+        output_gate: bool = False,
         rotary_wavelength: float | None = None,
         num_position_ids: int = 1,
         dropout_rate: float = 0.0,
@@ -115,6 +122,7 @@ class MultiHeadAttention(DropoutModule):
         keep_rngs: bool = True,
     ):
         self.score = get_score(score)
+        self.normalizer = get_normalizer(normalizer)
         key_dim = query_dim if key_dim is None else key_dim
         qkv_dim = query_dim if qkv_dim is None else qkv_dim
         output_dim = query_dim if output_dim is None else output_dim
@@ -155,6 +163,10 @@ class MultiHeadAttention(DropoutModule):
         rng_of_head = jax.random.split(rngs.params(), num_heads)
         params = jax.vmap(lambda rng: self.score.init(rng, head_dim, head_dim))(rng_of_head)
         self.params = score_params(params, param_dtype)
+        self.normalizer_params = normalizer_params(
+            self.normalizer, rngs, param_dtype, num_heads=num_heads
+        )
+        self.gate = projection(query_dim, num_heads) if output_gate else None
         self.dtype, self.param_dtype = dtype, param_dtype
         self.implementation = checked_implementation(implementation)
         self._set_dropout(dropout_rate, deterministic, keep_rngs, rngs)
@@ -200,9 +212,8 @@ class MultiHeadAttention(DropoutModule):
             ValueError: an argument has the wrong shape or dtype; or a module with dropout lacks
                 `deterministic` or a PRNG key.
         """
-        query = _checked_tokens("query", query, self.query)
-        queries, params = self._queries(query, position_ids), self._params()
-        dtype = queries.dtype
+        query = checked_tokens("query", query, self.query)
+        queries = self._queries(query, position_ids)
         if key is None:
             key = query
             key_position_ids = position_ids if key_position_ids is None else key_position_ids
@@ -217,23 +228,22 @@ class MultiHeadAttention(DropoutModule):
                 f" query {list(query.shape)}; got {list(keys.shape[:-4])}"
             )
         pairs = self._pairs(mask, bias, query.shape[:-2], queries.shape[-2], keys.shape[-2])
-        arguments: Any = {"score": self.score, "params": params, **pairs}
+        arguments = self._own() | pairs
         dropout_rng = self._dropout_rng(dropout_rng, deterministic)
-        rate = 0.0 if dropout_rng is None else self.dropout_rate
         with heads_as_one_axis(query.ndim - 2):
             heads = attention(
                 queries,
                 keys,
                 values,
                 **arguments,
-                dropout_rate=rate,
+                dropout_rate=0.0 if dropout_rng is None else self.dropout_rate,
                 dropout_rng=dropout_rng,
                 implementation=self.implementation,
             )
-        output = self._merged(heads.astype(dtype), query.ndim)
+        output = self._merged(heads.astype(queries.dtype), query)
         if not return_weights:
             return output
-        weights = attention_weights(queries, keys, **arguments).astype(dtype)
+        weights = attention_weights(queries, keys, **arguments).astype(queries.dtype)
         return output, ungroup_heads(weights, query.ndim - 2)
 
     def remember(
@@ -250,7 +260,8 @@ class MultiHeadAttention(DropoutModule):
             ValueError: an argument has the wrong shape.
         """
         keys, values = self._keys_and_values(key, key if value is None else value, position_ids)
-        return remember(self.score, self._params(), keys, values, query_dim=self.head_dim)
+        params = self._grouped(self.params)
+        return remember(self.score, params, keys, values, query_dim=self.head_dim)
 
     def empty_cache(
         self, batch_shape: tuple[int, ...], max_length: int, dtype: Any = jnp.float32
@@ -305,89 +316,28 @@ class MultiHeadAttention(DropoutModule):
         >>> int(cache.length), bool(jnp.allclose(output, at_once[-1:], atol=1e-6))
         (3, True)
         """
-        x = _checked_tokens("x", x, self.query)
+        x = checked_tokens("x", x, self.query)
         check_cache(cache, x, self.num_key_heads, self.head_dim)
         count, first = x.shape[-2], cache.length
-        params = self._params()
         if position_ids is None and self.rotation is not None:
             position_ids = self.rotation.consecutive_ids(count, first)
         queries = self._queries(x, position_ids)
-        keys, values = self._keys_and_values(x, x, position_ids)
-        new = remember(self.score, params, keys, values, query_dim=self.head_dim)
-        extended = appended(cache, new)
+        extended = appended(cache, self.remember(x, position_ids=position_ids))
         # Entries of the cache without a token come after every query: the causal mask hides them.
         mask = causal_mask() if mask is None else causal_mask() & mask
         room = extended.memory.values.shape[-2]
         pairs = self._pairs(mask, bias, x.shape[:-2], room, room)
-        shifted: dict[str, Any] = {
+        arguments: Any = self._own() | {
             "mask": ShiftedMask(pairs["mask"], first),
             "bias": None if pairs["bias"] is None else ShiftedBias(pairs["bias"], first),
         }
-        dtype = queries.dtype
         with heads_as_one_axis(x.ndim - 2):
             heads = attention(
                 queries,
                 *extended.memory,
-                score=self.score,
-                params=params,
-                **shifted,
+                **arguments,
                 implementation=self.implementation,
             )
         fits = first + count <= room
-        output = jnp.where(fits, self._merged(heads.astype(dtype), x.ndim), jnp.nan)
+        output = jnp.where(fits, self._merged(heads.astype(queries.dtype), x), jnp.nan)
         return output, extended
-
-    # --- projections: [*B, length, dim] to heads [*B, K, G, length, head_dim], and back ---
-
-    def _queries(self, x: Array, position_ids: PositionIds | None) -> Array:
-        heads = self._normalise_and_rotate(self.query(x), self.query_norm, position_ids)
-        return group_heads(heads, 2, self.num_key_heads)
-
-    def _keys_and_values(
-        self, key: Array, value: Array, position_ids: PositionIds | None
-    ) -> tuple[Array, Array]:
-        key = _checked_tokens("key", key, self.key)
-        value = _checked_tokens("value", value, self.value)
-        if value.shape[-2] != key.shape[-2]:
-            raise ValueError(
-                f"value must be [*B, {key.shape[-2]}, ...] to match key {list(key.shape)};"
-                f" got {list(value.shape)}"
-            )
-        keys = self._normalise_and_rotate(self.key(key), self.key_norm, position_ids)
-        values = jnp.swapaxes(self.value(value), -2, -3)
-        return keys[..., None, :, :], values[..., None, :, :]
-
-    def _normalise_and_rotate(
-        self, heads: Array, norm: nnx.LayerNorm | None, position_ids: PositionIds | None
-    ) -> Array:
-        """[*B, length, heads, head_dim] -> [*B, heads, length, head_dim], normalised, rotated."""
-        if norm is not None:
-            heads = norm(heads)
-        heads = jnp.swapaxes(heads, -2, -3)
-        return heads if self.rotation is None else self.rotation(heads, position_ids)
-
-    def _merged(self, heads: Array, ndim: int) -> Array:
-        heads = jnp.swapaxes(ungroup_heads(heads, ndim - 2), -2, -3)
-        return project_rows(self.output, heads, feature_ndim=2)
-
-    # --- parameters, masks and biases, in groups of heads ---
-
-    def _params(self) -> Any:
-        def grouped(leaf: Array) -> Array:
-            return group_heads(leaf, leaf.ndim - 1, self.num_key_heads)
-
-        return jax.tree.map(grouped, values_of(self.params, self.dtype))
-
-    def _pairs(
-        self, mask: Any, bias: Any, batch: tuple[int, ...], target: int, source: int
-    ) -> dict[str, Any]:
-        full = (*batch, self.num_heads, target, source)
-        mask, bias = pairs_for_heads(mask, bias, full, self.num_key_heads)
-        return {"mask": mask, "bias": bias}
-
-
-def _checked_tokens(name: str, tokens: Any, projection: nnx.LinearGeneral) -> Array:
-    (dim,), array = projection.in_features, float_array(name, tokens)
-    if array.ndim < 2 or array.shape[-1] != dim:
-        raise ValueError(f"{name} must be [*B, length, {dim}]; got {list(array.shape)}")
-    return array

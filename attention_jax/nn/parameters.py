@@ -1,4 +1,4 @@
-"""Parameters of scores as Flax modules hold them, and as functions take them; layer options."""
+"""Parameters of scores and normalisers as Flax modules hold them; options of layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, TypedDict
 import jax
 from flax import nnx
 
-from attention_jax.core.arrays import cast_floats
+from attention_jax.core.arrays import cast_floats, float_array
+from attention_jax.normalizers import Normalizer
 from attention_jax.scores import Params
 
 Dtype = Any  # any argument of `jnp.dtype`
@@ -54,9 +55,32 @@ def score_params(params: Params, dtype: Dtype) -> Any:
     return nnx.data(jax.tree.map(nnx.Param, cast_floats(params, dtype)))
 
 
+def normalizer_params(
+    normalizer: Normalizer, rngs: nnx.Rngs, dtype: Dtype, *, num_heads: int | None = None
+) -> Any:
+    """The initial parameters of a normaliser as a module's attribute, [num_heads, ...] if given.
+
+    A normaliser without parameters takes no PRNG key, so that it changes no other parameter.
+    """
+    if not jax.tree.leaves(normalizer.param_shapes()):
+        return nnx.data(normalizer.param_shapes())
+    rng, init = rngs.params(), normalizer.init
+    if num_heads is not None:
+        rng, init = jax.random.split(rng, num_heads), jax.vmap(normalizer.init)
+    return score_params(init(rng), dtype)
+
+
 def values_of(params: Any, dtype: Dtype | None = None) -> Params:
     """The arrays in a pytree of `nnx.Param`; their floats cast unless `dtype` is None."""
     values = jax.tree.map(
         lambda param: param[...], params, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)
     )
     return values if dtype is None else cast_floats(values, dtype)
+
+
+def checked_tokens(name: str, tokens: Any, projection: nnx.LinearGeneral) -> jax.Array:
+    """The tokens as an array; ValueError unless they are what the projection takes."""
+    (dim,), array = projection.in_features, float_array(name, tokens)
+    if array.ndim < 2 or array.shape[-1] != dim:
+        raise ValueError(f"{name} must be [*B, length, {dim}]; got {list(array.shape)}")
+    return array

@@ -12,6 +12,7 @@ from attention_jax.nn.cross_attention import CrossAttentionConfig
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.position_encoding import Rotation
 from attention_jax.nn.transformer import cross_heads
+from attention_jax.normalizers import DEFAULT_NORMALIZER
 from attention_jax.scores import (
     check_score_runs,
     describe_score,
@@ -180,6 +181,8 @@ class Seq2SeqConfig:
         words = [self.score]
         if attention != "global":
             words.append(attention)
+        if self.cross_attention.normalizer != DEFAULT_NORMALIZER:
+            words.append(self.cross_attention.normalizer)
         if num_heads > 1:
             where = "" if attention == "global" else " in self attention"
             words.append(f"{num_heads} heads{where}")

@@ -18,6 +18,7 @@ from attention_jax.scores.description import (
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
 from attention_jax.scores.function import FunctionScore
+from attention_jax.scores.named_objects import Registry, required_fields
 from attention_jax.scores.products import tall_product
 from attention_jax.scores.projected_keys import (
     KeyLike,
@@ -27,7 +28,6 @@ from attention_jax.scores.projected_keys import (
     project_keys,
 )
 from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, ScoreLike, get_score
-from attention_jax.scores.row_scaled import RowScaled
 from attention_jax.scores.score_text import score_folder
 from attention_jax.scores.slopes import (
     masked_pair,
@@ -55,7 +55,7 @@ __all__ = [
     "NegativeSquaredDistance",
     "Params",
     "ProjectedKeys",
-    "RowScaled",
+    "Registry",
     "ScaledDot",
     "Score",
     "ScoreLike",
@@ -74,6 +74,7 @@ __all__ = [
     "masked_pair_vjp",
     "needs_stand_ins",
     "project_keys",
+    "required_fields",
     "score_folder",
     "stand_in_key",
     "stand_in_query",

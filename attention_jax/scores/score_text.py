@@ -25,8 +25,8 @@ class ScoreText:
     arguments: Mapping[str, Any] | None = None
 
 
-def parse_score(text: str) -> ScoreText:
-    """Reads a name, or a call of a name with keyword arguments.
+def parse_score(text: str, noun: str = "score") -> ScoreText:
+    """Reads a name, or a call of a name with keyword arguments; `noun` is the word in errors.
 
     The arguments are Python literals, names of scores, or such calls. Nothing is evaluated.
 
@@ -41,10 +41,10 @@ def parse_score(text: str) -> ScoreText:
     try:
         node = ast.parse(_with_operators(text.strip()), mode="eval").body
     except (SyntaxError, tokenize.TokenError, ValueError, RecursionError, MemoryError) as error:
-        raise _syntax_error(text, "it is no Python call") from error
-    score = _score_of(node, text)
+        raise _syntax_error(text, noun, "it is no Python call") from error
+    score = _score_of(node, text, noun)
     if score is None or score.arguments is None:
-        raise _syntax_error(text, "it is no call of a name")
+        raise _syntax_error(text, noun, "it is no call of a name")
     return score
 
 
@@ -78,7 +78,7 @@ def _with_operators(text: str) -> str:
     return "\n".join("".join(line) for line in lines)
 
 
-def _score_of(node: ast.expr, text: str) -> ScoreText | None:
+def _score_of(node: ast.expr, text: str, noun: str) -> ScoreText | None:
     """The score of an expression: [module @] Name[(field=value, ...)]; None if it is no score."""
     module = ""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
@@ -90,18 +90,18 @@ def _score_of(node: ast.expr, text: str) -> ScoreText | None:
     if call is None:
         return ScoreText(f"{module}{name.id}")
     if call.args or any(keyword.arg is None for keyword in call.keywords):
-        raise _syntax_error(text, f"{module}{name.id} has an argument without a name")
+        raise _syntax_error(text, noun, f"{module}{name.id} has an argument without a name")
     arguments: dict[str, Any] = {}
     for keyword in call.keywords:
         assert keyword.arg is not None
         if keyword.arg in arguments:
-            raise _syntax_error(text, f"{keyword.arg} is given twice")
-        arguments[keyword.arg] = _value_of(keyword.arg, keyword.value, text)
+            raise _syntax_error(text, noun, f"{keyword.arg} is given twice")
+        arguments[keyword.arg] = _value_of(keyword.arg, keyword.value, text, noun)
     return ScoreText(f"{module}{name.id}", arguments)
 
 
-def _value_of(field: str, node: ast.expr, text: str) -> Any:
-    score = _score_of(node, text)
+def _value_of(field: str, node: ast.expr, text: str, noun: str) -> Any:
+    score = _score_of(node, text, noun)
     if score is not None:
         return score
     try:
@@ -109,12 +109,12 @@ def _value_of(field: str, node: ast.expr, text: str) -> Any:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         written = ast.unparse(node).replace(" @ ", ":")
         raise ValueError(
-            f"score {text!r}: {field} must be a Python literal or a score; got {written}"
+            f"{noun} {text!r}: {field} must be a Python literal or a {noun}; got {written}"
         ) from None
 
 
-def _syntax_error(text: str, reason: str) -> ValueError:
+def _syntax_error(text: str, noun: str, reason: str) -> ValueError:
     return ValueError(
-        "score must be name(field=value, ...) or module:Name(field=value, ...), where values are"
-        f" Python literals or scores; got {text!r}: {reason}"
+        f"{noun} must be name(field=value, ...) or module:Name(field=value, ...), where values are"
+        f" Python literals or {noun}s; got {text!r}: {reason}"
     )

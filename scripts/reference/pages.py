@@ -50,7 +50,6 @@ _NAMES = {
         "KeyLike",
         "Params",
         "ProjectedKeys",
-        "RowScaled",
         "ScoreLike",
         "TileCost",
         "WrappedScore",

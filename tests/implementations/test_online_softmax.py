@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 
-from attention_jax.implementations.online_softmax import SoftmaxState
+from attention_jax.normalizers import Softmax
+from attention_jax.normalizers.online_softmax import SoftmaxState
 
 ROWS, KEYS, DV = 5, 11, 3
+SOFTMAX = Softmax()
 RNG = np.random.default_rng(6)
 LOGITS, VALUES = RNG.normal(size=(ROWS, KEYS)) * 5, RNG.normal(size=(KEYS, DV))
 KEEP = RNG.random((ROWS, KEYS)) < 0.6
@@ -19,8 +21,10 @@ def in_pieces(logits, values, cuts, keep=None, rate=0.0, statistics=True):
     pieces = zip([0, *cuts], [*cuts, KEYS], strict=True)
     for first, last in pieces:
         kept = None if keep is None else keep[:, first:last]
-        state = state.update(logits[:, first:last], values[first:last], kept, rate)
-    return state.finalize()
+        tile = logits[:, first:last], values[first:last], kept, rate
+        state = state.update(SOFTMAX, {}, *tile)
+    rows = state.finalize(SOFTMAX, {})
+    return rows.output, rows.statistics
 
 
 def in_numpy(logits, keep=None, rate=0.0):

@@ -11,7 +11,7 @@ import pytest
 from command_lines import call, load
 
 from attention_jax import Additive, Score, SoftCap, nn
-from attention_jax.scores import SCORES, FunctionScore, RowScaled, check_score_runs, get_score
+from attention_jax.scores import SCORES, FunctionScore, check_score_runs, get_score
 from attention_jax.tasks.translation.definition import prepare
 from attention_jax.tasks.translation.task import MODEL, TranslationConfig
 
@@ -109,7 +109,6 @@ def test_the_line_is_the_one_that_raised():
 def test_good_scores_pass(name):
     for query_dim, key_dim in ((3, 3), (5, 5), (11, 11)):
         check_score_runs(get_score(name), query_dim, key_dim)
-        check_score_runs(RowScaled(get_score(name)), query_dim + 1, key_dim)
     check_score_runs(Wrong("", ""), 3, 5)
     check_score_runs(FunctionScore(lambda q, k: jnp.tanh(q @ k.T)), 4, 4)
 

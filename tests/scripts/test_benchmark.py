@@ -126,7 +126,7 @@ def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path, peer):
         (["--out", "nowhere/results.json"], "got nowhere/results.json"),
         (
             ["--benchmarks", "reversals"],
-            "ring, crossover, reversal, translation; got 'reversals'",
+            "ring, crossover, normalizers, reversal, translation; got 'reversals'",
         ),
     ],
 )

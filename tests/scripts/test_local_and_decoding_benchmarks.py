@@ -1,4 +1,4 @@
-"""The benchmarks of local attention and of decoding: both contestants compute the same."""
+"""The benchmarks of local attention, of decoding and of normalisers."""
 
 import json
 import runpy
@@ -216,3 +216,21 @@ def test_naive_decoding_stops_when_every_row_has_ended(path):
         return decoding._decoded(config, decoding._naive, 4, params, source, lengths).tokens
 
     assert tokens().tolist() == [[EOS, PAD, PAD, PAD]] * 2
+
+
+# --- normalisers ---
+
+
+def test_rows_of_normalizers(monkeypatch, capsys, tmp_path):
+    report, printed, _ = trial(monkeypatch, capsys, tmp_path, "normalizers", "--shrink", 256)
+    rows = {row["normalizer"]: row for row in report["rows"]}
+    peer = rows["softmax"]["milliseconds"]
+    assert {"entmax", "sparsemax", "sigmoid", "ssmax", "softmax(sink=True)"} <= rows.keys()
+    for name, row in rows.items():
+        assert row["milliseconds"] == pytest.approx(1000 * sorted(row["repeat_seconds"])[1])
+        assert row["times_softmax"] == pytest.approx(row["milliseconds"] / peer)
+        if name != "softmax":
+            most = float(row["target"].removeprefix("at most "))
+            assert row["met"] == ("yes" if row["times_softmax"] <= most else "no")
+    assert rows["entmax"]["memory_target"] == "at most 32"
+    assert "softmax(sink=True)" in printed

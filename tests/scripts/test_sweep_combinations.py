@@ -32,6 +32,16 @@ def test_commas_in_parentheses_do_not_separate(tmp_path):
         combinations(tmp_path, text)
 
 
+def test_normalizers_with_arguments(tmp_path):
+    values = "normalizer=softmax,log_scaled(normalizer=entmax,start=8)"
+    common = ["--self-attention-normalizer", "softmax(sink=True)", "--output-gate"]
+    configs = [c.model for c in combinations(tmp_path, values, common=common)]
+    names = [config.cross_attention.normalizer for config in configs]
+    assert names == ["softmax", "log_scaled(normalizer=entmax,start=8)"]
+    assert {config.block.self_attention_normalizer for config in configs} == {"softmax(sink=True)"}
+    assert all(config.block.output_gate for config in configs)
+
+
 def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):
     settings = {"dim": 8, "positions": "learned anchor=both"}
     texts = [

@@ -15,7 +15,7 @@ from attention_jax.tasks.attention_views import Params, Reading, viewer
 from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.evaluation import Reversed
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalRun, bind
-from attention_jax.tasks.vocabulary import EOS
+from attention_jax.tasks.vocabulary import EOS, SOS
 from attention_jax.training.run import load_run, load_states
 
 
@@ -41,13 +41,14 @@ def words_view(
     Raises:
         ValueError: a folder holds no run, or a run has no such seed.
     """
-    readings = {answer.word: _reading(answer) for answer in answers}
     runs = [trained, *(load_run(REVERSAL, workdir) for workdir in compare)]
     views: dict[str, AttentionView] = {}
     for run in runs:
         seeds = run.config.loop.seeds
         if not 0 <= seed_index < seeds:
             raise ValueError(f"seed_index must be from 0 to {seeds - 1}; got {seed_index}")
+        source_start = run.config.source_start
+        readings = {answer.word: _reading(answer, source_start=source_start) for answer in answers}
         bound = functools.partial(_bound, run.config.model, seed_index)
         view_of = viewer(bound, readings, title="Attention while strings are reversed")
         label = run.config.label
@@ -64,10 +65,11 @@ def _bound(config: Seq2SeqConfig, seed_index: int, params: Params) -> Seq2Seq:
     return bind(config, jax.tree.map(lambda leaf: leaf[seed_index], params))
 
 
-def _reading(answer: Reversed) -> Reading:
+def _reading(answer: Reversed, *, source_start: bool) -> Reading:
+    start = [SOS] * source_start
     return Reading(
-        source=VOCABULARY.encode(answer.word),
+        source=[*start, *VOCABULARY.encode(answer.word)],
         answer=[*VOCABULARY.encode(answer.answer), EOS],
-        source_labels=list(answer.word),
+        source_labels=[*map(VOCABULARY.label, start), *answer.word],
         answer_labels=[*answer.answer, VOCABULARY.label(EOS)],
     )

@@ -11,19 +11,19 @@ normalizer). At the end
     output = weighted / normalizer,    logsumexp = M + log normalizer,
     entropy = log normalizer - excess / normalizer.
 
-The results do not depend on M, so it needs no gradient.
+The results do not depend on M, so it needs no gradient. A sink is one more key, with value 0.
 
 Source: Milakov and Gimelshein 2018, algorithm 3; Rabe and Staats 2021, section 2.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations.softmax import AttentionStatistics
+from attention_jax.normalizers.row_state import AttentionStatistics, FinalRows, RowShift
 from attention_jax.pairwise import dropout
 
 Array = jax.Array
@@ -32,35 +32,43 @@ Array = jax.Array
 class SoftmaxState(NamedTuple):
     """The sums over the keys so far, for t rows (queries)."""
 
-    largest: Array  # [t] M; -inf before the first key
-    normalizer: Array  # [t]
+    largest: Array  # [t] M; before the first key -inf, or the logit of the sink
+    normalizer: Array  # [t] without the sink
     weighted: Array  # [t, Dv]
     excess: Array | None  # [t]; None without statistics
 
     @classmethod
     def empty(
-        cls, rows: int, value_dim: int, dtype: jnp.dtype, *, statistics: bool
+        cls,
+        rows: int,
+        value_dim: int,
+        dtype: jnp.dtype,
+        *,
+        statistics: bool,
+        sink: Array | None = None,
     ) -> SoftmaxState:
-        """The state before the first key."""
+        """The state before the first key; `sink` is the logit [] of a sink."""
         zeros = jnp.zeros(rows, dtype)
+        largest = jnp.full(rows, -jnp.inf, dtype)
+        if sink is not None:
+            largest = zeros + jax.lax.stop_gradient(sink)
         return cls(
-            largest=jnp.full(rows, -jnp.inf, dtype),
+            largest=largest,
             normalizer=zeros,
             weighted=jnp.zeros((rows, value_dim), dtype),
             excess=zeros if statistics else None,
         )
 
     def update(
-        self, logits: Array, values: Array, keep: Array | None, dropout_rate: float
+        self,
+        normalizer: Any,
+        params: Any,
+        logits: Array,
+        values: Array,
+        keep: Array | None,
+        dropout_rate: float,
     ) -> SoftmaxState:
-        """The state after s more keys.
-
-        Args:
-            logits: [t, s], -inf where masked.
-            values: [s, Dv].
-            keep: bool [t, s], which weights dropout keeps; None without dropout.
-            dropout_rate: probability that a weight is dropped.
-        """
+        del normalizer, params
         tile_largest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
         largest = jnp.maximum(self.largest, tile_largest)
         reference = jnp.where(largest == -jnp.inf, 0, largest)  # -inf - (-inf) would be NaN
@@ -83,17 +91,26 @@ class SoftmaxState(NamedTuple):
             excess = shrink * (excess + drop * self.normalizer) + jnp.sum(terms, axis=1)
         return SoftmaxState(largest, normalizer, weighted, excess)
 
-    def finalize(self) -> tuple[Array, AttentionStatistics | None]:
-        """Output [t, Dv], and the statistics [t] if the state has them."""
+    def finalize(self, normalizer: Any, params: Any) -> FinalRows:
         any_allowed = self.normalizer != 0  # `> 0` would hide a NaN
-        normalizer = jnp.where(any_allowed, self.normalizer, 1)
+        total, excess = self.normalizer, self.excess
+        sink = normalizer.sink_logit(params)
+        if sink is not None:
+            shifted = sink - self.largest
+            weight = jnp.exp(shifted)
+            total = total + weight
+            if excess is not None:
+                excess = excess + weight * jnp.where(weight > 0, shifted, 0)
+        divisor = jnp.where(any_allowed, total, 1)
         # The weighted sum of a row without keys is 0 * NaN if a value is NaN: replace it by 0.
-        output = jnp.where(any_allowed[:, None], self.weighted / normalizer[:, None], 0)
-        if self.excess is None:
-            return output, None
-        log_normalizer = jnp.log(normalizer)
-        return output, AttentionStatistics(
-            logsumexp=jnp.where(any_allowed, log_normalizer + self.largest, -jnp.inf),
-            entropy=jnp.where(any_allowed, log_normalizer - self.excess / normalizer, 0),
-            max_logit=self.largest,
-        )
+        output = jnp.where(any_allowed[:, None], self.weighted / divisor[:, None], 0)
+        statistics = None
+        if excess is not None:
+            log_total = jnp.log(divisor)
+            statistics = AttentionStatistics(
+                logsumexp=jnp.where(any_allowed, log_total + self.largest, -jnp.inf),
+                entropy=jnp.where(any_allowed, log_total - excess / divisor, 0),
+                max_logit=jnp.where(any_allowed, self.largest, -jnp.inf),
+            )
+        shift = RowShift(jnp.where(any_allowed, self.largest, jnp.inf))
+        return FinalRows(output, statistics, shift, ~any_allowed, divisor)

@@ -1,0 +1,178 @@
+"""Modules with other normalisers, and with an output gate."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from quick_compilation import quick_jit
+
+from attention_jax import analysis, attention, attention_weights, causal_mask, nn, padding_mask
+from attention_jax.nn.block_config import BlockConfig
+from attention_jax.nn.cross_attention import CrossAttention, CrossAttentionConfig
+from attention_jax.nn.parameters import values_of
+
+B, T, S, D, N = 2, 5, 7, 8, 4
+QUERY = jax.random.normal(jax.random.key(0), (B, T, D))
+KEY = jax.random.normal(jax.random.key(1), (B, S, D))
+MASK = padding_mask(jnp.array([4, 7]))
+NORMALIZERS = ("softmax(sink=True)", "entmax", "ssmax", "sigmoid(learned=True)")
+
+
+def multi_head(normalizer="softmax", score="general", **options):
+    options = {"num_heads": N, "num_key_heads": 2, "rngs": nnx.Rngs(3)} | options
+    return nn.MultiHeadAttention(score, D, normalizer=normalizer, **options)
+
+
+def parameters(module):
+    return dict(nnx.to_flat_state(nnx.state(module, nnx.Param)))
+
+
+def test_a_module_is_the_function_with_its_parameters():
+    for normalizer in NORMALIZERS:
+        attend = nn.Attention("general", D, D, normalizer=normalizer, rngs=nnx.Rngs(0))
+        options = {
+            "score": "general",
+            "params": values_of(attend.params),
+            "normalizer": normalizer,
+            "normalizer_params": values_of(attend.normalizer_params),
+        }
+        output, weights = attend(QUERY, KEY, mask=MASK, return_weights=True)
+        np.testing.assert_allclose(
+            output, attention(QUERY, KEY, KEY, mask=MASK, **options), atol=1e-6
+        )
+        expected = attention_weights(QUERY, KEY, mask=MASK, **options)
+        np.testing.assert_allclose(weights, expected, atol=1e-6)
+
+
+def test_each_head_has_a_sink_of_its_own():
+    """A head whose sink is large has output 0; the others are as without a sink."""
+    attend, without = multi_head("softmax(sink=True)"), multi_head()
+    sinks = attend.normalizer_params["sink"]
+    assert sinks.shape == (N,)
+    sinks[...] = jnp.array([-1e4, 1e4, -1e4, -1e4])
+    for module in (attend, without):  # the output layer hands on the heads
+        kernel = jnp.eye(D).reshape(N, D // N, D)
+        module.output.kernel[...] = kernel
+    heads = np.reshape(attend(QUERY, KEY), (B, T, N, D // N))
+    expected = np.reshape(without(QUERY, KEY), (B, T, N, D // N))
+    np.testing.assert_allclose(heads[:, :, [0, 2, 3]], expected[:, :, [0, 2, 3]], atol=1e-6)
+    assert np.all(heads[:, :, 1] == 0)
+
+
+def test_other_parameters_do_not_depend_on_a_normalizer():
+    plain = parameters(multi_head())
+    for normalizer in ("entmax", "softmax(sink=True)"):
+        got = parameters(multi_head(normalizer, output_gate=True))
+        for path, leaf in plain.items():
+            np.testing.assert_array_equal(got[path][...], leaf[...])
+    assert parameters(multi_head("entmax")).keys() == plain.keys()
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_token_by_token_as_all_at_once(normalizer):
+    """n counts the tokens so far, in both."""
+    attend = multi_head(normalizer, output_gate=True)
+    definition, state = nnx.split(attend)
+
+    def both(state):
+        attend = nnx.merge(definition, state)
+        cache, outputs = attend.empty_cache((B,), T + 1), []
+        for step in range(T):
+            output, cache = attend.extend(QUERY[:, step : step + 1], cache)
+            outputs.append(output)
+        return jnp.concatenate(outputs, axis=1), attend(QUERY, mask=causal_mask())
+
+    step_by_step, at_once = quick_jit(both)(state)
+    np.testing.assert_allclose(step_by_step, at_once, atol=2e-6)
+
+
+def test_output_gate():
+    """Each feature of a head is multiplied by the sigmoid of a projection of the query."""
+    gated, plain = multi_head(output_gate=True), multi_head()
+    for module in (gated, plain):
+        module.output.kernel[...] = jnp.eye(D).reshape(N, D // N, D)
+    factors = jax.nn.sigmoid(jnp.einsum("btd,dnh->btnh", QUERY, gated.gate.kernel[...]))
+    expected = plain(QUERY, KEY, mask=MASK) * factors.reshape(B, T, D)
+    np.testing.assert_allclose(gated(QUERY, KEY, mask=MASK), expected, atol=1e-6)
+
+
+def test_a_gate_keeps_padding_out():
+    """NaN at a query without keys, and as its cotangent, reaches neither output nor gradient."""
+    attend = multi_head(output_gate=True)
+    definition, state = nnx.split(attend)
+    mask = padding_mask(jnp.array([4, 7]), jnp.array([3, 5]))
+    query = QUERY.at[0, 3:].set(jnp.nan)
+    doutput = jnp.ones((B, T, D)).at[0, 3:].set(jnp.nan)
+
+    def forward(state, key):
+        return nnx.merge(definition, state)(query, key, mask=mask)
+
+    output, pull_back = jax.vjp(forward, state, KEY)
+    assert np.all(np.asarray(output)[0, 3:] == 0)
+    dstate, dkey = pull_back(doutput)
+    assert np.isfinite(dkey).all()
+    assert np.isfinite(dict(nnx.to_flat_state(dstate))["output", "kernel"][...]).all()
+
+
+@pytest.mark.parametrize("num_heads", [1, 2])
+def test_a_model(num_heads):
+    """Settings by their names reach both attentions; all parameters have gradients."""
+    config = nn.Seq2SeqConfig().with_settings(
+        dim=8,
+        hidden_dim=8,
+        num_heads=num_heads,
+        normalizer="log_scaled(normalizer=entmax, learned=True)",
+        self_attention_normalizer="softmax(sink=True)",
+        output_gate=True,
+    )
+    model = nn.Seq2Seq(config, 11, rngs=nnx.Rngs(0))
+    definition, state = nnx.split(model)
+    source, lengths, target = jnp.ones((2, 7), int), jnp.array([4, 7]), jnp.ones((2, 8), int)
+
+    def loss(state):
+        return jnp.sum(nnx.merge(definition, state)(source, lengths, target) ** 2)
+
+    gradients = dict(nnx.to_flat_state(quick_jit(jax.grad(loss))(state)))
+    names = {path[-1]: leaf[...] for path, leaf in gradients.items() if "attention" in str(path)}
+    assert {"sink", "scale"} <= names.keys()
+    assert any("gate" in path for path in gradients)
+    assert all(np.isfinite(leaf[...]).all() for leaf in gradients.values())
+    assert "entmax" in config.label
+
+
+def test_mistakes_in_settings():
+    with pytest.raises(ValueError, match="normalizer must be softmax with attention 'coverage'"):
+        CrossAttentionConfig("coverage", normalizer="entmax")
+    with pytest.raises(ValueError, match=r"normalizer must be one of .*'softmx'"):
+        CrossAttentionConfig(normalizer="softmx")
+    with pytest.raises(ValueError, match="alpha must be above 1"):
+        BlockConfig(self_attention_normalizer="entmax(alpha=0.5)")
+    with pytest.raises(ValueError, match="normalizer must be"):
+        multi_head("nothing")
+    with pytest.raises(ValueError, match="normalizer must be softmax in LocalMAttention"):
+        nn.LocalMAttention("dot", D, D, radius=2, normalizer="entmax", rngs=nnx.Rngs(0))
+
+
+def test_capture():
+    """Weights of every normaliser; gradients of logits of those alone whose weights have them."""
+    for normalizer in ("entmax", "ssmax", "softmax(sink=True)"):
+        attend = nn.Attention("dot", D, D, normalizer=normalizer, rngs=nnx.Rngs(0))
+
+        def loss(key, attend=attend):
+            return jnp.sum(attend(QUERY, key, mask=MASK) ** 2)
+
+        captured = analysis.capture_gradients(loss, KEY, matrices=True)
+        (attention,), (gradient,) = captured.attentions.values(), captured.gradients.values()
+        _, weights = attend(QUERY, KEY, mask=MASK, return_weights=True)
+        np.testing.assert_allclose(attention.weights, weights, atol=1e-6)
+        assert (attention.statistics is None) == (normalizer == "entmax")
+        assert (gradient.dlogits is not None) == (normalizer == "softmax(sink=True)")
+
+
+def test_cross_attention_with_one_head():
+    config = CrossAttentionConfig(normalizer="sparsemax")
+    attend = CrossAttention("dot", D, D, config, rngs=nnx.Rngs(0))
+    _, weights, _ = attend(3 * QUERY, KEY, mask=MASK, return_weights=True)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+    assert np.mean(np.asarray(weights) == 0) > 0.5
