@@ -47,6 +47,9 @@ def results_by_setting(panels: Sequence[Panel]) -> Figure:
     group_inches = max(0.6, _SCORE_INCHES * (len(scores) + 1))
     width = max(5.0, 1.0 + group_inches * len(settings))
     upright = label_width > (width - 1) / len(settings)  # there is no room side by side
+    if upright:  # the lines of a label stand side by side
+        group_inches = max(group_inches, _LINE_INCHES * (max(map(len, labels)) + 0.5))
+        width = max(5.0, 1.0 + group_inches * len(settings))
     label_height = label_width if upright else _LINE_INCHES * max(map(len, labels))
     columns = min(len(scores), int(width / (0.5 + _LETTER_INCHES * max(map(len, scores)))) or 1)
     legend_height = 0.25 * -(-len(scores) // columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -32,6 +33,7 @@ class Progress:
         self._began = self._last_line = time.monotonic()
         self._warm: tuple[int, float] | None = None  # after the first call, which compiles
         self._now = (start, self._began)
+        self._diverged = 0  # seeds whose loss is not finite
         self._bar: rich.progress.Progress | None = None
         if shown and self._console.is_terminal:
             self._bar = rich.progress.Progress(
@@ -65,6 +67,13 @@ class Progress:
     def update(self, step: int, metrics: dict[str, list[float]]) -> None:
         """Shows that `step` is done, with its line of metrics."""
         self._now = (step, time.monotonic())
+        diverged = sum(not math.isfinite(loss) for loss in metrics["loss"])
+        if diverged > self._diverged:
+            self._diverged = diverged
+            self.note(
+                f"warning: at step {step} the loss of {diverged} of {self._seeds} seeds is not"
+                " finite; a smaller learning rate may help"
+            )
         status = f"loss {statistics.fmean(metrics['loss']):.4f}"
         rate = self.rate
         if rate is not None:

@@ -31,6 +31,8 @@ def check_score_runs(score: Score, query_dim: int, key_dim: int) -> None:
     """
     if isinstance(score, WrappedScore) and type(score).init is WrappedScore.init:
         check_score_runs(score.score, query_dim, key_dim)  # the errors of a part name the part
+    if type(score).pair is Score.pair:
+        raise ValueError(f"score {score} must define pair(params, q_features, k_features)")
     target, source = [size for size in (3, 5, 7, 11) if size not in (query_dim, key_dim)][:2]
     query, key = (
         jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -116,7 +116,8 @@ def test_a_missed_expectation_is_reported_and_the_status(house, tmp_path, monkey
     assert run("third", monkeypatch=monkeypatch) == 1
     out, err = capsys.readouterr()
     assert "MISS         third is 1: 1.2 (0.9 to 1.1)" in out
-    assert "not as expected: third: third is 1" in err
+    assert "MISS: third: third is 1" in err
+    assert run("first", monkeypatch=monkeypatch) == 0  # the experiments that are named count
     page = Reader((tmp_path / "experiments/index.html").read_text())
     assert "1 MISS" in page.text
 

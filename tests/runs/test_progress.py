@@ -82,7 +82,7 @@ def test_a_resumed_run_counts_its_own_steps(clock, pipe):
 def test_loss_that_is_not_finite(clock, pipe, capsys):
     with Progress("dot", start=0, total=5, seeds=1) as progress:
         progress.update(5, {"loss": [float("nan"), 1.0]})
-    assert capsys.readouterr().out == "dot: step 5/5, loss nan\n"
+    assert capsys.readouterr().out.endswith("\ndot: step 5/5, loss nan\n")
 
 
 def test_no_control_characters_in_a_pipe(pipe, capsys):
@@ -136,3 +136,17 @@ def test_the_bar_lets_go_of_the_terminal_on_an_exception(terminal, capsys):
     with pytest.raises(RuntimeError, match="elsewhere"):
         failing()
     assert capsys.readouterr().out.count("\x1b[?25h") == 1  # the cursor is shown again
+
+
+def test_seeds_that_diverge_are_reported_once(clock, pipe, capsys):
+    with Progress("dot", start=0, total=9, seeds=3) as progress:
+        for step, losses in ((3, [1.0, 2.0, 3.0]), (6, [1.0, float("nan"), 3.0])):
+            clock.now += 1
+            progress.update(step, {"loss": losses})
+        clock.now += 1
+        progress.update(9, {"loss": [1.0, float("nan"), 3.0]})
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert warnings == [
+        "dot: warning: at step 6 the loss of 1 of 3 seeds is not finite; a smaller learning rate"
+        " may help"
+    ]

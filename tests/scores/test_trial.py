@@ -206,3 +206,13 @@ def test_translation_fails_before_it_reads_the_text(wrong_module):
     config = TranslationConfig(source="nowhere", target="nowhere", model=model)
     with pytest.raises(ValueError, match=re.escape(LINE.format(32))):
         prepare(config, wrong_module, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutPair(Score):
+    """A score that lacks its only required method."""
+
+
+def test_a_score_without_pair():
+    with pytest.raises(ValueError, match=r"score WithoutPair\(\) must define pair\(params, "):
+        check_score_runs(WithoutPair(), 3, 5)
