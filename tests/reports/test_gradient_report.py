@@ -150,7 +150,7 @@ def test_the_matrices_of_the_page_can_be_explored(page, run, other):
     (data,) = re.findall(r'id="data">(.*?)</script>', frame["srcdoc"])
     captures = json.loads(data)["captures"]
     assert [(c["panel"], c["step"], c["example"]) for c in captures] == [
-        (f"general ({each['workdir']})", step, word)
+        (f"{LABEL} ({each['workdir']})", step, word)
         for each, words in ((run, ("ab", "xyz")), (other, ("ab",)))
         for step in ("before training", "after training")
         for word in words
