@@ -145,7 +145,8 @@ def test_a_rate_that_is_traced_is_the_rate_of_the_configuration():
         of_rate = optimizer_at(rate)
         moved, state = params, of_rate.init(params)
         for step in range(3):
-            updates, state = of_rate.update({"x": gradient * np.float32(step - 1.5)}, state)
+            gradients = {"x": gradient * np.float32(step - 1.5)}
+            updates, state = of_rate.update(gradients, state, moved)
             moved = optax.apply_updates(moved, updates)
         return moved
 

@@ -92,16 +92,16 @@ def test_reverse_writes_a_page_of_runs_side_by_side(workdir, tmp_path, monkeypat
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == str(page)
     captures = captures_of(page)
+    trained = load_run(REVERSAL, workdir)
     assert [(c["panel"], c["step"], c["example"]) for c in captures] == [
         (panel, step, word)
-        for panel in ("general", f"general ({workdir})")
+        for panel in (trained.config.label, f"{trained.config.label} ({workdir})")
         for step in ("0", "2", "4")
         for word in ("hello", "abc")
     ]
     (cross,) = captures[-1]["attentions"]  # the model has no other
-    trained = load_run(REVERSAL, workdir)
     answer = reverse(trained, ["hello", "abc"])[1]
-    assert cross["key_tokens"] == ["a", "b", "c"]
+    assert cross["key_tokens"] == ["SOS", "a", "b", "c"]
     assert cross["query_tokens"] == [*answer.answer, "EOS"]
     rows = len(answer.row_labels)
     weights = decoded_numbers(cross["arrays"]["weights"])[0]

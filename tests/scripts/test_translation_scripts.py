@@ -254,7 +254,7 @@ def test_what_stops_it_on_the_way(trained, script, monkeypatch, event, status, m
 @pytest.mark.parametrize(
     ("arguments", "expected", "absent"),
     [
-        (["train", "--help"], ["--task translation", "--batch-size", "2500"], "--source"),
+        (["train", "--help"], ["--task translation", "--batch-size", "2500"], "--source PATH"),
         (["train", *TASK, "--help"], ["--source", "--patience", "--score", "9000"], "--min-length"),
         (["evaluate", "--help"], ["--workdir", "--lengths", "--beams"], "--reference"),
         (["evaluate", "--workdir", "run", "--help"], ["--reference", "--average"], "--lengths"),
