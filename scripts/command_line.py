@@ -83,10 +83,13 @@ def run_command(
 def parse(arguments: type[Any] | Callable[[list[str]], type[Any]], words: list[str]) -> Any:
     """Returns the arguments for the words of a command line; exits after --help and a wrong word.
 
-    A class of options that has a method `with_other_options` gets the words that are not among its
-    options: it has to check them.
+    A class of options may have a method `completed`, which returns the words with further ones, and
+    a method `with_other_options`, which gets the words that are not among its options and has to
+    check them.
     """
     chosen: Any = arguments if isinstance(arguments, type) else arguments(words)
+    if hasattr(chosen, "completed"):
+        words = chosen.completed(words)
     settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "registry": _REGISTRY}
     if not hasattr(chosen, "with_other_options"):
         return tyro.cli(chosen, args=words, **settings)

@@ -132,8 +132,8 @@ def cache():
 
 def cross_attention(check=check):
     for settings in (
-        {"sharpen_from": 3}, {"num_heads": 2}, {"attention": "local-m"}, {"attention": "local-p"},
-        {"attention": "coverage"}, {"attention": "monotonic"},
+        {"normalizer": "log_scaled(start=3)"}, {"num_heads": 2}, {"attention": "local-m"},
+        {"attention": "local-p"}, {"attention": "coverage"}, {"attention": "monotonic"},
     ):  # fmt: skip
         num_heads = settings.pop("num_heads", 1)
         config = CrossAttentionConfig(**settings)

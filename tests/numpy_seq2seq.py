@@ -1,6 +1,7 @@
 """Seq2Seq in float64 NumPy, one example at a time, with every kind of positions."""
 
 import functools
+import re
 
 import jax
 import numpy as np
@@ -135,9 +136,9 @@ def numpy_seq2seq(config, params, source, length, inputs, ids):
             query, key = turned(config, y, to)[:, None, :], turned(config, memory, at)[None]
             own = cross.get("attention", {}).get("params", {})
             logits = SCORE_CASES[config.score].pair(own, query, key)
-            sharpen_from = config.cross_attention.sharpen_from
-            if sharpen_from is not None:
-                logits = max(1, np.log(1 + length) / np.log(1 + sharpen_from)) * logits
+            start = re.fullmatch(r"log_scaled\(start=(\d+)\)", config.cross_attention.normalizer)
+            if start:
+                logits = max(1, np.log(1 + length) / np.log(1 + int(start[1]))) * logits
             weights = softmax_where(logits, allowed)
             return linear(cross["output"], weights @ memory)
 

@@ -73,7 +73,8 @@ def capture(
     front of the batch axes are the axes of each enclosing `scan` of the function, and then those of
     each enclosing `vmap`, outer before inner. Local attention with a Gaussian is captured before
     the Gaussian reduces the weights: its rows sum to 1. Coverage and monotonic attention have no
-    softmax over all keys, and therefore no logits.
+    softmax over all keys, and therefore no logits. The logits are those of the softmax, after the
+    factor of a normaliser such as `LogScaled`.
 
     The function may compute gradients, of any order and in any mode; each call of attention is
     captured once, as it was computed. A module that the function transforms by Flax (`nnx.grad`)

@@ -25,7 +25,7 @@ from attention_jax.functional.checks import (
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
-from attention_jax.implementations.reference import logits_and_mask, normalized
+from attention_jax.implementations.reference import logits_and_mask, params_of_normalizer
 from attention_jax.normalizers import (
     DEFAULT_NORMALIZER,
     AttentionStatistics,
@@ -248,13 +248,17 @@ def _weights(score: Score, normalizer: Normalizer, inputs: Inputs) -> Array:
 def _logits_and_weights(
     score: Score, normalizer: Normalizer, inputs: Inputs
 ) -> tuple[Array, Array]:
-    """Logits, -inf where masked, and weights: [*B, T, S] each, in the compute dtype."""
+    """Logits and weights, [*B, T, S] each, in the compute dtype.
+
+    The logits are those that the normaliser has transformed, -inf where masked.
+    """
 
     def one_example(inputs: Inputs) -> tuple[Array, Array]:
         options = Options(score, BlockSizes(), normalizer=normalizer)
         logits, mask = logits_and_mask(options, inputs)
-        masked_logits = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
-        return masked_logits, normalized(options, inputs, logits, mask)
+        normalizer_params = params_of_normalizer(inputs)
+        logits = normalizer.prepared(normalizer_params, logits, mask)
+        return logits, normalizer.weights_of_rows(normalizer_params, logits, mask)
 
     return vmap_over_batch(score, one_example, inputs, by_query=True, normalizer=normalizer)
 
@@ -271,7 +275,7 @@ def _captured_with_logits(
     logits, weights = None, None
     if options.matrices:
         logits, weights = _logits_and_weights(score, normalizer, inputs)
-    if not normalizer.has_statistics or normalizer.uses_num_keys:
+    if not normalizer.has_statistics:
         logits = None  # gradients and statistics of captured logits are those of a softmax of them
     captured = captured_call(inputs, output, weights, options)
     return captured._replace(logits=logits, statistics=statistics)

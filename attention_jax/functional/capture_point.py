@@ -39,7 +39,8 @@ class CapturedAttention(NamedTuple):
     key: Any  # [*B, S, Dk], or `ProjectedKeys` if the call takes them
     value: Array  # [*B, S, Dv]
     output: Array  # [*B, T, Dv]
-    logits: Array | None  # [*B, T, S] with the bias, -inf where masked; or None
+    # [*B, T, S] with the bias and the normaliser's factor, -inf where masked; or None
+    logits: Array | None
     weights: Array | None  # [*B, T, S] before dropout; None unless matrices are captured
     mask: Array | None  # bool [*B, T, S]; None unless matrices are captured
     statistics: AttentionStatistics | None  # [*B, T]; None without a softmax

@@ -31,7 +31,7 @@ Array = jax.Array
 def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     logits, mask = logits_and_mask(options, inputs)
-    weights = normalized(options, inputs, logits, mask)
+    weights = options.normalizer(params_of_normalizer(inputs), logits, mask)
     # Whether any weight is not 0, NaN included; `any(weights != 0)` would store a second [T, S].
     any_allowed = jnp.max(jax.lax.stop_gradient(weights), axis=1, initial=0) != 0
     if options.dropout_rate > 0:
@@ -45,18 +45,14 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     output = jnp.where(any_allowed[:, None], output, 0)
     statistics = None
     if options.return_statistics:
-        normalizer, params = options.normalizer, _normalizer_params(inputs)
+        normalizer, params = options.normalizer, params_of_normalizer(inputs)
         logits = normalizer.prepared(params, logits, mask)
         statistics = row_statistics(*normalizer.with_sink(params, logits, mask))
     return output.astype(inputs.query.dtype), statistics
 
 
-def normalized(options: Options, inputs: Inputs, logits: Array, mask: Array | None) -> Array:
-    """The weights [T, S] of logits from `logits_and_mask`."""
-    return options.normalizer(_normalizer_params(inputs), logits, mask)
-
-
-def _normalizer_params(inputs: Inputs) -> Any:
+def params_of_normalizer(inputs: Inputs) -> Any:
+    """The normaliser's parameters in the compute dtype."""
     return cast_floats(inputs.normalizer_params, inputs.compute_dtype)
 
 

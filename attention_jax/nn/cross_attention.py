@@ -23,12 +23,13 @@ from attention_jax.nn.empty_rows import project_rows
 from attention_jax.nn.local import Alignment
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.position_encoding import PositionIds, Rotation
-from attention_jax.normalizers import DEFAULT_NORMALIZER, LogScaled, Softmax, get_normalizer
+from attention_jax.normalizers import DEFAULT_NORMALIZER, Softmax, get_normalizer
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Score
 
 Array = jax.Array
 AttentionKind = Literal["global", "local-m", "local-p", "coverage", "monotonic"]
+KINDS_WITH_NORMALIZER = ("global",)  # the other kinds have softmax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,30 +44,23 @@ class CrossAttentionConfig:
             "local-m".
         alignment: of "local-m": "reversed", p_i = S - 1 - i, the last token first; or "monotonic",
             p_i = i.
-        sharpen_from: of "global" with one head: a length n_0. The logits of a query that may attend
-            to n > n_0 tokens are multiplied by log(1 + n) / log(1 + n_0), because a softmax over
-            more keys needs larger logits to be as sharp: the normaliser is then `LogScaled`. None
-            for no factor.
         normalizer: of "global", as in `get_normalizer`: "softmax", "entmax(alpha=1.5)",
-            "softmax(sink=True)", "module:Name". The other kinds have softmax.
+            "log_scaled(start=9)", "module:Name". The other kinds have softmax and take no other.
 
     Raises:
         ValueError: there is no such kind or alignment, a number is out of range, or the kind does
             not take a setting.
 
-    >>> CrossAttentionConfig("local-m", radius=1, alignment="monotonic").sharpen_from is None
-    True
-    >>> CrossAttentionConfig("coverage", sharpen_from=8)
+    >>> CrossAttentionConfig("local-m", radius=1, alignment="monotonic").normalizer
+    'softmax'
+    >>> CrossAttentionConfig("coverage", normalizer="entmax")
     Traceback (most recent call last):
-    ValueError: sharpen_from must be None with attention 'coverage'; got 8
-
-    Source: Chiang and Cholak 2022 for logits that grow with log n (theirs do so from n = 1 on).
+    ValueError: normalizer must be softmax with attention 'coverage'; got 'entmax'
     """
 
     attention: AttentionKind = "global"
     radius: int = 2
     alignment: Alignment = "reversed"
-    sharpen_from: int | None = None
     normalizer: str = DEFAULT_NORMALIZER
 
     def __post_init__(self) -> None:
@@ -74,14 +68,8 @@ class CrossAttentionConfig:
         check_choice("alignment", self.alignment, Alignment)
         # The standard deviation of local-p's Gaussian is half the radius.
         check_integer("radius", self.radius, least=int(self.attention == "local-p"))
-        if self.sharpen_from is not None:
-            check_integer("sharpen_from", self.sharpen_from)
-            if self.attention != "global":
-                raise ValueError(
-                    f"sharpen_from must be None with attention {self.attention!r};"
-                    f" got {self.sharpen_from}"
-                )
-        if get_normalizer(self.normalizer) != Softmax() and self.attention != "global":
+        takes_normalizer = self.attention in KINDS_WITH_NORMALIZER
+        if get_normalizer(self.normalizer) != Softmax() and not takes_normalizer:
             raise ValueError(
                 f"normalizer must be softmax with attention {self.attention!r};"
                 f" got {self.normalizer!r}"
@@ -91,8 +79,7 @@ class CrossAttentionConfig:
         """The kind, in a model with so many heads and with this rotation by positions.
 
         Raises:
-            ValueError: the kind takes neither several heads nor a rotation, or `sharpen_from` is
-                given and there are several heads.
+            ValueError: the kind takes neither several heads nor a rotation.
         """
         check_integer("num_heads", num_heads)
         if self.attention != "global":
@@ -104,10 +91,6 @@ class CrossAttentionConfig:
                 raise ValueError(
                     f"attention must be global with rotary positions; got {self.attention!r}"
                 )
-        if self.sharpen_from is not None and num_heads > 1:
-            raise ValueError(
-                f"sharpen_from must be None with {num_heads} heads; got {self.sharpen_from}"
-            )
         match self.attention:
             case "global":
                 return kinds.Global() if num_heads == 1 else kinds.MultiHead(num_heads, rotation)
@@ -179,11 +162,8 @@ class CrossAttention(DropoutModule):
         settings: Any = {**options} if self.kind.has_projections else {**dtypes_of(options)}
         if self.kind.has_projections:
             settings["output_gate"] = output_gate
-        if config.attention == "global":
-            normalizer = get_normalizer(config.normalizer)
-            if config.sharpen_from is not None:
-                normalizer = LogScaled(normalizer, start=config.sharpen_from)
-            settings["normalizer"] = normalizer
+        if config.attention in KINDS_WITH_NORMALIZER:
+            settings["normalizer"] = get_normalizer(config.normalizer)
         if self.kind.has_dropout:  # this module hands it the keys
             settings |= {"dropout_rate": dropout_rate, "keep_rngs": False}
         if self.rotation is not None and not self.kind.has_projections:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from attention_jax.core.checks import check_choice, check_integer
 from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.cross_attention import CrossAttentionConfig
+from attention_jax.nn.cross_attention import KINDS_WITH_NORMALIZER, CrossAttentionConfig
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.position_encoding import Rotation
 from attention_jax.nn.transformer import cross_heads
@@ -117,6 +117,9 @@ class Seq2SeqConfig:
         """
         settings = {_RENAMED.get(name, name): value for name, value in content.items()}
         settings.pop("checkpoint_blocks", None)  # of earlier versions; changed no result
+        if isinstance(settings.get("cross_attention"), Mapping):
+            settings["cross_attention"] = _with_log_scaled(settings["cross_attention"])
+        settings = _with_log_scaled(settings)
         for name, part in _PARTS.items():
             if name in settings:
                 settings[name] = part(**settings[name])
@@ -181,8 +184,9 @@ class Seq2SeqConfig:
         words = [self.score]
         if attention != "global":
             words.append(attention)
-        if self.cross_attention.normalizer != DEFAULT_NORMALIZER:
-            words.append(self.cross_attention.normalizer)
+        normalizer = self.cross_attention.normalizer
+        if attention in KINDS_WITH_NORMALIZER and normalizer != usual.cross_attention.normalizer:
+            words.append(normalizer)
         if num_heads > 1:
             where = "" if attention == "global" else " in self attention"
             words.append(f"{num_heads} heads{where}")
@@ -197,3 +201,14 @@ _PARTS: dict[str, type[Any]] = {
     "positions": PositionConfig,
 }
 _RENAMED = {"heads": "num_heads", "key_heads": "num_key_heads"}  # names of earlier versions
+
+
+def _with_log_scaled(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of earlier versions, whose `sharpen_from` n is now "log_scaled(start=n)"."""
+    others = dict(settings)
+    start = others.pop("sharpen_from", None)
+    if start is not None:
+        inner = others.get("normalizer", DEFAULT_NORMALIZER)
+        named = "" if inner == DEFAULT_NORMALIZER else f"normalizer={inner}, "
+        others["normalizer"] = f"log_scaled({named}start={start})"
+    return others

@@ -47,7 +47,7 @@ ADDITIVE = LearnedTemperature(Additive())
 
 # Scaled dot without SOS and weight decay, the other two parts of the task's default settings.
 RECIPE = ReversalConfig(
-    model=MODEL.with_settings(sharpen_from=40),
+    model=MODEL.with_settings(normalizer="log_scaled(start=40)"),
     min_length=1,
     max_length=40,
     learning_rate=1e-2,
@@ -60,7 +60,7 @@ def _positions(**settings: Any) -> dict[str, Any]:
     return {"positions": dataclasses.replace(ANY_LENGTH, **settings)}
 
 
-_PLAIN = {"positions": PositionConfig(), "sharpen_from": None}
+_PLAIN = {"positions": PositionConfig(), "normalizer": "softmax"}
 # {part: {arm: settings of the model that differ from the recipe's}}
 PARTS: dict[str, dict[str, dict[str, Any]]] = {
     "where the source is counted from": {
@@ -82,13 +82,13 @@ PARTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "size of logits, scaled dot": {
         "growing with log n": {},
-        "as they are": {"sharpen_from": None},
-        "learned factor": {"sharpen_from": None, "score": f"{__name__}:SCALED"},
+        "as they are": {"normalizer": "softmax"},
+        "learned factor": {"normalizer": "softmax", "score": f"{__name__}:SCALED"},
     },
     "size of logits, additive": {
         "growing with log n": {"score": "additive"},
-        "as they are": {"score": "additive", "sharpen_from": None},
-        "learned factor": {"score": f"{__name__}:ADDITIVE", "sharpen_from": None},
+        "as they are": {"score": "additive", "normalizer": "softmax"},
+        "learned factor": {"score": f"{__name__}:ADDITIVE", "normalizer": "softmax"},
     },
     "other attention": {
         "none": {},

@@ -71,7 +71,7 @@ FLAWLESS = "scaled"  # the score that was right on every string before the goals
 class Config(TrainingSettings):
     """Settings beside those of every training.
 
-    There is one head: logits that grow with the length need it.
+    There is one head.
 
     Attributes:
         scores: scores to train, each as in `get_score`: a name, or a name with arguments.
@@ -118,7 +118,7 @@ class Config(TrainingSettings):
 def recipe(score: str) -> ReversalConfig:
     """Returns the task's default settings, for the lengths of this training."""
     longest = TRAINED + 1  # tokens of the source, SOS included
-    model = MODEL.with_settings(score=score, sharpen_from=longest)
+    model = MODEL.with_settings(score=score, normalizer=f"log_scaled(start={longest})")
     return ReversalConfig(model=model, min_length=1, max_length=TRAINED)
 
 

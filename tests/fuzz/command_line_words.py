@@ -72,7 +72,7 @@ BAD_TRAIN = [
         ],
         coverage_weight=["-1", "nan", "x"],
         weight_decay=["-1", "nan", "x"],
-        sharpen_from=["0", "x"],
+        normalizer=["", "softmx", "log_scaled(start=0)", "softmax(", "None"],
         num_key_heads=["0", "3", "x"],
     ),
     *options(letters=["27"], checkpoint_every=["30"], log_every=["7"], dim=["7"], num_heads=["3"]),

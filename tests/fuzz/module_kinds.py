@@ -149,8 +149,8 @@ MISTAKEN_MODULES = [
     *((nn.CrossAttentionConfig, {}, {"radius": bad}, "radius") for bad in (-1, 2.5, "2", [2])),
     *((nn.CrossAttentionConfig, {}, {name: bad}, name)
       for name in ("attention", "alignment") for bad in ("x", None, 3, [])),
-    *((nn.CrossAttentionConfig, {}, {"sharpen_from": bad}, "sharpen_from")
-      for bad in (0, -1, 2.5, "a")),
+    *((nn.CrossAttentionConfig, {}, {"normalizer": bad}, "normalizer")
+      for bad in ("softmx", None, 3, [])),
     *((nn.Seq2SeqConfig, {}, {"decoder_layers": bad}, "decoder_layers")
       for bad in (-1, 2.5, "2", [2])),
     *((nn.Seq2SeqConfig, {}, {"encoder_layers": bad}, "encoder_layers")

@@ -246,8 +246,9 @@ def test_first_places_the_window():
         ({"alignment": "none"}, "alignment must be one of monotonic, reversed; got 'none'"),
         ({"radius": -1}, "radius must be at least 0; got -1"),
         ({"attention": "local-p", "radius": 0}, "radius must be at least 1; got 0"),
-        ({"sharpen_from": 0}, "sharpen_from must be at least 1; got 0"),
-        ({"sharpen_from": 3, "attention": "coverage"}, "sharpen_from must be None .*'coverage'"),
+        ({"normalizer": "log_scaled(start=0)"}, "start must be at least 1; got 0"),
+        ({"normalizer": "ssmax", "attention": "coverage"},
+         "normalizer must be softmax with attention 'coverage'; got 'ssmax'"),
     ],
 )  # fmt: skip
 def test_bad_settings(settings, message):
@@ -275,9 +276,3 @@ def test_settings_that_do_not_go_together(attention, options, message):
     config = CrossAttentionConfig(attention)
     with pytest.raises(ValueError, match=message):
         CrossAttention("dot", DIM, MEMORY_DIM, config, **options, rngs=nnx.Rngs(0))
-
-
-def test_sharper_logits_are_for_one_head():
-    config = CrossAttentionConfig(sharpen_from=3)
-    with pytest.raises(ValueError, match="sharpen_from must be None with 4 heads; got 3"):
-        CrossAttention("dot", DIM, DIM, config, num_heads=4, rngs=nnx.Rngs(0))

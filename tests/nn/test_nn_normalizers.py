@@ -167,7 +167,33 @@ def test_capture():
         _, weights = attend(QUERY, KEY, mask=MASK, return_weights=True)
         np.testing.assert_allclose(attention.weights, weights, atol=1e-6)
         assert (attention.statistics is None) == (normalizer == "entmax")
-        assert (gradient.dlogits is not None) == (normalizer == "softmax(sink=True)")
+        assert (gradient.dlogits is None) == (normalizer == "entmax")
+
+
+def test_captured_logits_are_those_of_the_softmax():
+    """They have the factor of log n, and a gradient in logits is that of a bias by the factor."""
+    lengths = np.array([4, 7])
+    factor = 1.5 * np.maximum(np.log1p(lengths) / np.log1p(5), 1)[:, None, None]
+    assert factor.min() == 1.5 < factor.max()
+
+    def loss(bias):
+        normalizer = "log_scaled(scale=1.5, start=5)"
+        output = attention(
+            QUERY, KEY, KEY, mask=MASK, bias=bias, score="dot", normalizer=normalizer
+        )
+        return jnp.sum(output**3)
+
+    captured = analysis.capture_gradients(loss, jnp.zeros((B, T, S)))
+    seen = captured.attentions["attention"]
+    real = np.broadcast_to(np.arange(S) < lengths[:, None, None], (B, T, S))
+    logits = np.where(real, factor * np.einsum("btd,bsd->bts", QUERY, KEY), -np.inf)
+    np.testing.assert_allclose(seen.logits, logits, rtol=1e-5, atol=1e-5)
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    np.testing.assert_allclose(
+        seen.weights, exponentials / exponentials.sum(-1, keepdims=True), atol=1e-6
+    )
+    dlogits = captured.gradients["attention"].dlogits
+    np.testing.assert_allclose(factor * dlogits, captured.dparams, rtol=1e-4, atol=1e-5)
 
 
 def test_cross_attention_with_one_head():

@@ -60,19 +60,23 @@ def answers(config, ids=None):
     return params, *jax.tree.map(np.asarray, padded)
 
 
+def growing(start):
+    return f"log_scaled(start={start})"
+
+
 CASES = [
     (settings("sinusoidal", "end"), None),
     (settings("sinusoidal", "both", "window", num_heads=2), None),
-    (settings("sinusoidal", "both", "subset", sharpen_from=5, **BARE), GAPS),
+    (settings("sinusoidal", "both", "subset", normalizer=growing(5), **BARE), GAPS),
     (settings("learned", "start", decoder_self_attention=False), GAPS),
     (settings("learned", "both", "subset", self_attention_score="general"), None),
     (settings("learned", "end", norm="post", encoder_layers=0), GAPS),
-    (settings("rotary", "start", sharpen_from=2), None),
+    (settings("rotary", "start", normalizer=growing(2)), None),
     (settings("rotary", "end", "window", score="general"), None),
     (settings("rotary", "both", num_heads=2, decoder_layers=2), None),
     (settings("rotary", "both", score="scaled", decoder_self_attention=False), GAPS),
     (settings("rotary", "end", num_heads=2, score="scaled", **BARE), GAPS),
-    (settings("none", "both", sharpen_from=1, **BARE), None),
+    (settings("none", "both", normalizer=growing(1), **BARE), None),
 ]  # fmt: skip
 SLOW_CASES = (2, 4, 7, 9)  # combinations of settings that other cases have one by one
 every_case = pytest.mark.parametrize(
@@ -254,7 +258,7 @@ def test_a_table_that_is_too_short():
 def test_logits_are_sharpened_beyond_a_length():
     """The others' weights, taken to the power of the factor; the same parameters in both."""
     plain, _ = make(settings("sinusoidal", "end", **BARE))
-    sharp, _ = make(settings("sinusoidal", "end", sharpen_from=5, **BARE))
+    sharp, _ = make(settings("sinusoidal", "end", normalizer=growing(5), **BARE))
     arguments = (sources(), jnp.array(LENGTHS), targets())
     (logits, weights), (sharp_logits, sharp_weights) = run_jit(
         lambda *arguments: [model(*arguments, return_weights=True) for model in (plain, sharp)],
@@ -289,10 +293,13 @@ def naive_greedy(forward, row, length):
 @pytest.mark.parametrize(
     ("config", "ids"),
     [
-        (settings(sharpen_from=3, dim=12, positions=ANY_LENGTH, **BARE), None),
-        (settings("learned", "both", decoder_self_attention=False, sharpen_from=2), GAPS),
+        (settings(normalizer=growing(3), dim=12, positions=ANY_LENGTH, **BARE), None),
+        (
+            settings("learned", "both", decoder_self_attention=False, normalizer=growing(2)),
+            GAPS,
+        ),
         pytest.param(
-            settings("rotary", "end", "subset", score="scaled", sharpen_from=3),
+            settings("rotary", "end", "subset", score="scaled", normalizer=growing(3)),
             None,
             marks=pytest.mark.slow,
         ),
@@ -334,9 +341,11 @@ def test_greedy_and_beam_search(config, ids):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"sharpen_from": 3, "num_heads": 4}, "sharpen_from must be None with 4 heads; got 3"),
-        ({"sharpen_from": 3, "attention": "coverage"}, "sharpen_from must be None with attention"),
-        ({"sharpen_from": 0}, "sharpen_from must be at least 1; got 0"),
+        (
+            {"normalizer": "ssmax", "attention": "coverage"},
+            "normalizer must be softmax with attention 'coverage'; got 'ssmax'",
+        ),
+        ({"normalizer": "log_scaled(start=0)"}, "start must be at least 1; got 0"),
         (
             {"positions": PositionConfig("rotary"), "attention": "monotonic"},
             "attention must be global with rotary positions; got 'monotonic'",
@@ -358,7 +367,7 @@ def test_bad_settings(bad, message):
 
 @pytest.mark.parametrize("positions", [PositionConfig("rotary", "both", scale=0.5), ANY_LENGTH])
 def test_settings_come_back_from_json(positions):
-    model = Seq2SeqConfig().with_settings(positions=positions, sharpen_from=5, **BARE)
+    model = Seq2SeqConfig().with_settings(positions=positions, normalizer=growing(5), **BARE)
     config = ReversalConfig(model=model)
     content = json.loads(json.dumps(dataclasses.asdict(config)))
     assert content["model"]["positions"]["anchor"] == positions.anchor

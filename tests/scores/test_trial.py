@@ -168,7 +168,7 @@ LINE = "pair of float32 [3, {0}] and float32 [5, {0}] raised RuntimeError: broke
         ({"self_attention_score": "wrong_scores:Wrong(size=16)", "num_heads": 4}, 16),
         ({"score": "wrong_scores:Wrong(size=16)", "num_heads": 4, "attention": "local-p",
           "self_attention_score": None}, 16),
-        ({"score": "softcap(score=wrong_scores:Wrong)", "sharpen_from": 8}, 64),
+        ({"score": "softcap(score=wrong_scores:Wrong)", "normalizer": "log_scaled(start=8)"}, 64),
     ],
 )  # fmt: skip
 def test_a_model_checks_its_scores_at_its_sizes(settings, size, wrong_module):

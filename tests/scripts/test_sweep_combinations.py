@@ -3,6 +3,8 @@
 import pytest
 from sweep_combinations import combinations_of, folder_name
 
+from attention_jax.tasks.reversal.task import MODEL
+
 
 def combinations(tmp_path, *settings, common=(), scores=("dot",)):
     made = combinations_of("reversal", scores, settings, tmp_path, common)
@@ -40,6 +42,15 @@ def test_normalizers_with_arguments(tmp_path):
     assert names == ["softmax", "log_scaled(normalizer=entmax,start=8)"]
     assert {config.block.self_attention_normalizer for config in configs} == {"softmax(sink=True)"}
     assert all(config.block.output_gate for config in configs)
+
+
+def test_kinds_without_a_normalizer_have_softmax(tmp_path):
+    configs = combinations(tmp_path, "attention=global,local-p,monotonic")
+    names = [config.model.cross_attention.normalizer for config in configs]
+    assert names == [MODEL.cross_attention.normalizer, "softmax", "softmax"]
+    assert names[0] != "softmax"
+    with pytest.raises(ValueError, match="normalizer must be softmax with attention 'local-p'"):
+        combinations(tmp_path, "attention=local-p", common=["--normalizer", "entmax"])
 
 
 def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):

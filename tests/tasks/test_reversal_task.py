@@ -16,6 +16,7 @@ from attention_jax.nn import BlockConfig, CrossAttentionConfig, PositionConfig, 
 from attention_jax.runs.metrics_file import MetricsFile, read_lines
 from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.task import (
+    MODEL,
     VOCABULARY,
     ReversalConfig,
     bind,
@@ -135,6 +136,34 @@ def test_config_json_with_flat_settings_still_loads():
         mask_padding=False,
         tied_embeddings="output",
     )
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_config_json_of_runs_with_sharpened_logits_still_loads(flat):
+    """What was `sharpen_from` is the normaliser now, around another one that the run had."""
+    for normalizer, expected in (
+        (None, "log_scaled(start=7)"),
+        ("softmax", "log_scaled(start=7)"),
+        ("entmax(alpha=1.2)", "log_scaled(normalizer=entmax(alpha=1.2), start=7)"),
+    ):
+        config = ReversalConfig(model=MODEL.with_settings(normalizer=expected, radius=3))
+        content = json.loads(json.dumps(config.to_json()))
+        cross = content["model"]["cross_attention"]
+        del cross["normalizer"]
+        cross |= {"sharpen_from": 7} | ({} if normalizer is None else {"normalizer": normalizer})
+        if flat:
+            content["model"] |= content["model"].pop("cross_attention")
+        assert ReversalConfig.from_json(content) == config
+
+
+def test_labels_of_normalizers():
+    labels = [
+        ReversalConfig(model=MODEL.with_settings(**settings)).label
+        for settings in (
+            {}, {"normalizer": "softmax"}, {"normalizer": "softmax", "attention": "coverage"}
+        )
+    ]  # fmt: skip
+    assert labels == ["scaled", "scaled, softmax", "scaled, coverage"]
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_the_script_extends_and_says_why_not(extended, tmp_path, monkeypatch, ca
         "--score", "dot", "--dim", 8, "--hidden-dim", 7, "--encoder-layers", 0,
         "--no-decoder-self-attention", "--seeds", 2, "--log-every", 2, "--checkpoint-every", 4,
         "--keep", 9, "--batch-size", 5, "--max-length", 3, "--positions", "sinusoidal",
-        "--sharpen-from", "None",
+        "--normalizer", "softmax",
     ]  # fmt: skip
     words = ["--workdir", folder, "--resume", "--schedule", "constant", *options]
     assert call(train, *words, "--steps", 14, monkeypatch=monkeypatch) == 0

@@ -38,7 +38,7 @@ VOCABULARY = Vocabulary()
 # key of that letter have the same position id, and logits grow with the length of the source. Nine
 # tokens are the longest source of training by default, SOS included.
 MODEL = Seq2SeqConfig(
-    cross_attention=CrossAttentionConfig(sharpen_from=9),
+    cross_attention=CrossAttentionConfig(normalizer="log_scaled(start=9)"),
     positions=ANY_LENGTH,
     encoder_layers=0,
     decoder_self_attention=False,
