@@ -35,7 +35,7 @@ from experiments.reversal.arms import above_zero, trained_arm
 from experiments.reversal.length_ablation_parts import PARTS, RECIPE
 from experiments.reversal.length_ablations_report import report
 from experiments.reversal.length_evaluation import teacher_forced
-from experiments.reversal.length_figures import ablation_figure
+from experiments.reversal.length_figures import panels_figure
 from experiments.reversal.length_generalization import TRAINED
 from experiments.reversal.training_settings import TrainingSettings
 from experiments.setting_checks import check_least
@@ -126,7 +126,15 @@ CAPTIONS = {
 
 def plot(numbers: JSON) -> dict[str, Figure]:
     """Draws the figure."""
-    return {"length_ablations": ablation_figure(numbers["parts"], trained=TRAINED)}
+    panels = {
+        part: {name: arm["tokens"] for name, arm in arms.items()}
+        for part, arms in numbers["parts"].items()
+    }
+    trained = [TRAINED] * len(panels)
+    figure = panels_figure(
+        panels, trained=trained, ylabel="letters right (%)", title="Blue: the recipe. "
+    )
+    return {"length_ablations": figure}
 
 
 WHERE, SEEN, ENTERS, SCALED, ADDITIVE, OTHER = PARTS

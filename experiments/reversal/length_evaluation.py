@@ -55,6 +55,58 @@ def free_running(
     return accuracies
 
 
+def strings_right(
+    trained: ReversalRun, strings: dict[int, int], *, seed: int = 0
+) -> dict[int, np.ndarray]:
+    """Measures whole strings right in free running, like `free_running`, with one program.
+
+    Args:
+        trained: the run.
+        strings: {length: how many strings}, padded to the longest of them.
+        seed: of the strings.
+
+    Returns:
+        {length: share of strings right [seeds]}
+    """
+    batch = _mixed(trained.config, strings, seed)
+    _, exact = _free(trained.config.model, trained.params, batch)
+    return _by_length(exact, strings)
+
+
+def share_of_right_key(
+    trained: ReversalRun, strings: dict[int, int], *, seed: int = 0
+) -> dict[int, np.ndarray]:
+    """Measures how sharp attention is: the share of a row's weights on the right key.
+
+    The earlier letters are given. The right key is that of the letter to be written, and SOS, with
+    which the source has to begin, for EOS. The share is 0 if all weights of a row are 0.
+
+    Args:
+        trained: the run.
+        strings: {length: how many strings}, padded to the longest of them.
+        seed: of the strings.
+
+    Returns:
+        {length: mean over queries and strings [seeds]}
+    """
+    batch = _mixed(trained.config, strings, seed)
+    return _by_length(_shares(trained.config.model, trained.params, batch), strings)
+
+
+def _mixed(config: ReversalConfig, strings: dict[int, int], seed: int) -> Batch:
+    """A batch of strings of several lengths, one length after another."""
+    width = max(strings)
+    batches = [_strings(config, length, width, count, seed) for length, count in strings.items()]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches)
+
+
+def _by_length(by_string: Array, strings: dict[int, int]) -> dict[int, np.ndarray]:
+    """[seeds, strings of `_mixed`] -> {length: mean over its strings [seeds]}"""
+    ends = np.cumsum(list(strings.values()))
+    parts = np.split(np.asarray(by_string), ends[:-1], axis=1)
+    return {length: part.mean(1) for length, part in zip(strings, parts, strict=True)}
+
+
 def weights_on(trained: ReversalRun, length: int, *, seed: int = 0) -> np.ndarray:
     """Returns the first seed's cross-attention weights [T, S] on one string, the answer given."""
     batch = _strings(trained.config, length, length, 1, seed)
@@ -122,6 +174,26 @@ def _free(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Arra
             sos=SOS, eos=EOS, pad=PAD, position_ids=_position_ids(config, batch),
         )  # fmt: skip
         return _right(decoded.tokens, batch)
+
+    return jax.lax.map(one_seed, params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _shares(config: Seq2SeqConfig, params: Any, batch: Batch) -> Array:
+    """Per seed and string: the mean share of the right key, [seeds, B]."""
+    rows = jnp.arange(batch.targets.shape[1])
+    right = jnp.maximum(batch.target_lengths[:, None] - 1 - rows, 0)  # [B, T]
+    real = rows < batch.target_lengths[:, None]
+
+    def one_seed(params: Any) -> Array:
+        weights = bind(config, params)(
+            batch.source, batch.source_lengths, batch.target_inputs,
+            position_ids=_position_ids(config, batch), return_weights=True,
+        )[1][-1]  # fmt: skip
+        of_right = jnp.take_along_axis(weights, right[:, :, None], axis=-1)[..., 0]
+        sums = jnp.sum(weights, axis=-1)
+        shares = jnp.where(sums > 0, of_right / jnp.where(sums > 0, sums, 1), 0)
+        return jnp.mean(shares, axis=-1, where=real)
 
     return jax.lax.map(one_seed, params)
 

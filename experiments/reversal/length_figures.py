@@ -57,21 +57,43 @@ def strings_right_figure(exact: dict[str, JSON], *, trained: int) -> Figure:
     return figure
 
 
-def ablation_figure(panels: dict[str, dict[str, JSON]], *, trained: int) -> Figure:
-    """Letters right against length: one panel per part of the recipe, one curve per arm."""
+def panels_figure(
+    panels: dict[str, dict[str, JSON]],
+    *,
+    trained: list[int],
+    ylabel: str,
+    title: str = "",
+    shared_legend: bool = False,
+) -> Figure:
+    """Shares against length: {panel: {curve: {length: shares by seed}}}, two panels a row.
+
+    Args:
+        panels: the curve with the same index has the same colour in every panel.
+        trained: the longest length of training in each panel.
+        ylabel: what the shares are.
+        title: put before the words about the bars.
+        shared_legend: whether all panels have the same curves, named once above them.
+    """
     rows = -(-len(panels) // 2)
     figure, axes = plotting.new_figure(10, 3.2 * rows + 0.4, rows=rows, columns=2, sharey=True)
-    for panel, (title, arms) in zip(axes, panels.items(), strict=False):
-        _prepare(panel, list(next(iter(arms.values()))["tokens"]), trained)
-        for index, (name, arm) in enumerate(arms.items()):
-            lengths, shares = _percent(arm["tokens"])
-            draw_shares(panel, lengths, shares, index=index, count=len(arms), label=name, most=100)
-        panel.set_title(title)
-        panel.set_ylabel("letters right (%)")
-        panel.legend(loc="center left", fontsize=8)
+    drawn = zip(axes, panels.items(), trained, strict=False)
+    for panel, (name, curves), longest in drawn:
+        _prepare(panel, list(next(iter(curves.values()))), longest)
+        for index, (label, by_length) in enumerate(curves.items()):
+            lengths, shares = _percent(by_length)
+            draw_shares(
+                panel, lengths, shares, index=index, count=len(curves), label=label, most=100
+            )
+        panel.set_title(name)
+        panel.set_ylabel(ylabel)
+        if not shared_legend:
+            panel.legend(loc="center left", fontsize=8)
     for panel in axes[len(panels) :]:
         panel.set_visible(False)
-    figure.suptitle(f"Blue: the recipe. {BARS.capitalize()}", fontsize=10)
+    if shared_legend:
+        curves, labels = axes[0].get_legend_handles_labels()
+        figure.legend(curves, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
+    figure.suptitle(f"{title}{BARS.capitalize()}", fontsize=10)
     return figure
 
 
