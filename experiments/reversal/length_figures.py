@@ -91,8 +91,8 @@ def panels_figure(
     for panel in axes[len(panels) :]:
         panel.set_visible(False)
     if shared_legend:
-        curves, labels = axes[0].get_legend_handles_labels()
-        figure.legend(curves, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
     figure.suptitle(f"{title}{BARS.capitalize()}", fontsize=10)
     return figure
 

@@ -131,8 +131,7 @@ def _published(config: JSON, trainings: JSON) -> Iterator[str]:
         " source and answer, have to learn from data where each letter is, and saw 30 million"
         " strings of 32 to 64 letters. The models here have one cross attention of width 64,"
         " position ids that match by construction and are drawn from a large range in training, and"
-        f" saw {config['long_steps'] * config['long_batch_size']:,} strings of 1 to 40 letters. What the published softmax loses beyond its"
-        " lengths is therefore not lost by softmax alone: here it keeps more."
+        f" saw {config['long_steps'] * config['long_batch_size']:,} strings of 1 to 40 letters."
     )
 
 
