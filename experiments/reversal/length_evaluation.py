@@ -58,19 +58,25 @@ def free_running(
 def strings_right(
     trained: ReversalRun, strings: dict[int, int], *, seed: int = 0
 ) -> dict[int, np.ndarray]:
-    """Measures whole strings right in free running, like `free_running`, with one program.
+    """Measures whole strings right in free running, like `free_running`, with two programs.
 
     Args:
         trained: the run.
-        strings: {length: how many strings}, padded to the longest of them.
+        strings: {length: how many strings}. Those of at most a quarter of the longest length are
+            padded to the longest of them, and the others to the longest of all.
         seed: of the strings.
 
     Returns:
         {length: share of strings right [seeds]}
     """
-    batch = _mixed(trained.config, strings, seed)
-    _, exact = _free(trained.config.model, trained.params, batch)
-    return _by_length(exact, strings)
+    shares: dict[int, np.ndarray] = {}
+    for short in (True, False):
+        group = {n: count for n, count in strings.items() if (4 * n <= max(strings)) == short}
+        if group:
+            batch = _mixed(trained.config, group, seed)
+            _, exact = _free(trained.config.model, trained.params, batch)
+            shares |= _by_length(exact, group)
+    return {length: shares[length] for length in strings}
 
 
 def share_of_right_key(

@@ -28,7 +28,7 @@ EXACT = [
       for normalizer in ("softmax", "softmax, sink", "sigmoid")),
     *((LONG, "additive", normalizer, 640, 0.9, 1.0)
       for normalizer in ("softmax, log n", "SSMax", "entmax 1.5")),
-    *((LONG, score, "softmax", 80, 0.9, 1.0) for score in ("additive", "scaled")),
+    (LONG, "additive", "softmax", 80, 0.9, 1.0),
 ]  # fmt: skip
 LEARNED = {SHORT: (8, 0.95), LONG: (40, 0.95)}  # by training: a trained length, and the least share
 SHARPER = ("softmax, log n", "SSMax", "entmax 1.5", "sparsemax")  # than softmax, at 200 letters
