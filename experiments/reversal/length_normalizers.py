@@ -13,9 +13,9 @@ Expected: trained on 3 to 8 letters, log n keeps every score at 97 % of the stri
           n, SSMax and entmax reverse 90 % of the strings of 640 letters with additive attention,
           and softmax reverses 90 % at twice the length of training.
 
-Every arm has the task's default settings except its score and its normaliser (`MODEL` in
-`attention_jax/tasks/reversal/task.py`): one cross attention and no other, shared positions, SOS in
-the source, weight decay. The decay also pulls the parameters of normalisers to 0: SSMax's factor
+Every arm has the task's default settings except its score, its normaliser and fewer steps (`MODEL`
+in `attention_jax/tasks/reversal/task.py`): one cross attention and no other, shared positions, SOS
+in the source, weight decay. The decay also pulls the parameters of normalisers to 0: SSMax's factor
 and the logit of the sink.
 
 - "softmax, log n" is the default recipe: softmax, whose logits grow with log n beyond the lengths
@@ -85,6 +85,7 @@ class Config(TrainingSettings):
     """
 
     normalizers: tuple[str, ...] = tuple(NORMALIZERS)
+    steps: int = 1500
     learning_rate: float = ReversalConfig.learning_rate
     scores: tuple[str, ...] = ("additive", "dot", "general", "scaled")
     lengths: tuple[int, ...] = (3, 5, 8, 10, 20, 50, 200)

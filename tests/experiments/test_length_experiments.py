@@ -21,6 +21,8 @@ from experiments.reversal import length_ablations, length_evaluation, length_gen
 from experiments.reversal.length_evaluation import (
     FIRST_LETTER,
     free_running,
+    share_of_right_key,
+    strings_right,
     teacher_forced,
     weights_on,
 )
@@ -118,6 +120,47 @@ def test_free_running_accuracy_by_loops(source_start):
     assert batch.source.shape == (11, 7 + source_start)
     np.testing.assert_allclose(found[7], naive(trained, batch, answer), atol=1e-6)
     assert list(found) == [5, 7]
+
+
+def test_strings_of_several_lengths_in_one_batch():
+    """As each length by itself; 1 and 2 are padded to 2, and 8 is a batch of its own."""
+    trained = untrained(source_start=True)
+    counts = {2: 40, 1: 30, 8: 3}
+    found = strings_right(trained, counts)
+    assert list(found) == list(counts)
+    for length, count in counts.items():
+        width = 2 if length <= 2 else 8
+        batch = length_evaluation._strings(trained.config, length, width, count, 0)
+        tokens = np.stack([_greedy(trained, seed, batch) for seed in range(2)])
+        right = np.all((tokens == np.asarray(batch.targets)) | (batch.targets == PAD), axis=-1)
+        np.testing.assert_allclose(found[length], right.mean(-1), atol=1e-6)
+    assert 0 < found[1].min() < 1
+
+
+def _greedy(trained, seed, batch):
+    model = bind(trained.config.model, jax.tree.map(lambda leaf: leaf[seed], trained.params))
+    ends = {"max_length": batch.targets.shape[1], "sos": SOS, "eos": EOS, "pad": PAD}
+    return np.asarray(model.greedy_decode(*batch[:2], **ends).tokens)
+
+
+def test_the_share_of_the_right_key_by_loops():
+    """For weights that do not sum to 1, too; the row that writes EOS has SOS as its key."""
+    trained = untrained(source_start=True)
+    for normalizer in ("softmax", "sigmoid"):
+        model = trained.config.model.with_settings(normalizer=normalizer)
+        config = dataclasses.replace(trained.config, model=model)
+        found = share_of_right_key(dataclasses.replace(trained, config=config), {3: 2, 5: 4})
+        for length, count in ((3, 2), (5, 4)):
+            batch = length_evaluation._strings(config, length, 5, count, 0)
+            for seed in range(2):
+                params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], trained.params)
+                _, weights = bind(model, params)(*batch[:3], return_weights=True)
+                shares = [
+                    weights[0, row, i, length - i] / np.sum(weights[0, row, i])
+                    for row in range(count)
+                    for i in range(length + 1)
+                ]
+                assert found[length][seed] == pytest.approx(np.mean(shares), abs=1e-5)
 
 
 def test_models_trained_on_subsets_get_a_subset():
