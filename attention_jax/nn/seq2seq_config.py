@@ -12,10 +12,10 @@ from attention_jax.nn.cross_attention import KINDS_WITH_NORMALIZER, CrossAttenti
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.position_encoding import Rotation
 from attention_jax.nn.transformer import cross_heads
-from attention_jax.normalizers import DEFAULT_NORMALIZER
+from attention_jax.normalizers import DEFAULT_NORMALIZER, get_normalizer
 from attention_jax.scores import (
     check_score_runs,
-    describe_score,
+    describe,
     description_in_words,
     fits_description,
     get_score,
@@ -147,31 +147,44 @@ class Seq2SeqConfig:
                 size = self.block.dim // count
                 check_score_runs(get_score(score), size, size)
 
-    def describe_scores(self) -> dict[str, Any]:
-        """The class and fields of each score that the settings name, for config.json."""
-        return {name: describe_score(get_score(text)) for name, text in self._score_texts().items()}
+    def describe_parts(self) -> dict[str, Any]:
+        """The class and fields of each score and normaliser that the settings name.
 
-    def check_scores_are(self, stored: Mapping[str, Any]) -> None:
-        """Raises ValueError if a score no longer fits what `describe_scores` returned once."""
-        if not isinstance(stored, Mapping):
-            raise TypeError(f"scores must be a JSON object; got {stored!r}")
-        for name, text in self._score_texts().items():
-            score = get_score(text)
-            if name not in stored or fits_description(score, stored[name]):
-                continue
-            both = (stored[name], describe_score(score))
-            was, now = (description_in_words(each) for each in both)
-            if was == now:
-                was, now = (description_in_words(each, modules=True) for each in both)
-            raise ValueError(
-                f"{name} {text!r} was {was} when this run was trained, and is {now} now; restore"
-                " the score that the run was trained with, or train a new run in another folder"
-            )
+        Returns:
+            {"scores": {setting: description}, "normalizers": the same}, for config.json.
+        """
+        return {
+            kind: {name: describe(part) for name, (_, part) in parts.items()}
+            for kind, parts in self._named_parts().items()
+        }
 
-    def _score_texts(self) -> dict[str, str]:
-        """The settings that name a score."""
-        texts = {"score": self.score, "self_attention_score": self.self_attention_score}
-        return {name: text for name, text in texts.items() if text is not None}
+    def check_parts_are(self, content: Mapping[str, Any]) -> None:
+        """Raises ValueError if a part no longer fits what `describe_parts` returned once.
+
+        Args:
+            content: of config.json; earlier versions stored no scores or no normalisers.
+        """
+        for kind, parts in self._named_parts().items():
+            stored = content.get(kind, {})
+            if not isinstance(stored, Mapping):
+                raise TypeError(f"{kind} must be a JSON object; got {stored!r}")
+            for name, (text, part) in parts.items():
+                if name in stored and not fits_description(part, stored[name]):
+                    _refuse_part(f"{name} {text!r}", kind.removesuffix("s"), stored[name], part)
+
+    def _named_parts(self) -> dict[str, dict[str, tuple[str, Any]]]:
+        """The settings that name a score or a normaliser: {kind: {setting: (text, part)}}."""
+        scores = {"score": self.score, "self_attention_score": self.self_attention_score}
+        normalizers = {
+            "normalizer": self.cross_attention.normalizer,
+            "self_attention_normalizer": self.block.self_attention_normalizer,
+        }
+        return {
+            "scores": {
+                n: (text, get_score(text)) for n, text in scores.items() if text is not None
+            },
+            "normalizers": {n: (text, get_normalizer(text)) for n, text in normalizers.items()},
+        }
 
     @property
     def label(self) -> str:
@@ -201,6 +214,17 @@ _PARTS: dict[str, type[Any]] = {
     "positions": PositionConfig,
 }
 _RENAMED = {"heads": "num_heads", "key_heads": "num_key_heads"}  # names of earlier versions
+
+
+def _refuse_part(setting: str, kind: str, stored: Any, part: Any) -> None:
+    both = (stored, describe(part))
+    was, now = (description_in_words(each) for each in both)
+    if was == now:
+        was, now = (description_in_words(each, modules=True) for each in both)
+    raise ValueError(
+        f"{setting} was {was} when this run was trained, and is {now} now; restore the {kind} that"
+        " the run was trained with, or train a new run in another folder"
+    )
 
 
 def _with_log_scaled(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from attention_jax.scores.additive import Additive, Concat
 from attention_jax.scores.contract import Params, Score, TileCost
 from attention_jax.scores.cosine import Cosine
 from attention_jax.scores.description import (
-    describe_score,
+    describe,
     description_in_words,
     fits_description,
 )
@@ -63,7 +63,7 @@ __all__ = [
     "TileCost",
     "WrappedScore",
     "check_score_runs",
-    "describe_score",
+    "describe",
     "description_in_words",
     "fits_description",
     "get_score",

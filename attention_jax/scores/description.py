@@ -1,4 +1,4 @@
-"""The class and the fields of a score as JSON, by which a run recognises the score it trained."""
+"""The class and fields of a score or normaliser as JSON, by which a run recognises its own."""
 
 from __future__ import annotations
 
@@ -9,39 +9,37 @@ import json
 import math
 from typing import Any
 
-from attention_jax.scores.contract import Score
-
 JSON = dict[str, Any]
 
 
-def describe_score(score: Score) -> JSON:
-    """The class and all fields of a score, nested scores included, as JSON.
+def describe(part: Any) -> JSON:
+    """The class and all fields of a score or normaliser, nested ones included, as JSON.
 
     Functions and classes are described by their qualified names: a function with a new body has the
-    same description, and so has a class with a new `pair`.
+    same description, and so has a class with a new method.
 
     >>> from attention_jax.scores import get_score
-    >>> describe_score(get_score("scaled(scale=0.5)"))
+    >>> describe(get_score("scaled(scale=0.5)"))
     {'class': 'attention_jax.scores.ScaledDot', 'fields': {'scale': 0.5}}
     """
-    described: JSON = _described(score)
+    described: JSON = _described(part)
     return described
 
 
-def fits_description(score: Any, stored: Any) -> bool:
-    """Whether `describe_score` would have made `stored` of this score.
+def fits_description(part: Any, stored: Any) -> bool:
+    """Whether `describe` would have made `stored` of this score or normaliser.
 
     A field that is newer than the description must have its default.
     """
-    if not _is_dataclass(score) or not isinstance(stored, dict):
-        return bool(_described(score) == stored)
-    if stored["class"] != _qualified_name(type(score)):
+    if not _is_dataclass(part) or not isinstance(stored, dict):
+        return bool(_described(part) == stored)
+    if stored["class"] != _qualified_name(type(part)):
         return False
-    fields = {field.name: field for field in dataclasses.fields(score) if field.compare}
+    fields = {field.name: field for field in dataclasses.fields(part) if field.compare}
     if not stored["fields"].keys() <= fields.keys():
         return False
     for name, field in fields.items():
-        value = getattr(score, name)
+        value = getattr(part, name)
         fits = (
             fits_description(value, stored["fields"][name])
             if name in stored["fields"]
@@ -53,7 +51,7 @@ def fits_description(score: Any, stored: Any) -> bool:
 
 
 def description_in_words(described: Any, *, modules: bool = False) -> str:
-    """A description as Python would print the score; with the modules of classes, if asked."""
+    """A description as Python would print it; with the modules of classes, if asked."""
     if not (isinstance(described, dict) and described.keys() == {"class", "fields"}):
         return repr(described)
     name = described["class"] if modules else described["class"].rpartition(".")[2]
@@ -96,8 +94,9 @@ def _is_dataclass(value: Any) -> bool:
 
 def _qualified_name(named: Any) -> str:
     module = str(named.__module__)
-    if module.startswith("attention_jax.scores."):  # runs outlive a move within the library
-        module = "attention_jax.scores"
+    for room in ("attention_jax.scores", "attention_jax.normalizers"):
+        if module.startswith(f"{room}."):  # runs outlive a move within the library
+            module = room
     return f"{module}.{named.__qualname__}"
 
 

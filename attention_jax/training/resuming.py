@@ -23,15 +23,16 @@ def resumable_settings(
         folder: the run folder.
 
     Raises:
-        ValueError: the stored settings are not those of this task, a score is no longer what it
-            was, or the number of steps is all that differs and cannot be changed.
+        ValueError: the stored settings are not those of this task, a score or normaliser has
+            changed, or the number of steps is all that differs and cannot be changed.
     """
     earlier = definition.config_class.from_json(stored)
     complete = {**stored, **earlier.to_json()}
-    if "scores" in settings:
-        # `from_json` has compared the stored scores with those that their names have now. Other
+    for kind in ("scores", "normalizers"):
+        # `from_json` has compared the stored parts with those that their names have now. Other
         # names are other settings, which need no second message.
-        complete["scores"] = settings["scores"]
+        if kind in settings:
+            complete[kind] = settings[kind]
     old, new = (each.get("loop", {}).get("steps") for each in (complete, settings))
     if old == new:
         return complete

@@ -187,7 +187,7 @@ def _free(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Arra
 @functools.partial(jax.jit, static_argnums=0)
 def _shares(config: Seq2SeqConfig, params: Any, batch: Batch) -> Array:
     """Per seed and string: the mean share of the right key, [seeds, B]."""
-    rows = jnp.arange(batch.targets.shape[1])
+    rows = jnp.arange(batch.targets.shape[1])[None, :]
     right = jnp.maximum(batch.target_lengths[:, None] - 1 - rows, 0)  # [B, T]
     real = rows < batch.target_lengths[:, None]
 

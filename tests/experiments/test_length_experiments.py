@@ -122,25 +122,28 @@ def test_free_running_accuracy_by_loops(source_start):
     assert list(found) == [5, 7]
 
 
-def test_strings_of_several_lengths_in_one_batch():
-    """As each length by itself; 1 and 2 are padded to 2, and 8 is a batch of its own."""
-    trained = untrained(source_start=True)
-    counts = {2: 40, 1: 30, 8: 3}
+def test_strings_of_several_lengths_in_two_batches(monkeypatch):
+    """1 and 2 are padded to 2, and 8 and 9 to 9; each length has the strings of its own seed."""
+    widths = []
+
+    def odd_strings(model, params, batch):
+        """Strings whose ids have an odd sum are right; for the second seed the others."""
+        widths.append(batch.targets.shape[1] - 1)
+        odd = jnp.sum(batch.source, axis=1) % 2
+        return None, jnp.stack([odd, 1 - odd])
+
+    monkeypatch.setattr(length_evaluation, "_free", odd_strings)
+    trained, counts = untrained(source_start=True), {2: 40, 9: 5, 1: 30, 8: 3}
     found = strings_right(trained, counts)
+    assert widths == [2, 9]
     assert list(found) == list(counts)
     for length, count in counts.items():
-        width = 2 if length <= 2 else 8
+        width = 2 if length <= 2 else 9
         batch = length_evaluation._strings(trained.config, length, width, count, 0)
-        tokens = np.stack([_greedy(trained, seed, batch) for seed in range(2)])
-        right = np.all((tokens == np.asarray(batch.targets)) | (batch.targets == PAD), axis=-1)
-        np.testing.assert_allclose(found[length], right.mean(-1), atol=1e-6)
-    assert 0 < found[1].min() < 1
-
-
-def _greedy(trained, seed, batch):
-    model = bind(trained.config.model, jax.tree.map(lambda leaf: leaf[seed], trained.params))
-    ends = {"max_length": batch.targets.shape[1], "sos": SOS, "eos": EOS, "pad": PAD}
-    return np.asarray(model.greedy_decode(*batch[:2], **ends).tokens)
+        assert np.all(np.asarray(batch.source_lengths) == length + 1)
+        odd = np.mean(np.sum(batch.source, axis=1) % 2)
+        np.testing.assert_allclose(found[length], (odd, 1 - odd), atol=1e-6)
+    assert len({float(shares[0]) for shares in found.values()}) == 4
 
 
 def test_the_share_of_the_right_key_by_loops():

@@ -50,6 +50,8 @@ NO_SETTINGS = {  # setting -> invalid values
     "model.positions": ["rotary", 3, [], None, {"kind": "x"}, {"limit": "x"}, {"other": 1}],
     "model.other": [1],
     "scores": [3, None, [], "scaled", {"score": 3}, {"score": {}}, {"score": {"class": []}}],
+    "normalizers": [3, None, [], "softmax", {"normalizer": 3}, {"normalizer": {"class": []}}],
+    "normalizers.normalizer": [{"class": "x.Y", "fields": {}}, None, []],
     "scores.score": [{"class": "x.Y", "fields": {}}, {"class": 3, "fields": None}, None, []],
     "scores.score.class": ["x", "", 3, None, []],
     "scores.score.fields": [3, None, [], {"nothing": 1}, "x"],

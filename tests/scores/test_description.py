@@ -16,7 +16,7 @@ from attention_jax.scores import (
     ScaledDot,
     Score,
     SoftCap,
-    describe_score,
+    describe,
     description_in_words,
     fits_description,
     get_score,
@@ -52,7 +52,7 @@ class Grown(Score):
 
 def stored(score):
     """The description as config.json holds it."""
-    return json.loads(json.dumps(describe_score(score), allow_nan=False))
+    return json.loads(json.dumps(describe(score), allow_nan=False))
 
 
 VALUES = [

@@ -1,4 +1,4 @@
-"""A run knows which score it was trained with: another score under its name is refused."""
+"""A run knows its score and its normaliser: another one under the same name is refused."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_lines import call, load
 
-from attention_jax import Score
+from attention_jax import Entmax, LogScaled, Score
 from attention_jax.nn import Seq2SeqConfig
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.scores import Additive, SoftCap
@@ -84,6 +84,30 @@ def test_a_run_is_not_resumed_with_another_score(mine, tmp_path):
     with pytest.raises(ValueError, match=r"SoftCap\(score=Temperature\(temperature=4.0\), cap="):
         train_run(REVERSAL, config, tmp_path, resume=True)
     assert (tmp_path / "config.json").read_text() == before
+
+
+@pytest.mark.parametrize("definition", [REVERSAL, TRANSLATION])
+@pytest.mark.parametrize("setting", ["normalizer", "self_attention_normalizer"])
+def test_another_normalizer_under_the_name_is_refused(definition, setting, mine, tmp_path):
+    mine(LogScaled(Entmax(1.25), start=7))
+    config = begun(tmp_path, definition, **{setting: "my_scores:MINE"})
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert content["normalizers"][setting]["class"] == "attention_jax.normalizers.LogScaled"
+    assert content["normalizers"][setting]["fields"]["normalizer"]["fields"] == {"alpha": 1.25}
+    assert definition.config_from(tmp_path) == config
+    mine(LogScaled(Entmax(1.5), start=7))
+    for read in (definition.config_from, lambda folder: load_run(definition, folder)):
+        with pytest.raises(ValueError, match=f"{setting} 'my_scores:MINE' was LogScaled") as raised:
+            read(tmp_path)
+        assert "was LogScaled(normalizer=Entmax(alpha=1.25)" in str(raised.value)
+        assert "is LogScaled(normalizer=Entmax(alpha=1.5)" in str(raised.value)
+        assert "restore the normalizer that the run was trained with" in str(raised.value)
+    if definition is REVERSAL:  # translation learns its subwords first
+        with pytest.raises(ValueError, match="restore the normalizer"):
+            train_run(definition, config, tmp_path, resume=True)
+    del content["normalizers"]  # as earlier versions wrote it
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert definition.config_from(tmp_path) == config
 
 
 def test_another_class_of_the_same_name_is_refused(mine, tmp_path):

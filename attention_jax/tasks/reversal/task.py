@@ -120,23 +120,23 @@ class ReversalConfig:
         return self.model.label_beside(MODEL)
 
     def to_json(self) -> JSON:
-        """All settings and the fields of the scores, for config.json."""
-        scores = self.model.describe_scores()
-        return {"task": "reversal", **dataclasses.asdict(self), "scores": scores}
+        """All settings and the fields of scores and normalisers, for config.json."""
+        parts = self.model.describe_parts()
+        return {"task": "reversal", **dataclasses.asdict(self), **parts}
 
     @classmethod
     def from_json(cls, content: JSON) -> ReversalConfig:
-        """The inverse of `to_json`; ValueError if a score is no longer what it was."""
+        """The inverse of `to_json`; ValueError if a score or normaliser has changed."""
         # The first version of config.json did not name the task.
         if content.get("task", "reversal") != "reversal":
             raise ValueError("config.json is not that of a reversal run")
-        scores = content.get("scores", {})  # earlier versions did not store them
-        content = {k: value for k, value in content.items() if k not in ("task", "scores")}
+        parts: JSON = {kind: content[kind] for kind in ("scores", "normalizers") if kind in content}
+        content = {k: value for k, value in content.items() if k not in ("task", *parts)}
         try:
             # Of earlier versions, whose sources had no SOS and whose optimiser was plain Adam.
             content = {"source_start": False, "weight_decay": 0.0, **content}
             model = Seq2SeqConfig.from_json(content["model"])
-            model.check_scores_are(scores)
+            model.check_parts_are(parts)
             loop = LoopConfig(**content["loop"])
             return cls(**{**content, "model": model, "loop": loop})
         except (KeyError, TypeError, AttributeError) as error:

@@ -150,13 +150,13 @@ class TranslationConfig:
         return self.model.label
 
     def to_json(self) -> JSON:
-        """All settings and the fields of the scores, for config.json."""
+        """All settings and the fields of scores and normalisers, for config.json."""
         content: JSON = json.loads(json.dumps(dataclasses.asdict(self), default=str))
-        return {"task": "translation", **content, "scores": self.model.describe_scores()}
+        return {"task": "translation", **content, **self.model.describe_parts()}
 
     @classmethod
     def from_json(cls, content: JSON) -> TranslationConfig:
-        """The inverse of `to_json`; ValueError if a score is no longer what it was."""
+        """The inverse of `to_json`; ValueError if a score or normaliser has changed."""
         try:
             if content.get("task") != "translation":
                 raise ValueError("config.json is not that of a translation run")
@@ -166,7 +166,7 @@ class TranslationConfig:
                 value = fields.get(name)
                 fields[name] = None if value is None else Path(value)
             model = Seq2SeqConfig.from_json(fields["model"])
-            model.check_scores_are(content.get("scores", {}))  # earlier versions stored none
+            model.check_parts_are(content)
             return cls(**{**fields, "model": model, "loop": LoopConfig(**fields["loop"])})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"config.json is not that of a translation run: {error}") from error
