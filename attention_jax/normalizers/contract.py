@@ -74,13 +74,11 @@ class Normalizer:
 
     def weight(self, params: Params, shifted: Array) -> Array:
         """The weights of shifted logits, elementwise: >= 0, increasing, 0 with slope 0 at -inf."""
-        raise NotImplementedError(f"{type(self).__name__} must define weight(params, shifted)")
+        raise NotImplementedError  # see `check_contract`
 
     def inverse(self, params: Params, weight: Array) -> Array:
         """The shifted logit with this weight, 0 < weight <= 1, if the weights sum to one."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define inverse(params, weight), or sums_to_one = False"
-        )
+        raise NotImplementedError  # see `check_contract`
 
     def transform(self, params: Params, logits: Array, num_keys: Array | None) -> Array:
         """The logits x that are normalised, an elementwise function of the given logits.
@@ -196,6 +194,16 @@ class Normalizer:
     def tile_weights(self, params: Params, logits: Array, shift: RowShift) -> Array:
         """The weights [t, s] of one tile of transformed logits, before the rows' divisors."""
         return self.safe_weight(params, shift.shifted(logits))
+
+    def check_contract(self) -> None:
+        """Raises ValueError unless the methods that the normaliser needs are defined."""
+        missing = None
+        if _owner(self, "weight") is Normalizer:
+            missing = "weight(params, shifted)"
+        elif self.visits(jnp.float32) and _owner(self, "inverse") is Normalizer:
+            missing = "inverse(params, weight), or sums_to_one = False"
+        if missing is not None:
+            raise ValueError(f"normalizer {type(self).__name__} must define {missing}")
 
     def param_shapes(self) -> Params:
         """The shapes of the parameters, as a pytree of `jax.ShapeDtypeStruct`."""

@@ -91,6 +91,9 @@ class LogScaled(Normalizer):
     def has_statistics(self) -> bool:  # type: ignore[override]
         return self.normalizer.has_statistics
 
+    def check_contract(self) -> None:
+        self.normalizer.check_contract()
+
     def weight(self, params: Params, shifted: Array) -> Array:
         return self.normalizer.weight(self._inner(params), shifted)
 

@@ -42,8 +42,8 @@ def get_normalizer(name_or_normalizer: NormalizerLike) -> Normalizer:
         a `Normalizer`, hashable by value.
 
     Raises:
-        ValueError: there is no normaliser of that name, it does not have these fields, or its
-            fields do not determine what it computes.
+        ValueError: there is no normaliser of that name, it does not have these fields, its fields
+            do not determine what it computes, or it lacks `weight` or `inverse`.
 
     >>> get_normalizer("softmax(sink=True)")
     Softmax(sink=True)
@@ -65,4 +65,5 @@ def get_normalizer(name_or_normalizer: NormalizerLike) -> Normalizer:
     if not isinstance(normalizer, Normalizer):
         raise ValueError(f"normalizer must be a name or a Normalizer; got {name_or_normalizer!r}")
     registry.check_value_semantics(normalizer)
+    normalizer.check_contract()
     return normalizer

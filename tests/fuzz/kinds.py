@@ -8,11 +8,13 @@ import interop_kinds
 import masks_and_biases
 import module_kinds
 import monotonic_kinds
+import normalizer_kinds
 import search_kinds
 import window_and_coverage_kinds
 
 FUNCTIONS = [
     *attention_kinds.KINDS,
+    *normalizer_kinds.KINDS,
     *masks_and_biases.KINDS,
     *window_and_coverage_kinds.KINDS,
     *monotonic_kinds.KINDS,

@@ -240,3 +240,18 @@ def test_mistakes_in_a_name(normalizer, words):
 def test_mistakes_in_other_arguments(options, words):
     with pytest.raises(ValueError, match=words):
         aj.attention(*arrays(), **options)
+
+
+def test_a_normalizer_must_define_its_methods():
+    @dataclasses.dataclass(frozen=True)
+    class WithoutInverse(aj.Normalizer):
+        def weight(self, params, shifted):
+            return jax.nn.relu(shifted)
+
+    for normalizer, method in (
+        (aj.Normalizer, r"Normalizer must define weight\("),
+        (WithoutInverse(), r"WithoutInverse must define inverse\("),
+        (aj.LogScaled(WithoutInverse()), r"WithoutInverse must define inverse\("),
+    ):
+        with pytest.raises(ValueError, match=method):
+            aj.attention(*arrays(), normalizer=normalizer)
