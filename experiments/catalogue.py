@@ -28,6 +28,7 @@ SUBJECTS = {
         "rollout",
         "length_generalization",
         "length_ablations",
+        "length_normalizers",
     ),
     "gradients": ("gradient_analysis",),
     "translation": ("translation_comparison",),

@@ -63,36 +63,45 @@ def panels_figure(
     trained: list[int],
     ylabel: str,
     title: str = "",
-    shared_legend: bool = False,
+    many_curves: bool = False,
 ) -> Figure:
     """Shares against length: {panel: {curve: {length: shares by seed}}}, two panels a row.
 
+    A curve has the same colour in every panel that has it.
+
     Args:
-        panels: the curve with the same index has the same colour in every panel.
-        trained: the longest length of training in each panel.
+        panels: the first one has all curves, if there are `many_curves`.
+        trained: the longest length of training in each panel, one of its lengths.
         ylabel: what the shares are.
         title: put before the words about the bars.
-        shared_legend: whether all panels have the same curves, named once above them.
+        many_curves: whether lengths are evenly spaced, with room for many points side by side, and
+            one legend below the panels names the curves.
     """
     rows = -(-len(panels) // 2)
     figure, axes = plotting.new_figure(10, 3.2 * rows + 0.4, rows=rows, columns=2, sharey=True)
-    drawn = zip(axes, panels.items(), trained, strict=False)
-    for panel, (name, curves), longest in drawn:
-        _prepare(panel, list(next(iter(curves.values()))), longest)
-        for index, (label, by_length) in enumerate(curves.items()):
+    for panel, (name, curves), longest in zip(axes, panels.items(), trained, strict=False):
+        tested = list(next(iter(curves.values())))
+        indices = list(next(iter(panels.values())) if many_curves else curves)
+        if many_curves:
+            panel.set_xticks(range(len(tested)), [f"{int(length):,}" for length in tested])
+            _prepare_shares(panel, tested.index(str(longest)))
+        else:
+            _prepare(panel, tested, longest)
+        for label, by_length in curves.items():
             lengths, shares = _percent(by_length)
             draw_shares(
-                panel, lengths, shares, index=index, count=len(curves), label=label, most=100
-            )
+                panel, range(len(tested)) if many_curves else lengths, shares,
+                index=indices.index(label), count=len(indices), label=label, most=100,
+            )  # fmt: skip
         panel.set_title(name)
         panel.set_ylabel(ylabel)
-        if not shared_legend:
+        if not many_curves:
             panel.legend(loc="center left", fontsize=8)
     for panel in axes[len(panels) :]:
         panel.set_visible(False)
-    if shared_legend:
+    if many_curves:
         handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
     figure.suptitle(f"{title}{BARS.capitalize()}", fontsize=10)
     return figure
 
@@ -117,6 +126,10 @@ def _prepare(axes: Axes, lengths: list[str], trained: int) -> None:
     axes.set_xticks([int(length) for length in lengths], [f"{int(n):,}" for n in lengths])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", labelsize=8)
+    _prepare_shares(axes, trained)
+
+
+def _prepare_shares(axes: Axes, trained: float) -> None:
     axes.axvline(trained, color="gray", linestyle=":", linewidth=1)
     axes.set_ylim(-3, 103)
     axes.set_xlabel("length of the string (dotted: longest in training)")

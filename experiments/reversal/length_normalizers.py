@@ -5,7 +5,7 @@ Source:   ours; the normalisers are those of Martins and Astudillo 2016 (sparsem
           2025 (SSMax). "Long-Context Generalization with Sparse Attention" (arXiv 2506.16640,
           ICLR 2026) trains on reversal, too; its table stands beside ours.
 Command:  .venv/bin/python -m experiments.reversal.length_normalizers
-Time:     30 minutes on 2 CPU cores.
+Time:     20 minutes on 2 CPU cores beside other jobs.
 Expected: trained on 3 to 8 letters, log n keeps every score at 97 % of the strings of 200 letters;
           additive attention, whose logits are bounded, has at most 20 % with softmax, with a sink
           and with sigmoid, in which n keys share the weight. Entmax, sparsemax and SSMax leave more
@@ -172,7 +172,7 @@ def _arm(config: Config, score: str, normalizer: str, *, long: bool) -> JSON:
 CAPTIONS = {
     "length_normalizers": "Share of whole strings that are right, in free-running decoding, by"
     " length; one panel per score and training, one colour per normaliser. Points are means over"
-    " seeds, side by side at each length.",
+    " seeds, side by side at each length; lengths are evenly spaced.",
     "length_normalizers_sharpness": "Share of a row's weights that the right key has, by length;"
     " the same panels and colours. It falls where n keys share the weight.",
 }
@@ -198,7 +198,7 @@ def plot(numbers: JSON) -> dict[str, Figure]:
             for letters, scores in numbers["trainings"].items()
             for _ in scores
         ]
-        figures[stem] = panels_figure(panels, trained=trained, ylabel=label, shared_legend=True)
+        figures[stem] = panels_figure(panels, trained=trained, ylabel=label, many_curves=True)
     return figures
 
 

@@ -30,6 +30,52 @@ EXACT = [
       for normalizer in ("softmax, log n", "SSMax", "entmax 1.5")),
     (LONG, "additive", "softmax", 80, 0.9, 1.0),
 ]  # fmt: skip
+# A sentence; the measure, and the score and the normaliser of each percentage in it, at length 200
+# of the models that are trained on 3 to 8 letters.
+FINDINGS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "**Logits that grow keep every score.** With log n beyond the lengths of training, additive"
+        " / dot / general / scaled reverse {:.0f} / {:.0f} / {:.0f} / {:.0f} % of the strings of"
+        " 200 letters; with SSMax {:.0f} / {:.0f} / {:.0f} / {:.0f} %, and with softmax {:.0f} /"
+        " {:.0f} / {:.0f} / {:.0f} %.",
+        "exact",
+        tuple(
+            (score, normalizer)
+            for normalizer in ("softmax, log n", "SSMax", "softmax")
+            for score in ("additive", "dot", "general", "scaled")
+        ),
+    ),
+    (
+        "**Softmax divides its weight.** At length 200 the right key has {:.0f} / {:.0f} / {:.0f} /"
+        " {:.0f} % of the weight (additive / dot / general / scaled), and the other keys share the"
+        " rest.",
+        "share",
+        tuple((score, "softmax") for score in ("additive", "dot", "general", "scaled")),
+    ),
+    (
+        "**Sparse weights do much of the same** without a factor: entmax 1.5 has {:.0f} / {:.0f} /"
+        " {:.0f} / {:.0f} % of the strings of 200 letters, sparsemax {:.0f} / {:.0f} / {:.0f} /"
+        " {:.0f} %.",
+        "exact",
+        tuple(
+            (score, normalizer)
+            for normalizer in ("entmax 1.5", "sparsemax")
+            for score in ("additive", "dot", "general", "scaled")
+        ),
+    ),
+    (
+        "**A sink does not help here**: {:.0f} / {:.0f} / {:.0f} / {:.0f} %. With SOS in the source"
+        " every query has a key of its own, and none needs a key without value.",
+        "exact",
+        tuple((score, "softmax, sink") for score in ("additive", "dot", "general", "scaled")),
+    ),
+    (
+        "**Sigmoid** has {:.0f} / {:.0f} / {:.0f} / {:.0f} % at 200 letters; the table shows that"
+        " it has learned the lengths of training least well.",
+        "exact",
+        tuple((score, "sigmoid") for score in ("additive", "dot", "general", "scaled")),
+    ),
+)
 LEARNED = {SHORT: (8, 0.95), LONG: (40, 0.95)}  # by training: a trained length, and the least share
 SHARPER = ("softmax, log n", "SSMax", "entmax 1.5", "sparsemax")  # than softmax, at 200 letters
 SLOWEST = 6.0  # a step of any normaliser, in those of softmax
@@ -76,8 +122,35 @@ def report(numbers: JSON) -> str:
         lines += ["", *_exact_table(letters, scores), "", *_share_table(letters, scores)]
     ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in _slowdown(trainings).items())
     if ratios:
-        lines += ["", f"Time of a training step, in steps of softmax, mean of the arms: {ratios}."]
+        lines += [
+            "",
+            f"Time of a training step, in steps of softmax, mean of the arms: {ratios}. The machine"
+            " did other work, too, so that ratios near 1 do not differ. A step is more than its"
+            " attention; `scripts/benchmark.py normalizers` times long attention by itself.",
+        ]
+    lines += ["", *_findings(trainings)]
     return "\n".join([*lines, "", *_published(config, trainings)])
+
+
+def _findings(trainings: JSON) -> Iterator[str]:
+    arms = trainings.get(SHORT, {})
+
+    def shares(score: str, normalizer: str, measure: str) -> list[float]:
+        return arms.get(score, {}).get(normalizer, {}).get(measure, {}).get("200", [])
+
+    for sentence, measure, places in FINDINGS:
+        by_seed = [shares(score, normalizer, measure) for score, normalizer in places]
+        if all(by_seed):
+            yield "- " + sentence.format(*(100 * np.mean(of_arm) for of_arm in by_seed))
+    for score, of_score in trainings.get(LONG, {}).items():
+        losses = {name: float(np.mean(arm["loss"])) for name, arm in of_score.items()}
+        guessing = [f"{name} ({loss:.2f})" for name, loss in losses.items() if loss > 3]
+        if guessing:
+            yield (
+                f"- **Trained on {LONG} letters**, {score} attention has not begun to learn within"
+                f" these steps with {' and '.join(guessing)}: in parentheses the training loss,"
+                f" where guessing costs ln 27 = {math.log(27):.2f} nats per token."
+            )
 
 
 def _exact_table(letters: str, scores: JSON) -> Iterator[str]:

@@ -197,6 +197,14 @@ MISSES: dict[str, list[str]] = {
         "how a position enters: sinusoidal, 2017's; the longer the worse: letters right at 60 - at"
         " 5,000"
     ],
+    # Sigmoid learns too slowly with additive and scaled; SSMax and entmax had not begun to learn.
+    "length_normalizers": [
+        "trained on 3-8, sigmoid: exact match at length 8, least of the scores",
+        "trained on 1-40, SSMax: exact match at length 40, least of the scores",
+        "trained on 1-40, entmax 1.5: exact match at length 40, least of the scores",
+        "trained on 1-40, additive, SSMax: exact match at length 640",
+        "trained on 1-40, additive, entmax 1.5: exact match at length 640",
+    ],
     "padding_mask": ["dot, no mask: letters right of bare strings of length 5"],
     "gru_padding": ["additive, no mask: largest difference from the published numbers"],
     # Both were expected to fail, also with an encoder.
