@@ -171,7 +171,6 @@ def run(config: Config) -> JSON:
         cost = ledger.score_cost(name, config.dim, config.dim)
         scores[name] = {
             "parameters": cost.parameters,
-            "parameters_at_64": ledger.parameter_count(name, 64, 64),
             **{side: list(getattr(cost, side)) for side in ("query", "key", "pair")},
             # T queries share the projected keys; T = S.
             "flops_per_query": [cost.flops_per_query(n, n) for n in config.lengths],
