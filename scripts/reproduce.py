@@ -16,6 +16,7 @@ import rich.console
 import tyro
 from command_line import run_command
 
+from attention_jax.core.did_you_mean import did_you_mean
 from attention_jax.runs.run_folder import make_folder, write_text
 
 ROOT = Path(__file__).parent.parent
@@ -53,7 +54,8 @@ class Arguments:
         for name in self.names:
             if name not in catalogue.SUBJECT_OF:
                 expected = ", ".join(catalogue.SUBJECT_OF)
-                raise ValueError(f"names must be of {expected}; got {name!r}")
+                hint = did_you_mean(name, catalogue.SUBJECT_OF)
+                raise ValueError(f"names must be of {expected}; got {name!r}{hint}")
 
     @property
     def page(self) -> Path:

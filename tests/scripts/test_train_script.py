@@ -192,8 +192,8 @@ def script(monkeypatch, capsys, tmp_path):
 def test_bad_options(script, tmp_path, arguments, message):
     status, printed = script("--workdir", "run", *arguments)
     assert status == 2
-    # A box may be drawn around the message, and break it into lines.
-    assert message in re.sub(r" *[│╭╮╰╯─]+ *", " ", printed)
+    assert printed.startswith("error: ")
+    assert message in printed
     assert list(tmp_path.iterdir()) == []
 
 
