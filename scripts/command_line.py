@@ -94,13 +94,11 @@ def parse(arguments: type[Any] | Callable[[list[str]], type[Any]], words: list[s
     """
     chosen: Any = arguments if isinstance(arguments, type) else arguments(words)
     settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "registry": _REGISTRY}
-    has_others = hasattr(chosen, "with_other_options")
     with _mistakes_in_one_line(words):
-        parsed = tyro.cli(chosen, args=words, return_unknown_args=has_others, **settings)
-    if not has_others:
-        return parsed
-    of_class, others = parsed
-    return of_class.with_other_options(others)
+        if not hasattr(chosen, "with_other_options"):
+            return tyro.cli(chosen, args=words, **settings)
+        parsed, others = tyro.cli(chosen, args=words, return_unknown_args=True, **settings)
+    return parsed.with_other_options(others)
 
 
 @contextlib.contextmanager

@@ -84,8 +84,12 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     if arguments.table:
-        folders = [path for path in arguments.table if path.is_dir() or not path.exists()]
-        make_table(folders, arguments.workdir or arguments.table[0].parent, arguments.lengths)
+        files = [path for path in arguments.table if path.is_file()]
+        if files:
+            warn(f"left out of --table: {', '.join(map(str, files))}: no folder of a run")
+        folders = [path for path in arguments.table if path not in files]
+        into = arguments.workdir or arguments.table[0].parent
+        make_table(folders, into, arguments.lengths, name="--table")
         return 0
     workdir = arguments.workdir
     assert workdir is not None  # `with_other_options` has checked it
@@ -96,7 +100,7 @@ def main(arguments: Arguments) -> int:
         return status
     folders = [combination.arguments.workdir for combination in arguments.combinations]
     others = sorted(path for path in workdir.iterdir() if path.is_dir() and path not in folders)
-    make_table([*folders, *others], workdir, arguments.lengths)
+    make_table([*folders, *others], workdir, arguments.lengths, name="the table")
     return 0
 
 
@@ -175,8 +179,16 @@ def _work(config: Any) -> int:
     return int(config.loop.steps * config.loop.seeds)
 
 
-def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -> None:
-    """Makes the table of the finished runs in folders, and names the folders that it leaves out.
+def make_table(
+    folders: Sequence[Path], workdir: Path, lengths: Sequence[int], *, name: str
+) -> None:
+    """Makes the table of the finished runs in folders, and says why it leaves out the others.
+
+    Args:
+        folders: of runs, or others.
+        workdir: the folder to write to.
+        lengths: also the results at these lengths of strings.
+        name: what warnings call the table.
 
     Raises:
         ValueError: there is no finished run, or the runs are of several tasks.
@@ -188,7 +200,8 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
             definition = task_of(folder)
             run = finished_run(definition, folder)
         except ValueError as error:
-            warn(f"left out: {error}")
+            reason = str(error).removeprefix("workdir must be the folder of a training run; ")
+            warn(f"left out of {name}: {reason.removeprefix('workdir ')}")
             continue
         check_lengths(definition, lengths)
         runs.append(finished_run(definition, folder, lengths) if lengths else run)

@@ -231,7 +231,7 @@ def test_one_line_for_a_mistake_before_anything_trains(
     *warnings, line = err.splitlines()
     assert line.startswith("error: ")
     assert message in line
-    assert all(warning.startswith("warning: left out: ") for warning in warnings)
+    assert all(warning.startswith("warning: left out of --table: ") for warning in warnings)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -284,9 +284,9 @@ def test_table_of_mixed_runs(workdir, tmp_path, run):
     status, out, err = run("--table", *runs)
     assert status == 0
     assert err.splitlines() == [
-        f"warning: left out: workdir must be the folder of a training run; {tmp_path}/empty has no"
-        " config.json",
-        f"warning: left out: workdir {unfinished} is not finished: step 4 of 6",
+        f"warning: left out of --table: {tmp_path}/file: no folder of a run",
+        f"warning: left out of --table: {tmp_path}/empty has no config.json",
+        f"warning: left out of --table: {unfinished} is not finished: step 4 of 6",
     ]
     rows = table(tmp_path)
     assert [row["run"] for row in rows] == [str(other), str(workdir / NAMES[1])]
