@@ -10,7 +10,7 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import jax
 import tyro
@@ -21,6 +21,18 @@ from attention_jax.nn.position_config import NAMED_POSITIONS, PositionConfig, Po
 from attention_jax.runs import processes
 
 Arguments = TypeVar("Arguments")
+
+# The type of every option --scores, with what its help says of the words; see `get_score`.
+ScoreNames = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        metavar="SCORE [SCORE ...]",
+        help_behavior_hint=lambda default: (
+            f'(each a name, module:Name, or one with arguments, "additive(hidden_dim=32)";'
+            f" default: {default})"
+        ),
+    ),
+]
 
 _SCRIPTS = Path(__file__).parent
 _PROJECT = tuple(_SCRIPTS.parent / name for name in ("attention_jax", "scripts", "experiments"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import tyro
-from command_line import run_command
+from command_line import ScoreNames, run_command
 from sweep_combinations import Combination, combinations_of
 from sweep_table import rows_of, write_table
 from train import TASK_NAME
@@ -40,8 +40,7 @@ class Arguments:
     sweep.png in `workdir`.
 
     Attributes:
-        scores: the scores to compare: names, or module:Name for a score of your own; either may
-            have arguments, "additive(hidden_dim=32)".
+        scores: the scores to compare.
         settings: settings to compare, by the names of scripts/train.py's options: dim=32,64
             learning_rate=1e-3,3e-3 trains four combinations with every score. "model.block.dim"
             is the same as "dim". Values of several words need quotation marks:
@@ -54,7 +53,7 @@ class Arguments:
             of one task. What varies among them becomes the columns.
     """
 
-    scores: tuple[str, ...] = (DEFAULT_SCORE,)
+    scores: ScoreNames = (DEFAULT_SCORE,)
     settings: Annotated[
         tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE,VALUE ...")
     ] = ()
