@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from attention_jax.core.did_you_mean import did_you_mean
+
 # What the help calls the values of an option, in words for one value and for several.
 _KINDS = {"INT": ("an integer", "integers"), "FLOAT": ("a number", "numbers")}
 
@@ -32,7 +34,7 @@ def option_error(box: str, words: Sequence[str]) -> str:
     if message.startswith("Unrecognized options: "):
         return _unknown_word(message.partition(": ")[2].split(", "), sections, words)
     if message.startswith("Missing from "):
-        return _left_out(sections[0])
+        return _left_out(sections)
     return message
 
 
@@ -85,9 +87,8 @@ def _values_of(option: str, words: Sequence[str]) -> list[str]:
 
 def _unknown_word(unknown: list[str], sections: list[list[str]], words: Sequence[str]) -> str:
     """An option that does not exist, or a word that belongs to no option."""
-    options = [word for word in unknown if word.startswith("-")]
+    options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     if options:
-        option = options[0].partition("=")[0]
         close = [
             line.split()[0].rstrip(",")
             for lines in sections[1:]
@@ -95,7 +96,7 @@ def _unknown_word(unknown: list[str], sections: list[list[str]], words: Sequence
             if re.match(r" {4}--", line)
         ]
         hint = f"; did you mean {close[0]}?" if close else "; --help lists the options"
-        return f"there is no option {option}{hint}"
+        return f"there is no option {' or '.join(options)}{hint}"
     before = list(words[: words.index(unknown[0])]) if unknown[0] in words else []
     option = next((word for word in reversed(before) if word.startswith("--")), "")
     where = f" after {option}, which takes {_number_of_values(before, option)}" if option else ""
@@ -108,14 +109,19 @@ def _number_of_values(before: list[str], option: str) -> str:
     return {0: "no value", 1: "one value"}.get(count, f"{count} values")
 
 
-def _left_out(lines: list[str]) -> str:
-    """The required options that are missing, each with its help."""
+def _left_out(sections: list[list[str]]) -> str:
+    """The required options that are missing, each with its help; or a wrong option beside them."""
     names, helps = [], []
-    for line in lines:
+    for line in sections[0]:
         if re.match(r" {4}\S", line):
             names.append(line.split()[0])
         elif line.startswith(" " * 8):
             helps.append(line.strip().removesuffix("(required)").strip().rstrip("."))
+    for title, *lines in sections[1:]:
+        options = [line.strip() for line in lines if line.strip().startswith("--")]
+        if title.startswith("Unrecognized options") and options:
+            hint = did_you_mean(options[0], names) or f"; {', '.join(names)} must be given"
+            return f"there is no option {options[0]}{hint}"
     if len(names) == 1:
         return f"{names[0]} must be given: {helps[0]}" if helps else f"{names[0]} must be given"
     return f"{', '.join(names)} must be given; --help explains them"

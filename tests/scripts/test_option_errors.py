@@ -98,6 +98,10 @@ LONG = "/a/rather/long/folder" * 20
         (["--dim", "7"], "dim must be even; got 7"),
         (["--dim"], "--dim must have a value; got none"),
         (["--dimm", "8"], "there is no option --dimm; did you mean --dim?"),
+        (
+            ["--bogus", "8", "--zzz=3"],
+            "there is no option --bogus or --zzz; --help lists the options",
+        ),
         (["--zzzzzz", "8"], "there is no option --zzzzzz; --help lists the options"),
         (["--dim", "4", "6"], "unexpected word '6' after --dim, which takes one value"),
         (["--mask", "yes"], "unexpected word 'yes' after --mask, which takes no value"),
@@ -117,6 +121,10 @@ def test_one_line_in_a_terminal_with_colours(run):
 
 def test_an_option_that_must_be_given(run):
     assert run() == (2, "", "error: --workdir must be given: the folder of a run\n")
+    line = "error: there is no option --workdr; did you mean '--workdir'?\n"
+    assert run("--workdr", "run") == (2, "", line)
+    line = "error: there is no option --bogus; --workdir must be given\n"
+    assert run("--bogus", "run") == (2, "", line)
 
 
 def test_good_words_and_help_are_as_before(run, monkeypatch):
