@@ -40,6 +40,7 @@ from attention_jax.runs.run_folder import check_folder, make_folder, write_json
 from attention_jax.training.metrics import mean_and_deviation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from command_line import ScoreNames as ScoreNames
 from command_line import run_command
 
 EXPERIMENTS = Path(__file__).parent

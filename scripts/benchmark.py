@@ -28,6 +28,7 @@ from benchmarks import (
 from benchmarks.measure import JSON, Benchmark, Options, Report
 from command_line import run_command
 
+from attention_jax.core.did_you_mean import did_you_mean
 from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import check_output, write_json
 
@@ -82,7 +83,10 @@ class Arguments:
     def __post_init__(self) -> None:
         for name in self.benchmarks:
             if name not in BENCHMARKS:
-                raise ValueError(f"benchmarks must be of {', '.join(BENCHMARKS)}; got {name!r}")
+                raise ValueError(
+                    f"benchmarks must be of {', '.join(BENCHMARKS)}; got {name!r}"
+                    f"{did_you_mean(name, BENCHMARKS)}"
+                )
         check_output(self.out)
 
 

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import traceback
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import jax
 import tyro
+from option_errors import option_error
 
 from attention_jax.core.one_line import one_line
 from attention_jax.nn.position_config import NAMED_POSITIONS, PositionConfig, PositionKind
 from attention_jax.runs import processes
 
 Arguments = TypeVar("Arguments")
+
+# The type of every option --scores, with what its help says of the words; see `get_score`.
+ScoreNames = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        metavar="SCORE [SCORE ...]",
+        help_behavior_hint=lambda default: (
+            f'(each a name, module:Name, or one with arguments, "additive(hidden_dim=32)";'
+            f" default: {default})"
+        ),
+    ),
+]
 
 _SCRIPTS = Path(__file__).parent
 _PROJECT = tuple(_SCRIPTS.parent / name for name in ("attention_jax", "scripts", "experiments"))
@@ -81,20 +96,46 @@ def run_command(
 
 
 def parse(arguments: type[Any] | Callable[[list[str]], type[Any]], words: list[str]) -> Any:
-    """Returns the arguments for the words of a command line; exits after --help and a wrong word.
+    """Returns the arguments for the words of a command line; exits after --help.
 
     A class of options may have a method `completed`, which returns the words with further ones, and
     a method `with_other_options`, which gets the words that are not among its options and has to
     check them.
+
+    Raises:
+        ValueError: a word is wrong; the message is one line.
     """
     chosen: Any = arguments if isinstance(arguments, type) else arguments(words)
     if hasattr(chosen, "completed"):
         words = chosen.completed(words)
     settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "registry": _REGISTRY}
-    if not hasattr(chosen, "with_other_options"):
-        return tyro.cli(chosen, args=words, **settings)
-    parsed, others = tyro.cli(chosen, args=words, return_unknown_args=True, **settings)
+    with _mistakes_in_one_line(words):
+        if not hasattr(chosen, "with_other_options"):
+            return tyro.cli(chosen, args=words, **settings)
+        parsed, others = tyro.cli(chosen, args=words, return_unknown_args=True, **settings)
     return parsed.with_other_options(others)
+
+
+@contextlib.contextmanager
+def _mistakes_in_one_line(words: list[str]) -> Iterator[None]:
+    """Raises ValueError with one line where tyro prints a box and exits."""
+    printed, width = io.StringIO(), os.environ.get("COLUMNS")
+    if not {"-h", "--help"} & {*words}:
+        # tyro breaks lines at the width of the terminal: a wide one keeps each sentence in one.
+        os.environ["COLUMNS"] = "100000"
+    try:
+        with contextlib.redirect_stderr(printed):
+            yield
+    except SystemExit as stop:
+        if stop.code == 2 and (box := printed.getvalue()):
+            printed = io.StringIO()
+            raise ValueError(option_error(box, words)) from None
+        raise
+    finally:
+        os.environ.pop("COLUMNS", None)
+        if width is not None:
+            os.environ["COLUMNS"] = width
+        sys.stderr.write(printed.getvalue())  # what the code of a user's score printed
 
 
 def _in_options(message: str) -> str:

@@ -16,6 +16,7 @@ import rich.console
 import tyro
 from command_line import run_command
 
+from attention_jax.core.did_you_mean import did_you_mean
 from attention_jax.runs.run_folder import make_folder, write_text
 
 ROOT = Path(__file__).parent.parent
@@ -34,8 +35,9 @@ class Arguments:
     failure is reported at the end. Ctrl-C stops; the page is written all the same, and the same
     command goes on. The numbers in the READMEs are written anew from the results.
 
-    The exit status is 1 if a claim of the experiments that are named is a MISS; some of the
-    committed results are.
+    The exit status is 1 if an experiment fails, or if a claim of an experiment that is named or
+    that ran is a MISS. Known MISSes of results that were there before do not change it; the last
+    line says how many of them the page shows.
 
     Attributes:
         names: which experiments; none for all.
@@ -52,7 +54,8 @@ class Arguments:
         for name in self.names:
             if name not in catalogue.SUBJECT_OF:
                 expected = ", ".join(catalogue.SUBJECT_OF)
-                raise ValueError(f"names must be of {expected}; got {name!r}")
+                hint = did_you_mean(name, catalogue.SUBJECT_OF)
+                raise ValueError(f"names must be of {expected}; got {name!r}{hint}")
 
     @property
     def page(self) -> Path:
@@ -79,6 +82,7 @@ def main(arguments: Arguments) -> int:
     console = rich.console.Console(stderr=True)
     everything = tuple(catalogue.SUBJECT_OF)
     names = [name for name in everything if name in (arguments.names or everything)]
+    judged = set(arguments.names)  # experiments whose MISSes decide about the exit status
     failed: list[str] = []
     status = 0
     for index, name in enumerate(names):
@@ -92,6 +96,7 @@ def main(arguments: Arguments) -> int:
             if reason := _missing(name, arguments):
                 console.print(f"{title}: left out, {reason}", highlight=False)
                 continue
+            judged.add(name)
             _run(name, arguments)
         except (KeyboardInterrupt, SystemExit) as stop:
             status = int(stop.code or 1) if isinstance(stop, SystemExit) else 130
@@ -108,10 +113,14 @@ def main(arguments: Arguments) -> int:
         readme.write()
     for name in failed:
         print(f"failed: {name}", file=sys.stderr)
-    missed = [(name, claim) for name, claim in missed if name in names]
-    for name, claim in missed:
+    new = [(name, claim) for name, claim in missed if name in judged]
+    for name, claim in new:
         print(f"MISS: {name}: {claim}", file=sys.stderr)
-    return status or int(bool(failed or (missed and not arguments.quick)))
+    known = len(missed) - len(new)
+    if known:
+        plural = "es" if known > 1 else ""
+        print(f"the page shows {known} known MISS{plural}, of results that were there before")
+    return status or int(bool(failed or (new and not arguments.quick)))
 
 
 def _missing(name: str, arguments: Arguments) -> str:

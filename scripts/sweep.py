@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import tyro
-from command_line import run_command
+from command_line import ScoreNames, run_command
 from sweep_combinations import Combination, combinations_of
 from sweep_table import rows_of, write_table
 from train import TASK_NAME
@@ -40,8 +40,7 @@ class Arguments:
     sweep.png in `workdir`.
 
     Attributes:
-        scores: the scores to compare: names, or module:Name for a score of your own; either may
-            have arguments, "additive(hidden_dim=32)".
+        scores: the scores to compare.
         settings: settings to compare, by the names of scripts/train.py's options: dim=32,64
             learning_rate=1e-3,3e-3 trains four combinations with every score. "model.block.dim"
             is the same as "dim". Values of several words need quotation marks:
@@ -54,7 +53,7 @@ class Arguments:
             of one task. What varies among them becomes the columns.
     """
 
-    scores: tuple[str, ...] = (DEFAULT_SCORE,)
+    scores: ScoreNames = (DEFAULT_SCORE,)
     settings: Annotated[
         tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE,VALUE ...")
     ] = ()
@@ -84,8 +83,12 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     if arguments.table:
-        folders = [path for path in arguments.table if path.is_dir() or not path.exists()]
-        make_table(folders, arguments.workdir or arguments.table[0].parent, arguments.lengths)
+        files = [path for path in arguments.table if path.is_file()]
+        if files:
+            warn(f"left out of --table: {', '.join(map(str, files))}: no folder of a run")
+        folders = [path for path in arguments.table if path not in files]
+        into = arguments.workdir or arguments.table[0].parent
+        make_table(folders, into, arguments.lengths, name="--table")
         return 0
     workdir = arguments.workdir
     assert workdir is not None  # `with_other_options` has checked it
@@ -96,7 +99,7 @@ def main(arguments: Arguments) -> int:
         return status
     folders = [combination.arguments.workdir for combination in arguments.combinations]
     others = sorted(path for path in workdir.iterdir() if path.is_dir() and path not in folders)
-    make_table([*folders, *others], workdir, arguments.lengths)
+    make_table([*folders, *others], workdir, arguments.lengths, name="the table")
     return 0
 
 
@@ -175,8 +178,16 @@ def _work(config: Any) -> int:
     return int(config.loop.steps * config.loop.seeds)
 
 
-def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -> None:
-    """Makes the table of the finished runs in folders, and names the folders that it leaves out.
+def make_table(
+    folders: Sequence[Path], workdir: Path, lengths: Sequence[int], *, name: str
+) -> None:
+    """Makes the table of the finished runs in folders, and says why it leaves out the others.
+
+    Args:
+        folders: of runs, or others.
+        workdir: the folder to write to.
+        lengths: also the results at these lengths of strings.
+        name: what warnings call the table.
 
     Raises:
         ValueError: there is no finished run, or the runs are of several tasks.
@@ -188,7 +199,8 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
             definition = task_of(folder)
             run = finished_run(definition, folder)
         except ValueError as error:
-            warn(f"left out: {error}")
+            reason = str(error).removeprefix("workdir must be the folder of a training run; ")
+            warn(f"left out of {name}: {reason.removeprefix('workdir ')}")
             continue
         check_lengths(definition, lengths)
         runs.append(finished_run(definition, folder, lengths) if lengths else run)

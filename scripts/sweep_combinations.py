@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import difflib
 import hashlib
-import io
 import itertools
 import re
 import shlex
@@ -18,6 +15,7 @@ from typing import Any, NamedTuple
 import command_line
 import train
 
+from attention_jax.core.did_you_mean import did_you_mean
 from attention_jax.tasks import TASKS
 
 # Options of scripts/train.py that a sweep sets itself, or cannot have.
@@ -115,7 +113,7 @@ def _plain(value: Any) -> Any:
 
 def _combination(words: list[str], named: str, names: list[str], workdir: Path) -> Combination:
     try:
-        arguments = _parsed(words)
+        arguments = command_line.parse(train.arguments_of, words)
     except ValueError as error:
         raise ValueError(f"combination {named}: {error}") from error
     settings = settings_of(arguments.config)
@@ -142,24 +140,6 @@ def folder_name(score: str, values: Mapping[str, Any]) -> str:
     return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _parsed(words: list[str]) -> Any:
-    """The arguments of scripts/train.py; its message for a wrong word becomes one line."""
-    message = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(message):
-            return command_line.parse(train.arguments_of, words)
-    except SystemExit:
-        lines = [line.strip(" │") for line in message.getvalue().splitlines()]
-    # A title, and between two rules the message; in a box, there is no rule before the message.
-    lines = list(itertools.dropwhile(_is_rule, lines[1:]))
-    paragraph = itertools.takewhile(lambda line: not _is_rule(line), lines)
-    raise ValueError(re.sub(r"^Error parsing (?!--)[\w. -]+: ", "", " ".join(paragraph)))
-
-
-def _is_rule(line: str) -> bool:
-    return bool(line) and set(line) <= {"─", "-"}
-
-
 # --- NAME=VALUE,VALUE ---
 
 
@@ -177,11 +157,9 @@ def _check_name(option: str, name: str, options: Mapping[str, Any]) -> None:
     if name in _NOT_OPTIONS:
         raise ValueError(f"{option} must not name {name}: {_NOT_OPTIONS[name]}")
     if name not in options:
-        close = difflib.get_close_matches(name, options, n=3)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ValueError(
             f"{option} must name a setting of the task, an option of scripts/train.py;"
-            f" got {name!r}{hint}"
+            f" got {name!r}{did_you_mean(name, options)}"
         )
 
 

@@ -30,7 +30,8 @@ def save(part, rows, seconds, table):
     path, page = (ROOT / name for name in TABLES[part])
     content = {
         "schema": 1,
-        "command": shlex.join(["python", *sys.argv]),
+        # Not sys.argv: for "python -m" its first word is the whole path of a file.
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "seconds": round(seconds),
         "environment": environment(ROOT / "tests"),
         "rows": rows,

@@ -1,13 +1,22 @@
 """The commands of the long runs start, and READMEs show the tables that they saved."""
 
+import json
 import os
+import runpy
 import subprocess
 import sys
 
 import pytest
 import saved_table
 
+from tests.faults.findings import table as table_of_faults
+
 COMMANDS = {"fuzz": ("tests/fuzz",), "faults": ("-m", "tests.faults")}
+# The folder of the fuzz tests is a program and not a package.
+TABLE_OF = {
+    "fuzz": runpy.run_path(str(saved_table.ROOT / "tests" / "fuzz" / "table.py"))["table"],
+    "faults": table_of_faults,
+}
 
 
 @pytest.mark.parametrize("part", COMMANDS)
@@ -19,3 +28,33 @@ def test_the_command_starts_without_the_paths_of_pytest(part):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "--save" in done.stdout
+
+
+# A part joins with the first run that is saved.
+PARTS = [
+    part for part, (path, _) in saved_table.TABLES.items() if (saved_table.ROOT / path).exists()
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_readme_shows_the_table_of_a_whole_run_of_a_commit(part):
+    path, page = (saved_table.ROOT / name for name in saved_table.TABLES[part])
+    content = json.loads(path.read_text())
+    text = page.read_text()
+    assert saved_table.shown(part, text, TABLE_OF[part]) == text
+    assert f"<!-- begin {part} -->" in text
+    assert content["rows"]
+    assert "--save" in content["command"]
+    commit = content["environment"]["git_commit"]
+    assert len(commit) == 40
+    assert not commit.endswith("-dirty")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_number_that_was_typed_into_a_readme_is_found(part):
+    _, page = (saved_table.ROOT / name for name in saved_table.TABLES[part])
+    text = page.read_text()
+    begin = text.index(f"<!-- begin {part} -->")
+    row = text.index("| ", begin)
+    typed = text[:row] + "| 0 " + text[row:]
+    assert saved_table.shown(part, typed, TABLE_OF[part]) == text

@@ -119,30 +119,9 @@ def checked_params(
     """
     params = {} if params is None else params
     expected = score.param_shapes(params, query_dim, key_dim)
-    if not _same_structure(params, expected):
-        described = jax.tree.map(lambda leaf: list(leaf.shape), expected)
-        got = jax.tree.map(lambda leaf: list(np.shape(leaf)), params)
-        hint = f": give params=score.init(rng, {query_dim}, {key_dim}), where score = {score}"
-        raise ValueError(
-            f"params must be {described} for score {score} with query [..., T, {query_dim}] and key"
-            f" [..., S, {key_dim}]; got {got or params!r}{hint if expected else ''}"
-        )
-
-    def check(path, leaf, expected_leaf):
-        name = f"params{jax.tree_util.keystr(path)}"
-        array = float_array(name, leaf)
-        core = list(expected_leaf.shape)
-        ndim = array.ndim - len(core)
-        if list(array.shape[ndim:]) != core or ndim < 0:
-            raise ValueError(
-                f"{name} must be {core} for score {score} with query [..., T, {query_dim}] and key"
-                f" [..., S, {key_dim}]; got {list(array.shape)}"
-            )
-        if batch_shape is not None:
-            _check_broadcasts(name, array, (*batch_shape, *core))
-        return array
-
-    return jax.tree_util.tree_map_with_path(check, params, expected)
+    owner = f"score {score} with query [..., T, {query_dim}] and key [..., S, {key_dim}]"
+    remedy = f"params=score.init(rng, {query_dim}, {key_dim}), where score = {score}"
+    return _checked_tree("params", params, expected, owner, remedy, batch_shape)
 
 
 def checked_normalizer_params(
@@ -154,26 +133,46 @@ def checked_normalizer_params(
     """
     params = {} if params is None else params
     expected = normalizer.param_shapes()
-    if not _same_structure(params, expected):
+    owner = f"normalizer {normalizer}"
+    remedy = f"normalizer_params=normalizer.init(rng), where normalizer = {normalizer}"
+    return _checked_tree("normalizer_params", params, expected, owner, remedy, batch_shape)
+
+
+def _checked_tree(
+    argument: str,
+    params: Params,
+    expected: Any,
+    owner: str,
+    remedy: str,
+    batch_shape: tuple[int, ...] | None,
+) -> Params:
+    """Parameters as JAX arrays; ValueError unless each has its expected shape after batch axes.
+
+    Args:
+        argument: the name of the argument.
+        params: a pytree.
+        expected: the same pytree with `jax.ShapeDtypeStruct`s.
+        owner: what the parameters belong to, in words.
+        remedy: how to make right parameters, in code.
+        batch_shape: what the batch axes must broadcast to; None for any batch axes.
+    """
+    if jax.tree.structure(params) != jax.tree.structure(expected):  # type: ignore[operator]
         described = jax.tree.map(lambda leaf: list(leaf.shape), expected)
         got = jax.tree.map(lambda leaf: list(np.shape(leaf)), params)
-        hint = f": give normalizer_params=normalizer.init(rng), where normalizer = {normalizer}"
-        raise ValueError(
-            f"normalizer_params must be {described} for normalizer {normalizer}; got"
-            f" {got or params!r}{hint if expected else ''}"
-        )
+        hint = f": give {remedy}" if expected else ""
+        raise ValueError(f"{argument} must be {described} for {owner}; got {got or params!r}{hint}")
 
     def check(path, leaf, expected_leaf):
-        name = f"normalizer_params{jax.tree_util.keystr(path)}"
+        name = f"{argument}{jax.tree_util.keystr(path)}"
         array = float_array(name, leaf)
-        core = expected_leaf.shape
-        if array.shape[array.ndim - len(core) :] != core:
+        core = list(expected_leaf.shape)
+        ndim = array.ndim - len(core)
+        if list(array.shape[ndim:]) != core or ndim < 0:
+            raise ValueError(f"{name} must be {core} for {owner}; got {list(array.shape)}")
+        if batch_shape is not None and not broadcasts(array.shape, (*batch_shape, *core)):
             raise ValueError(
-                f"{name} must be {list(core)} for normalizer {normalizer}, after any batch axes;"
-                f" got {list(array.shape)}"
+                f"{name} must broadcast to {[*batch_shape, *core]}; got {list(array.shape)}"
             )
-        if batch_shape is not None:
-            _check_broadcasts(name, array, (*batch_shape, *core))
         return array
 
     return jax.tree_util.tree_map_with_path(check, params, expected)
@@ -211,12 +210,3 @@ def check_block_sizes(block_sizes: Any) -> None:
     """Raises ValueError unless `block_sizes` is a `BlockSizes` or None."""
     if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
         raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
-
-
-def _check_broadcasts(name: str, array: Array, full_shape: tuple[int, ...]) -> None:
-    if not broadcasts(array.shape, full_shape):
-        raise ValueError(f"{name} must broadcast to {list(full_shape)}; got {list(array.shape)}")
-
-
-def _same_structure(left: Any, right: Any) -> bool:
-    return bool(jax.tree.structure(left) == jax.tree.structure(right))  # type: ignore[operator]

@@ -8,13 +8,16 @@ import threading
 from types import FrameType
 
 from attention_jax.runs import processes
+from attention_jax.runs.progress import announce
 
 
 class Interruption:
     """While entered, the first SIGINT or SIGTERM sets `requested`; a second one ends the process.
 
-    Python handles signals only after a compiled call or a compilation, which may take minutes. If
-    two signals arrive before that, a thread ends the process with the signal's usual exit status.
+    Python handles signals only after a compiled call or a compilation, and a validation goes on to
+    its end: that may take minutes. A thread says so at once in one line. If two signals arrive
+    before Python handles the first, the thread ends the process with the signal's usual exit
+    status.
 
     Attributes:
         requested: the number of the signal that arrived, or None. A program that stops because of
@@ -40,7 +43,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        self._watching = threading.Thread(target=_end_at_the_second, args=(read,), daemon=True)
+        self._watching = threading.Thread(target=_watch, args=(read,), daemon=True)
         self._watching.start()
         self._previous_write = signal.set_wakeup_fd(self._write)
         for number in _NUMBERS:
@@ -63,11 +66,16 @@ class Interruption:
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
-def _end_at_the_second(read: int) -> None:
+def _watch(read: int) -> None:
     """Reads the numbers of signals, one byte each, until the pipe is closed."""
     received = 0
     while number := os.read(read, 1):
         received += number[0] in _NUMBERS
+        if received == 1:
+            announce(
+                f"{signal.Signals(number[0]).name}: stopping after the steps, validation or save in"
+                " progress; a second signal ends at once"
+            )
         if received == 2:
             os._exit(128 + number[0])
     os.close(read)

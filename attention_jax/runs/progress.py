@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import sys
@@ -113,3 +114,9 @@ def warn(text: str) -> None:
     """Prints a warning on standard error, from the first process only."""
     if processes.is_first():
         print(f"warning: {text}", file=sys.stderr)
+
+
+def announce(text: str) -> None:
+    """Prints a line on standard output at once, from any process and thread."""
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        print(text, flush=True)

@@ -114,7 +114,7 @@ class FunctionScore(Score):
         logits: Any = self.function(*arguments, q_features, k_features)
         expected = (q_features.shape[0], k_features.shape[0])
         if not hasattr(logits, "dtype"):
-            got = f"a {type(logits).__name__}"
+            got = "None" if logits is None else f"a {type(logits).__name__}"
         elif logits.shape == expected and jnp.issubdtype(logits.dtype, jnp.floating):
             return logits
         else:

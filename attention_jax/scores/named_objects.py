@@ -7,12 +7,13 @@ Text is read and never evaluated.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+import pkgutil
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from attention_jax.core.did_you_mean import did_you_mean
 from attention_jax.core.one_line import one_line
 from attention_jax.core.users_code import users_line
 from attention_jax.scores.score_text import ScoreText, parse_score
@@ -71,7 +72,7 @@ class Registry:
         elif found is None:
             raise ValueError(
                 f"{self.noun} must be one of {', '.join(self.names)} or 'module:Name'; got"
-                f" {text!r}{_hint(named.name, self.names)}"
+                f" {text!r}{did_you_mean(named.name, self.names)}"
             )
         is_class = isinstance(found, type) and issubclass(found, self.base)
         if named.arguments is None and not is_class:
@@ -89,7 +90,7 @@ class Registry:
                 known = f"its fields are {', '.join(fields)}" if fields else "it has no fields"
                 raise ValueError(
                     f"{self.noun} {text!r}: {found_class.__name__} has no field {name!r}; {known}"
-                    f"{_hint(name, fields)}"
+                    f"{did_you_mean(name, fields)}"
                 )
             values[name] = self._field_value(name, value, text)
         if not is_class:
@@ -118,7 +119,7 @@ class Registry:
         if value.arguments is None and ":" not in name and name not in self.names:
             raise ValueError(
                 f"{self.noun} {text!r}: {field} must be a Python literal or a {self.noun}; got"
-                f" {name}{_hint(name, self.names)}"
+                f" {name}{did_you_mean(name, self.names)}"
             )
         return self.resolve(self._named(value, text))
 
@@ -139,27 +140,29 @@ class Registry:
 
     def _import(self, name: str) -> Any:
         module_name, _, attribute = name.partition(":")
+        hint = ""
         try:
             module = importlib.import_module(module_name)
         except Exception as error:
             line = users_line(error)
             if line is not None:  # the module exists, and its own code fails
-                reason = f"{type(error).__name__}: {one_line(error)}; {line}"
+                # The message of a SyntaxError would name the file a second time.
+                message = error.msg if isinstance(error, SyntaxError) else one_line(error)
+                reason = f"{type(error).__name__}: {message}; {line}"
             elif isinstance(error, ImportError | TypeError | ValueError):
                 reason = str(error)
+                hint = did_you_mean(module_name, (found.name for found in pkgutil.iter_modules()))
             else:
                 raise
             raise ValueError(
-                f"{self.noun} {name!r}: cannot import module {module_name!r} ({reason})"
+                f"{self.noun} {name!r}: cannot import module {module_name!r} ({reason}){hint}"
             ) from error
         if not hasattr(module, attribute):
-            raise ValueError(f"{self.noun} {name!r}: module {module_name!r} has no {attribute!r}")
+            raise ValueError(
+                f"{self.noun} {name!r}: module {module_name!r} has no {attribute!r}"
+                f"{did_you_mean(attribute, vars(module))}"
+            )
         return getattr(module, attribute)
-
-
-def _hint(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def required_fields(cls: type[Any]) -> list[str]:

@@ -113,7 +113,11 @@ def masked_pair(
             if all slopes are finite, in which case this is `pair`.
     """
     if allowed is None or stand_ins is None:
-        return score.pair(params, q_features, k_features)
+        logits: Any = score.pair(params, q_features, k_features)
+        if not hasattr(logits, "shape"):
+            got = "None" if logits is None else f"a {type(logits).__name__}"
+            raise ValueError(f"score {score}: pair must return an array of logits; got {got}")
+        return logits
 
     def pair_logit(query, key, allowed):
         query, key = (

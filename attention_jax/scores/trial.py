@@ -55,14 +55,17 @@ def check_score_runs(score: Score, query_dim: int, key_dim: int) -> None:
                 f" of {_shapes(tokens)}; got {_shapes(features)} ({_definition(score, method)})"
             )
     logits = _traced(score, "pair", score.pair, params, q_features, k_features)
-    leaves = jax.tree.leaves(logits)
     is_array = isinstance(logits, jax.ShapeDtypeStruct)
     if (
         not is_array
         or logits.shape != (target, source)
         or not jnp.issubdtype(logits.dtype, jnp.floating)
     ):
-        got = _shapes(logits) if is_array else f"a {type(logits).__name__} of {len(leaves)} arrays"
+        if logits is None:
+            got = "None, as of a function without return"
+        else:
+            kind = f"a {type(logits).__name__} of {len(jax.tree.leaves(logits))} arrays"
+            got = _shapes(logits) if is_array else kind
         raise ValueError(
             f"score {score}: pair must return float logits {[target, source]} of q_features"
             f" {_shapes(q_features)} and k_features {_shapes(k_features)}; got {got}"

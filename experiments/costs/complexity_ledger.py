@@ -45,7 +45,7 @@ from experiments.costs.complexity_ledger_report import (
     report,
 )
 from experiments.costs.price_of_additive import price_of_additive
-from experiments.experiment import JSON, run_experiment
+from experiments.experiment import JSON, ScoreNames, run_experiment
 from experiments.setting_checks import check_least
 
 __all__ = [
@@ -83,13 +83,13 @@ class Config:
     """Settings.
 
     Attributes:
-        scores: the scores to count, by name or as "module:Name".
+        scores: the scores to count.
         dim: d, features of queries, keys, values and hidden layers.
         lengths: T = S, at least three, rising.
         block: rows and columns of a tile.
     """
 
-    scores: tuple[str, ...] = tuple(SCORES)
+    scores: ScoreNames = tuple(SCORES)
     dim: int = 64
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     block: int = 128
@@ -171,7 +171,6 @@ def run(config: Config) -> JSON:
         cost = ledger.score_cost(name, config.dim, config.dim)
         scores[name] = {
             "parameters": cost.parameters,
-            "parameters_at_64": ledger.parameter_count(name, 64, 64),
             **{side: list(getattr(cost, side)) for side in ("query", "key", "pair")},
             # T queries share the projected keys; T = S.
             "flops_per_query": [cost.flops_per_query(n, n) for n in config.lengths],

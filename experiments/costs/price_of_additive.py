@@ -53,7 +53,8 @@ def price_of_additive(ledger: JSON) -> str:
 
 def _of_ledger(ledger: JSON) -> Iterator[str]:
     scores, length = ledger["scores"], ledger["config"]["lengths"][-1]
-    yield _row("parameters at d = 64", (f"{scores[s]['parameters_at_64']:,}" for s in _SCORES))
+    parameters = (f"{scores[score]['parameters']:,}" for score in _SCORES)
+    yield _row(f"parameters at d = {ledger['config']['dim']}", parameters)
     for form, name in (("naive", "the formula as written"), ("tiled", "tiled")):
         held = (scores[score]["memory"][form]["backward"]["bytes"][-1] for score in _SCORES)
         yield _row(

@@ -45,7 +45,7 @@ from attention_jax.nn.block_config import BlockConfig
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from experiments.entropy_limits import expected_maximum
-from experiments.experiment import JSON, run_experiment, significant
+from experiments.experiment import JSON, ScoreNames, run_experiment, significant
 from experiments.gradients import gradient_questions as questions
 from experiments.gradients.gradient_answers import expectations
 from experiments.gradients.gradient_figures import CAPTIONS, plot
@@ -76,7 +76,7 @@ class Config:
         widths: lengths to which strings of at most 8 letters are padded.
         padding_steps: optimiser steps of the models with and without the padding mask.
         batches: batches for the signal-to-noise ratio of gradients, at least 2.
-        scores: scores whose loss surface is measured, by name or as "module:Name".
+        scores: scores whose loss surface is measured.
         curvature_steps: optimiser steps before the second measurement.
         iterations: Lanczos iterations.
         trace_samples: random vectors for the estimate of the trace.
@@ -102,7 +102,7 @@ class Config:
     widths: tuple[int, ...] = (8, 16)
     padding_steps: int = 300
     batches: int = 16
-    scores: tuple[str, ...] = ("additive", "dot", "general", "scaled")
+    scores: ScoreNames = ("additive", "dot", "general", "scaled")
     curvature_steps: int = 500
     iterations: int = 20
     trace_samples: int = 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,11 @@ def accuracies(evaluations: dict[int, Evaluation]) -> JSON:
 def mean_over_lengths(accuracy: JSON, metric: str, lengths: Sequence[int]) -> np.ndarray:
     """Returns the mean over lengths of one metric of `accuracies`, [seeds]."""
     return np.mean([accuracy[metric][str(length)] for length in lengths], axis=0)
+
+
+def percent(shares: Iterable[float]) -> str:
+    """Returns shares as "85 / 98 / 100"."""
+    return " / ".join(f"{100 * share:.0f}" for share in shares)
 
 
 def above_zero(claim: str, source: str, by_seed: np.ndarray) -> Expectation:

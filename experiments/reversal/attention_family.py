@@ -31,7 +31,7 @@ from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.evaluation import LETTER_AXES, Evaluation, evaluate, reverse
 from attention_jax.tasks.reversal.task import ReversalConfig
-from experiments.experiment import JSON, run_experiment
+from experiments.experiment import JSON, ScoreNames, run_experiment
 from experiments.reversal.arms import (
     EXTRAPOLATION_LENGTH,
     TRAINED_LENGTHS,
@@ -80,7 +80,7 @@ class Config(TrainingSettings):
     """Settings beside those of every training.
 
     Attributes:
-        scores: scores with which all queries attend to all keys, names or "module:Name".
+        scores: scores with which all queries attend to all keys.
         arms: which other kinds of attention to train.
         num_heads: heads of every attention, except in the arm "heads 4".
         strings: test strings per length.
@@ -89,7 +89,7 @@ class Config(TrainingSettings):
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
-    scores: tuple[str, ...] = SCORES
+    scores: ScoreNames = SCORES
     arms: tuple[str, ...] = tuple(ARMS)
     num_heads: int = BlockConfig.num_heads
     strings: int = 1000

@@ -47,7 +47,7 @@ from attention_jax.tasks.reversal.evaluation import decode
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind, reversal_task
 from attention_jax.training.losses import cross_entropy, real_tokens
 from attention_jax.training.metrics import exact_match
-from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
+from experiments.experiment import JSON, Expectation, ScoreNames, near, rounded, run_experiment
 from experiments.reversal.arms import above_zero, follow
 from experiments.reversal.coverage_and_repetition_figures import CAPTIONS, plot
 from experiments.reversal.coverage_and_repetition_report import report
@@ -74,7 +74,7 @@ class Config(TrainingSettings):
     """Settings beside those of every training.
 
     Attributes:
-        scores: scores of the cross attention, each as in `get_score`.
+        scores: scores of the cross attention.
         kernels: values of w in the stuck decoder's score, the first 0.
         steps: optimiser steps, a multiple of `look_every`.
         look_every: steps between two measurements of a model.
@@ -83,7 +83,7 @@ class Config(TrainingSettings):
         far_length: length of the strings in the second batch, longer than those of training.
     """
 
-    scores: tuple[str, ...] = ("additive",)
+    scores: ScoreNames = ("additive",)
     kernels: tuple[float, ...] = (0.0, -0.1, -0.2, -0.35, -0.5, -0.7, -1.0, -1.4, -2.0, -3.0)
     steps: int = 800
     look_every: int = 50

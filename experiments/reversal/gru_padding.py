@@ -34,7 +34,7 @@ from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch, reversal_batch
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, optimizer
 from attention_jax.training.loop import LoopConfig, TrainState, initial_state, train_steps
-from experiments.experiment import JSON, run_experiment, significant
+from experiments.experiment import JSON, ScoreNames, run_experiment, significant
 from experiments.reversal import published
 from experiments.reversal.arms import EXTRAPOLATION_LENGTH, TRAINED_LENGTHS
 from experiments.reversal.gru_model import GRUConfig, Params, gru_task, letters_right
@@ -55,7 +55,7 @@ class Config:
     """Settings; those of the training that are not here are the defaults of `ReversalConfig`.
 
     Attributes:
-        scores: scores to train, names or "module:Name".
+        scores: scores to train.
         seeds: trainings per score, with the mask and without.
         steps: optimiser steps per training, a multiple of 25.
         batch_size: strings per step.
@@ -65,7 +65,7 @@ class Config:
         strings: test strings per length.
     """
 
-    scores: tuple[str, ...] = tuple(published.LETTERS_RIGHT)
+    scores: ScoreNames = tuple(published.LETTERS_RIGHT)
     seeds: int = 3
     steps: int = 2500
     batch_size: int = 64

@@ -9,7 +9,12 @@ import numpy as np
 from attention_jax.training.metrics import mean_and_deviation
 from experiments.experiment import JSON, Expectation
 from experiments.reversal import published
-from experiments.reversal.arms import EXTRAPOLATION_LENGTH, TRAINED_LENGTHS
+from experiments.reversal.arms import (
+    EXTRAPOLATION_LENGTH,
+    TRAINED_LENGTHS,
+    mean_over_lengths,
+    percent,
+)
 
 PUBLISHED_LENGTHS = (3, 5, 7, 10)
 CLOSE = 0.15  # share of letters, between one published training and the mean of ours
@@ -18,7 +23,7 @@ RANKED_LENGTHS = (3, 5, 7)  # the published lengths that occur in training
 
 def mean_right(arm: JSON, lengths: Sequence[int], name: str = "letters_right") -> float:
     """Returns the share of letters right, a mean over lengths and seeds."""
-    return float(np.mean([arm[name][str(length)] for length in lengths]))
+    return float(mean_over_lengths(arm, name, lengths).mean())
 
 
 def expectations(numbers: JSON) -> list[Expectation]:
@@ -30,12 +35,12 @@ def expectations(numbers: JSON) -> list[Expectation]:
             checks.append(
                 Expectation(
                     f"{score}, no mask: largest difference from the published numbers",
-                    f"{_percent(published.LETTERS_RIGHT[score].values())} % of letters right",
+                    f"{percent(published.LETTERS_RIGHT[score].values())} % of letters right",
                     _difference(numbers, score), 0, CLOSE, "published: one training; ours: a mean",
                 )
             )  # fmt: skip
     for score, arms in scores.items():
-        worst = np.mean([arms["masked"]["letters_right"][str(n)] for n in TRAINED_LENGTHS], axis=0)
+        worst = mean_over_lengths(arms["masked"], "letters_right", TRAINED_LENGTHS)
         padded = mean_right(arms["unmasked"], TRAINED_LENGTHS, "letters_right_padded")
         checks += [
             Expectation(
@@ -49,13 +54,13 @@ def expectations(numbers: JSON) -> list[Expectation]:
         ]  # fmt: skip
     if not set(published.LETTERS_RIGHT) <= set(scores):
         return checks
-    least = f"scaled {_percent(_published('scaled', RANKED_LENGTHS))} %, the least of four (§38.6)"
+    least = f"scaled {percent(_published('scaled', RANKED_LENGTHS))} %, the least of four (§38.6)"
     bare, masked = _ranked(numbers, "unmasked"), _ranked(numbers, "masked")
     far = {
         score: mean_right(scores[score]["masked"], [EXTRAPOLATION_LENGTH])
         for score in ("dot", "scaled")
     }
-    far_published = _percent(
+    far_published = percent(
         published.LETTERS_RIGHT[score][EXTRAPOLATION_LENGTH] for score in ("dot", "scaled")
     )
     return [
@@ -98,10 +103,6 @@ def _others(by_score: dict[str, float]) -> list[float]:
 
 def _published(score: str, lengths: Sequence[int]) -> list[float]:
     return [published.LETTERS_RIGHT[score][length] for length in lengths]
-
-
-def _percent(shares: Iterable[float]) -> str:
-    return " / ".join(f"{100 * share:.0f}" for share in shares)
 
 
 # --- the report ---

@@ -5,41 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from attention_jax.nn.position_config import ANY_LENGTH, PositionConfig
-from attention_jax.scores import Additive, Params, ScaledDot, Score, WrappedScore
+from attention_jax.scores import Additive, ScaledDot
 from attention_jax.tasks.reversal.task import MODEL, ReversalConfig
-
-Array = jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class LearnedTemperature(WrappedScore):
-    """e(q, k) = exp(t) score(q, k), with t learned from 0
-
-    Params: {"log_factor": t, []; "score": those of `score`}.
-
-    Attributes:
-        score: the `Score` to multiply.
-    """
-
-    param_shapes = Score.param_shapes
-
-    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
-        return {"log_factor": jnp.zeros(()), "score": self.score.init(rng, query_dim, key_dim)}
-
-    def project_query(self, params: Params, query: Array) -> Any:
-        return self.score.project_query(params["score"], query)
-
-    def project_key(self, params: Params, key: Array) -> Any:
-        return self.score.project_key(params["score"], key)
-
-    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        logits = self.score.pair(params["score"], q_features, k_features)
-        return jnp.exp(params["log_factor"]).astype(logits.dtype) * logits
-
+from experiments.reversal.multiplied_scores import LearnedTemperature
 
 SCALED = LearnedTemperature(ScaledDot())
 ADDITIVE = LearnedTemperature(Additive())

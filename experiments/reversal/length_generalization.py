@@ -41,7 +41,7 @@ from matplotlib.figure import Figure
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.task import MODEL, ReversalConfig
-from experiments.experiment import JSON, Expectation, rounded, run_experiment
+from experiments.experiment import JSON, Expectation, ScoreNames, rounded, run_experiment
 from experiments.reversal.arms import trained_arm
 from experiments.reversal.length_evaluation import (
     free_running,
@@ -74,7 +74,7 @@ class Config(TrainingSettings):
     There is one head.
 
     Attributes:
-        scores: scores to train, each as in `get_score`: a name, or a name with arguments.
+        scores: scores to train.
         alphabets: sizes of the alphabets of the strings.
         strings: test strings per length, with the previous letters given.
         every: step between the tested lengths from 41 to 500.
@@ -84,7 +84,7 @@ class Config(TrainingSettings):
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
-    scores: tuple[str, ...] = EXPECTED_SCORES
+    scores: ScoreNames = EXPECTED_SCORES
     alphabets: tuple[int, ...] = (26, 2)
     seeds: int = 5
     steps: int = 3000

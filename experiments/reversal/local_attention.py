@@ -60,7 +60,7 @@ from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import evaluate, reverse
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun, bind
 from attention_jax.training.losses import real_tokens
-from experiments.experiment import JSON, Expectation, rounded, run_experiment
+from experiments.experiment import JSON, Expectation, ScoreNames, rounded, run_experiment
 from experiments.reversal.arms import (
     TRAINED_LENGTHS,
     accuracies,
@@ -100,7 +100,7 @@ class Config(TrainingSettings):
     """Settings beside those of every training.
 
     Attributes:
-        scores: scores of the cross attention, each as in `get_score`; heat maps show the first.
+        scores: scores of the cross attention; heat maps show the first.
         radii: D of the windows without an encoder; the Gaussian and predicted centers take those
             of at least 1.
         encoder_radii: D of the windows with an encoder.
@@ -111,7 +111,7 @@ class Config(TrainingSettings):
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
-    scores: tuple[str, ...] = ("scaled",)
+    scores: ScoreNames = ("scaled",)
     radii: tuple[int, ...] = (0, 1, 2, 3, 5)
     encoder_radii: tuple[int, ...] = (0, 1, 2)
     steps: int = 1000

@@ -32,7 +32,7 @@ from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.evaluation import evaluate
 from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun
-from experiments.experiment import JSON, run_experiment
+from experiments.experiment import JSON, ScoreNames, run_experiment
 from experiments.reversal import published
 from experiments.reversal.arms import (
     EXTRAPOLATION_LENGTH,
@@ -55,13 +55,13 @@ class Config(TrainingSettings):
     """Settings beside those of every training.
 
     Attributes:
-        scores: scores to train, each as in `get_score`: a name, or a name with arguments.
+        scores: scores to train.
         num_heads: heads of every attention.
         strings: test strings per length.
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
-    scores: tuple[str, ...] = tuple(published.LETTERS_RIGHT)
+    scores: ScoreNames = tuple(published.LETTERS_RIGHT)
     seeds: int = 5
     num_heads: int = BlockConfig.num_heads
     strings: int = 1000

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from experiments.experiment import JSON, Expectation
-from experiments.reversal.arms import TRAINED_LENGTHS, mean_over_lengths
+from experiments.reversal.arms import TRAINED_LENGTHS, mean_over_lengths, percent
 
 FAR_LENGTH = 50
 SHOWN_LENGTHS = (3, 5, 7)  # those of the chapter that occur in training
@@ -36,7 +34,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
 
 
 def _right(accuracy: JSON, metric: str, length: int) -> float:
-    return float(np.mean(accuracy[metric][str(length)]))
+    return float(mean_over_lengths(accuracy, metric, [length]).mean())
 
 
 def report(numbers: JSON) -> str:
@@ -58,8 +56,8 @@ def report(numbers: JSON) -> str:
     )
     for title, arm, key in rows:
         cells = [
-            " / ".join(
-                f"{100 * _right(numbers[arm][score][key], 'teacher_forced_tokens', length):.0f}"
+            percent(
+                _right(numbers[arm][score][key], "teacher_forced_tokens", length)
                 for length in SHOWN_LENGTHS
             )
             for score in scores

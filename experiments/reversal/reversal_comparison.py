@@ -40,7 +40,7 @@ from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.evaluation import LETTER_AXES, evaluate, reverse
 from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun
-from experiments.experiment import JSON, run_experiment, significant
+from experiments.experiment import JSON, ScoreNames, run_experiment, significant
 from experiments.reversal import published
 from experiments.reversal.arms import accuracies, heat_map, trained_arm
 from experiments.reversal.length_figures import strings_right_figure
@@ -59,7 +59,7 @@ class Config(TrainingSettings):
     """Settings beside those of every training.
 
     Attributes:
-        scores: scores to train, each as in `get_score`: a name, or a name with arguments.
+        scores: scores to train.
         strings: test strings per length, for the lengths of training and `near`.
         near: tested lengths beyond training.
         far: tested lengths of long strings.
@@ -69,7 +69,7 @@ class Config(TrainingSettings):
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
-    scores: tuple[str, ...] = tuple(published.LETTERS_RIGHT)
+    scores: ScoreNames = tuple(published.LETTERS_RIGHT)
     seeds: int = 5
     learning_rate: float = ReversalConfig.learning_rate
     strings: int = 1000

@@ -35,7 +35,7 @@ from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.reversal.evaluation import batch_of_words, evaluate
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind
-from experiments.experiment import JSON, Expectation, rounded, run_experiment
+from experiments.experiment import JSON, Expectation, ScoreNames, rounded, run_experiment
 from experiments.reversal.arms import trained_arm
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings, check_word
 from experiments.setting_checks import check_least, check_some
@@ -51,7 +51,7 @@ class Config(TrainingSettings):
     """Settings beside those of every training.
 
     Attributes:
-        scores: scores to train, each as in `get_score`; figures show the first.
+        scores: scores to train; figures show the first.
         encoder_layers: number of encoder blocks.
         num_heads: heads of every attention.
         strings: random strings for the means.
@@ -59,7 +59,7 @@ class Config(TrainingSettings):
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
-    scores: tuple[str, ...] = ("scaled",)
+    scores: ScoreNames = ("scaled",)
     encoder_layers: int = 3
     num_heads: int = 4
     strings: int = 512

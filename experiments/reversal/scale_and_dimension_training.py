@@ -15,43 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from attention_jax.scores import Additive, Dot, General, Params, Score, WrappedScore
+from attention_jax.scores import Additive, Dot, General, Params
 from attention_jax.tasks.reversal.evaluation import decode
 from attention_jax.tasks.reversal.task import ReversalConfig, bind, optimizer, reversal_task
 from attention_jax.training.loop import TrainState, initial_state, train_steps
 from attention_jax.training.metrics import exact_match
 from experiments.reversal.arms import Arrays, fresh_batch, look_at_cross_attention
+from experiments.reversal.multiplied_scores import Times
 
 Array = jax.Array
 
 
 # --- scores with a factor on their logits, and with equally many parameters ---
-
-
-@dataclasses.dataclass(frozen=True)
-class Times(WrappedScore):
-    """e(q, k) = factor score(q, k), with a constant factor among the parameters
-
-    Params: {"factor": [], initially 1; "score": those of `score`}. The factor has no gradient.
-
-    Attributes:
-        score: the `Score` to multiply.
-    """
-
-    param_shapes = Score.param_shapes
-
-    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
-        return {"factor": jnp.ones(()), "score": self.score.init(rng, query_dim, key_dim)}
-
-    def project_query(self, params: Params, query: Array) -> Any:
-        return self.score.project_query(params["score"], query)
-
-    def project_key(self, params: Params, key: Array) -> Any:
-        return self.score.project_key(params["score"], key)
-
-    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        logits = self.score.pair(params["score"], q_features, k_features)
-        return jax.lax.stop_gradient(params["factor"]).astype(logits.dtype) * logits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,7 +58,7 @@ from experiments.entropy_limits import (
     scaled_entropy_limit,
     second_order,
 )
-from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
+from experiments.experiment import JSON, Expectation, ScoreNames, near, rounded, run_experiment
 from experiments.scores.chosen_scores import check_scores, fresh_params
 from experiments.scores.entropy_vs_dimension_figures import CAPTIONS, DRAWN, DRAWN_KEYS, plot
 from experiments.scores.entropy_vs_dimension_report import DAY_11_DIM, DAY_11_KEYS, report
@@ -84,7 +84,7 @@ class Config:
         more_keys: values of T at which the distance from uniform is measured.
         more_keys_dim: d_k there.
         seed: seed of all samples.
-        scores: texts as in `get_score`.
+        scores: scores to compare.
     """
 
     dims: tuple[int, ...] = tuple(2**n for n in range(13))
@@ -93,7 +93,7 @@ class Config:
     more_keys: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
     more_keys_dim: int = 64
     seed: int = 0
-    scores: tuple[str, ...] = ("dot", "scaled")
+    scores: ScoreNames = ("dot", "scaled")
 
     def __post_init__(self) -> None:
         if len(self.dims) < 2 or list(self.dims) != sorted(set(self.dims)) or self.dims[0] < 1:

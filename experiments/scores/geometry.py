@@ -45,7 +45,7 @@ import numpy as np
 
 from attention_jax import IMPLEMENTATIONS, attention, attention_weights
 from attention_jax.analysis import softmax_jacobian_norm
-from experiments.experiment import JSON, Expectation, near, run_experiment
+from experiments.experiment import JSON, Expectation, ScoreNames, near, run_experiment
 from experiments.scores.chosen_scores import check_scores, fresh_params
 from experiments.scores.geometry_figures import CAPTIONS, plot
 from experiments.scores.geometry_report import SATURATING_SCALE, report
@@ -69,7 +69,7 @@ class Config:
         angle_scales: key scales of the sweep over angles.
         angles: number of angles from 0 to 90 degrees, odd so that 45 is among them.
         draws: random sets of keys, queries and parameters.
-        scores: texts as in `get_score`.
+        scores: scores to compare.
     """
 
     dim: int = 32
@@ -78,7 +78,7 @@ class Config:
     angle_scales: tuple[float, ...] = (0.1, 0.5, 2.0, 10.0)
     angles: int = 91
     draws: int = 200
-    scores: tuple[str, ...] = ("dot", "scaled", "general", "additive")
+    scores: ScoreNames = ("dot", "scaled", "general", "additive")
 
     def __post_init__(self) -> None:
         if not 2 <= self.source_length < self.dim:

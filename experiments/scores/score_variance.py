@@ -41,7 +41,7 @@ import numpy as np
 from attention_jax import SCORES, attention_weights
 from attention_jax.analysis import logit_variance
 from attention_jax.scores import get_score
-from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
+from experiments.experiment import JSON, Expectation, ScoreNames, near, rounded, run_experiment
 from experiments.scores.chosen_scores import check_scores, fresh_params
 from experiments.scores.score_variance_figures import CAPTIONS, plot
 from experiments.scores.score_variance_formulas import (
@@ -84,7 +84,7 @@ class Config:
         case_dim: D for the cases with means.
         row_length: keys per row.
         initialisations: random sets of parameters per score.
-        scores: scores at initialisation, texts as in `get_score`.
+        scores: scores at initialisation.
     """
 
     dims: tuple[int, ...] = tuple(PRINTED)
@@ -93,7 +93,7 @@ class Config:
     case_dim: int = 64
     row_length: int = 64
     initialisations: int = 256
-    scores: tuple[str, ...] = ("dot", "scaled", "general", "additive")
+    scores: ScoreNames = ("dot", "scaled", "general", "additive")
 
     def __post_init__(self) -> None:
         check_least(self, dims=1, draws=2, case_dim=2, row_length=2, initialisations=2)

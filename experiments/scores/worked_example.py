@@ -42,7 +42,7 @@ import numpy as np
 from attention_jax import SCORES, attention, attention_weights
 from attention_jax.analysis import weight_entropy
 from attention_jax.scores import get_score
-from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
+from experiments.experiment import JSON, Expectation, ScoreNames, near, rounded, run_experiment
 from experiments.scores.chosen_scores import check_scores, fresh_params
 from experiments.scores.general_score_cost import multiplications
 from experiments.scores.worked_example_figures import CAPTIONS, plot
@@ -85,14 +85,14 @@ class Config:
     """Settings.
 
     Attributes:
-        scores: texts as in `get_score`.
+        scores: scores to compare.
         keys: random keys, whose order by each score is compared with that by dot product.
         dim: D for counting multiplications.
         target_length: T for counting multiplications.
         source_lengths: values of S for counting multiplications.
     """
 
-    scores: tuple[str, ...] = ("dot", "scaled", "general", "additive")
+    scores: ScoreNames = ("dot", "scaled", "general", "additive")
     keys: int = 1000
     dim: int = 64
     target_length: int = 32

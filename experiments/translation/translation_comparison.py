@@ -37,7 +37,7 @@ from attention_jax.tasks.translation.translate import (
 )
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import train_run
-from experiments.experiment import JSON, exit_if_interrupted, run_experiment
+from experiments.experiment import JSON, ScoreNames, exit_if_interrupted, run_experiment
 from experiments.translation.translation_attention import (
     Seen,
     agreement,
@@ -63,8 +63,7 @@ class Config:
         target_language: suffix of the files with their translations.
         validation: the split for validation.
         tests: the splits for tests; the drawn sentences are from the first.
-        scores: scores of the cross attention, two or more, by name or as "module:Name"; the others
-            are compared with the first.
+        scores: scores of the cross attention, two or more; the others are compared with the first.
         seeds: trainings per score.
         steps: batches per training.
         checkpoint_every: batches between validations.
@@ -84,7 +83,7 @@ class Config:
     target_language: str = "en"
     validation: str = "val"
     tests: tuple[str, ...] = ("test_2016_flickr",)
-    scores: tuple[str, ...] = ("scaled", "additive")
+    scores: ScoreNames = ("scaled", "additive")
     seeds: int = 1
     steps: int = 7000
     checkpoint_every: int = 1000

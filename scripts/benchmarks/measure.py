@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+from command_line import ScoreNames
 
 from attention_jax.scores import SCORES, get_score
 
@@ -25,8 +26,7 @@ class Options:
     """The options of all benchmarks, with their defaults.
 
     Attributes:
-        scores: the scores of the training benchmarks, each as in `get_score`: a name, "module:Name"
-            for your own, or either with arguments.
+        scores: the scores of the training benchmarks.
         works: the works of the attention benchmark: names or patterns such as "additive*"; all
             works if empty.
         implementation: our implementation in the timed works; None for the one that `attention`
@@ -38,7 +38,7 @@ class Options:
         seeds: number of our runs trained at once.
     """
 
-    scores: tuple[str, ...] = FOUR_SCORES
+    scores: ScoreNames = FOUR_SCORES
     works: tuple[str, ...] = ()
     implementation: str | None = None
     shrink: int = 1

@@ -1,6 +1,8 @@
 """Prints the tables of scripts/README.md from a benchmark's JSON file; a test compares the two.
 
 .venv/bin/python scripts/benchmarks/readme_tables.py scripts/benchmarks/results/benchmark.json
+
+With --write after the file, the tables replace those of scripts/README.md.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +137,27 @@ def translation_table(rows: Rows) -> str:
     return _table(headings, lines)
 
 
-def _target(row: dict[str, Any]) -> str:
-    return f"{row['target']}: {row['met']}" if "target" in row else "-"
+def normalizers_table(rows: Rows) -> str:
+    """Every normaliser beside softmax."""
+    lines = [
+        (
+            row["normalizer"],
+            _three_digits(row["milliseconds"]),
+            f"{row['times_softmax']:.2f}",
+            _target(row),
+            f"{row['temporary_mib']:.1f} MiB",
+            _target(row, "memory_", " MiB"),
+        )
+        for row in rows
+    ]
+    headings = ("normaliser", "ms", "time / softmax", "target", "temporary memory", "target")
+    return _table(headings, lines)
+
+
+def _target(row: dict[str, Any], prefix: str = "", unit: str = "") -> str:
+    if f"{prefix}target" not in row:
+        return "-"
+    return f"{row[f'{prefix}target']}{unit}: {row[f'{prefix}met']}"
 
 
 def _score(row: dict[str, Any]) -> str:
@@ -166,16 +187,40 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "decoding": ("decoding", decoding_table),
     "ring": ("ring", ring_table),
     "translation": ("translation", translation_table),
+    "normalizers": ("normalizers", normalizers_table),
 }
+README = Path(__file__).parents[1] / "README.md"
 
 
-def main(path: str) -> None:
+def tables_of(path: str | Path) -> dict[str, str]:
+    """Returns {marker: table} for the benchmarks in a JSON file."""
     benchmarks = json.loads(Path(path).read_text())["benchmarks"]
-    for name, (marker, table) in TABLES.items():
-        if name in benchmarks:
-            rows = benchmarks[name]["rows"]
-            print(f"<!-- {marker} -->", table(rows), f"<!-- end of {marker} -->\n", sep="\n")
+    return {
+        marker: table(benchmarks[name]["rows"])
+        for name, (marker, table) in TABLES.items()
+        if name in benchmarks
+    }
+
+
+def written(text: str, tables: Mapping[str, str]) -> str:
+    """Returns the text of the README with these tables between their markers."""
+    for marker, table in tables.items():
+        start, end = f"<!-- {marker} -->\n", f"\n<!-- end of {marker} -->"
+        before, found, rest = text.partition(start)
+        _, found_end, after = rest.partition(end)
+        if not (found and found_end):
+            raise ValueError(f"README must have the markers {start.strip()} and {end.strip()}")
+        text = f"{before}{start}{table}{end}{after}"
+    return text
+
+
+def main(path: str, *, write: bool = False) -> None:
+    tables = tables_of(path)
+    for marker, table in tables.items():
+        print(f"<!-- {marker} -->", table, f"<!-- end of {marker} -->\n", sep="\n")
+    if write:
+        README.write_text(written(README.read_text(), tables))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], write="--write" in sys.argv[2:])

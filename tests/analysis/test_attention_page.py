@@ -1,10 +1,12 @@
 """`analysis.view`: the data of the page, its checks, and text that must stay text."""
 
 import base64
+import configparser
 import copy
 import json
 import re
 import struct
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from html_reader import Reader
 
 from attention_jax import analysis, causal_mask, nn
 from attention_jax.analysis import AttentionView, view
+from attention_jax.analysis.attention_page import page as page_files
 from attention_jax.analysis.attention_page import page_data
 
 N, T, S = 3, 5, 7
@@ -211,6 +214,21 @@ def test_tokens_names_and_titles_are_text():
     assert json.loads(written) == shown.data
     assert page.text.count(EVIL) == 2  # the title and the heading
     assert "http" not in document.replace("http-equiv", "")
+
+
+def test_every_file_of_the_page_is_part_of_it_and_of_the_package():
+    folder = Path(page_files.__file__).parent
+    scripts = sorted(path.name for path in (folder / "script").iterdir())
+    assert scripts == sorted(page_files.SCRIPT)
+    document = view({"a": {"weights": random_weights((1, 2, 2))}}, ["a", "b"], example=()).to_html()
+    for path in (*(folder / "script").iterdir(), folder / "page.css"):
+        assert path.read_text() in document
+        assert len(path.read_text().splitlines()) < 400
+    settings = configparser.ConfigParser()
+    settings.read(Path(__file__).parents[2] / "setup.cfg")
+    patterns = settings["options.package_data"]["attention_jax.analysis.attention_page"].split(",")
+    packaged = {path for pattern in patterns for path in folder.glob(pattern.strip())}
+    assert packaged == {*(folder / "script").iterdir(), folder / "page.css"}
 
 
 def test_a_notebook_gets_a_frame_without_access_to_it():

@@ -21,6 +21,12 @@ class Transposed(aj.Score):
         return k_features @ q_features.T
 
 
+@dataclasses.dataclass(frozen=True)
+class Forgetful(aj.Score):
+    def pair(self, params, q_features, k_features):
+        q_features @ k_features.T  # without return
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -116,6 +122,8 @@ class Transposed(aj.Score):
             r" or 'module:Name'; got 'skaled'; did you mean 'scaled'\?",
         ),
         ({"score": Transposed()}, r"score Transposed\(\) must give logits \[5, 7\]; got \[7, 5\]"),
+        ({"score": Forgetful()}, r"score Forgetful\(\): pair must return an array of .*; got None"),
+        ({"score": lambda q, k: None}, r"must give float logits \[5, 7\] .*; got None"),
         (
             {"dropout_rate": 0.1},
             "dropout_rng must be a PRNG key when dropout_rate is 0.1; got None",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import json
 import math
 import random
@@ -50,7 +51,7 @@ CHANGES = [  # option, its new value, and the setting's name, old and new value 
     ("--learning-rate", "0.01", "learning_rate was 0.003, now 0.01"),
 ]
 SHAPES = [  # those of them that leaves have in their shapes
-    ("--dim", "16", ("model", "dim"), 16),
+    ("--dim", "16", ("model", "block", "dim"), 16),
     ("--seeds", "2", ("loop", "seeds"), 2),
     ("--encoder-layers", "2", ("model", "encoder_layers"), 2),
 ]
@@ -64,10 +65,10 @@ def other_settings(place: Place, rng: random.Random, found: Findings) -> None:
         option, value, told = rng.choice(CHANGES)
         line = rf"error: workdir .+ another configuration: {re.escape(told)}\. Resume with .+"
     else:
-        option, value, (part, name), number = rng.choice(SHAPES)
+        option, value, (*parts, name), number = rng.choice(SHAPES)
         path = workdir / "config.json"
         config = json.loads(path.read_text())
-        config[part][name] = number
+        functools.reduce(dict.__getitem__, parts, config)[name] = number
         path.write_text(json.dumps(config, indent=2) + "\n")
         line = r"error: checkpoint .+ another configuration: .+ was .+, now .+\. Use the .+"
     found.case += f", {option} {value}"

@@ -107,7 +107,11 @@ def test_text_is_the_score_that_python_would_make(text, score):
          " zero ("),
         ("my_scores:product(a=1)", "my_scores:product takes no arguments in parentheses"),
         ("my_scores:Nothing(a=1)", "module 'my_scores' has no 'Nothing'"),
+        ("my_scores:Temprature", "module 'my_scores' has no 'Temprature'; did you mean"
+         " 'Temperature'?"),
         ("nowhere:Nothing(a=1)", "cannot import module 'nowhere'"),
+        ("confest:Mine", "cannot import module 'confest' (No module named 'confest');"
+         " did you mean 'conftest'?"),
         ("adit(a=1)", "got 'adit(a=1)'; did you mean 'additive'?"),
         ("softcap(" * 200, "it is no"),
         ("softcap(score=" * 2000 + "dot" + ")" * 2000, "score"),
@@ -135,6 +139,7 @@ def test_a_module_that_cannot_be_imported_names_the_line(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=expected) as raised:
             get_score(f"{name}:Mine")
         assert f"{name}.py, line " in str(raised.value)
+        assert str(raised.value).count(f"{name}.py") == 1
 
 
 def test_a_model_takes_the_text():

@@ -81,7 +81,7 @@ class Wrong(Score):
         ("pair", "integers", "got int32 [3, 5] ("),
         ("pair", "booleans", "got bool [3, 5] ("),
         ("pair", "several", "got a tuple of 2 arrays ("),
-        ("pair", "nothing", "got a NoneType of 0 arrays ("),
+        ("pair", "nothing", "got None, as of a function without return ("),
         ("pair", "jax", "raised TypeError: "),
         ("pair", "branch", "raised TracerBoolConversionError: "),
         ("pair", "params", "raised KeyError: 'karnel' ("),

@@ -126,7 +126,8 @@ def test_rows_follow_from_the_measurements(monkeypatch, capsys, tmp_path, peer):
         (["--out", "nowhere/results.json"], "got nowhere/results.json"),
         (
             ["--benchmarks", "reversals"],
-            "ring, crossover, normalizers, reversal, translation; got 'reversals'",
+            "ring, crossover, normalizers, reversal, translation; got 'reversals'; did you"
+            " mean 'reversal'?",
         ),
     ],
 )

@@ -6,10 +6,12 @@ import json
 import re
 import shutil
 import sys
+import typing
 
 import numpy as np
 import pytest
-from command_line import run_command
+from benchmarks.measure import Options
+from command_line import ScoreNames, run_command
 from command_lines import call, load
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
@@ -20,6 +22,7 @@ from attention_jax.tasks.reversal.evaluation import reverse
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import load_run, train_run
+from experiments import catalogue
 from experiments.experiment import conduct
 
 evaluate_script = load("scripts/evaluate.py")
@@ -142,11 +145,9 @@ def test_a_mistake_is_one_message_and_status_2(
 ):
     arguments = [workdir if argument == "RUN" else argument for argument in arguments]
     assert call(module, *arguments, monkeypatch=monkeypatch) == 2
-    captured = capsys.readouterr()
-    # In a box, and wrapped to its width.
-    shown = " ".join((captured.err + captured.out).replace("│", " ").split())
-    assert message in shown
-    assert "Traceback" not in captured.err
+    out, err = capsys.readouterr()
+    assert message in err
+    assert (out, err.count("\n")) == ("", 1)
 
 
 def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, monkeypatch, capsys):
@@ -234,3 +235,15 @@ def test_a_missing_mask_has_both_arms_and_trains_nothing_twice(tmp_path, monkeyp
     again = numbers_in(tmp_path, "padding_mask")
     for arm in ("masked", "unmasked"):
         assert again[arm] == numbers[arm]
+
+
+def test_every_option_scores_says_that_scores_have_arguments(monkeypatch, capsys):
+    classes = [catalogue.load(name).Config for name in catalogue.SUBJECT_OF]
+    classes += [load("scripts/sweep.py").Arguments, Options]
+    hints = [typing.get_type_hints(each, include_extras=True) for each in classes]
+    of_scores = [hint["scores"] for hint in hints if "scores" in hint]
+    assert len(of_scores) >= 15
+    assert all(hint == ScoreNames for hint in of_scores)
+    monkeypatch.setenv("COLUMNS", "300")
+    assert call(comparison, "--help", monkeypatch=monkeypatch) == 0
+    assert '"additive(hidden_dim=32)"; default: additive dot' in capsys.readouterr().out

@@ -197,9 +197,9 @@ def test_interrupted_and_resumed_equals_uninterrupted(workdir, tmp_path, run, mo
     ("arguments", "message"),
     [
         (["--set", "dim=8,7"], "combination dot, dim 7: dim must be a multiple of 2"),
-        (["--set", "dim=8,wide"], "combination dot, dim wide: Error parsing --dim: invalid"),
+        (["--set", "dim=8,wide"], "combination dot, dim wide: --dim must be an integer; got wide"),
         (["--scores", "dot", "adit"], "did you mean 'additive'?"),
-        (["--set", "learning_rat=1"], "got 'learning_rat'; did you mean learning_rate"),
+        (["--set", "learning_rat=1"], "got 'learning_rat'; did you mean 'learning_rate'?"),
         (["--set", "workdir=a,b"], "set must name a setting of the task"),
         (["--set", "score=dot"], "set must not name score: give the scores to --scores"),
         (["--set", "dim"], "set must be NAME=VALUE,VALUE; got 'dim'"),
@@ -210,7 +210,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(workdir, tmp_path, run, mo
         (["--set", "dim=8", "--dim", "4"], "dim must be given once; got both --set and --dim"),
         (["--score", "dot"], "--score must be left out: give the scores to --scores"),
         (["--distributed"], "--distributed must be left out: a sweep trains in one process"),
-        (["--bogus", "3"], "Unrecognized options: --bogus"),
+        (["--bogus", "3"], "there is no option --bogus"),
         (["--steps", "0"], "steps must be at least 1; got 0"),
         (["--set", "keep=1,2", "--mesh", "seed=4096"], "needs 4096 devices"),
         (["--log-gradients", "every=7"], "log_gradients must be"),
@@ -231,7 +231,7 @@ def test_one_line_for_a_mistake_before_anything_trains(
     *warnings, line = err.splitlines()
     assert line.startswith("error: ")
     assert message in line
-    assert all(warning.startswith("warning: left out: ") for warning in warnings)
+    assert all(warning.startswith("warning: left out of --table: ") for warning in warnings)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -284,9 +284,9 @@ def test_table_of_mixed_runs(workdir, tmp_path, run):
     status, out, err = run("--table", *runs)
     assert status == 0
     assert err.splitlines() == [
-        f"warning: left out: workdir must be the folder of a training run; {tmp_path}/empty has no"
-        " config.json",
-        f"warning: left out: workdir {unfinished} is not finished: step 4 of 6",
+        f"warning: left out of --table: {tmp_path}/file: no folder of a run",
+        f"warning: left out of --table: {tmp_path}/empty has no config.json",
+        f"warning: left out of --table: {unfinished} is not finished: step 4 of 6",
     ]
     rows = table(tmp_path)
     assert [row["run"] for row in rows] == [str(other), str(workdir / NAMES[1])]

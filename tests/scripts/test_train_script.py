@@ -175,7 +175,10 @@ def script(monkeypatch, capsys, tmp_path):
         (["--mesh", "model=2"], "mesh must be one or more of seed=DEVICES, data=DEVICES,"),
         (["--mesh", "data=0"], "mesh data must be at least 1; got 0"),
         (["--mesh", "data=4096"], "needs 4096 devices; there are"),
-        (["--mesh"], "--mesh"),
+        (
+            ["--mesh"],
+            "mesh must be one or more of seed=DEVICES, data=DEVICES, fsdp=DEVICES; got ''",
+        ),
         (["--process-count", "2"], "must be given together"),
         (
             ["--coordinator", "here:1", *FIRST_OF_TWO],
@@ -192,8 +195,8 @@ def script(monkeypatch, capsys, tmp_path):
 def test_bad_options(script, tmp_path, arguments, message):
     status, printed = script("--workdir", "run", *arguments)
     assert status == 2
-    # A box may be drawn around the message, and break it into lines.
-    assert message in re.sub(r" *[│╭╮╰╯─]+ *", " ", printed)
+    assert printed.startswith("error: ")
+    assert message in printed
     assert list(tmp_path.iterdir()) == []
 
 

@@ -165,11 +165,6 @@ def script(monkeypatch, capfd):
     return called
 
 
-def unboxed(text):
-    """A box may be drawn around a message, and break it into lines."""
-    return " ".join(re.sub("[│╭╮╰╯─┏┓┡┩━]+", " ", text).split())
-
-
 def test_evaluation(trained, script):
     folder, _ = trained
     arguments = ["--workdir", "run", *VALIDATED, "--average", "2", "--out", "scores.json"]
@@ -186,7 +181,7 @@ def test_evaluation(trained, script):
         assert scores == pytest.approx(found._asdict())
     assert (written["workdir"], written["beams"], len(written["seeds"])) == ("run", 4, 2)
     title = "additive, step 2, 4, 2 seeds, 4 sentences, beams 4: %, mean ± sd"
-    assert title in unboxed(out)
+    assert title in " ".join(out.split())  # a title may be broken into lines
     assert re.search(r"\d ± \d.*\d ± \d", out)
     assert re.search(r"BLEU nrefs:1.case:mixed", out)
     assert re.search(r"chrF nrefs:1.*nc:6", out)
@@ -368,8 +363,8 @@ def test_a_mistake_is_one_message_and_changes_nothing(trained, script, arguments
     before = kept()
     status, out, err = script(folder, *arguments, stdin=b"Ja\n\xff\n")
     assert (status, out) == (2, "")
-    assert message in unboxed(err)
-    assert err.count("\n") == 1 or err.startswith("╭")
+    assert message in err
+    assert err.count("\n") == 1
     assert "Traceback" not in err
     assert kept() == before
 

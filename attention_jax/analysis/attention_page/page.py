@@ -9,6 +9,21 @@ import json
 from importlib import resources
 from typing import Any
 
+# The files of the script, in the order in which they are joined: a file uses the classes and
+# constants of earlier files only, and the last one makes the page.
+SCRIPT = (
+    "data.js",
+    "drawing.js",
+    "state.js",
+    "moving.js",
+    "lines.js",
+    "matrix.js",
+    "bars.js",
+    "panel.js",
+    "controls.js",
+    "start.js",
+)
+
 
 def page(data: dict[str, Any]) -> str:
     """The whole document.
@@ -18,7 +33,8 @@ def page(data: dict[str, Any]) -> str:
     Args:
         data: as `page_data.check_page_data` accepts it.
     """
-    style, script = (_text_of(name) for name in ("page.css", "page.js"))
+    style = _text_of("page.css")
+    script = "\n".join(_text_of("script", name) for name in SCRIPT)
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_digest(script)}'"
     title = html.escape(data["title"])
     return (
@@ -58,12 +74,9 @@ def _json_in_script(data: dict[str, Any]) -> str:
     return text
 
 
-def _text_of(name: str) -> str:
-    return (
-        resources.files("attention_jax.analysis.attention_page")
-        .joinpath(name)
-        .read_text(encoding="utf-8")
-    )
+def _text_of(*path: str) -> str:
+    folder = resources.files("attention_jax.analysis.attention_page")
+    return folder.joinpath(*path).read_text(encoding="utf-8")
 
 
 def _digest(script: str) -> str:
