@@ -3,7 +3,7 @@
 Source:   ours; Delétang et al. 2022 for the task, Ruoss et al. 2023 for subsets of positions,
           Chiang and Cholak 2022 for logits that grow with the logarithm of the length.
 Command:  .venv/bin/python -m experiments.reversal.length_ablations
-Time:     25 minutes on 2 CPU cores beside two other jobs, 23 of processor time.
+Time:     20 minutes on 2 CPU cores beside other jobs.
 Expected: without codes that source and target share (another anchor, no positions) no accuracy is
           left beyond the trained lengths. With shared codes, positions that were never seen in
           training, logits that do not grow, and codes whose neighbours hardly differ cost accuracy,
