@@ -4,7 +4,7 @@ Source:   chapter 38 ("Attention Variants"), exercise 38.4: train unscaled dot a
           reversal task with d = 256, compare their final losses, and plot the entropy of attention
           across training. The comparisons at equal logits and equal parameters are ours.
 Command:  .venv/bin/python -m experiments.reversal.scale_and_dimension
-Time:     30 minutes of processor time on 2 CPU cores, 4 of which compile.
+Time:     35 minutes of processor time on 2 CPU cores; 50 minutes beside other work.
 Expected: at d = 256 unscaled dot ends with a higher loss than scaled dot and with a lower entropy.
           §38.6 found scaled dot the worst score at d = 64; with padding masked it should not be.
 

@@ -226,6 +226,11 @@ MISSES: dict[str, list[str]] = {
     ],
     "padding_mask": ["dot, no mask: letters right of bare strings of length 5"],
     "gru_padding": ["additive, no mask: largest difference from the published numbers"],
+    # It held after 400 steps. After 1,600 one of three seeds at d = 16 and the lowest rate differs.
+    "scale_and_dimension": [
+        "scaling harms at no dimension and no rate: highest mean loss of scaled dot minus dot's, in"
+        " nats"
+    ],
     # Both were expected to fail, also with an encoder.
     "attention_family": [
         "local-m, diagonal: exact match of lengths 3-8, best seed",

@@ -102,14 +102,25 @@ def tolerance(dtype: Any, x64: bool, size: float) -> float:
     return 2e-6 + rounding + 4 * 2.0**-23 * size
 
 
-def assert_near(name: str, got: Any, expected: np.ndarray, bound: float, where: Any = None) -> None:
+def assert_near(
+    name: str,
+    got: Any,
+    expected: np.ndarray,
+    bound: float,
+    where: Any = None,
+    terms: float = 0.0,
+) -> None:
     """Asserts equal shapes, equal infinities and NaN, and errors within bound * max |expected|.
+
+    A difference of nearly equal terms is only as exact as the terms: where `terms` is larger than
+    all expected entries, errors may be up to bound * terms.
 
     Args:
         name: name of the array in the error.
         got, expected: arrays.
         bound: tolerance relative to the largest compared entry.
         where: bool, broadcastable; the entries to compare, None for all.
+        terms: the size of the terms whose sums the entries are.
     """
     got = np.asarray(got).astype(np.float64)
     assert got.shape == expected.shape, f"{name}: shape {got.shape}, not {expected.shape}"
@@ -119,7 +130,7 @@ def assert_near(name: str, got: Any, expected: np.ndarray, bound: float, where: 
     assert np.array_equal(got[not_finite], expected[not_finite], equal_nan=True), (
         f"{name}: {got[not_finite]}, not {expected[not_finite]}"
     )
-    scale = np.max(np.abs(expected[finite]), initial=0.0)
+    scale = np.max(np.abs(expected[finite]), initial=terms)
     with np.errstate(all="ignore"):
         error = np.max(np.abs(got[finite] - expected[finite]), initial=0.0)
     # XLA flushes denormal numbers to 0.

@@ -81,13 +81,10 @@ def compare(case: Case, got: Any, expected: Expected) -> None:
     assert_kind("output", got, expected.output.shape, given.output_dtype)
     largest = max(1.0, expected.weights.max(initial=0.0))
     bound = tolerance(given.dtype, given.x64, expected.size) * 4 * largest
-    where = expected.sure_output[..., None]
-    scale = np.abs(np.where(where, expected.output, 0)).max(initial=0.0)
     values = np.where(expected.weights.any(-2)[..., None], given.kept["value"], 0)
-    terms = np.where(np.isfinite(values), values, 0)
-    # A difference of nearly equal terms is only as exact as the terms.
-    ratio = np.abs(terms).max(initial=0.0) / max(scale, 1e-9)
-    assert_near("output", got, expected.output, bound * max(1.0, ratio), where=where)
+    terms = np.abs(np.where(np.isfinite(values), values, 0)).max(initial=0.0)
+    where = expected.sure_output[..., None]
+    assert_near("output", got, expected.output, bound, where=where, terms=terms)
     empty = np.asarray(got).astype(float)[~expected.weights.any(-1) & expected.sure_output]
     assert not empty.any(), f"rows without keys: {empty}"
 
