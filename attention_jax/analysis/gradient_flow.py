@@ -154,7 +154,7 @@ def _of_query_tile(
     def add_squares(masked: bool, j: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         by_query, by_key = carry
         logits, values = tile(masked, j)
-        dweights = jnp.matmul(doutput, values.T, precision="highest")
+        dweights = jnp.matmul(doutput, values.T.astype(doutput.dtype), precision="highest")
         exponentials = jnp.exp(rows.shift.shifted(logits))
         # A masked value may be infinite, which makes its dweights NaN.
         dlogits = exponentials * jnp.where(exponentials == 0, 0, dweights - mean[:, None])

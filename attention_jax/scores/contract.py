@@ -57,7 +57,7 @@ class Score:
 
         # A new `pair` has other derivatives: what a class says about those of its own `pair` is not
         # inherited past one that replaces it.
-        for name in ("pair_vjp", "pair_jvp", "finite_slopes"):
+        for name in ("pair_vjp", "pair_jvp", "round_query", "round_key", "finite_slopes"):
             if owner(name) > owner("pair"):
                 setattr(cls, name, vars(Score)[name])
 
@@ -107,6 +107,20 @@ class Score:
         """
         primals = (params, q_features, k_features)
         return partial_jvp(self.pair, primals, (dparams, dq_features, dk_features))
+
+    def round_query(self, q_features: Features, dtype: Any) -> Features:
+        """The query features that `pair` reads when the tokens are of a 16-bit `dtype`.
+
+        Features of float32 stay float32 by default. A `pair` that multiplies matrices rounds them
+        to `dtype`, for a tensor core; with `round_key` it must give nearly the same logits.
+        """
+        del dtype
+        return q_features
+
+    def round_key(self, k_features: Features, dtype: Any) -> Features:
+        """The same for key features."""
+        del dtype
+        return k_features
 
     def __call__(self, params: Params, query: Array, key: Array) -> Array:
         """The logits [T, S] of queries [T, Dq] and keys [S, Dk]."""

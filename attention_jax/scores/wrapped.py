@@ -69,3 +69,9 @@ class WrappedScore(Score):
 
     def project_key(self, params: Params, key: Array) -> Any:
         return self.score.project_key(params, key)
+
+    def round_query(self, q_features: Any, dtype: Any) -> Any:
+        return self.score.round_query(q_features, dtype)
+
+    def round_key(self, k_features: Any, dtype: Any) -> Any:
+        return self.score.round_key(k_features, dtype)
