@@ -169,17 +169,16 @@ def attention(
         score, query, key, value, params, mask, bias, normalizer, normalizer_params
     )
     inputs = inputs._replace(dropout_rng=dropout_rng)
-    if implementation is None:
-        implementation = chosen_implementation(score, inputs, jax.default_backend())
-    block_sizes = block_sizes or chosen_block_sizes(score, inputs)
     captured_statistics = capturing() is not None and normalizer.has_statistics
     options = Options(
         score,
-        block_sizes,
+        block_sizes or chosen_block_sizes(score, inputs),
         dropout_rate,
         return_statistics=return_statistics or captured_statistics,
         normalizer=normalizer,
     )
+    if implementation is None:
+        implementation = chosen_implementation(score, inputs, jax.default_backend(), options)
     output, statistics = _attend(implementation, options, inputs)
     output = capture_point(
         output,

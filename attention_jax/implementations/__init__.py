@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attention_jax.implementations import reference, tiled
+from attention_jax.implementations import cudnn, reference, tiled
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 
 # The functions behind the argument `implementation`, by name; see `Inputs` for what they take.
 IMPLEMENTATIONS: dict[str, Callable] = {
+    "cudnn": cudnn.attend,
     "reference": reference.attend,
     "tiled": tiled.attend,
 }
+PORTABLE = ("reference", "tiled")  # those that run on every device, with every option
 
-__all__ = ["IMPLEMENTATIONS", "BlockSizes", "Inputs", "Options"]
+__all__ = ["IMPLEMENTATIONS", "PORTABLE", "BlockSizes", "Inputs", "Options"]

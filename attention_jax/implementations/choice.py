@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 
 from jax.export import is_symbolic_dim
 
-from attention_jax.implementations.contract import BlockSizes, Inputs
+from attention_jax.implementations import cudnn
+from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.scores import Score, needs_stand_ins
 
 # For each `tile_cost`, the T S of one example from which tiles are faster, alone and in a batch of
@@ -27,15 +29,37 @@ SMALLEST_BLOCK = 64
 # The size assumed for a symbolic batch axis, when `jax.export` compiles for any batch size.
 EXAMPLES_OF_ANY_BATCH = 8
 
+# Says why a device kernel should not be chosen for these options and inputs with batch axes; None
+# if it should.
+Objection = Callable[[Options, Inputs], str | None]
 
-def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
+
+def _against_cudnn(options: Options, inputs: Inputs) -> str | None:
+    batch_shape = inputs.query.shape[:-2]
+    if any(tokens.shape[:-2] != batch_shape for tokens in (inputs.key, inputs.value)):
+        return "copies keys and values that examples share"
+    return cudnn.reason_against(options, inputs)
+
+
+# The kernels of each backend, the preferred one first. The first without an objection is chosen.
+KERNELS: dict[str, dict[str, Objection]] = {"gpu": {"cudnn": _against_cudnn}}
+
+
+def chosen_implementation(
+    score: Score, inputs: Inputs, backend: str, options: Options | None = None
+) -> str:
     """The name of the fastest implementation for these inputs.
 
     Args:
         score: the score.
         inputs: with batch axes.
         backend: as `jax.default_backend()` returns it.
+        options: those of the call; None for softmax without dropout and statistics.
     """
+    options = options or Options(score, BlockSizes())
+    for kernel, objection in KERNELS.get(backend, {}).items():
+        if objection(options, inputs) is None:
+            return kernel
     target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
     if is_symbolic_dim(target_length) or is_symbolic_dim(source_length):
         return "reference"  # the number of tiles is unknown
