@@ -289,7 +289,7 @@ def _weights_vjp(
         rate = plan.options.dropout_rate
         kept = dropout.drop(weights, keep, rate)
         dweights = dropout.drop(dweights, keep, rate)
-    dvalues = tall_product(rows.doutput, kept)
+    dvalues = tall_product(rows.doutput.astype(values.dtype), kept)
     if rows.doffset is not None:
         dweights = dweights + rows.doffset[:, None]
     if rows.dentropy is not None:
