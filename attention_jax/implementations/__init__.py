@@ -9,9 +9,9 @@ from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 
 # The functions behind the argument `implementation`, by name; see `Inputs` for what they take.
 IMPLEMENTATIONS: dict[str, Callable] = {
-    "cudnn": cudnn.attend,
     "reference": reference.attend,
     "tiled": tiled.attend,
+    "cudnn": cudnn.attend,
 }
 PORTABLE = ("reference", "tiled")  # those that run on every device, with every option
 
