@@ -107,10 +107,15 @@ class DropoutMask(Mask):
         return dropout.keep_mask(self.rng, self.rate, query_positions, key_positions)
 
 
-def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
-    """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts."""
+def prepare(
+    options: Options, inputs: Inputs, plan: Plan | None = None
+) -> tuple[Plan, Arrays, Constants]:
+    """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts.
+
+    `plan` says how to cut; None for `make_plan`.
+    """
     lengths = inputs.query.shape[0], inputs.key.shape[0]
-    plan = make_plan(options, *lengths)
+    plan = make_plan(options, *lengths) if plan is None else plan
     mask = mask_with_padding(plan, inputs)
     schedule, num_keys, used_keys = None, None, None
     if mask is not None:

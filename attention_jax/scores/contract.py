@@ -57,7 +57,8 @@ class Score:
 
         # A new `pair` has other derivatives: what a class says about those of its own `pair` is not
         # inherited past one that replaces it.
-        for name in ("pair_vjp", "pair_jvp", "round_query", "round_key", "finite_slopes"):
+        replaceable = ("pair_vjp", "pair_jvp", "for_tpu", "round_query", "round_key")
+        for name in (*replaceable, "finite_slopes"):
             if owner(name) > owner("pair"):
                 setattr(cls, name, vars(Score)[name])
 
@@ -121,6 +122,14 @@ class Score:
         """The same for key features."""
         del dtype
         return k_features
+
+    def for_tpu(self) -> Score:
+        """The score whose `pair` and `pair_vjp` run in kernels on a TPU; by default this one.
+
+        Override it where the operations of `pair` are slow there, or missing. The two scores are
+        equal in all values, and the kernels call nothing but `pair` and `pair_vjp` of the other.
+        """
+        return self
 
     def __call__(self, params: Params, query: Array, key: Array) -> Array:
         """The logits [T, S] of queries [T, Dq] and keys [S, Dk]."""
