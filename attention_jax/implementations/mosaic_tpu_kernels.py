@@ -146,7 +146,8 @@ def forward_kernel(
 
     @pl.when(n == 0)
     def _():
-        state.largest[...] = jnp.full_like(state.largest, -jnp.inf)
+        # The lowest float: a masked logit, -inf, minus -inf would be NaN.
+        state.largest[...] = jnp.full_like(state.largest, jnp.finfo(jnp.float32).min)
         for sums in (state.total, state.weighted, state.excess):
             if sums is not None:
                 sums[...] = jnp.zeros_like(sums)
@@ -169,14 +170,13 @@ def _update(tile: Tile, state: ForwardState, masked: bool) -> None:
     logits = tile.logits(masked)
     previous = state.largest[...]
     largest = jnp.maximum(previous, jnp.max(logits, axis=1, keepdims=True))
-    reference = jnp.where(largest == -jnp.inf, 0, largest)  # -inf - (-inf) would be NaN
-    shrink = jnp.exp(previous - reference)
-    shifted = logits - _repeat(reference, logits.shape[1])
+    shrink = jnp.exp(previous - largest)
+    shifted = logits - _repeat(largest, logits.shape[1])
     weights = jnp.exp(shifted)
     if state.excess is not None:
         # A term with weight 0 is 0: 0 * -inf would be NaN.
         terms = weights * jnp.where(weights > 0, shifted, 0)
-        drop = jnp.where(shrink > 0, previous - reference, 0)
+        drop = jnp.where(shrink > 0, previous - largest, 0)
         excess = shrink * (state.excess[...] + drop * state.total[...])
         state.excess[...] = excess + _sum_per_lane(terms, excess.shape[1])
     state.largest[...] = largest
@@ -301,7 +301,8 @@ def _add_gradients(
         finite = jnp.where(weights > 0, shifted, 0)
         dweights = dweights - _repeat(state.dentropy[...], width) * finite
     dlogits = weights * dweights
-    state.sums.values[j] += einsum("ts,td->sd", tile.kept(weights), doutput)
+    # As in `core.products.tall_product`: to transpose the weights would take four times as long.
+    state.sums.values[j] += einsum("dt,ts->ds", doutput.T, tile.kept(weights)).T
     dparams, dqueries, dkeys = tile.programs.score.pair_vjp(
         tile.params, tile.queries, tile.keys, dlogits
     )

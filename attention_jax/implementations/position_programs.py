@@ -132,5 +132,12 @@ def _function(equations: Sequence[Any], arguments: Sequence[Any], results: Seque
         if any(var in wanted for var in equation.outvars):
             needed.append(equation)
             wanted.update(v for v in equation.invars if not isinstance(v, core.Literal))
-    program = core.Jaxpr((), list(arguments), list(results), needed[::-1])
+    names = ("",) * len(arguments), ("",) * len(results)
+    program = core.Jaxpr(
+        (),
+        list(arguments),
+        list(results),
+        needed[::-1],
+        debug_info=core.DebugInfo("position function", "split", *names),
+    )
     return core.jaxpr_as_fun(core.ClosedJaxpr(program, ()))
