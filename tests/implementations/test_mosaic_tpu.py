@@ -183,7 +183,7 @@ def test_rows_without_keys_ignore_nan_cotangents(interpreted):
 
 
 def attend(score="scaled", dtype=jnp.float32, **options):
-    tokens = jnp.ones((4, 8), dtype)
+    tokens = jnp.ones((128, 8), dtype)
     return aj.attention(tokens, tokens, tokens, score=score, implementation=NAME, **options)
 
 
@@ -191,24 +191,19 @@ def by_sorting(q, k):
     return jnp.sort(q)[:, :1] + jnp.sort(k)[:, :1].T
 
 
-def distance(q, k):
-    return -jnp.sqrt(jnp.sum((q[:, None, :] - k[None, :, :]) ** 2, axis=-1))
-
-
 @pytest.mark.parametrize(
     ("words", "options"),
     [
         ("runs on a TPU, not on cpu", {}),
-        ("by_sorting.* sort", {"score": by_sorting}),
-        ("infinite slope", {"score": distance, "mask": aj.causal_mask()}),
+        ("by_sorting .*: sort", {"score": by_sorting}),
+        ("by_sorting may have an infinite slope", {"score": by_sorting, "mask": aj.causal_mask()}),
         ("softmax, not Entmax", {"normalizer": "entmax"}),
     ],
 )
 def test_a_call_that_it_cannot_serve_says_why(words, options):
-    with pytest.raises(NotImplementedError, match=f"^implementation 'mosaic_tpu'.*{words}") as info:
+    line = f"^implementation 'mosaic_tpu'.*{words}.*: use 'tiled'"
+    with pytest.raises(NotImplementedError, match=line):
         attend(**options)
-    assert "\n" not in str(info.value)
-    assert "use 'tiled'" in str(info.value)
 
 
 def test_float64_is_refused():
