@@ -31,7 +31,7 @@ from attention_jax.normalizers import RowState
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import TileStatus
-from attention_jax.pairwise.masks import Mask, array_field, mask_dataclass, padding_mask
+from attention_jax.pairwise.masks import Mask, padding_mask
 from attention_jax.scores import masked_pair, stand_in_key, stand_in_query
 
 Array = jax.Array
@@ -96,17 +96,6 @@ class Constants(NamedTuple):
     num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it, see `count_keys`
 
 
-@mask_dataclass
-class DropoutMask(Mask):
-    """True for the weights that dropout keeps: a function of positions, like every mask."""
-
-    rate: float
-    rng: Array = array_field()
-
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        return dropout.keep_mask(self.rng, self.rate, query_positions, key_positions)
-
-
 def prepare(
     options: Options, inputs: Inputs, plan: Plan | None = None
 ) -> tuple[Plan, Arrays, Constants]:
@@ -161,7 +150,7 @@ def make_dropout_mask(options: Options, inputs: Inputs) -> Mask | None:
     if options.dropout_rate == 0:
         return None
     assert inputs.dropout_rng is not None  # checked by the caller
-    return DropoutMask(options.dropout_rate, inputs.dropout_rng)
+    return dropout.DropoutMask(options.dropout_rate, inputs.dropout_rng)
 
 
 def tile_inputs(
