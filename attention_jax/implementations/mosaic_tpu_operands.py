@@ -135,7 +135,7 @@ def _programs_of(plan: Plan, structure: Any, shapes: tuple[Any, ...]) -> TilePro
         plan=plan,
         score=score,
         param_shapes=arrays.params,
-        params_read=_params_that_pair_reads(score, arrays),
+        params_read=_params_that_pair_reads(plan.options.score, arrays),
         mask=mask,
         dropout=dropout,
         bias=split(bias_of, (arrays.biases.functions, constants.bias_integers)),
