@@ -86,7 +86,7 @@ def row_of(program: Program, folder: Path) -> dict[str, Any]:
         compiled = jax.jit(function).lower(*args).compile()
     except Exception as error:
         return {**row, "error": f"{type(error).__name__}: {one_line(error)}"}
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     row["seconds"] = round(time.monotonic() - start)
     row["temporary_mib"] = round(memory.temp_size_in_bytes / MIB, 3)
     row["argument_mib"] = round(memory.argument_size_in_bytes / MIB, 3)

@@ -12,6 +12,7 @@ whole tile would not fit: every feature would read and write it.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -99,11 +100,11 @@ def _rows(t: int, s: int) -> int:
     return next(fitting, 8 if t % 8 == 0 else t)
 
 
-def _block(block: Array, rows: int) -> pl.Slice:
+def _block(block: Array, rows: int) -> Any:
     return pl.ds(pl.multiple_of(block * rows, rows), rows)
 
 
-def _scratch(shape: tuple[int, ...]) -> pltpu.MemoryRef:
+def _scratch(shape: tuple[int, ...]) -> Any:
     return pltpu.VMEM(shape, jnp.float32)
 
 

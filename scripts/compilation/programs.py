@@ -41,10 +41,9 @@ def distance(query: jax.Array, key: jax.Array) -> jax.Array:
 
 def bilinear_network(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
     """A user's score: tanh of eight bilinear forms, and their weighted sum."""
-    logits = 0.0
-    for form in range(8):
-        products = jnp.matmul(jnp.matmul(query, params["forms"][form]), key.T)
-        logits += params["weights"][0, form] * jnp.tanh(products)
+    logits = jnp.zeros((query.shape[0], key.shape[0]))
+    for form, weight in zip(params["forms"], params["weights"], strict=True):
+        logits += weight * jnp.tanh(jnp.matmul(jnp.matmul(query, form), key.T))
     return logits
 
 
@@ -129,7 +128,7 @@ def programs() -> list[Program]:
     small = {"length": 2048, "dtype": jnp.float32, "blocks": (128, 128)}
     make = of(attention, score=distance, **small)
     listed.append(Program("a user's squared distance, T 2,048", "v5e", ours, make))
-    params = {"forms": jnp.zeros((8, DIM, DIM)), "weights": jnp.zeros((1, 8))}
+    params = {"forms": 8 * [jnp.zeros((DIM, DIM))], "weights": 8 * [jnp.zeros((1, 1))]}
     make = of(attention, score=bilinear_network, params=params, **small)
     listed.append(Program("a user's bilinear network, T 2,048", "v5e", ours, make))
     return listed

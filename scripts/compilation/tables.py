@@ -27,7 +27,7 @@ def inner_loop(kernel: dict[str, Any]) -> dict[str, Any]:
 
 def cells(rows: Rows) -> list[tuple[str, ...]]:
     """A line for each kernel of each program."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for row in rows:
         start = row["program"], row["target"]
         if "error" in row:
@@ -72,9 +72,7 @@ def targets(rows: Rows) -> list[dict[str, Any]]:
     for chip in ("v5e", "v6e"):
         ours, peer = (_loops(rows, f"{name}, T 4,096", chip) for name in _SCALED)
         forward = _ratio(ours[:1], peer[:1])
-        add(
-            f"scaled dot forward, {chip}: bundles of a tile, over splash attention's", 1.15, forward
-        )
+        add(f"scaled dot forward, {chip}: bundles of a tile, over splash attention", 1.15, forward)
         backward = _ratio(ours[1:], peer[1:])
         add(f"scaled dot backward, {chip}: the same, over its two kernels", 1.25, backward)
         for direction, floor, target, loop in zip(
