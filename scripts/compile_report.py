@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import rich.table
 from command_line import run_command
 from compilation import bundles
 from compilation.programs import Program, programs
-from compilation.tables import HEADINGS, cells, targets
+from compilation.tables import COLUMNS, kernel_rows, targets
 
 from attention_jax.core.one_line import one_line
 from attention_jax.runs.environment import environment
@@ -25,6 +24,7 @@ from attention_jax.runs.run_folder import check_output, write_json
 
 SCHEMA = 1
 MIB = 2**20
+_PIPED_WIDTH = 150  # columns of a table that goes to no terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,46 +55,46 @@ def main(arguments: Arguments) -> None:
         os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump}".strip()
         for program in programs():
             if arguments.only in f"{program.name}, {program.target}":
-                rows.append(row_of(program, Path(folder)))
+                rows += rows_of(program, Path(folder))
                 print(f"{program.name}, {program.target}: compiled", file=sys.stderr, flush=True)
-    table = rich.table.Table(*HEADINGS)
-    for line in cells(rows):
-        table.add_row(*line)
-    console = rich.console.Console(width=150 if not sys.stdout.isatty() else None)
+    table = rich.table.Table(*COLUMNS)
+    for row in rows:
+        table.add_row(*(str(row.get(entry, row.get("error", "-"))) for entry in COLUMNS.values()))
+    console = rich.console.Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
     console.print(table)
     for target in targets(rows):
-        console.print(target["claim"], f"{target['found']:.3g}", target["met"])
+        console.print(
+            *(str(target[entry]) for entry in ("claim", "what", "target", "found", "met"))
+        )
     if arguments.out is not None:
         content = {
             "schema": SCHEMA,
             "command": shlex.join(["python", "scripts/compile_report.py", *sys.argv[1:]]),
             "environment": environment(Path(__file__).parent),
-            "programs": rows,
-            "targets": targets(rows),
+            "benchmarks": {
+                "compiled-programs": {"rows": rows},
+                "compiled-targets": {"rows": targets(rows)},
+            },
         }
         write_json(arguments.out, content)
 
 
-def row_of(program: Program, folder: Path) -> dict[str, Any]:
-    """What the compiler says of one program; "error" if it refuses it."""
+def rows_of(program: Program, folder: Path) -> list[dict[str, Any]]:
+    """What the compiler says of the kernels of a program; "error" if it refuses the program."""
     for file in folder.iterdir():  # those of the program before
         file.unlink()
     row: dict[str, Any] = {"program": program.name, "target": program.target}
-    start = time.monotonic()
     try:
         function, args = program.make(program.target)
         compiled = jax.jit(function).lower(*args).compile()
     except Exception as error:
-        return {**row, "error": f"{type(error).__name__}: {one_line(error)}"}
+        return [{**row, "error": f"{type(error).__name__}: {one_line(error)}"}]
     memory: Any = compiled.memory_analysis()
-    row["seconds"] = round(time.monotonic() - start)
     row["temporary_mib"] = round(memory.temp_size_in_bytes / MIB, 3)
     row["argument_mib"] = round(memory.argument_size_in_bytes / MIB, 3)
     row["output_mib"] = round(memory.output_size_in_bytes / MIB, 3)
-    row["kernels"] = [
-        kernel for name in program.kernels for kernel in bundles.kernels(folder, name)
-    ]
-    return row
+    found = [kernel for name in program.kernels for kernel in bundles.kernels(folder, name)]
+    return kernel_rows(row, found)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from attention_jax.implementations.tiling import Plan
 Array = jax.Array
 
 VMEM_LIMIT = 100 * 2**20  # bytes, of the 128 MiB of a v5e or v6e
+LARGEST_GRADIENTS = 72 * 2**20  # bytes of VMEM; the tiles need the rest
 
 
 def run_forward(programs: TilePrograms, output_dtype: Any, arrays: tuple) -> tuple:
@@ -114,6 +116,7 @@ def _backward_call(
     results = kernels.Gradients(
         *(jax.tree.map(like, getattr(operands, name)) for name in kernels.Gradients._fields)
     )
+    _check_memory(programs, (results.keys, results.values, results.params))
     whole, of_query = (functools.partial(jax.tree.map, of) for of in (_whole, _of_query))
     blocks = kernels.Gradients(
         queries=of_query(results.queries),
@@ -171,6 +174,22 @@ def _backward_call(
         state,
         ("arbitrary", "arbitrary"),
     )
+
+
+def _check_memory(programs: TilePrograms, results: Any) -> None:
+    """Raises NotImplementedError if the gradients of one example do not fit into VMEM."""
+    needed = 0
+    for leaf in jax.tree.leaves(results):
+        *rest, lanes = leaf.shape
+        size = math.prod(rest) * -(-lanes // kernels.LANES) * kernels.LANES
+        # Two buffers of the result, and the sum in float32 if the result is narrower.
+        needed += size * (2 * leaf.dtype.itemsize + 4 * (leaf.dtype.itemsize < 4))
+    if needed > LARGEST_GRADIENTS:
+        raise NotImplementedError(
+            f"implementation 'mosaic_tpu': the gradients of {programs.plan.padded_lengths[1]} keys"
+            f" take {needed / 2**20:.0f} MiB of the chip's memory, more than"
+            f" {LARGEST_GRADIENTS / 2**20:.0f}: use 'tiled'"
+        )
 
 
 def _pallas_call(

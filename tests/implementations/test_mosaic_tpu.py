@@ -206,6 +206,17 @@ def test_a_call_that_it_cannot_serve_says_why(words, options):
         attend(**options)
 
 
+def test_more_keys_than_fit_are_refused():
+    tokens = jax.ShapeDtypeStruct((2**17, 128), jnp.float32)
+
+    def loss(query, key):
+        return aj.attention(query, key, key, implementation=NAME).sum()
+
+    with pytest.raises(NotImplementedError, match="gradients of 131072 keys take 256 MiB"):
+        gradient = jax.jit(jax.grad(loss, argnums=1)).trace(tokens, tokens)
+        gradient.lower(lowering_platforms=("tpu",))
+
+
 def test_float64_is_refused():
     with jax.enable_x64(True), pytest.raises(NotImplementedError, match="no float64"):
         attend(dtype=jnp.float64)
