@@ -19,7 +19,10 @@ class Sent(NamedTuple):
 
 
 def collectives(compiled) -> list[Sent]:
-    """Returns all collectives of a compiled program."""
+    """Returns all collectives of a compiled program.
+
+    A TPU's reduce-scatter is a fusion "all-reduce-scatter" of an all-reduce and a slice.
+    """
     computations, name = {}, ""
     for line in compiled.as_text().splitlines():
         if head := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
@@ -39,5 +42,7 @@ def collectives(compiled) -> list[Sent]:
                 arrays = re.findall(r"(\w+)\[([\d,]*)\]", sent[1])
                 sizes = [math.prod(int(n) for n in shape.split(",") if n) for _, shape in arrays]
                 dtypes = frozenset(dtype for dtype, _ in arrays)
-                found.append(Sent(sent[2], dtypes, sum(sizes), name in looped))
+                scattered = name.startswith("all-reduce-scatter")
+                kind = "reduce-scatter" if scattered else sent[2]
+                found.append(Sent(kind, dtypes, sum(sizes), name in looped))
     return found

@@ -1,12 +1,12 @@
-"""Test cases for every implementation, of which some are slow with tiles."""
+"""Test cases for every portable implementation, of which some are slow with tiles."""
 
 import pytest
 
-from attention_jax.implementations import IMPLEMENTATIONS
+from attention_jax.implementations import PORTABLE
 
 
 def grid(name, values, slow_in_tiles):
-    """Parametrises a test by every implementation and every value of the argument `name`.
+    """Parametrises a test by every portable implementation and every value of the argument `name`.
 
     A tile loop compiles longer than the reference does: its cases in `slow_in_tiles` are slow.
     """
@@ -19,7 +19,7 @@ def grid(name, values, slow_in_tiles):
                 id=f"{implementation}-{value}",
                 marks=[pytest.mark.slow] * (implementation == "tiled" and value in slow_in_tiles),
             )
-            for implementation in IMPLEMENTATIONS
+            for implementation in PORTABLE
             for value in values
         ],
     )

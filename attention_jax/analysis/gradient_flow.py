@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.analysis.gradients import checked_doutput
+from attention_jax.core.arrays import cast_floats
 from attention_jax.functional.checks import checked_inputs
 from attention_jax.implementations import (
     BlockSizes,
@@ -103,6 +104,8 @@ def _one_example(options: Options, inputs: Inputs, doutput: Array) -> GradientFl
     if 0 in (target_length, source_length):
         by_query, by_key = (jnp.zeros(n, dtype) for n in (target_length, source_length))
         return GradientFlow(by_query, by_key, jnp.zeros((), dtype))
+    # The flow is that of the numbers given, without the rounding of 16-bit products.
+    inputs = cast_floats(inputs, dtype)
     plan, arrays, constants = tiling.prepare(options, inputs)
     padding = plan.query_tiles * plan.tile.query - target_length
     doutput = jnp.pad(doutput.astype(dtype), ((0, padding), (0, 0)))

@@ -51,6 +51,8 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
             the first arguments of `bwd` and `tangent`, as in `jax.custom_vjp`.
         twin: a function of the same arguments with the same results (same structure, shapes and
             dtypes; equal values), differentiable by JAX as often as derivatives are wanted.
+        shown: a function without arguments that returns programs (jaxprs), see `linear_map`. Only
+            a function that calls a kernel with a sharding of its own, as cuDNN's, needs it.
 
     The functions must not close over a traced value: pass it as an argument. The residuals of `fwd`
     must be a function of the arguments. `jax.custom_vjp`'s options `nondiff_argnames`,
@@ -82,10 +84,11 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
         nondiff_argnums: Sequence[int] = (),
         *,
         twin: Callable[..., Any],
+        shown: Callable[[], tuple[Any, ...]] = tuple,
     ):
         functools.update_wrapper(self, fun)
         self.__name__ = getattr(fun, "__name__", repr(fun))
-        self.fun, self.twin = fun, twin
+        self.fun, self.twin, self.shown = fun, twin, shown
         self.nondiff_argnums = frozenset(nondiff_argnums)
         if any(index < 0 for index in self.nondiff_argnums):
             raise ValueError(
@@ -216,7 +219,8 @@ def _tangent_map(
 
     saved = arrays, jax.lax.stop_gradient(residuals)
     inputs = [tangents[index] for index in perturbed]
-    outputs = iter(linear_map(evaluate, transpose, saved, inputs, only_floats(results)))
+    shown = rules.function.shown()
+    outputs = iter(linear_map(evaluate, transpose, saved, inputs, only_floats(results), shown))
     return [next(outputs) if is_float else None for is_float in floats]
 
 

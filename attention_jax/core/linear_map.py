@@ -31,6 +31,7 @@ def linear_map(
     residuals: Any,
     inputs: list[Any],
     like: list[Any],
+    shown: tuple[Any, ...] = (),
 ) -> list[Any]:
     """`evaluate(residuals, inputs)`; reverse mode transposes it by `transpose`.
 
@@ -42,6 +43,8 @@ def linear_map(
         residuals: a pytree of arrays, of any dtype.
         inputs: floating-point arrays.
         like: arrays whose tangents have the types of the outputs.
+        shown: programs (jaxprs) that are never run. JAX looks into them for primitives that need
+            the devices while they are lowered, which it cannot find inside of functions.
     """
     leaves, structure = jax.tree.flatten(residuals)
 
@@ -57,6 +60,7 @@ def linear_map(
         transpose=on_leaves(transpose),
         count=len(leaves),
         types=tuple(jax.typeof(leaf).to_tangent_aval() for leaf in like),
+        shown=shown,
     )
 
 
@@ -76,13 +80,12 @@ linear_map_p = core.Primitive("linear_map")
 linear_map_p.multiple_results = True
 
 
-def _evaluate(*operands, evaluate, transpose, count, types):
-    del transpose, types
+def _evaluate(*operands, evaluate, count, **_):
     return evaluate(list(operands[:count]), list(operands[count:]))
 
 
-def _jvp(primals, tangents, *, evaluate, transpose, count, types):
-    params = {"evaluate": evaluate, "transpose": transpose, "count": count, "types": types}
+def _jvp(primals, tangents, **params):
+    evaluate, count, types = (params[name] for name in ("evaluate", "count", "types"))
     outputs = linear_map_p.bind(*primals, **params)
     doutputs = [ad.Zero(output_type) for output_type in types]
     if any(type(tangent) is not ad.Zero for tangent in tangents[count:]):
@@ -100,7 +103,7 @@ def _jvp(primals, tangents, *, evaluate, transpose, count, types):
     return outputs, doutputs
 
 
-def _transpose(cotangents, *operands, evaluate, transpose, count, types):
+def _transpose(cotangents, *operands, evaluate, transpose, count, types, shown):
     del types
     residuals, inputs = operands[:count], operands[count:]
     cotangents = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
@@ -111,6 +114,7 @@ def _transpose(cotangents, *operands, evaluate, transpose, count, types):
         transpose=evaluate,
         count=count,
         types=tuple(_type_of(leaf).to_tangent_aval() for leaf in inputs),
+        shown=shown,
     )
     return [None] * count + [
         result if ad.is_undefined_primal(leaf) else None
@@ -122,9 +126,9 @@ def _type_of(operand: Any) -> Any:
     return operand.aval if ad.is_undefined_primal(operand) else jax.typeof(operand)
 
 
-def _batch(axis, operands, axes, *, evaluate, transpose, count, types):
+def _batch(axis, operands, axes, **params):
     """Residuals keep their batch axes; all inputs get a batch axis at the front."""
-    params = {"evaluate": evaluate, "transpose": transpose, "count": count, "types": types}
+    count, types = params["count"], params["types"]
     if _is_shared(axis, axes):
         outputs = linear_map_p.bind(*operands, **params)
         return outputs, [None] * len(outputs)
@@ -141,10 +145,11 @@ def _batch(axis, operands, axes, *, evaluate, transpose, count, types):
     outputs = linear_map_p.bind(
         *operands[:count],
         *inputs,
-        evaluate=batched(evaluate),
-        transpose=batched(transpose),
+        evaluate=batched(params["evaluate"]),
+        transpose=batched(params["transpose"]),
         count=count,
         types=tuple(core.unmapped_aval(size, 0, output_type, mesh_axis) for output_type in types),
+        shown=params["shown"],
     )
     return outputs, [0] * len(outputs)
 
@@ -282,6 +287,7 @@ def _call_transpose(cotangents, *operands, program, transpose, count, **_):
         transpose=evaluate,
         count=len(known),
         types=tuple(linear_type.to_tangent_aval() for linear_type in linear_types),
+        shown=(program,),
     )
     cotangent_of = dict(zip(linear, results, strict=True))
     return [cotangent_of.get(index) for index in range(len(operands))]

@@ -131,20 +131,22 @@ def attention(
         implementation: how to compute it; the result is the same.
             "reference" materialises [T, S].
             "tiled" has memory linear in T and S for any score, and is the fastest for long
-            sequences. Both have every derivative, in forward and reverse mode and of any order.
-            None chooses by size, score and backend, from measurements
-            (`implementations/choice.py`).
+            sequences. "cudnn" is cuDNN's attention on NVIDIA GPUs, for scores that are a dot
+            product of features. All have every derivative, in forward and reverse mode and of any
+            order. None chooses by size, score and backend (`implementations/choice.py`).
         block_sizes: tile sizes for "tiled"; None chooses them.
         return_statistics: also return each row's logsumexp, entropy (nats) and largest logit, of
             softmax with or without a sink.
 
     Returns:
         output [*B, T, Dv] in the query's dtype; or (output, `AttentionStatistics`), the statistics
-        [*B, T] in float32, or float64 if any input is. Products and weights use that dtype too.
+        [*B, T] in float32, or float64 if any input is. Weights and sums use that dtype too; arrays
+        in bfloat16 or float16 are multiplied in their own dtype.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure. Statistics are requested of
             a normaliser without a logsumexp.
+        NotImplementedError: the named implementation cannot compute this.
 
     >>> import jax.numpy as jnp
     >>> from attention_jax import causal_mask
@@ -169,17 +171,16 @@ def attention(
         score, query, key, value, params, mask, bias, normalizer, normalizer_params
     )
     inputs = inputs._replace(dropout_rng=dropout_rng)
-    if implementation is None:
-        implementation = chosen_implementation(score, inputs, jax.default_backend())
-    block_sizes = block_sizes or chosen_block_sizes(score, inputs)
     captured_statistics = capturing() is not None and normalizer.has_statistics
     options = Options(
         score,
-        block_sizes,
+        block_sizes or chosen_block_sizes(score, inputs),
         dropout_rate,
         return_statistics=return_statistics or captured_statistics,
         normalizer=normalizer,
     )
+    if implementation is None:
+        implementation = chosen_implementation(score, inputs, jax.default_backend(), options)
     output, statistics = _attend(implementation, options, inputs)
     output = capture_point(
         output,

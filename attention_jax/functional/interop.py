@@ -276,8 +276,8 @@ class _FlaxAttention(nnx.Module):
 
 
 def _checked_implementation(implementation: Any) -> str | None:
-    """`checked_implementation`, with a hint for the names that `jax.nn` accepts."""
-    if implementation in ("xla", "cudnn"):
+    """`checked_implementation`, with a hint for the name that only `jax.nn` accepts."""
+    if implementation == "xla":
         raise ValueError(
             f"implementation must be None or one of {', '.join(IMPLEMENTATIONS)}; got jax.nn's"
             f" {implementation!r}: leave it out, or call jax.nn.dot_product_attention"

@@ -40,7 +40,7 @@ def prepare(bias: Bias | None, dtype: jnp.dtype, grid: Grid) -> tuple[BiasTiles,
     """The differentiable arrays of a bias, in the compute dtype, and its functions' integers."""
     summands = [] if bias is None else _summands(cast_floats(bias, dtype))
     functions = [part for part in summands if not isinstance(part, DenseBias)]
-    tables = [_cut(part.table, grid) for part in summands if isinstance(part, DenseBias)]
+    tables = [cut(part.table, grid) for part in summands if isinstance(part, DenseBias)]
 
     def select(floating: bool) -> tuple[Bias, ...]:
         def leaf_or_none(leaf: Array) -> Array | None:
@@ -64,15 +64,19 @@ def tile_values(
 
 def function_values(function: Bias, integers: Bias, grid: Grid, i: Array, j: Array) -> Array:
     """The values [t, s] of one function of position on one tile."""
-    complete = jax.tree.map(
+    t, s = grid.tile.query, grid.tile.key
+    positions = tile_arrays.positions(i, t), tile_arrays.positions(j, s)
+    return jnp.broadcast_to(complete(function, integers).values(*positions), (t, s))
+
+
+def complete(function: Bias, integers: Bias) -> Bias:
+    """A function of position with its floats and its integers."""
+    return jax.tree.map(
         lambda floats, integer: integer if floats is None else floats,
         function,
         integers,
         is_leaf=lambda leaf: leaf is None,
     )
-    t, s = grid.tile.query, grid.tile.key
-    values = complete.values(tile_arrays.positions(i, t), tile_arrays.positions(j, s))
-    return jnp.broadcast_to(values, (t, s))
 
 
 def add_gradient(
@@ -106,7 +110,7 @@ def _summands(bias: Bias) -> list[Any]:
     return [bias]
 
 
-def _cut(table: Array, grid: Grid) -> Array:
+def cut(table: Array, grid: Grid) -> Array:
     """[T or 1, S or 1] -> [query_tiles or 1, key_tiles or 1, t or 1, s or 1], zero-padded."""
     sides = []
     for length, count, size in zip(

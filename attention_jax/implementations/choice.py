@@ -1,24 +1,30 @@
 """Default choice of implementation and tile sizes, by score, size and backend.
 
 The numbers were measured on 2 CPU cores, float32, jax 0.10.2, forward + backward, for single
-examples and for batches: `scripts/benchmark.py --benchmarks crossover` repeats the measurement. On
-GPU and TPU, which were not measured, "reference" is chosen until its logits take too much memory.
+examples and for batches: `scripts/benchmark.py --benchmarks crossover` repeats the measurement. GPU
+and TPU were not measured: a kernel of the backend is chosen where it can serve, and otherwise
+"reference" until its logits take too much memory.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 
 from jax.export import is_symbolic_dim
 
-from attention_jax.implementations.contract import BlockSizes, Inputs
+from attention_jax.implementations import cudnn
+from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.scores import Score, needs_stand_ins
 
 # For each `tile_cost`, the T S of one example from which tiles are faster, alone and in a batch of
 # 64. (Just below it, tiles are faster alone and slower in the batch.)
 TILED_FROM = {"elementwise": 2**10, "matmul": 2**18, "materialized": 2**16}
-TILED_FROM_IN_ALL = 2**27  # pairs of the whole batch, for memory: 512 MiB of float32 logits
+# Pairs of the whole batch from which tiles are used for memory: 512 MiB of float32 logits. On a TPU
+# half of it: compiled for a v5e, scaled dot in bfloat16 with 16 heads of 2,048 tokens takes 385 MiB
+# of temporaries and 8.3 million cycles with "reference", 0.7 MiB and 6.2 million with "tiled".
+TILED_FROM_IN_ALL = {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26}
 
 LARGEST_BLOCK = {"elementwise": 1024, "matmul": 512, "materialized": 512}
 TILE_PAIRS = 2**20  # pairs of one tile over the whole batch: a few MiB for each array
@@ -27,20 +33,42 @@ SMALLEST_BLOCK = 64
 # The size assumed for a symbolic batch axis, when `jax.export` compiles for any batch size.
 EXAMPLES_OF_ANY_BATCH = 8
 
+# Says why a device kernel should not be chosen for these options and inputs with batch axes; None
+# if it should.
+Objection = Callable[[Options, Inputs], str | None]
 
-def chosen_implementation(score: Score, inputs: Inputs, backend: str) -> str:
+
+def _against_cudnn(options: Options, inputs: Inputs) -> str | None:
+    batch_shape = inputs.query.shape[:-2]
+    if any(tokens.shape[:-2] != batch_shape for tokens in (inputs.key, inputs.value)):
+        return "copies keys and values that examples share"
+    return cudnn.reason_against(options, inputs)
+
+
+# The kernels of each backend, the preferred one first. The first without an objection is chosen.
+KERNELS: dict[str, dict[str, Objection]] = {"gpu": {"cudnn": _against_cudnn}}
+
+
+def chosen_implementation(
+    score: Score, inputs: Inputs, backend: str, options: Options | None = None
+) -> str:
     """The name of the fastest implementation for these inputs.
 
     Args:
         score: the score.
         inputs: with batch axes.
         backend: as `jax.default_backend()` returns it.
+        options: those of the call; None for softmax without dropout and statistics.
     """
+    options = options or Options(score, BlockSizes())
+    for kernel, objection in KERNELS.get(backend, {}).items():
+        if objection(options, inputs) is None:
+            return kernel
     target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
     if is_symbolic_dim(target_length) or is_symbolic_dim(source_length):
         return "reference"  # the number of tiles is unknown
     pairs = target_length * source_length
-    large = _batch_size(inputs) * pairs >= TILED_FROM_IN_ALL
+    large = _batch_size(inputs) * pairs >= TILED_FROM_IN_ALL.get(backend, 2**27)
     faster = backend == "cpu" and pairs >= TILED_FROM[score.tile_cost]
     return "tiled" if large or faster else "reference"
 

@@ -71,8 +71,29 @@ class Inputs(NamedTuple):
     normalizer_params: Params = None  # of the normaliser
 
     @property
+    def token_dtype(self) -> jnp.dtype:
+        """The dtype of queries and keys if both are bfloat16 or both float16, else compute dtype.
+
+        The score rounds its features to this dtype, see `Score.round_query`.
+        """
+        dtypes = {leaf.dtype for leaf in (self.query, *jax.tree.leaves(self.key))}
+        return narrow_or(self.compute_dtype, dtypes)
+
+    @property
+    def value_dtype(self) -> jnp.dtype:
+        """The dtype of values if it is bfloat16 or float16, else the compute dtype."""
+        return narrow_or(self.compute_dtype, {self.value.dtype})
+
+    @property
     def compute_dtype(self) -> jnp.dtype:
         """float64 if any float input is, else float32."""
         params = (self.params, self.normalizer_params)
         floats = (self.query, self.key, self.value, self.bias, params)
         return accumulator_dtype(*jax.tree.leaves(floats))
+
+
+def narrow_or(compute_dtype: jnp.dtype, dtypes: set[Any]) -> jnp.dtype:
+    """The only dtype in the set if it is narrower than a float32 `compute_dtype`, else that."""
+    (*_, dtype) = dtypes
+    narrow = len(dtypes) == 1 and compute_dtype == jnp.float32 and dtype.itemsize == 2
+    return jnp.dtype(dtype) if narrow else compute_dtype

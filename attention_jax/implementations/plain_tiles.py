@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations import bias_tiles, tiling
 from attention_jax.implementations.rounds import map_query_tiles
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
@@ -28,6 +29,8 @@ def attend_tiles(
 ) -> tuple[Array, AttentionStatistics | None]:
     """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested."""
 
+    # A derivative with respect to a 16-bit array would be summed over the tiles in 16 bits.
+    arrays = cast_floats(arrays, arrays.compute_dtype)
     normalizer = plan.options.normalizer
 
     def finish(state: RowState) -> tuple[Array, AttentionStatistics | None]:

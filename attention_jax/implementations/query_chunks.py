@@ -16,17 +16,19 @@ import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
+from attention_jax.core.arrays import cast_floats
+from attention_jax.core.products import einsum
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.features import stand_in_features
 from attention_jax.implementations.tile_arrays import positions, untiled
 from attention_jax.implementations.tiling import (
     Plan,
     allowed_pairs,
     make_plan,
     mask_with_padding,
-    stand_in_features,
     tile_inputs,
 )
 from attention_jax.pairwise.masks import Mask
@@ -91,7 +93,7 @@ def attend_in_order(
 
     def attend(chunk: Chunk, carry: Any) -> tuple[Any, Any]:
         carry, weights, rows = compute_weights(chunk, carry)
-        output = jnp.matmul(weights, chunk.values, precision="highest")
+        output = einsum("ts,sd->td", weights, chunk.values)
         if chunk.allowed is not None:
             # A NaN value that another query may see reaches a query without keys as 0 * NaN.
             any_allowed = chunk.allowed.any(1)
@@ -115,6 +117,8 @@ def _scan_chunks(
     Returns:
         the last carry, and the results of all queries, each [T, ...].
     """
+    # JAX differentiates the loop: gradients of 16-bit arrays would be summed in 16 bits.
+    inputs = cast_floats(inputs, inputs.compute_dtype)
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     size = max(SMALLEST_CHUNK, math.isqrt(lengths[0]))
     plan = make_plan(Options(score, BlockSizes(size, lengths[1])), *lengths)
@@ -122,7 +126,7 @@ def _scan_chunks(
     used = (None, None) if mask is None else _used_tokens(plan, mask)
     arrays, integers = tile_inputs(plan, inputs, *used)
     keys, values = jax.tree.map(lambda tiles: tiles[0], (arrays.keys, arrays.values))
-    stand_ins = None if mask is None else stand_in_features(plan.options, inputs)
+    stand_ins = None if mask is None else stand_in_features(score, inputs)
     # The loop takes tables row by row. If it read a whole table, every step would add a gradient of
     # the size of the table.
     tables = [

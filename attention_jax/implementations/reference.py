@@ -19,11 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
+from attention_jax.core.products import einsum
 from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.features import projected, stand_in_features
 from attention_jax.implementations.softmax import row_statistics
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.pairwise import dropout
-from attention_jax.scores import key_features, masked_pair, stand_in_key, stand_in_query, stand_ins
+from attention_jax.scores import masked_pair, stand_in_key, stand_in_query
 
 Array = jax.Array
 
@@ -39,8 +41,8 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
         positions = (jnp.arange(length) for length in logits.shape)
         keep = dropout.keep_mask(inputs.dropout_rng, options.dropout_rate, *positions)
         weights = dropout.drop(weights, keep, options.dropout_rate)
-    value = without_padding(inputs.value.astype(weights.dtype), mask, of="keys", filler=0)
-    output = jnp.matmul(weights, value, precision="highest")
+    value = without_padding(inputs.value.astype(inputs.value_dtype), mask, of="keys", filler=0)
+    output = einsum("ts,sd->td", weights, value)
     # A NaN value that another query may see reaches a query without keys as 0 * NaN.
     output = jnp.where(any_allowed[:, None], output, 0)
     statistics = None
@@ -64,13 +66,13 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
     mask, replacements = None, None
     if inputs.mask is not None:
         mask = inputs.mask.materialize(*shape)
-        replacements = stand_ins(score, params, query, key)
+        replacements = stand_in_features(score, inputs)
         query = without_padding(query, mask, of="queries", filler=stand_in_query(query))
         key = jax.tree.map(
             lambda tokens: without_padding(tokens, mask, of="keys", filler=stand_in_key(tokens)),
             key,
         )
-    q_features, k_features = score.project_query(params, query), key_features(score, params, key)
+    q_features, k_features = projected(score, inputs, params, query, key)
     logits = masked_pair(score, params, q_features, k_features, mask, replacements)
     if logits.shape != shape:
         raise ValueError(f"score {score} must give logits {list(shape)}; got {list(logits.shape)}")

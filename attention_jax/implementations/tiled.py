@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.custom_vjp import custom_vjp
+from attention_jax.core.products import einsum, tall_product
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import (
     bias_tiles,
@@ -36,7 +37,7 @@ from attention_jax.implementations.rounds import fold_rounds, map_query_tiles
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics, FinalRows, RowShift, RowState
 from attention_jax.pairwise import dropout
-from attention_jax.scores import masked_pair_vjp, tall_product
+from attention_jax.scores import masked_pair_vjp
 
 Array = jax.Array
 
@@ -116,7 +117,7 @@ def _forward(plan: Plan, arrays: Arrays, constants: Any) -> FinalRows:
             keep = tiling.kept_pairs(plan, constants, i, j)
             return state.update(normalizer, params, *tile_of_keys(masked, j), keep, rate)
 
-        if normalizer.visits(arrays.values.dtype):
+        if normalizer.visits(arrays.compute_dtype):
             state = normalizer.with_shift(
                 params, fold_logits, state, plan.padded_lengths[1], differentiable=False
             )
@@ -164,7 +165,7 @@ def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
         return keys_and_gradients, (gradients._replace(keys=None, values=None), dqueries)
 
     # The gradients of keys and values travel with them; those of queries add up over the rounds.
-    zeros: Any = jax.tree.map(jnp.zeros_like, arrays)
+    zeros: Any = tiling.zero_gradients(arrays)
     keys = (arrays.keys, arrays.values), (zeros.keys, zeros.values)
     dqueries = None if plan.ring is None else zeros.queries
     params = _sink_gradient(plan, arrays, rows)
@@ -172,7 +173,8 @@ def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     carry = zeros._replace(queries=None, keys=None, values=None), dqueries
     keys, (gradients, dqueries) = fold_rounds(plan.ring, constants, keys, carry, visit)
     _, (dkeys, dvalues) = keys
-    return gradients._replace(queries=dqueries, keys=dkeys, values=dvalues)
+    gradients = gradients._replace(queries=dqueries, keys=dkeys, values=dvalues)
+    return jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), gradients, arrays)
 
 
 def _add_gradients(
@@ -183,7 +185,7 @@ def _add_gradients(
     def visit_query_tile(gradients, tile):
         i, queries, rows, dqueries = tile
         if dqueries is None:
-            dqueries = jax.tree.map(jnp.zeros_like, queries)
+            dqueries = tiling.zero_gradients(queries)
 
         def visit(masked, j, carry):
             dqueries, gradients = carry
@@ -281,13 +283,13 @@ def _weights_vjp(
     weights, pull_back, transformed = jax.vjp(
         weights_of, arrays.normalizer_params, logits, has_aux=True
     )
-    dweights = jnp.matmul(rows.doutput, values.T, precision="highest")
+    dweights = einsum("td,sd->ts", rows.doutput, values)
     kept = weights
     if keep is not None:
         rate = plan.options.dropout_rate
         kept = dropout.drop(weights, keep, rate)
         dweights = dropout.drop(dweights, keep, rate)
-    dvalues = tall_product(rows.doutput, kept)
+    dvalues = tall_product(rows.doutput.astype(values.dtype), kept)
     if rows.doffset is not None:
         dweights = dweights + rows.doffset[:, None]
     if rows.dentropy is not None:

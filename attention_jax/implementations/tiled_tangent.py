@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.partial_jvp import partial_jvp
+from attention_jax.core.products import einsum
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles, tile_arrays, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
@@ -34,6 +35,8 @@ from attention_jax.pairwise import dropout
 from attention_jax.scores import masked_pair_jvp
 
 Array = jax.Array
+
+_SUM = "ts,sd->td"  # the weighted sum of values
 
 
 class _Sums(NamedTuple):
@@ -109,14 +112,14 @@ def tangent(
             doutput, dtotal, dentropy = sums
             if dresults is not None:
                 dweights = dresults[0]
-                doutput = doutput + jnp.matmul(apply_dropout(dweights), values, precision="highest")
+                doutput = doutput + einsum(_SUM, apply_dropout(dweights), values)
                 dtotal = dtotal + jnp.sum(dweights, axis=1)
                 if dentropy is not None:
                     # A term with weight 0 is 0: 0 * -inf would be NaN.
                     terms = dweights * jnp.where(weights > 0, shifted, 0)
                     dentropy = dentropy + jnp.sum(terms, axis=1)
             if dvalues is not None:
-                doutput = doutput + jnp.matmul(apply_dropout(weights), dvalues, precision="highest")
+                doutput = doutput + einsum(_SUM, apply_dropout(weights), dvalues)
             return _Sums(doutput, dtotal, dentropy)
 
         return tiling.for_visited_keys(plan, constants, i, visit, sums)

@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
-from attention_jax.core.arrays import cast_floats
+from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.over_batch import all_over_batch
 from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.features import projected, stand_in_features
 from attention_jax.implementations.num_keys import num_keys_of_tiles
 from attention_jax.implementations.rounds import Rounds
 from attention_jax.implementations.tile_arrays import positions, tiled
@@ -30,8 +31,8 @@ from attention_jax.normalizers import RowState
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import TileStatus
-from attention_jax.pairwise.masks import Mask, array_field, mask_dataclass, padding_mask
-from attention_jax.scores import key_features, masked_pair, stand_in_key, stand_in_query, stand_ins
+from attention_jax.pairwise.masks import Mask, padding_mask
+from attention_jax.scores import masked_pair, stand_in_key, stand_in_query
 
 Array = jax.Array
 
@@ -58,7 +59,10 @@ class Plan:
 
 
 class Arrays(NamedTuple):
-    """The differentiable arrays, in tiles, in the compute dtype."""
+    """The differentiable arrays, in tiles, in the compute dtype unless a comment says otherwise.
+
+    Features and values keep the dtype of 16-bit tokens, in which they are multiplied.
+    """
 
     queries: Any  # [query_tiles, t, Fq] features from `project_query`, or a pytree of such arrays
     keys: Any  # [key_tiles, s, Fk] features from `project_key`, or a pytree of such arrays
@@ -66,6 +70,11 @@ class Arrays(NamedTuple):
     params: Any
     biases: BiasTiles
     normalizer_params: Any
+
+    @property
+    def compute_dtype(self) -> jnp.dtype:
+        """float64 or float32: the dtype of logits, weights, sums and gradients."""
+        return accumulator_dtype(self.values)
 
 
 class TileSchedule(NamedTuple):
@@ -87,21 +96,15 @@ class Constants(NamedTuple):
     num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it, see `count_keys`
 
 
-@mask_dataclass
-class DropoutMask(Mask):
-    """True for the weights that dropout keeps: a function of positions, like every mask."""
+def prepare(
+    options: Options, inputs: Inputs, plan: Plan | None = None
+) -> tuple[Plan, Arrays, Constants]:
+    """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts.
 
-    rate: float
-    rng: Array = array_field()
-
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        return dropout.keep_mask(self.rng, self.rate, query_positions, key_positions)
-
-
-def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
-    """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts."""
+    `plan` says how to cut; None for `make_plan`.
+    """
     lengths = inputs.query.shape[0], inputs.key.shape[0]
-    plan = make_plan(options, *lengths)
+    plan = make_plan(options, *lengths) if plan is None else plan
     mask = mask_with_padding(plan, inputs)
     schedule, num_keys, used_keys = None, None, None
     if mask is not None:
@@ -113,7 +116,7 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
         schedule=schedule,
         dropout_mask=make_dropout_mask(options, inputs),
         bias_integers=integers,
-        stand_ins=None if mask is None else stand_in_features(options, inputs),
+        stand_ins=None if mask is None else stand_in_features(options.score, inputs),
         num_keys=num_keys_of_tiles(options, plan.grid, num_keys, lengths[1], inputs.compute_dtype),
     )
     return plan, arrays, constants
@@ -126,13 +129,6 @@ def mask_with_padding(plan: Plan, inputs: Inputs) -> Mask | None:
         return inputs.mask
     unpadded = padding_mask(*map(jnp.asarray, lengths[::-1]))
     return unpadded if inputs.mask is None else inputs.mask & unpadded
-
-
-def stand_in_features(options: Options, inputs: Inputs) -> tuple[Any, Any] | None:
-    """The features that replace those of masked pairs; None if the score needs none."""
-    dtype = inputs.compute_dtype
-    params, query, key = cast_floats((inputs.params, inputs.query, inputs.key), dtype)
-    return stand_ins(options.score, params, query, key)
 
 
 def make_plan(options: Options, query_length: int, key_length: int) -> Plan:
@@ -154,7 +150,7 @@ def make_dropout_mask(options: Options, inputs: Inputs) -> Mask | None:
     if options.dropout_rate == 0:
         return None
     assert inputs.dropout_rng is not None  # checked by the caller
-    return DropoutMask(options.dropout_rate, inputs.dropout_rng)
+    return dropout.DropoutMask(options.dropout_rate, inputs.dropout_rng)
 
 
 def tile_inputs(
@@ -183,13 +179,12 @@ def tile_inputs(
         lambda tokens: _replace_and_pad(tokens, key_length, used_keys, stand_in_key(tokens)), key
     )
     values = _replace_and_pad(values, key_length, used_keys, 0)
-    q_features = plan.options.score.project_query(params, query)
-    k_features = key_features(plan.options.score, params, key)
+    q_features, k_features = projected(plan.options.score, inputs, params, query, key)
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
     arrays = Arrays(
         queries=jax.tree.map(functools.partial(tiled, count=plan.query_tiles), q_features),
         keys=jax.tree.map(functools.partial(tiled, count=plan.key_tiles), k_features),
-        values=tiled(values, plan.key_tiles),
+        values=tiled(values.astype(inputs.value_dtype), plan.key_tiles),
         params=params,
         biases=biases,
         normalizer_params=cast_floats(inputs.normalizer_params, dtype),
@@ -203,10 +198,21 @@ def empty_state(plan: Plan, arrays: Arrays) -> RowState:
         arrays.normalizer_params,
         plan.tile.query,
         arrays.values.shape[-1],
-        arrays.values.dtype,
+        arrays.compute_dtype,
         statistics=plan.options.return_statistics,
     )
     return varying_as(state, arrays)
+
+
+def zero_gradients(tree: Any) -> Any:
+    """Zeros of the shapes of the leaves, in at least float32 for the sum of gradients of tiles."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros_like(
+            leaf,
+            dtype=accumulator_dtype(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else None,
+        ),
+        tree,
+    )
 
 
 def for_visited_keys(
@@ -261,7 +267,7 @@ def tile_logits(
     masked: bool,
 ) -> Array:
     """The logits [t, s] of one tile with the bias, -inf where masked."""
-    logits = pair_logits(plan, arrays.params, queries, keys).astype(arrays.values.dtype)
+    logits = pair_logits(plan, arrays.params, queries, keys).astype(arrays.compute_dtype)
     bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, plan.grid, i, j)
     if bias is not None:
         logits = logits + bias

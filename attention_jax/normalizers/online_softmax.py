@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.products import einsum
 from attention_jax.normalizers.row_state import AttentionStatistics, FinalRows, RowShift
 from attention_jax.pairwise import dropout
 
@@ -80,7 +81,7 @@ class SoftmaxState(NamedTuple):
         if keep is not None:
             kept = dropout.drop(exponentials, keep, dropout_rate)
         normalizer = shrink * self.normalizer + jnp.sum(exponentials, axis=1)
-        weighted = shrink[:, None] * self.weighted + jnp.matmul(kept, values, precision="highest")
+        weighted = shrink[:, None] * self.weighted + einsum("ts,sd->td", kept, values)
         excess = self.excess
         if excess is not None:
             # A term with exponential 0 is 0: 0 * -inf would be NaN. (`shifted` is -inf for masked

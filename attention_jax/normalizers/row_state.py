@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
+from attention_jax.core.products import einsum
 from attention_jax.pairwise import dropout
 
 Array = jax.Array
@@ -107,7 +108,7 @@ class ElementwiseState(NamedTuple):
         def weighted_sum(factors: Array) -> Array:
             if keep is not None:
                 factors = dropout.drop(factors, keep, dropout_rate)
-            return jnp.matmul(factors, values, precision="highest")
+            return einsum("ts,sd->td", factors, values)
 
         shifted = self.shift.shifted(logits)
         if self.slopes is None:

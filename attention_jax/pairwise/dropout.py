@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.bits import GOLDEN, mix
+from attention_jax.pairwise.mask_algebra import Mask, mask_dataclass
+from attention_jax.pairwise.position_functions import array_field
 
 Array = jax.Array
 
@@ -33,6 +35,17 @@ def keep_mask(rng: Array, rate: float, query_positions: Array, key_positions: Ar
     columns = mix(key_positions.astype(jnp.uint32) * jnp.uint32(GOLDEN) + column_seed)
     bits = mix(rows[:, None] + columns[None, :])
     return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+@mask_dataclass
+class DropoutMask(Mask):
+    """True for the weights that dropout keeps: a function of positions, like every mask."""
+
+    rate: float
+    rng: Array = array_field()
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        return keep_mask(self.rng, self.rate, query_positions, key_positions)
 
 
 def drop(weights: Array, keep: Array, rate: float) -> Array:

@@ -16,10 +16,9 @@ from attention_jax.scores.description import (
     fits_description,
 )
 from attention_jax.scores.distance import NegativeSquaredDistance
-from attention_jax.scores.dot import Dot, General, ScaledDot
+from attention_jax.scores.dot import Dot, General, ScaledDot, is_dot_product
 from attention_jax.scores.function import FunctionScore
 from attention_jax.scores.named_objects import Registry, required_fields
-from attention_jax.scores.products import tall_product
 from attention_jax.scores.projected_keys import (
     KeyLike,
     ProjectedKeys,
@@ -67,6 +66,7 @@ __all__ = [
     "description_in_words",
     "fits_description",
     "get_score",
+    "is_dot_product",
     "key_feature_shapes",
     "key_features",
     "masked_pair",
@@ -79,5 +79,4 @@ __all__ = [
     "stand_in_key",
     "stand_in_query",
     "stand_ins",
-    "tall_product",
 ]

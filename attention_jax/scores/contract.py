@@ -57,7 +57,8 @@ class Score:
 
         # A new `pair` has other derivatives: what a class says about those of its own `pair` is not
         # inherited past one that replaces it.
-        for name in ("pair_vjp", "pair_jvp", "finite_slopes"):
+        replaceable = ("pair_vjp", "pair_jvp", "for_tpu", "round_query", "round_key")
+        for name in (*replaceable, "finite_slopes"):
             if owner(name) > owner("pair"):
                 setattr(cls, name, vars(Score)[name])
 
@@ -107,6 +108,28 @@ class Score:
         """
         primals = (params, q_features, k_features)
         return partial_jvp(self.pair, primals, (dparams, dq_features, dk_features))
+
+    def round_query(self, q_features: Features, dtype: Any) -> Features:
+        """The query features that `pair` reads when the tokens are of a 16-bit `dtype`.
+
+        Features of float32 stay float32 by default. A `pair` that multiplies matrices rounds them
+        to `dtype`, for a tensor core; with `round_key` it must give nearly the same logits.
+        """
+        del dtype
+        return q_features
+
+    def round_key(self, k_features: Features, dtype: Any) -> Features:
+        """The same for key features."""
+        del dtype
+        return k_features
+
+    def for_tpu(self) -> Score:
+        """The score whose `pair` and `pair_vjp` run in kernels on a TPU; by default this one.
+
+        Override it where the operations of `pair` are slow there, or missing. The two scores are
+        equal in all values, and the kernels call nothing but `pair` and `pair_vjp` of the other.
+        """
+        return self
 
     def __call__(self, params: Params, query: Array, key: Array) -> Array:
         """The logits [T, S] of queries [T, Dq] and keys [S, Dk]."""

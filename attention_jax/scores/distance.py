@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,30 @@ class NegativeSquaredDistance(Dot):
         squares = -self._scale(key) * jnp.sum(key * key, axis=-1, keepdims=True)
         return jnp.concatenate([key, jnp.ones_like(squares), squares], axis=-1)
 
+    # A square rounded to bfloat16 may be wrong by more than the logit. It becomes two features: its
+    # rounded value and the remainder. (The squares of float16 may exceed the largest float16.)
+
+    def round_query(self, q_features: Array, dtype: Any) -> Array:
+        if dtype != jnp.bfloat16:
+            return q_features
+        tokens, squares, one = q_features[:, :-2], q_features[:, -2:-1], q_features[:, -1:]
+        return jnp.concatenate([tokens, *_two_parts(squares), one, one], axis=-1).astype(dtype)
+
+    def round_key(self, k_features: Array, dtype: Any) -> Array:
+        if dtype != jnp.bfloat16:
+            return k_features
+        tokens, one, squares = k_features[:, :-2], k_features[:, -2:-1], k_features[:, -1:]
+        return jnp.concatenate([tokens, one, one, *_two_parts(squares)], axis=-1).astype(dtype)
+
     def _scale(self, tokens: Array) -> float:
         # A normal component of q - k has mean 0 and variance 2. Its square has variance
         # 2 * 2^2 = 8, and the sum of Dk squares variance 8 Dk. (Dq = Dk here.)
         return 1 / math.sqrt(8 * tokens.shape[-1]) if self.scale is None else float(self.scale)
+
+
+def _two_parts(x: Array) -> tuple[Array, Array]:
+    """x as a sum of two numbers that bfloat16 holds, to 16 bits; the first has x's derivative."""
+    # `astype` would not do: XLA removes pairs of conversions.
+    rounded = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    remainder = jax.lax.stop_gradient(x - rounded)
+    return x - remainder, remainder

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.core.products import einsum, matmul, tall_product
 from attention_jax.scores.contract import Params, Score, TileCost
-from attention_jax.scores.products import einsum, matmul, tall_product
 
 Array = jax.Array
 
@@ -40,7 +40,28 @@ class Dot(Score):
         dq_features = einsum("ts,sd->td", dlogits, k_features)
         dk_features = tall_product(q_features, dlogits)
         dparams = jax.tree.map(jnp.zeros_like, params)  # `pair` uses none
-        return dparams, dq_features.astype(q_features.dtype), dk_features.astype(k_features.dtype)
+        return dparams, dq_features, dk_features
+
+    def round_query(self, q_features: Array, dtype: Any) -> Array:
+        return q_features.astype(dtype)
+
+    def round_key(self, k_features: Array, dtype: Any) -> Array:
+        return k_features.astype(dtype)
+
+    def for_tpu(self) -> Score:
+        return _DotOnTpu()
+
+
+@dataclasses.dataclass(frozen=True)
+class _DotOnTpu(Dot):
+    """The tiles of `Dot` on a TPU: `tall_product` without its barriers, which Mosaic lacks."""
+
+    def pair_vjp(
+        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
+    ) -> tuple[Params, Array, Array]:
+        dq_features = einsum("ts,sd->td", dlogits, k_features)
+        dk_features = einsum("dt,ts->ds", q_features.T, dlogits).T
+        return jax.tree.map(jnp.zeros_like, params), dq_features, dk_features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +134,11 @@ class General(Dot):
 
     def project_query(self, params: Params, query: Array) -> Array:
         return matmul(query, params["kernel"]).astype(query.dtype)
+
+
+def is_dot_product(score: Score) -> bool:
+    """Whether `pair` is the dot product of two arrays of features, that is inherited from `Dot`."""
+    return isinstance(score, Dot) and type(score).pair is Dot.pair
 
 
 def check_scale(scale: Any) -> None:

@@ -60,7 +60,7 @@ def _is_small(a: Array, b: Array) -> bool:
 
 
 def _materialized(v: Array, a: Array, b: Array) -> Array:
-    return jnp.matmul(jnp.tanh(a[:, None, :] + b[None, :, :]), v, precision="highest")
+    return jnp.matmul(jnp.tanh(a[:, None, :] + b[None, :, :]), v)
 
 
 # --- two formulas for the same sums ---

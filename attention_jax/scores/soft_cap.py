@@ -45,6 +45,7 @@ class SoftCap(WrappedScore):
             raise ValueError(f"cap must be a finite float above 0; got {self.cap!r}")
 
     finite_slopes = WrappedScore.finite_slopes
+    for_tpu = WrappedScore.for_tpu
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         return float(self.cap) * self._tanh(params, q_features, k_features)

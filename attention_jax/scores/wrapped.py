@@ -30,9 +30,10 @@ class WrappedScore(Score):
     """The parameters, features and cost of an inner score; a subclass changes its logits.
 
     A subclass defines `pair`. It sets `finite_slopes = WrappedScore.finite_slopes` if its `pair`
-    has infinite slopes only where the inner `pair` has them, and its own `tile_cost` if its `pair`
-    costs more than the inner one. It defines `init`, `param_shapes`, `project_query` and
-    `project_key` if its parameters differ from those of the inner score.
+    has infinite slopes only where the inner `pair` has them, `for_tpu = WrappedScore.for_tpu` if
+    its operations run in kernels on a TPU, and its own `tile_cost` if its `pair` costs more than
+    the inner one. It defines `init`, `param_shapes`, `project_query` and `project_key` if its
+    parameters differ from those of the inner score.
 
     Attributes:
         score: the inner `Score`.
@@ -58,6 +59,10 @@ class WrappedScore(Score):
         """That of the inner score."""
         return self.score.finite_slopes
 
+    def for_tpu(self) -> Score:
+        """This score around that of the inner score."""
+        return dataclasses.replace(self, score=self.score.for_tpu())
+
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return self.score.init(rng, query_dim, key_dim)
 
@@ -69,3 +74,9 @@ class WrappedScore(Score):
 
     def project_key(self, params: Params, key: Array) -> Any:
         return self.score.project_key(params, key)
+
+    def round_query(self, q_features: Any, dtype: Any) -> Any:
+        return self.score.round_query(q_features, dtype)
+
+    def round_key(self, k_features: Any, dtype: Any) -> Any:
+        return self.score.round_key(k_features, dtype)

@@ -173,7 +173,7 @@ def train_steps(
     if layout is not None:
         task = task._replace(
             batch=lambda rng: layout.constrained_batch(unsharded.batch(rng)),
-            loss=_with_gathered_params(task, layout),
+            loss=layout.with_gathered_params(task.loss),
         )
 
     def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
@@ -320,7 +320,7 @@ def _compiled_fed(training: Training, shardings: Any) -> Advance:
     task, optimizer, config, layout = training
     assert isinstance(task, FedTask)
     assert layout is not None
-    sharded = task._replace(loss=_with_gathered_params(task, layout))
+    sharded = task._replace(loss=layout.with_gathered_params(task.loss))
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, layout.replicated))
     def one_step(state: TrainState, batches: Any) -> tuple[TrainState, Metrics]:
@@ -339,15 +339,6 @@ def _compiled_fed(training: Training, shardings: Any) -> Advance:
         return state, jax.tree.map(lambda *steps: np.mean(np.stack(steps), axis=0), *by_step)
 
     return advance
-
-
-def _with_gathered_params(task: AnyTask, layout: Layout) -> Callable[..., tuple[Array, Metrics]]:
-    """The task's loss, computed from whole parameters."""
-
-    def loss(params: Params, batch: Any, rng: Array) -> tuple[Array, Metrics]:
-        return task.loss(layout.gathered(params), batch, rng)
-
-    return loss
 
 
 # --- Random numbers and batches: functions of (seed, step) ---

@@ -10,6 +10,7 @@ import optax
 
 from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.core.checks import checked_fraction
+from attention_jax.core.products import einsum
 
 Array = jax.Array
 
@@ -110,7 +111,7 @@ def output_cross_entropy(
     @jax.checkpoint
     def chunk_sums(chunk: tuple[Array, Array, Array]) -> CrossEntropySums:
         features, targets, real = chunk
-        logits = jnp.einsum("md,dv->mv", features, kernel, preferred_element_type=dtype)
+        logits = einsum("md,dv->mv", features, kernel).astype(dtype)
         if bias is not None:
             logits = logits + bias.astype(dtype)[None, :]
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)

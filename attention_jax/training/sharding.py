@@ -2,9 +2,11 @@
 
 The mesh has three axes. "seed" spreads the seeds, which are independent of each other. "data"
 spreads the examples of a batch, whose gradients are summed. "fsdp" spreads the examples too, and
-also the parameters and the optimiser state, so that no device holds the whole state; parameters
-are gathered for each step. XLA inserts the communication (GSPMD). The program is the same on any
-mesh, and so are its numbers, except for rounding in sums whose order differs.
+also the parameters and the optimiser state, so that no device holds the whole state: the loss
+gathers each parameter where it reads it, forward and again backward, and each gradient is summed
+onto the devices that hold the parameter's parts (a reduce-scatter). XLA inserts the communication
+(GSPMD). The program is the same on any mesh, and so are its numbers, except for rounding in sums
+whose order differs.
 
 Source: Xu et al. 2021 (GSPMD); Rajbhandari et al. 2020 (ZeRO, stage 3: our "fsdp").
 """
@@ -13,18 +15,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attention_jax.core.checks import check_integer
 
 Array = jax.Array
 
+_GATHERED = "gathered parameter"  # the name of values that the backward pass computes again
 _EXAMPLES = ("data", "fsdp")  # mesh axes that spread the examples of a batch
 
 
@@ -106,12 +110,13 @@ class Layout:
     """A mesh, and the sharding of each array of the training loop.
 
     Attributes:
-        shape: of the mesh, which takes the first of the available devices.
+        shape: of the mesh.
         mesh: the devices.
         replicated: the sharding of an array that every device holds whole.
     """
 
-    def __init__(self, shape: MeshShape | None = None):
+    def __init__(self, shape: MeshShape | None = None, devices: Sequence[jax.Device] | None = None):
+        """The default for `devices` is the first of the available ones."""
         self.shape = shape or MeshShape()
         sizes = dataclasses.asdict(self.shape)
         self.mesh = jax.make_mesh(
@@ -119,7 +124,7 @@ class Layout:
             tuple(sizes),
             # Flax's embeddings do not support explicit axes.
             axis_types=(AxisType.Auto,) * len(sizes),
-            devices=jax.devices()[: self.shape.devices],
+            devices=(devices or jax.devices())[: self.shape.devices],
         )
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
 
@@ -144,9 +149,37 @@ class Layout:
             lambda leaf: self._constrained(leaf, self._spec(leaf, 0)) if leaf.ndim else leaf, state
         )
 
-    def gathered(self, params: Any) -> Any:
-        """Gathers one seed's parameters; otherwise XLA would communicate activations instead."""
-        return jax.tree.map(lambda leaf: self._constrained(leaf, ()), params)
+    def with_gathered_params(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function(params, ...)` of one seed, computed from parameters that "fsdp" cuts up.
+
+        Each parameter is gathered on its own; otherwise XLA would communicate activations instead.
+        The backward pass gathers it again, so that no device holds all parameters between the
+        passes, and leaves each device the part of the gradient that belongs to its part.
+        """
+        if self.shape.devices == 1:
+            return function
+
+        def gathered(params: Any, *arguments: Any) -> Any:
+            return function(jax.tree.map(self._gathered, params), *arguments)
+
+        if self.shape.fsdp == 1:
+            return gathered
+        policy = jax.checkpoint_policies.save_anything_except_these_names(_GATHERED)
+        return jax.checkpoint(gathered, policy=policy)
+
+    def _gathered(self, leaf: Array) -> Array:
+        """The whole array on every device; the gradient is cut up like the parameter."""
+        spec = self._spec(leaf, 0)
+
+        @jax.custom_vjp
+        def gather(leaf: Array) -> Array:
+            return self._constrained(leaf, ())
+
+        gather.defvjp(
+            lambda leaf: (gather(leaf), None),
+            lambda _, gradient: (self._constrained(gradient, spec),),
+        )
+        return checkpoint_name(gather(leaf), _GATHERED)
 
     def constrained_batch(self, batch: Any) -> Any:
         """Spreads the first axis of each leaf of one seed's batch over "data" and "fsdp"."""

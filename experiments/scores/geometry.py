@@ -43,8 +43,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax import IMPLEMENTATIONS, attention, attention_weights
+from attention_jax import attention, attention_weights
 from attention_jax.analysis import softmax_jacobian_norm
+from attention_jax.implementations import PORTABLE
 from experiments.experiment import JSON, Expectation, ScoreNames, near, run_experiment
 from experiments.scores.chosen_scores import check_scores, fresh_params
 from experiments.scores.geometry_figures import CAPTIONS, plot
@@ -127,7 +128,7 @@ def run(config: Config) -> JSON:
         "saturated": {
             name: {
                 implementation: saturated(config, draws, name, implementation)
-                for implementation in IMPLEMENTATIONS
+                for implementation in PORTABLE
             }
             for name in config.scores
         },

@@ -178,6 +178,22 @@ def _table(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *lines))
 
 
+def compiled_table(rows: Rows) -> str:
+    """What compilers say of programs that were not run."""
+    headings = ("program", "target", "temporary MiB", "kernel", "bundles", "fills", "spills")
+    lines = [
+        (
+            row["program"],
+            row["target"],
+            f"{row['temporary_mib']:.2f}" if "temporary_mib" in row else "-",
+            row.get("kernel", row.get("error", "-")),
+            *(f"{row[name]:,}" if name in row else "-" for name in headings[4:]),
+        )
+        for row in rows
+    ]
+    return _table(headings, lines)
+
+
 # report -> (its marker in scripts/README.md, table)
 TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "attention": ("attention speed", speed_table),
@@ -186,6 +202,8 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "local": ("local", local_table),
     "decoding": ("decoding", decoding_table),
     "ring": ("ring", ring_table),
+    "compiled-programs": ("compiled programs", compiled_table),
+    "compiled-targets": ("compiled targets", targets_table),
     "translation": ("translation", translation_table),
     "normalizers": ("normalizers", normalizers_table),
 }

@@ -98,6 +98,7 @@ BENCHMARKS = json.loads((BENCHMARK_RESULTS / "benchmark.json").read_text())["ben
     [
         ("benchmark", {"attention speed", "attention memory", "targets", "local", "decoding"}),
         ("ring_memory", {"ring"}),
+        ("compiled_programs", {"compiled programs", "compiled targets"}),
         ("translation_speed", {"translation"}),
         ("normalizers", {"normalizers"}),
     ],

@@ -32,7 +32,6 @@ ERRORS = {
     "two_scales": ({"scale": 0.3, "score": ScaledDot(0.3)}, "scale must be None"),
     "scales": ({"scale": ones(N)}, "scale must be None, or one number"),
     "xla": ({"implementation": "xla"}, "one of reference.*got jax.nn's 'xla': leave it out"),
-    "cudnn": ({"implementation": "cudnn"}, "call jax.nn.dot_product_attention"),
     "unknown": ({"implementation": "fast"}, "implementation must be None or one of"),
     "window": ({"local_window_size": (1, 2, 3)}, r"local_window_size must be.*got \(1, 2, 3\)"),
     "negative": ({"local_window_size": (-1, 2)}, "each at least 0"),

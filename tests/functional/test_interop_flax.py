@@ -237,7 +237,7 @@ def test_flax_errors():
     with pytest.raises(ValueError, match="score must be one of"):
         flax_attention_fn("aditive")
     with pytest.raises(ValueError, match="leave it out"):
-        flax_attention_fn(implementation="cudnn")
+        flax_attention_fn(implementation="xla")
     with pytest.raises(ValueError, match="params must be"):
         flax_attention_fn("additive")(query, key, value)
     with pytest.raises(ValueError, match="dropout_rng must be one PRNG key"):

@@ -11,11 +11,12 @@ from normalizer_inputs import BLOCKS, TABLE, D, S, T, arrays, params_of
 from quick_compilation import quick_jit
 
 import attention_jax as aj
+from attention_jax.implementations import PORTABLE
 
 # --- rows, dtypes and batches ---
 
 
-@pytest.mark.parametrize("implementation", aj.IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", PORTABLE)
 def test_rows_without_keys_ignore_nan_cotangents(implementation):
     table = jnp.asarray(TABLE)
     doutput = jnp.where(TABLE.any(1)[:, None], 1.0, jnp.nan) * jnp.ones((T, D))
@@ -64,7 +65,7 @@ def test_narrow_dtypes(name):
         assert result.dtype == dtype
         return np.asarray(result, np.float32)
 
-    for implementation in aj.IMPLEMENTATIONS:
+    for implementation in PORTABLE:
         expected = output(jnp.float32, implementation)
         np.testing.assert_allclose(output(jnp.bfloat16, implementation), expected, atol=0.05)
         np.testing.assert_allclose(output(jnp.float16, implementation), expected, atol=0.01)
@@ -77,7 +78,7 @@ def test_batch_axes_of_params_and_vmap():
         jax.random.normal(jax.random.key(i), (batch, heads, n, D)) for i, n in enumerate((T, S, S))
     )
     sinks = jnp.array([-1.0, 0.0, 2.0])
-    for implementation in aj.IMPLEMENTATIONS:
+    for implementation in PORTABLE:
 
         def attend(query, key, value, sink, implementation=implementation):
             return aj.attention(
@@ -122,7 +123,7 @@ def test_memory_is_linear():
     assert temporary(2048) < 2.2 * temporary(1024)
 
 
-@pytest.mark.parametrize("implementation", aj.IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", PORTABLE)
 def test_shard_map_checks_the_axes_that_arrays_vary_over(implementation):
     options = {"axis_types": (jax.sharding.AxisType.Auto,), "devices": jax.devices()[:1]}
     mesh = jax.make_mesh((1,), ("data",), **options)
@@ -161,7 +162,7 @@ def test_no_keys_and_no_queries():
         params = params_of(aj.get_normalizer(name))
         for target, source in ((0, 3), (3, 0)):
             inputs = [jnp.ones((n, D)) for n in (target, source, source)]
-            for implementation in aj.IMPLEMENTATIONS:
+            for implementation in PORTABLE:
                 output = aj.attention(
                     *inputs,
                     normalizer=name,

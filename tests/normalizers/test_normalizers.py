@@ -12,11 +12,12 @@ from normalizer_inputs import BLOCKS, KEY, QUERY, RNG, TABLE, D, S, T, arrays, p
 from quick_compilation import quick_jit
 
 import attention_jax as aj
+from attention_jax.implementations import PORTABLE
 
 # --- identities ---
 
 
-@pytest.mark.parametrize("implementation", aj.IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", PORTABLE)
 def test_a_sink_is_one_more_key_of_value_0(implementation):
     """Also its statistics are those of softmax with this key; a row without keys has none."""
     with jax.enable_x64(True):
@@ -84,7 +85,7 @@ def test_gradients_of_statistics_with_a_sink():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), got, expected)
 
 
-@pytest.mark.parametrize("implementation", aj.IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", PORTABLE)
 def test_ssmax_with_factor_1_over_log_n_is_softmax(implementation):
     """Each example of a batch has its own number of keys n, and its own factor."""
     lengths = np.array([3, 7, S])

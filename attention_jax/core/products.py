@@ -1,0 +1,51 @@
+"""Matrix products with at least float32 sums: on a tensor core where the inputs are 16 bits wide.
+
+float32 products are as accurate as `jax.default_matmul_precision` says. XLA:CPU always multiplies
+float32 exactly. A TPU rounds to bfloat16 and a GPU to TF32, unless the caller sets "highest".
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.arrays import accumulator_dtype
+
+Array = jax.Array
+
+
+def einsum(formula: str, left: Array, right: Array) -> Array:
+    """A product of two arrays, summed in float32, or in float64 if one of them is float64.
+
+    If either array is bfloat16 or float16, the other is rounded to that dtype too: the product is
+    one of a tensor core, which sums in float32. (The two 16-bit dtypes together are multiplied in
+    float32.)
+
+    >>> weights, values = jnp.array([[0.25, 0.75]]), jnp.array([[4.0], [8.0]], jnp.bfloat16)
+    >>> einsum("ts,sd->td", weights, values)
+    Array([[7.]], dtype=float32)
+    """
+    sums = accumulator_dtype(left, right)
+    narrow = {array.dtype for array in (left, right) if array.dtype.itemsize == 2}
+    factors = narrow.pop() if len(narrow) == 1 and sums == jnp.float32 else sums
+    return jnp.einsum(
+        formula, left.astype(factors), right.astype(factors), preferred_element_type=sums
+    )
+
+
+def tall_product(left: Array, right: Array) -> Array:
+    """right^T left, ([t, d], [t, s]) -> [s, d], fast where s is much larger than d.
+
+    It is computed as (left^T right)^T. For [s, t] @ [t, d] XLA:CPU transposes the larger factor
+    and takes three times as long. The barriers keep XLA from rewriting the first as the second.
+    """
+    left = jax.lax.optimization_barrier(left.T)
+    return jax.lax.optimization_barrier(einsum("dt,ts->ds", left, right)).T
+
+
+def matmul(left: Array, right: Array) -> Array:
+    """left @ right, ([t, d], [d, a]) -> [t, a], multiplied in the wider dtype of the two."""
+    dtype = accumulator_dtype(left, right)
+    if left.dtype != right.dtype:
+        left, right = left.astype(dtype), right.astype(dtype)
+    return jnp.einsum("td,da->ta", left, right, preferred_element_type=dtype)

@@ -1,0 +1,236 @@
+"""Attention by Pallas kernels on a TPU, for every score whose `pair` Mosaic can lower.
+
+The inputs are prepared as for `tiled`, and the results and derivatives are the same: reverse mode
+by a kernel, all other derivatives from `plain_tiles`. The logits never leave the chip: memory is
+linear in T and S.
+
+On other devices it raises NotImplementedError, except under
+`jax.experimental.pallas.tpu.force_tpu_interpret_mode()`, in which the kernels are interpreted.
+
+Source: Dao et al. 2022, algorithms 1 and 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.core.arrays import cast_floats
+from attention_jax.core.custom_vjp import custom_vjp
+from attention_jax.implementations import mosaic_tpu_kernels as kernels
+from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
+from attention_jax.implementations import plain_tiles, reference, tile_arrays, tiling
+from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.mosaic_tpu_calls import run_backward, run_forward
+from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.normalizers import AttentionStatistics, Softmax
+from attention_jax.normalizers.online_softmax import SoftmaxState
+
+Array = jax.Array
+
+MOST_STEPS = 2**16  # of one example with a mask: two numbers each in scalar memory, of 1 MiB
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuPlan:
+    """The static part of a call."""
+
+    plan: Plan
+    output_dtype: Any
+
+
+def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
+    """One example: output [T, Dv] in the query's dtype, and statistics in float32.
+
+    Raises:
+        NotImplementedError: the kernels cannot serve this call; the message says why.
+    """
+    target_length = inputs.query.shape[0]
+    if 0 in (target_length, inputs.key.shape[0]):
+        return reference.attend(options, inputs)  # no tiles
+    if inputs.compute_dtype == jnp.float64:
+        _refuse("a TPU has no float64")
+    if type(options.normalizer) is not Softmax:
+        _refuse(f"its kernels compute a softmax, not {options.normalizer}")
+    plan = _make_plan(options, *(array.shape[0] for array in (inputs.query, inputs.key)))
+    _, arrays, constants = tiling.prepare(options, inputs, plan)
+    if constants.stand_ins is not None:
+        _refuse(
+            f"the pair of {options.score} may have an infinite slope where the mask hides a pair;"
+            " set finite_slopes = True in the score if it has none"
+        )
+    query_dtype = inputs.query.dtype
+    output_dtype = jnp.dtype(jnp.float32) if query_dtype == jnp.float16 else query_dtype
+    tpu_plan = TpuPlan(plan, output_dtype)
+    output, statistics = attend_tiles(tpu_plan, _without_float16(arrays), constants)
+    output, statistics = jax.tree.map(
+        lambda tiles: tile_arrays.untiled(tiles, target_length), (output, statistics)
+    )
+    return output.astype(query_dtype), statistics
+
+
+def _refuse(reason: str) -> None:
+    raise NotImplementedError(f"implementation 'mosaic_tpu': {reason}: use 'tiled'")
+
+
+def _make_plan(options: Options, query_length: int, key_length: int) -> Plan:
+    """Tiles of whole vector registers, unless `options.block_sizes` are smaller."""
+    plan = tiling.make_plan(options, query_length, key_length)  # checks the lengths
+
+    def size(length: int, block: int, even: int) -> int:
+        if block < kernels.LANES:
+            return even
+        whole = kernels.LANES
+        count = math.ceil(length / (block // whole * whole))
+        return whole * math.ceil(length / (count * whole))
+
+    blocks = options.block_sizes
+    tile = BlockSizes(
+        size(query_length, blocks.query, plan.tile.query),
+        size(key_length, blocks.key, plan.tile.key),
+    )
+    counts = math.ceil(query_length / tile.query), math.ceil(key_length / tile.key)
+    if math.prod(counts) > MOST_STEPS:
+        raise NotImplementedError(
+            f"implementation 'mosaic_tpu': {counts[0]} x {counts[1]} tiles are more than"
+            f" {MOST_STEPS}: give attention larger block_sizes"
+        )
+    return Plan(options, tile, *counts)
+
+
+def _without_float16(arrays: Arrays) -> Arrays:
+    """The arrays with float32 in place of float16, which a TPU does not have."""
+    return jax.tree.map(
+        lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float16 else leaf, arrays
+    )
+
+
+# --- the function and its derivatives ---
+
+
+def _twin(plan: TpuPlan, arrays: Arrays, constants: Constants):
+    wide = cast_floats(arrays, jnp.dtype(jnp.float32))
+    output, statistics = plain_tiles.attend_tiles(plan.plan, wide, constants)
+    return output.astype(plan.output_dtype), statistics
+
+
+@functools.partial(custom_vjp, nondiff_argnums=(0,), twin=_twin)
+def attend_tiles(
+    plan: TpuPlan, arrays: Arrays, constants: Constants
+) -> tuple[Array, AttentionStatistics | None]:
+    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested."""
+    rows = _forward(plan, arrays, constants)
+    return rows.output, rows.statistics
+
+
+class FinalRows(NamedTuple):
+    """The results of all rows, and the numbers from which their weights are recomputed."""
+
+    output: Array  # [query_tiles, t, Dv]
+    statistics: AttentionStatistics | None  # [query_tiles, t]
+    reference: Array  # [query_tiles, t], subtracted from the logits; +inf without keys
+    divisor: Array  # [query_tiles, t], divides the weights; 1 without keys
+
+
+class Residuals(NamedTuple):
+    """The arrays that the forward pass saves for the backward pass."""
+
+    arrays: Arrays
+    constants: Constants
+    rows: FinalRows
+
+
+def _attend_fwd(plan, arrays, constants):
+    rows = _forward(plan, arrays, constants)
+    return (rows.output, rows.statistics), Residuals(arrays, constants, rows)
+
+
+def _attend_bwd(plan, residuals, cotangents):
+    return _backward(plan, residuals, cotangents), None
+
+
+attend_tiles.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _forward(plan: TpuPlan, arrays: Arrays, constants: Constants) -> FinalRows:
+    programs = operand_blocks.programs_of(plan.plan, arrays, constants)
+    operands = operand_blocks.operands_of(programs, arrays, constants)
+    schedule = operand_blocks.schedule_of(plan.plan, constants)
+    output, *sums = run_forward(programs, plan.output_dtype, (schedule, operands))
+    normalizer, params = plan.plan.options.normalizer, arrays.normalizer_params
+
+    def finalize(largest: Array, total: Array, excess: Array | None) -> Any:
+        nothing = jnp.zeros((largest.shape[0], 0))
+        return SoftmaxState(largest, total, nothing, excess).finalize(normalizer, params)
+
+    row_sums: Any = [None if row is None else row[:, 0, :] for row in sums]
+    rows = jax.vmap(finalize)(*row_sums)
+    if normalizer.sink_logit(params) is not None:
+        # The kernel divides by the sum without the sink.
+        share = jnp.where(rows.empty, 0, row_sums[1] / rows.divisor)
+        output = (output * share[..., None]).astype(output.dtype)
+    return FinalRows(output, rows.statistics, rows.shift.reference, rows.divisor)
+
+
+def _backward(plan: TpuPlan, residuals: Residuals, cotangents: Any) -> Arrays:
+    arrays, constants, rows = residuals
+    programs = operand_blocks.programs_of(plan.plan, arrays, constants)
+    operands, pull_back = jax.vjp(
+        lambda arrays: operand_blocks.operands_of(programs, arrays, constants), arrays
+    )
+    schedule = operand_blocks.schedule_of(plan.plan, constants)
+    doutput, dstatistics = cotangents
+    empty = rows.reference == jnp.inf
+    offset = -jnp.sum(doutput.astype(jnp.float32) * rows.output.astype(jnp.float32), axis=-1)
+    dentropy = None
+    if rows.statistics is not None:
+        dentropy = jnp.where(empty, 0, dstatistics.entropy)
+        constant = rows.statistics.entropy - jnp.log(rows.divisor)
+        offset = offset + dstatistics.logsumexp - dentropy * constant
+        dentropy = dentropy / rows.divisor
+    # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
+    offset = jnp.where(empty, 0, offset / rows.divisor)
+    terms = kernels.Rows(rows.reference, jnp.where(empty, 0, 1 / rows.divisor), offset, dentropy)
+    terms = jax.tree.map(lambda row: row[:, None, :], terms)
+    gradients = run_backward(programs, (schedule, operands, terms, doutput))
+    zeros = jax.tree.map(_zeros, operands)
+    cotangents_of = {
+        name: _or_zeros(getattr(zeros, name), gradient)
+        for name, gradient in gradients._asdict().items()
+    }
+    (darrays,) = pull_back(zeros._replace(**cotangents_of))
+    sink = plan.plan.options.normalizer.sink_logit(arrays.normalizer_params)
+    if sink is not None:
+        dsink = _sink_gradient(sink, rows, offset, dentropy)
+        darrays = darrays._replace(normalizer_params={"sink": dsink})
+    return darrays
+
+
+def _sink_gradient(sink: Array, rows: FinalRows, offset: Array, dentropy: Array | None) -> Array:
+    """The gradient of the logit of the sink, a key whose value is 0."""
+    shifted = sink - rows.reference
+    weights = jnp.exp(shifted)
+    if dentropy is not None:
+        offset = offset - dentropy * jnp.where(weights > 0, shifted, 0)
+    return jnp.sum(weights * offset)
+
+
+def _zeros(leaf: Array) -> Any:
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        return jnp.zeros_like(leaf)
+    return np.zeros(leaf.shape, jax.dtypes.float0)
+
+
+def _or_zeros(zeros: Any, gradients: Any) -> Any:
+    """The gradients, with zeros for integers."""
+    return jax.tree.map(
+        lambda zero, gradient: zero if zero.dtype == jax.dtypes.float0 else gradient,
+        zeros,
+        gradients,
+    )

@@ -1,0 +1,295 @@
+"""The calls of the Pallas TPU kernels: grids, blocks, scratch memory, and checks."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import config  # no public function tells whether kernels are interpreted
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.extend import core
+from jax.interpreters import batching, mlir
+
+from attention_jax.core.on_each_device import on_each_device
+from attention_jax.core.one_line import one_line
+from attention_jax.implementations import mosaic_tpu_kernels as kernels
+from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
+from attention_jax.implementations.mosaic_tpu_operands import Operands, TilePrograms
+from attention_jax.implementations.position_programs import SideValues
+from attention_jax.implementations.tiling import Plan
+
+Array = jax.Array
+
+VMEM_LIMIT = 100 * 2**20  # bytes, of the 128 MiB of a v5e or v6e
+LARGEST_GRADIENTS = 72 * 2**20  # bytes of VMEM; the tiles need the rest
+
+
+def run_forward(programs: TilePrograms, output_dtype: Any, arrays: tuple) -> tuple:
+    """(output [query_tiles, t, Dv], and largest, total and excess [query_tiles, 1, t])."""
+    return _run(_forward_call, programs, arrays, output_dtype)
+
+
+def run_backward(programs: TilePrograms, arrays: tuple) -> kernels.Gradients:
+    """The gradients of the operands, given the arrays (schedule, operands, rows, doutput)."""
+    return _run(_backward_call, programs, arrays, None)
+
+
+def _run(call: Callable[..., Any], programs: TilePrograms, arrays: tuple, *static: Any) -> Any:
+    leaves, structure = jax.tree.flatten(arrays)
+    interpret = _interpreted()
+    function = _function_of_leaves(call, programs, structure, static, interpret)
+    if interpret is not None:
+        return function(*leaves)
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    _check_lowering(function, programs, shapes)
+    leaves[0] = only_on_tpu_p.bind(leaves[0])
+    return on_each_device(function)(*leaves)
+
+
+@functools.lru_cache(maxsize=256)
+def _function_of_leaves(
+    call: Callable[..., Any], programs: TilePrograms, structure: Any, static: tuple, interpret: Any
+) -> Callable[..., Any]:
+    """The call as a function of arrays, the same object for the same static arguments."""
+    del interpret  # a program that is interpreted differs
+
+    def function(*leaves: Array) -> Any:
+        return call(programs, *static, *jax.tree.unflatten(structure, leaves))
+
+    return function
+
+
+def _forward_call(programs: TilePrograms, output_dtype: Any, schedule: Any, operands: Operands):
+    plan = programs.plan
+    t, s, value_dim = plan.tile.query, plan.tile.key, operands.values.shape[-1]
+    row = jax.ShapeDtypeStruct((plan.query_tiles, 1, t), jnp.float32)
+    output = jax.ShapeDtypeStruct((plan.query_tiles, t, value_dim), output_dtype)
+    excess = row if plan.options.return_statistics else None
+    results = (output, row, row, excess)
+    per_lane = pltpu.VMEM((t, _lanes(s)), jnp.float32)
+    scratch = kernels.ForwardState(
+        largest=per_lane,
+        total=per_lane,
+        weighted=pltpu.VMEM((t, value_dim), jnp.float32),
+        excess=None if excess is None else per_lane,
+    )
+
+    def kernel(schedule, operands, results, state):
+        output, largest, total, excess = results
+        kernels.forward_kernel(programs, schedule, operands, output, largest, total, excess, state)
+
+    return _pallas_call(
+        kernel,
+        plan,
+        "attention_forward",
+        schedule,
+        operands,
+        operand_blocks.specs(plan, operands),
+        results,
+        jax.tree.map(_of_query, results),
+        scratch,
+        ("parallel", "arbitrary"),
+    )
+
+
+def _backward_call(
+    programs: TilePrograms,
+    _: None,
+    schedule: Any,
+    operands: Operands,
+    rows: kernels.Rows,
+    doutput: Array,
+):
+    plan = programs.plan
+    t, s = plan.tile.query, plan.tile.key
+
+    def like(leaf: Array) -> jax.ShapeDtypeStruct:
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if floating else jnp.float32)
+
+    results = kernels.Gradients(
+        *(jax.tree.map(like, getattr(operands, name)) for name in kernels.Gradients._fields)
+    )
+    _check_memory(programs, (results.keys, results.values, results.params))
+    whole, of_query = (functools.partial(jax.tree.map, of) for of in (_whole, _of_query))
+    blocks = kernels.Gradients(
+        queries=of_query(results.queries),
+        keys=whole(results.keys),
+        values=whole(results.values),
+        params=whole(results.params),
+        bias=SideValues(
+            of_query(results.bias.query), whole(results.bias.key), whole(results.bias.shared)
+        ),
+        bias_tables=[
+            _block(table, 2, functools.partial(_raw_tile, plan)) for table in results.bias_tables
+        ],
+    )
+    # A sum in float32 needs no memory beside its result.
+    sums = jax.tree.map(
+        lambda leaf, block: (
+            None
+            if leaf.dtype == jnp.float32
+            else pltpu.VMEM([n for n in block.block_shape if n is not None], jnp.float32)
+        ),
+        results._replace(bias_tables=[]),
+        blocks._replace(bias_tables=[]),
+    )
+    per_lane = pltpu.VMEM((t, _lanes(s)), jnp.float32)
+    state = kernels.BackwardState(
+        doutput=pltpu.VMEM(doutput.shape[1:], operands.values.dtype),
+        reference=per_lane,
+        offset=per_lane,
+        dentropy=None if rows.dentropy is None else per_lane,
+        sums=sums,
+    )
+
+    def kernel(schedule, inputs, gradients, state):
+        sums = jax.tree.map(
+            lambda total, result: result if total is None else total,
+            state.sums,
+            gradients._replace(bias_tables=[]),
+            is_leaf=lambda leaf: leaf is None,
+        )
+        operands, rows, doutput = inputs
+        state = state._replace(sums=sums)
+        kernels.backward_kernel(programs, schedule, operands, rows, doutput, gradients, state)
+
+    inputs = (operands, rows, doutput)
+    specs = (operand_blocks.specs(plan, operands), *of_query((rows, doutput)))
+    return _pallas_call(
+        kernel,
+        plan,
+        "attention_backward",
+        schedule,
+        inputs,
+        specs,
+        results,
+        blocks,
+        state,
+        ("arbitrary", "arbitrary"),
+    )
+
+
+def _check_memory(programs: TilePrograms, results: Any) -> None:
+    """Raises NotImplementedError if the gradients of one example do not fit into VMEM."""
+    needed = 0
+    for leaf in jax.tree.leaves(results):
+        *rest, lanes = leaf.shape
+        size = math.prod(rest) * -(-lanes // kernels.LANES) * kernels.LANES
+        # Two buffers of the result, and the sum in float32 if the result is narrower.
+        needed += size * (2 * leaf.dtype.itemsize + 4 * (leaf.dtype.itemsize < 4))
+    if needed > LARGEST_GRADIENTS:
+        raise NotImplementedError(
+            f"implementation 'mosaic_tpu': the gradients of {programs.plan.padded_lengths[1]} keys"
+            f" take {needed / 2**20:.0f} MiB of the chip's memory, more than"
+            f" {LARGEST_GRADIENTS / 2**20:.0f}: use 'tiled'"
+        )
+
+
+def _pallas_call(
+    kernel: Callable[..., None],
+    plan: Plan,
+    name: str,
+    schedule: Any,
+    inputs: Any,
+    in_specs: Any,
+    results: Any,
+    out_specs: Any,
+    scratch: Any,
+    semantics: Any,
+) -> Any:
+    """A call over (tiles of queries, steps), of a kernel of pytrees of references."""
+    trees = (schedule, inputs, results, scratch)
+    flat, structures = zip(*map(jax.tree.flatten, trees), strict=True)
+    counts = np.cumsum([len(leaves) for leaves in flat])
+
+    def flat_kernel(*refs: Any) -> None:
+        groups = (refs[end - len(leaves) : end] for end, leaves in zip(counts, flat, strict=True))
+        kernel(*map(jax.tree.unflatten, structures, groups))
+
+    grid_spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=len(flat[0]),
+        grid=plan.grid.tiles,
+        in_specs=jax.tree.leaves(in_specs),
+        out_specs=jax.tree.leaves(out_specs),
+        scratch_shapes=flat[3],
+    )
+    outputs = pl.pallas_call(
+        flat_kernel,
+        grid_spec=grid_spec,
+        out_shape=flat[2],
+        name=name,
+        compiler_params=pltpu.CompilerParams(
+            # The interpreter of jax 0.10.2 fails if the grid has batch axes too.
+            dimension_semantics=semantics if _interpreted() is None else None,
+            vmem_limit_bytes=VMEM_LIMIT,
+        ),
+    )(*flat[0], *flat[1])
+    return jax.tree.unflatten(structures[2], outputs)
+
+
+def _lanes(size: int) -> int:
+    """The lanes that hold a number of each query, for tiles of `size` keys."""
+    return kernels.LANES if size % kernels.LANES == 0 else 1
+
+
+def _block(leaf: Any, axes: int, index: Callable[..., tuple]) -> pl.BlockSpec:
+    rest = (0,) * (leaf.ndim - axes)
+    shape = (*[None] * axes, *leaf.shape[axes:])
+    return pl.BlockSpec(shape, lambda i, n, *schedule: (*index(i, n, *schedule), *rest))
+
+
+def _of_query(leaf: Any) -> pl.BlockSpec:
+    return _block(leaf, 1, lambda i, *_: (i,))
+
+
+def _whole(leaf: Any) -> pl.BlockSpec:
+    return _block(leaf, 0, lambda *_: ())
+
+
+def _raw_tile(plan: Plan, i: Array, n: Array, *schedule: Array) -> tuple[Array, Array]:
+    return (i, schedule[0][i * plan.key_tiles + n]) if schedule else (i, n)
+
+
+# --- what a kernel needs ---
+
+
+def _interpreted() -> Any:
+    """The parameters under `force_tpu_interpret_mode`; None outside."""
+    return config.pallas_tpu_interpret_mode_context_manager.value
+
+
+@functools.lru_cache(maxsize=256)
+def _check_lowering(
+    function: Callable[..., Any], programs: TilePrograms, shapes: tuple[Any, ...]
+) -> None:
+    """Raises NotImplementedError if JAX cannot lower the kernel for a TPU; nothing is compiled."""
+    try:
+        jax.jit(function).trace(*shapes).lower(lowering_platforms=("tpu",))
+    except Exception as error:
+        raise NotImplementedError(
+            f"implementation 'mosaic_tpu' cannot run {programs.plan.options.score} with this mask"
+            f" and bias in its kernels: {one_line(error)}: use 'tiled'"
+        ) from error
+
+
+def _refuse(ctx: Any, array: Any) -> Any:
+    platforms = ctx.module_context.platforms
+    raise NotImplementedError(
+        f"implementation 'mosaic_tpu' runs on a TPU, not on {', '.join(platforms)}: use 'tiled', or"
+        " jax.experimental.pallas.tpu.force_tpu_interpret_mode() to interpret its kernels"
+    )
+
+
+# The identity, which cannot be compiled for another device.
+only_on_tpu_p = core.Primitive("only_on_tpu")
+only_on_tpu_p.def_abstract_eval(lambda array: array)
+batching.defvectorized(only_on_tpu_p)
+mlir.register_lowering(only_on_tpu_p, _refuse)
+mlir.register_lowering(only_on_tpu_p, lambda ctx, array: [array], platform="tpu")

@@ -1,0 +1,1 @@
+"""Programs compiled for accelerators that are not there, and what their compilers say of them."""

@@ -1,0 +1,210 @@
+"""The masking and the derivatives around cuDNN; XLA's own product attention stands in for cuDNN."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax.implementations import Options, choice, cudnn
+from attention_jax.implementations.contract import BlockSizes
+
+B, N, T, S, D, DV = 2, 3, 5, 7, 11, 13
+SCORES = ("dot", "scaled", "general", "cosine", "distance")
+KEY_LENGTHS, QUERY_LENGTHS = jnp.array([[4], [0]]), jnp.array([[3], [5]])  # no key in example 1
+MASKS = {
+    "none": lambda: None,
+    "causal": aj.causal_mask,
+    "window": lambda: aj.local_mask(2, 0),
+    "causal window": lambda: aj.local_mask(2, 1) & aj.causal_mask(),
+    "keys": lambda: aj.padding_mask(KEY_LENGTHS),
+    "padding": lambda: aj.padding_mask(KEY_LENGTHS, QUERY_LENGTHS),
+    "causal padding": lambda: aj.padding_mask(KEY_LENGTHS, QUERY_LENGTHS) & aj.causal_mask(),
+}
+UNIT = {jnp.bfloat16: 2**-8, jnp.float16: 2**-10}
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """XLA in place of cuDNN, which no test machine has."""
+    monkeypatch.setattr(cudnn, "LIBRARY", "xla")
+    jax.clear_caches()
+    with jax.numpy_dtype_promotion("standard"):  # XLA's promotes
+        yield
+    jax.clear_caches()
+
+
+def draw(score_name, dtype=jnp.bfloat16):
+    """(score, (query, key, value, params), cotangent of the output): numbers of 16 bits."""
+    rngs = jax.random.split(jax.random.key(3), 5)
+    shapes = ((T, D), (S, D), (S, DV), (T, DV))
+    query, key, value, doutput = (
+        jax.random.normal(rng, (B, N, *shape)).astype(dtype)
+        for rng, shape in zip(rngs, shapes, strict=False)
+    )
+    score = aj.get_score(score_name)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), score.init(rngs[4], D, D))
+    return score, (query, key, value, params), doutput
+
+
+def attend(implementation, score, mask, query, key, value, params):
+    return aj.attention(
+        query, key, value, score=score, params=params, mask=mask, implementation=implementation
+    )
+
+
+def forward_and_gradients(implementation, score, mask, arrays, doutput):
+    output, pull_back = jax.vjp(functools.partial(attend, implementation, score, mask), *arrays)
+    return output, *pull_back(doutput)
+
+
+def wide(tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float64), tree)
+
+
+def in_float64(function, *arguments):
+    with jax.enable_x64(True):
+        return wide(function(*jax.tree.map(jnp.asarray, wide(arguments))))
+
+
+def assert_within(got, expected, bound):
+    got, expected = map(jax.tree.leaves, (got, expected))
+    for number, (one, other) in enumerate(zip(got, expected, strict=True)):
+        error = np.abs(np.asarray(one).astype(np.float64) - other).max()
+        assert error <= bound * np.abs(other).max(), f"array {number}: error {error:.3g}"
+
+
+CASES = [("scaled", mask) for mask in MASKS] + [
+    (score, "causal padding") for score in SCORES if score != "scaled"
+]
+
+
+@pytest.mark.parametrize(("score_name", "mask_name"), CASES)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+def test_output_and_gradients_are_those_of_float64(stand_in, score_name, mask_name, dtype):
+    """What the mask hides is NaN, and so are the cotangents of rows without keys."""
+    if (score_name, dtype) == ("distance", jnp.float16):
+        pytest.skip("the squares of a distance stay float32, which cuDNN does not take")
+    score, arrays, doutput = draw(score_name, dtype)
+    mask = MASKS[mask_name]()
+    reference = functools.partial(forward_and_gradients, "reference", score, mask)
+    table = np.ones((B, N, T, S), bool)
+    if mask is not None:
+        table = np.broadcast_to(mask.materialize(T, S), table.shape)
+    hidden = {"queries": ~table.any(3)[..., None], "keys": ~table.any(2)[..., None]}
+    masked_doutput = jnp.where(hidden["queries"], 0, doutput)
+    expected = in_float64(reference, arrays, masked_doutput)
+    query, key, value, params = arrays
+    poisoned = (
+        jnp.where(hidden["queries"], jnp.nan, query),
+        jnp.where(hidden["keys"], jnp.inf, key),
+        jnp.where(hidden["keys"], jnp.nan, value),
+        params,
+    )
+    got = jax.jit(functools.partial(forward_and_gradients, "cudnn", score, mask))(
+        poisoned, jnp.where(hidden["queries"], jnp.nan, doutput)
+    )
+    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(got))
+    assert_within(got, expected, 4 * UNIT[dtype])
+    output, dquery, dkey, dvalue, _ = wide(got)
+    for side, zeros in (("queries", (output, dquery)), ("keys", (dkey, dvalue))):
+        for array in zeros:
+            assert not np.any(np.where(hidden[side], array, 0))
+
+
+def test_forward_mode_and_second_derivatives(stand_in):
+    score, arrays, doutput = draw("general")
+    mask = MASKS["causal padding"]()
+    tangents = jax.tree.map(jnp.ones_like, arrays)
+
+    def derivatives(implementation, arrays, tangents, doutput):
+        def gradient(*arrays):
+            return forward_and_gradients(implementation, score, mask, arrays, doutput)
+
+        return jax.jvp(gradient, arrays, tangents)[1]  # its first entry is forward mode
+
+    expected = in_float64(functools.partial(derivatives, "reference"), arrays, tangents, doutput)
+    got = jax.jit(functools.partial(derivatives, "cudnn"))(arrays, tangents, doutput)
+    assert_within(got, expected, 4 * UNIT[jnp.bfloat16])
+
+
+def test_heads_share_keys(stand_in):
+    score, (query, key, value, params), doutput = draw("scaled")
+    shared = query, key[:, :1], value[0, 0], params
+    reference = functools.partial(forward_and_gradients, "reference", score, None)
+    expected = in_float64(reference, shared, doutput)
+    got = forward_and_gradients("cudnn", score, None, shared, doutput)
+    assert_within(got, expected, 4 * UNIT[jnp.bfloat16])
+
+
+def test_no_pairs(stand_in):
+    score, (query, key, value, params), _ = draw("scaled")
+    output = attend("cudnn", score, None, query, key[:, :, :0], value[:, :, :0], params)
+    assert output.shape == (B, N, T, DV)
+    assert not output.any()
+
+
+REFUSED = {
+    "a score": ({"score": "additive"}, "dot product of features; got Additive"),
+    "a wrapped score": ({"score": "softcap"}, "dot product of features; got SoftCap"),
+    "float32": ({"query": jnp.ones((B, N, T, D))}, "got bfloat16, float32"),
+    "a normaliser": ({"normalizer": "sparsemax"}, "softmax without a sink; got normalizer"),
+    "statistics": ({"return_statistics": True}, "max_logit"),
+    "dropout": ({"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)}, "dropout_rate 0.5"),
+    "a bias": ({"bias": jnp.ones((T, S))}, "got a bias"),
+    "a table": ({"mask": jnp.ones((T, S), bool)}, r"tables \[T, S\]; got DenseMask"),
+    "a later window": ({"mask": aj.local_mask(2, 1)}, "left 2, right 1"),
+    "an offset": ({"mask": aj.causal_mask(-1)}, "left None, right -1"),
+    "a padded window": ({"mask": aj.local_mask(2, 0) & aj.padding_mask(KEY_LENGTHS)}, "no padding"),
+    "wide heads": ({"value": jnp.ones((B, N, S, 129), jnp.bfloat16)}, r"got \(11, 129\)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_it_cannot_do_is_refused(stand_in, case):
+    changes, expected = REFUSED[case]
+    _, (query, key, value, _), _ = draw("scaled")
+    arguments = {"query": query, "key": key, "value": value, **changes}
+    if arguments.get("score") == "additive":
+        arguments["params"] = aj.Additive().init(jax.random.key(0), D, D)
+    with pytest.raises(NotImplementedError, match=f"implementation 'cudnn' .*{expected}"):
+        aj.attention(**arguments, implementation="cudnn")
+
+
+def test_a_window_without_keys_is_refused(stand_in):
+    _, (query, key, _, _), _ = draw("scaled")
+    arguments = {"mask": aj.local_mask(1, 0), "implementation": "cudnn"}
+    with pytest.raises(NotImplementedError, match="NaN gradients"):
+        aj.attention(key, query, query, **arguments)  # T = 7 > S + 1 = 6
+
+
+def test_float16_squares_are_refused(stand_in):
+    score, arrays, _ = draw("distance", jnp.float16)
+    with pytest.raises(NotImplementedError, match="features in 16 bits"):
+        attend("cudnn", score, None, *arrays)
+
+
+def test_without_the_plugin_it_says_so():
+    score, arrays, _ = draw("scaled")
+    try:
+        import jax_cuda12_plugin  # noqa: F401
+    except ImportError:
+        with pytest.raises(NotImplementedError, match="needs the CUDA plugin of JAX"):
+            attend("cudnn", score, None, *arrays)
+    else:
+        pytest.skip("the CUDA plugin is installed")
+
+
+def test_none_chooses_it_on_a_gpu():
+    score, (query, key, value, params), _ = draw("scaled")
+    inputs = aj.implementations.Inputs(query, key, value, params, aj.causal_mask(), None, None, {})
+    options = Options(score, BlockSizes())
+    assert choice.chosen_implementation(score, inputs, "gpu", options) == "cudnn"
+    for backend in ("cpu", "tpu"):
+        assert choice.chosen_implementation(score, inputs, backend, options) != "cudnn"
+    shared = inputs._replace(key=key[:, :1])  # cuDNN's keys would be copies
+    assert choice.chosen_implementation(score, shared, "gpu", options) != "cudnn"
+    statistics = Options(score, BlockSizes(), return_statistics=True)
+    assert choice.chosen_implementation(score, inputs, "gpu", statistics) != "cudnn"

@@ -1,0 +1,59 @@
+"""cuDNN's attention compiled for an H100: one forward call, and one backward call for gradients."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import pytest
+from accelerator_targets import custom_calls, h100_devices, on_device
+
+import attention_jax as aj
+
+pytestmark = pytest.mark.accelerators
+
+B, N, T, D = 2, 4, 512, 64
+FORWARD, BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
+MASKS = {
+    "none": lambda lengths: None,
+    "causal": lambda lengths: aj.causal_mask(),
+    "window": lambda lengths: aj.local_mask(100, 0),
+    "padding": aj.padding_mask,
+    "causal padding": lambda lengths: aj.causal_mask() & aj.padding_mask(lengths),
+}
+SCORES = ("dot", "scaled", "general", "cosine", "distance")
+
+
+@pytest.mark.parametrize(
+    ("score_name", "mask_name"),
+    [("scaled", mask) for mask in MASKS]
+    + [(score, "causal") for score in SCORES if score != "scaled"],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_one_call_forward_and_one_backward(score_name, mask_name, dtype):
+    if (score_name, dtype) == ("distance", "float16"):
+        pytest.skip("the squares of a distance stay float32, which cuDNN does not take")
+    (device,) = h100_devices()
+    score = aj.get_score(score_name)
+    shapes = jax.eval_shape(lambda rng: score.init(rng, D, D), jax.random.key(0))
+    params = jax.tree.map(lambda leaf: on_device(leaf.shape, leaf.dtype, device), shapes)
+    tokens = on_device((B, N, T, D), jnp.dtype(dtype), device)
+    lengths = on_device((B, 1), jnp.int32, device)
+
+    def attend(params, query, key, value, lengths):
+        mask = MASKS[mask_name](lengths)
+        return aj.attention(
+            query, key, value, score=score, params=params, mask=mask, implementation="cudnn"
+        )
+
+    def loss(*arguments):
+        return attend(*arguments).astype(jnp.float32).sum()
+
+    arguments = params, tokens, tokens, tokens, lengths
+    forward = jax.jit(attend).lower(*arguments).compile()
+    assert [call for call in custom_calls(forward) if "fmha" in call] == [FORWARD]
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(*arguments).compile()
+    calls = collections.Counter(call for call in custom_calls(gradient) if "fmha" in call)
+    assert calls == {FORWARD: 1, BACKWARD: 1}
+    # No array of T x S: the temporaries are copies of the inputs and their gradients.
+    table = B * N * T * T * 2
+    assert gradient.memory_analysis().temp_size_in_bytes < 3 * table, "a table [T, S] is stored"

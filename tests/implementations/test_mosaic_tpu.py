@@ -1,0 +1,222 @@
+"""The Pallas TPU kernels, interpreted on the CPU with memory that starts as NaN.
+
+`test_mosaic_tpu_compiled.py` compiles them for TPUs.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import (
+    ALL_MASKS,
+    ALL_SCORES,
+    MASK_OF_SCORE,
+    assert_close,
+    check_conformance,
+    named,
+    no_jit,
+    quick_jit,
+)
+from derivative_cases import DROPOUT, DV, S, T, agree, loss_of, normal, point_of
+from jax.experimental.pallas import tpu as pltpu
+
+import attention_jax as aj
+
+NAME = "mosaic_tpu"
+FAST_SCORES = ("additive", "own", "scaled")
+
+
+@pytest.fixture
+def interpreted():
+    """Pallas's interpreter of kernels, which `jax.jit` compiles."""
+    with pltpu.force_tpu_interpret_mode(True):
+        yield
+
+
+# --- the conformance suite ---
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        pytest.param(score, marks=[pytest.mark.slow] * (score not in FAST_SCORES))
+        for score in ALL_SCORES
+    ],
+)
+def test_every_score_and_mask(interpreted, score):
+    for mask in ALL_MASKS:  # as tables, which share one compiled program
+        check_conformance(NAME, score, mask, poison=True, as_table=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("score", ALL_SCORES)
+def test_every_score_with_a_mask_as_a_function(interpreted, score):
+    check_conformance(NAME, score, MASK_OF_SCORE[score], poison=True)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [pytest.param(mask, marks=[pytest.mark.slow] * (mask != "combination")) for mask in ALL_MASKS],
+)
+def test_every_mask_as_a_function(interpreted, mask):
+    check_conformance(NAME, "scaled", mask, poison=True)
+
+
+@pytest.mark.parametrize(
+    ("score", "dtype"),
+    [
+        ("scaled", jnp.bfloat16),
+        pytest.param("additive", jnp.bfloat16, marks=pytest.mark.slow),
+        pytest.param("distance", jnp.bfloat16, marks=pytest.mark.slow),
+        pytest.param("softcap", jnp.bfloat16, marks=pytest.mark.slow),
+        pytest.param("general", jnp.float16, marks=pytest.mark.slow),
+    ],
+)
+def test_narrow_dtypes(interpreted, score, dtype):
+    check_conformance(NAME, score, "segment", dtype, poison=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("score", "mask"), [("own", "dense"), ("scaled", "combination")])
+def test_a_simulated_memory_finds_no_races(score, mask, capfd):
+    """The simulator of a TPU's memory runs without `jax.jit`, one operation at a time."""
+    params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+    with pltpu.force_tpu_interpret_mode(params), jax.disable_jit():
+        check_conformance(NAME, score, mask, jit=no_jit)
+    assert "RACE" not in "".join(capfd.readouterr()).upper()
+
+
+# --- against the reference in float64 ---
+
+
+def check_against_reference(score, point, mask, **options):
+    """The value and all gradients, of the kernels in float32 and the reference in float64."""
+
+    def of(implementation):
+        return quick_jit(jax.value_and_grad(loss_of(score, implementation, **options)))
+
+    with jax.enable_x64(True):
+        expected = named(of("reference")(point, mask))
+    narrow = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), point)
+    got = named(of(NAME)(narrow, mask))
+    assert got.keys() == expected.keys()
+    for name, array in got.items():
+        assert_close(name, array, expected[name], 2e-5)
+        assert np.any(array), name
+
+
+@aj.bias_dataclass
+class DistanceAndKey(aj.Bias):
+    """A user's bias, of one number and of a number for each key."""
+
+    rate: jax.Array = aj.array_field()
+    of_key: jax.Array = aj.array_field("S")
+
+    def values(self, query_positions, key_positions):
+        distances = jnp.abs(query_positions[:, None] - key_positions[None, :])
+        of_key = self.of_key[jnp.clip(key_positions, 0, self.of_key.shape[-1] - 1)]
+        return of_key[None, :] - self.rate * jnp.sqrt(distances.astype(self.rate.dtype) + 1)
+
+
+def test_dropout_and_biases_of_every_shape(interpreted):
+    """Tables of pairs, of keys, of queries and of one number, and a function of positions."""
+    point = point_of("scaled")
+    function = DistanceAndKey(np.array(0.3), normal(S))
+    point["bias"] = function + normal(T, S) + normal(1, S) + normal(T, 1) + normal(1, 1)
+    check_against_reference("scaled", point, aj.causal_mask(1), **DROPOUT)
+
+
+def test_a_sink_for_each_head_and_keys_that_heads_share(interpreted):
+    heads = 3
+    point = point_of("own") | {"query": normal(heads, T, 3), "value": normal(heads, S, DV)}
+    point["normalizer_params"] = {"sink": np.array([-1.0, 0.0, 2.0])}
+    mask = aj.padding_mask(jnp.array([6, 4, 0]))
+    check_against_reference("own", point, mask, normalizer="softmax(sink=True)")
+
+
+@pytest.mark.slow
+def test_lengths_that_are_no_multiple_of_a_block(interpreted):
+    point = point_of("general", target=131, source=300)
+    blocks = aj.BlockSizes(query=128, key=128)
+    check_against_reference("general", point, aj.local_mask(40, 3), block_sizes=blocks)
+
+
+@pytest.mark.slow
+def test_second_derivatives_are_those_of_the_reference(interpreted):
+    point = point_of("scaled")
+    mask = aj.causal_mask(-1) & aj.padding_mask(jnp.array(6))
+    direction = jax.tree.map(lambda leaf: normal(*leaf.shape), point)
+
+    def products(implementation):
+        gradient = jax.grad(loss_of("scaled", implementation))
+        return quick_jit(
+            lambda point, direction, mask: jax.jvp(
+                lambda point: gradient(point, mask), (point,), (direction,)
+            )
+        )
+
+    with jax.enable_x64(True):
+        expected = products("reference")(point, direction, mask)
+    narrow = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (point, direction))
+    agree(products(NAME)(*narrow, mask), expected, tolerance=5e-5)
+
+
+def test_rows_without_keys_ignore_nan_cotangents(interpreted):
+    point = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), point_of("dot"))
+    mask = aj.causal_mask(-2)  # queries 0 and 1 have no keys
+
+    def output(point):
+        return aj.attention(**point, mask=mask, score="dot", implementation=NAME)
+
+    def result_and_gradients(point):
+        result, pull_back = jax.vjp(output, point)
+        return result, pull_back(jnp.ones_like(result).at[:2].set(jnp.nan))[0]
+
+    result, gradients = quick_jit(result_and_gradients)(point)
+    assert not np.any(result[:2])
+    for name, gradient in named(gradients).items():
+        assert np.all(np.isfinite(gradient)), name
+    assert not np.any(gradients["query"][:2])
+
+
+# --- what the kernels cannot serve ---
+
+
+def attend(score="scaled", dtype=jnp.float32, **options):
+    tokens = jnp.ones((128, 8), dtype)
+    return aj.attention(tokens, tokens, tokens, score=score, implementation=NAME, **options)
+
+
+def by_sorting(q, k):
+    return jnp.sort(q)[:, :1] + jnp.sort(k)[:, :1].T
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("runs on a TPU, not on cpu", {}),
+        ("by_sorting .*: sort", {"score": by_sorting}),
+        ("by_sorting may have an infinite slope", {"score": by_sorting, "mask": aj.causal_mask()}),
+        ("softmax, not Entmax", {"normalizer": "entmax"}),
+    ],
+)
+def test_a_call_that_it_cannot_serve_says_why(words, options):
+    line = f"^implementation 'mosaic_tpu'.*{words}.*: use 'tiled'"
+    with pytest.raises(NotImplementedError, match=line):
+        attend(**options)
+
+
+def test_more_keys_than_fit_are_refused():
+    tokens = jax.ShapeDtypeStruct((2**17, 128), jnp.float32)
+
+    def loss(query, key):
+        return aj.attention(query, key, key, implementation=NAME).sum()
+
+    gradient = jax.jit(jax.grad(loss, argnums=1)).trace(tokens, tokens)
+    with pytest.raises(NotImplementedError, match="gradients of 131072 keys take 256 MiB"):
+        gradient.lower(lowering_platforms=("tpu",))
+
+
+def test_float64_is_refused():
+    with jax.enable_x64(True), pytest.raises(NotImplementedError, match="no float64"):
+        attend(dtype=jnp.float64)

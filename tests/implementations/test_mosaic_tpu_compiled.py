@@ -1,0 +1,113 @@
+"""The Pallas TPU kernels, compiled for TPUs that are not there: libtpu is enough, and no TPU.
+
+`scripts/test -m accelerators` installs libtpu and runs these tests.
+"""
+
+import functools
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+from compilation import programs, tpu
+from score_cases import SCORE_CASES
+
+import attention_jax as aj
+from attention_jax.pairwise.biases import as_bias
+from attention_jax.scores import Concat
+
+pytestmark = [
+    pytest.mark.accelerators,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None, reason='needs libtpu: pip install -e ".[tpu]"'
+    ),
+    # libtpu looks for the TPUs of a pod, and JAX for a cache that its topologies do not have.
+    pytest.mark.filterwarnings("default"),
+]
+
+every_target = pytest.mark.parametrize("target", tpu.TARGETS)
+SCORES = {name: case.score for name, case in SCORE_CASES.items()} | {
+    "additive": aj.Additive(hidden_dim=programs.DIM),
+    "concat": Concat(hidden_dim=programs.DIM),
+}
+
+
+@pytest.fixture(autouse=True)
+def _optimised():
+    """Options of XLA:CPU for quick compilation are unknown to a TPU's compiler."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("score", SCORES)
+@every_target
+def test_every_score_and_dtype(target, score, dtype):
+    function, args = programs.attention(
+        target, SCORES[score], length=256, dtype=jnp.dtype(dtype), blocks=(128, 128)
+    )
+    text = jax.jit(function).lower(*args).compile().as_text()
+    assert text.count("tpu_custom_call") == 2
+
+
+MASKS = {
+    "causal": lambda: aj.causal_mask(),
+    "local": lambda: aj.local_mask(100, 3),
+    "padding": lambda: aj.padding_mask(jnp.array(150), jnp.array(170)),
+    "segment": lambda: aj.segment_mask(jnp.arange(300) // 70, jnp.arange(300) // 90),
+    "dense": lambda: jnp.ones((300, 300), bool),
+    "combination": lambda: ~aj.local_mask(0, 0) & (aj.causal_mask() | jnp.ones((1, 300), bool)),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_mask_with_dropout_biases_and_statistics(mask):
+    """A length that is no multiple of a tile, heads, and a bias table of each shape."""
+    device = tpu.device("v5e")
+    array = functools.partial(tpu.array, dtype=jnp.bfloat16, device=device)
+
+    def loss(query, key, value, table, of_key):
+        output, statistics = aj.attention(
+            query,
+            key,
+            value,
+            mask=MASKS[mask](),
+            bias=as_bias(table) + of_key,
+            dropout_rate=0.1,
+            dropout_rng=jax.random.key(0),
+            return_statistics=True,
+            implementation="mosaic_tpu",
+            block_sizes=aj.BlockSizes(query=128, key=128),
+        )
+        return output.astype(jnp.float32).sum() + statistics.logsumexp.sum()
+
+    tokens = array((2, 300, 64))
+    args = tokens, tokens, array((2, 300, 128)), array((2, 300, 300)), array((1, 300))
+    jax.jit(jax.grad(loss, argnums=range(5))).lower(*args).compile()
+
+
+@pytest.mark.parametrize("score", [programs.distance, programs.bilinear_network])
+def test_scores_of_a_user(score):
+    dim = programs.DIM
+    params = {"forms": 8 * [jnp.zeros((dim, dim))], "weights": 8 * [jnp.zeros((1, 1))]}
+    function, args = programs.attention(
+        "v5e",
+        score,
+        length=256,
+        dtype=jnp.float32,
+        blocks=(128, 128),
+        params=params if score is programs.bilinear_network else None,
+    )
+    jax.jit(function).lower(*args).compile()
+
+
+def test_memory_is_linear():
+    def temporary(length):
+        function, args = programs.attention(
+            "v5e", "scaled", length=length, dtype=jnp.bfloat16, blocks=(512, 512)
+        )
+        return jax.jit(function).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(16384) <= 8 * 2**20
