@@ -45,7 +45,7 @@ from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
-from experiments.experiment import JSON, rounded, run_experiment, significant
+from experiments.experiment import JSON, ScoreNames, rounded, run_experiment, significant
 from experiments.reversal.arms import trained_arm
 from experiments.reversal.length_evaluation import share_of_right_key, strings_right
 from experiments.reversal.length_figures import panels_figure
@@ -87,10 +87,10 @@ class Config(TrainingSettings):
     normalizers: tuple[str, ...] = tuple(NORMALIZERS)
     steps: int = 1500
     learning_rate: float = ReversalConfig.learning_rate
-    scores: tuple[str, ...] = ("additive", "dot", "general", "scaled")
+    scores: ScoreNames = ("additive", "dot", "general", "scaled")
     lengths: tuple[int, ...] = (3, 5, 8, 10, 20, 50, 200)
     strings: tuple[int, ...] = (100, 100, 100, 100, 100, 50, 20)
-    long_scores: tuple[str, ...] = ("additive",)
+    long_scores: ScoreNames = ("additive",)
     long_normalizers: tuple[str, ...] = ("softmax", "softmax, log n", "SSMax", "entmax 1.5")
     long_lengths: tuple[int, ...] = (20, 40, 80, 160, 320, 640)
     long_strings: tuple[int, ...] = (50, 50, 50, 50, 10, 10)

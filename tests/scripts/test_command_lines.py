@@ -55,7 +55,7 @@ def test_evaluate_prints_a_row_a_length_and_writes_every_seed(
     arguments = ["--workdir", workdir, "--lengths", "3", "5", "--strings", "7", "--out", out]
     assert call(evaluate_script, *arguments, monkeypatch=monkeypatch) == 0
     printed = capsys.readouterr().out
-    assert "general, positions sinusoidal, step 4, 2 seeds" in printed
+    assert "general, softmax, positions sinusoidal, step 4, 2 seeds" in printed
     accuracy = json.loads(out.read_text())["accuracy"]
     assert list(accuracy) == ["3", "5"]
     for by_metric in accuracy.values():
