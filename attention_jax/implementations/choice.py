@@ -52,7 +52,7 @@ KERNELS: dict[str, dict[str, Objection]] = {"gpu": {"cudnn": _against_cudnn}}
 def chosen_implementation(
     score: Score, inputs: Inputs, backend: str, options: Options | None = None
 ) -> str:
-    """The name of the fastest implementation for these inputs.
+    """The name of the default implementation for these inputs.
 
     Args:
         score: the score.

@@ -165,17 +165,39 @@ def _forward(plan: TpuPlan, arrays: Arrays, constants: Constants) -> FinalRows:
     output, *sums = run_forward(programs, plan.output_dtype, (schedule, operands))
     normalizer, params = plan.plan.options.normalizer, arrays.normalizer_params
 
+    sink = normalizer.sink_logit(params)
+
     def finalize(largest: Array, total: Array, excess: Array | None) -> Any:
+        """The results of the rows, and what the keys' weights sum to beside the sink's."""
         nothing = jnp.zeros((largest.shape[0], 0))
-        return SoftmaxState(largest, total, nothing, excess).finalize(normalizer, params)
+        state = SoftmaxState(largest, total, nothing, excess)
+        if sink is not None:
+            state = _with_sink(state, sink)
+        rows = state.finalize(normalizer, params)
+        return rows, jnp.where(rows.empty, 0, state.normalizer / rows.divisor)
 
     row_sums: Any = [None if row is None else row[:, 0, :] for row in sums]
-    rows = jax.vmap(finalize)(*row_sums)
-    if normalizer.sink_logit(params) is not None:
+    rows, share = jax.vmap(finalize)(*row_sums)
+    if sink is not None:
         # The kernel divides by the sum without the sink.
-        share = jnp.where(rows.empty, 0, row_sums[1] / rows.divisor)
         output = (output * share[..., None]).astype(output.dtype)
     return FinalRows(output, rows.statistics, rows.shift.reference, rows.divisor)
+
+
+def _with_sink(state: SoftmaxState, sink: Array) -> SoftmaxState:
+    """The sums relative to the larger of the keys' largest logit and the sink's logit."""
+    largest = jnp.maximum(state.largest, sink)
+    shrink = jnp.exp(state.largest - largest)
+    excess = state.excess
+    if excess is not None:
+        drop = jnp.where(shrink > 0, state.largest - largest, 0)
+        excess = shrink * (excess + drop * state.normalizer)
+    return state._replace(
+        largest=largest,
+        normalizer=shrink * state.normalizer,
+        excess=excess,
+        largest_of_keys=jnp.where(state.normalizer == 0, -jnp.inf, state.largest),
+    )
 
 
 def _backward(plan: TpuPlan, residuals: Residuals, cotangents: Any) -> Arrays:

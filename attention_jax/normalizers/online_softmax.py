@@ -11,7 +11,8 @@ normalizer). At the end
     output = weighted / normalizer,    logsumexp = M + log normalizer,
     entropy = log normalizer - excess / normalizer.
 
-The results do not depend on M, so it needs no gradient. A sink is one more key, with value 0.
+The results do not depend on M, so it needs no gradient. A sink is one more key, with value 0. Its
+logit may be so large that all other exponentials are 0, so the largest logit of a key is kept too.
 
 Source: Milakov and Gimelshein 2018, algorithm 3; Rabe and Staats 2021, section 2.
 """
@@ -37,6 +38,7 @@ class SoftmaxState(NamedTuple):
     normalizer: Array  # [t] without the sink
     weighted: Array  # [t, Dv]
     excess: Array | None  # [t]; None without statistics
+    largest_of_keys: Array | None = None  # [t] M without the sink; None if there is no sink
 
     @classmethod
     def empty(
@@ -50,14 +52,15 @@ class SoftmaxState(NamedTuple):
     ) -> SoftmaxState:
         """The state before the first key; `sink` is the logit [] of a sink."""
         zeros = jnp.zeros(rows, dtype)
-        largest = jnp.full(rows, -jnp.inf, dtype)
+        largest, largest_of_keys = jnp.full(rows, -jnp.inf, dtype), None
         if sink is not None:
-            largest = zeros + jax.lax.stop_gradient(sink)
+            largest_of_keys, largest = largest, zeros + jax.lax.stop_gradient(sink)
         return cls(
             largest=largest,
             normalizer=zeros,
             weighted=jnp.zeros((rows, value_dim), dtype),
             excess=zeros if statistics else None,
+            largest_of_keys=largest_of_keys,
         )
 
     def update(
@@ -90,10 +93,15 @@ class SoftmaxState(NamedTuple):
             terms = exponentials * jnp.where(exponentials > 0, shifted, 0)
             drop = jnp.where(shrink > 0, self.largest - reference, 0)
             excess = shrink * (excess + drop * self.normalizer) + jnp.sum(terms, axis=1)
-        return SoftmaxState(largest, normalizer, weighted, excess)
+        largest_of_keys = self.largest_of_keys
+        if largest_of_keys is not None:
+            largest_of_keys = jnp.maximum(largest_of_keys, tile_largest)
+        return SoftmaxState(largest, normalizer, weighted, excess, largest_of_keys)
 
     def finalize(self, normalizer: Any, params: Any) -> FinalRows:
         any_allowed = self.normalizer != 0  # `> 0` would hide a NaN
+        if self.largest_of_keys is not None:
+            any_allowed = self.largest_of_keys != -jnp.inf
         total, excess = self.normalizer, self.excess
         sink = normalizer.sink_logit(params)
         if sink is not None:

@@ -100,7 +100,8 @@ def test_narrow_inputs_are_seen_in_the_compute_dtype():
     seen = only(quick_jit(lambda *x: capture(aj.attention, *x))(query, key, value))
     assert seen.output.dtype == seen.query.dtype == jnp.bfloat16
     assert seen.weights.dtype == seen.logits.dtype == jnp.float32
-    close(seen.weights, numpy_weights(query.astype(np.float32), key.astype(np.float32)), 1e-6)
+    # The scaled query is rounded to bfloat16 before the product, the logits are not.
+    close(seen.weights, numpy_weights(query.astype(np.float32), key.astype(np.float32)), 2**-8)
 
 
 def test_dropout_leaves_the_weights_as_they_were():

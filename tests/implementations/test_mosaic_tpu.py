@@ -129,7 +129,7 @@ def test_dropout_and_biases_of_every_shape(interpreted):
 def test_a_sink_for_each_head_and_keys_that_heads_share(interpreted):
     heads = 3
     point = point_of("own") | {"query": normal(heads, T, 3), "value": normal(heads, S, DV)}
-    point["normalizer_params"] = {"sink": np.array([-1.0, 0.0, 2.0])}
+    point["normalizer_params"] = {"sink": np.array([-1.0, 9.0, 200.0])}
     mask = aj.padding_mask(jnp.array([6, 4, 0]))
     check_against_reference("own", point, mask, normalizer="softmax(sink=True)")
 

@@ -36,7 +36,7 @@ CONFIG = ReversalConfig(
     loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
     batch_size=3,
 )
-LABEL = "general, positions sinusoidal"  # the positions are not the task's default
+LABEL = "general, softmax, positions sinusoidal"  # the positions are not the task's default
 
 
 @pytest.fixture(scope="module")
