@@ -174,6 +174,7 @@ def _forward(plan: TpuPlan, arrays: Arrays, constants: Constants) -> FinalRows:
         if sink is not None:
             state = _with_sink(state, sink)
         rows = state.finalize(normalizer, params)
+        assert rows.divisor is not None  # softmax has one
         return rows, jnp.where(rows.empty, 0, state.normalizer / rows.divisor)
 
     row_sums: Any = [None if row is None else row[:, 0, :] for row in sums]

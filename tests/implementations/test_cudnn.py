@@ -106,7 +106,7 @@ def test_output_and_gradients_are_those_of_float64(stand_in, score_name, mask_na
     got = jax.jit(functools.partial(forward_and_gradients, "cudnn", score, mask))(
         poisoned, jnp.where(hidden["queries"], jnp.nan, doutput)
     )
-    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(got))
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(got))
     assert_within(got, expected, 4 * UNIT)
     output, dquery, dkey, dvalue, _ = wide(got)
     for side, zeros in (("queries", (output, dquery)), ("keys", (dkey, dvalue))):
