@@ -5,7 +5,7 @@ by a kernel, all other derivatives from `plain_tiles`. The logits never leave th
 linear in T and S.
 
 On other devices it raises NotImplementedError, except under
-`jax.experimental.pallas.tpu.force_tpu_interpret_mode()`, in which the kernels are interpreted.
+`jax.experimental.pallas.tpu.force_tpu_interpret_mode(True)`, in which the kernels are interpreted.
 
 Source: Dao et al. 2022, algorithms 1 and 4.
 """

@@ -283,7 +283,7 @@ def _refuse(ctx: Any, array: Any) -> Any:
     platforms = ctx.module_context.platforms
     raise NotImplementedError(
         f"implementation 'mosaic_tpu' runs on a TPU, not on {', '.join(platforms)}: use 'tiled', or"
-        " jax.experimental.pallas.tpu.force_tpu_interpret_mode() to interpret its kernels"
+        " jax.experimental.pallas.tpu.force_tpu_interpret_mode(True) to interpret its kernels"
     )
 
 

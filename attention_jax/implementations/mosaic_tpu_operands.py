@@ -147,7 +147,7 @@ def operands_of(programs: TilePrograms, arrays: Arrays, constants: Constants) ->
     plan = programs.plan
     sizes = (plan.tile.query, plan.tile.key)
     tiles = [
-        jax.vmap(functools.partial(positions, size=size))(jnp.arange(count))
+        jax.vmap(functools.partial(positions, size=size))(jnp.arange(count)).astype(jnp.int32)
         for count, size in zip(plan.grid.tiles, sizes, strict=True)
     ]
 

@@ -194,7 +194,7 @@ def by_sorting(q, k):
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        ("runs on a TPU, not on cpu", {}),
+        (r"runs on a TPU, not on cpu.*force_tpu_interpret_mode\(True\)", {}),
         ("by_sorting .*: sort", {"score": by_sorting}),
         ("by_sorting may have an infinite slope", {"score": by_sorting, "mask": aj.causal_mask()}),
         ("softmax, not Entmax", {"normalizer": "entmax"}),
@@ -204,6 +204,25 @@ def test_a_call_that_it_cannot_serve_says_why(words, options):
     line = f"^implementation 'mosaic_tpu'.*{words}.*: use 'tiled'"
     with pytest.raises(NotImplementedError, match=line):
         attend(**options)
+
+
+def lower_for_a_tpu(gradient=True, score="scaled", **options):
+    """Lowers attention, or its gradient, for a TPU; nothing is compiled."""
+    tokens = jnp.ones((128, 8), jnp.float32)
+
+    def loss(tokens):
+        output = aj.attention(tokens, tokens, tokens, score=score, implementation=NAME, **options)
+        return output.sum()
+
+    function = jax.grad(loss) if gradient else loss
+    jax.jit(function).trace(tokens).lower(lowering_platforms=("tpu",))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("mask", [None, aj.causal_mask()])
+def test_float32_lowers_where_jax_enables_float64(mask, gradient):
+    with jax.enable_x64(True):
+        lower_for_a_tpu(gradient, mask=mask)
 
 
 def test_more_keys_than_fit_are_refused():
