@@ -126,6 +126,12 @@ def test_dropout_and_biases_of_every_shape(interpreted):
     check_against_reference("scaled", point, aj.causal_mask(1), **DROPOUT)
 
 
+def test_alibi(interpreted):
+    point = point_of("scaled")
+    point["bias"] = aj.alibi_bias(np.array(0.3))
+    check_against_reference("scaled", point, aj.causal_mask(1))
+
+
 def test_a_sink_for_each_head_and_keys_that_heads_share(interpreted):
     heads = 3
     point = point_of("own") | {"query": normal(heads, T, 3), "value": normal(heads, S, DV)}
@@ -194,7 +200,7 @@ def by_sorting(q, k):
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        (r"runs on a TPU, not on cpu.*force_tpu_interpret_mode\(True\)", {}),
+        ("runs on a TPU, not on cpu", {}),
         ("by_sorting .*: sort", {"score": by_sorting}),
         ("by_sorting may have an infinite slope", {"score": by_sorting, "mask": aj.causal_mask()}),
         ("softmax, not Entmax", {"normalizer": "entmax"}),
@@ -206,9 +212,15 @@ def test_a_call_that_it_cannot_serve_says_why(words, options):
         attend(**options)
 
 
+def test_it_says_how_to_interpret_gradients_too():
+    """Other arguments of `force_tpu_interpret_mode` fail where a gradient is taken."""
+    with pytest.raises(NotImplementedError, match=r"force_tpu_interpret_mode\(True\) to interpret"):
+        attend()
+
+
 def lower_for_a_tpu(gradient=True, score="scaled", **options):
     """Lowers attention, or its gradient, for a TPU; nothing is compiled."""
-    tokens = jnp.ones((128, 8), jnp.float32)
+    tokens = jnp.ones((2, 128, 8), jnp.float32)
 
     def loss(tokens):
         output = aj.attention(tokens, tokens, tokens, score=score, implementation=NAME, **options)
@@ -221,8 +233,21 @@ def lower_for_a_tpu(gradient=True, score="scaled", **options):
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("mask", [None, aj.causal_mask()])
 def test_float32_lowers_where_jax_enables_float64(mask, gradient):
-    with jax.enable_x64(True):
+    # The tests' strict promotion is for programs of one width.
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         lower_for_a_tpu(gradient, mask=mask)
+
+
+@pytest.mark.parametrize("slopes", [aj.alibi_slopes(2), jnp.array(0.5)])
+def test_gradients_with_alibi_lower(slopes):
+    lower_for_a_tpu(bias=aj.alibi_bias(slopes))
+
+
+@pytest.mark.parametrize("bias", [aj.t5_bias(jnp.ones(32)), aj.relative_bias(jnp.ones(5))])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_tables_of_distances_are_refused(bias, gradient):
+    with pytest.raises(NotImplementedError, match="Unsupported gather.*: use 'tiled'"):
+        lower_for_a_tpu(gradient, bias=bias)
 
 
 def test_more_keys_than_fit_are_refused():
