@@ -246,7 +246,7 @@ def test_gradients_with_alibi_lower(slopes):
 @pytest.mark.parametrize("bias", [aj.t5_bias(jnp.ones(32)), aj.relative_bias(jnp.ones(5))])
 @pytest.mark.parametrize("gradient", [False, True])
 def test_tables_of_distances_are_refused(bias, gradient):
-    with pytest.raises(NotImplementedError, match="Unsupported gather.*: use 'tiled'"):
+    with pytest.raises(NotImplementedError, match=r"Unsupported gather.*: use 'tiled'"):
         lower_for_a_tpu(gradient, bias=bias)
 
 
