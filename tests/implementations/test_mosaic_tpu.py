@@ -21,6 +21,7 @@ from derivative_cases import DROPOUT, DV, S, T, agree, loss_of, normal, point_of
 from jax.experimental.pallas import tpu as pltpu
 
 import attention_jax as aj
+from attention_jax.pairwise.biases import RelativeBias
 
 NAME = "mosaic_tpu"
 FAST_SCORES = ("additive", "own", "scaled")
@@ -197,11 +198,28 @@ def by_sorting(q, k):
     return jnp.sort(q)[:, :1] + jnp.sort(k)[:, :1].T
 
 
+MATRIX = jnp.ones((8, 8))
+
+
+def by_a_matrix(q, k):
+    return q @ MATRIX @ k.T
+
+
+@aj.bias_dataclass
+class OwnDistances(RelativeBias):
+    """A bias of which JAX cannot lower the gradient for a TPU."""
+
+    slope: jax.Array = aj.array_field()
+
+    def of_distance(self, distances):
+        return self.slope * distances.astype(self.slope.dtype)
+
+
 @pytest.mark.parametrize(
     ("words", "options"),
     [
         ("runs on a TPU, not on cpu", {}),
-        ("by_sorting .*: sort", {"score": by_sorting}),
+        ("cannot run by_sorting in its kernels: .*: sort", {"score": by_sorting}),
         ("by_sorting may have an infinite slope", {"score": by_sorting, "mask": aj.causal_mask()}),
         ("softmax, not Entmax", {"normalizer": "entmax"}),
     ],
@@ -210,6 +228,52 @@ def test_a_call_that_it_cannot_serve_says_why(words, options):
     line = f"^implementation 'mosaic_tpu'.*{words}.*: use 'tiled'"
     with pytest.raises(NotImplementedError, match=line):
         attend(**options)
+
+
+def test_an_array_that_the_pair_closes_over_is_refused():
+    line = (
+        r"^implementation 'mosaic_tpu': the pair of by_a_matrix reads arrays \[8, 8\] that .*params"
+    )
+    with pytest.raises(NotImplementedError, match=line) as error:
+        attend(by_a_matrix)
+    assert "/" not in str(error.value).partition("\n")[0]
+
+
+def test_padding_counts_as_a_mask_of_infinite_slopes():
+    tokens = jnp.ones((130, 8))
+    line = r"\(a length that is no multiple of the tile counts as one\)"
+    with pytest.raises(NotImplementedError, match=line):
+        aj.attention(tokens, tokens, tokens, score=by_sorting, implementation=NAME)
+
+
+def test_a_refusal_has_the_whole_reason_and_names_what_is_given():
+    bias = OwnDistances(jnp.array(0.5))
+    with pytest.raises(NotImplementedError) as error:
+        lower_for_a_tpu(bias=bias)
+    line = str(error.value).partition("\n")[0]
+    assert "with this bias in its kernels: Invalid type: error" in line
+    assert "vector types must have positive constant sizes" in line
+    with pytest.raises(NotImplementedError, match="with this mask and bias in"):
+        lower_for_a_tpu(bias=bias, mask=aj.causal_mask())
+
+
+def test_values_without_features_are_those_of_tiled(interpreted):
+    tokens = normal(T, 3).astype("f4")
+
+    def results(implementation):
+        return aj.attention(
+            tokens,
+            tokens,
+            jnp.zeros((T, 0)),
+            mask=aj.causal_mask(),
+            return_statistics=True,
+            implementation=implementation,
+        )
+
+    (output, statistics), (_, expected) = results(NAME), results("tiled")
+    assert output.shape == (T, 0)
+    for name, got in statistics._asdict().items():
+        np.testing.assert_array_equal(got, getattr(expected, name), err_msg=name)
 
 
 def test_it_says_how_to_interpret_gradients_too():
