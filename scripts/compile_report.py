@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -83,7 +84,8 @@ def main(arguments: Arguments) -> None:
 def _environment() -> dict[str, Any]:
     """The environment, with the version of the compiler."""
     found = environment(Path(__file__).parent)
-    found["packages"]["libtpu"] = importlib.metadata.version("libtpu")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # every row says so
+        found["packages"]["libtpu"] = importlib.metadata.version("libtpu")
     return found
 
 

@@ -61,11 +61,8 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     plan = _make_plan(options, *(array.shape[0] for array in (inputs.query, inputs.key)))
     _, arrays, constants = tiling.prepare(options, inputs, plan)
     if constants.stand_ins is not None:
-        padding = (
-            ""
-            if inputs.mask is not None
-            else (" (a length that is no multiple of the tile counts as one)")
-        )
+        padding = " (a length that is no multiple of the tile counts as one)"
+        padding = padding if inputs.mask is None else ""
         _refuse(
             f"the pair of {options.score} may have an infinite slope where the mask{padding} hides"
             " a pair; set finite_slopes = True in the score if it has none"
