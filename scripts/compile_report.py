@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import os
 import shlex
 import sys
@@ -70,13 +72,21 @@ def main(arguments: Arguments) -> None:
         content = {
             "schema": SCHEMA,
             "command": shlex.join(["python", "scripts/compile_report.py", *sys.argv[1:]]),
-            "environment": environment(Path(__file__).parent),
+            "environment": _environment(),
             "benchmarks": {
                 "compiled-programs": {"rows": rows},
                 "compiled-targets": {"rows": targets(rows)},
             },
         }
         write_json(arguments.out, content)
+
+
+def _environment() -> dict[str, Any]:
+    """The environment, with the version of the compiler."""
+    found = environment(Path(__file__).parent)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # every row says so
+        found["packages"]["libtpu"] = importlib.metadata.version("libtpu")
+    return found
 
 
 def rows_of(program: Program, folder: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ by a kernel, all other derivatives from `plain_tiles`. The logits never leave th
 linear in T and S.
 
 On other devices it raises NotImplementedError, except under
-`jax.experimental.pallas.tpu.force_tpu_interpret_mode()`, in which the kernels are interpreted.
+`jax.experimental.pallas.tpu.force_tpu_interpret_mode(True)`, in which the kernels are interpreted.
 
 Source: Dao et al. 2022, algorithms 1 and 4.
 """
@@ -25,7 +25,7 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import mosaic_tpu_kernels as kernels
 from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
-from attention_jax.implementations import plain_tiles, reference, tile_arrays, tiling
+from attention_jax.implementations import plain_tiles, tile_arrays, tiled, tiling
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.mosaic_tpu_calls import run_backward, run_forward
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
@@ -52,8 +52,8 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
         NotImplementedError: the kernels cannot serve this call; the message says why.
     """
     target_length = inputs.query.shape[0]
-    if 0 in (target_length, inputs.key.shape[0]):
-        return reference.attend(options, inputs)  # no tiles
+    if 0 in (target_length, *inputs.value.shape):
+        return tiled.attend(options, inputs)  # no kernel has a tile without entries
     if inputs.compute_dtype == jnp.float64:
         _refuse("a TPU has no float64")
     if type(options.normalizer) is not Softmax:
@@ -61,9 +61,11 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     plan = _make_plan(options, *(array.shape[0] for array in (inputs.query, inputs.key)))
     _, arrays, constants = tiling.prepare(options, inputs, plan)
     if constants.stand_ins is not None:
+        padding = " (a length that is no multiple of the tile counts as one)"
+        padding = padding if inputs.mask is None else ""
         _refuse(
-            f"the pair of {options.score} may have an infinite slope where the mask hides a pair;"
-            " set finite_slopes = True in the score if it has none"
+            f"the pair of {options.score} may have an infinite slope where the mask{padding} hides"
+            " a pair; set finite_slopes = True in the score if it has none"
         )
     query_dtype = inputs.query.dtype
     output_dtype = jnp.dtype(jnp.float32) if query_dtype == jnp.float16 else query_dtype

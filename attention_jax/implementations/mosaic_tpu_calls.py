@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -273,17 +274,24 @@ def _check_lowering(
     try:
         jax.jit(function).trace(*shapes).lower(lowering_platforms=("tpu",))
     except Exception as error:
+        given = {"mask": programs.mask is not None, "bias": programs.has_bias}
+        parts = " and ".join(name for name, is_given in given.items() if is_given)
         raise NotImplementedError(
-            f"implementation 'mosaic_tpu' cannot run {programs.plan.options.score} with this mask"
-            f" and bias in its kernels: {one_line(error)}: use 'tiled'"
+            f"implementation 'mosaic_tpu' cannot run {programs.plan.options.score}"
+            f"{parts and f' with this {parts}'} in its kernels: {_reason(error)}: use 'tiled'"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The reason on one line, without the places in files that Pallas adds."""
+    return re.sub(r" at \S+:\d+", "", one_line(error))
 
 
 def _refuse(ctx: Any, array: Any) -> Any:
     platforms = ctx.module_context.platforms
     raise NotImplementedError(
         f"implementation 'mosaic_tpu' runs on a TPU, not on {', '.join(platforms)}: use 'tiled', or"
-        " jax.experimental.pallas.tpu.force_tpu_interpret_mode() to interpret its kernels"
+        " jax.experimental.pallas.tpu.force_tpu_interpret_mode(True) to interpret its kernels"
     )
 
 

@@ -66,6 +66,7 @@ class TilePrograms:
     mask: PositionProgram | None
     dropout: PositionProgram | None
     bias: PositionProgram
+    has_bias: bool
 
     def params(self, matrices: list[Array]) -> Any:
         """The parameters of the score; the kernel has only the shapes of those it does not read."""
@@ -139,6 +140,7 @@ def _programs_of(plan: Plan, structure: Any, shapes: tuple[Any, ...]) -> TilePro
         mask=mask,
         dropout=dropout,
         bias=split(bias_of, (arrays.biases.functions, constants.bias_integers)),
+        has_bias=bool(arrays.biases.functions or arrays.biases.tables),
     )
 
 
@@ -147,7 +149,7 @@ def operands_of(programs: TilePrograms, arrays: Arrays, constants: Constants) ->
     plan = programs.plan
     sizes = (plan.tile.query, plan.tile.key)
     tiles = [
-        jax.vmap(functools.partial(positions, size=size))(jnp.arange(count))
+        jax.vmap(functools.partial(positions, size=size))(jnp.arange(count)).astype(jnp.int32)
         for count, size in zip(plan.grid.tiles, sizes, strict=True)
     ]
 
@@ -257,11 +259,22 @@ def to_row(column: Array) -> Array:
 
 
 def _params_that_pair_reads(score: Score, arrays: Arrays) -> tuple[int, ...]:
-    """The places of the parameters that `pair` reads; most belong to the projections."""
+    """The places of the parameters that `pair` reads; most belong to the projections.
+
+    Raises:
+        NotImplementedError: `pair` reads an array that is not an argument.
+    """
     tile = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (arrays.queries, arrays.keys)
     )
-    program = jax.make_jaxpr(score.pair)(arrays.params, *tile).jaxpr
+    closed = jax.make_jaxpr(score.pair)(arrays.params, *tile)
+    if closed.consts:
+        shapes = ", ".join(str(list(jnp.shape(const))) for const in closed.consts)
+        raise NotImplementedError(
+            f"implementation 'mosaic_tpu': the pair of {score} reads arrays {shapes} that are not"
+            " its arguments: pass them as params, or use 'tiled'"
+        )
+    program = closed.jaxpr
     read = {v for v in program.outvars if not isinstance(v, core.Literal)}
     for equation in reversed(program.eqns):
         if any(var in read for var in equation.outvars):

@@ -173,15 +173,15 @@ def _from_diagonals(diagonals: Array, t: int, s: int) -> Array:
 
 
 @bias_dataclass
-class AlibiBias(RelativeBias):
+class AlibiBias(Bias):
     """b_ij = -slope |i - j|"""
 
     slopes: Array = array_field()
 
-    def of_distance(self, distances: Array) -> Array:
-        slopes, sizes = same_rank(
-            self.slopes[..., None], jnp.abs(distances).astype(self.slopes.dtype)
-        )
+    def values(self, query_positions: Array, key_positions: Array) -> Array:
+        # Not a `RelativeBias`: these operations, and their derivatives, can run in every kernel.
+        distances = jnp.abs(query_positions[:, None] - key_positions[None, :])
+        slopes, sizes = same_rank(self.slopes[..., None, None], distances.astype(self.slopes.dtype))
         return -slopes * sizes
 
 

@@ -21,6 +21,7 @@ from derivative_cases import DROPOUT, DV, S, T, agree, loss_of, normal, point_of
 from jax.experimental.pallas import tpu as pltpu
 
 import attention_jax as aj
+from attention_jax.pairwise.biases import RelativeBias
 
 NAME = "mosaic_tpu"
 FAST_SCORES = ("additive", "own", "scaled")
@@ -126,6 +127,12 @@ def test_dropout_and_biases_of_every_shape(interpreted):
     check_against_reference("scaled", point, aj.causal_mask(1), **DROPOUT)
 
 
+def test_alibi(interpreted):
+    point = point_of("scaled")
+    point["bias"] = aj.alibi_bias(np.array(0.3))
+    check_against_reference("scaled", point, aj.causal_mask(1))
+
+
 def test_a_sink_for_each_head_and_keys_that_heads_share(interpreted):
     heads = 3
     point = point_of("own") | {"query": normal(heads, T, 3), "value": normal(heads, S, DV)}
@@ -191,11 +198,28 @@ def by_sorting(q, k):
     return jnp.sort(q)[:, :1] + jnp.sort(k)[:, :1].T
 
 
+MATRIX = jnp.ones((8, 8))
+
+
+def by_a_matrix(q, k):
+    return q @ MATRIX @ k.T
+
+
+@aj.bias_dataclass
+class OwnDistances(RelativeBias):
+    """A bias of which JAX cannot lower the gradient for a TPU."""
+
+    slope: jax.Array = aj.array_field()
+
+    def of_distance(self, distances):
+        return self.slope * distances.astype(self.slope.dtype)
+
+
 @pytest.mark.parametrize(
     ("words", "options"),
     [
         ("runs on a TPU, not on cpu", {}),
-        ("by_sorting .*: sort", {"score": by_sorting}),
+        ("cannot run by_sorting in its kernels: .*: sort", {"score": by_sorting}),
         ("by_sorting may have an infinite slope", {"score": by_sorting, "mask": aj.causal_mask()}),
         ("softmax, not Entmax", {"normalizer": "entmax"}),
     ],
@@ -204,6 +228,90 @@ def test_a_call_that_it_cannot_serve_says_why(words, options):
     line = f"^implementation 'mosaic_tpu'.*{words}.*: use 'tiled'"
     with pytest.raises(NotImplementedError, match=line):
         attend(**options)
+
+
+def test_an_array_that_the_pair_closes_over_is_refused():
+    line = (
+        r"^implementation 'mosaic_tpu': the pair of by_a_matrix reads arrays \[8, 8\] that .*params"
+    )
+    with pytest.raises(NotImplementedError, match=line) as error:
+        attend(by_a_matrix)
+    assert "/" not in str(error.value).partition("\n")[0]
+
+
+def test_padding_counts_as_a_mask_of_infinite_slopes():
+    tokens = jnp.ones((130, 8))
+    line = r"\(a length that is no multiple of the tile counts as one\)"
+    with pytest.raises(NotImplementedError, match=line):
+        aj.attention(tokens, tokens, tokens, score=by_sorting, implementation=NAME)
+
+
+def test_a_refusal_has_the_whole_reason_and_names_what_is_given():
+    bias = OwnDistances(jnp.array(0.5))
+    with pytest.raises(NotImplementedError) as error:
+        lower_for_a_tpu(bias=bias)
+    line = str(error.value).partition("\n")[0]
+    assert "with this bias in its kernels: Invalid type: error" in line
+    assert "vector types must have positive constant sizes" in line
+    with pytest.raises(NotImplementedError, match="with this mask and bias in"):
+        lower_for_a_tpu(bias=bias, mask=aj.causal_mask())
+
+
+def test_values_without_features_are_those_of_tiled(interpreted):
+    tokens = normal(T, 3).astype("f4")
+
+    def results(implementation):
+        return aj.attention(
+            tokens,
+            tokens,
+            jnp.zeros((T, 0)),
+            mask=aj.causal_mask(),
+            return_statistics=True,
+            implementation=implementation,
+        )
+
+    (output, statistics), (_, expected) = results(NAME), results("tiled")
+    assert output.shape == (T, 0)
+    for name, got in statistics._asdict().items():
+        np.testing.assert_array_equal(got, getattr(expected, name), err_msg=name)
+
+
+def test_it_says_how_to_interpret_gradients_too():
+    """Other arguments of `force_tpu_interpret_mode` fail where a gradient is taken."""
+    with pytest.raises(NotImplementedError, match=r"force_tpu_interpret_mode\(True\) to interpret"):
+        attend()
+
+
+def lower_for_a_tpu(gradient=True, score="scaled", **options):
+    """Lowers attention, or its gradient, for a TPU; nothing is compiled."""
+    tokens = jnp.ones((2, 128, 8), jnp.float32)
+
+    def loss(tokens):
+        output = aj.attention(tokens, tokens, tokens, score=score, implementation=NAME, **options)
+        return output.sum()
+
+    function = jax.grad(loss) if gradient else loss
+    jax.jit(function).trace(tokens).lower(lowering_platforms=("tpu",))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("mask", [None, aj.causal_mask()])
+def test_float32_lowers_where_jax_enables_float64(mask, gradient):
+    # The tests' strict promotion is for programs of one width.
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        lower_for_a_tpu(gradient, mask=mask)
+
+
+@pytest.mark.parametrize("slopes", [aj.alibi_slopes(2), jnp.array(0.5)])
+def test_gradients_with_alibi_lower(slopes):
+    lower_for_a_tpu(bias=aj.alibi_bias(slopes))
+
+
+@pytest.mark.parametrize("bias", [aj.t5_bias(jnp.ones(32)), aj.relative_bias(jnp.ones(5))])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_tables_of_distances_are_refused(bias, gradient):
+    with pytest.raises(NotImplementedError, match=r"Unsupported gather.*: use 'tiled'"):
+        lower_for_a_tpu(gradient, bias=bias)
 
 
 def test_more_keys_than_fit_are_refused():

@@ -88,6 +88,17 @@ def test_every_mask_with_dropout_biases_and_statistics(mask):
     jax.jit(jax.grad(loss, argnums=range(5))).lower(*args).compile()
 
 
+def test_alibi():
+    array = functools.partial(tpu.array, dtype=jnp.float32, device=tpu.device("v5e"))
+
+    def loss(tokens, slopes):
+        bias = aj.alibi_bias(slopes)
+        return aj.attention(tokens, tokens, tokens, bias=bias, implementation="mosaic_tpu").sum()
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    gradient.lower(array((2, 256, 64)), array((2,))).compile()
+
+
 @pytest.mark.parametrize("score", [programs.distance, programs.bilinear_network])
 def test_scores_of_a_user(score):
     dim = programs.DIM
