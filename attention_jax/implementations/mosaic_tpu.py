@@ -171,7 +171,7 @@ def _forward(plan: TpuPlan, arrays: Arrays, constants: Constants) -> FinalRows:
 
     def finalize(largest: Array, total: Array, excess: Array | None) -> Any:
         """The results of the rows, and what the keys' weights sum to beside the sink's."""
-        nothing = jnp.zeros((largest.shape[0], 0))
+        nothing = jnp.zeros((largest.shape[0], 0), largest.dtype)
         state = SoftmaxState(largest, total, nothing, excess)
         if sink is not None:
             state = _with_sink(state, sink)
