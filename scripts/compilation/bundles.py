@@ -41,7 +41,8 @@ def _kernel(file: Path) -> dict[str, Any]:
             loops.append({"depth": depth, "bundles": 0})
         loops[-1]["bundles"] += 1
         for unit, number in use.get(int(match[1], 16), {}).items():
-            loops[-1][unit] = loops[-1].get(unit, 0) + number
+            if number:
+                loops[-1][unit] = loops[-1].get(unit, 0) + number
         count += 1
     return {"kernel": re.sub(r"^\d+-", "", stem), "bundles": count, "loops": loops}
 
