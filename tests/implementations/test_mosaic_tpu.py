@@ -246,6 +246,7 @@ def test_padding_counts_as_a_mask_of_infinite_slopes():
         aj.attention(tokens, tokens, tokens, score=by_sorting, implementation=NAME)
 
 
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="newer versions of JAX lower this bias")
 def test_a_refusal_has_the_whole_reason_and_names_what_is_given():
     bias = OwnDistances(jnp.array(0.5))
     with pytest.raises(NotImplementedError) as error:
