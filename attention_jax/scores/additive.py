@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_jax.core.checks import check_integer
 from attention_jax.core.products import matmul
-from attention_jax.scores import pairwise_tanh, pairwise_tanh_tpu
+from attention_jax.scores import pairwise_tanh
 from attention_jax.scores.contract import Params, Score, TileCost, init_shapes
 
 Array = jax.Array
@@ -103,23 +103,9 @@ class Additive(Score):
         return pairwise_tanh.weighted_tanh_jvp(*primals, *filled)
 
     def for_tpu(self) -> Score:
-        return _AdditiveOnTpu()
+        from attention_jax.scores.pairwise_tanh_tpu import AdditiveOnTpu  # imports Pallas
 
-
-@dataclasses.dataclass(frozen=True)
-class _AdditiveOnTpu(Score):
-    """The tiles of `Additive` on a TPU."""
-
-    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        return pairwise_tanh_tpu.weighted_tanh(params["v"], q_features, k_features)
-
-    def pair_vjp(
-        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
-    ) -> tuple[Params, Array, Array]:
-        dv, dq_features, dk_features = pairwise_tanh_tpu.weighted_tanh_vjp(
-            params["v"], q_features, k_features, dlogits
-        )
-        return {**params, "v": dv}, dq_features, dk_features
+        return AdditiveOnTpu()
 
 
 @dataclasses.dataclass(frozen=True)

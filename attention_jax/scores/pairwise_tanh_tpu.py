@@ -11,6 +11,7 @@ whole tile would not fit: every feature would read and write it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -19,10 +20,28 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from attention_jax.scores.contract import Params, Score
+
 Array = jax.Array
 
 _BLOCK = 16 * 8 * 128  # numbers of a block of rows, in 16 of 64 registers
 _LANES = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class AdditiveOnTpu(Score):
+    """The tiles of `Additive` on a TPU."""
+
+    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
+        return weighted_tanh(params["v"], q_features, k_features)
+
+    def pair_vjp(
+        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
+    ) -> tuple[Params, Array, Array]:
+        dv, dq_features, dk_features = weighted_tanh_vjp(
+            params["v"], q_features, k_features, dlogits
+        )
+        return {**params, "v": dv}, dq_features, dk_features
 
 
 def weighted_tanh(v: Array, a: Array, b: Array) -> Array:
