@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -21,7 +22,15 @@ from attention_jax.runs.run_folder import check_output
 from attention_jax.tasks.translation.attention_view import sentences_view
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.parallel_text import decode_sentences, read_sentences
-from attention_jax.tasks.translation.translate import Search, align, translate, translator_of
+from attention_jax.tasks.translation.translate import (
+    Search,
+    Translator,
+    align,
+    check_n_best,
+    translate,
+    translate_n_best,
+    translator_of,
+)
 from attention_jax.training.run import load_run
 
 _AT_ONCE = 1024  # sentences that are translated together, then written
@@ -40,6 +49,9 @@ class Arguments:
         source: sentences to translate, UTF-8, plain or .gz; standard input if left out.
         out: where translations go; standard output if left out.
         search: settings of the beam search.
+        n_best: write so many of the beams of each sentence, best first, a line each: the number of
+            the sentence from 1, a tab, the score (log-probability in nats over length penalty), a
+            tab, the translation. An empty sentence has no line.
         step: the newest good checkpoint, the best by validation, or a step that is kept.
         average: use the mean of the parameters of so many of the newest checkpoints.
         seed_index: which of the run's seeds translates, from 0.
@@ -53,6 +65,7 @@ class Arguments:
     source: Path | None = None
     out: Path | None = None
     search: Annotated[Search, tyro.conf.OmitArgPrefixes] = Search(beams=4)
+    n_best: int | None = None
     step: StepName = "newest"
     average: int = 1
     seed_index: int = 0
@@ -61,6 +74,8 @@ class Arguments:
 
     def __post_init__(self) -> None:
         check_output(self.out)
+        if self.n_best is not None:
+            check_n_best(self.n_best, self.search)
         if self.html is not None:
             check_page_file(self.html)
         if self.heatmap is not None:
@@ -82,8 +97,7 @@ def main(arguments: Arguments) -> int:
         with _written(arguments.out) as out, _progress(len(sentences)) as progress:
             for first in range(0, len(sentences), _AT_ONCE):
                 chunk = sentences[first : first + _AT_ONCE]
-                answers = translate(translator, chunk, arguments.search, progress=progress)
-                out.write("".join(f"{answer}\n" for answer in answers))
+                out.writelines(_lines(arguments, translator, chunk, first, progress))
                 out.flush()
                 done += len(chunk)
     except KeyboardInterrupt:
@@ -120,6 +134,27 @@ def main(arguments: Arguments) -> int:
     return 0
 
 
+def _lines(
+    arguments: Arguments,
+    translator: Translator,
+    sentences: Sequence[str],
+    first: int,
+    progress: Callable[[int], None],
+) -> Iterator[str]:
+    """The lines of output for some sentences, of which `first` is the index of the first."""
+    search = arguments.search
+    if arguments.n_best is None:
+        for answer in translate(translator, sentences, search, progress=progress):
+            yield f"{answer}\n"
+        return
+    by_sentence = translate_n_best(
+        translator, sentences, search, count=arguments.n_best, progress=progress
+    )
+    for number, found in enumerate(by_sentence, first + 1):
+        for hypothesis in found:
+            yield f"{number}\t{hypothesis.score:.4f}\t{hypothesis.translation}\n"
+
+
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[TextIO]:
     if path is None:
@@ -132,12 +167,30 @@ def _written(path: Path | None) -> Iterator[TextIO]:
 
 
 @contextlib.contextmanager
-def _progress(total: int):
-    """A progress bar on a terminal, and nothing elsewhere."""
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal; at the end one line with the speed, compilation included."""
     console = rich.console.Console(stderr=True)
-    with rich.progress.Progress(console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("translating", total=total)
-        yield lambda count: bar.advance(task, count)
+    begun, done = time.monotonic(), 0
+    with rich.progress.Progress(
+        *rich.progress.Progress.get_default_columns(),
+        "{task.fields[speed]}",
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("translating", total=total, speed="")
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            speed = done / max(time.monotonic() - begun, 1e-9)
+            bar.update(task, advance=count, speed=f"{speed:.1f} sentences/s")
+
+        yield advance
+    if done:
+        seconds = max(time.monotonic() - begun, 1e-9)
+        told = f"{done} sentences in {seconds:.1f} s, {done / seconds:.1f} sentences/s"
+        print(f"{told}, compilation included", file=sys.stderr)
 
 
 if __name__ == "__main__":

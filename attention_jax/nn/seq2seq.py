@@ -35,6 +35,20 @@ class DecodingState(NamedTuple):
     step: Array  # int32 [], how many tokens have been read
     max_length: Array  # int32 [], how many may be read
 
+    def fixed(self) -> Any:
+        """The part that no step changes and that has the batch axis: the memory and its lengths."""
+        return tuple(block.memory for block in self.blocks), self.source_lengths
+
+    def with_fixed(self, fixed: Any) -> DecodingState:
+        """The state with this part in place of its own; None for a state without it."""
+        parts: Any = fixed or ([None] * len(self.blocks), None)
+        memories, source_lengths = parts
+        blocks = zip(self.blocks, memories, strict=True)
+        return self._replace(
+            blocks=tuple(block._replace(memory=memory) for block, memory in blocks),
+            source_lengths=source_lengths,
+        )
+
 
 class Seq2Seq(EncoderDecoder):
     """Encoder and decoder of attention blocks.
@@ -209,10 +223,18 @@ class Seq2Seq(EncoderDecoder):
             state = model.start_decoding(
                 source, source_lengths, max_length=max_length, position_ids=position_ids
             )
-            axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, state)
+            # All prefixes of a row read the same memory: it does not move with them.
+            fixed = jax.tree.map(lambda leaf: jnp.repeat(leaf, beams, axis=0), state.fixed())
+            moving = state.with_fixed(None)
+            axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, moving)
+
+            def step(moving: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
+                logits, state = model.decode_step(moving.with_fixed(fixed), tokens)
+                return logits, state.with_fixed(None)
+
             return beam_search(
-                model.decode_step,
-                state,
+                step,
+                moving,
                 batch_size=source.shape[0],
                 beams=beams,
                 max_length=max_length,

@@ -30,6 +30,7 @@ from attention_jax.tasks.translation.translate import (
     align,
     longest_answer,
     translate,
+    translate_n_best,
     translator_of,
 )
 from attention_jax.training.loop import initial_state
@@ -123,13 +124,17 @@ def talkative(trained, tmp_path_factory):
 
 
 SENTENCES = "Ja\n\n  Já  ☃\r\n".encode()
+# What translate.py ends with on stderr.
+SPEED = r"\d+ sentences in [\d.]+ s, [\d.]+ sentences/s, compilation included\n"
 ASCII_ONLY = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 def test_translation_of_standard_input_whatever_the_locale(talkative):
     arguments = ["--workdir", "run", "--beams", "1"]
     status, out, err = run(talkative, "translate", *arguments, stdin=SENTENCES, **ASCII_ONLY)
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert re.fullmatch(SPEED, err)
+    assert err.startswith("3 sentences in ")
     first, second, third = out.removesuffix("\n").split("\n")
     assert first.replace(" ", "") == "ä" * longest_answer(8)
     assert second == ""
@@ -140,7 +145,8 @@ def test_translation_of_standard_input_whatever_the_locale(talkative):
 def test_a_heatmap_beside_it(talkative):
     arguments = ["--workdir", "run", "--beams", "1", "--heatmap", "new/looked.png"]
     status, out, err = run(talkative, "translate", *arguments, stdin=SENTENCES, **ASCII_ONLY)
-    assert (status, err) == (0, "new/looked.png\n")
+    assert status == 0
+    assert re.fullmatch(SPEED + "new/looked.png\n", err)
     assert out.count("\n") == 3
     assert (talkative / "new" / "looked.png").read_bytes().startswith(b"\x89PNG")
 
@@ -190,11 +196,12 @@ def test_evaluation(trained, script):
 @pytest.mark.slow
 def test_files_to_files(trained, script):
     folder, _ = trained
-    told = script(
+    status, out, err = script(
         folder, "translate", "--workdir", "run", "--source", "zipped.de.gz", "--out", "found.en",
         "--step", "2", "--seed-index", "1", "--beams", "2", "--length-penalty", "0.5",
     )  # fmt: skip
-    assert told == (0, "", "")
+    assert (status, out) == (0, "")
+    assert re.fullmatch(SPEED, err)
     found = (folder / "found.en").read_bytes().decode().split("\n")
     (folder / "found.en").unlink()
     translator = translator_of(load_run(TRANSLATION, folder / "run", 2), 1)
@@ -202,11 +209,32 @@ def test_files_to_files(trained, script):
     assert found == [*translate(translator, lines_of("train", "de"), search), ""]
 
 
+def test_the_best_translations_of_each_sentence(trained, script):
+    folder, _ = trained
+    arguments = ["--workdir", "run", "--beams", "3", "--n-best", "2"]
+    status, out, err = script(folder, "translate", *arguments, stdin=b"Ja .\n\nNein .\n")
+    assert status == 0
+    assert re.fullmatch(SPEED, err)
+    translator = translator_of(load_run(TRANSLATION, folder / "run"))
+    sentences, search = ["Ja .", "", "Nein ."], Search(beams=3)
+    found = translate_n_best(translator, sentences, search, count=2)
+    assert [len(each) for each in found] == [2, 0, 2]
+    assert [each[0].translation if each else "" for each in found] == translate(
+        translator, sentences, search
+    )
+    assert out == "".join(
+        f"{number}\t{hypothesis.score:.4f}\t{hypothesis.translation}\n"
+        for number, each in enumerate(found, 1)
+        for hypothesis in each
+    )
+
+
 def test_a_page_of_the_first_sentences(trained, script):
     folder, _ = trained
     arguments = ["--workdir", "run", "--beams", "1", "--html", "page.html"]
     status, out, err = script(folder, "translate", *arguments, stdin=b"\nJa .\nNein .\n")
-    assert (status, out.count("\n"), err) == (0, 3, "page.html\n")
+    assert (status, out.count("\n")) == (0, 3)
+    assert re.fullmatch(SPEED + "page.html\n", err)
     (data,) = re.findall(r'id="data">(.*?)</script>', (folder / "page.html").read_text())
     (folder / "page.html").unlink()
     captures = json.loads(data)["captures"]
@@ -322,6 +350,10 @@ def no_file(name):
             ["train", *TASK, "--workdir", "run", "--resume", *FILES, *SIZE, *VALIDATION, *TINY,
              "--steps", "3", "--clip-norm", "2"],
             "another configuration: clip_norm was 1.0, now 2.0; loop.steps was 4, now 3.",
+        ),
+        (
+            ["translate", "--workdir", "run", "--n-best", "5"],
+            "error: n_best must be at most beams 4; got 5",
         ),
         (["translate", "--workdir", "no"], "error: workdir must be the folder of a training run"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.checks import check_integer
+from attention_jax.nn.decoding import BeamResult
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.translation.batches import Ids, padded_sources
 from attention_jax.tasks.translation.task import TranslationConfig, Vocabularies, bind
@@ -103,8 +104,67 @@ def translate(
         search: settings of the search.
         progress: called after each batch with its number of sentences.
     """
+    answers: list[list[int]] = [[] for _ in sentences]
+    for index, tokens in _decoded(translator, sentences, search, _best, progress):
+        answers[index] = tokens.tolist()
+    return translator.vocabularies.target.decode(answers)
+
+
+class Hypothesis(NamedTuple):
+    """A translation that beam search has found."""
+
+    translation: str
+    score: float  # log-probability over length penalty, see `beam_search`
+    log_probability: float  # nats
+
+
+def translate_n_best(
+    translator: Translator,
+    sentences: Sequence[str],
+    search: Search,
+    *,
+    count: int,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[list[Hypothesis]]:
+    """The best translations of each sentence, best first; none for a sentence without text.
+
+    Args:
+        translator, sentences, search, progress: as in `translate`.
+        count: how many of the beams; a sentence has fewer if fewer translations exist. Two may read
+            the same, in other subwords.
+
+    Raises:
+        ValueError: `count` is not from 1 to the number of beams.
+    """
+    check_n_best(count, search)
+    found: list[list[Hypothesis]] = [[] for _ in sentences]
+    for index, result in _decoded(translator, sentences, search, _beams, progress):
+        exists = np.flatnonzero(np.isfinite(result.scores[:count]))
+        texts = translator.vocabularies.target.decode(result.tokens[exists])
+        numbers = zip(result.scores[exists], result.log_probabilities[exists], strict=True)
+        found[index] = [
+            Hypothesis(text, float(score), float(log_probability))
+            for text, (score, log_probability) in zip(texts, numbers, strict=True)
+        ]
+    return found
+
+
+def check_n_best(count: int, search: Search) -> None:
+    """Raises ValueError unless the search keeps so many translations."""
+    check_integer("n_best", count)
+    if count > search.beams:
+        raise ValueError(f"n_best must be at most beams {search.beams}; got {count}")
+
+
+def _decoded(
+    translator: Translator,
+    sentences: Sequence[str],
+    search: Search,
+    decode: Callable[..., Any],
+    progress: Callable[[int], None],
+) -> Iterator[tuple[int, Any]]:
+    """(index, what `decode` finds for it) of each sentence with text, batch by batch by length."""
     rows = [[*ids, EOS] for ids in translator.vocabularies.source.encode(sentences)]
-    answers: list[list[int]] = [[] for _ in rows]
     width_of = [-(-len(row) // WIDTH) * WIDTH for row in rows]
     for width in sorted(set(width_of)):
         members = [index for index, row_width in enumerate(width_of) if row_width == width]
@@ -112,12 +172,13 @@ def translate(
         for first in range(0, len(members), size):
             batch = members[first : first + size]
             source = padded_sources([rows[index] for index in batch], size, width)
-            decoded = np.asarray(_decode(translator.config, search, translator.params, *source))
-            for index, tokens in zip(batch, decoded, strict=False):
-                # A row that is EOS alone has no text to translate.
-                answers[index] = tokens.tolist() if len(rows[index]) > 1 else []
+            found = jax.tree.map(
+                np.asarray, decode(translator.config, search, translator.params, *source)
+            )
+            for row, index in enumerate(batch):
+                if len(rows[index]) > 1:  # a row that is EOS alone has no text
+                    yield index, jax.tree.map(lambda leaf: leaf[row], found)  # noqa: B023
             progress(len(batch))
-    return translator.vocabularies.target.decode(answers)
 
 
 def align(translator: Translator, sentence: str, search: Search = GREEDY) -> Aligned:
@@ -154,7 +215,7 @@ def translated_ids(
     row = [*ids, EOS]
     width = -(-len(row) // multiple) * multiple
     arrays = padded_sources([row], 1, width)
-    tokens = np.asarray(_decode(translator.config, search, translator.params, *arrays))[0]
+    tokens = np.asarray(_best(translator.config, search, translator.params, *arrays))[0]
     answer = tokens.tolist()
     return row, answer[: answer.index(EOS) + 1] if EOS in answer else answer
 
@@ -172,18 +233,28 @@ def longest_answer(width: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _decode(
+def _best(
     config: TranslationConfig, search: Search, params: Params, source: Array, lengths: Array
 ) -> Array:
     """The best translation of each row, int32 [B, longest_answer(S)]."""
-    model = bind(config, params)
-    ends: Any = {"max_length": longest_answer(source.shape[1]), "sos": SOS, "eos": EOS, "pad": PAD}
-    if search.beams == 1:
-        return model.greedy_decode(source, lengths, **ends).tokens
-    decoded = model.beam_decode(
-        source, lengths, beams=search.beams, length_penalty=search.length_penalty, **ends
+    if search.beams > 1:
+        return _beams(config, search, params, source, lengths).tokens[:, 0]
+    ends = _ends(source)
+    return bind(config, params).greedy_decode(source, lengths, **ends).tokens
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _beams(
+    config: TranslationConfig, search: Search, params: Params, source: Array, lengths: Array
+) -> BeamResult:
+    """All beams of each row, best first."""
+    return bind(config, params).beam_decode(
+        source, lengths, **dataclasses.asdict(search), **_ends(source)
     )
-    return decoded.tokens[:, 0]
+
+
+def _ends(source: Array) -> Any:
+    return {"max_length": longest_answer(source.shape[1]), "sos": SOS, "eos": EOS, "pad": PAD}
 
 
 @functools.partial(jax.jit, static_argnums=0)
