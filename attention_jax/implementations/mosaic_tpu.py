@@ -29,7 +29,7 @@ from attention_jax.implementations import plain_tiles, tile_arrays, tiled, tilin
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.mosaic_tpu_calls import run_backward, run_forward
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.normalizers import AttentionStatistics, Softmax
+from attention_jax.normalizers import AttentionStatistics, FinalRows, Softmax
 from attention_jax.normalizers.online_softmax import SoftmaxState
 
 Array = jax.Array
@@ -131,15 +131,6 @@ def attend_tiles(
     return rows.output, rows.statistics
 
 
-class FinalRows(NamedTuple):
-    """The results of all rows, and the numbers from which their weights are recomputed."""
-
-    output: Array  # [query_tiles, t, Dv]
-    statistics: AttentionStatistics | None  # [query_tiles, t]
-    reference: Array  # [query_tiles, t], subtracted from the logits; +inf without keys
-    divisor: Array  # [query_tiles, t], divides the weights; 1 without keys
-
-
 class Residuals(NamedTuple):
     """The arrays that the forward pass saves for the backward pass."""
 
@@ -184,7 +175,7 @@ def _forward(plan: TpuPlan, arrays: Arrays, constants: Constants) -> FinalRows:
     if sink is not None:
         # The kernel divides by the sum without the sink.
         output = (output * share[..., None]).astype(output.dtype)
-    return FinalRows(output, rows.statistics, rows.shift.reference, rows.divisor)
+    return rows._replace(output=output)
 
 
 def _with_sink(state: SoftmaxState, sink: Array) -> SoftmaxState:
@@ -211,7 +202,8 @@ def _backward(plan: TpuPlan, residuals: Residuals, cotangents: Any) -> Arrays:
     )
     schedule = operand_blocks.schedule_of(plan.plan, constants)
     doutput, dstatistics = cotangents
-    empty = rows.reference == jnp.inf
+    empty = rows.empty
+    assert rows.divisor is not None
     offset = -jnp.sum(doutput.astype(jnp.float32) * rows.output.astype(jnp.float32), axis=-1)
     dentropy = None
     if rows.statistics is not None:
@@ -221,7 +213,9 @@ def _backward(plan: TpuPlan, residuals: Residuals, cotangents: Any) -> Arrays:
         dentropy = dentropy / rows.divisor
     # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
     offset = jnp.where(empty, 0, offset / rows.divisor)
-    terms = kernels.Rows(rows.reference, jnp.where(empty, 0, 1 / rows.divisor), offset, dentropy)
+    terms = kernels.Rows(
+        rows.shift.reference, jnp.where(empty, 0, 1 / rows.divisor), offset, dentropy
+    )
     terms = jax.tree.map(lambda row: row[:, None, :], terms)
     gradients = run_backward(programs, (schedule, operands, terms, doutput))
     zeros = jax.tree.map(_zeros, operands)
@@ -239,7 +233,7 @@ def _backward(plan: TpuPlan, residuals: Residuals, cotangents: Any) -> Arrays:
 
 def _sink_gradient(sink: Array, rows: FinalRows, offset: Array, dentropy: Array | None) -> Array:
     """The gradient of the logit of the sink, a key whose value is 0."""
-    shifted = sink - rows.reference
+    shifted = sink - rows.shift.reference
     weights = jnp.exp(shifted)
     if dentropy is not None:
         offset = offset - dentropy * jnp.where(weights > 0, shifted, 0)

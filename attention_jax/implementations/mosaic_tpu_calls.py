@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +38,7 @@ def run_forward(programs: TilePrograms, output_dtype: Any, arrays: tuple) -> tup
 
 def run_backward(programs: TilePrograms, arrays: tuple) -> kernels.Gradients:
     """The gradients of the operands, given the arrays (schedule, operands, rows, doutput)."""
-    return _run(_backward_call, programs, arrays, None)
+    return _run(_backward_call, programs, arrays)
 
 
 def _run(call: Callable[..., Any], programs: TilePrograms, arrays: tuple, *static: Any) -> Any:
@@ -87,21 +87,18 @@ def _forward_call(programs: TilePrograms, output_dtype: Any, schedule: Any, oper
 
     return _pallas_call(
         kernel,
-        plan,
-        "attention_forward",
-        schedule,
-        operands,
-        operand_blocks.specs(plan, operands),
-        results,
-        jax.tree.map(_of_query, results),
-        scratch,
-        ("parallel", "arbitrary"),
+        name="attention_forward",
+        plan=plan,
+        schedule=schedule,
+        inputs=(operands, operand_blocks.specs(plan, operands)),
+        results=(results, jax.tree.map(operand_blocks.of_query, results)),
+        scratch=scratch,
+        semantics=("parallel", "arbitrary"),
     )
 
 
 def _backward_call(
     programs: TilePrograms,
-    _: None,
     schedule: Any,
     operands: Operands,
     rows: kernels.Rows,
@@ -118,7 +115,10 @@ def _backward_call(
         *(jax.tree.map(like, getattr(operands, name)) for name in kernels.Gradients._fields)
     )
     _check_memory(programs, (results.keys, results.values, results.params))
-    whole, of_query = (functools.partial(jax.tree.map, of) for of in (_whole, _of_query))
+    whole, of_query = (
+        functools.partial(jax.tree.map, of)
+        for of in (operand_blocks.of_all, operand_blocks.of_query)
+    )
     blocks = kernels.Gradients(
         queries=of_query(results.queries),
         keys=whole(results.keys),
@@ -128,7 +128,8 @@ def _backward_call(
             of_query(results.bias.query), whole(results.bias.key), whole(results.bias.shared)
         ),
         bias_tables=[
-            _block(table, 2, functools.partial(_raw_tile, plan)) for table in results.bias_tables
+            operand_blocks.block(table, 2, functools.partial(_raw_tile, plan))
+            for table in results.bias_tables
         ],
     )
     # A sum in float32 needs no memory beside its result.
@@ -161,19 +162,16 @@ def _backward_call(
         state = state._replace(sums=sums)
         kernels.backward_kernel(programs, schedule, operands, rows, doutput, gradients, state)
 
-    inputs = (operands, rows, doutput)
     specs = (operand_blocks.specs(plan, operands), *of_query((rows, doutput)))
     return _pallas_call(
         kernel,
-        plan,
-        "attention_backward",
-        schedule,
-        inputs,
-        specs,
-        results,
-        blocks,
-        state,
-        ("arbitrary", "arbitrary"),
+        name="attention_backward",
+        plan=plan,
+        schedule=schedule,
+        inputs=((operands, rows, doutput), specs),
+        results=(results, blocks),
+        scratch=state,
+        semantics=("arbitrary", "arbitrary"),
     )
 
 
@@ -195,18 +193,28 @@ def _check_memory(programs: TilePrograms, results: Any) -> None:
 
 def _pallas_call(
     kernel: Callable[..., None],
-    plan: Plan,
+    *,
     name: str,
+    plan: Plan,
     schedule: Any,
-    inputs: Any,
-    in_specs: Any,
-    results: Any,
-    out_specs: Any,
+    inputs: tuple[Any, Any],
+    results: tuple[Any, Any],
     scratch: Any,
-    semantics: Any,
+    semantics: tuple[Any, Any],
 ) -> Any:
-    """A call over (tiles of queries, steps), of a kernel of pytrees of references."""
-    trees = (schedule, inputs, results, scratch)
+    """A call over (tiles of queries, steps), of a kernel of pytrees of references.
+
+    Args:
+        kernel: a function of (schedule, inputs, results, scratch), all references.
+        name: of the kernel in compiled programs.
+        plan: the tiles.
+        schedule: prefetched numbers, or None.
+        inputs: (arrays, the `BlockSpec` of each).
+        results: (shapes, the `BlockSpec` of each).
+        scratch: memory that lives from step to step.
+        semantics: whether the steps of each axis may run in parallel.
+    """
+    trees = (schedule, inputs[0], results[0], scratch)
     flat, structures = zip(*map(jax.tree.flatten, trees), strict=True)
     counts = np.cumsum([len(leaves) for leaves in flat])
 
@@ -217,8 +225,8 @@ def _pallas_call(
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=len(flat[0]),
         grid=plan.grid.tiles,
-        in_specs=jax.tree.leaves(in_specs),
-        out_specs=jax.tree.leaves(out_specs),
+        in_specs=jax.tree.leaves(inputs[1]),
+        out_specs=jax.tree.leaves(results[1]),
         scratch_shapes=flat[3],
     )
     outputs = pl.pallas_call(
@@ -240,21 +248,7 @@ def _lanes(size: int) -> int:
     return kernels.LANES if size % kernels.LANES == 0 else 1
 
 
-def _block(leaf: Any, axes: int, index: Callable[..., tuple]) -> pl.BlockSpec:
-    rest = (0,) * (leaf.ndim - axes)
-    shape = (*[None] * axes, *leaf.shape[axes:])
-    return pl.BlockSpec(shape, lambda i, n, *schedule: (*index(i, n, *schedule), *rest))
-
-
-def _of_query(leaf: Any) -> pl.BlockSpec:
-    return _block(leaf, 1, lambda i, *_: (i,))
-
-
-def _whole(leaf: Any) -> pl.BlockSpec:
-    return _block(leaf, 0, lambda *_: ())
-
-
-def _raw_tile(plan: Plan, i: Array, n: Array, *schedule: Array) -> tuple[Array, Array]:
+def _raw_tile(plan: Plan, i: Array, n: Array, schedule: Sequence[Array]) -> tuple[Array, Array]:
     return (i, schedule[0][i * plan.key_tiles + n]) if schedule else (i, n)
 
 

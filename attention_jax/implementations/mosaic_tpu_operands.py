@@ -290,28 +290,37 @@ def _matrix(leaf: Array) -> Array:
 # --- blocks ---
 
 
+def block(leaf: Any, axes: int, index: Callable[..., tuple]) -> pl.BlockSpec:
+    """One tile of an array whose first `axes` axes count tiles: index(i, n, schedule) says which.
+
+    i counts the tiles of queries, n the steps, and schedule is a tuple, empty without a schedule.
+    """
+    rest = (0,) * (leaf.ndim - axes)
+    shape = (*[None] * axes, *leaf.shape[axes:])
+    return pl.BlockSpec(shape, lambda i, n, *schedule: (*index(i, n, schedule), *rest))
+
+
+def of_query(leaf: Any) -> pl.BlockSpec:
+    """The queries' own tile."""
+    return block(leaf, 1, lambda i, n, schedule: (i,))
+
+
+def of_all(leaf: Any) -> pl.BlockSpec:
+    """The whole array, the same for all tiles."""
+    return block(leaf, 0, lambda i, n, schedule: ())
+
+
 def specs(plan: Plan, operands: Operands) -> Operands:
     """The `BlockSpec` of every operand."""
 
     def step(i, n, schedule):
         return schedule[1][i * plan.key_tiles + n] if schedule else n
 
-    def block(leaf: Array, axes: int, index: Callable[..., tuple]) -> pl.BlockSpec:
-        rest = (0,) * (leaf.ndim - axes)
-        shape = (*[None] * axes, *leaf.shape[axes:])
-        return pl.BlockSpec(shape, lambda i, n, *schedule: (*index(i, n, schedule), *rest))
-
-    def of_query(leaf: Array) -> pl.BlockSpec:
-        return block(leaf, 1, lambda i, n, schedule: (i,))
-
     def of_key(leaf: Array) -> pl.BlockSpec:
         return block(leaf, 1, lambda i, n, schedule: (step(i, n, schedule),))
 
     def of_pair(leaf: Array) -> pl.BlockSpec:
         return block(leaf, 2, lambda i, n, schedule: (i, step(i, n, schedule)))
-
-    def of_all(leaf: Array) -> pl.BlockSpec:
-        return block(leaf, 0, lambda i, n, schedule: ())
 
     def of_sides(values: SideValues) -> SideValues:
         blocks = zip((of_query, of_key, of_all), values, strict=True)
