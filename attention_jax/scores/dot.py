@@ -30,6 +30,7 @@ class Dot(Score):
     needs_equal_dims: ClassVar[bool] = True
     tile_cost: ClassVar[TileCost] = "matmul"
     finite_slopes: ClassVar[bool | None] = True
+    in_kernel: ClassVar[bool] = False  # see `tall_product`
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         return einsum("td,sd->ts", q_features, k_features)
@@ -38,7 +39,7 @@ class Dot(Score):
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
         dq_features = einsum("ts,sd->td", dlogits, k_features)
-        dk_features = tall_product(q_features, dlogits)
+        dk_features = tall_product(q_features, dlogits, in_kernel=self.in_kernel)
         dparams = jax.tree.map(jnp.zeros_like, params)  # `pair` uses none
         return dparams, dq_features, dk_features
 
@@ -54,14 +55,9 @@ class Dot(Score):
 
 @dataclasses.dataclass(frozen=True)
 class _DotOnTpu(Dot):
-    """The tiles of `Dot` on a TPU: `tall_product` without its barriers, which Mosaic lacks."""
+    """The tiles of `Dot` in a TPU kernel."""
 
-    def pair_vjp(
-        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
-    ) -> tuple[Params, Array, Array]:
-        dq_features = einsum("ts,sd->td", dlogits, k_features)
-        dk_features = einsum("dt,ts->ds", q_features.T, dlogits).T
-        return jax.tree.map(jnp.zeros_like, params), dq_features, dk_features
+    in_kernel: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)
