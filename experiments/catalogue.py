@@ -31,7 +31,7 @@ SUBJECTS = {
         "length_normalizers",
     ),
     "gradients": ("gradient_analysis",),
-    "translation": ("translation_comparison",),
+    "translation": ("translation_budget", "translation_comparison"),
 }
 FOLDER = Path(__file__).parent
 SUBJECT_OF = {name: subject for subject, names in SUBJECTS.items() for name in names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from attention_jax.core.checks import check_choice, check_integer, checked_rate
+from attention_jax.core.checks import check_choice, check_integer, checked_fraction, checked_rate
 from attention_jax.nn.feed_forward import Activation
 from attention_jax.normalizers import DEFAULT_NORMALIZER, get_normalizer
 
@@ -31,7 +31,8 @@ class BlockConfig:
         output_gate: whether a gate multiplies the heads of multi-head attention, see
             `MultiHeadAttention`: of the self attentions, and of "global" cross attention with
             several heads.
-        dropout_rate: of embeddings, attention weights and the outputs of layers, in training.
+        dropout_rate: of embeddings and the outputs of layers, in training.
+        attention_dropout_rate: of attention weights; None for `dropout_rate`.
 
     Raises:
         ValueError: a size is below 1, sizes do not divide, or a name is unknown.
@@ -53,6 +54,7 @@ class BlockConfig:
     self_attention_normalizer: str = DEFAULT_NORMALIZER
     output_gate: bool = False
     dropout_rate: float = 0.0
+    attention_dropout_rate: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("dim", "hidden_dim", "num_heads"):
@@ -69,3 +71,16 @@ class BlockConfig:
         check_choice("activation", self.activation, Activation)
         check_choice("norm", self.norm, Norm)
         checked_rate(self.dropout_rate)
+        if self.attention_dropout_rate is not None:
+            checked_fraction("attention_dropout_rate", self.attention_dropout_rate)
+
+    @property
+    def rate_of_weights(self) -> float:
+        """The dropout rate of attention weights."""
+        rate = self.attention_dropout_rate
+        return self.dropout_rate if rate is None else rate
+
+    @property
+    def largest_dropout_rate(self) -> float:
+        """0 if nothing is dropped."""
+        return max(self.dropout_rate, self.rate_of_weights)

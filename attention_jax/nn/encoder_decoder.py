@@ -81,7 +81,7 @@ class EncoderDecoder(DropoutModule):
         self.placement = PositionEncoding(
             config.positions, dim, param_dtype=options.get("param_dtype", jnp.float32), rngs=rngs
         )
-        self._set_dropout(config.block.dropout_rate, deterministic, keep_rngs, rngs)
+        self._set_dropout(config.block.largest_dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,

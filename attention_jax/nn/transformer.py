@@ -88,7 +88,7 @@ class EncoderBlock(DropoutModule):
         )
         self.feed_forward_residual = _Residual(config, rngs=rngs, **options)
         self.feed_forward = _feed_forward(config, rngs, **options)
-        self._set_dropout(config.dropout_rate, deterministic, keep_rngs, rngs)
+        self._set_dropout(config.largest_dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,
@@ -197,14 +197,14 @@ class DecoderBlock(DropoutModule):
             num_heads=cross_heads(config, cross),
             output_gate=config.output_gate,
             **rotary,
-            dropout_rate=config.dropout_rate,
+            dropout_rate=config.rate_of_weights,
             rngs=rngs,
             keep_rngs=False,
             **options,
         )
         self.feed_forward_residual = _Residual(config, rngs=rngs, **options)
         self.feed_forward = _feed_forward(config, rngs, **options)
-        self._set_dropout(config.dropout_rate, deterministic, keep_rngs, rngs)
+        self._set_dropout(config.largest_dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,
@@ -354,7 +354,7 @@ def _self_attention(
         output_gate=config.output_gate,
         rotary_wavelength=rotary_wavelength,
         num_position_ids=num_position_ids,
-        dropout_rate=config.dropout_rate,
+        dropout_rate=config.rate_of_weights,
         rngs=rngs,
         keep_rngs=False,
         **options,

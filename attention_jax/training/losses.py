@@ -14,7 +14,7 @@ from attention_jax.core.products import einsum
 
 Array = jax.Array
 
-_CHUNK = 512  # tokens whose logits exist at once in `output_cross_entropy`
+_LOGITS = 2**24  # most logits that exist at once in `output_cross_entropy`
 
 
 def real_tokens(lengths: Array, size: int) -> Array:
@@ -68,13 +68,14 @@ def output_cross_entropy(
     *,
     label_smoothing: float = 0.0,
 ) -> CrossEntropySums:
-    """The output layer and its cross entropy, with the logits of few tokens in memory at a time.
+    """The output layer and its cross entropy, with few logits in memory at a time.
 
         l_m  = features_m kernel + bias
         loss = sum over real m of logsumexp(l_m) - (1 - s) l_m[targets_m] - s mean(l_m)
 
     with s the label smoothing: the target distribution has 1 - s on the target, and s spread evenly
-    over all V tokens. The backward pass computes the logits again, chunk by chunk.
+    over all V tokens. Where all logits are few enough, they exist at once; otherwise they are
+    computed chunk by chunk, and once more in the backward pass.
 
     Args:
         features: float [M, D].
@@ -101,26 +102,30 @@ def output_cross_entropy(
     smoothing = checked_fraction("label_smoothing", label_smoothing)
     dtype = accumulator_dtype(features)
     features = jnp.where(real[:, None], features, 0)  # the gradient 0 * NaN would be NaN
-    chunks = max(1, -(-len(targets) // _CHUNK))
+    chunks = -(-len(targets) * kernel.shape[1] // _LOGITS)
+    chunks = min(max(1, chunks), max(1, len(targets)))
+
+    def chunk_sums(chunk: tuple[Array, Array, Array]) -> CrossEntropySums:
+        features, targets, real = chunk
+        logits = einsum("md,dv->mv", features, kernel).astype(dtype)
+        if bias is not None:
+            logits = logits + bias.astype(dtype)[None, :]
+        log_p = jax.nn.log_softmax(logits)
+        nats = -jnp.take_along_axis(log_p, targets[:, None], axis=1)[:, 0]
+        smoothed = (1 - smoothing) * nats - smoothing * jnp.mean(log_p, axis=1)
+        correct = (-nats >= jnp.max(log_p, axis=1)).astype(dtype)
+        return CrossEntropySums(
+            *(jnp.sum(jnp.where(real, x, 0)) for x in (smoothed, nats, correct))
+        )
+
+    tokens = features, targets, real
+    if chunks == 1:
+        return chunk_sums(tokens)
     padding = -len(targets) % chunks
 
     def split(array: Array) -> Array:
         padded = jnp.pad(array, ((0, padding),) + ((0, 0),) * (array.ndim - 1))
         return padded.reshape(chunks, -1, *array.shape[1:])
 
-    @jax.checkpoint
-    def chunk_sums(chunk: tuple[Array, Array, Array]) -> CrossEntropySums:
-        features, targets, real = chunk
-        logits = einsum("md,dv->mv", features, kernel).astype(dtype)
-        if bias is not None:
-            logits = logits + bias.astype(dtype)[None, :]
-        nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-        at_target = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
-        smoothed = nats + smoothing * (at_target - jnp.mean(logits, axis=1))
-        correct = (at_target >= jnp.max(logits, axis=1)).astype(dtype)
-        return CrossEntropySums(
-            *(jnp.sum(jnp.where(real, x, 0)) for x in (smoothed, nats, correct))
-        )
-
-    sums = jax.lax.map(chunk_sums, (split(features), split(targets), split(real)))
+    sums = jax.lax.map(jax.checkpoint(chunk_sums), jax.tree.map(split, tokens))
     return jax.tree.map(jnp.sum, sums)

@@ -13,7 +13,7 @@ CAPTIONS = {
     "translation_training": "Validation of translators trained with the same batches: negative"
     " log-likelihood in nats per subword, and BLEU of greedy translations.",
     "translation_heatmaps": "Cross attention of the decoder while it translates the same sentences:"
-    " means over layers and heads, the scores side by side.",
+    " means over layers and heads, two scores side by side.",
     "translation_heads": "Every head of the cross attention: how much it aligns, the mean of its"
     " rows' largest weights, and how much it spreads, the mean entropy of its rows over that of"
     " uniform rows.",
@@ -24,7 +24,9 @@ def plot(numbers: JSON) -> dict[str, Figure]:
     """Draws training, heat maps and heads."""
     return {
         "translation_training": _training(numbers["arms"]),
-        "translation_heatmaps": _heatmaps(numbers["arms"]),
+        "translation_heatmaps": _heatmaps(
+            {name: arm for name, arm in numbers["arms"].items() if arm["drawn"]}
+        ),
         "translation_heads": _heads(numbers["arms"]),
     }
 

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from attention_jax import Score
+from attention_jax.tasks.translation.parallel_text import ParallelText
 from experiments import catalogue
 from experiments.experiment import conduct
+from experiments.translation import recipes
 from experiments.translation import translation_attention as looked
 from experiments.translation import translation_comparison as comparison
+from experiments.translation.translation_differences import most_different
 
 NAME = "translation_comparison"
 LOG_2 = np.log(2)
@@ -78,19 +81,28 @@ def test_rollouts_by_hand():
         ({"scores": ("scaled",)}, r"scores must be two or more, each once; got \('scaled',\)"),
         ({"scores": ("scaled", "scaled")}, "scores must be two or more"),
         ({"scores": ("scaled", "nought")}, "score must be"),
-        ({"tests": ()}, "tests must be at least one split; got none"),
-        ({"num_heads": 3}, "dim must be a multiple of 3 heads; got 128"),
-        ({"learning_rate": 0.0}, "learning_rate must be greater than 0; got 0.0"),
-        ({"batch_tokens": 0}, "batch_tokens must be at least 1; got 0"),
+        ({"seeds": 0}, "seeds must be at least 1; got 0"),
+        ({"seeds_of_others": 0}, "seeds_of_others must be at least 1; got 0"),
+        ({"steps_in_equal_minutes": -1}, "steps_in_equal_minutes must be at least 0; got -1"),
+        ({"recipe": {"num_heads": 3}}, "dim must be a multiple of 3 heads; got 128"),
+        ({"recipe": {"learning_rate": 0.0}}, "learning_rate must be greater than 0; got 0.0"),
+        ({"recipe": {"batch_tokens": 0}}, "batch_tokens must be at least 1; got 0"),
     ],
 )
 def test_wrong_settings(settings, message):
+    if "recipe" in settings:
+        settings = {"recipe": dataclasses.replace(recipes.MIDDLE, **settings["recipe"])}
     with pytest.raises(ValueError, match=message):
         comparison.Config(**settings)
 
 
+def test_a_corpus_needs_a_test():
+    with pytest.raises(ValueError, match="tests must be at least one split; got none"):
+        recipes.Corpus(tests=())
+
+
 def test_missing_data_is_named(tmp_path):
-    config = comparison.Config(data=tmp_path / "nowhere")
+    config = comparison.Config(corpus=recipes.Corpus(data=tmp_path / "nowhere"))
     assert "data must be a folder with train.de or train.de.gz" in comparison.missing(config)
     assert comparison.missing(comparison.QUICK) == ""
     with pytest.raises(ValueError, match="multi30k"):
@@ -98,12 +110,37 @@ def test_missing_data_is_named(tmp_path):
 
 
 def test_arms_differ_in_the_score_alone():
-    one, other = (comparison.QUICK.training(score).to_json() for score in ("scaled", "additive"))
+    arms = comparison.QUICK.trainings()
+    assert {arm: len(trainings) for arm, trainings in arms.items()} == {
+        "scaled": 2, "additive": 2, "additive, equal minutes": 1,
+    }  # fmt: skip
+    folders = [folder for trainings in arms.values() for folder, _ in trainings]
+    assert len(set(folders)) == 5
+    one, other, shorter = (trainings[0][1].to_json() for trainings in arms.values())
+    assert shorter["loop"].pop("steps") == 25
+    assert {**shorter, "loop": {**shorter["loop"], "steps": 50}} == other
     assert one["model"].pop("score") == "scaled"
     assert other["model"].pop("score") == "additive"
     fields = [settings["scores"].pop("score") for settings in (one, other)]  # of the score's class
     assert fields[0] != fields[1]
     assert one == other
+    assert arms["scaled"][1][1].loop.first_seed == 1
+
+
+def test_the_most_different_sentences():
+    text = ParallelText(
+        ["eins zwei", "drei", "vier", "fünf", "sechs", " ".join(["lang"] * 17)],
+        ["one two", "three", "four", "five", "six", "long"],
+    )
+    first = ["one two", "three", "fourth", "x", "six", "long"]
+    second = ["z", "three", "four", "five", "sixth", "not long"]
+    found = most_different(text, first, second)
+    # The first is right alone, the second is right alone, and one between; 3 is long, 1 the same.
+    assert [one["index"] for one in found] == [0, 3, 4]
+    assert found[0]["answers"] == ["one two", "z"]
+    assert found[0]["chrf"][0] == 100 > found[0]["chrf"][1]
+    assert {one["of"] for one in found} == {4}
+    assert most_different(text, first, first) == []
 
 
 def test_targets_stay_as_they_were_written_before_the_run():
@@ -114,6 +151,14 @@ def test_targets_stay_as_they_were_written_before_the_run():
         "scaled: BLEU of test_2016_flickr, 4 beams": 38.0,
         "additive: BLEU of test_2016_flickr, greedy": 35.0,
         "additive: BLEU of test_2016_flickr, 4 beams": 36.0,
+        "scaled and additive: divergence of their rows over that from uniform rows": 0.0,
+        "scaled and additive: share of rows with the same largest weight": 0.6,
+        "scaled: share of heads that align": 0.5,
+        "scaled: heads that spread": 0.0,
+        "scaled: error of the rollout's row sums": 0.0,
+        "additive: share of heads that align": 0.5,
+        "additive: heads that spread": 0.0,
+        "additive: error of the rollout's row sums": 0.0,
     }
 
 
@@ -142,14 +187,18 @@ class Halved(Score):
 def test_it_runs_and_draws_a_score_of_ones_own(tmp_path):
     own = f"{__name__}:Halved"
     config = dataclasses.replace(
-        comparison.QUICK, scores=("scaled", own), num_heads=2, workdir=tmp_path
+        comparison.QUICK,
+        scores=("scaled", own),
+        recipe=dataclasses.replace(recipes.SMALL, num_heads=2),
+        workdir=tmp_path,
     )
     numbers = {"config": dataclasses.asdict(config), **comparison.run(config)}
     assert set(comparison.plot(numbers)) == set(comparison.CAPTIONS)
     text = comparison.report(numbers)
     assert f"| {own} |" in text
     assert f"| scaled and {own} |" in text
-    assert len(comparison.expectations(numbers)) == 4
+    assert len(comparison.expectations(numbers)) == 12
+    assert "p, against scaled" in text
     rows_sum_to_one = [arm["rollout"]["largest_row_sum_error"] for arm in numbers["arms"].values()]
     assert max(rows_sum_to_one) < 1e-5
     assert np.shape(numbers["arms"][own]["heads"]["sharpness"]) == (1, 2)
@@ -157,7 +206,7 @@ def test_it_runs_and_draws_a_score_of_ones_own(tmp_path):
 
 @pytest.mark.slow
 def test_a_step_is_timed_in_parts(monkeypatch):
-    monkeypatch.syspath_prepend(str(comparison.QUICK.data.parent.parent / "scripts"))
+    monkeypatch.syspath_prepend(str(comparison.QUICK.corpus.data.parent.parent / "scripts"))
     from benchmarks import translation
     from benchmarks.measure import Options
 

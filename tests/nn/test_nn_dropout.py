@@ -1,5 +1,6 @@
 """When modules drop, and with which keys: the manners of Flax's own layers."""
 
+import dataclasses
 import functools
 
 import jax
@@ -24,6 +25,7 @@ from attention_jax.nn import (
     Seq2Seq,
     Seq2SeqConfig,
 )
+from attention_jax.pairwise.dropout import drop_features
 
 B, T, S, D, V = 2, 5, 7, 12, 11
 BLOCK = BlockConfig(dim=D, hidden_dim=13, dropout_rate=0.5)
@@ -196,3 +198,30 @@ def test_decoding_is_evaluation():
     one, other = greedy(*SENTENCES[:2]), greedy(*SENTENCES[:2])
     jax.tree.map(np.testing.assert_array_equal, one, other)
     assert int(model.rngs.count[...]) == 0
+
+
+@pytest.mark.parametrize(("features", "weights"), [(0.5, 0.0), (0.0, 0.5), (0.5, None)])
+def test_weights_may_have_a_rate_of_their_own(features, weights):
+    config = dataclasses.replace(BLOCK, dropout_rate=features, attention_dropout_rate=weights)
+    block, x, key = EncoderBlock("scaled", config, rngs=nnx.Rngs(0)), QUERY, jax.random.key(1)
+    found = block(x, dropout_rng=key)
+    assert not np.allclose(found, block(x, deterministic=True))
+    attend, one, other = jax.random.split(key, 3)
+    dropped = features if weights is None else weights
+    attention = MultiHeadAttention(
+        "scaled", D, num_heads=1, dropout_rate=dropped, rngs=nnx.Rngs(1), keep_rngs=False
+    )
+    nnx.update(attention, nnx.state(block.self_attention, nnx.Param))
+    norms = [residual.norm for residual in (block.self_residual, block.feed_forward_residual)]
+    x = x + drop_features(attention(norms[0](x), dropout_rng=attend), one, features)
+    x = x + drop_features(block.feed_forward(norms[1](x)), other, features)
+    np.testing.assert_allclose(found, x, rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_that_drops_weights_alone_needs_a_key():
+    config = MODEL.with_settings(dropout_rate=0.0, attention_dropout_rate=0.5)
+    model = Seq2Seq(config, V, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"deterministic must be given where dropout_rate is 0\.5"):
+        model(*SENTENCES)
+    found, plain = model(*SENTENCES, deterministic=False), model(*SENTENCES, deterministic=True)
+    assert not np.allclose(found, plain)

@@ -132,9 +132,10 @@ def sums_and_gradients(arrays, targets, real, smoothing):
     return sums, gradients
 
 
-@pytest.mark.parametrize(("chunk", "smoothing"), [(7, 0.1), (512, 0.0)])
-def test_output_cross_entropy_is_the_formula(monkeypatch, chunk, smoothing):
-    monkeypatch.setattr(losses, "_CHUNK", chunk)  # 23 tokens make 4 chunks of 6, or 1
+@pytest.mark.parametrize(("tokens", "smoothing"), [(7, 0.1), (512, 0.0)])
+def test_output_cross_entropy_is_the_formula(monkeypatch, tokens, smoothing):
+    # 23 tokens make 4 chunks of 6, or 1.
+    monkeypatch.setattr(losses, "_LOGITS", tokens * VOCABULARY)
     jax.clear_caches()
     arrays, targets, real = features_and_layer()
     sums, gradients = sums_and_gradients(arrays, targets, real, smoothing)
@@ -168,7 +169,7 @@ def test_output_cross_entropy_sums_narrow_features_in_float32():
 
 
 def test_output_cross_entropy_holds_the_logits_of_few_tokens():
-    tokens, size = 4096, 1000
+    tokens, size = 2**17, 2048  # 16 chunks
     shapes = [((tokens, 8), "float32"), ((8, size), "float32"), ((tokens,), "int32")]
     arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     real = jax.ShapeDtypeStruct((tokens,), bool)

@@ -1,0 +1,144 @@
+"""The texts and the settings with which the experiments of this folder train translators."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
+from attention_jax.tasks.translation.task import MODEL, TranslationConfig
+from attention_jax.training.loop import LoopConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Parallel text: for each split two files, SPLIT.LANGUAGE, plain or .gz.
+
+    Attributes:
+        data: folder with the files.
+        source_language: suffix of the files to translate.
+        target_language: suffix of the files with their translations.
+        validation: the split for validation.
+        tests: the splits for tests; figures and sentences are from the first.
+    """
+
+    data: Path = Path("data/multi30k")
+    source_language: str = "de"
+    target_language: str = "en"
+    validation: str = "val"
+    tests: tuple[str, ...] = ("test_2016_flickr",)
+
+    def __post_init__(self) -> None:
+        if not self.tests:
+            raise ValueError("tests must be at least one split; got none")
+
+    def path(self, split: str, language: str) -> Path:
+        """Returns the file of a split.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        for name in (f"{split}.{language}", f"{split}.{language}.gz"):
+            if (self.data / name).is_file():
+                return self.data / name
+        raise ValueError(
+            f"data must be a folder with {split}.{language} or {split}.{language}.gz; {self.data}"
+            " has neither (Multi30K is at github.com/multi30k/dataset, in data/task1/raw)"
+        )
+
+    def text(self, split: str) -> ParallelText:
+        """Returns a split, in both languages."""
+        languages = (self.source_language, self.target_language)
+        return read_parallel_text(*(self.path(split, language) for language in languages))
+
+    def missing(self) -> str:
+        """Returns which file is missing, and where to get it; "" if all are there."""
+        try:
+            for split in ("train", self.validation, *self.tests):
+                self.text(split)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+
+# The small text of the tests, for a first look.
+SMALL_CORPUS = Corpus(
+    data=Path(__file__).parents[2] / "tests/parallel_text",
+    validation="validation",
+    tests=("validation",),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Settings of a training; all others are the defaults of `TranslationConfig`.
+
+    Attributes:
+        steps: batches.
+        checkpoint_every: batches between validations.
+        warmup_steps: batches over which the rate rises.
+        dropout_rate: see `BlockConfig`.
+        attention_dropout_rate: see `BlockConfig`.
+        learning_rate: Adam's highest rate.
+        batch_tokens: most subwords of a batch, both sides and padding included.
+        buckets: most shapes of batches.
+        vocabulary_size: number of joint subwords.
+        dim: size of the model's tokens; feed-forward layers are four times as wide.
+        num_heads: heads of all attentions.
+        layers: layers of the encoder, and of the decoder.
+    """
+
+    steps: int
+    checkpoint_every: int
+    warmup_steps: int = 1000
+    dropout_rate: float = MODEL.block.dropout_rate
+    attention_dropout_rate: float | None = MODEL.block.attention_dropout_rate
+    learning_rate: float = TranslationConfig.learning_rate
+    batch_tokens: int = TranslationConfig.batch_tokens
+    buckets: int = TranslationConfig.buckets
+    vocabulary_size: int = TranslationConfig.vocabulary_size
+    dim: int = MODEL.block.dim
+    num_heads: int = MODEL.block.num_heads
+    layers: int = MODEL.encoder_layers
+
+    def training(self, corpus: Corpus | None, score: str, seed: int = 0) -> TranslationConfig:
+        """Returns the settings of a training with a score; without files if there is no corpus."""
+        files: Any = {"source": Path("source"), "target": Path("target")}
+        if corpus is not None:
+            files = {}
+            for side in ("source", "target"):
+                language = getattr(corpus, f"{side}_language")
+                files[side] = corpus.path("train", language)
+                files[f"validation_{side}"] = corpus.path(corpus.validation, language)
+        model = MODEL.with_settings(
+            score=score,
+            dim=self.dim,
+            hidden_dim=4 * self.dim,
+            num_heads=self.num_heads,
+            encoder_layers=self.layers,
+            decoder_layers=self.layers,
+            dropout_rate=self.dropout_rate,
+            attention_dropout_rate=self.attention_dropout_rate,
+        )
+        loop = LoopConfig(
+            seeds=1, first_seed=seed, steps=self.steps, log_every=25,
+            checkpoint_every=self.checkpoint_every, keep=2, keep_best=1,
+        )  # fmt: skip
+        return TranslationConfig(
+            **files,
+            model=model,
+            loop=loop,
+            schedule="cosine",
+            warmup_steps=self.warmup_steps,
+            learning_rate=self.learning_rate,
+            batch_tokens=self.batch_tokens,
+            buckets=self.buckets,
+            vocabulary_size=self.vocabulary_size,
+        )
+
+
+SMALL = Recipe(steps=50, checkpoint_every=25, warmup_steps=6, vocabulary_size=330, dim=16, layers=1)
+MIDDLE = Recipe(steps=8000, checkpoint_every=1000)
+SHORT = Recipe(steps=4000, checkpoint_every=1000, warmup_steps=500)
+LONG = Recipe(steps=20000, checkpoint_every=2000)
