@@ -139,6 +139,10 @@ class Recipe:
 
 
 SMALL = Recipe(steps=50, checkpoint_every=25, warmup_steps=6, vocabulary_size=330, dim=16, layers=1)
-MIDDLE = Recipe(steps=8000, checkpoint_every=1000)
-SHORT = Recipe(steps=4000, checkpoint_every=1000, warmup_steps=500)
-LONG = Recipe(steps=20000, checkpoint_every=2000)
+# For at most 10, 20 and 60 minutes on 2 CPU cores, with compilation and validation.
+SHORT = Recipe(
+    steps=4000, checkpoint_every=2000, warmup_steps=500, dropout_rate=0.1,
+    attention_dropout_rate=0.0, buckets=6,
+)  # fmt: skip
+MIDDLE = Recipe(steps=10000, checkpoint_every=2000, dropout_rate=0.2, attention_dropout_rate=0.0)
+LONG = Recipe(steps=42000, checkpoint_every=3000, dropout_rate=0.25, attention_dropout_rate=0.0)

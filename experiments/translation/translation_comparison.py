@@ -4,7 +4,7 @@ Source:   day 11, exercise E11.3; Bahdanau et al. 2014; Vaswani et al. 2017; Mul
           al. 2016). Heads that align and heads that spread: topic 7; rollout: Abnar and Zuidema
           2020, section 3. A prototype of this project in plain JAX: 38.4 greedy, 40.0 with 4 beams.
 Command:  .venv/bin/python -m experiments.translation.translation_comparison --data FOLDER
-Time:     about two hours on 2 CPU cores.
+Time:     Two to three hours on 2 CPU cores.
 Expected: detokenised BLEU on Multi30K's test set of 2016, German to English, of at least 37 greedy
           and 38 with 4 beams for scaled dot. Additive is at most 2 below. Both look at the same
           subwords: their rows differ by at most half of what they differ from uniform rows, and 6
