@@ -243,7 +243,15 @@ def _command(experiment: ModuleType) -> str:
 
 def _without_folders(config: Any) -> JSON:
     """The settings that numbers depend on."""
-    return {k: v for k, v in dataclasses.asdict(config).items() if not isinstance(v, Path)}
+
+    def kept(settings: JSON) -> JSON:
+        return {
+            name: kept(value) if isinstance(value, dict) else value
+            for name, value in settings.items()
+            if not isinstance(value, Path)
+        }
+
+    return kept(dataclasses.asdict(config))
 
 
 def numbers_path(results: Path, name: str) -> Path:

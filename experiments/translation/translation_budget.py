@@ -63,8 +63,8 @@ class Config:
     """
 
     corpus: Annotated[Corpus, tyro.conf.OmitArgPrefixes] = Corpus()
-    short: Recipe = SHORT
-    long: Recipe = LONG
+    short: Annotated[Recipe, tyro.conf.Suppress] = SHORT  # not on the command line
+    long: Annotated[Recipe, tyro.conf.Suppress] = LONG
     score: str = "scaled"
     beams: int = 4
     length_penalty: float = 1.0
