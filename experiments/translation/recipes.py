@@ -145,4 +145,4 @@ SHORT = Recipe(
     attention_dropout_rate=0.0, buckets=6,
 )  # fmt: skip
 MIDDLE = Recipe(steps=10000, checkpoint_every=2000, dropout_rate=0.2, attention_dropout_rate=0.0)
-LONG = Recipe(steps=42000, checkpoint_every=3000, dropout_rate=0.25, attention_dropout_rate=0.0)
+LONG = Recipe(steps=27000, checkpoint_every=3000, dropout_rate=0.2, attention_dropout_rate=0.0)
