@@ -27,7 +27,8 @@ _PART = re.compile(r"<!-- begin ([\w.]+) -->\n.*?<!-- end \1 -->", re.DOTALL)
 
 def readmes() -> list[Path]:
     """Returns the READMEs that have generated parts."""
-    folders = [catalogue.FOLDER.parent, catalogue.FOLDER]
+    project = catalogue.FOLDER.parent
+    folders = [project, project / "scripts", catalogue.FOLDER]
     folders += [
         catalogue.FOLDER / subject for subject in dict.fromkeys(catalogue.SUBJECT_OF.values())
     ]

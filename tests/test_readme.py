@@ -135,11 +135,15 @@ def test_users_own_score_starts_with_logits_near_unit_deviation():
 
 
 def commands(readme: Path) -> list[list[str]]:
-    """The words of each command in the shell blocks of a README, and in the cells of its tables."""
+    """The words of each command in the shell blocks of a README, and in the cells of its tables.
+
+    Without the variables that stand before a command.
+    """
     text = readme.read_text()
     lines = "".join(blocks(readme, "bash")).replace("\\\n", " ").splitlines()
     lines += re.findall(r"\| `(\.venv/bin/python [^`]*)` \|", text)
     pieces = [piece for line in lines for piece in line.split(" | ")]
+    pieces = [re.sub(r"^(\w+=\S+ +)+", "", piece) for piece in pieces]
     return [words for piece in pieces if (words := shlex.split(piece, comments=True))]
 
 

@@ -170,6 +170,21 @@ def report(numbers: JSON) -> str:
     return "\n\n".join("\n".join(part) for part in (_tests(numbers), _trials(numbers["trials"])))
 
 
+def short(numbers: JSON) -> str:
+    """Returns what the short recipe, the command of scripts/README.md, takes and gives."""
+    recipe = numbers["recipes"]["short"]
+    split = numbers["config"]["corpus"]["tests"][0]
+    found, beams = recipe["tests"][split], numbers["config"]["beams"]
+    return (
+        f"Training takes {recipe['minutes']:.1f} minutes on {numbers['environment']['cpus']} CPU"
+        " cores that have nothing else to do, with all compilation and"
+        f" {len(recipe['validated'])} validations. BLEU on {split} is"
+        f" {found['greedy']['bleu'][0]:.1f} with greedy search and {found['beams']['bleu'][0]:.1f}"
+        f" with {beams} beams, the default of both scripts (detokenised, cased,"
+        f" `{found['beams']['signatures'][0]}`; one seed)."
+    )
+
+
 def _tests(numbers: JSON) -> Iterator[str]:
     beams = numbers["config"]["beams"]
     yield f"| recipe | test set | BLEU, greedy | BLEU, {beams} beams | chrF, {beams} beams |"

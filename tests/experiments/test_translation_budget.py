@@ -1,8 +1,13 @@
 """translation_budget.py: targets, settings, the README's command, and a quick run."""
 
 import dataclasses
+import re
+import shlex
+from pathlib import Path
 
 import pytest
+from command_line import parse
+from command_lines import load
 
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.translate import Search, translate, translator_of
@@ -11,6 +16,8 @@ from experiments.experiment import conduct
 from experiments.translation import translation_budget as budget
 from experiments.translation.recipes import SHORT, SMALL, SMALL_CORPUS, Corpus
 from experiments.translation.translation_scores import bootstrapped, scored
+
+ROOT = Path(__file__).parents[2]
 
 
 def numbers(greedy=40.0, beams=41.0, minutes=(9.0, 50.0), seconds=10.0):
@@ -57,6 +64,21 @@ def test_the_report_has_all_numbers():
     assert "| long | test_2016_flickr | 40.0 ± 1.2 | 41.0 ± 1.2 | 60.0 |" in text
     assert "| 100 | 20.5 |" in text
     assert "1,000 sentences in 1.0 s with greedy search and in 10.0 s with 4 beams" in text
+
+
+def test_the_command_of_the_readme_is_the_short_recipe():
+    text = (ROOT / "scripts" / "README.md").read_text().replace("\\\n", " ")
+    (command,) = re.findall(r"scripts/train\.py (--task translation .*--attention-.*)", text)
+    config = parse(load("scripts/train.py").arguments_of, shlex.split(command)).config
+    assert config.validation_target.name == "val.en.gz"
+    same = {"loop": config.loop} | {
+        name: getattr(config, name) for name in ("source", "target", "validation_source",
+                                                 "validation_target")
+    }  # fmt: skip
+    expected = SHORT.training(None, "scaled")
+    assert config == dataclasses.replace(expected, **same)
+    for name in ("steps", "seeds", "first_seed", "checkpoint_every"):
+        assert getattr(config.loop, name) == getattr(expected.loop, name)
 
 
 @pytest.mark.parametrize(
