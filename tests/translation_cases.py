@@ -3,9 +3,17 @@
 import itertools
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.translation.task import TranslationConfig
-from attention_jax.training.loop import LoopConfig
+from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.tasks.translation.definition import TRANSLATION
+from attention_jax.tasks.translation.task import TranslationConfig, optimizer, translation_task
+from attention_jax.tasks.translation.translate import translator_of
+from attention_jax.training.loop import LoopConfig, initial_state
+from attention_jax.training.run import load_run
 
 TEXT = Path(__file__).parent / "parallel_text"
 VOCABULARY_SIZE = 400  # 256 bytes, 4 special tokens, the letters, and parts of words
@@ -64,3 +72,20 @@ def run_config(folder: Path, **settings) -> TranslationConfig:
         "validation_metric": "loss",
     }
     return tiny_config(folder, **{**defaults, **settings})
+
+
+def say_always(folder, letter):
+    """Adds step 6 to a run: a model that says one letter, and never ends."""
+    translator = translator_of(load_run(TRANSLATION, folder))
+    config = translator.config
+    state = initial_state(translation_task(config), optimizer(config), config.loop)
+    token = translator.vocabularies.target.encode([letter])[0][-1]
+    table = np.array(state.params["source_embedding"]["embedding"])
+    table[:, token] = 9
+    norm = {
+        name: np.full_like(x, name == "bias") for name, x in state.params["output_norm"].items()
+    }
+    params = {**state.params, "source_embedding": {"embedding": table}, "output_norm": norm}
+    with Checkpoints(folder / "checkpoints", keep=9) as checkpoints:
+        state = state._replace(step=state.step + 6, params=jax.tree.map(jnp.asarray, params))
+        checkpoints.save(6, state)

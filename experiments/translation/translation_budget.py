@@ -244,7 +244,7 @@ def plot(numbers: JSON) -> dict[str, Figure]:
     axes.set_xlabel("minutes")
     axes.set_ylabel("BLEU, greedy")
     axes.set_ylim(bottom=0)
-    axes.legend()
+    axes.legend(loc="lower right")
     return {"translation_budget": figure}
 
 

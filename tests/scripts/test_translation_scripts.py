@@ -12,19 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from translation_cases import VOCABULARY_SIZE, lines_of, write_text
+from translation_cases import VOCABULARY_SIZE, lines_of, say_always, write_text
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
-from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.evaluation import score_translations
-from attention_jax.tasks.translation.task import optimizer, translation_task
 from attention_jax.tasks.translation.translate import (
     Search,
     align,
@@ -33,7 +29,6 @@ from attention_jax.tasks.translation.translate import (
     translate_n_best,
     translator_of,
 )
-from attention_jax.training.loop import initial_state
 from attention_jax.training.run import load_run
 
 ROOT = Path(__file__).parents[2]
@@ -95,23 +90,6 @@ def test_training(trained):
     content = json.loads((folder / "run" / "config.json").read_text())
     assert (content["task"], content["model"]["score"]) == ("translation", "additive")
     assert content["validation_source"] == "validation.de"
-
-
-def say_always(folder, letter):
-    """Adds step 6 to a run: a model that says one letter, and never ends."""
-    translator = translator_of(load_run(TRANSLATION, folder))
-    config = translator.config
-    state = initial_state(translation_task(config), optimizer(config), config.loop)
-    token = translator.vocabularies.target.encode([letter])[0][-1]
-    table = np.array(state.params["source_embedding"]["embedding"])
-    table[:, token] = 9
-    norm = {
-        name: np.full_like(x, name == "bias") for name, x in state.params["output_norm"].items()
-    }
-    params = {**state.params, "source_embedding": {"embedding": table}, "output_norm": norm}
-    with Checkpoints(folder / "checkpoints", keep=9) as checkpoints:
-        state = state._replace(step=state.step + 6, params=jax.tree.map(jnp.asarray, params))
-        checkpoints.save(6, state)
 
 
 @pytest.fixture(scope="module")
