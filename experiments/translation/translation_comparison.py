@@ -70,7 +70,7 @@ class Config:
         seeds: trainings of each of the first two scores.
         seeds_of_others: trainings of each further score.
         steps_in_equal_minutes: batches of the second score in the minutes of the first; 0 to leave
-            this training out.
+            this training out. A batch took 137 ms with additive and 100 ms with scaled.
         drawn: indices of the test sentences to draw.
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
@@ -80,7 +80,7 @@ class Config:
     scores: ScoreNames = ("scaled", "additive", "general", "dot")
     seeds: int = 3
     seeds_of_others: int = 1
-    steps_in_equal_minutes: int = 0
+    steps_in_equal_minutes: int = 5100
     drawn: tuple[int, ...] = (0, 4)
     workdir: Path = Path("runs/translation_comparison")
 
