@@ -18,7 +18,8 @@ import rich.table
 from command_line import run_command
 from compilation import bundles
 from compilation.programs import Program, programs
-from compilation.tables import COLUMNS, kernel_rows, targets
+from compilation.tables import COLUMNS, TILES, against_tiles, kernel_rows, targets
+from compilation.xla_cycles import estimated_cycles
 
 from attention_jax.core.one_line import one_line
 from attention_jax.runs.environment import environment
@@ -76,6 +77,7 @@ def main(arguments: Arguments) -> None:
             "benchmarks": {
                 "compiled-programs": {"rows": rows},
                 "compiled-targets": {"rows": targets(rows)},
+                "compiled-against-tiles": {"rows": against_tiles(rows)},
             },
         }
         write_json(arguments.out, content)
@@ -103,6 +105,8 @@ def rows_of(program: Program, folder: Path) -> list[dict[str, Any]]:
     row["temporary_mib"] = round(memory.temp_size_in_bytes / MIB, 3)
     row["argument_mib"] = round(memory.argument_size_in_bytes / MIB, 3)
     row["output_mib"] = round(memory.output_size_in_bytes / MIB, 3)
+    if program.name == TILES:
+        row["xla_cycles"] = estimated_cycles(compiled.as_text() or "")
     found = [kernel for name in program.kernels for kernel in bundles.kernels(folder, name)]
     return kernel_rows(row, found)
 

@@ -24,7 +24,7 @@ from attention_jax.functional.checks import (
 )
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
+from attention_jax.implementations.choice import choose
 from attention_jax.implementations.reference import logits_and_mask, params_of_normalizer
 from attention_jax.normalizers import (
     DEFAULT_NORMALIZER,
@@ -132,9 +132,10 @@ def attention(
             "reference" materialises [T, S].
             "tiled" has memory linear in T and S for any score, and is the fastest for long
             sequences. "cudnn" is cuDNN's attention on NVIDIA GPUs, for scores that are a dot
-            product of features. All have every derivative, in forward and reverse mode and of any
+            product of features. "mosaic_tpu" is a Pallas kernel for TPUs, for every score that
+            Mosaic can lower. All have every derivative, in forward and reverse mode and of any
             order. None chooses by size, score and backend (`implementations/choice.py`).
-        block_sizes: tile sizes for "tiled"; None chooses them.
+        block_sizes: tile sizes for "tiled" and "mosaic_tpu"; None chooses them.
         return_statistics: also return each row's logsumexp, entropy (nats) and largest logit, of
             softmax with or without a sink.
 
@@ -174,13 +175,14 @@ def attention(
     captured_statistics = capturing() is not None and normalizer.has_statistics
     options = Options(
         score,
-        block_sizes or chosen_block_sizes(score, inputs),
+        BlockSizes(),
         dropout_rate,
         return_statistics=return_statistics or captured_statistics,
         normalizer=normalizer,
     )
-    if implementation is None:
-        implementation = chosen_implementation(score, inputs, jax.default_backend(), options)
+    implementation, options = choose(
+        implementation, block_sizes, options, inputs, jax.default_backend()
+    )
     output, statistics = _attend(implementation, options, inputs)
     output = capture_point(
         output,

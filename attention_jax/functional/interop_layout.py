@@ -20,7 +20,7 @@ from attention_jax.functional.checks import checked_inputs
 from attention_jax.functional.heads import group_heads, ungroup_heads
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.choice import chosen_block_sizes, chosen_implementation
+from attention_jax.implementations.choice import choose
 from attention_jax.pairwise.biases import as_bias
 from attention_jax.pairwise.masks import Mask, as_mask
 from attention_jax.pairwise.position_functions import PositionFunction, broadcasts, pad_rank
@@ -104,15 +104,16 @@ def attend_by_group(
 ) -> Any:
     """Output [*B, N, T, Dv]; or (output, statistics [*B, N, T])."""
     inputs = _by_group(score, inputs)
-    block_sizes = block_sizes or chosen_block_sizes(score, inputs)
-    options = Options(score, block_sizes, dropout_rate, return_statistics)
+    # Chosen for all heads: with `broadcast_dropout`, `attention` gets one head at a time.
+    options = Options(score, BlockSizes(), dropout_rate, return_statistics)
+    implementation, options = choose(
+        implementation, block_sizes, options, inputs, jax.default_backend()
+    )
     arguments: Any = {
         "score": score,
         "dropout_rate": dropout_rate,
-        # Chosen for all heads: with `broadcast_dropout`, `attention` gets one head at a time.
-        "implementation": implementation
-        or chosen_implementation(score, inputs, jax.default_backend(), options),
-        "block_sizes": block_sizes,
+        "implementation": implementation,
+        "block_sizes": options.block_sizes,
         "return_statistics": return_statistics,
     }
     if not (broadcast_dropout and dropout_rate > 0):

@@ -52,7 +52,7 @@ class Options:
     """The static options of an implementation."""
 
     score: Score
-    block_sizes: BlockSizes  # of "tiled"
+    block_sizes: BlockSizes  # of "tiled" and "mosaic_tpu"
     dropout_rate: float = 0.0  # 0 <= rate < 1
     return_statistics: bool = False  # whether to return `AttentionStatistics`
     normalizer: Normalizer = Softmax()

@@ -54,6 +54,40 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     target_length = inputs.query.shape[0]
     if 0 in (target_length, *inputs.value.shape):
         return tiled.attend(options, inputs)  # no kernel has a tile without entries
+    output, statistics = attend_tiles(*_prepare(options, inputs))
+    output, statistics = jax.tree.map(
+        lambda tiles: tile_arrays.untiled(tiles, target_length), (output, statistics)
+    )
+    return output.astype(inputs.query.dtype), statistics
+
+
+def reason_against(options: Options, inputs: Inputs) -> str | None:
+    """Why the kernels cannot serve one example, forward or backward; None if they can.
+
+    The inputs may be types of arrays. JAX lowers both kernels for a TPU; nothing is compiled.
+    """
+    leaves, structure = jax.tree.flatten(inputs)
+    types = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    return _reason_against(options, structure, types)
+
+
+@functools.lru_cache(maxsize=256)
+def _reason_against(options: Options, structure: Any, types: tuple[Any, ...]) -> str | None:
+    def both_passes(*leaves: Array) -> None:
+        plan, arrays, constants = _prepare(options, jax.tree.unflatten(structure, leaves))
+        results, residuals = _attend_fwd(plan, arrays, constants)
+        _attend_bwd(plan, residuals, jax.tree.map(jnp.zeros_like, results))
+
+    try:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            jax.eval_shape(both_passes, *types)
+    except NotImplementedError as error:
+        return str(error)
+    return None
+
+
+def _prepare(options: Options, inputs: Inputs) -> tuple[TpuPlan, Arrays, Constants]:
+    """The arguments of `attend_tiles`."""
     if inputs.compute_dtype == jnp.float64:
         _refuse("a TPU has no float64")
     if type(options.normalizer) is not Softmax:
@@ -69,12 +103,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
         )
     query_dtype = inputs.query.dtype
     output_dtype = jnp.dtype(jnp.float32) if query_dtype == jnp.float16 else query_dtype
-    tpu_plan = TpuPlan(plan, output_dtype)
-    output, statistics = attend_tiles(tpu_plan, _without_float16(arrays), constants)
-    output, statistics = jax.tree.map(
-        lambda tiles: tile_arrays.untiled(tiles, target_length), (output, statistics)
-    )
-    return output.astype(query_dtype), statistics
+    return TpuPlan(plan, output_dtype), _without_float16(arrays), constants
 
 
 def _refuse(reason: str) -> None:

@@ -5,14 +5,16 @@ and the four vector units meanwhile add and multiply: a + b, v tanh, and the sum
 of a cycle. By the compiler's count, one tanh for each pair and feature takes fewer cycles than a
 quotient of exponentials, which takes five operations of the vector units.
 
-A block of a few rows stays in registers while a loop without branches goes over all features. The
-whole tile would not fit: every feature would read and write it.
+A block of a few rows stays in registers while a loop goes over all features. The whole tile would
+not fit: every feature would read and write it. The features of the keys are in memory once for
+each row of a register, so that no unit has to repeat them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -24,8 +26,9 @@ from attention_jax.scores.contract import Params, Score
 
 Array = jax.Array
 
-_BLOCK = 16 * 8 * 128  # numbers of a block of rows, in 16 of 64 registers
-_LANES = 128
+_REGISTER = 8, 128  # rows and lanes
+_BLOCK = 8 * 8 * 128  # numbers of a block, in 8 of 64 registers
+_UNROLLED = 16  # features of a step of the loop of the backward pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,75 +50,98 @@ class AdditiveOnTpu(Score):
 def weighted_tanh(v: Array, a: Array, b: Array) -> Array:
     """logits_ij = sum_f v_f tanh(a_if + b_jf): (v [A], a [t, A], b [s, A]) -> [t, s]"""
     (t, features), s = a.shape, b.shape[0]
-    rows = _rows(t, s)
+    height, lanes = _parts_of_register(t, s)
+    rows = _rows(t, _BLOCK // s)
 
     def body(v_ref, a_ref, b_ref, result_ref):
         v_ref[...] = jnp.broadcast_to(v.reshape(1, features).T, v_ref.shape)
         a_ref[...] = a
-        b_ref[...] = b.T
+        _repeat_rows(b.T, b_ref)
 
         def add_block(block, carry):
             at = _block(block, rows)
             x = a_ref[at, :]
             total = jnp.zeros((rows, s), jnp.float32)
             for f in range(features):
-                h = jnp.tanh(x[:, f : f + 1] + b_ref[f : f + 1, :])
-                total += jnp.tile(v_ref[f : f + 1, :], (1, s // v_ref.shape[1])) * h
+                h = jnp.tanh(x[:, f : f + 1] + _tile(b_ref[f], rows, s))
+                total += _tile(v_ref[f : f + 1, :], 1, s) * h
             result_ref[at, :] = total
             return carry
 
         jax.lax.fori_loop(0, t // rows, add_block, 0)
         return result_ref[...]
 
-    lanes = _LANES if s % _LANES == 0 else 1
-    shapes = (features, lanes), (t, features), (features, s), (t, s)
+    shapes = (features, lanes), (t, features), (features, height, s), (t, s)
     return pl.run_scoped(body, *map(_scratch, shapes))
 
 
 # With h = tanh(a_if + b_jf) and a cotangent d_ij,
 #     dv_f = sum_ij d_ij h,
 #     da_if = v_f sum_j d_ij (1 - h^2),    db_jf = v_f sum_i d_ij (1 - h^2).
-# d h and d (1 - h^2) = d - (d h) h take three operations. Sums are kept per lane and per row of a
-# register as long as possible, because an exchange between them takes another unit.
+# d h and d (1 - h^2) = d - (d h) h take three operations. An exchange between the lanes of a
+# register takes another unit, and longer. It is done for all features before the loop (a_if to all
+# lanes) and after it (the sums over j): in between, sums are kept per lane and per row.
 def weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Array, Array, Array]:
     """Pulls `dlogits` [t, s] back through `weighted_tanh`: (dv [A], da [t, A], db [s, A])"""
     (t, features), s = a.shape, b.shape[0]
-    rows = _rows(t, s)
-    height = 8 if rows % 8 == 0 else 1  # rows of a register
-    lanes = _LANES if s % _LANES == 0 else 1
+    height, lanes = _parts_of_register(t, s)
+    width = next((width for width in (256, 128) if s % width == 0), s)
+    rows = _rows(t, _BLOCK // width)
 
-    def body(a_ref, b_ref, d_ref, da_ref, db_ref, dv_ref):
+    def body(a_ref, x_ref, b_ref, d_ref, da_ref, row_sums_ref, db_ref, dv_ref):
         a_ref[...] = a
-        b_ref[...] = b.T
         d_ref[...] = dlogits
+        _repeat_rows(b.T, b_ref)
         db_ref[...] = jnp.zeros_like(db_ref)
         dv_ref[...] = jnp.zeros_like(dv_ref)
 
         def add_block(block, carry):
             at = _block(block, rows)
-            x, d = a_ref[at, :], d_ref[at, :]
+            x = a_ref[at, :]
             for f in range(features):
-                h = jnp.tanh(x[:, f : f + 1] + b_ref[f : f + 1, :])
+                x_ref[f] = jnp.broadcast_to(x[:, f : f + 1], (rows, lanes))
+            for first in range(0, s, width):
+                columns = pl.ds(first, width)
+                add_features(columns, d_ref[at, columns], is_first=first == 0)
+            for f in range(features):
+                da_ref[at, f : f + 1] = jnp.sum(row_sums_ref[f], axis=1, keepdims=True)
+            return carry
+
+        def add_features(columns, d, *, is_first):
+            def add_feature(f, carry):
+                h = jnp.tanh(
+                    _tile(x_ref[f], rows, width) + _tile(b_ref[f, :, columns], rows, width)
+                )
                 product = d * h
                 slope = d - product * h
                 dv_ref[f] += _fold(_fold(product, height, 0), lanes, 1)
-                db_ref[f] += _fold(slope, height, 0)
-                row_sums = jnp.sum(_fold(slope, lanes, 1), axis=1, keepdims=True)
-                da_ref[at, f : f + 1] = row_sums
-            return carry
+                db_ref[f, :, columns] += _fold(slope, height, 0)
+                row_sums = _fold(slope, lanes, 1)
+                row_sums_ref[f] = row_sums if is_first else row_sums_ref[f] + row_sums
+                return carry
+
+            unroll = math.gcd(features, _UNROLLED)
+            jax.lax.fori_loop(0, features, add_feature, 0, unroll=unroll)
 
         jax.lax.fori_loop(0, t // rows, add_block, 0)
         return jnp.sum(dv_ref[...], axis=(1, 2)), da_ref[...], jnp.sum(db_ref[...], axis=1).T
 
-    shapes = ((t, features), (features, s), (t, s), (t, features))
-    sums = ((features, height, s), (features, height, lanes))
+    per_row, per_key = (features, rows, lanes), (features, height, s)
+    shapes = ((t, features), per_row, per_key, (t, s))
+    sums = ((t, features), per_row, per_key, (features, height, lanes))
     dv, da, db = pl.run_scoped(body, *map(_scratch, (*shapes, *sums)))
     return dv, v[None, :] * da, v[None, :] * db
 
 
-def _rows(t: int, s: int) -> int:
+def _parts_of_register(t: int, s: int) -> tuple[int, int]:
+    """Rows and lanes that a tile of t x s pairs is divided into; 1 where it does not divide."""
+    height, lanes = _REGISTER
+    return height if t % height == 0 else 1, lanes if s % lanes == 0 else 1
+
+
+def _rows(t: int, most: int) -> int:
     """The number of rows of a block, which divides t."""
-    fitting = (rows for rows in (64, 32, 16, 8) if t % rows == 0 and rows * s <= _BLOCK)
+    fitting = (rows for rows in (64, 32, 16, 8) if t % rows == 0 and rows <= most)
     return next(fitting, 8 if t % 8 == 0 else t)
 
 
@@ -125,6 +151,18 @@ def _block(block: Array, rows: int) -> Any:
 
 def _scratch(shape: tuple[int, ...]) -> Any:
     return pltpu.VMEM(shape, jnp.float32)
+
+
+def _repeat_rows(rows: Array, repeated: Any) -> None:
+    """Writes each row of [n, s] to all rows of its part of [n, height, s]."""
+    for n in range(rows.shape[0]):
+        repeated[n] = jnp.broadcast_to(rows[n : n + 1, :], repeated.shape[1:])
+
+
+def _tile(part: Array, rows: int, columns: int) -> Array:
+    """Repeats a part of a block, all of its rows and columns if it is one row or column."""
+    height, width = part.shape
+    return jnp.tile(part, (rows // height if height > 1 else 1, columns // width))
 
 
 def _fold(terms: Array, size: int, axis: int) -> Array:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 import attention_jax as aj
 from compilation import tpu
+from compilation.tables import TILES
 
 DIM = 128
 BLOCKS = 512, 512  # queries and keys of a tile, for our kernels and their peers
@@ -52,8 +53,9 @@ def attention(
     score: Any,
     length: int,
     dtype: Any,
-    blocks: tuple[int, int],
+    blocks: tuple[int, int] | None,
     params: Any = None,
+    implementation: str = "mosaic_tpu",
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Our attention, forward and backward."""
     device = tpu.device(target)
@@ -71,8 +73,8 @@ def attention(
                 value,
                 score=score,
                 params=params,
-                implementation="mosaic_tpu",
-                block_sizes=aj.BlockSizes(*blocks),
+                implementation=implementation,
+                block_sizes=None if blocks is None else aj.BlockSizes(*blocks),
             )
 
         output, pull_back = jax.vjp(attend, params, query, key, value)
@@ -122,6 +124,8 @@ def programs() -> list[Program]:
         additive = aj.Additive(hidden_dim=DIM)
         make = of(attention, score=additive, length=4096, dtype=jnp.bfloat16, blocks=(256, 512))
         listed.append(Program("additive, T 4,096", target, ours, make))
+        make = of(make, blocks=None, implementation="tiled")
+        listed.append(Program(TILES, target, (), make))
     for name, score in (("scaled dot", "scaled"), ("additive", aj.Additive(hidden_dim=DIM))):
         make = of(attention, score=score, length=16384, dtype=jnp.bfloat16, blocks=(256, 512))
         listed.append(Program(f"{name}, T 16,384", "v5e", (), make))

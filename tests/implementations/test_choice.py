@@ -8,7 +8,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax import attention as front_door
-from attention_jax.implementations import BlockSizes, Inputs, choice
+from attention_jax.implementations import BlockSizes, Inputs, Options, choice
 from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
 
 ADDITIVE, SCALED = aj.Additive(), aj.ScaledDot()
@@ -30,6 +30,24 @@ class Cubed(aj.Dot):
 
     def pair(self, params, q_features, k_features):
         return super().pair(params, q_features, k_features) ** 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Euclidean(aj.Score):
+    """A distance, whose slope is infinite where query and key are equal."""
+
+    tile_cost = "elementwise"
+
+    def pair(self, params, q_features, k_features):
+        squares = jnp.sum((q_features[:, None] - k_features[None]) ** 2, axis=-1)
+        return -jnp.sqrt(squares)
+
+
+class Sorted(aj.Score):
+    """Mosaic cannot lower `jnp.sort`."""
+
+    def pair(self, params, q_features, k_features):
+        return jnp.sort(q_features, axis=-1) @ k_features.T
 
 
 def inputs_of(*batch, target, source, dim=64):
@@ -70,10 +88,50 @@ def test_small_is_materialised_and_large_is_tiled(score):
     many = inputs_of(2**20, target=31, source=29)  # short, but its logits would take GiBs
     assert choice.chosen_implementation(score, many, "cpu") == "tiled"
     endless = inputs_of(8, target=2**15, source=2**15)
-    assert choice.chosen_implementation(score, endless, "tpu") == "tiled"
+    assert choice.chosen_implementation(score, endless, "gpu") == "tiled"
     for nothing in (inputs_of(target=0, source=7), inputs_of(0, target=5, source=0)):
         assert choice.chosen_implementation(score, nothing, "cpu") == "reference"
         assert choice.chosen_block_sizes(score, nothing)
+
+
+TPU_SCORES = [pytest.param(ADDITIVE, marks=pytest.mark.slow), SCALED, aj.General(), SoftCap()]
+
+
+@pytest.mark.parametrize("score", TPU_SCORES)
+def test_a_tpu_gets_its_kernels_from_a_whole_tile_on(score):
+    params = jax.eval_shape(lambda: score.init(jax.random.key(0), 64, 64))
+    for inputs in (inputs_of(2, 8, target=128, source=200), inputs_of(target=300, source=128)):
+        inputs = inputs._replace(params=params)
+        options = Options(score, BlockSizes())
+        name, options = choice.choose(None, None, options, inputs, "tpu")
+        assert name == "mosaic_tpu"
+        assert options.block_sizes == choice.TPU_BLOCKS[score.tile_cost]
+        for backend in ("cpu", "gpu"):
+            assert choice.chosen_implementation(score, inputs, backend) != "mosaic_tpu"
+    for inputs in (inputs_of(64, target=127, source=200), inputs_of(target=1, source=512)):
+        assert choice.chosen_implementation(score, inputs, "tpu") == "reference"
+
+
+def test_a_tpu_gets_a_portable_implementation_where_its_kernels_cannot_serve():
+    inputs = inputs_of(2, target=256, source=256)
+    assert choice.chosen_implementation(SCALED, inputs, "tpu") == "mosaic_tpu"
+    entmax = Options(SCALED, BlockSizes(), normalizer=aj.get_normalizer("entmax"))
+    assert choice.chosen_implementation(SCALED, inputs, "tpu", entmax) == "reference"
+    causal = inputs._replace(mask=aj.causal_mask())
+    assert choice.chosen_implementation(Euclidean(), causal, "tpu") == "reference"  # stand-ins
+    assert choice.chosen_implementation(Sorted(), inputs, "tpu") == "reference"  # Mosaic cannot
+    large = inputs_of(target=2**15, source=2**15)  # gradients of keys that VMEM cannot hold
+    wide = large._replace(value=jax.ShapeDtypeStruct((2**15, 512), jnp.float32))
+    assert choice.chosen_implementation(SCALED, large, "tpu") == "mosaic_tpu"
+    assert choice.chosen_implementation(SCALED, wide, "tpu") == "tiled"
+
+
+def test_given_tiles_are_kept_on_a_tpu():
+    inputs, blocks = inputs_of(target=256, source=256), BlockSizes(128, 128)
+    name, options = choice.choose(None, blocks, Options(SCALED, BlockSizes()), inputs, "tpu")
+    assert (name, options.block_sizes) == ("mosaic_tpu", blocks)
+    name, options = choice.choose("tiled", None, Options(SCALED, BlockSizes()), inputs, "tpu")
+    assert (name, options.block_sizes) == ("tiled", choice.chosen_block_sizes(SCALED, inputs))
 
 
 def test_the_threshold_is_met():
@@ -141,17 +199,6 @@ def test_a_given_name_and_given_tiles_are_never_replaced(named, monkeypatch):
             assert implementation == (named or chosen)
             assert used == (blocks or BlockSizes(512, 512))
     assert not called
-
-
-@dataclasses.dataclass(frozen=True)
-class Euclidean(aj.Score):
-    """A distance, whose slope is infinite where query and key are equal."""
-
-    tile_cost = "elementwise"
-
-    def pair(self, params, q_features, k_features):
-        squares = jnp.sum((q_features[:, None] - k_features[None]) ** 2, axis=-1)
-        return -jnp.sqrt(squares)
 
 
 def test_tiles_are_small_where_stand_ins_are_chosen_per_pair():
