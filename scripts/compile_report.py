@@ -17,8 +17,8 @@ import rich.console
 import rich.table
 from command_line import run_command
 from compilation import bundles
-from compilation.programs import Program, programs
-from compilation.tables import COLUMNS, TILES, against_tiles, kernel_rows, targets
+from compilation.programs import Program, programs, tile_programs
+from compilation.tables import COLUMNS, TILES, against_tiles, kernel_rows, targets, tile_row
 from compilation.xla_cycles import estimated_cycles
 
 from attention_jax.core.one_line import one_line
@@ -50,16 +50,28 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    rows = []
+    rows: list[dict[str, Any]] = []
+    tiles: list[dict[str, Any]] = []
     jax.config.update("jax_enable_compilation_cache", False)
     with tempfile.TemporaryDirectory() as folder:
         # libtpu reads this when it is loaded.
         dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
         os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump}".strip()
+
+        def compiled(program: Program) -> list[dict[str, Any]]:
+            if arguments.only not in f"{program.name}, {program.target}":
+                return []
+            found = rows_of(program, Path(folder))
+            print(f"{program.name}, {program.target}: compiled", file=sys.stderr, flush=True)
+            return found
+
         for program in programs():
-            if arguments.only in f"{program.name}, {program.target}":
-                rows += rows_of(program, Path(folder))
-                print(f"{program.name}, {program.target}: compiled", file=sys.stderr, flush=True)
+            rows += compiled(program)
+        for score, tile, program in tile_programs():
+            found = compiled(program)
+            kernels = [row for row in found if "loops" in row]
+            if found:
+                tiles.append(tile_row(score, tile, kernels) | _error(found))
     table = rich.table.Table(*COLUMNS)
     for row in rows:
         table.add_row(*(str(row.get(entry, row.get("error", "-"))) for entry in COLUMNS.values()))
@@ -77,10 +89,15 @@ def main(arguments: Arguments) -> None:
             "benchmarks": {
                 "compiled-programs": {"rows": rows},
                 "compiled-targets": {"rows": targets(rows)},
+                "compiled-tiles": {"rows": tiles},
                 "compiled-against-tiles": {"rows": against_tiles(rows)},
             },
         }
         write_json(arguments.out, content)
+
+
+def _error(rows: list[dict[str, Any]]) -> dict[str, str]:
+    return {"error": rows[0]["error"]} if "error" in rows[0] else {}
 
 
 def _environment() -> dict[str, Any]:

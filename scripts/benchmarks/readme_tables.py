@@ -194,6 +194,18 @@ def compiled_table(rows: Rows) -> str:
     return _table(headings, lines)
 
 
+def tiles_table(rows: Rows) -> str:
+    """Bundles of 1,024 pairs by size of the tile, a column a score and direction."""
+    kinds = [(s, d) for s in ("scaled dot", "additive") for d in ("forward", "backward")]
+    lines = []
+    for size, group in itertools.groupby(rows, lambda row: row["tile"]):
+        by_score = {row["score"]: row for row in group}
+        numbers = [by_score[score].get(direction) for score, direction in kinds]
+        cells = ["too large" if number is None else f"{number:.2f}" for number in numbers]
+        lines.append((f"{size[0]:,} × {size[1]:,}", *cells))
+    return _table(("tile", *(f"{score}, {direction}" for score, direction in kinds)), lines)
+
+
 def against_tiles_table(rows: Rows) -> str:
     """Additive attention: cycles of our kernels and of the tiles that XLA compiles."""
     lines = [
@@ -219,6 +231,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "ring": ("ring", ring_table),
     "compiled-programs": ("compiled programs", compiled_table),
     "compiled-targets": ("compiled targets", targets_table),
+    "compiled-tiles": ("compiled tiles", tiles_table),
     "compiled-against-tiles": ("compiled against tiles", against_tiles_table),
     "translation": ("translation", translation_table),
     "normalizers": ("normalizers", normalizers_table),

@@ -136,3 +136,20 @@ def programs() -> list[Program]:
     make = of(attention, score=bilinear_network, params=params, **small)
     listed.append(Program("a user's bilinear network, T 2,048", "v5e", ours, make))
     return listed
+
+
+TILE_SIZES = ((128, 128), (256, 256), (256, 512), (512, 512), (512, 1024), (1024, 1024))
+
+
+def tile_programs() -> list[tuple[str, tuple[int, int], Program]]:
+    """(score, tile, program) for a v5e: by them the default sizes of tiles were chosen."""
+    listed = []
+    for tile in TILE_SIZES:
+        for name, score in (("scaled dot", "scaled"), ("additive", aj.Additive(hidden_dim=DIM))):
+            make = functools.partial(
+                attention, score=score, length=4096, dtype=jnp.bfloat16, blocks=tile
+            )
+            program = f"{name}, tiles of {tile[0]} x {tile[1]}"
+            kernels = ("attention_forward", "attention_backward")
+            listed.append((name, tile, Program(program, "v5e", kernels, make)))
+    return listed

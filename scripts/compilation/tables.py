@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 Rows = list[dict[str, Any]]
@@ -21,8 +22,9 @@ COLUMNS = {
 _VECTOR_OPERATIONS = 7  # per pair and feature, of the backward pass of additive attention
 _VECTOR_UNITS = 4
 _FEATURE_STEPS = 8  # of a loop over 128 features, 16 in a step
-_TILES = 4096**2 // (256 * 512)  # of additive attention, T 4,096
-_TANHS = 4096**2 * 128 // (8 * 128)  # registers of it in all
+_FEATURES = 128
+_PAIRS = 4096**2  # of a program with T 4,096
+_REGISTER = 8 * 128  # numbers
 
 
 def kernel_rows(program: dict[str, Any], kernels: list[dict[str, Any]]) -> Rows:
@@ -82,17 +84,26 @@ def against_tiles(rows: Rows) -> Rows:
     for row in rows:
         kernels = _kernels(rows, "additive, T 4,096", row["target"])
         if row["program"] == TILES and "xla_cycles" in row and kernels:
-            ours = sum(map(_cycles, kernels))
+            pairs = _PAIRS // _REGISTER
+            ours = round(pairs * sum(_bundles_of_pairs(kernel, (256, 512)) for kernel in kernels))
             numbers = {"xla_cycles": row["xla_cycles"], "kernel_cycles": ours}
             found.append({"target": row["target"], **numbers, "ratio": row["xla_cycles"] / ours})
     return found
 
 
-def _cycles(kernel: dict[str, Any]) -> int:
-    """The cycles of a kernel if nothing stalls, at most: every step counts as the longest."""
-    of_tiles = sum(loop["bundles"] for loop in kernel["loops"] if loop["depth"] == 1)
-    of_passes = sum(_TANHS * one["bundles"] // one["tanhs"] for one in passes(kernel["loops"]))
-    return _TILES * of_tiles + of_passes
+def tile_row(score: str, tile: tuple[int, int], kernels: Rows) -> dict[str, Any]:
+    """The bundles of 1,024 pairs in tiles of a size, forward and backward."""
+    row: dict[str, Any] = {"score": score, "tile": list(tile)}
+    for direction, kernel in zip(("forward", "backward"), kernels, strict=False):
+        row[direction] = round(_bundles_of_pairs(kernel, tile), 2)
+    return row
+
+
+def _bundles_of_pairs(kernel: dict[str, Any], tile: tuple[int, int]) -> float:
+    """The bundles of 1,024 pairs, at most: every step of the grid counts as the longest."""
+    of_tile = sum(loop["bundles"] for loop in kernel["loops"] if loop["depth"] == 1)
+    of_features = sum(one["bundles"] / one["tanhs"] for one in passes(kernel["loops"]))
+    return of_tile * _REGISTER / math.prod(tile) + _FEATURES * of_features
 
 
 def targets(rows: Rows) -> Rows:

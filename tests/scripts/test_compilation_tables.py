@@ -72,12 +72,23 @@ def test_the_cycles_of_kernels_over_those_of_tiles():
 
     tiles = {"program": tables.TILES, "target": "v5e", "xla_cycles": 10**8}
     rows = [kernel("forward", FORWARD), kernel("backward", BACKWARD), tiles]
-    passes = 4096**2 * 128 // 1024
-    cycles = 128 * (50 + 60) + passes * 1100 // 1024  # of 4096^2 / (256 x 512) tiles
-    cycles += 128 * (50 + 60 + 2 + 40) + passes * 1100 // 1024 + passes * 4880 // 2048
+    # For 1,024 pairs: the steps, one for each of 4096^2 / (256 x 512) tiles, and the features.
+    steps = (2 * (50 + 60) + 2 + 40) * 128
+    features = 128 * (2 * 1100 / 1024 + 4880 / 2048) * 4096**2 / 1024
+    cycles = round(steps + features)
     (found,) = tables.against_tiles(rows)
     assert found == {
         "target": "v5e", "xla_cycles": 10**8, "kernel_cycles": cycles, "ratio": 10**8 / cycles,
     }  # fmt: skip
     ratio = next(row for row in tables.targets(rows) if row["claim"] == "additive, backward, v5e")
     assert ratio["found"] == pytest.approx(4880 / 2048 / 1.75)
+
+
+def test_a_tile_has_bundles_for_1024_pairs():
+    kernels = [{"loops": FORWARD}, {"loops": BACKWARD}]
+    found = tables.tile_row("additive", (64, 32), kernels)
+    forward = (50 + 60) / 2 + 128 * 1100 / 1024
+    assert found == {
+        "score": "additive", "tile": [64, 32], "forward": forward,
+        "backward": forward + (2 + 40) / 2 + 128 * 4880 / 2048,
+    }  # fmt: skip
