@@ -69,7 +69,8 @@ class Arguments:
     reversal: throughput of our training, all seeds at once, and of a GRU in PyTorch (needs the
     extra [bench]; listed as absent without it).
     translation: a training step of the translator with each score, the share of cross attention in
-    it, and the same step with optax's loss and Flax's dropout in place of ours. 5 minutes.
+    it, the same step with optax's loss and Flax's dropout in place of ours, and where its time
+    goes. 5 minutes.
 
     Attributes:
         benchmarks: which to run.

@@ -28,8 +28,14 @@ def einsum(formula: str, left: Array, right: Array) -> Array:
     sums = accumulator_dtype(left, right)
     narrow = {array.dtype for array in (left, right) if array.dtype.itemsize == 2}
     factors = narrow.pop() if len(narrow) == 1 and sums == jnp.float32 else sums
+    # A tensor core has one precision for 16 bits; Mosaic cannot lower the others.
+    precision = jax.lax.Precision.DEFAULT if factors.itemsize == 2 else None
     return jnp.einsum(
-        formula, left.astype(factors), right.astype(factors), preferred_element_type=sums
+        formula,
+        left.astype(factors),
+        right.astype(factors),
+        precision=precision,
+        preferred_element_type=sums,
     )
 
 
@@ -37,8 +43,8 @@ def tall_product(left: Array, right: Array, *, in_kernel: bool = False) -> Array
     """right^T left, ([t, d], [t, s]) -> [s, d], fast where s is much larger than d.
 
     It is computed as (left^T right)^T. For [s, t] @ [t, d] XLA:CPU transposes the larger factor
-    and takes three times as long, and a TPU four times. Barriers keep XLA from rewriting the first
-    as the second; a Pallas kernel (`in_kernel`) needs none and may have none.
+    and takes three times as long; XLA:TPU estimates four times the cycles. Barriers keep XLA from
+    rewriting the first as the second; a Pallas kernel (`in_kernel`) needs none and may have none.
     """
     barrier = (lambda array: array) if in_kernel else jax.lax.optimization_barrier
     return barrier(einsum("dt,ts->ds", barrier(left.T), right)).T

@@ -35,5 +35,20 @@ def varying_as(tree: Tree, *references: object) -> Tree:
     return jax.tree.map(cast, tree)
 
 
+def varying_type(like: jax.ShapeDtypeStruct, *references: object) -> jax.ShapeDtypeStruct:
+    """The type of a result that varies over all mesh axes that `references` vary over.
+
+    `pallas_call` asks for it inside `jax.shard_map`; elsewhere it is `like`.
+    """
+    axes = frozenset().union(*map(_varying, jax.tree.leaves(references)))
+    manual = jax.sharding.ManualAxisType(varying=axes)
+    return jax.ShapeDtypeStruct(like.shape, like.dtype, manual_axis_type=manual)
+
+
+def is_varying(tree: object) -> bool:
+    """Whether an array varies over a mesh axis, as the checks of `jax.shard_map` know it."""
+    return any(map(_varying, jax.tree.leaves(tree)))
+
+
 def _varying(leaf: object) -> frozenset[str]:
     return frozenset(jax.typeof(leaf).manual_axis_type.varying)

@@ -8,6 +8,7 @@ from typing import Literal, overload
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.backend import current_backend
 from attention_jax.functional.capture_point import (
     CapturedAttention,
     CaptureOptions,
@@ -133,8 +134,10 @@ def attention(
             "tiled" has memory linear in T and S for any score, and is the fastest for long
             sequences. "cudnn" is cuDNN's attention on NVIDIA GPUs, for scores that are a dot
             product of features. "mosaic_tpu" is a Pallas kernel for TPUs, for every score that
-            Mosaic can lower. All have every derivative, in forward and reverse mode and of any
-            order. None chooses by size, score and backend (`implementations/choice.py`).
+            Mosaic can lower. "mosaic_gpu" is one for NVIDIA GPUs of the Hopper generation, for
+            additive attention. All have every derivative, in forward and reverse mode and of any
+            order. None chooses by size, score and backend (`implementations/choice.py`), and
+            never "mosaic_gpu".
         block_sizes: tile sizes for "tiled" and "mosaic_tpu"; None chooses them.
         return_statistics: also return each row's logsumexp, entropy (nats) and largest logit, of
             softmax with or without a sink.
@@ -172,7 +175,10 @@ def attention(
         score, query, key, value, params, mask, bias, normalizer, normalizer_params
     )
     inputs = inputs._replace(dropout_rng=dropout_rng)
-    captured_statistics = capturing() is not None and normalizer.has_statistics
+    # "cudnn" has none; those that are captured come from another call then.
+    captured_statistics = (
+        capturing() is not None and normalizer.has_statistics and implementation != "cudnn"
+    )
     options = Options(
         score,
         BlockSizes(),
@@ -181,7 +187,7 @@ def attention(
         normalizer=normalizer,
     )
     implementation, options = choose(
-        implementation, block_sizes, options, inputs, jax.default_backend()
+        implementation, block_sizes, options, inputs, current_backend()
     )
     output, statistics = _attend(implementation, options, inputs)
     output = capture_point(
@@ -280,5 +286,10 @@ def _captured_with_logits(
         logits, weights = _logits_and_weights(score, normalizer, inputs)
     if not normalizer.has_statistics:
         logits = None  # gradients and statistics of captured logits are those of a softmax of them
+    elif statistics is None:
+        wanted = Options(score, BlockSizes(), return_statistics=True, normalizer=normalizer)
+        inputs_without_rng = inputs._replace(dropout_rng=None)  # weights before dropout
+        chosen = choose(None, None, wanted, inputs_without_rng, current_backend())
+        statistics = _attend(*chosen, inputs_without_rng)[1]
     captured = captured_call(inputs, output, weights, options)
     return captured._replace(logits=logits, statistics=statistics)

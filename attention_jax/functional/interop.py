@@ -85,7 +85,7 @@ def dot_product_attention(
         key_value_seq_lengths: int [B], the number of keys without padding.
         local_window_size: (left, right), or one int for both: query i attends to keys
             i - left <= j <= i + right (and j <= i if causal).
-        implementation: as in `attention_jax.attention`; not "xla" or "cudnn".
+        implementation: as in `attention_jax.attention`; not "xla".
         return_residual: also return the logsumexp of each row of logits.
         score: a name in `SCORES`, "module:Name", a `Score`, or a function.
         params: the score's parameters; leaves may have leading axes that broadcast to [B, N], for
@@ -191,7 +191,7 @@ def flax_attention_fn(
     caches of `decode`, grouped-query attention, dropout, and `sow_weights`, which stores the
     weights before dropout (and so materialises them). `broadcast_dropout` drops the same pairs in
     every example and head, as in Flax, but not the pairs that Flax drops. `precision` has no
-    effect: products always have the full precision of float32 or wider.
+    effect: `jax.default_matmul_precision` sets that of float32 products.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function; Dq and Dk are the
@@ -253,7 +253,7 @@ class _FlaxAttention(nnx.Module):
         is_causal: bool = False,
     ) -> Array:
         """Takes the arguments of `flax.nnx.dot_product_attention`, in the same order."""
-        del precision  # products always have at least float32 precision
+        del precision
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
         params = jax.tree.map(lambda leaf: leaf[...], self.params, is_leaf=_is_variable)
         if mask is not None and not isinstance(mask, Mask):

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import any_array
+from attention_jax.core.backend import current_backend
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.checks import checked_inputs
@@ -107,7 +108,7 @@ def attend_by_group(
     # Chosen for all heads: with `broadcast_dropout`, `attention` gets one head at a time.
     options = Options(score, BlockSizes(), dropout_rate, return_statistics)
     implementation, options = choose(
-        implementation, block_sizes, options, inputs, jax.default_backend()
+        implementation, block_sizes, options, inputs, current_backend()
     )
     arguments: Any = {
         "score": score,

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from jax.export import is_symbolic_dim
 
+from attention_jax.core.backend import nvidia_generation
 from attention_jax.implementations import cudnn
 from attention_jax.implementations.batching import one_example
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
@@ -26,7 +27,7 @@ from attention_jax.scores import Score, TileCost, needs_stand_ins
 TILED_FROM = {"elementwise": 2**10, "matmul": 2**18, "materialized": 2**16}
 # Pairs of the whole batch from which tiles are used for memory: 512 MiB of float32 logits. On a TPU
 # half of it: compiled for a v5e, scaled dot in bfloat16 with 16 heads of 2,048 tokens takes 385 MiB
-# of temporaries and 8.3 million cycles with "reference", 0.7 MiB and 6.2 million with "tiled".
+# of temporaries and 7.6 million cycles with "reference", 0.7 MiB and 6.2 million with "tiled".
 TILED_FROM_IN_ALL = {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26}
 
 LARGEST_BLOCK = {"elementwise": 1024, "matmul": 512, "materialized": 512}
@@ -41,6 +42,9 @@ TPU_BLOCKS: dict[TileCost, BlockSizes] = {
 }
 LEAST_LENGTH_ON_TPU = 128  # of queries and of keys: a whole vector register
 
+# Compute capability from which cuDNN has fused attention: Ampere.
+CUDNN_GENERATION = 8.0
+
 # The size assumed for a symbolic batch axis, when `jax.export` compiles for any batch size.
 EXAMPLES_OF_ANY_BATCH = 8
 
@@ -50,6 +54,9 @@ Objection = Callable[[Options, Inputs], str | None]
 
 
 def _against_cudnn(options: Options, inputs: Inputs) -> str | None:
+    generation = nvidia_generation()
+    if generation is not None and generation < CUDNN_GENERATION:
+        return "the GPU has no fused attention of cuDNN"
     batch_shape = inputs.query.shape[:-2]
     if any(tokens.shape[:-2] != batch_shape for tokens in (inputs.key, inputs.value)):
         return "copies keys and values that examples share"
@@ -90,7 +97,7 @@ def choose(
         block_sizes: sizes that are kept, or None.
         options: those of the call; their block sizes are replaced.
         inputs: with batch axes.
-        backend: as `jax.default_backend()` returns it.
+        backend: as `current_backend` returns it.
     """
 
     def with_tiles(name: str) -> Options:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.custom_vjp import custom_vjp
@@ -27,7 +28,11 @@ from attention_jax.implementations import mosaic_tpu_kernels as kernels
 from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
 from attention_jax.implementations import plain_tiles, tile_arrays, tiled, tiling
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
-from attention_jax.implementations.mosaic_tpu_calls import run_backward, run_forward
+from attention_jax.implementations.mosaic_tpu_calls import (
+    lowering_settings,
+    run_backward,
+    run_forward,
+)
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics, FinalRows, Softmax
 from attention_jax.normalizers.online_softmax import SoftmaxState
@@ -68,11 +73,15 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
     """
     leaves, structure = jax.tree.flatten(inputs)
     types = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return _reason_against(options, structure, types)
+    return _reason_against(options, structure, types, lowering_settings())
 
 
 @functools.lru_cache(maxsize=256)
-def _reason_against(options: Options, structure: Any, types: tuple[Any, ...]) -> str | None:
+def _reason_against(
+    options: Options, structure: Any, types: tuple[Any, ...], settings: tuple[Any, ...]
+) -> str | None:
+    del settings  # those of this moment
+
     def both_passes(*leaves: Array) -> None:
         plan, arrays, constants = _prepare(options, jax.tree.unflatten(structure, leaves))
         results, residuals = _attend_fwd(plan, arrays, constants)
@@ -112,7 +121,9 @@ def _refuse(reason: str) -> None:
 
 def _make_plan(options: Options, query_length: int, key_length: int) -> Plan:
     """Tiles of whole vector registers, unless `options.block_sizes` are smaller."""
-    plan = tiling.make_plan(options, query_length, key_length)  # checks the lengths
+    if is_symbolic_dim(query_length) or is_symbolic_dim(key_length):
+        _refuse(f"needs known lengths; got T = {query_length}, S = {key_length}")
+    plan = tiling.make_plan(options, query_length, key_length)
 
     def size(length: int, block: int, even: int) -> int:
         if block < kernels.LANES:

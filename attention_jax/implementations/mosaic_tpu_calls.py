@@ -14,11 +14,11 @@ import numpy as np
 from jax._src import config  # no public function tells whether kernels are interpreted
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.extend import core
-from jax.interpreters import batching, mlir
 
 from attention_jax.core.on_each_device import on_each_device
 from attention_jax.core.one_line import one_line
+from attention_jax.core.only_on import only_on
+from attention_jax.core.varying import varying_type
 from attention_jax.implementations import mosaic_tpu_kernels as kernels
 from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
 from attention_jax.implementations.mosaic_tpu_operands import Operands, TilePrograms
@@ -27,8 +27,9 @@ from attention_jax.implementations.tiling import Plan
 
 Array = jax.Array
 
-VMEM_LIMIT = 100 * 2**20  # bytes, of the 128 MiB of a v5e or v6e
-LARGEST_GRADIENTS = 72 * 2**20  # bytes of VMEM; the tiles need the rest
+VMEM_OF_V5E = 128 * 2**20  # bytes of a core's vector memory, and of a v6e's
+KERNELS_SHARE = 100 / 128  # of that memory, what a kernel may use
+GRADIENTS_SHARE = 72 / 128  # what its gradients may; the tiles need the rest
 
 
 def run_forward(programs: TilePrograms, output_dtype: Any, arrays: tuple) -> tuple:
@@ -48,8 +49,8 @@ def _run(call: Callable[..., Any], programs: TilePrograms, arrays: tuple, *stati
     if interpret is not None:
         return function(*leaves)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    _check_lowering(function, programs, shapes)
-    leaves[0] = only_on_tpu_p.bind(leaves[0])
+    _check_lowering(function, programs, shapes, lowering_settings())
+    leaves[0] = only_on("tpu", _REFUSAL, leaves[0])
     return on_each_device(function)(*leaves)
 
 
@@ -183,11 +184,12 @@ def _check_memory(programs: TilePrograms, results: Any) -> None:
         size = math.prod(rest) * -(-lanes // kernels.LANES) * kernels.LANES
         # Two buffers of the result, and the sum in float32 if the result is narrower.
         needed += size * (2 * leaf.dtype.itemsize + 4 * (leaf.dtype.itemsize < 4))
-    if needed > LARGEST_GRADIENTS:
+    most = int(GRADIENTS_SHARE * vector_memory())
+    if needed > most:
         raise NotImplementedError(
             f"implementation 'mosaic_tpu': the gradients of {programs.plan.padded_lengths[1]} keys"
             f" take {needed / 2**20:.0f} MiB of the chip's memory, more than"
-            f" {LARGEST_GRADIENTS / 2**20:.0f}: use 'tiled'"
+            f" {most / 2**20:.0f}: use 'tiled'"
         )
 
 
@@ -232,15 +234,22 @@ def _pallas_call(
     outputs = pl.pallas_call(
         flat_kernel,
         grid_spec=grid_spec,
-        out_shape=flat[2],
+        out_shape=[varying_type(result, flat[:2]) for result in flat[2]],
         name=name,
         compiler_params=pltpu.CompilerParams(
-            # The interpreter of jax 0.10.2 fails if the grid has batch axes too.
-            dimension_semantics=semantics if _interpreted() is None else None,
-            vmem_limit_bytes=VMEM_LIMIT,
+            dimension_semantics=semantics if _is_parallel(_interpreted()) else None,
+            vmem_limit_bytes=int(KERNELS_SHARE * vector_memory()),
         ),
     )(*flat[0], *flat[1])
     return jax.tree.unflatten(structures[2], outputs)
+
+
+def _is_parallel(interpret: Any) -> bool:
+    """Whether kernels run on several cores: on a TPU, or where the interpreter has several.
+
+    With one core, the interpreter of jax 0.10.2 fails if the grid has batch axes too.
+    """
+    return interpret is None or getattr(interpret, "num_cores_or_threads", 1) > 1
 
 
 def _lanes(size: int) -> int:
@@ -255,16 +264,39 @@ def _raw_tile(plan: Plan, i: Array, n: Array, schedule: Sequence[Array]) -> tupl
 # --- what a kernel needs ---
 
 
+def vector_memory() -> int:
+    """Bytes of a core's vector memory: of the TPU that is there; without one, of a v5e."""
+    if jax.devices()[0].platform != "tpu":
+        return VMEM_OF_V5E
+    return int(pltpu.get_tpu_info().vmem_capacity_bytes)
+
+
+_REFUSAL = (
+    "implementation 'mosaic_tpu' runs on a TPU, not on {platforms}: use 'tiled', or"
+    " jax.experimental.pallas.tpu.force_tpu_interpret_mode(True) to interpret its kernels"
+)
+
+
 def _interpreted() -> Any:
     """The parameters under `force_tpu_interpret_mode`; None outside."""
     return config.pallas_tpu_interpret_mode_context_manager.value
 
 
+def lowering_settings() -> tuple[Any, ...]:
+    """The settings of JAX on which it depends whether a kernel can be lowered."""
+    settings: Any = jax.config
+    return settings.jax_default_matmul_precision, settings.jax_enable_x64
+
+
 @functools.lru_cache(maxsize=256)
 def _check_lowering(
-    function: Callable[..., Any], programs: TilePrograms, shapes: tuple[Any, ...]
+    function: Callable[..., Any],
+    programs: TilePrograms,
+    shapes: tuple[Any, ...],
+    settings: tuple[Any, ...],
 ) -> None:
     """Raises NotImplementedError if JAX cannot lower the kernel for a TPU; nothing is compiled."""
+    del settings  # those of this moment
     try:
         jax.jit(function).trace(*shapes).lower(lowering_platforms=("tpu",))
     except Exception as error:
@@ -279,19 +311,3 @@ def _check_lowering(
 def _reason(error: Exception) -> str:
     """The reason on one line, without the places in files that Pallas adds."""
     return re.sub(r" at \S+:\d+", "", one_line(error))
-
-
-def _refuse(ctx: Any, array: Any) -> Any:
-    platforms = ctx.module_context.platforms
-    raise NotImplementedError(
-        f"implementation 'mosaic_tpu' runs on a TPU, not on {', '.join(platforms)}: use 'tiled', or"
-        " jax.experimental.pallas.tpu.force_tpu_interpret_mode(True) to interpret its kernels"
-    )
-
-
-# The identity, which cannot be compiled for another device.
-only_on_tpu_p = core.Primitive("only_on_tpu")
-only_on_tpu_p.def_abstract_eval(lambda array: array)
-batching.defvectorized(only_on_tpu_p)
-mlir.register_lowering(only_on_tpu_p, _refuse)
-mlir.register_lowering(only_on_tpu_p, lambda ctx, array: [array], platform="tpu")

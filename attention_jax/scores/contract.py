@@ -57,7 +57,7 @@ class Score:
 
         # A new `pair` has other derivatives: what a class says about those of its own `pair` is not
         # inherited past one that replaces it.
-        replaceable = ("pair_vjp", "pair_jvp", "for_tpu", "round_query", "round_key")
+        replaceable = ("pair_vjp", "pair_jvp", "for_tpu", "sum_of_tanh", "round_query", "round_key")
         for name in (*replaceable, "finite_slopes"):
             if owner(name) > owner("pair"):
                 setattr(cls, name, vars(Score)[name])
@@ -130,6 +130,15 @@ class Score:
         equal in all values, and the kernels call nothing but `pair` and `pair_vjp` of the other.
         """
         return self
+
+    def sum_of_tanh(self, params: Params) -> Array | None:
+        """The weights v [F] if `pair` is sum_f v_f tanh(q_features_if + k_features_jf), else None.
+
+        The kernels on a GPU compute such scores and no others. `params` has a leaf "v" then, and
+        `pair` reads no other.
+        """
+        del params
+        return None
 
     def __call__(self, params: Params, query: Array, key: Array) -> Array:
         """The logits [T, S] of queries [T, Dq] and keys [S, Dk]."""

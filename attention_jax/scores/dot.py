@@ -38,8 +38,8 @@ class Dot(Score):
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
-        dq_features = einsum("ts,sd->td", dlogits, k_features)
         dk_features = tall_product(q_features, dlogits, in_kernel=self.in_kernel)
+        dq_features = einsum("ts,sd->td", dlogits, k_features)
         dparams = jax.tree.map(jnp.zeros_like, params)  # `pair` uses none
         return dparams, dq_features, dk_features
 

@@ -49,6 +49,10 @@ class AdditiveOnTpu(Score):
 
 def weighted_tanh(v: Array, a: Array, b: Array) -> Array:
     """logits_ij = sum_f v_f tanh(a_if + b_jf): (v [A], a [t, A], b [s, A]) -> [t, s]"""
+    return functools.reduce(jnp.add, (_weighted_tanh(*part) for part in _by_lanes(v, a, b)))
+
+
+def _weighted_tanh(v: Array, a: Array, b: Array) -> Array:
     (t, features), s = a.shape, b.shape[0]
     height, lanes = _parts_of_register(t, s)
     rows = _rows(t, _BLOCK // s)
@@ -83,6 +87,12 @@ def weighted_tanh(v: Array, a: Array, b: Array) -> Array:
 # lanes) and after it (the sums over j): in between, sums are kept per lane and per row.
 def weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Array, Array, Array]:
     """Pulls `dlogits` [t, s] back through `weighted_tanh`: (dv [A], da [t, A], db [s, A])"""
+    parts = [_weighted_tanh_vjp(*part, dlogits) for part in _by_lanes(v, a, b)]
+    dv, da, db = (jnp.concatenate(gradients, axis=-1) for gradients in zip(*parts, strict=True))
+    return dv, da, db
+
+
+def _weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Array, Array, Array]:
     (t, features), s = a.shape, b.shape[0]
     height, lanes = _parts_of_register(t, s)
     width = next((width for width in (256, 128) if s % width == 0), s)
@@ -131,6 +141,13 @@ def weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Arr
     sums = ((t, features), per_row, per_key, (features, height, lanes))
     dv, da, db = pl.run_scoped(body, *map(_scratch, (*shapes, *sums)))
     return dv, v[None, :] * da, v[None, :] * db
+
+
+def _by_lanes(v: Array, a: Array, b: Array) -> list[tuple[Array, Array, Array]]:
+    """Parts of at most 128 features: the memory that a part takes is free for the next."""
+    width = _REGISTER[1]
+    parts = (slice(first, first + width) for first in range(0, v.shape[0], width))
+    return [(v[part], a[:, part], b[:, part]) for part in parts]
 
 
 def _parts_of_register(t: int, s: int) -> tuple[int, int]:

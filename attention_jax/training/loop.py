@@ -296,6 +296,12 @@ Advance = Callable[[int, int, TrainState], tuple[TrainState, Metrics]]
 
 def _compiled_drawn(training: Training, shardings: Any) -> Advance:
     """All steps in one compiled call."""
+    program = drawn_program(training, shardings)
+    return lambda first, count, state: program(count, state)
+
+
+def drawn_program(training: Training, shardings: Any) -> Any:
+    """The jitted program (count, state) -> (state, mean metrics) of a `Task`."""
     task, optimizer, _, layout = training
     assert isinstance(task, Task)
     assert layout is not None
@@ -312,12 +318,12 @@ def _compiled_drawn(training: Training, shardings: Any) -> Advance:
 
         return jax.vmap(one_seed, spmd_axis_name="seed")(state)
 
-    return lambda first, count, state: advance(count, state)
+    return advance
 
 
-def _compiled_fed(training: Training, shardings: Any) -> Advance:
-    """One call per step, one program per batch shape; meanwhile the host makes the next batch."""
-    task, optimizer, config, layout = training
+def fed_program(training: Training, shardings: Any) -> Any:
+    """The jitted program (state, batches) -> (state, metrics) of a `FedTask`: one step."""
+    task, optimizer, _, layout = training
     assert isinstance(task, FedTask)
     assert layout is not None
     sharded = task._replace(loss=layout.with_gathered_params(task.loss))
@@ -330,6 +336,14 @@ def _compiled_fed(training: Training, shardings: Any) -> Advance:
             return layout.constrained_state(state), metrics
 
         return jax.vmap(one_seed, spmd_axis_name="seed")(state, batches)
+
+    return one_step
+
+
+def _compiled_fed(training: Training, shardings: Any) -> Advance:
+    """One call per step, one program per batch shape; meanwhile the host makes the next batch."""
+    task, _, config, _ = training
+    one_step = fed_program(training, shardings)
 
     def advance(first: int, count: int, state: TrainState) -> tuple[TrainState, Metrics]:
         by_step = []

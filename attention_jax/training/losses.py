@@ -75,14 +75,15 @@ def output_cross_entropy(
 
     with s the label smoothing: the target distribution has 1 - s on the target, and s spread evenly
     over all V tokens. Where all logits are few enough, they exist at once; otherwise they are
-    computed chunk by chunk, and once more in the backward pass.
+    computed in chunks of M, and once more in the backward pass. A chunk contains all examples, so
+    that devices which share the examples also share every chunk.
 
     Args:
-        features: float [M, D].
+        features: float [*B, M, D].
         kernel: float [D, V].
         bias: float [V], or None.
-        targets: int [M], 0 to V - 1.
-        real: bool [M], False for padding, which contributes to no sum and gets no gradient.
+        targets: int [*B, M], 0 to V - 1.
+        real: bool [*B, M], False for padding, which contributes to no sum and gets no gradient.
         label_smoothing: 0 <= s < 1.
 
     Returns:
@@ -101,19 +102,20 @@ def output_cross_entropy(
     """
     smoothing = checked_fraction("label_smoothing", label_smoothing)
     dtype = accumulator_dtype(features)
-    features = jnp.where(real[:, None], features, 0)  # the gradient 0 * NaN would be NaN
-    chunks = -(-len(targets) * kernel.shape[1] // _LOGITS)
-    chunks = min(max(1, chunks), max(1, len(targets)))
+    features = jnp.where(real[..., None], features, 0)  # the gradient 0 * NaN would be NaN
+    axis, length = targets.ndim - 1, targets.shape[-1]
+    chunks = -(-targets.size * kernel.shape[1] // _LOGITS)
+    chunks = min(max(1, chunks), max(1, length))
 
     def chunk_sums(chunk: tuple[Array, Array, Array]) -> CrossEntropySums:
         features, targets, real = chunk
-        logits = einsum("md,dv->mv", features, kernel).astype(dtype)
+        logits = einsum("...md,dv->...mv", features, kernel).astype(dtype)
         if bias is not None:
-            logits = logits + bias.astype(dtype)[None, :]
+            logits = logits + jnp.broadcast_to(bias.astype(dtype), logits.shape)
         log_p = jax.nn.log_softmax(logits)
-        nats = -jnp.take_along_axis(log_p, targets[:, None], axis=1)[:, 0]
-        smoothed = (1 - smoothing) * nats - smoothing * jnp.mean(log_p, axis=1)
-        correct = (-nats >= jnp.max(log_p, axis=1)).astype(dtype)
+        nats = -jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
+        smoothed = (1 - smoothing) * nats - smoothing * jnp.mean(log_p, axis=-1)
+        correct = (-nats >= jnp.max(log_p, axis=-1)).astype(dtype)
         return CrossEntropySums(
             *(jnp.sum(jnp.where(real, x, 0)) for x in (smoothed, nats, correct))
         )
@@ -121,11 +123,15 @@ def output_cross_entropy(
     tokens = features, targets, real
     if chunks == 1:
         return chunk_sums(tokens)
-    padding = -len(targets) % chunks
+    padding = -length % chunks
 
     def split(array: Array) -> Array:
-        padded = jnp.pad(array, ((0, padding),) + ((0, 0),) * (array.ndim - 1))
-        return padded.reshape(chunks, -1, *array.shape[1:])
+        """[*B, M, ...] -> [chunks, *B, M / chunks, ...]."""
+        widths = [(0, 0)] * array.ndim
+        widths[axis] = (0, padding)
+        padded = jnp.pad(array, widths)
+        shape = *array.shape[:axis], chunks, -1, *array.shape[axis + 1 :]
+        return jnp.moveaxis(padded.reshape(shape), axis, 0)
 
     sums = jax.lax.map(jax.checkpoint(chunk_sums), jax.tree.map(split, tokens))
     return jax.tree.map(jnp.sum, sums)

@@ -1,11 +1,13 @@
 """On paper: what do 8 to 4,096 devices exchange in a step, and does computing hide it?
 
 Source:   published speeds of links and chips (MACHINES below names them); the formulas are ours.
-          Nothing here was run on such a machine.
+          Nothing here was run on such a machine. The library's own training steps were compiled
+          for TPUs, by `scripts/compile_report.py --part steps`.
 Command:  .venv/bin/python -m experiments.costs.weak_scaling
 Time:     a few seconds.
 Expected: data and fsdp move 2 and 3 times the parameters, however many devices there are; the ring
           of context parallelism moves more with every device, and its work grows as fast.
+          `compiled_steps.py` says what is expected of compiled steps, against these formulas.
 
 Each device has the same number of tokens c however many there are (weak scaling). With P
 parameters, L layers of width D, n devices and b bytes per number, each device sends in a step
@@ -37,6 +39,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
+from experiments.costs import compiled_steps
 from experiments.experiment import JSON, Expectation, near, run_experiment, significant
 
 ARRANGEMENTS = ("data", "fsdp", "context")
@@ -120,8 +123,11 @@ CAPTIONS = {
 
 
 def run(config: Config) -> JSON:
-    """Computes bytes and seconds by machine, arrangement and number of devices."""
+    """Computes bytes and seconds by machine, arrangement and number of devices; reads those
+    of the compiled steps.
+    """
     return {
+        "compiled": compiled_steps.read(),
         "sources": {name: machine.source for name, machine in MACHINES.items()},
         "least_tokens": {
             name: significant(_least_tokens(config, machine)) for name, machine in MACHINES.items()
@@ -240,7 +246,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
                 "the formula leaves out parameters and latency",
             )
         )  # fmt: skip
-    return checks
+    return checks + compiled_steps.expectations(numbers["compiled"])
 
 
 def _share(step: JSON) -> float:
@@ -295,7 +301,7 @@ def report(numbers: JSON) -> str:
                     f"| {machine} | {int(count):,} | {arrangement} | {_digits(step['gigabytes'])}"
                     f" | {step['communication_seconds']:.3g} | {step['computing_seconds']:.3g} |"
                 )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", compiled_steps.report(numbers["compiled"])])
 
 
 def _digits(number: float) -> str:

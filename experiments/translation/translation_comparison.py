@@ -24,6 +24,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import tyro
 
 from attention_jax.core.checks import check_integer
@@ -161,6 +162,7 @@ def run(config: Config) -> JSON:
                 if arm in config.scores[:2]
             ],
         }
+        jax.clear_caches()  # of programs: Linux gives a process no more than 65,530 memory maps
     first, *others = config.scores
     return {
         "arms": arms,

@@ -72,7 +72,7 @@ def _heatmaps(arms: JSON) -> Figure:
 
 
 def _heads(arms: JSON) -> Figure:
-    figure, (axes,) = plotting.new_figure(5.2, 4.2)
+    figure, (axes,) = plotting.new_figure(6.8, 4.2)
     for score, index in score_indices(arms).items():
         measured = arms[score]["heads"]
         for layer, (sharpness, spread) in enumerate(
@@ -87,5 +87,5 @@ def _heads(arms: JSON) -> Figure:
     axes.set_ylabel("mean entropy / uniform: spreads")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.02, 0.5))
     return figure

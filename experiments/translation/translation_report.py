@@ -16,25 +16,8 @@ ALIGNS = 0.5  # least mean of the largest weights of a head that aligns
 SPREADS = 0.9  # least mean entropy, over that of uniform rows, of a head that spreads
 
 
-def in_todays_form(numbers: JSON) -> JSON:
-    """Returns results of the earlier form, of one seed a score and without intervals, as ours."""
-    if "recipe" in numbers["config"]:
-        return numbers
-    config = numbers["config"]
-    return {
-        **numbers,
-        "config": {
-            **config, "corpus": config, "recipe": config, "steps_in_equal_minutes": 0,
-            "seeds_of_others": config["seeds"],
-        },
-        "bootstrap": {},
-        "differences": [],
-    }  # fmt: skip
-
-
 def expectations(numbers: JSON) -> list[Expectation]:
     """BLEU: scaled dot against the prototype, others 2 below ours. Where attention looks."""
-    numbers = in_todays_form(numbers)
     split = numbers["config"]["corpus"]["tests"][0]
     checks = [
         Expectation(
@@ -83,7 +66,6 @@ def expectations(numbers: JSON) -> list[Expectation]:
 
 def report(numbers: JSON) -> str:
     """Returns the settings, BLEU and chrF, and what the cross attentions look at."""
-    numbers = in_todays_form(numbers)
     return "\n\n".join(
         "\n".join(part)
         for part in (
@@ -130,25 +112,24 @@ def _tests(numbers: JSON) -> Iterator[str]:
     )
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for name, arm in numbers["arms"].items():
-        test, drawn = arm["tests"][split], numbers["bootstrap"].get(name)
+        test, drawn = arm["tests"][split], numbers["bootstrap"][name]
         cells = [
             _over_seeds(test[search][metric])
             for search, metric in (("greedy", "bleu"), ("4 beams", "bleu"), ("4 beams", "chrf"))
         ]
-        if drawn is None:
-            cells += ["", ""]
-        else:
-            cells.append(f"{drawn['bleu']:.1f} ± {drawn['half_width']:.1f}")
-            cells.append("" if drawn["p_value"] is None else f"{drawn['p_value']:.3f}")
-        minutes = arm["training"]["minutes"]
-        cells.append(_over_seeds(minutes if isinstance(minutes, list) else [minutes]))
+        cells.append(f"{drawn['bleu']:.1f} ± {drawn['half_width']:.1f}")
+        cells.append("" if drawn["p_value"] is None else f"{drawn['p_value']:.3f}")
+        cells.append(_over_seeds(arm["training"]["minutes"]))
         yield f"| {name} | {' | '.join(cells)} |"
     bleu, chrf = test["greedy"]["signatures"]
+    deviation = "± of BLEU and chrF is the standard deviation over seeds. "
+    if numbers["config"]["seeds"] == 1:
+        deviation = ""
     yield ""
     yield (
-        "± of BLEU and chrF is the standard deviation over seeds. The interval, 95 %, and p are of"
-        " sacrebleu's paired bootstrap over test sentences (1,000 draws, 4 beams), for the first"
-        " seeds alone: they say nothing about how much two seeds differ."
+        f"{deviation}The interval, 95 %, and p are of sacrebleu's paired bootstrap over test"
+        " sentences (1,000 draws, 4 beams), for the first seeds alone: they say nothing about how"
+        " much two seeds differ."
         f" BLEU is `{bleu}`, chrF is `{chrf}`."
     )
 

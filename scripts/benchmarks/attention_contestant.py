@@ -64,7 +64,7 @@ def _implementation(work: Work) -> str:
     """The work's implementation, or the one that `attention` chooses."""
     if work.implementation is not None:
         return work.implementation
-    arrays, _ = work.arrays()
+    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, work.dtype), work.arrays()[0])
     inputs = Inputs(**arrays, mask=work.mask_object(), bias=None, dropout_rng=None)
     return chosen_implementation(work.score_object(), inputs, jax.default_backend())
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax._src import config  # no public function tells whether kernels are interpreted
 
 from benchmarks.attention_contestant import (
     Contestant,
@@ -133,8 +134,36 @@ def _keras(work: Work) -> Contestant:
     return jax_contestant(work, attend, version=keras.__version__)
 
 
+def _splash(work: Work) -> Contestant:
+    """JAX's splash attention, with blocks of 512 and its fused backward pass."""
+    interpret = config.pallas_tpu_interpret_mode_context_manager.value is not None
+    if jax.default_backend() != "tpu" and not interpret:
+        raise LookupError("it needs a TPU")
+    if work.window is not None:
+        raise LookupError("this benchmark has no window for it")
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    lengths = work.lengths
+    t, s = (min(512, length) for length in lengths)
+    sizes = kernel.BlockSizes(
+        block_q=t, block_kv=s, block_kv_compute=s,
+        block_q_dkv=t, block_kv_dkv=s, block_kv_dkv_compute=s, use_fused_bwd_kernel=True,
+    )  # fmt: skip
+    mask = masks.CausalMask(lengths) if work.mask == "causal" else masks.FullMask(lengths)
+    heads = masks.MultiHeadMask([mask] * work.num_heads)
+    splash = kernel.make_splash_mha(mask=heads, block_sizes=sizes, head_shards=1, q_seq_shards=1)
+
+    def attend(inputs: Tree) -> Array:
+        query, scale = projected(work, inputs)
+        output: Array = jax.vmap(splash)(query * scale, inputs["key"], inputs["value"])
+        return output
+
+    return jax_contestant(work, attend)
+
+
 def _tokamax(work: Work) -> Contestant:
-    if jax.default_backend() != "gpu":
+    if jax.default_backend() not in ("gpu", "tpu"):
         raise LookupError("it needs a GPU or TPU")
     tokamax = import_peer("tokamax")
 
@@ -166,6 +195,7 @@ def _pytorch(name: str) -> Callable[[Work], Contestant]:
 
 PEERS: dict[str, Callable[[Work], Contestant]] = {
     "ours, reference": _ours_with(implementation="reference"),
+    "ours, mosaic_gpu": _ours_with(implementation="mosaic_gpu"),
     "ours, not causal": _ours_with(mask=""),
     "ours, forward": _ours_with(jvp=False),
     "ours, scaled dot": _ours_with(score="scaled"),
@@ -178,5 +208,6 @@ PEERS: dict[str, Callable[[Work], Contestant]] = {
     "PyTorch naive": _pytorch("naive"),
     "KeOps": _pytorch("KeOps"),
     "cuDNN": lambda work: _jax_nn(work, "cudnn"),
+    "splash": _splash,
     "tokamax": _tokamax,
 }

@@ -193,23 +193,31 @@ def _on_any_device() -> list[Work]:
     ]
 
 
-def _on_a_gpu() -> list[Work]:
+# Backend -> dtype -> the peers of scaled dot; and backend -> those of additive.
+_SCALED_PEERS = {
+    "gpu": {"float32": ("jax.nn",), "bfloat16": ("jax.nn", "cuDNN", "tokamax")},
+    "tpu": {"float32": ("jax.nn", "splash"), "bfloat16": ("jax.nn", "splash", "tokamax")},
+}
+_ADDITIVE_PEERS_ON = {"gpu": ("naive JAX", "ours, mosaic_gpu"), "tpu": ("naive JAX",)}
+
+
+def _on_an_accelerator(backend: str) -> list[Work]:
     works: list[Work] = []
     for thousands in (1, 2, 4, 8, 16):
-        length = 1024 * thousands
-        for dtype, peers in (
-            ("float32", ("jax.nn",)),
-            ("bfloat16", ("jax.nn", "cuDNN", "tokamax")),
-        ):
-            for score, score_peers in (("scaled", peers), ("additive", ("naive JAX",))):
+        for dtype, peers in _SCALED_PEERS[backend].items():
+            for score, peers_of_score in (
+                ("scaled", peers),
+                ("additive", _ADDITIVE_PEERS_ON[backend]),
+            ):
                 work = Work(
-                    f"gpu-{score}-{dtype}-{thousands}k",
+                    f"{backend}-{score}-{dtype}-{thousands}k",
                     score,
-                    length,
+                    1024 * thousands,
                     num_heads=8,
+                    dim=128,
                     hidden_dim=64 if score == "additive" else None,
                     dtype=dtype,
-                    peers=score_peers,
+                    peers=peers_of_score,
                 )
                 works += _both_directions(work)
     return works
@@ -217,7 +225,8 @@ def _on_a_gpu() -> list[Work]:
 
 def all_works() -> dict[str, Work]:
     """All works for this machine's device, by name."""
-    works = _on_any_device() + (_on_a_gpu() if jax.default_backend() == "gpu" else [])
+    backend = jax.default_backend()
+    works = _on_any_device() + (_on_an_accelerator(backend) if backend in _SCALED_PEERS else [])
     return {work.name: work for work in works}
 
 

@@ -137,6 +137,22 @@ def translation_table(rows: Rows) -> str:
     return _table(headings, lines)
 
 
+def translation_parts_table(rows: Rows) -> str:
+    """Where the step's time goes, and the machine's limit."""
+    lines = [
+        (
+            row["part"],
+            f"{row['milliseconds']:.1f} ms",
+            "-" if row["share"] is None else f"{row['share']:.0%}",
+            f"{row['gflop']:.2f}",
+            f"{row['gflop_per_second']:,.0f}" if row["gflop_per_second"] else "-",
+        )
+        for row in rows
+    ]
+    headings = ("part of the step", "time", "share of the time", "GFLOP", "GFLOP/s")
+    return _table(headings, lines)
+
+
 def normalizers_table(rows: Rows) -> str:
     """Every normaliser beside softmax."""
     lines = [
@@ -221,6 +237,51 @@ def against_tiles_table(rows: Rows) -> str:
     return _table(headings, lines)
 
 
+def compiled_h100_table(rows: Rows) -> str:
+    """Kernels and calls compiled for an H100: registers, spills, special functions."""
+    lines = [
+        (
+            row["program"],
+            row.get("kernel", row.get("error", "-")),
+            *(str(row.get(name, "-")) for name in ("registers", "spills")),
+            *(", ".join(f"{n:g}" for n in row.get(name) or "") or "-" for name in _OF_LOOPS),
+        )
+        for row in rows
+    ]
+    headings = ("program", "kernel or call", "registers", "bytes spilled")
+    return _table((*headings, "special functions", "instructions"), lines)
+
+
+_OF_LOOPS = ("special", "instructions")
+
+
+def compiled_steps_table(rows: Rows) -> str:
+    """A training step on many devices: memory of a device, collectives, cycles."""
+    memory, traffic = ("MiB of state", "MiB in all"), ("MB in them", "MB sent")
+    headings = ("step", "target", "mesh", *memory, "collectives", *traffic, "million cycles")
+    lines = []
+    for row in rows:
+        step = (row["task"], row["target"], f"{row['mesh']}={row['devices']}")
+        if "error" in row:
+            lines.append((*step, *"--", row["error"], *"---"))
+            continue
+        kinds = row["collectives"]
+        total, sent = (
+            sum(kind[name] for kind in kinds.values()) for name in ("bytes", "sent_bytes")
+        )
+        lines.append(
+            (
+                *step,
+                f"{row['argument_mib']:.1f}",
+                f"{row['mib']:.1f}",
+                ", ".join(f"{each['count']} {kind}" for kind, each in kinds.items()) or "-",
+                *(f"{size / 1e6:.3g}" if kinds else "-" for size in (total, sent)),
+                f"{row['cycles'] / 1e6:.3g}" if "cycles" in row else "-",
+            )
+        )
+    return _table(headings, lines)
+
+
 # report -> (its marker in scripts/README.md, table)
 TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "attention": ("attention speed", speed_table),
@@ -233,7 +294,11 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "compiled-targets": ("compiled targets", targets_table),
     "compiled-tiles": ("compiled tiles", tiles_table),
     "compiled-against-tiles": ("compiled against tiles", against_tiles_table),
+    "compiled-steps": ("compiled steps", compiled_steps_table),
+    "compiled-h100": ("compiled h100", compiled_h100_table),
+    "compiled-h100-targets": ("compiled h100 targets", targets_table),
     "translation": ("translation", translation_table),
+    "translation-parts": ("translation parts", translation_parts_table),
     "normalizers": ("normalizers", normalizers_table),
 }
 README = Path(__file__).parents[1] / "README.md"

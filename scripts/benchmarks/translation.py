@@ -19,7 +19,6 @@ from typing import Any
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -43,6 +42,7 @@ from benchmarks.measure import (
     interleaved_seconds,
     print_progress,
 )
+from benchmarks.translation_parts import mean_of_memory, report
 
 _TOKENS = 2560  # per batch, source and target together
 _WIDTH = 18  # tokens per sentence
@@ -62,8 +62,8 @@ def check(options: Options) -> None:
     """Accepts all options."""
 
 
-def run(options: Options) -> list[Report]:
-    """Times a step with every score, and the peers with the first score."""
+def run(options: Options) -> Iterator[Report]:
+    """Times a step with every score, the peers with the first score, and parts with scaled dot."""
     tokens = max(2 * _WIDTH, _TOKENS // options.shrink)
     batch = _batch(tokens // (2 * _WIDTH))
     rows: list[JSON] = []
@@ -91,22 +91,21 @@ def run(options: Options) -> list[Report]:
                 }
             )
     config = _config("scaled")
-    return [
-        Report(
-            name="translation",
-            title=f"Training the translator: a step of {len(batch.source)} pairs of {_WIDTH} +"
-            f" {_WIDTH} subwords, median of {options.repeats} turns",
-            columns=_COLUMNS,
-            rows=rows,
-            settings={**dataclasses.asdict(options), "config": config.to_json()},
-            notes=[
-                "subwords/s: source and target together",
-                "without cross attention: the memory's mean in its place",
-                "optax loss: logits of all subwords at once, and optax's cross entropy",
-                "nnx.Dropout: in place of the hash that XLA fuses, except on attention weights",
-            ],
-        )
-    ]
+    yield Report(
+        name="translation",
+        title=f"Training the translator: a step of {len(batch.source)} pairs of {_WIDTH} +"
+        f" {_WIDTH} subwords, median of {options.repeats} turns",
+        columns=_COLUMNS,
+        rows=rows,
+        settings={**dataclasses.asdict(options), "config": config.to_json()},
+        notes=[
+            "subwords/s: source and target together",
+            "without cross attention: the memory's mean in its place",
+            "optax loss: logits of all subwords at once, and optax's cross entropy",
+            "nnx.Dropout: in place of the hash that XLA fuses, except on attention weights",
+        ],
+    )
+    yield report(options, config, batch)
 
 
 def _config(score: str) -> TranslationConfig:
@@ -149,16 +148,11 @@ def _patched(variant: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if variant == "without cross attention":
             kind = cross_attention.CrossAttention
-            stack.enter_context(mock.patch.object(kind, "__call__", _mean_of_memory))
+            stack.enter_context(mock.patch.object(kind, "__call__", mean_of_memory))
         if variant == "nnx.Dropout":
             for module in (transformer, encoder_decoder):
                 stack.enter_context(mock.patch.object(module, "drop_features", _flax_dropout))
         yield
-
-
-def _mean_of_memory(self: Any, query: jax.Array, memory: jax.Array, **_: Any) -> Any:
-    mean = jnp.mean(memory, axis=-2, keepdims=True)
-    return jnp.broadcast_to(mean, query.shape), None, None
 
 
 def _flax_dropout(x: jax.Array, rng: jax.Array | None, rate: float) -> jax.Array:

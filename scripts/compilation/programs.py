@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 import attention_jax as aj
-from compilation import tpu
-from compilation.tables import TILES
+from compilation import targets
+from compilation.tables import FUSED, TILES
 
 DIM = 128
 BLOCKS = 512, 512  # queries and keys of a tile, for our kernels and their peers
@@ -58,12 +58,12 @@ def attention(
     implementation: str = "mosaic_tpu",
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Our attention, forward and backward."""
-    device = tpu.device(target)
+    device = targets.devices(target)[0]
     score = aj.get_score(score)
     if params is None:
         params = jax.eval_shape(lambda: score.init(jax.random.key(0), DIM, DIM))
-    params = jax.tree.map(lambda leaf: tpu.array(leaf.shape, jnp.float32, device), params)
-    tokens = tpu.array((length, DIM), dtype, device)
+    params = jax.tree.map(lambda leaf: targets.array(leaf.shape, jnp.float32, device), params)
+    tokens = targets.array((length, DIM), dtype, device)
 
     def forward_and_backward(params, query, key, value, doutput):
         def attend(params, query, key, value):
@@ -83,12 +83,16 @@ def attention(
     return forward_and_backward, (params, tokens, tokens, tokens, tokens)
 
 
-def splash(target: str, length: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """JAX's splash attention, forward and backward, in bfloat16."""
+def splash(target: str, length: int, fused: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """JAX's splash attention, forward and backward, in bfloat16.
+
+    Its backward pass is two kernels, or with `fused` one that writes the queries' gradients of each
+    tile of keys to memory, [S / tile, T, D], for a sum after it.
+    """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    device = tpu.device(target)
+    device = targets.devices(target)[0]
     t, s = BLOCKS
     sizes = kernel.BlockSizes(
         block_q=t,
@@ -97,12 +101,13 @@ def splash(target: str, length: int) -> tuple[Callable[..., Any], tuple[Any, ...
         block_q_dkv=t,
         block_kv_dkv=s,
         block_kv_dkv_compute=s,
-        block_q_dq=t,
-        block_kv_dq=s,
+        block_q_dq=None if fused else t,
+        block_kv_dq=None if fused else s,
+        use_fused_bwd_kernel=fused,
     )
     mask = masks.MultiHeadMask([masks.FullMask((length, length))])
     attend = kernel.make_splash_mha(mask=mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
-    tokens = tpu.array((1, length, DIM), jnp.bfloat16, device)
+    tokens = targets.array((1, length, DIM), jnp.bfloat16, device)
 
     def forward_and_backward(query, key, value, doutput):
         output, pull_back = jax.vjp(attend, query, key, value)
@@ -117,10 +122,12 @@ def programs() -> list[Program]:
     peer = ("splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv")
     of = functools.partial
     listed = []
-    for target in tpu.TARGETS:
+    for target in targets.TARGETS:
         make = of(attention, score="scaled", length=4096, dtype=jnp.bfloat16, blocks=BLOCKS)
         listed.append(Program("scaled dot, T 4,096", target, ours, make))
-        listed.append(Program("splash attention, T 4,096", target, peer, of(splash, length=4096)))
+        for name, fused in (("splash attention", False), (FUSED, True)):
+            make = of(splash, length=4096, fused=fused)
+            listed.append(Program(f"{name}, T 4,096", target, peer, make))
         additive = aj.Additive(hidden_dim=DIM)
         make = of(attention, score=additive, length=4096, dtype=jnp.bfloat16, blocks=(256, 512))
         listed.append(Program("additive, T 4,096", target, ours, make))

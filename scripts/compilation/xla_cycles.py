@@ -21,6 +21,26 @@ def estimated_cycles(text: str) -> int:
     Raises:
         ValueError: the trip count of a loop is unknown.
     """
+    bodies, entry = computations(text)
+
+    def cycles_of(computation: str) -> int:
+        return sum(map(cycles_of_line, bodies[computation]))
+
+    def cycles_of_line(line: str) -> int:
+        if re.search(r" while\(", line):
+            return trips(line, bodies) * cycles_of(_called(line, "body"))
+        if re.search(r" conditional\(", line):
+            return max(map(cycles_of, _branches(line)))
+        if re.search(r" call\(", line):
+            return cycles_of(_called(line, "to_apply"))
+        match = _ESTIMATE.search(line)
+        return int(match[1]) if match and int(match[1]) < _UNKNOWN else 0
+
+    return cycles_of(entry)
+
+
+def computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of each computation of an HLO text, and the name of the entry computation."""
     bodies: dict[str, list[str]] = {}
     name = entry = ""
     for line in text.splitlines():
@@ -31,21 +51,7 @@ def estimated_cycles(text: str) -> int:
             entry = name if match[1] else entry
         elif name and line.startswith("  "):
             bodies[name].append(line)
-
-    def cycles_of(computation: str) -> int:
-        return sum(map(cycles_of_line, bodies[computation]))
-
-    def cycles_of_line(line: str) -> int:
-        if re.search(r" while\(", line):
-            return _trips(line, bodies) * cycles_of(_called(line, "body"))
-        if re.search(r" conditional\(", line):
-            return max(map(cycles_of, _branches(line)))
-        if re.search(r" call\(", line):
-            return cycles_of(_called(line, "to_apply"))
-        match = _ESTIMATE.search(line)
-        return int(match[1]) if match and int(match[1]) < _UNKNOWN else 0
-
-    return cycles_of(entry)
+    return bodies, entry
 
 
 def _called(line: str, role: str) -> str:
@@ -61,7 +67,7 @@ def _branches(line: str) -> list[str]:
     return re.findall(r"(?:true|false)_computation=%([\w.\-]+)", line)
 
 
-def _trips(line: str, bodies: dict[str, list[str]]) -> int:
+def trips(line: str, bodies: dict[str, list[str]]) -> int:
     """How often the body of a loop runs: XLA says so, or the condition compares with a constant."""
     match = _TRIPS.search(line)
     if match:

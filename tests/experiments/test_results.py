@@ -92,13 +92,17 @@ def test_claims_on_kinds_of_attention_are_about_the_worst_seed_or_the_best():
 
 BENCHMARKS = json.loads((BENCHMARK_RESULTS / "benchmark.json").read_text())["benchmarks"]
 
+COMPILED = {f"compiled {name}" for name in ("programs", "targets", "tiles", "against tiles")}
+
 
 @pytest.mark.parametrize(
     ("name", "markers"),
     [
         ("benchmark", {"attention speed", "attention memory", "targets", "local", "decoding"}),
         ("ring_memory", {"ring"}),
-        ("compiled_programs", {"compiled programs", "compiled targets"}),
+        ("compiled_programs", COMPILED),
+        ("compiled_steps", {"compiled steps"}),
+        ("compiled_h100", {"compiled h100", "compiled h100 targets"}),
         ("translation_speed", {"translation"}),
         ("normalizers", {"normalizers"}),
     ],

@@ -202,20 +202,3 @@ def test_it_runs_and_draws_a_score_of_ones_own(tmp_path):
     rows_sum_to_one = [arm["rollout"]["largest_row_sum_error"] for arm in numbers["arms"].values()]
     assert max(rows_sum_to_one) < 1e-5
     assert np.shape(numbers["arms"][own]["heads"]["sharpness"]) == (1, 2)
-
-
-@pytest.mark.slow
-def test_a_step_is_timed_in_parts(monkeypatch):
-    monkeypatch.syspath_prepend(str(comparison.QUICK.corpus.data.parent.parent / "scripts"))
-    from benchmarks import translation
-    from benchmarks.measure import Options
-
-    options = Options(scores=("additive",), shrink=32, repeats=1)
-    translation.check(options)
-    (report,) = translation.run(options)
-    by_variant = {row["variant"]: row for row in report.rows}
-    assert list(by_variant) == ["ours", "without cross attention", "optax loss", "nnx.Dropout"]
-    assert by_variant["ours"]["times_ours"] == 1
-    assert by_variant["ours"]["cross_attention_share"] > 0
-    memory = {variant: row["temporary_mib"] for variant, row in by_variant.items()}
-    assert memory["without cross attention"] < memory["ours"]

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from experiments.costs import compiled_steps
 from experiments.costs import weak_scaling as sketch
 
 SMALL = sketch.Config(
@@ -13,6 +14,12 @@ SMALL = sketch.Config(
 MACHINE = sketch.Machine(
     operations=1000, island=8, collective=(10, 20), neighbour=(30, 40), source="made up"
 )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled(monkeypatch):
+    nothing = {"commit": "0", "steps": [], "missing": []}
+    monkeypatch.setattr(compiled_steps, "read", lambda: nothing)
 
 
 @pytest.mark.parametrize(

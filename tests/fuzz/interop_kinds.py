@@ -129,7 +129,7 @@ MISTAKEN_INTEROP = [
         *NO_INTEGERS.values(), 3, np.ones(3, int), np.ones((2, 1), int))),
     *(({"local_window_size": bad}, "local_window_size") for bad in (
         -1, 1.5, "1", (1,), (1, 2, 3), (-1, 0), (None, 1), {}, [[1], 2])),
-    *(({"implementation": bad}, "implementation") for bad in ("xla", "cudnn", "flash", 3, ["xla"])),
+    *(({"implementation": bad}, "implementation") for bad in ("xla", "flash", 3, ["xla"])),
     *(({"score": bad}, "score") for bad in ("skaled", None, 3)),
     *(({"params": bad}, "params") for bad in ({"v": np.ones(2)}, 3, "text")),
 ]  # fmt: skip

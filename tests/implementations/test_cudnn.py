@@ -208,3 +208,25 @@ def test_none_chooses_it_on_a_gpu():
     assert choice.chosen_implementation(score, shared, "gpu", options) != "cudnn"
     statistics = Options(score, BlockSizes(), return_statistics=True)
     assert choice.chosen_implementation(score, inputs, "gpu", statistics) != "cudnn"
+
+
+@pytest.mark.parametrize(("generation", "chosen"), [(None, True), (9.0, True), (7.5, False)])
+def test_none_asks_which_gpu_is_there(monkeypatch, generation, chosen):
+    monkeypatch.setattr(choice, "nvidia_generation", lambda: generation)
+    score, (query, key, value, params), _ = draw("scaled")
+    inputs = aj.implementations.Inputs(query, key, value, params, None, None, None, {})
+    assert (choice.chosen_implementation(score, inputs, "gpu") == "cudnn") is chosen
+
+
+def test_statistics_are_captured_although_cudnn_has_none(stand_in):
+    score, arrays, _ = draw("scaled")
+
+    def captured(implementation):
+        def call(query, key, value, params):
+            return attend(implementation, score, MASKS["causal"](), query, key, value, params)
+
+        return aj.analysis.capture(call, *arrays).attentions
+
+    (got,), (expected,) = (captured(name).values() for name in ("cudnn", "reference"))
+    for name, array in expected.statistics._asdict().items():
+        np.testing.assert_allclose(getattr(got.statistics, name), array, rtol=1e-6, err_msg=name)

@@ -21,6 +21,7 @@ from derivative_cases import DROPOUT, DV, S, T, agree, loss_of, normal, point_of
 from jax.experimental.pallas import tpu as pltpu
 
 import attention_jax as aj
+from attention_jax.implementations import Inputs, Options, mosaic_tpu, mosaic_tpu_calls
 from attention_jax.pairwise.biases import RelativeBias
 
 NAME = "mosaic_tpu"
@@ -79,12 +80,32 @@ def test_narrow_dtypes(interpreted, score, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("score", "mask"), [("own", "dense"), ("scaled", "combination")])
-def test_a_simulated_memory_finds_no_races(score, mask, capfd):
+def test_a_simulated_memory_holds_nothing_of_before(score, mask):
     """The simulator of a TPU's memory runs without `jax.jit`, one operation at a time."""
-    params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+    params = pltpu.InterpretParams(uninitialized_memory="nan")
     with pltpu.force_tpu_interpret_mode(params), jax.disable_jit():
         check_conformance(NAME, score, mask, jit=no_jit)
-    assert "RACE" not in "".join(capfd.readouterr()).upper()
+
+
+@pytest.mark.parametrize("axes_are_independent", [True, False])
+def test_two_cores_do_not_race(monkeypatch, capfd, axes_are_independent):
+    """Tiles of queries may be computed at the same time. Those of keys may not: they race."""
+    if not axes_are_independent:
+        call = mosaic_tpu_calls._pallas_call
+        monkeypatch.setattr(
+            mosaic_tpu_calls,
+            "_pallas_call",
+            lambda *args, **options: call(
+                *args, **options | {"semantics": ("parallel", "parallel")}
+            ),
+        )
+    rows = [normal(n, 3).astype("f4") for n in (6, 9, 9)]
+    params = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2)
+    with pltpu.force_tpu_interpret_mode(params), jax.disable_jit():
+        output = aj.attention(*rows, implementation=NAME, block_sizes=aj.BlockSizes(2, 3))
+        jax.block_until_ready(output)
+    races = "RACE" in "".join(capfd.readouterr()).upper()
+    assert races is not axes_are_independent
 
 
 # --- against the reference in float64 ---
@@ -142,9 +163,10 @@ def test_a_sink_for_each_head_and_keys_that_heads_share(interpreted):
 
 
 @pytest.mark.slow
-def test_lengths_that_are_no_multiple_of_a_block(interpreted):
-    point = point_of("general", target=131, source=300)
-    blocks = aj.BlockSizes(query=128, key=128)
+@pytest.mark.parametrize(("source", "key_block"), [(300, 128), (700, 512)])  # 3 x 128, 2 x 384
+def test_lengths_that_are_no_multiple_of_a_block(interpreted, source, key_block):
+    point = point_of("general", target=131, source=source)
+    blocks = aj.BlockSizes(query=128, key=key_block)
     check_against_reference("general", point, aj.local_mask(40, 3), block_sizes=blocks)
 
 
@@ -329,3 +351,58 @@ def test_more_keys_than_fit_are_refused():
 def test_float64_is_refused():
     with jax.enable_x64(True), pytest.raises(NotImplementedError, match="no float64"):
         attend(dtype=jnp.float64)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_narrow_products_lower_under_every_precision(precision):
+    tokens = jnp.ones((2, 128, 8), jnp.bfloat16)
+
+    def loss(tokens):
+        return aj.attention(tokens, tokens, tokens, implementation=NAME).sum()
+
+    with jax.default_matmul_precision(precision):
+        text = jax.jit(jax.grad(loss)).trace(tokens).lower(lowering_platforms=("tpu",)).as_text()
+    assert "attention_backward" in text
+
+
+@pytest.mark.parametrize(("mebibytes", "fits"), [(128, True), (64, False)])
+def test_the_gradients_of_all_keys_fit_into_the_chips_memory(monkeypatch, mebibytes, fits):
+    """A kernel for 32,768 keys needs 64 MiB for its gradients."""
+    monkeypatch.setattr(mosaic_tpu_calls, "vector_memory", lambda: mebibytes * 2**20)
+    shapes = [jax.ShapeDtypeStruct((n, 128), jnp.bfloat16) for n in (128, 2**15 - 1 - fits)]
+    query, key = shapes
+    inputs = Inputs(query, key, key, {}, None, None, None, {})
+    options = Options(aj.get_score("scaled"), aj.BlockSizes(512, 512))
+    reason = mosaic_tpu.reason_against(options, inputs)
+    assert (reason is None) is fits
+    assert fits or "64 MiB of the chip's memory, more than 36" in reason
+
+
+def test_what_one_precision_cannot_lower_is_not_remembered_for_others():
+    with jax.default_matmul_precision("high"), pytest.raises(NotImplementedError, match="HIGH"):
+        lower_for_a_tpu()
+    lower_for_a_tpu()
+
+
+def test_it_lowers_inside_shard_map_with_its_checks():
+    """`jax.shard_map` asks over which axes of the mesh a result varies."""
+    tokens = jnp.ones((1, 128, 8))
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    axis = jax.sharding.PartitionSpec("data")
+    attend = jax.shard_map(
+        lambda tokens: aj.attention(tokens, tokens, tokens, implementation=NAME),
+        mesh=mesh, in_specs=axis, out_specs=axis,
+    )  # fmt: skip
+    gradient = jax.grad(lambda tokens: attend(tokens).sum())
+    text = jax.jit(gradient).trace(tokens).lower(lowering_platforms=("tpu",)).as_text()
+    assert "attention_backward" in text
+
+
+@pytest.mark.parametrize("tokens_like", [None, 128])
+def test_symbolic_lengths_are_refused(tokens_like):
+    (length,) = jax.export.symbolic_shape("n")
+    query = jax.ShapeDtypeStruct((length, 8), jnp.float32)
+    key = query if tokens_like is None else jax.ShapeDtypeStruct((tokens_like, 8), jnp.float32)
+    attend = jax.jit(lambda query, key: aj.attention(query, key, key, implementation=NAME))
+    with pytest.raises(NotImplementedError, match="'mosaic_tpu': needs known lengths; got T = n"):
+        attend.trace(query, key)

@@ -9,7 +9,7 @@ import importlib.util
 import jax
 import jax.numpy as jnp
 import pytest
-from compilation import programs, tpu
+from compilation import programs, targets
 from score_cases import SCORE_CASES
 
 import attention_jax as aj
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-every_target = pytest.mark.parametrize("target", tpu.TARGETS)
+every_target = pytest.mark.parametrize("target", targets.TARGETS)
 SCORES = {name: case.score for name, case in SCORE_CASES.items()} | {
     "additive": aj.Additive(hidden_dim=programs.DIM),
     "concat": Concat(hidden_dim=programs.DIM),
@@ -65,8 +65,8 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_mask_with_dropout_biases_and_statistics(mask):
     """A length that is no multiple of a tile, heads, and a bias table of each shape."""
-    device = tpu.device("v5e")
-    array = functools.partial(tpu.array, dtype=jnp.bfloat16, device=device)
+    device = targets.devices("v5e")[0]
+    array = functools.partial(targets.array, dtype=jnp.bfloat16, device=device)
 
     def loss(query, key, value, table, of_key):
         output, statistics = aj.attention(
@@ -89,7 +89,7 @@ def test_every_mask_with_dropout_biases_and_statistics(mask):
 
 
 def test_alibi():
-    array = functools.partial(tpu.array, dtype=jnp.float32, device=tpu.device("v5e"))
+    array = functools.partial(targets.array, dtype=jnp.float32, device=targets.devices("v5e")[0])
 
     def loss(tokens, slopes):
         bias = aj.alibi_bias(slopes)

@@ -26,7 +26,7 @@ def in_kernel(function, *args):
 
 @pytest.mark.parametrize(
     ("t", "s", "features"),
-    [(64, 512, 3), (48, 384, 18), (8, 128, 16), (5, 7, 4), (24, 100, 1), (3, 256, 5)],
+    [(64, 512, 3), (48, 384, 18), (8, 128, 16), (5, 7, 4), (24, 100, 1), (3, 256, 5), (8, 9, 130)],
 )
 def test_against_float64(t, s, features):
     rng = np.random.default_rng(0)

@@ -92,3 +92,26 @@ def test_a_tile_has_bundles_for_1024_pairs():
         "score": "additive", "tile": [64, 32], "forward": forward,
         "backward": forward + (2 + 40) / 2 + 128 * 4880 / 2048,
     }  # fmt: skip
+
+
+def test_a_kernel_without_inner_loops_starts_once_for_a_row_of_tiles():
+    loops = [{"depth": 0, "bundles": 7}, {"depth": 1, "bundles": 900}, {"depth": 1, "bundles": 64}]
+    found = tables.tile_row("scaled dot", (512, 1024), [{"loops": loops}])
+    assert found["forward"] == round((900 + 64 / 4) / 512, 2)
+
+
+def test_the_backward_pass_is_compared_with_both_of_splash_attention():
+    def kernels(program, *bundles):
+        row = {"program": f"{program}, T 4,096", "target": "v5e", "loops": [], "spills": 0}
+        return [{**row, "kernel": str(index), "bundles": n} for index, n in enumerate(bundles)]
+
+    rows = kernels("scaled dot", 110, 300) + kernels("splash attention", 100, 120, 130)
+    rows += kernels(tables.FUSED, 100, 200)
+    found = {row["what"]: (row["found"], row["met"]) for row in tables.targets(rows)[1:]}
+    assert found == {
+        "bundles of a tile of 512 x 512, over splash attention": (1.2, "yes"),
+        "bundles of a tile of 512 x 512, over splash attention with its fused backward": (
+            1.5,
+            "MISS",
+        ),
+    }

@@ -181,6 +181,26 @@ def test_output_cross_entropy_holds_the_logits_of_few_tokens():
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * tokens * size / 2
 
 
+@pytest.mark.parametrize("logits", [2**24, 12 * VOCABULARY])
+def test_output_cross_entropy_of_examples_is_that_of_their_tokens(monkeypatch, logits):
+    (features, *layer), targets, real = features_and_layer()
+    features, targets, real = (array[:21] for array in (features, targets, real))
+    monkeypatch.setattr(losses, "_LOGITS", logits)
+    expected = output_cross_entropy(features, *layer, targets, real)
+    shape = (3, 7)  # in chunks of 4 and 3 tokens of each example
+    found = output_cross_entropy(
+        features.reshape(*shape, -1), *layer, targets.reshape(shape), real.reshape(shape)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_each_chunk_of_output_cross_entropy_contains_all_examples():
+    shapes = ((16, 6, 8), "float32"), ((8, 2**19), "float32"), ((16, 6), "int32"), ((16, 6), "bool")
+    arrays = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+    text = str(jax.make_jaxpr(lambda f, k, t, r: output_cross_entropy(f, k, None, t, r))(*arrays))
+    assert "f32[3,16,2,8]" in text  # chunks, examples, tokens of a chunk
+
+
 def test_output_cross_entropy_names_a_wrong_label_smoothing():
     arrays, targets, real = features_and_layer()
     with pytest.raises(ValueError, match=r"label_smoothing must be .*; got 1"):

@@ -60,7 +60,7 @@ def test_on_h100s():
 
 def test_on_tpus():
     """The large matrices are scattered; each is gathered for the forward and the backward pass."""
-    sent = collectives(compiled_steps(tpu_devices("v5e:2x4")))
+    sent = collectives(compiled_steps(tpu_devices(8)))
     assert set(sizes_of(sent, "all-gather")) == set(SIZES)
     assert sizes_of(sent, "reduce-scatter") == [SIZES[1] + SIZES[2]]
     # A gradient [256, 8] fills no tile of [8, 128] in parts: XLA sums it whole.

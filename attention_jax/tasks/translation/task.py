@@ -308,10 +308,10 @@ def loss_sums(
     )
     real = real_tokens(batch.target_lengths, batch.targets.shape[1])
     sums = output_cross_entropy(
-        features.reshape(-1, features.shape[-1]),
+        features,
         *seq2seq_params.output_layer(model),
-        batch.targets.reshape(-1),
-        real.reshape(-1),
+        batch.targets,
+        real,
         label_smoothing=config.label_smoothing,
     )
     return sums, jnp.maximum(jnp.sum(real.astype(jnp.float32)), 1)

@@ -1,0 +1,42 @@
+"""Where a computation runs by default, and what its GPU is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+
+def current_backend() -> str:
+    """The platform of `jax.default_device` if it is set, otherwise `jax.default_backend()`.
+
+    One of "cpu", "gpu" and "tpu". Arrays that were put on another device, and programs that
+    `jax.export` makes for another platform, are not seen.
+
+    >>> with jax.default_device(jax.devices("cpu")[0]):
+    ...     current_backend()
+    'cpu'
+    """
+    config: Any = jax.config  # its settings are made while JAX is imported
+    device = config.jax_default_device
+    if device is None:
+        return jax.default_backend()
+    platform: str = device if isinstance(device, str) else device.platform
+    return "gpu" if platform in ("cuda", "rocm") else platform
+
+
+def nvidia_generation() -> float | None:
+    """The compute capability of the first GPU: 9.0 for Hopper, and 0 for another maker's GPU.
+
+    None if JAX sees no GPU: a program is then compiled for one that is not there.
+    """
+    if jax.default_backend() != "gpu" or not (gpus := _gpus()):
+        return None
+    try:
+        return float(gpus[0].compute_capability)
+    except (AttributeError, ValueError):  # AMD's are names, such as gfx942
+        return 0.0
+
+
+def _gpus() -> list[jax.Device]:
+    return [device for device in jax.devices() if device.platform == "gpu"]

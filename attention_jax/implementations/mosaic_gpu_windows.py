@@ -1,0 +1,89 @@
+"""Masks whose queries each see a window of consecutive keys, as two numbers for each query."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.pairwise.mask_algebra import AndMask
+from attention_jax.pairwise.masks import CausalMask, LocalMask, Mask, PaddingMask
+
+Array = jax.Array
+
+
+def reason_against_mask(mask: Mask | None) -> str | None:
+    """Why the mask is not a window for each query; None if it is."""
+    for part in _parts(mask):
+        if not isinstance(part, CausalMask | LocalMask | PaddingMask):
+            return (
+                "takes causal_mask(...), local_mask(...), padding_mask(...) and their"
+                f" conjunctions; got {type(part).__name__}"
+            )
+    return None
+
+
+def windows(mask: Mask | None, target_length: int, source_length: int) -> Array:
+    """int32 [2, T]: query i sees the keys first_i <= j < end_i, and none if the two are equal."""
+    positions = jnp.arange(target_length, dtype=jnp.int32)
+    first = jnp.zeros(target_length, jnp.int32)
+    end = jnp.full(target_length, source_length, jnp.int32)
+    far = target_length + source_length  # a larger distance could overflow
+    for part in _parts(mask):
+        if isinstance(part, PaddingMask):
+            end = jnp.minimum(end, _length(part.key_lengths, source_length))
+            if part.query_lengths is not None:
+                exists = positions < _length(part.query_lengths, target_length)
+                end = jnp.where(exists, end, 0)
+            continue
+        left, right = _bounds(part)
+        if left is not None:
+            first = jnp.maximum(first, positions - min(left, far))
+        if right is not None:
+            end = jnp.minimum(end, positions + (max(min(right, far), -far) + 1))
+    return jnp.stack([first, jnp.maximum(first, end)])
+
+
+def visits(windows: Array, key_tiles: int, size: int) -> tuple[Array, Array]:
+    """Which tiles of the other side each tile visits, from the first to the end.
+
+    Args:
+        windows: int32 [2, T], T a multiple of `size`.
+        key_tiles: their number.
+        size: of a tile.
+
+    Returns:
+        int32 ([query_tiles, 2], [key_tiles, 2]): for tiles of queries, and for tiles of keys.
+    """
+    first, end = windows
+    sees_any = end > first
+    firsts = jnp.where(sees_any, first, key_tiles * size).reshape(-1, size)
+    ends = jnp.where(sees_any, end, 0).reshape(-1, size)
+    first, end = jnp.min(firsts, axis=1) // size, -(-jnp.max(ends, axis=1) // size)
+    first = jnp.minimum(first, end)
+    tiles = jnp.arange(key_tiles, dtype=jnp.int32)[None, :]
+    visited = (first[:, None] <= tiles) & (tiles < end[:, None])  # [query_tiles, key_tiles]
+    last = visited.shape[0] - jnp.argmax(visited[::-1], axis=0)
+    of_keys = jnp.stack([jnp.argmax(visited, axis=0), last], axis=1)
+    of_keys = jnp.where(visited.any(0)[:, None], of_keys, 0)
+    return jnp.stack([first, end], axis=1).astype(jnp.int32), of_keys.astype(jnp.int32)
+
+
+def _parts(mask: Mask | None) -> list[Mask]:
+    """The masks whose conjunction is `mask`."""
+    if mask is None:
+        return []
+    if isinstance(mask, AndMask):
+        return [*_parts(mask.left), *_parts(mask.right)]
+    return [mask]
+
+
+def _bounds(mask: Mask) -> tuple[int | None, int | None]:
+    """(left, right): query i sees i - left <= j <= i + right; None for no bound."""
+    if isinstance(mask, CausalMask):
+        return None, mask.offset
+    assert isinstance(mask, LocalMask)
+    return mask.left, mask.right
+
+
+def _length(length: Array, most: int) -> Array:
+    return jnp.clip(length, 0, most).astype(jnp.int32)

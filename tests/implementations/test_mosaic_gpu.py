@@ -1,0 +1,284 @@
+"""The Mosaic GPU kernels, interpreted on the CPU with memory that starts as NaN.
+
+`test_mosaic_gpu_compiled.py` compiles them for an H100. Nothing runs on a GPU.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax.implementations import Inputs, Options, choice, mosaic_gpu
+from attention_jax.implementations.contract import BlockSizes
+from attention_jax.scores import Concat
+
+# JAX's interpreter of these kernels is not public yet.
+interpreter = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params")
+NAME = "mosaic_gpu"
+B, T, S, DQ, DK, A, DV = 2, 67, 71, 5, 7, 6, 2  # two steps of the loops over features
+KEY_LENGTHS, QUERY_LENGTHS = jnp.array([69, 3]), jnp.array([67, 61])
+
+
+def window_mask():
+    """Queries 0 to 3 have no keys; nor do the queries of example 1 from 12 on."""
+    padding = aj.padding_mask(KEY_LENGTHS, QUERY_LENGTHS)
+    return aj.local_mask(9, 2) & aj.causal_mask(-4) & padding
+
+
+@pytest.fixture
+def interpreted():
+    with interpreter.force_gpu_interpret_mode(
+        interpreter.InterpretGPUParams(uninitialized_memory="nan")
+    ):
+        yield
+
+
+def draw(scale=1.0, dtype=jnp.float32, score=None):
+    """(score, (query, key, value, params), cotangent of the output)"""
+    rngs = jax.random.split(jax.random.key(3), 5)
+    shapes = ((B, T, DQ), (B, S, DK), (B, S, DV), (B, T, DV))
+    query, key, value, doutput = (
+        jax.random.normal(rng, shape).astype(dtype)
+        for rng, shape in zip(rngs, shapes, strict=False)
+    )
+    score = score or aj.Additive(hidden_dim=A)
+    params = score.init(rngs[4], DQ, DK)
+    params = jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else scale * leaf, params)
+    return score, (query, key, value, params), doutput
+
+
+def results(implementation, score, mask, arrays, doutput, statistics=True):
+    """The output and its gradients; with statistics, which the gradients then depend on too."""
+
+    def attend(query, key, value, params):
+        got = aj.attention(
+            query,
+            key,
+            value,
+            score=score,
+            params=params,
+            mask=mask,
+            return_statistics=statistics,
+            implementation=implementation,
+        )
+        return got if statistics else (got, None)
+
+    (output, of_rows), pull_back = jax.vjp(attend, *arrays)
+    drows = None
+    if of_rows is not None:
+        drows = jax.tree.map(lambda row: jnp.where(jnp.isfinite(row), jnp.sin(row), 0), of_rows)
+    return output, of_rows, pull_back((doutput, drows))
+
+
+def in_float64(function, *arguments):
+    def wide(tree):
+        return jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float64), tree)
+
+    with jax.enable_x64(True):
+        return wide(jax.jit(function)(*jax.tree.map(jnp.asarray, wide(arguments))))
+
+
+def assert_within(got, expected, forward, backward):
+    """Within these bounds, relative to the largest entry of each array."""
+    for name, one in (("output", 0), ("statistics", 1), ("gradients", 2)):
+        bound = backward if name == "gradients" else forward
+        leaves = jax.tree.leaves(got[one]), jax.tree.leaves(expected[one])
+        for number, (array, other) in enumerate(zip(*leaves, strict=True)):
+            array = np.asarray(array).astype(np.float64)
+            np.testing.assert_array_equal(np.isfinite(array), np.isfinite(other), err_msg=name)
+            array, other = (np.where(np.isfinite(other), side, 0) for side in (array, other))
+            error = np.abs(array - other).max()
+            assert error <= bound * np.abs(other).max(), f"{name} {number}: error {error:.3g}"
+
+
+def compare(mask, arrays, doutput, score, forward=2e-6, backward=2e-5, statistics=True):
+    """The kernels on these numbers against the reference in float64 on the same numbers."""
+
+    def of(implementation):
+        return functools.partial(results, implementation, score, mask, statistics=statistics)
+
+    expected = in_float64(of("reference"), arrays, doutput)
+    got = jax.jit(of(NAME))(arrays, doutput)
+    assert_within(got, expected, forward, backward)
+    return got
+
+
+def test_lengths_that_are_no_multiple_of_a_tile(interpreted):
+    score, arrays, doutput = draw()
+    compare(None, arrays, doutput, score)
+
+
+def test_what_a_mask_hides_reaches_nothing(interpreted):
+    """Hidden tokens are NaN and infinite, and the cotangents of rows without keys are NaN."""
+    score, (query, key, value, params), doutput = draw()
+    mask = window_mask()
+    table = np.broadcast_to(mask.materialize(T, S), (B, T, S))
+    no_keys, no_queries = ~table.any(2)[..., None], ~table.any(1)[..., None]
+    clean = query, key, value, params
+    reference = functools.partial(results, "reference", score, mask, statistics=False)
+    expected = in_float64(reference, clean, jnp.where(no_keys, 0, doutput))
+    poisoned = (
+        jnp.where(no_keys, jnp.nan, query),
+        jnp.where(no_queries, jnp.inf, key),
+        jnp.where(no_queries, jnp.nan, value),
+        params,
+    )
+    attend = functools.partial(results, NAME, score, mask, statistics=False)
+    got = jax.jit(attend)(poisoned, jnp.where(no_keys, jnp.nan, doutput))
+    assert_within(got, expected, 2e-6, 2e-5)
+    output, _, (dquery, dkey, dvalue, _) = got
+    for hidden, array in ((no_keys, output), (no_keys, dquery), (no_queries, dkey)):
+        assert not np.any(np.where(hidden, array, 0))
+    assert not np.any(np.where(no_queries, dvalue, 0))
+
+
+@pytest.mark.slow
+def test_statistics_under_a_mask(interpreted):
+    score, arrays, doutput = draw()
+    compare(window_mask(), arrays, doutput, score)
+
+
+# 6: near the bound, where a product of two denominators is 2^126; 200: exponentials overflow.
+@pytest.mark.parametrize("scale", [6.0, pytest.param(200.0, marks=pytest.mark.slow)])
+def test_large_features(interpreted, scale):
+    score, arrays, doutput = draw(scale)
+    compare(None, arrays, doutput, score, statistics=False)
+
+
+@pytest.mark.slow
+def test_extreme_logits(interpreted):
+    score, (query, key, value, params), doutput = draw()
+    params = params | {"v": 1e4 * params["v"]}
+    # The gradients of logits of 1e4 have errors of 1e-3 in float32, in every implementation.
+    compare(None, (query, key, value, params), doutput, score, 1e-2, 1e-1)
+
+
+def test_bfloat16_and_concat(interpreted):
+    score, arrays, doutput = draw(dtype=jnp.bfloat16, score=Concat(hidden_dim=A))
+    unit = 2**-8
+    got = compare(window_mask(), arrays, doutput, score, 4 * unit, 8 * unit, statistics=False)
+    assert got[0].dtype == jnp.bfloat16
+
+
+@pytest.mark.slow
+def test_examples_share_keys(interpreted):
+    score, (query, key, value, params), doutput = draw()
+    compare(None, (query, key[:1], value[0], params), doutput, score, statistics=False)
+
+
+@pytest.mark.slow
+def test_forward_mode_and_second_derivatives(interpreted):
+    score, arrays, doutput = draw()
+    tangents = jax.tree.map(lambda leaf: jnp.cos(leaf), arrays)
+
+    def derivatives(implementation, arrays, tangents, doutput):
+        def both(*arrays):
+            output, _, gradients = results(implementation, score, None, arrays, doutput, False)
+            return output, None, gradients
+
+        return jax.jvp(both, arrays, tangents)[1]
+
+    expected = in_float64(functools.partial(derivatives, "reference"), arrays, tangents, doutput)
+    got = jax.jit(functools.partial(derivatives, NAME))(arrays, tangents, doutput)
+    assert_within(got, expected, 2e-5, 1e-4)
+
+
+@pytest.mark.slow
+def test_the_interpreter_finds_no_races(capfd):
+    score, arrays, doutput = draw()
+    races = interpreter.InterpretGPUParams(detect_races=True)
+    with interpreter.force_gpu_interpret_mode(races):
+        jax.block_until_ready(results(NAME, score, window_mask(), arrays, doutput))
+    assert "RACE" not in "".join(capfd.readouterr()).upper()
+
+
+def test_no_pairs(interpreted):
+    score, (query, key, value, params), _ = draw()
+    output = aj.attention(
+        query, key[:, :0], value[:, :0], score=score, params=params, implementation=NAME
+    )
+    assert output.shape == (B, T, DV)
+    assert not output.any()
+
+
+def test_inside_shard_map_it_lowers_without_the_checks_alone():
+    score, (query, key, value, params), _ = draw()
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    axis = jax.sharding.PartitionSpec("data")
+
+    def lowered(check):
+        attend = jax.shard_map(
+            lambda *tokens: aj.attention(*tokens, score=score, params=params, implementation=NAME),
+            mesh=mesh, in_specs=axis, out_specs=axis, check_vma=check,
+        )  # fmt: skip
+        gradient = jax.jit(jax.grad(lambda *tokens: attend(*tokens).sum(), (0, 1, 2)))
+        return gradient.trace(query, key, value).lower(lowering_platforms=("cuda",)).as_text()
+
+    assert "mosaic_gpu" in lowered(False)
+    with pytest.raises(NotImplementedError, match="it needs check_vma=False"):
+        lowered(True)
+
+
+# --- what the kernels cannot serve ---
+
+
+REFUSED = {
+    "a score": ({"score": "dot", "key": jnp.ones((B, S, DQ))}, "additive attention, not Dot"),
+    "a normaliser": ({"normalizer": "sparsemax"}, "softmax without a sink, not Entmax"),
+    "dropout": ({"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)}, "dropout_rate 0.5"),
+    "a bias": ({"bias": jnp.ones((T, S))}, "no bias"),
+    "a table": ({"mask": jnp.ones((T, S), bool)}, "conjunctions; got DenseMask"),
+    "wide values": ({"value": jnp.ones((B, S, 1000))}, "KiB of shared memory, more than 227"),
+    "a CPU": ({}, "Hopper generation, not on cpu"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_it_cannot_do_is_refused(case):
+    changes, expected = REFUSED[case]
+    score, (query, key, value, params), _ = draw()
+    arguments = {"query": query, "key": key, "value": value, "score": score, "params": params}
+    arguments |= changes
+    if arguments["score"] == "dot":
+        arguments["params"] = None
+    with pytest.raises(
+        NotImplementedError, match=f"^implementation 'mosaic_gpu': .*{expected}.*: use 'tiled'"
+    ):
+        aj.attention(**arguments, implementation=NAME)
+
+
+def test_an_older_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(mosaic_gpu, "nvidia_generation", lambda: 8.6)
+    score, (query, key, value, params), _ = draw()
+    query = query[:, :9]  # a shape of its own: what was traced is not asked again
+    with pytest.raises(NotImplementedError, match=r"of compute capability 9.0; got 8.6"):
+        aj.attention(query, key, value, score=score, params=params, implementation=NAME)
+
+
+def test_float64_is_refused():
+    score, arrays, _ = draw()
+    with jax.enable_x64(True):
+        query, key, value, params = jax.tree.map(np.float64, arrays)
+        with pytest.raises(NotImplementedError, match="not in float64"):
+            aj.attention(query, key, value, score=score, params=params, implementation=NAME)
+
+
+def test_a_pair_of_ones_own_is_not_a_sum_of_tanh():
+    class Squared(aj.Additive):
+        def pair(self, params, q_features, k_features):
+            return super().pair(params, q_features, k_features) ** 2
+
+    score, (query, key, value, params), _ = draw(score=Squared(hidden_dim=A))
+    with pytest.raises(NotImplementedError, match=r"not .*Squared"):
+        aj.attention(query, key, value, score=score, params=params, implementation=NAME)
+
+
+def test_none_does_not_choose_it():
+    score, (query, key, value, params), _ = draw()
+    inputs = Inputs(query, key, value, params, None, None, None, {})
+    for backend in ("cpu", "gpu", "tpu"):
+        options = Options(score, BlockSizes())
+        assert choice.chosen_implementation(score, inputs, backend, options) != NAME
