@@ -31,7 +31,12 @@ SUBJECTS = {
         "length_normalizers",
     ),
     "gradients": ("gradient_analysis",),
-    "translation": ("translation_budget", "translation_comparison"),
+    "translation": (
+        "translation_budget",
+        "translation_budget_additive",
+        "translation_comparison",
+        "translation_seeds",
+    ),
 }
 FOLDER = Path(__file__).parent
 SUBJECT_OF = {name: subject for subject, names in SUBJECTS.items() for name in names}

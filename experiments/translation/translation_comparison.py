@@ -4,7 +4,7 @@ Source:   day 11, exercise E11.3; Bahdanau et al. 2014; Vaswani et al. 2017; Mul
           al. 2016). Heads that align and heads that spread: topic 7; rollout: Abnar and Zuidema
           2020, section 3. A prototype of this project in plain JAX: 38.4 greedy, 40.0 with 4 beams.
 Command:  .venv/bin/python -m experiments.translation.translation_comparison --data FOLDER
-Time:     Two to three hours on 2 CPU cores.
+Time:     80 to 150 minutes on 2 CPU cores.
 Expected: detokenised BLEU on Multi30K's test set of 2016, German to English, of at least 37 greedy
           and 38 with 4 beams for scaled dot. Additive is at most 2 below. Both look at the same
           subwords: their rows differ by at most half of what they differ from uniform rows, and 6
@@ -15,7 +15,7 @@ data/task1/raw of github.com/multi30k/dataset; they are not part of this project
 self attention (scaled dot), subwords, batches and seeds are the same: only the score between
 decoder and encoder differs. All scores get the same batches; the second is also trained with as
 many batches as take the minutes of the first. `scripts/benchmark.py --benchmarks translation`
-measures the times.
+measures the times. Each training has one seed: translation_seeds.py says how much seeds differ.
 """
 
 from __future__ import annotations
@@ -28,20 +28,9 @@ import jax
 import tyro
 
 from attention_jax.core.checks import check_integer
-from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import check_folder
-from attention_jax.scores import score_folder
-from attention_jax.tasks.translation.definition import TRANSLATION
-from attention_jax.tasks.translation.task import TranslationConfig
-from attention_jax.tasks.translation.translate import (
-    Search,
-    Translator,
-    align,
-    translate,
-    translator_of,
-)
-from attention_jax.training.run import train_run
-from experiments.experiment import JSON, ScoreNames, exit_if_interrupted, run_experiment
+from attention_jax.tasks.translation.translate import Translator, align
+from experiments.experiment import JSON, ScoreNames, run_experiment
 from experiments.translation.recipes import MIDDLE, SMALL, SMALL_CORPUS, Corpus, Recipe
 from experiments.translation.translation_attention import (
     Seen,
@@ -53,11 +42,17 @@ from experiments.translation.translation_attention import (
 from experiments.translation.translation_differences import most_different
 from experiments.translation.translation_figures import CAPTIONS, plot
 from experiments.translation.translation_report import expectations, report
-from experiments.translation.translation_scores import bootstrapped, scored
+from experiments.translation.translation_scores import bootstrapped
+from experiments.translation.translation_trainings import (
+    SEARCHES,
+    Training,
+    tested,
+    trained_translator,
+    training_of,
+    validations,
+)
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
-
-SEARCHES = {"greedy": Search(), "4 beams": Search(beams=4)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +63,7 @@ class Config:
         corpus: the text.
         recipe: settings of every training.
         scores: scores of the cross attention, two or more; the others are compared with the first.
-        seeds: trainings of each of the first two scores.
-        seeds_of_others: trainings of each further score.
+        seed: of all trainings.
         steps_in_equal_minutes: batches of the second score in the minutes of the first; 0 to leave
             this training out. A batch took 137 ms with additive and 100 ms with scaled.
         drawn: indices of the test sentences to draw.
@@ -79,8 +73,7 @@ class Config:
     corpus: Annotated[Corpus, tyro.conf.OmitArgPrefixes] = Corpus()
     recipe: Annotated[Recipe, tyro.conf.OmitArgPrefixes] = MIDDLE
     scores: ScoreNames = ("scaled", "additive", "general", "dot")
-    seeds: int = 3
-    seeds_of_others: int = 1
+    seed: int = 0
     steps_in_equal_minutes: int = 5100
     drawn: tuple[int, ...] = (0, 4)
     workdir: Path = Path("runs/translation_comparison")
@@ -88,28 +81,25 @@ class Config:
     def __post_init__(self) -> None:
         if len(self.scores) < 2 or len(set(self.scores)) != len(self.scores):
             raise ValueError(f"scores must be two or more, each once; got {self.scores}")
-        for name in ("seeds", "seeds_of_others"):
-            check_integer(name, getattr(self, name))
+        check_integer("seed", self.seed, 0)
         check_integer("steps_in_equal_minutes", self.steps_in_equal_minutes, 0)
         for score in self.scores:  # wrong settings fail before the data are read
             self.recipe.training(None, score)
         check_folder("workdir", self.workdir)
 
-    def trainings(self) -> dict[str, list[tuple[Path, TranslationConfig]]]:
-        """Returns folder and settings of each training, by arm."""
-        arms: dict[str, list[tuple[Path, TranslationConfig]]] = {}
-        for index, score in enumerate(self.scores):
-            folder = self.workdir / score_folder(score)
-            seeds = self.seeds if index < 2 else self.seeds_of_others
-            arms[score] = [
-                (folder / f"seed_{seed}", self.recipe.training(self.corpus, score, seed))
-                for seed in range(seeds)
-            ]
+    def trainings(self) -> dict[str, Training]:
+        """Returns the training of each arm."""
+        arms = {
+            score: training_of(self.workdir, self.corpus, self.recipe, score, self.seed)
+            for score in self.scores
+        }
         if self.steps_in_equal_minutes:
             score = self.scores[1]
             recipe = dataclasses.replace(self.recipe, steps=self.steps_in_equal_minutes)
-            folder = self.workdir / f"{score_folder(score)}_equal_minutes"
-            arms[f"{score}, equal minutes"] = [(folder, recipe.training(self.corpus, score))]
+            workdir = self.workdir / "equal_minutes"
+            arms[f"{score}, equal minutes"] = training_of(
+                workdir, self.corpus, recipe, score, self.seed
+            )
         return arms
 
 
@@ -117,7 +107,6 @@ QUICK = Config(
     corpus=SMALL_CORPUS,
     recipe=SMALL,
     scores=("scaled", "additive"),
-    seeds=2,
     steps_in_equal_minutes=25,
     drawn=(0,),
 )
@@ -136,30 +125,18 @@ def run(config: Config) -> JSON:
     arms: JSON = {}
     pairs: dict[str, list[Seen]] = {}
     answers: dict[str, list[str]] = {}
-    for arm, trainings in config.trainings().items():
-        translators = []
-        for workdir, settings in trainings:
-            trained = train_run(TRANSLATION, settings, workdir, resume=True)
-            exit_if_interrupted(trained.interrupted)
-            translators.append(translator_of(trained))
-        found: JSON = {}
-        for split, one in tests.items():
-            found[split] = {}
-            for name, search in SEARCHES.items():
-                by_seed = [translate(translator, one.source, search) for translator in translators]
-                found[split][name] = scored(by_seed, one.target)
-                if (split, name) == (config.corpus.tests[0], "4 beams"):
-                    answers[arm] = by_seed[0]
-        pairs[arm] = attentions(translators[0], text)
+    for arm, training in config.trainings().items():
+        translator = trained_translator(training)
+        found, systems = tested([translator], tests)
+        answers[arm] = systems[config.corpus.tests[0], "4 beams"][0]
+        pairs[arm] = attentions(translator, text)
         arms[arm] = {
-            "training": _training([workdir for workdir, _ in trainings]),
+            "training": validations([training]),
             "tests": found,
             "heads": heads(pairs[arm]),
             "rollout": rollouts(pairs[arm]),
             "drawn": [
-                _drawn(translators[0], sentence)
-                for sentence in sentences
-                if arm in config.scores[:2]
+                _drawn(translator, sentence) for sentence in sentences if arm in config.scores[:2]
             ],
         }
         jax.clear_caches()  # of programs: Linux gives a process no more than 65,530 memory maps
@@ -171,24 +148,6 @@ def run(config: Config) -> JSON:
         },
         "bootstrap": bootstrapped(answers, text.target),
         "differences": most_different(text, answers[first], answers[others[0]]),
-    }
-
-
-def _training(folders: list[Path]) -> JSON:
-    """Validations and minutes, a number for each seed."""
-    by_seed = [read_lines(folder / "validation.jsonl") for folder in folders]
-    sessions = [read_lines(folder / "timing.jsonl") for folder in folders]
-    names = ("negative_log_likelihood", "bleu")
-    minutes = [round(sum(session["seconds"] for session in one) / 60, 1) for one in sessions]
-    return {
-        "validated": [line["step"] for line in by_seed[0]],
-        **{
-            f"validation_{name}": [
-                [round(line[name][0], 4) for line in lines] for lines in zip(*by_seed, strict=True)
-            ]
-            for name in names
-        },
-        "minutes": minutes,
     }
 
 

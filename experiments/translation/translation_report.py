@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attention_jax.training.metrics import mean_and_deviation
 from experiments.experiment import JSON, Expectation
 
 # BLEU of a prototype of this project in plain JAX, and what we ask for, both for scaled dot.
@@ -23,7 +22,7 @@ def expectations(numbers: JSON) -> list[Expectation]:
         Expectation(
             f"{score}: BLEU of {split}, {search}",
             f"{PROTOTYPE[search]:.1f}" if score == "scaled" else "",
-            float(np.mean(numbers["arms"][score]["tests"][split][search]["bleu"])),
+            numbers["arms"][score]["tests"][split][search]["bleu"][0],
             least if score == "scaled" else least - 2, 100.0,
             "a usable translator" if score == "scaled" else "2 below scaled dot's",
         )
@@ -81,17 +80,14 @@ def report(numbers: JSON) -> str:
 
 def _settings(config: JSON) -> Iterator[str]:
     recipe, corpus = config["recipe"], config["corpus"]
-    seeds = f"Seeds: {config['seeds']} a score"
-    if len(config["scores"]) > 2:
-        seeds += f", {config['seeds_of_others']} for {', '.join(config['scores'][2:])}"
     yield (
         f"Models of {recipe['layers']} + {recipe['layers']} layers of width {recipe['dim']} with"
         f" {recipe['num_heads']} heads translate {corpus['source_language']} to"
         f" {corpus['target_language']}, with {recipe['vocabulary_size']:,} joint subwords. They"
         f" train for {recipe['steps']:,} batches of at most {recipe['batch_tokens']:,} subwords,"
         f" with dropout {recipe['dropout_rate']:g}"
-        ". Only the score of the cross attention differs: all runs with one seed see the same"
-        f" batches. {seeds}."
+        ". Only the score of the cross attention differs: all runs see the same batches. There is"
+        " one seed; translation_seeds has more."
     )
     if config["steps_in_equal_minutes"]:
         yield (
@@ -107,30 +103,24 @@ def _tests(numbers: JSON) -> Iterator[str]:
     yield f"Test set {split}, detokenised and cased:"
     yield ""
     yield (
-        "| cross attention | BLEU, greedy | BLEU, 4 beams | chrF, 4 beams | interval of the first"
-        f" seed | p, against {first} | minutes a training |"
+        f"| cross attention | BLEU, greedy | BLEU, 4 beams | chrF, 4 beams | p, against {first} |"
+        " minutes of training |"
     )
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for name, arm in numbers["arms"].items():
         test, drawn = arm["tests"][split], numbers["bootstrap"][name]
-        cells = [
-            _over_seeds(test[search][metric])
-            for search, metric in (("greedy", "bleu"), ("4 beams", "bleu"), ("4 beams", "chrf"))
-        ]
-        cells.append(f"{drawn['bleu']:.1f} ± {drawn['half_width']:.1f}")
-        cells.append("" if drawn["p_value"] is None else f"{drawn['p_value']:.3f}")
-        cells.append(_over_seeds(arm["training"]["minutes"]))
-        yield f"| {name} | {' | '.join(cells)} |"
+        p_value = "" if drawn["p_value"] is None else f"{drawn['p_value']:.3f}"
+        yield (
+            f"| {name} | {test['greedy']['bleu'][0]:.1f} |"
+            f" {test['4 beams']['bleu'][0]:.1f} ± {drawn['half_width']:.1f} |"
+            f" {test['4 beams']['chrf'][0]:.1f} | {p_value} | {arm['training']['minutes'][0]:.0f} |"
+        )
     bleu, chrf = test["greedy"]["signatures"]
-    deviation = "± of BLEU and chrF is the standard deviation over seeds. "
-    if numbers["config"]["seeds"] == 1:
-        deviation = ""
     yield ""
     yield (
-        f"{deviation}The interval, 95 %, and p are of sacrebleu's paired bootstrap over test"
-        " sentences (1,000 draws, 4 beams), for the first seeds alone: they say nothing about how"
-        " much two seeds differ."
-        f" BLEU is `{bleu}`, chrF is `{chrf}`."
+        "± is half of the 95 % interval, and p the chance of such a difference, by sacrebleu's"
+        " paired bootstrap over test sentences (1,000 draws). They say nothing about how much two"
+        f" seeds differ. BLEU is `{bleu}`, chrF is `{chrf}`."
     )
 
 
@@ -143,7 +133,7 @@ def _validation(arms: JSON) -> Iterator[str]:
     yield f"| --- |{' --- |' * len(validated)}"
     for name, arm in arms.items():
         if arm["training"]["validated"] == validated:
-            cells = [_over_seeds(values) for values in arm["training"]["validation_bleu"]]
+            cells = [f"{bleu:.1f}" for (bleu,) in arm["training"]["validation_bleu"]]
             yield f"| {name} | {' | '.join(cells)} |"
 
 
@@ -193,7 +183,7 @@ def _differences(numbers: JSON) -> Iterator[str]:
         return
     first, second = numbers["config"]["scores"][:2]
     yield (
-        f"{found[0]['of']} short test sentences are translated differently by the first seeds of"
+        f"{found[0]['of']} short test sentences are translated differently by"
         f" {first} and {second}, with 4 beams. Below are, by chrF of the sentence, the one where"
         f" {first} is ahead by most, the one where {second} is, and the one in the middle:"
     )
@@ -204,8 +194,3 @@ def _differences(numbers: JSON) -> Iterator[str]:
         cells = [one["source"], one["reference"], *one["answers"]]
         scores = " and ".join(f"{score:.0f}" for score in one["chrf"])
         yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} | {scores} |"
-
-
-def _over_seeds(values: list[float]) -> str:
-    mean, deviation = mean_and_deviation(values)
-    return f"{mean:.1f}" + (f" ± {deviation:.1f}" if len(values) > 1 else "")

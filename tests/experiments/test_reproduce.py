@@ -255,7 +255,19 @@ MISSES: dict[str, list[str]] = {
 }
 
 
-@pytest.mark.parametrize("name", catalogue.SUBJECT_OF)
+# Experiments whose trainings have not been run with the default settings: the page says so.
+NOT_RUN = {"translation_seeds"}
+
+
+def test_experiments_without_numbers_are_known():
+    assert NOT_RUN == {
+        name
+        for name in catalogue.SUBJECT_OF
+        if not (catalogue.folder_of(name) / f"{name}.json").exists()
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in catalogue.SUBJECT_OF if name not in NOT_RUN])
 def test_committed_numbers_are_as_expected_and_figures_have_captions(name):
     experiment, folder = catalogue.load(name), catalogue.folder_of(name)
     numbers = json.loads((folder / f"{name}.json").read_text())

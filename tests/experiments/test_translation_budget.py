@@ -14,6 +14,7 @@ from attention_jax.tasks.translation.translate import Search, translate, transla
 from attention_jax.training.run import load_run
 from experiments.experiment import conduct
 from experiments.translation import translation_budget as budget
+from experiments.translation import translation_budget_additive as additive
 from experiments.translation.recipes import SHORT, SMALL, SMALL_CORPUS, Corpus
 from experiments.translation.translation_scores import bootstrapped, scored
 
@@ -51,6 +52,20 @@ def test_targets_stay_as_they_were_written_before_the_runs():
         ("long: minutes of training", 0, 60.0),
         ("seconds for 1,000 sentences with 4 beams, compilation not counted", 0, 20.0),
     ]
+
+
+def test_additive_has_the_targets_of_the_long_recipe():
+    alone = numbers()
+    del alone["recipes"]["short"]
+    alone["config"] = dataclasses.asdict(additive.Config())
+    bounds = [(check.claim, check.low, check.high) for check in additive.expectations(alone)]
+    of_long = [check for check in budget.expectations(numbers()) if "short" not in check.claim]
+    assert bounds == [(check.claim, check.low, check.high) for check in of_long]
+    assert "| long | 50.0 | 9.0 | 0.2 | 20,000 | 1.9 M |" in additive.report(alone)
+    assert set(additive.plot(alone)) == set(additive.CAPTIONS)
+    config = additive.Config()
+    scaled = dataclasses.replace(config.long, steps=27000, checkpoint_every=3000)
+    assert (config.score, scaled) == ("additive", budget.Config().long)
 
 
 def test_what_falls_short_is_a_miss():

@@ -81,8 +81,7 @@ def test_rollouts_by_hand():
         ({"scores": ("scaled",)}, r"scores must be two or more, each once; got \('scaled',\)"),
         ({"scores": ("scaled", "scaled")}, "scores must be two or more"),
         ({"scores": ("scaled", "nought")}, "score must be"),
-        ({"seeds": 0}, "seeds must be at least 1; got 0"),
-        ({"seeds_of_others": 0}, "seeds_of_others must be at least 1; got 0"),
+        ({"seed": -1}, "seed must be at least 0; got -1"),
         ({"steps_in_equal_minutes": -1}, "steps_in_equal_minutes must be at least 0; got -1"),
         ({"recipe": {"num_heads": 3}}, "dim must be a multiple of 3 heads; got 128"),
         ({"recipe": {"learning_rate": 0.0}}, "learning_rate must be greater than 0; got 0.0"),
@@ -111,12 +110,9 @@ def test_missing_data_is_named(tmp_path):
 
 def test_arms_differ_in_the_score_alone():
     arms = comparison.QUICK.trainings()
-    assert {arm: len(trainings) for arm, trainings in arms.items()} == {
-        "scaled": 2, "additive": 2, "additive, equal minutes": 1,
-    }  # fmt: skip
-    folders = [folder for trainings in arms.values() for folder, _ in trainings]
-    assert len(set(folders)) == 5
-    one, other, shorter = (trainings[0][1].to_json() for trainings in arms.values())
+    assert list(arms) == ["scaled", "additive", "additive, equal minutes"]
+    assert len({training.workdir for training in arms.values()}) == 3
+    one, other, shorter = (training.settings.to_json() for training in arms.values())
     assert shorter["loop"].pop("steps") == 25
     assert {**shorter, "loop": {**shorter["loop"], "steps": 50}} == other
     assert one["model"].pop("score") == "scaled"
@@ -124,7 +120,9 @@ def test_arms_differ_in_the_score_alone():
     fields = [settings["scores"].pop("score") for settings in (one, other)]  # of the score's class
     assert fields[0] != fields[1]
     assert one == other
-    assert arms["scaled"][1][1].loop.first_seed == 1
+    later = dataclasses.replace(comparison.QUICK, seed=3).trainings()["scaled"]
+    assert later.settings.loop.first_seed == 3
+    assert later.workdir.name == "seed_3"
 
 
 def test_the_most_different_sentences():

@@ -1,0 +1,85 @@
+"""translation_seeds.py: claims, table and figure from numbers by hand; its folders."""
+
+import dataclasses
+
+import pytest
+
+from experiments.translation import translation_comparison as comparison
+from experiments.translation import translation_seeds as seeds
+
+
+def numbers(scaled, additive):
+    """Numbers of two seeds with the given BLEU; greedy is 1 lower."""
+
+    def score(bleus):
+        found = {"chrf": [60.0, 61.0], "signatures": ["of BLEU", "of chrF"]}
+        return {
+            "tests": {
+                "test": {
+                    "greedy": {"bleu": [bleu - 1 for bleu in bleus], **found},
+                    "4 beams": {"bleu": bleus, **found},
+                }
+            }
+        }
+
+    config = {"corpus": {"tests": ["test"]}, "recipe": {"steps": 7000}, "seeds": 2}
+    return {"config": config, "scores": {"scaled": score(scaled), "additive": score(additive)}}
+
+
+def test_claims_by_hand():
+    checks = {
+        check.claim: check for check in seeds.expectations(numbers([39.0, 40.0], [37.0, 39.0]))
+    }
+    assert {claim: check.measured for claim, check in checks.items()} == {
+        "scaled: mean BLEU of test, greedy": 38.5,
+        "scaled: mean BLEU of test, 4 beams": 39.5,
+        "additive: mean BLEU of test, greedy": 37.0,
+        "additive: mean BLEU of test, 4 beams": 38.0,
+        "scaled: standard deviation of BLEU over seeds, 4 beams": pytest.approx(0.5**0.5),
+        "additive: standard deviation of BLEU over seeds, 4 beams": pytest.approx(2**0.5),
+        "BLEU of scaled dot over that of additive, 4 beams, mean over seeds": 1.5,
+    }
+    missed = [claim for claim, check in checks.items() if not check.met]
+    assert missed == ["additive: standard deviation of BLEU over seeds, 4 beams"]
+
+
+def test_targets_stay_as_they_were_written_before_the_run():
+    checks = seeds.expectations(numbers([39.0, 40.0], [37.0, 39.0]))
+    assert [(check.low, check.high) for check in checks] == [
+        (37.0, 100.0), (38.0, 100.0), (35.0, 100.0), (36.0, 100.0), (0.0, 1.0), (0.0, 1.0),
+        (0.0, 2.0),
+    ]  # fmt: skip
+
+
+def test_table_and_figure_by_hand():
+    found = numbers([39.0, 40.0], [37.0, 39.0])
+    text = seeds.report(found)
+    assert "| scaled, 4 beams | 39.0 | 40.0 | 39.5 ± 0.7 | 60.5 ± 0.7 |" in text
+    assert "| scaled - additive, 4 beams | +2.0 | +1.0 | 1.5 ± 0.7 | |" in text
+    (axes,) = seeds.plot(found)["translation_seeds"].axes
+    assert [points.get_offsets()[:, 1].tolist() for points in axes.collections] == [
+        [38.0, 39.0], [39.0, 40.0], [36.0, 38.0], [37.0, 39.0],
+    ]  # fmt: skip
+
+
+def test_trainings_are_those_of_the_comparison():
+    found = seeds.QUICK.trainings()
+    alone = comparison.QUICK.trainings()
+    for score, trainings in found.items():
+        assert trainings[0] == alone[score]
+        assert [training.settings.loop.first_seed for training in trainings] == [0, 1]
+        assert len({training.workdir for training in trainings}) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seeds": 1}, "seeds must be at least 2; got 1"),
+        ({"recipe": {"num_heads": 3}}, "dim must be a multiple of 3 heads; got 128"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    if "recipe" in settings:
+        settings = {"recipe": dataclasses.replace(seeds.MIDDLE, **settings["recipe"])}
+    with pytest.raises(ValueError, match=message):
+        seeds.Config(**settings)
