@@ -260,11 +260,11 @@ NOT_RUN = {"translation_seeds"}
 
 
 def test_experiments_without_numbers_are_known():
-    assert NOT_RUN == {
+    assert {
         name
         for name in catalogue.SUBJECT_OF
         if not (catalogue.folder_of(name) / f"{name}.json").exists()
-    }
+    } == NOT_RUN
 
 
 @pytest.mark.parametrize("name", [name for name in catalogue.SUBJECT_OF if name not in NOT_RUN])
