@@ -1,10 +1,11 @@
-"""Where a computation runs by default, and what its GPU is."""
+"""Where a computation runs by default, what its GPU is, and whether kernels are interpreted."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
+from jax._src import config  # no public function tells whether kernels are interpreted
 
 
 def current_backend() -> str:
@@ -17,8 +18,8 @@ def current_backend() -> str:
     ...     current_backend()
     'cpu'
     """
-    config: Any = jax.config  # its settings are made while JAX is imported
-    device = config.jax_default_device
+    settings: Any = jax.config  # they are made while JAX is imported
+    device = settings.jax_default_device
     if device is None:
         return jax.default_backend()
     platform: str = device if isinstance(device, str) else device.platform
@@ -36,6 +37,11 @@ def nvidia_generation() -> float | None:
         return float(gpus[0].compute_capability)
     except (AttributeError, ValueError):  # AMD's are names, such as gfx942
         return 0.0
+
+
+def interpret_params() -> Any:
+    """What `force_tpu_interpret_mode` or `force_gpu_interpret_mode` was given; None outside."""
+    return config.pallas_tpu_interpret_mode_context_manager.value
 
 
 def _gpus() -> list[jax.Device]:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax._src import config  # no public function tells whether kernels are interpreted
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention_jax.core.backend import interpret_params
 from attention_jax.core.on_each_device import on_each_device
 from attention_jax.core.only_on import only_on
 from attention_jax.implementations import mosaic_gpu_kernels as kernels
@@ -66,7 +66,7 @@ def shared_memory(features: int, value_dim: int) -> int:
 
 def _run(call: Callable[..., Any], arrays: Any, *static: Any) -> Any:
     leaves, structure = jax.tree.flatten(arrays)
-    interpret = interpret_params()
+    interpret = _interpret_params()
     function = _function_of_leaves(call, structure, static, interpret)
     if interpret is not None:
         return on_host(function)(*leaves)
@@ -207,10 +207,10 @@ def _call(
 # --- where the kernels run ---
 
 
-def interpret_params() -> Any:
+def _interpret_params() -> Any:
     """The parameters under `force_gpu_interpret_mode`, on any device; None outside."""
-    context = config.pallas_tpu_interpret_mode_context_manager.value
-    return context if type(context).__name__ == "InterpretGPUParams" else None
+    params = interpret_params()
+    return params if type(params).__name__ == "InterpretGPUParams" else None
 
 
 _REFUSAL = (

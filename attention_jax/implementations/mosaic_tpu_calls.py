@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import config  # no public function tells whether kernels are interpreted
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from attention_jax.core.backend import interpret_params
 from attention_jax.core.on_each_device import on_each_device
 from attention_jax.core.one_line import one_line
 from attention_jax.core.only_on import only_on
@@ -44,7 +44,7 @@ def run_backward(programs: TilePrograms, arrays: tuple) -> kernels.Gradients:
 
 def _run(call: Callable[..., Any], programs: TilePrograms, arrays: tuple, *static: Any) -> Any:
     leaves, structure = jax.tree.flatten(arrays)
-    interpret = _interpreted()
+    interpret = interpret_params()
     function = _function_of_leaves(call, programs, structure, static, interpret)
     if interpret is not None:
         return function(*leaves)
@@ -237,7 +237,7 @@ def _pallas_call(
         out_shape=[varying_type(result, flat[:2]) for result in flat[2]],
         name=name,
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=semantics if _is_parallel(_interpreted()) else None,
+            dimension_semantics=semantics if _is_parallel(interpret_params()) else None,
             vmem_limit_bytes=int(KERNELS_SHARE * vector_memory()),
         ),
     )(*flat[0], *flat[1])
@@ -275,11 +275,6 @@ _REFUSAL = (
     "implementation 'mosaic_tpu' runs on a TPU, not on {platforms}: use 'tiled', or"
     " jax.experimental.pallas.tpu.force_tpu_interpret_mode(True) to interpret its kernels"
 )
-
-
-def _interpreted() -> Any:
-    """The parameters under `force_tpu_interpret_mode`; None outside."""
-    return config.pallas_tpu_interpret_mode_context_manager.value
 
 
 def lowering_settings() -> tuple[Any, ...]:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax._src import config  # no public function tells whether kernels are interpreted
 
+from attention_jax.core.backend import interpret_params
 from benchmarks.attention_contestant import (
     Contestant,
     import_peer,
@@ -136,8 +136,7 @@ def _keras(work: Work) -> Contestant:
 
 def _splash(work: Work) -> Contestant:
     """JAX's splash attention, with blocks of 512 and its fused backward pass."""
-    interpret = config.pallas_tpu_interpret_mode_context_manager.value is not None
-    if jax.default_backend() != "tpu" and not interpret:
+    if jax.default_backend() != "tpu" and interpret_params() is None:
         raise LookupError("it needs a TPU")
     if work.window is not None:
         raise LookupError("this benchmark has no window for it")
