@@ -14,8 +14,6 @@ Source: Dao et al. 2022, algorithms 1 and 4.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -23,21 +21,20 @@ import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
-from attention_jax.core.arrays import cast_floats
 from attention_jax.core.backend import nvidia_generation
-from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.varying import is_varying
 from attention_jax.implementations import mosaic_gpu_calls as calls
 from attention_jax.implementations import (
     mosaic_gpu_windows,
-    plain_tiles,
     tile_arrays,
     tiled,
     tiling,
 )
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.kernel_rule import KernelPlan, attention_by
 from attention_jax.implementations.mosaic_gpu_kernels import Shared, Side
 from attention_jax.implementations.mosaic_gpu_registers import ROWS
+from attention_jax.implementations.tiled import Residuals
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics, FinalRows, Softmax
 from attention_jax.normalizers.online_softmax import SoftmaxState
@@ -48,14 +45,6 @@ Array = jax.Array
 
 HOPPER = 9.0  # its compute capability
 MOST_SHARED_MEMORY = 227 * 2**10  # bytes of a program on an H100
-
-
-@dataclasses.dataclass(frozen=True)
-class GpuPlan:
-    """The static part of a call."""
-
-    plan: Plan
-    output_dtype: Any
 
 
 def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
@@ -76,7 +65,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     _, arrays, constants = tiling.prepare(options, inputs, plan)
     output, statistics = jax.tree.map(
         lambda tiles: tile_arrays.untiled(tiles, lengths[0]),
-        attend_tiles(GpuPlan(plan, inputs.query.dtype), arrays, constants),
+        attend_tiles(KernelPlan(plan, inputs.query.dtype), arrays, constants),
     )
     return output, statistics
 
@@ -112,42 +101,7 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
     return mask_reason and f"it {mask_reason}"
 
 
-# --- the function and its derivatives ---
-
-
-def _twin(plan: GpuPlan, arrays: Arrays, constants: Constants):
-    wide = cast_floats(arrays, jnp.dtype(jnp.float32))
-    output, statistics = plain_tiles.attend_tiles(plan.plan, wide, constants)
-    return output.astype(plan.output_dtype), statistics
-
-
-@functools.partial(custom_vjp, nondiff_argnums=(0,), twin=_twin)
-def attend_tiles(
-    plan: GpuPlan, arrays: Arrays, constants: Constants
-) -> tuple[Array, AttentionStatistics | None]:
-    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested."""
-    rows = _forward(plan, arrays, constants)
-    return rows.output, rows.statistics
-
-
-class Residuals(NamedTuple):
-    """The arrays that the forward pass saves for the backward pass."""
-
-    arrays: Arrays
-    constants: Constants
-    rows: FinalRows  # [query_tiles, t, ...]
-
-
-def _attend_fwd(plan, arrays, constants):
-    rows = _forward(plan, arrays, constants)
-    return (rows.output, rows.statistics), Residuals(arrays, constants, rows)
-
-
-def _attend_bwd(plan, residuals, cotangents):
-    return _backward(plan, residuals, cotangents), None
-
-
-attend_tiles.defvjp(_attend_fwd, _attend_bwd)
+# --- the two passes ---
 
 
 class Operands(NamedTuple):
@@ -163,7 +117,7 @@ class Operands(NamedTuple):
         return Shared(self.features.weights, self.features.small, self.visits[side])
 
 
-def _operands(plan: GpuPlan, arrays: Arrays, constants: Constants) -> Operands:
+def _operands(plan: KernelPlan, arrays: Arrays, constants: Constants) -> Operands:
     lengths = plan.plan.padded_lengths
     windows = mosaic_gpu_windows.windows(constants.mask, *lengths)
     weights = plan.plan.options.score.sum_of_tanh(arrays.params)
@@ -181,7 +135,7 @@ def _flat(tiles: Array) -> Array:
     return tiles.reshape(-1, tiles.shape[-1])
 
 
-def _forward(plan: GpuPlan, arrays: Arrays, constants: Constants) -> FinalRows:
+def _forward(plan: KernelPlan, arrays: Arrays, constants: Constants) -> FinalRows:
     operands = _operands(plan, arrays, constants)
     output, sums = calls.run_forward(
         plan.plan.options.return_statistics,
@@ -199,7 +153,7 @@ def _forward(plan: GpuPlan, arrays: Arrays, constants: Constants) -> FinalRows:
     return jax.tree.map(lambda row: tile_arrays.tiled(row, plan.plan.query_tiles), rows)
 
 
-def _backward(plan: GpuPlan, residuals: Residuals, cotangents: Any) -> Arrays:
+def _backward(plan: KernelPlan, residuals: Residuals, cotangents: Any) -> Arrays:
     arrays, constants, rows = residuals
     numbers, doutput, drows = _row_terms(rows, cotangents)
     operands = _operands(plan, arrays, constants)
@@ -242,3 +196,6 @@ def _row_terms(rows: FinalRows, cotangents: Any) -> tuple[Array, Array, Array]:
         terms = [dentropy / divisor]
     numbers = jnp.stack([rows.shift.reference, offset / divisor, *terms])
     return numbers.reshape(len(numbers), -1), doutput / divisor[..., None], drows.reshape(-1)
+
+
+attend_tiles = attention_by(_forward, _backward)

@@ -12,27 +12,26 @@ Source: Dao et al. 2022, algorithms 1 and 4.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
 
-from attention_jax.core.arrays import cast_floats
-from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import mosaic_tpu_kernels as kernels
 from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
-from attention_jax.implementations import plain_tiles, tile_arrays, tiled, tiling
+from attention_jax.implementations import tile_arrays, tiled, tiling
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.kernel_rule import KernelPlan, attention_by
 from attention_jax.implementations.mosaic_tpu_calls import (
     lowering_settings,
     run_backward,
     run_forward,
 )
+from attention_jax.implementations.tiled import Residuals
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics, FinalRows, Softmax
 from attention_jax.normalizers.online_softmax import SoftmaxState
@@ -40,14 +39,6 @@ from attention_jax.normalizers.online_softmax import SoftmaxState
 Array = jax.Array
 
 MOST_STEPS = 2**16  # of one example with a mask: two numbers each in scalar memory, of 1 MiB
-
-
-@dataclasses.dataclass(frozen=True)
-class TpuPlan:
-    """The static part of a call."""
-
-    plan: Plan
-    output_dtype: Any
 
 
 def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
@@ -84,8 +75,9 @@ def _reason_against(
 
     def both_passes(*leaves: Array) -> None:
         plan, arrays, constants = _prepare(options, jax.tree.unflatten(structure, leaves))
-        results, residuals = _attend_fwd(plan, arrays, constants)
-        _attend_bwd(plan, residuals, jax.tree.map(jnp.zeros_like, results))
+        rows = _forward(plan, arrays, constants)
+        results = rows.output, rows.statistics
+        _backward(plan, Residuals(arrays, constants, rows), jax.tree.map(jnp.zeros_like, results))
 
     try:
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
@@ -95,7 +87,7 @@ def _reason_against(
     return None
 
 
-def _prepare(options: Options, inputs: Inputs) -> tuple[TpuPlan, Arrays, Constants]:
+def _prepare(options: Options, inputs: Inputs) -> tuple[KernelPlan, Arrays, Constants]:
     """The arguments of `attend_tiles`."""
     if inputs.compute_dtype == jnp.float64:
         _refuse("a TPU has no float64")
@@ -112,7 +104,7 @@ def _prepare(options: Options, inputs: Inputs) -> tuple[TpuPlan, Arrays, Constan
         )
     query_dtype = inputs.query.dtype
     output_dtype = jnp.dtype(jnp.float32) if query_dtype == jnp.float16 else query_dtype
-    return TpuPlan(plan, output_dtype), _without_float16(arrays), constants
+    return KernelPlan(plan, output_dtype), _without_float16(arrays), constants
 
 
 def _refuse(reason: str) -> None:
@@ -153,45 +145,10 @@ def _without_float16(arrays: Arrays) -> Arrays:
     )
 
 
-# --- the function and its derivatives ---
+# --- the two passes ---
 
 
-def _twin(plan: TpuPlan, arrays: Arrays, constants: Constants):
-    wide = cast_floats(arrays, jnp.dtype(jnp.float32))
-    output, statistics = plain_tiles.attend_tiles(plan.plan, wide, constants)
-    return output.astype(plan.output_dtype), statistics
-
-
-@functools.partial(custom_vjp, nondiff_argnums=(0,), twin=_twin)
-def attend_tiles(
-    plan: TpuPlan, arrays: Arrays, constants: Constants
-) -> tuple[Array, AttentionStatistics | None]:
-    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested."""
-    rows = _forward(plan, arrays, constants)
-    return rows.output, rows.statistics
-
-
-class Residuals(NamedTuple):
-    """The arrays that the forward pass saves for the backward pass."""
-
-    arrays: Arrays
-    constants: Constants
-    rows: FinalRows
-
-
-def _attend_fwd(plan, arrays, constants):
-    rows = _forward(plan, arrays, constants)
-    return (rows.output, rows.statistics), Residuals(arrays, constants, rows)
-
-
-def _attend_bwd(plan, residuals, cotangents):
-    return _backward(plan, residuals, cotangents), None
-
-
-attend_tiles.defvjp(_attend_fwd, _attend_bwd)
-
-
-def _forward(plan: TpuPlan, arrays: Arrays, constants: Constants) -> FinalRows:
+def _forward(plan: KernelPlan, arrays: Arrays, constants: Constants) -> FinalRows:
     programs = operand_blocks.programs_of(plan.plan, arrays, constants)
     operands = operand_blocks.operands_of(programs, arrays, constants)
     schedule = operand_blocks.schedule_of(plan.plan, constants)
@@ -234,7 +191,7 @@ def _with_sink(state: SoftmaxState, sink: Array) -> SoftmaxState:
     )
 
 
-def _backward(plan: TpuPlan, residuals: Residuals, cotangents: Any) -> Arrays:
+def _backward(plan: KernelPlan, residuals: Residuals, cotangents: Any) -> Arrays:
     arrays, constants, rows = residuals
     programs = operand_blocks.programs_of(plan.plan, arrays, constants)
     operands, pull_back = jax.vjp(
@@ -293,3 +250,6 @@ def _or_zeros(zeros: Any, gradients: Any) -> Any:
         zeros,
         gradients,
     )
+
+
+attend_tiles = attention_by(_forward, _backward)
