@@ -30,9 +30,14 @@ from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import plain_tiles, reference, tile_arrays, tiling
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import projected
+from attention_jax.implementations.window_masks import (
+    WINDOW_MASKS,
+    bounds_of,
+    parts_of,
+    smallest_lengths,
+)
 from attention_jax.normalizers import Softmax
-from attention_jax.pairwise.mask_algebra import AndMask
-from attention_jax.pairwise.masks import CausalMask, LocalMask, Mask, PaddingMask, padding_mask
+from attention_jax.pairwise.masks import LocalMask, Mask, PaddingMask, padding_mask
 from attention_jax.scores import Dot, is_dot_product, stand_in_key, stand_in_query
 
 Array = jax.Array
@@ -51,7 +56,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, None]:
     if 0 in lengths:
         return reference.attend(options, inputs)[0], None  # no pairs
     band = _band(options, inputs.mask)
-    key_length, query_length = _smallest_lengths(inputs.mask, *lengths)
+    key_length, query_length = smallest_lengths(inputs.mask, *lengths)
     has_keys, used_keys = _used_tokens(band, lengths, query_length, key_length)
     params, query, key = cast_floats(
         (inputs.params, inputs.query, inputs.key), inputs.compute_dtype
@@ -114,14 +119,14 @@ class _Band(NamedTuple):
 
 
 def _reason_against_mask(mask: Mask | None, target_length: int, source_length: int) -> str | None:
-    parts = _parts(mask)
+    parts = parts_of(mask)
     for part in parts:
-        if not isinstance(part, CausalMask | LocalMask | PaddingMask):
+        if not isinstance(part, WINDOW_MASKS):
             return (
                 "takes causal_mask(), local_mask(left, 0), padding_mask(...) and their"
                 f" conjunctions, and would store other masks as tables [T, S]; got {part}"
             )
-    left, right = _bounds(parts)
+    left, right = bounds_of(parts)
     if (left is not None or right is not None) and right != 0:
         return f"takes windows that end at the query's position; got left {left}, right {right}"
     padded = any(isinstance(part, PaddingMask) for part in parts)
@@ -130,44 +135,9 @@ def _reason_against_mask(mask: Mask | None, target_length: int, source_length: i
     return None
 
 
-def _parts(mask: Mask | None) -> list[Mask]:
-    """The masks whose conjunction is `mask`."""
-    if mask is None:
-        return []
-    if isinstance(mask, AndMask):
-        return [*_parts(mask.left), *_parts(mask.right)]
-    return [mask]
-
-
-def _bounds(parts: list[Mask]) -> tuple[int | None, int | None]:
-    """(left, right): query i sees i - left <= j <= i + right; None for no bound."""
-    causal = [part.offset for part in parts if isinstance(part, CausalMask)]
-    local = [part for part in parts if isinstance(part, LocalMask)]
-    left = [part.left for part in local if part.left is not None]
-    right = [part.right for part in local if part.right is not None]
-    return min(left, default=None), min([*causal, *right], default=None)
-
-
 def _band(options: Options, mask: Mask | None) -> _Band:
-    left, right = _bounds(_parts(mask))
+    left, right = bounds_of(parts_of(mask))
     return _Band(causal=right is not None, left=left, blocks=options.block_sizes)
-
-
-def _smallest_lengths(
-    mask: Mask | None, target_length: int, source_length: int
-) -> tuple[Array | None, Array | None]:
-    """(number of keys, number of queries) that padding leaves, int32 []; None without padding."""
-    padding = [part for part in _parts(mask) if isinstance(part, PaddingMask)]
-    if not padding:
-        return None, None
-    keys = [part.key_lengths for part in padding]
-    queries = [part.query_lengths for part in padding if part.query_lengths is not None]
-
-    def smallest(lengths: list[Array], most: int) -> Array:
-        in_range = [jnp.clip(length, 0, most).astype(jnp.int32) for length in lengths]
-        return functools.reduce(jnp.minimum, in_range, jnp.asarray(most, jnp.int32))
-
-    return smallest(keys, source_length), smallest(queries, target_length)
 
 
 def _used_tokens(

@@ -5,16 +5,21 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from attention_jax.pairwise.mask_algebra import AndMask
-from attention_jax.pairwise.masks import CausalMask, LocalMask, Mask, PaddingMask
+from attention_jax.implementations.window_masks import (
+    WINDOW_MASKS,
+    bounds_of,
+    parts_of,
+    smallest_lengths,
+)
+from attention_jax.pairwise.masks import Mask
 
 Array = jax.Array
 
 
 def reason_against_mask(mask: Mask | None) -> str | None:
     """Why the mask is not a window for each query; None if it is."""
-    for part in _parts(mask):
-        if not isinstance(part, CausalMask | LocalMask | PaddingMask):
+    for part in parts_of(mask):
+        if not isinstance(part, WINDOW_MASKS):
             return (
                 "takes causal_mask(...), local_mask(...), padding_mask(...) and their"
                 f" conjunctions; got {type(part).__name__}"
@@ -28,18 +33,14 @@ def windows(mask: Mask | None, target_length: int, source_length: int) -> Array:
     first = jnp.zeros(target_length, jnp.int32)
     end = jnp.full(target_length, source_length, jnp.int32)
     far = target_length + source_length  # a larger distance could overflow
-    for part in _parts(mask):
-        if isinstance(part, PaddingMask):
-            end = jnp.minimum(end, _length(part.key_lengths, source_length))
-            if part.query_lengths is not None:
-                exists = positions < _length(part.query_lengths, target_length)
-                end = jnp.where(exists, end, 0)
-            continue
-        left, right = _bounds(part)
-        if left is not None:
-            first = jnp.maximum(first, positions - min(left, far))
-        if right is not None:
-            end = jnp.minimum(end, positions + (max(min(right, far), -far) + 1))
+    left, right = bounds_of(parts_of(mask))
+    if left is not None:
+        first = jnp.maximum(first, positions - min(left, far))
+    if right is not None:
+        end = jnp.minimum(end, positions + (max(min(right, far), -far) + 1))
+    keys, queries = smallest_lengths(mask, target_length, source_length)
+    if keys is not None and queries is not None:
+        end = jnp.where(positions < queries, jnp.minimum(end, keys), 0)
     return jnp.stack([first, jnp.maximum(first, end)])
 
 
@@ -66,24 +67,3 @@ def visits(windows: Array, key_tiles: int, size: int) -> tuple[Array, Array]:
     of_keys = jnp.stack([jnp.argmax(visited, axis=0), last], axis=1)
     of_keys = jnp.where(visited.any(0)[:, None], of_keys, 0)
     return jnp.stack([first, end], axis=1).astype(jnp.int32), of_keys.astype(jnp.int32)
-
-
-def _parts(mask: Mask | None) -> list[Mask]:
-    """The masks whose conjunction is `mask`."""
-    if mask is None:
-        return []
-    if isinstance(mask, AndMask):
-        return [*_parts(mask.left), *_parts(mask.right)]
-    return [mask]
-
-
-def _bounds(mask: Mask) -> tuple[int | None, int | None]:
-    """(left, right): query i sees i - left <= j <= i + right; None for no bound."""
-    if isinstance(mask, CausalMask):
-        return None, mask.offset
-    assert isinstance(mask, LocalMask)
-    return mask.left, mask.right
-
-
-def _length(length: Array, most: int) -> Array:
-    return jnp.clip(length, 0, most).astype(jnp.int32)
