@@ -126,7 +126,7 @@ def _reason_against_mask(mask: Mask | None, target_length: int, source_length: i
                 "takes causal_mask(), local_mask(left, 0), padding_mask(...) and their"
                 f" conjunctions, and would store other masks as tables [T, S]; got {part}"
             )
-    left, right = bounds_of(parts)
+    left, right = bounds_of(mask)
     if (left is not None or right is not None) and right != 0:
         return f"takes windows that end at the query's position; got left {left}, right {right}"
     padded = any(isinstance(part, PaddingMask) for part in parts)
@@ -136,7 +136,7 @@ def _reason_against_mask(mask: Mask | None, target_length: int, source_length: i
 
 
 def _band(options: Options, mask: Mask | None) -> _Band:
-    left, right = bounds_of(parts_of(mask))
+    left, right = bounds_of(mask)
     return _Band(causal=right is not None, left=left, blocks=options.block_sizes)
 
 

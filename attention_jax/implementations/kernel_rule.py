@@ -1,4 +1,4 @@
-"""Attention by the kernels of a chip: derivatives and types that all such kernels share.
+"""The derivative rule of the Pallas kernels, for TPUs and for GPUs.
 
 Reverse mode is a kernel too. All other derivatives are those of `plain_tiles`, in float32.
 """
@@ -32,7 +32,7 @@ class KernelPlan:
     output_dtype: Any
 
 
-def attention_by(
+def attention_by_kernels(
     forward: Callable[[KernelPlan, Arrays, Constants], FinalRows],
     backward: Callable[[KernelPlan, Residuals, Results], Arrays],
 ) -> Callable[[KernelPlan, Arrays, Constants], Results]:

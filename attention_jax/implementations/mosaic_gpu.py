@@ -31,7 +31,7 @@ from attention_jax.implementations import (
     tiling,
 )
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
-from attention_jax.implementations.kernel_rule import KernelPlan, attention_by
+from attention_jax.implementations.kernel_rule import KernelPlan, attention_by_kernels
 from attention_jax.implementations.mosaic_gpu_kernels import Shared, Side
 from attention_jax.implementations.mosaic_gpu_registers import ROWS
 from attention_jax.implementations.tiled import Residuals
@@ -101,7 +101,7 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
     return mask_reason and f"it {mask_reason}"
 
 
-# --- the two passes ---
+# --- the two passes, of which `attend_tiles` is made below ---
 
 
 class Operands(NamedTuple):
@@ -198,4 +198,4 @@ def _row_terms(rows: FinalRows, cotangents: Any) -> tuple[Array, Array, Array]:
     return numbers.reshape(len(numbers), -1), doutput / divisor[..., None], drows.reshape(-1)
 
 
-attend_tiles = attention_by(_forward, _backward)
+attend_tiles = attention_by_kernels(_forward, _backward)

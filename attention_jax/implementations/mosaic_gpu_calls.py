@@ -66,7 +66,7 @@ def shared_memory(features: int, value_dim: int) -> int:
 
 def _run(call: Callable[..., Any], arrays: Any, *static: Any) -> Any:
     leaves, structure = jax.tree.flatten(arrays)
-    interpret = _interpret_params()
+    interpret = _gpu_interpret_params()
     function = _function_of_leaves(call, structure, static, interpret)
     if interpret is not None:
         return on_host(function)(*leaves)
@@ -207,7 +207,7 @@ def _call(
 # --- where the kernels run ---
 
 
-def _interpret_params() -> Any:
+def _gpu_interpret_params() -> Any:
     """The parameters under `force_gpu_interpret_mode`, on any device; None outside."""
     params = interpret_params()
     return params if type(params).__name__ == "InterpretGPUParams" else None

@@ -33,7 +33,7 @@ def windows(mask: Mask | None, target_length: int, source_length: int) -> Array:
     first = jnp.zeros(target_length, jnp.int32)
     end = jnp.full(target_length, source_length, jnp.int32)
     far = target_length + source_length  # a larger distance could overflow
-    left, right = bounds_of(parts_of(mask))
+    left, right = bounds_of(mask)
     if left is not None:
         first = jnp.maximum(first, positions - min(left, far))
     if right is not None:

@@ -25,7 +25,7 @@ from attention_jax.implementations import mosaic_tpu_kernels as kernels
 from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
 from attention_jax.implementations import tile_arrays, tiled, tiling
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
-from attention_jax.implementations.kernel_rule import KernelPlan, attention_by
+from attention_jax.implementations.kernel_rule import KernelPlan, attention_by_kernels
 from attention_jax.implementations.mosaic_tpu_calls import (
     lowering_settings,
     run_backward,
@@ -145,7 +145,7 @@ def _without_float16(arrays: Arrays) -> Arrays:
     )
 
 
-# --- the two passes ---
+# --- the two passes, of which `attend_tiles` is made below ---
 
 
 def _forward(plan: KernelPlan, arrays: Arrays, constants: Constants) -> FinalRows:
@@ -252,4 +252,4 @@ def _or_zeros(zeros: Any, gradients: Any) -> Any:
     )
 
 
-attend_tiles = attention_by(_forward, _backward)
+attend_tiles = attention_by_kernels(_forward, _backward)

@@ -1,4 +1,7 @@
-"""Conjunctions of causal, local and padding masks, read as windows of consecutive keys."""
+"""Conjunctions of causal, local and padding masks, read as windows of consecutive keys.
+
+Other masks in a conjunction are passed over: refuse them first.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,9 @@ def parts_of(mask: Mask | None) -> list[Mask]:
     return [mask]
 
 
-def bounds_of(parts: list[Mask]) -> tuple[int | None, int | None]:
+def bounds_of(mask: Mask | None) -> tuple[int | None, int | None]:
     """(left, right): query i sees i - left <= j <= i + right; None for no bound."""
+    parts = parts_of(mask)
     causal = [part.offset for part in parts if isinstance(part, CausalMask)]
     local = [part for part in parts if isinstance(part, LocalMask)]
     left = [part.left for part in local if part.left is not None]

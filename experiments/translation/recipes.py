@@ -139,12 +139,13 @@ class Recipe:
 
 
 SMALL = Recipe(steps=50, checkpoint_every=25, warmup_steps=6, vocabulary_size=330, dim=16, layers=1)
-# For at most 10, 20 and 60 minutes on 2 CPU cores, with compilation and validation: the middle one
-# with every score, short and long with scaled dot. Batches with additive take longer.
+# For at most 10, 20 and 60 minutes on 2 fast CPU cores, with compilation and validation: the middle
+# one with every score, the others with scaled dot.
 SHORT = Recipe(
     steps=4000, checkpoint_every=2000, warmup_steps=500, dropout_rate=0.1,
     attention_dropout_rate=0.0, buckets=6,
 )  # fmt: skip
 MIDDLE = Recipe(steps=7000, checkpoint_every=1400, dropout_rate=0.2, attention_dropout_rate=0.0)
 LONG = Recipe(steps=27000, checkpoint_every=3000, dropout_rate=0.2, attention_dropout_rate=0.0)
+# A batch with additive takes longer, so there are fewer.
 LONG_ADDITIVE = dataclasses.replace(LONG, steps=20000, checkpoint_every=2500)

@@ -14,8 +14,10 @@ FOLDER holds Multi30K's raw files, train.de.gz, train.en.gz, val.*, test_2016_fl
 data/task1/raw of github.com/multi30k/dataset; they are not part of this project. Encoder, decoder,
 self attention (scaled dot), subwords, batches and seeds are the same: only the score between
 decoder and encoder differs. All scores get the same batches; the second is also trained with as
-many batches as take the minutes of the first. `scripts/benchmark.py --benchmarks translation`
-measures the times. Each training has one seed: translation_seeds.py says how much seeds differ.
+many batches as take the minutes that the first took. Give each training as many cores as the
+others. `scripts/benchmark.py --benchmarks translation` measures the times. Each training has one
+seed: translation_seeds.py says how much seeds differ. What is trained once is found again in the
+run folder, if FOLDER is spelt the same way.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-import jax
 import tyro
 
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.translation.translate import Translator, align
+from attention_jax.training.loop import LoopConfig
 from experiments.experiment import JSON, ScoreNames, run_experiment
 from experiments.translation.recipes import MIDDLE, SMALL, SMALL_CORPUS, Corpus, Recipe
 from experiments.translation.translation_attention import (
@@ -46,10 +48,11 @@ from experiments.translation.translation_scores import bootstrapped
 from experiments.translation.translation_trainings import (
     SEARCHES,
     Training,
-    tested,
+    minutes_of,
+    scores_of_tests,
     trained_translator,
     training_of,
-    validations,
+    training_record,
 )
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
@@ -64,8 +67,8 @@ class Config:
         recipe: settings of every training.
         scores: scores of the cross attention, two or more; the others are compared with the first.
         seed: of all trainings.
-        steps_in_equal_minutes: batches of the second score in the minutes of the first; 0 to leave
-            this training out. A batch took 137 ms with additive and 100 ms with scaled.
+        equal_minutes: also trains the second score with fewer batches, which take the minutes that
+            the first has taken.
         drawn: indices of the test sentences to draw.
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
@@ -74,7 +77,7 @@ class Config:
     recipe: Annotated[Recipe, tyro.conf.OmitArgPrefixes] = MIDDLE
     scores: ScoreNames = ("scaled", "additive", "general", "dot")
     seed: int = 0
-    steps_in_equal_minutes: int = 5100
+    equal_minutes: bool = True
     drawn: tuple[int, ...] = (0, 4)
     workdir: Path = Path("runs/translation_comparison")
 
@@ -82,32 +85,31 @@ class Config:
         if len(self.scores) < 2 or len(set(self.scores)) != len(self.scores):
             raise ValueError(f"scores must be two or more, each once; got {self.scores}")
         check_integer("seed", self.seed, 0)
-        check_integer("steps_in_equal_minutes", self.steps_in_equal_minutes, 0)
         for score in self.scores:  # wrong settings fail before the data are read
             self.recipe.training(None, score)
         check_folder("workdir", self.workdir)
 
     def trainings(self) -> dict[str, Training]:
-        """Returns the training of each arm."""
-        arms = {
+        """Returns the training of each score."""
+        return {
             score: training_of(self.workdir, self.corpus, self.recipe, score, self.seed)
             for score in self.scores
         }
-        if self.steps_in_equal_minutes:
-            score = self.scores[1]
-            recipe = dataclasses.replace(self.recipe, steps=self.steps_in_equal_minutes)
-            workdir = self.workdir / "equal_minutes"
-            arms[f"{score}, equal minutes"] = training_of(
-                workdir, self.corpus, recipe, score, self.seed
-            )
-        return arms
+
+    def training_in_equal_minutes(self) -> Training:
+        """Returns a training of the second score in the minutes of the first; both have trained."""
+        minutes = [minutes_of(training.workdir) for training in self.trainings().values()][:2]
+        in_one_call = LoopConfig.log_every
+        steps = int(self.recipe.steps * minutes[0] / minutes[1] / in_one_call) * in_one_call
+        recipe = dataclasses.replace(self.recipe, steps=max(steps, in_one_call))
+        folder = self.workdir / "equal_minutes"
+        return training_of(folder, self.corpus, recipe, self.scores[1], self.seed)
 
 
 QUICK = Config(
     corpus=SMALL_CORPUS,
     recipe=SMALL,
     scores=("scaled", "additive"),
-    steps_in_equal_minutes=25,
     drawn=(0,),
 )
 
@@ -125,22 +127,26 @@ def run(config: Config) -> JSON:
     arms: JSON = {}
     pairs: dict[str, list[Seen]] = {}
     answers: dict[str, list[str]] = {}
-    for arm, training in config.trainings().items():
+
+    def measure(arm: str, training: Training) -> None:
         translator = trained_translator(training)
-        found, systems = tested([translator], tests)
-        answers[arm] = systems[config.corpus.tests[0], "4 beams"][0]
+        scores, translations = scores_of_tests([translator], tests)
+        (answers[arm],) = translations[config.corpus.tests[0], "4 beams"]
         pairs[arm] = attentions(translator, text)
+        drawn = sentences if arm in config.scores[:2] else []
         arms[arm] = {
-            "training": validations([training]),
-            "tests": found,
+            "training": training_record([training]),
+            "tests": scores,
             "heads": heads(pairs[arm]),
             "rollout": rollouts(pairs[arm]),
-            "drawn": [
-                _drawn(translator, sentence) for sentence in sentences if arm in config.scores[:2]
-            ],
+            "drawn": [_drawn(translator, sentence) for sentence in drawn],
         }
-        jax.clear_caches()  # of programs: Linux gives a process no more than 65,530 memory maps
+
+    for score, training in config.trainings().items():
+        measure(score, training)
     first, *others = config.scores
+    if config.equal_minutes:
+        measure(f"{others[0]}, equal minutes", config.training_in_equal_minutes())
     return {
         "arms": arms,
         "agreement": {

@@ -10,8 +10,9 @@ from experiments.experiment import JSON
 from experiments.score_colors import score_indices
 
 CAPTIONS = {
-    "translation_training": "Validation of translators trained with the same batches: negative"
-    " log-likelihood in nats per subword, and BLEU of greedy translations.",
+    "translation_training": "Validation of translators that differ in the score of their cross"
+    " attention, or in the number of batches: negative log-likelihood in nats per subword, and"
+    " BLEU of greedy translations.",
     "translation_heatmaps": "Cross attention of the decoder while it translates the same sentences:"
     " means over layers and heads, two scores side by side.",
     "translation_heads": "Every head of the cross attention: how much it aligns, the mean of its"

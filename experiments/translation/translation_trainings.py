@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import jax
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.scores import score_folder
@@ -23,6 +26,9 @@ from experiments.translation.recipes import Corpus, Recipe
 from experiments.translation.translation_scores import scored
 
 SEARCHES = {"greedy": Search(), "4 beams": Search(beams=4)}
+# The least BLEU, written before the runs: by search for scaled dot, and how much lower others are.
+LEAST = {"greedy": 37.0, "4 beams": 38.0}
+MOST_BEHIND = 2.0
 
 
 class Training(NamedTuple):
@@ -40,17 +46,22 @@ def training_of(workdir: Path, corpus: Corpus, recipe: Recipe, score: str, seed:
 
 def trained_translator(training: Training) -> Translator:
     """Trains, unless the run is there and finished, and returns the translator."""
+    # Linux gives a process no more than 65,530 memory maps: the last training's programs can go.
+    jax.clear_caches()
     trained = train_run(TRANSLATION, training.settings, training.workdir, resume=True)
     exit_if_interrupted(trained.interrupted)
     return translator_of(trained)
 
 
-def validations(trainings: Sequence[Training]) -> JSON:
-    """Returns validations and minutes, a number for each training."""
+def minutes_of(workdir: Path) -> float:
+    """Returns how long a run has trained, with compilation and validation."""
+    return sum(float(line["seconds"]) for line in read_lines(workdir / "timing.jsonl")) / 60
+
+
+def training_record(trainings: Sequence[Training]) -> JSON:
+    """Returns validations, minutes, steps and commits, a number for each training."""
     by_seed = [read_lines(workdir / "validation.jsonl") for workdir, _ in trainings]
-    sessions = [read_lines(workdir / "timing.jsonl") for workdir, _ in trainings]
     names = ("negative_log_likelihood", "bleu")
-    minutes = [round(sum(session["seconds"] for session in one) / 60, 1) for one in sessions]
     return {
         "validated": [line["step"] for line in by_seed[0]],
         **{
@@ -59,11 +70,15 @@ def validations(trainings: Sequence[Training]) -> JSON:
             ]
             for name in names
         },
-        "minutes": minutes,
+        "steps": trainings[0].settings.loop.steps,
+        "minutes": [round(minutes_of(workdir), 1) for workdir, _ in trainings],
+        "git_commits": [
+            json.loads((workdir / "env.json").read_text())["git_commit"] for workdir, _ in trainings
+        ],
     }
 
 
-def tested(
+def scores_of_tests(
     translators: Sequence[Translator], tests: Mapping[str, ParallelText]
 ) -> tuple[JSON, dict[tuple[str, str], list[list[str]]]]:
     """Translates test sets with every search.
@@ -72,11 +87,12 @@ def tested(
         scores by test set and search, a number for each translator (see `scored`); and the
         translations of each translator by (test set, search).
     """
-    found: JSON = {}
-    systems = {}
+    scores: JSON = {}
+    translations = {}
     for split, text in tests.items():
-        found[split] = {}
+        scores[split] = {}
         for name, search in SEARCHES.items():
-            systems[split, name] = [translate(one, text.source, search) for one in translators]
-            found[split][name] = scored(systems[split, name], text.target)
-    return found, systems
+            by_seed = [translate(translator, text.source, search) for translator in translators]
+            scores[split][name] = scored(by_seed, text.target)
+            translations[split, name] = by_seed
+    return scores, translations

@@ -1,9 +1,10 @@
-"""core/backend.py: the device of `jax.default_device`, and generations of GPUs."""
+"""core/backend.py: the default device, generations of GPUs, and interpreted kernels."""
 
 import types
 
 import jax
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from attention_jax.core import backend
 
@@ -33,3 +34,10 @@ def test_without_a_gpu_nothing_is_known_of_it(monkeypatch):
     assert backend.nvidia_generation() is None
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # compiled for one that is not there
     assert backend.nvidia_generation() is None
+
+
+def test_kernels_are_interpreted_where_the_caller_says_so():
+    assert backend.interpret_params() is None
+    with pltpu.force_tpu_interpret_mode():
+        assert backend.interpret_params() is not None
+    assert backend.interpret_params() is None
