@@ -90,8 +90,9 @@ def assert_within(got, expected, forward, backward):
             array = np.asarray(array).astype(np.float64)
             np.testing.assert_array_equal(np.isfinite(array), np.isfinite(other), err_msg=name)
             array, other = (np.where(np.isfinite(other), side, 0) for side in (array, other))
-            error = np.abs(array - other).max()
-            assert error <= bound * np.abs(other).max(), f"{name} {number}: error {error:.3g}"
+            error, scale = np.abs(array - other).max(), np.abs(other).max()
+            scale = max(scale, 1e-6)  # rows that are one-hot to float32 have entropies of 1e-8 nats
+            assert error <= bound * scale, f"{name} {number}: error {error:.3g}"
 
 
 def compare(mask, arrays, doutput, score, forward=2e-6, backward=2e-5, statistics=True):
