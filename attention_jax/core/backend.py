@@ -31,7 +31,8 @@ def nvidia_generation() -> float | None:
 
     None if JAX sees no GPU: a program is then compiled for one that is not there.
     """
-    if jax.default_backend() != "gpu" or not (gpus := _gpus()):
+    gpus = [device for device in jax.devices() if device.platform == "gpu"]
+    if jax.default_backend() != "gpu" or not gpus:
         return None
     try:
         return float(gpus[0].compute_capability)
@@ -42,7 +43,3 @@ def nvidia_generation() -> float | None:
 def interpret_params() -> Any:
     """What `force_tpu_interpret_mode` or `force_gpu_interpret_mode` was given; None outside."""
     return config.pallas_tpu_interpret_mode_context_manager.value
-
-
-def _gpus() -> list[jax.Device]:
-    return [device for device in jax.devices() if device.platform == "gpu"]
