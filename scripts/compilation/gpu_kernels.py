@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import attention_jax as aj
 from attention_jax.core.one_line import one_line
 from compilation import h100, targets
-from compilation.tables import Rows
+from compilation.tables import Rows, target_row
 
 SIZES = {"batch": 2, "length": 2048, "features": 128, "values": 64}
 CUDNN_SCORES = ("dot", "scaled", "general", "cosine", "distance")
@@ -89,9 +89,7 @@ def targets_of(found: Rows) -> Rows:
     checks: Rows = []
 
     def add(claim: str, what: str, target: float, number: float) -> None:
-        met = "yes" if number <= target else "MISS"
-        row = {"claim": claim, "what": what, "target": f"at most {target:g}", "found": number}
-        checks.append({**row, "met": met})
+        checks.append(target_row(claim, what, target, number))
 
     for row in found:
         if "registers" in row:

@@ -119,14 +119,20 @@ def _bundles_of_pairs(kernel: dict[str, Any], tile: tuple[int, int]) -> float:
     return of_tile * _REGISTER / math.prod(tile) + _FEATURES * of_features
 
 
+def target_row(claim: str, what: str, most: float, number: float) -> dict[str, Any]:
+    """A number that was to be at most so much, and whether it is."""
+    met = "yes" if number <= most else "MISS"
+    return {
+        "claim": claim, "what": what, "target": f"at most {most:g}", "found": number, "met": met,
+    }  # fmt: skip
+
+
 def targets(rows: Rows) -> Rows:
     """The targets, which were set before anything was compiled, and whether they are met."""
     found: Rows = []
 
     def add(claim: str, what: str, target: float, number: float) -> None:
-        met = "yes" if number <= target else "MISS"
-        row = {"claim": claim, "what": what, "target": f"at most {target:g}", "found": number}
-        found.append({**row, "met": met})
+        found.append(target_row(claim, what, target, number))
 
     for chip in ("v5e", "v6e"):
         ours, peer = (
