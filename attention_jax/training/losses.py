@@ -112,10 +112,16 @@ def output_cross_entropy(
         logits = einsum("...md,dv->...mv", features, kernel).astype(dtype)
         if bias is not None:
             logits = logits + jnp.broadcast_to(bias.astype(dtype), logits.shape)
-        log_p = jax.nn.log_softmax(logits)
-        nats = -jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
-        smoothed = (1 - smoothing) * nats - smoothing * jnp.mean(log_p, axis=-1)
-        correct = (-nats >= jnp.max(log_p, axis=-1)).astype(dtype)
+        # No logit is above 0 from here on, so that exp cannot overflow.
+        logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+        # The gradient of an indexed read would scatter into an array of zeros.
+        is_target = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
+        target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+        logsumexp = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
+        nats = logsumexp - target_logit
+        mean_logit = jnp.mean(logits, axis=-1)
+        smoothed = logsumexp - (1 - smoothing) * target_logit - smoothing * mean_logit
+        correct = (target_logit >= 0).astype(dtype)
         return CrossEntropySums(
             *(jnp.sum(jnp.where(real, x, 0)) for x in (smoothed, nats, correct))
         )
