@@ -42,9 +42,9 @@ def _at_level(function: Callable[..., Any], level: int) -> Callable[..., Any]:
     def call(*args: Array) -> Any:
         # XLA cannot call a partitioned function where only some axes of a mesh are manual.
         if level == 0 or jax.sharding.get_abstract_mesh().manual_axes:
-            return _over_batch(function, level, *args)
+            return _over_batch(function, level)(*args)
         batched = tuple(tuple(size != 1 for size in arg.shape[:level]) for arg in args)
-        results = jax.eval_shape(functools.partial(_over_batch, function, level), *args)
+        results = jax.eval_shape(_over_batch(function, level), *args)
         ndims = tuple(arg.ndim for arg in args)
         result_ndims = tuple(result.ndim for result in jax.tree.leaves(results))
         return _partitioned(function, level, batched, ndims, result_ndims)(*args)
@@ -60,15 +60,23 @@ def _at_level(function: Callable[..., Any], level: int) -> Callable[..., Any]:
     return call
 
 
-def _over_batch(function: Callable[..., Any], level: int, *args: Array) -> Any:
-    if level == 0:
-        return function(*args)
-    inner = functools.partial(_over_batch, function, level - 1)
-    in_axes = tuple(None if arg.shape[0] == 1 else 0 for arg in args)  # size 1: shared
-    args = tuple(arg[0] if axis is None else arg for arg, axis in zip(args, in_axes, strict=True))
-    if all(axis is None for axis in in_axes):
-        return jax.tree.map(lambda result: result[None], inner(*args))
-    return jax.vmap(inner, in_axes=in_axes)(*args)
+@functools.cache
+def _over_batch(function: Callable[..., Any], level: int) -> Callable[..., Any]:
+    """`function` of arrays with `level` batch axes; jitted, so that JAX traces it once for all
+    the times that a loop around it is traced and batched."""
+
+    def over_axes(axes: int, *args: Array) -> Any:
+        if axes == 0:
+            return function(*args)
+        inner = functools.partial(over_axes, axes - 1)
+        in_axes = tuple(None if arg.shape[0] == 1 else 0 for arg in args)  # size 1: shared
+        pairs = zip(args, in_axes, strict=True)
+        args = tuple(arg[0] if axis is None else arg for arg, axis in pairs)
+        if all(axis is None for axis in in_axes):
+            return jax.tree.map(lambda result: result[None], inner(*args))
+        return jax.vmap(inner, in_axes=in_axes)(*args)
+
+    return jax.jit(functools.partial(over_axes, level))
 
 
 @functools.cache
@@ -80,7 +88,7 @@ def _partitioned(
     result_ndims: tuple[int, ...],
 ) -> Callable[..., Any]:
     """The function with a rule for XLA: only batch axes may be sharded."""
-    over_batch = functools.partial(_over_batch, function, level)
+    over_batch = _over_batch(function, level)
     partitioned = custom_partitioning(over_batch)
 
     def on_one_device(*args: Array) -> Any:
