@@ -36,6 +36,7 @@ SUBJECTS = {
         "translation_budget_additive",
         "translation_comparison",
         "translation_seeds",
+        "translation_settings",
     ),
 }
 FOLDER = Path(__file__).parent

@@ -6,8 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from attention_jax.nn.seq2seq_config import Tie
 from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
-from attention_jax.tasks.translation.task import MODEL, TranslationConfig
+from attention_jax.tasks.translation.task import MODEL, Schedule, TranslationConfig
 from attention_jax.training.loop import LoopConfig
 
 
@@ -84,6 +85,9 @@ class Recipe:
         dropout_rate: see `BlockConfig`.
         attention_dropout_rate: see `BlockConfig`.
         learning_rate: Adam's highest rate.
+        schedule: how the rate falls, see `TranslationConfig`.
+        label_smoothing: see `output_cross_entropy`.
+        tied_embeddings: see `Seq2SeqConfig`.
         batch_tokens: most subwords of a batch, both sides and padding included.
         buckets: most shapes of batches.
         vocabulary_size: number of joint subwords.
@@ -98,6 +102,9 @@ class Recipe:
     dropout_rate: float = MODEL.block.dropout_rate
     attention_dropout_rate: float | None = MODEL.block.attention_dropout_rate
     learning_rate: float = TranslationConfig.learning_rate
+    schedule: Schedule = "cosine"
+    label_smoothing: float = TranslationConfig.label_smoothing
+    tied_embeddings: Tie = MODEL.tied_embeddings
     batch_tokens: int = TranslationConfig.batch_tokens
     buckets: int = TranslationConfig.buckets
     vocabulary_size: int = TranslationConfig.vocabulary_size
@@ -123,6 +130,7 @@ class Recipe:
             decoder_layers=self.layers,
             dropout_rate=self.dropout_rate,
             attention_dropout_rate=self.attention_dropout_rate,
+            tied_embeddings=self.tied_embeddings,
         )
         loop = LoopConfig(
             seeds=1, first_seed=seed, steps=self.steps, log_every=25,
@@ -132,7 +140,8 @@ class Recipe:
             **files,
             model=model,
             loop=loop,
-            schedule="cosine",
+            schedule=self.schedule,
+            label_smoothing=self.label_smoothing,
             warmup_steps=self.warmup_steps,
             learning_rate=self.learning_rate,
             batch_tokens=self.batch_tokens,
