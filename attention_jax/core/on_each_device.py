@@ -62,13 +62,13 @@ def _at_level(function: Callable[..., Any], level: int) -> Callable[..., Any]:
 
 @functools.cache
 def _over_batch(function: Callable[..., Any], level: int) -> Callable[..., Any]:
-    """`function` of arrays with `level` batch axes; jitted, so that JAX traces it once for all
-    the times that a loop around it is traced and batched."""
+    """`function` of arrays with `level` batch axes, jitted: JAX traces it once for many loops."""
+    if level == 0:
+        return jax.jit(function)
+    inner = _over_batch(function, level - 1)
 
-    def over_axes(axes: int, *args: Array) -> Any:
-        if axes == 0:
-            return function(*args)
-        inner = functools.partial(over_axes, axes - 1)
+    @jax.jit
+    def over_axis(*args: Array) -> Any:
         in_axes = tuple(None if arg.shape[0] == 1 else 0 for arg in args)  # size 1: shared
         pairs = zip(args, in_axes, strict=True)
         args = tuple(arg[0] if axis is None else arg for arg, axis in pairs)
@@ -76,7 +76,7 @@ def _over_batch(function: Callable[..., Any], level: int) -> Callable[..., Any]:
             return jax.tree.map(lambda result: result[None], inner(*args))
         return jax.vmap(inner, in_axes=in_axes)(*args)
 
-    return jax.jit(functools.partial(over_axes, level))
+    return over_axis
 
 
 @functools.cache

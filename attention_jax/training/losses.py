@@ -82,7 +82,7 @@ def output_cross_entropy(
         features: float [*B, M, D].
         kernel: float [D, V].
         bias: float [V], or None.
-        targets: int [*B, M], 0 to V - 1.
+        targets: int [*B, M], 0 to V - 1; another number makes the loss NaN.
         real: bool [*B, M], False for padding, which contributes to no sum and gets no gradient.
         label_smoothing: 0 <= s < 1.
 
@@ -117,6 +117,8 @@ def output_cross_entropy(
         # The gradient of an indexed read would scatter into an array of zeros.
         is_target = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
         target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+        exists = (targets >= 0) & (targets < logits.shape[-1])
+        target_logit = jnp.where(exists, target_logit, jnp.nan)
         logsumexp = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
         nats = logsumexp - target_logit
         mean_logit = jnp.mean(logits, axis=-1)

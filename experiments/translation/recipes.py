@@ -53,10 +53,14 @@ class Corpus:
         languages = (self.source_language, self.target_language)
         return read_parallel_text(*(self.path(split, language) for language in languages))
 
-    def missing(self) -> str:
-        """Returns which file is missing, and where to get it; "" if all are there."""
+    def missing(self, *, tests: bool = True) -> str:
+        """Returns which file is missing, and where to get it; "" if all are there.
+
+        Args:
+            tests: whether the test sets are needed.
+        """
         try:
-            for split in ("train", self.validation, *self.tests):
+            for split in ("train", self.validation, *(self.tests if tests else ())):
                 self.text(split)
         except ValueError as error:
             return str(error)

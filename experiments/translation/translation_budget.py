@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import jax
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
@@ -37,6 +36,7 @@ from experiments.translation.translation_scores import bootstrapped, scored, sec
 from experiments.translation.translation_trainings import (
     Training,
     minutes_of,
+    parameters_of,
     trained_translator,
 )
 
@@ -133,7 +133,7 @@ def train_and_test(config: Budget) -> JSON:
         translator = trained_translator(training)
         recipes[name] = {
             **_training(workdir),
-            "parameters": sum(int(leaf.size) for leaf in jax.tree.leaves(translator.params)),
+            "parameters": parameters_of(translator),
             "tests": {},
             "seconds_of_search": {},
         }

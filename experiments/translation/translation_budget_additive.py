@@ -8,9 +8,9 @@ Expected: what translation_budget.py asks of scaled dot after an hour: detokenis
           least 39 greedy and 40.5 with 4 beams; 1,000 sentences with 4 beams in 20 seconds.
 
 FOLDER holds Multi30K's raw files (see translation_budget.py), the test sets of 2017 and 2018 too;
-`--tests test_2016_flickr` does without these. A batch takes longer than with scaled
-dot: 20,000 batches, with a validation every 2,500, take about as long as the 27,000 of that recipe.
-All other settings are the same.
+`--tests test_2016_flickr` does without these. A batch takes longer than with scaled dot: 20,000
+batches, with a validation every 2,500, take about as long as the 27,000 of that recipe. All other
+settings are the same.
 """
 
 from __future__ import annotations

@@ -6,9 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from attention_jax.tasks.translation.evaluation import score_translations
 from attention_jax.tasks.translation.parallel_text import ParallelText
 from attention_jax.tasks.translation.translate import Search, Translator, translate
+from attention_jax.training.metrics import mean_and_deviation
 from experiments.experiment import JSON
 
 _RESAMPLES = 1000  # of the sentences of a test set
@@ -22,6 +25,14 @@ def scored(by_seed: Sequence[Sequence[str]], references: Sequence[str]) -> JSON:
         "chrf": [round(one.chrf, 4) for one in scores],
         "signatures": [scores[0].bleu_signature, scores[0].chrf_signature],
     }
+
+
+def over_seeds(by_seed: Sequence[float] | np.ndarray) -> str:
+    """Returns "mean ± standard deviation", or the number of a single seed."""
+    if len(by_seed) == 1:
+        return f"{by_seed[0]:.1f}"
+    mean, deviation = mean_and_deviation(by_seed)
+    return f"{mean:.1f} ± {deviation:.1f}"
 
 
 def bootstrapped(systems: Mapping[str, Sequence[str]], references: Sequence[str]) -> JSON:

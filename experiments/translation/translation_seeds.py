@@ -1,14 +1,15 @@
 """How far apart are translators with additive and scaled dot cross attention, over seeds?
 
-Source:   day 11, exercise E11.3; Multi30K (Elliott et al. 2016).
+Source:   day 11, exercise E11.3; Multi30K (Elliott et al. 2016), its test sets of 2017 (Elliott et
+          al. 2017) and 2018 (Barrault et al. 2018).
 Command:  .venv/bin/python -m experiments.translation.translation_seeds --data FOLDER
 Time:     80 to 150 minutes on 2 CPU cores; after translation_comparison.py, two thirds of it.
 Expected: as in translation_comparison.py, for means over three seeds: detokenised BLEU of at least
           37 greedy and 38 with 4 beams for scaled dot, and 35 and 36 for additive. With 4 beams the
           mean over seeds is 0 to 2 higher for scaled dot. The standard deviation over seeds is at
-          most 1 BLEU. On the test sets of later years, whose captions and photographs come from
-          other sources, BLEU with 4 beams is at most 10 (2017, Flickr) and 13 (2017, COCO; 2018,
-          Flickr) lower than on that of 2016, and again 0 to 2 higher for scaled dot.
+          most 1 BLEU. On the later test sets, whose photographs and captions are others, BLEU with
+          4 beams is at most 10 (2017, Flickr) and 13 (2017, COCO; 2018, Flickr) lower than on that
+          of 2016, and again 0 to 2 higher for scaled dot.
 
 FOLDER holds Multi30K's raw files (see translation_comparison.py), the test sets of 2017 and 2018
 too; `--tests test_2016_flickr` does without these. Trainings are those of
@@ -20,7 +21,7 @@ short-term memory, Britz et al. 2017 found additive attention ahead of unscaled 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,7 @@ from experiments.translation.recipes import (
     Corpus,
     Recipe,
 )
+from experiments.translation.translation_scores import over_seeds
 from experiments.translation.translation_trainings import (
     LEAST,
     MOST_BEHIND,
@@ -57,9 +59,9 @@ CAPTIONS = {
     "translation_seeds": "BLEU of each seed on the test set, with greedy search and with 4 beams."
 }
 SCORES = ("scaled", "additive")
-# Written before the runs.
-MOST_DEVIATION = 1.0  # of BLEU, over seeds
-# How much lower BLEU is on the test set of another year than on the first, at most.
+MOST_DEVIATION = 1.0  # of BLEU, over seeds; written before the trainings
+# How much lower BLEU is on a later test set than on the first, at most; written before any model
+# had translated them.
 MOST_LOWER = {"test_2017_flickr": 10.0, "test_2017_mscoco": 13.0, "test_2018_flickr": 13.0}
 
 
@@ -189,20 +191,20 @@ def _by_seed(numbers: JSON) -> Iterator[str]:
         for search in SEARCHES:
             by_seed = scores[score]["tests"][split][search]
             cells = [f"{bleu:.1f}" for bleu in by_seed["bleu"]]
-            cells += [_over_seeds(by_seed[metric]) for metric in ("bleu", "chrf")]
+            cells += [over_seeds(by_seed[metric]) for metric in ("bleu", "chrf")]
             yield f"| {score}, {search} | {' | '.join(cells)} |"
     for search in SEARCHES:
         ahead = _ahead(numbers, split, search)
         cells = [f"{difference:+.1f}" for difference in ahead]
-        yield f"| scaled - additive, {search} | {' | '.join(cells)} | {_over_seeds(ahead)} | |"
+        yield f"| scaled - additive, {search} | {' | '.join(cells)} | {over_seeds(ahead)} | |"
 
 
 def _by_test(numbers: JSON) -> Iterator[str]:
     yield "| test set, 4 beams | sentences | scaled | additive | scaled - additive |"
     yield "| --- | --- | --- | --- | --- |"
     for split in numbers["config"]["corpus"]["tests"]:
-        cells = [_over_seeds(_bleu(numbers, score, split)) for score in SCORES]
-        cells.append(_over_seeds(_ahead(numbers, split)))
+        cells = [over_seeds(_bleu(numbers, score, split)) for score in SCORES]
+        cells.append(over_seeds(_ahead(numbers, split)))
         yield f"| {split} | {numbers['sentences'][split]:,} | {' | '.join(cells)} |"
 
 
@@ -215,14 +217,10 @@ def _notes(numbers: JSON) -> Iterator[str]:
     ]
     yield (
         f"Minutes of training, on the cores that each had: {'; '.join(minutes)}. "
-        "Deviations are standard deviations over seeds (n - 1). For each seed, both scores train on"
+        "Deviations are standard deviations over seeds (n - 1); they say nothing about how much"
+        " other test sentences would differ. For each seed, both scores train on"
         f" the same batches. BLEU is `{bleu}`, chrF is `{chrf}`."
     )
-
-
-def _over_seeds(values: Sequence[float] | np.ndarray) -> str:
-    mean, deviation = mean_and_deviation(values)
-    return f"{mean:.1f} ± {deviation:.1f}"
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
@@ -231,7 +229,7 @@ def plot(numbers: JSON) -> dict[str, Figure]:
     figure, (axes,) = plotting.new_figure(5.6, 3.2)
     for shift, (score, index) in zip((-0.06, 0.06), score_indices(SCORES).items(), strict=True):
         for place, search in enumerate(SEARCHES):
-            values = numbers["scores"][score]["tests"][split][search]["bleu"]
+            values = _bleu(numbers, score, split, search)
             axes.scatter(
                 [place + shift] * len(values), values,
                 color=plotting.COLORS[index], marker=plotting.MARKERS[index],

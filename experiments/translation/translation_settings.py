@@ -1,17 +1,17 @@
-"""Which settings matter for a translator that trains for ten minutes, and which for its search?
+"""Which single settings matter for a translator after 3,000 batches, and which for its search?
 
-Source:   Multi30K, German to English (Elliott et al. 2016). Label smoothing improves BLEU:
-          Vaswani et al. 2017, section 5.4.
+Source:   Multi30K, German to English (Elliott et al. 2016).
 Command:  .venv/bin/python -m experiments.translation.translation_settings --data FOLDER
-Time:     75 to 150 minutes on 2 CPU cores.
-Expected: on the validation text: no change of one setting improves the recipe by more than 1 BLEU.
-          Label smoothing of 0.1, and a rate that falls to 0, do not lower BLEU. Four beams add 0.5
-          to 3 BLEU to greedy search, and no length penalty adds more than 0.5 to that of 1.
+Time:     80 to 160 minutes on 2 CPU cores.
+Expected: on the validation text: no change of one setting improves the mean of the recipe's seeds
+          by more than 1 BLEU. Four beams add 0.5 to 3 BLEU to greedy search, and no other length
+          penalty adds more than 0.5 to that of 1.
 
-FOLDER holds Multi30K's raw files (see translation_comparison.py). Each training differs from the
-short recipe, with 3,000 batches, in the setting that its name says. All have one seed, so
-differences below about half a BLEU say nothing. The test sets are not read. What is trained once is
-found again in the run folder, if FOLDER is spelt the same way.
+FOLDER holds Multi30K's raw files (see translation_comparison.py). The recipe is the short one, with
+3,000 batches. Each trial changes what its name says; those with other batches change the number of
+batches and the warm-up too, so that all read as many subwords. Each trial has one seed and the
+recipe has three, which shows how much chance does. The test sets are not read. A finished training
+is reused, if FOLDER is spelt the same way.
 """
 
 from __future__ import annotations
@@ -21,65 +21,66 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
+from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
-from attention_jax.tasks.translation.translate import Search, translate
+from attention_jax.tasks.translation.parallel_text import ParallelText
+from attention_jax.tasks.translation.translate import Search, Translator, translate
 from experiments.experiment import JSON, Expectation, run_experiment
+from experiments.setting_checks import check_some
 from experiments.translation.recipes import SHORT, SMALL, SMALL_CORPUS, Corpus, Recipe
-from experiments.translation.translation_scores import scored
+from experiments.translation.translation_scores import over_seeds, scored
 from experiments.translation.translation_trainings import (
     SEARCHES,
-    Training,
-    minutes_of,
+    parameters_of,
+    scores_of_tests,
     trained_translator,
+    training_of,
+    training_record,
 )
 
 CAPTIONS = {
-    "translation_settings": "BLEU of the validation text after a training in which one setting is"
-    " not that of the recipe. Vertical lines: the recipe."
+    "translation_settings": "BLEU of the validation text after trainings in which one setting is"
+    " not that of the recipe. Lines: the mean of the recipe's seeds."
 }
-RECIPE = "the recipe"
+RECIPE = "recipe"
 SEARCHES_OF_RECIPE = (
     Search(),
     Search(beams=2),
     *(Search(beams=4, length_penalty=penalty) for penalty in (0.0, 0.5, 1.0, 1.5)),
     Search(beams=8),
 )
-# Written before the runs, in BLEU.
+# In BLEU, written before the runs.
 MOST_GAINED = 1.0  # by another setting
 LEAST_BY_BEAMS, MOST_BY_BEAMS = 0.5, 3.0
 MOST_BY_PENALTY = 0.5
 
 
 def _changes(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Returns what each trial changes; batches of another size come with as many subwords."""
+    """Returns what each trial changes."""
     return {
-        RECIPE: {},
-        "dropout 0.2 of features": {"dropout_rate": 0.2},
-        "dropout 0.1 of attention weights": {"attention_dropout_rate": 0.1},
-        "no label smoothing": {"label_smoothing": 0.0},
-        "peak rate 0.001": {"learning_rate": 1e-3},
-        "peak rate 0.004": {"learning_rate": 4e-3},
-        "rate falls as 1 / sqrt(batches)": {"schedule": "inverse-sqrt"},
-        "embeddings not tied": {"tied_embeddings": "none"},
-        "batches half as large": {
+        "dropout-0.2": {"dropout_rate": 0.2},
+        "attention-dropout-0.1": {"attention_dropout_rate": 0.1},
+        "label-smoothing-0": {"label_smoothing": 0.0},
+        "rate-0.001": {"learning_rate": 1e-3},
+        "rate-0.004": {"learning_rate": 4e-3},
+        "inverse-sqrt-schedule": {"schedule": "inverse-sqrt"},
+        "untied-embeddings": {"tied_embeddings": "none"},
+        "batches-half-as-large": {
             "batch_tokens": recipe.batch_tokens // 2,
             "steps": 2 * recipe.steps,
-            "checkpoint_every": 2 * recipe.checkpoint_every,
             "warmup_steps": 2 * recipe.warmup_steps,
         },
-        "batches twice as large": {
+        "batches-twice-as-large": {
             "batch_tokens": 2 * recipe.batch_tokens,
             "steps": recipe.steps // 2,
-            "checkpoint_every": recipe.checkpoint_every // 2,
             "warmup_steps": recipe.warmup_steps // 2,
         },
-        "12 buckets": {"buckets": 12},
+        "12-buckets": {"buckets": 12},
     }
 
 
@@ -93,7 +94,8 @@ class Config:
     Attributes:
         corpus: the text; its test sets are not read.
         recipe: what the trials change.
-        trials: names of two or more trainings, the recipe first.
+        trials: names of changes.
+        recipe_seeds: trainings of the recipe, with seeds 0, 1, ...; a trial has seed 0.
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
@@ -102,103 +104,102 @@ class Config:
         SHORT, steps=3000, checkpoint_every=3000
     )
     trials: tuple[str, ...] = TRIALS
+    recipe_seeds: int = 3
     workdir: Path = Path("runs/translation_settings")
 
     def __post_init__(self) -> None:
+        check_some(self, "trials")
         if unknown := [name for name in self.trials if name not in TRIALS]:
-            raise ValueError(f"trials must be among {', '.join(TRIALS)}; got {', '.join(unknown)}")
-        once = len({*self.trials}) == len(self.trials)
-        if len(self.trials) < 2 or self.trials[0] != RECIPE or not once:
-            raise ValueError(
-                f"trials must be {RECIPE} and at least one other, each once; got"
-                f" {', '.join(self.trials) or 'none'}"
-            )
-        for recipe in self.recipes.values():  # wrong settings fail before the data are read
+            raise ValueError(f"trials must be of {', '.join(TRIALS)}; got {', '.join(unknown)}")
+        check_integer("recipe_seeds", self.recipe_seeds, 2)
+        for name, recipe in self.recipes.items():  # wrong settings fail before the data are read
             recipe.training(None, "scaled")
+            if name != RECIPE and recipe == self.recipe:
+                raise ValueError(f"recipe must not have the setting of the trial {name}")
         check_folder("workdir", self.workdir)
 
     @property
     def recipes(self) -> dict[str, Recipe]:
-        """The settings of each trial."""
+        """The settings of the recipe and of each trial."""
         changes = _changes(self.recipe)
-        return {name: dataclasses.replace(self.recipe, **changes[name]) for name in self.trials}
+        trials = {name: dataclasses.replace(self.recipe, **changes[name]) for name in self.trials}
+        return {RECIPE: self.recipe, **trials}
 
 
 QUICK = Config(
     corpus=SMALL_CORPUS,
     recipe=dataclasses.replace(SMALL, checkpoint_every=50),
-    trials=(RECIPE, "no label smoothing", "rate falls as 1 / sqrt(batches)"),
+    trials=("label-smoothing-0",),
+    recipe_seeds=2,
 )
 
 
 def missing(config: Config) -> str:
     """Returns which file is missing, and where to get it; "" if all are there."""
-    return dataclasses.replace(config.corpus, tests=(config.corpus.validation,)).missing()
+    return config.corpus.missing(tests=False)
 
 
 def run(config: Config) -> JSON:
-    """Trains all trials and translates the validation text."""
-    text = config.corpus.text(config.corpus.validation)
+    """Trains the recipe and all trials, and translates the validation text."""
+    split = config.corpus.validation
+    text = config.corpus.text(split)
     trials: JSON = {}
     searches: list[JSON] = []
     for name, recipe in config.recipes.items():
-        workdir = config.workdir / "".join(c if c.isalnum() else "_" for c in name)
-        translator = trained_translator(Training(workdir, recipe.training(config.corpus, "scaled")))
-
-        def bleu_of(search: Search) -> float:
-            answers = translate(translator, text.source, search)  # noqa: B023 -- used at once
-            return float(scored([answers], text.target)["bleu"][0])
-
+        seeds = range(config.recipe_seeds if name == RECIPE else 1)
+        trainings = [
+            training_of(config.workdir / name, config.corpus, recipe, "scaled", seed)
+            for seed in seeds
+        ]
+        translators = [trained_translator(training) for training in trainings]
+        scores, _ = scores_of_tests(translators, {split: text})
         trials[name] = {
-            "steps": recipe.steps,
-            "minutes": round(minutes_of(workdir), 1),
-            "parameters": sum(int(leaf.size) for leaf in jax.tree.leaves(translator.params)),
-            "bleu": {search: bleu_of(settings) for search, settings in SEARCHES.items()},
+            "training": training_record(trainings),
+            "parameters": parameters_of(translators[0]),
+            "scores": scores[split],
         }
         if name == RECIPE:
             searches = [
-                {**dataclasses.asdict(search), "bleu": bleu_of(search)}
+                {**dataclasses.asdict(search), "bleu": _bleu(translators[0], text, search)}
                 for search in SEARCHES_OF_RECIPE
             ]
     return {"trials": trials, "searches": searches}
 
 
+def _bleu(translator: Translator, text: ParallelText, search: Search) -> float:
+    return float(scored([translate(translator, text.source, search)], text.target)["bleu"][0])
+
+
 def expectations(numbers: JSON) -> list[Expectation]:
     """How much settings, beams and length penalties gain."""
-    trials = numbers["trials"]
-    bleu = {name: trial["bleu"]["greedy"] for name, trial in trials.items()}
-    gained = {name: value - bleu[RECIPE] for name, value in bleu.items() if name != RECIPE}
-    best = max(gained, key=lambda name: gained[name])
-    found = {(line["beams"], line["length_penalty"]): line["bleu"] for line in numbers["searches"]}
-    four_beams = [bleu for (beams, _), bleu in found.items() if beams == 4]
-    checks = [
-        Expectation(
-            "most BLEU gained by another setting, greedy", "", gained[best], -100.0, MOST_GAINED,
-            "one seed each",
-        ),
-    ]  # fmt: skip
-    for name, source in (
-        ("no label smoothing", "improves BLEU"),
-        ("rate falls as 1 / sqrt(batches)", ""),
-    ):
-        if name in gained:
-            checks.append(
-                Expectation(
-                    f"the recipe minus {name}: BLEU, greedy", source, -gained[name], 0.0, 100.0,
-                    "the sign",
-                )
-            )  # fmt: skip
+    by_search = {
+        (line["beams"], line["length_penalty"]): line["bleu"] for line in numbers["searches"]
+    }
+    other_penalties = [
+        bleu for (beams, penalty), bleu in by_search.items() if beams == 4 and penalty != 1
+    ]
+    gained = [_gained(numbers, name) for name in numbers["trials"] if name != RECIPE]
     return [
-        *checks,
         Expectation(
-            "4 beams minus greedy: BLEU", "", found[4, 1.0] - found[1, 1.0],
+            "most BLEU that another setting gains over the recipe, greedy", "", max(gained),
+            -100.0, MOST_GAINED, "the largest of several differences, one seed each",
+        ),
+        Expectation(
+            "4 beams minus greedy: BLEU", "", by_search[4, 1.0] - by_search[1, 1.0],
             LEAST_BY_BEAMS, MOST_BY_BEAMS, "as in trials before",
         ),
         Expectation(
-            "most BLEU gained by another length penalty than 1, 4 beams", "",
-            max(four_beams) - found[4, 1.0], 0.0, MOST_BY_PENALTY, "captions are short",
+            "most BLEU that another length penalty gains over 1, 4 beams", "",
+            max(other_penalties) - by_search[4, 1.0], -100.0, MOST_BY_PENALTY,
+            "captions are short",
         ),
     ]  # fmt: skip
+
+
+def _gained(numbers: JSON, name: str) -> float:
+    """BLEU of a trial minus that of the recipe, greedy."""
+    trial, recipe = (numbers["trials"][key]["scores"]["greedy"]["bleu"] for key in (name, RECIPE))
+    return float(np.mean(trial) - np.mean(recipe))
 
 
 def report(numbers: JSON) -> str:
@@ -207,29 +208,33 @@ def report(numbers: JSON) -> str:
 
 
 def _trials(numbers: JSON) -> Iterator[str]:
-    trials = numbers["trials"]
+    settings, recipe = numbers["config"]["recipe"], numbers["trials"][RECIPE]
+    bleu, _ = recipe["scores"]["greedy"]["signatures"]
+    seeds = numbers["config"]["recipe_seeds"]
     yield (
-        f"Validation text only; {trials[RECIPE]['steps']:,} batches of at most"
-        f" {numbers['config']['recipe']['batch_tokens']:,} subwords, one seed. Minutes are those"
-        " of this run, on the cores that each training had."
+        f"The recipe: {settings['steps']:,} batches of at most {settings['batch_tokens']:,}"
+        f" subwords, dropout {settings['dropout_rate']:g} of features, label smoothing"
+        f" {settings['label_smoothing']:g}, peak rate {settings['learning_rate']:g}, a cosine to"
+        f" 0, all embeddings tied, {settings['buckets']} buckets; {seeds} seeds,"
+        " mean ± standard deviation. A trial has one seed: a difference of the size of that"
+        f" deviation says nothing. BLEU of the validation text is `{bleu}`. Minutes are those of"
+        " this run, on the cores that each training had."
     )
     yield ""
-    yield (
-        "| setting | batches | minutes | parameters | BLEU, greedy | against the recipe |"
-        " BLEU, 4 beams |"
-    )
+    yield "| setting | batches | minutes | parameters | BLEU, greedy | gained | BLEU, 4 beams |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
-    for name, trial in trials.items():
-        greedy, beams = (trial["bleu"][search] for search in ("greedy", "4 beams"))
-        against = "" if name == RECIPE else f"{greedy - trials[RECIPE]['bleu']['greedy']:+.1f}"
+    for name, trial in numbers["trials"].items():
+        training, scores = trial["training"], trial["scores"]
+        greedy, beams = (over_seeds(scores[search]["bleu"]) for search in SEARCHES)
+        gained = "" if name == RECIPE else f"{_gained(numbers, name):+.1f}"
         yield (
-            f"| {name} | {trial['steps']:,} | {trial['minutes']:.0f} |"
-            f" {trial['parameters'] / 1e6:.1f} M | {greedy:.1f} | {against} | {beams:.1f} |"
+            f"| {name} | {training['steps']:,} | {np.mean(training['minutes']):.0f} |"
+            f" {trial['parameters'] / 1e6:.1f} M | {greedy} | {gained} | {beams} |"
         )
 
 
 def _searches(numbers: JSON) -> Iterator[str]:
-    yield "| search by the recipe's model | length penalty | BLEU |"
+    yield "| search by the recipe's model, seed 0 | length penalty | BLEU |"
     yield "| --- | --- | --- |"
     for line in numbers["searches"]:
         beams = line["beams"]
@@ -238,19 +243,17 @@ def _searches(numbers: JSON) -> Iterator[str]:
 
 
 def plot(numbers: JSON) -> dict[str, Figure]:
-    """Draws BLEU of every trial."""
+    """Draws BLEU of every training."""
     trials = numbers["trials"]
     names = list(trials)[::-1]
     figure, (axes,) = plotting.new_figure(7.2, 0.9 + 0.3 * len(names))
     for index, search in enumerate(SEARCHES):
-        values = np.array([trials[name]["bleu"][search] for name in names])
-        axes.scatter(
-            values, range(len(names)), color=plotting.COLORS[index],
-            marker=plotting.MARKERS[index], label=search,
-        )  # fmt: skip
-        axes.axvline(
-            trials[RECIPE]["bleu"][search], color=plotting.COLORS[index], alpha=0.4, linewidth=1
-        )
+        color = plotting.COLORS[index]
+        bleu = {name: trials[name]["scores"][search]["bleu"] for name in names}
+        points = [(value, row) for row, name in enumerate(names) for value in bleu[name]]
+        axes.scatter(*zip(*points, strict=True), color=color, marker=plotting.MARKERS[index],
+                     label=search)  # fmt: skip
+        axes.axvline(np.mean(bleu[RECIPE]), color=color, alpha=0.4, linewidth=1)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("BLEU, validation")
     axes.legend()

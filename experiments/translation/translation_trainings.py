@@ -58,6 +58,11 @@ def minutes_of(workdir: Path) -> float:
     return sum(float(line["seconds"]) for line in read_lines(workdir / "timing.jsonl")) / 60
 
 
+def parameters_of(translator: Translator) -> int:
+    """Returns the number of parameters of a model."""
+    return sum(int(leaf.size) for leaf in jax.tree.leaves(translator.params))
+
+
 def training_record(trainings: Sequence[Training]) -> JSON:
     """Returns validations, minutes, steps and commits, a number for each training."""
     by_seed = [read_lines(workdir / "validation.jsonl") for workdir, _ in trainings]

@@ -21,14 +21,16 @@ def counted():
     return on_each_device(scaled_sum), calls
 
 
-def test_of_every_example_as_in_a_loop():
+def test_nested_vmap_gives_the_values_of_every_example():
     function, _ = counted()
-    doubled, shifted = jax.jit(jax.vmap(jax.vmap(function), (0, None)))(X, Y)
-    np.testing.assert_array_equal(doubled, 2 * np.cumsum(X, axis=-1))
-    np.testing.assert_array_equal(shifted, X.max(-1, keepdims=True) + Y[None])
+    nested = jax.vmap(jax.vmap(function), (0, None))
+    for mapped, x in ((jax.jit(nested), X), (nested, X), (nested, X[:1, :1])):
+        doubled, shifted = mapped(x, Y[: x.shape[1]])
+        np.testing.assert_array_equal(doubled, 2 * np.cumsum(x, axis=-1))
+        np.testing.assert_array_equal(shifted, x.max(-1, keepdims=True) + Y[: x.shape[1]])
 
 
-def test_batched_loops_trace_it_once_for_each_number_of_batch_axes():
+def test_batched_loops_trace_it_at_most_twice():
     function, calls = counted()
 
     def loops(x):  # JAX traces the body of a loop again for each batch axis, and in each loop
@@ -42,4 +44,4 @@ def test_batched_loops_trace_it_once_for_each_number_of_batch_axes():
         return jax.lax.fori_loop(0, 2, repeat, x)
 
     jax.jit(jax.vmap(jax.vmap(loops))).lower(X)
-    assert len(calls) == 3  # without batch axes, with one and with two
+    assert len(calls) <= 2  # of 9 times that JAX evaluates it

@@ -155,6 +155,26 @@ def test_output_cross_entropy_without_a_bias_and_with_junk_in_padding():
     assert np.all(np.asarray(dfeatures)[~real] == 0)
 
 
+def test_output_cross_entropy_of_extreme_logits():
+    (features, kernel, bias), targets, real = features_and_layer()
+    kernel = 1e4 * kernel
+    sums, gradients = sums_and_gradients((features, kernel, bias), targets, real, 0.1)
+    logits = np.asarray(features, np.float64) @ kernel + bias
+    rows = np.flatnonzero(real)
+    largest, target = logits.max(-1)[rows], logits[rows, targets[rows]]  # all but one weight is 0
+    expected = np.sum(largest - 0.9 * target - 0.1 * logits.mean(-1)[rows])
+    np.testing.assert_allclose(sums.loss, expected, rtol=1e-5)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("target", [-1, VOCABULARY])
+def test_output_cross_entropy_of_a_target_that_does_not_exist_is_nan(target):
+    arrays, targets, real = features_and_layer()
+    targets[np.flatnonzero(real)[1]] = target
+    sums, _ = sums_and_gradients(arrays, targets, real, 0.1)
+    assert np.isnan(sums.loss)
+
+
 def test_output_cross_entropy_of_no_real_token_is_zero():
     arrays, targets, real = features_and_layer()
     sums, gradients = sums_and_gradients(arrays, targets, np.zeros_like(real), 0.1)
