@@ -45,7 +45,8 @@ def run_backward(programs: TilePrograms, arrays: tuple) -> kernels.Gradients:
 def _run(call: Callable[..., Any], programs: TilePrograms, arrays: tuple, *static: Any) -> Any:
     leaves, structure = jax.tree.flatten(arrays)
     interpret = interpret_params()
-    function = _function_of_leaves(call, programs, structure, static, interpret)
+    surroundings = interpret, vector_memory()
+    function = _function_of_leaves(call, programs, structure, static, surroundings)
     if interpret is not None:
         return function(*leaves)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
@@ -56,10 +57,14 @@ def _run(call: Callable[..., Any], programs: TilePrograms, arrays: tuple, *stati
 
 @functools.lru_cache(maxsize=256)
 def _function_of_leaves(
-    call: Callable[..., Any], programs: TilePrograms, structure: Any, static: tuple, interpret: Any
+    call: Callable[..., Any],
+    programs: TilePrograms,
+    structure: Any,
+    static: tuple,
+    surroundings: tuple,
 ) -> Callable[..., Any]:
     """The call as a function of arrays, the same object for the same static arguments."""
-    del interpret  # a program that is interpreted differs
+    del surroundings  # whether kernels are interpreted, and the chip's memory: the program differs
 
     def function(*leaves: Array) -> Any:
         return call(programs, *static, *jax.tree.unflatten(structure, leaves))
