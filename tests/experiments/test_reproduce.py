@@ -225,6 +225,12 @@ MISSES: dict[str, list[str]] = {
         "reversal, H100, fsdp=8: MiB in all per device, over that of data",
     ],
     "translation_comparison": ["additive: share of heads that align"],
+    # Captions of COCO are further from those of training than the bound of 13 BLEU allowed.
+    "translation_seeds": [
+        f"{score}: BLEU of test_2016_flickr minus that of test_2017_mscoco, 4 beams, means over"
+        " seeds"
+        for score in ("scaled", "additive")
+    ],
     "length_generalization": [
         "additive, 2 letters: mean token accuracy over lengths 41-500",
     ],
@@ -256,7 +262,7 @@ MISSES: dict[str, list[str]] = {
 
 
 # Experiments whose trainings have not been run with the default settings: the page says so.
-NOT_RUN = {"translation_budget_additive", "translation_seeds", "translation_settings"}
+NOT_RUN = {"translation_budget_additive", "translation_settings"}
 
 
 def test_experiments_without_numbers_are_known():
