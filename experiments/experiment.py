@@ -20,9 +20,11 @@ and ends with
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -141,9 +143,7 @@ def verdicts(checks: Sequence[Expectation]) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments(Generic[Config]):
-    """Run the experiment, write its numbers and figures, and hold them against what was expected.
-
-    The exit status is 1 if a number of a run with the default settings is a MISS.
+    """The command line of an experiment.
 
     Attributes:
         results: folder of the numbers and figures. If left out, those of the default settings are
@@ -165,7 +165,15 @@ def run_experiment(module: str) -> None:
     def main(arguments: Arguments[Any]) -> int:
         return conduct(experiment, arguments.config, arguments.results)
 
-    run_command(lambda words: Arguments[experiment.Config], main)  # type: ignore[name-defined]
+    run_command(
+        lambda words: Arguments[experiment.Config],  # type: ignore[name-defined]
+        main,
+        prog=f"python -m {experiment.__spec__.name}" if experiment.__spec__ else sys.argv[0],
+        description=f"{question(experiment)}\n\nTime: {labelled(experiment, 'Time')}\n\n"
+        "The numbers and figures are held against what was expected: the exit status is 1 if a"
+        " number of a run with the default settings is a MISS. The first lines of"
+        f" {os.path.relpath(str(experiment.__file__))} say what was expected, and from where.",
+    )
 
 
 def conduct(experiment: ModuleType, config: Any, results: Path | None = None) -> int:
@@ -225,6 +233,18 @@ def _results_folder(experiment: ModuleType, results: Path | None, *, default: bo
     check_folder("results", results)
     make_folder("results", results)
     return results
+
+
+def question(experiment: ModuleType) -> str:
+    """Returns the first line of an experiment's docstring."""
+    return (inspect.getdoc(experiment) or "").partition("\n")[0]
+
+
+def labelled(experiment: ModuleType, label: str) -> str:
+    """Returns a docstring's text after "Source:", "Command:", "Time:" or "Expected:"."""
+    pattern = rf"^{label}:\s+(.*?)(?=^\S|\Z)"
+    match = re.search(pattern, inspect.getdoc(experiment) or "", re.MULTILINE | re.DOTALL)
+    return " ".join(match.group(1).split()) if match else ""
 
 
 def name_of(experiment: ModuleType) -> str:

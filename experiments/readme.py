@@ -19,8 +19,14 @@ from pathlib import Path
 
 from attention_jax.runs.run_folder import write_text
 from experiments import catalogue
-from experiments.experiment import JSON, Expectation, numbers_path, verdicts
-from experiments.results_page import labelled, question
+from experiments.experiment import (
+    JSON,
+    Expectation,
+    labelled,
+    numbers_path,
+    question,
+    verdicts,
+)
 
 _PART = re.compile(r"<!-- begin ([\w.]+) -->\n.*?<!-- end \1 -->", re.DOTALL)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from attention_jax.reports import html_page
-from experiments.experiment import JSON, Expectation, verdicts
+from experiments.experiment import JSON, Expectation, labelled, question, verdicts
 
 
 def results_page(
@@ -101,15 +99,3 @@ def _row(expectation: Expectation) -> tuple[str, ...]:
         expectation.verdict,
         expectation.tolerance,
     )
-
-
-def question(experiment: ModuleType) -> str:
-    """Returns the first line of an experiment's docstring."""
-    return (inspect.getdoc(experiment) or "").partition("\n")[0]
-
-
-def labelled(experiment: ModuleType, label: str) -> str:
-    """Returns a docstring's text after "Source:", "Command:", "Time:" or "Expected:"."""
-    pattern = rf"^{label}:\s+(.*?)(?=^\S|\Z)"
-    match = re.search(pattern, inspect.getdoc(experiment) or "", re.MULTILINE | re.DOTALL)
-    return " ".join(match.group(1).split()) if match else ""

@@ -61,6 +61,7 @@ def _positions(
 def run_command(
     arguments: type[Arguments] | Callable[[list[str]], type[Any]],
     main: Callable[[Arguments], int | None],
+    **shown: str,
 ) -> None:
     """Parses `sys.argv`, runs `main` and exits with its status.
 
@@ -72,10 +73,11 @@ def run_command(
         arguments: a dataclass of the options, or a function that chooses it from the words of the
             command line.
         main: what to run; returns the exit status, None for 0.
+        **shown: what --help shows instead: `prog`, the program, and `description`.
     """
     sys.path.insert(0, str(Path.cwd()))  # --score module:Name finds modules here
     try:
-        status = main(parse(arguments, sys.argv[1:]))
+        status = main(parse(arguments, sys.argv[1:], **shown))
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         if _is_users_mistake(error):
             print(f"error: {_in_options(str(error))}", file=sys.stderr)
@@ -95,7 +97,9 @@ def run_command(
     sys.exit(status)
 
 
-def parse(arguments: type[Any] | Callable[[list[str]], type[Any]], words: list[str]) -> Any:
+def parse(
+    arguments: type[Any] | Callable[[list[str]], type[Any]], words: list[str], **shown: str
+) -> Any:
     """Returns the arguments for the words of a command line; exits after --help.
 
     A class of options may have a method `completed`, which returns the words with further ones, and
@@ -108,7 +112,7 @@ def parse(arguments: type[Any] | Callable[[list[str]], type[Any]], words: list[s
     chosen: Any = arguments if isinstance(arguments, type) else arguments(words)
     if hasattr(chosen, "completed"):
         words = chosen.completed(words)
-    settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "registry": _REGISTRY}
+    settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "registry": _REGISTRY, **shown}
     with _mistakes_in_one_line(words):
         if not hasattr(chosen, "with_other_options"):
             return tyro.cli(chosen, args=words, **settings)

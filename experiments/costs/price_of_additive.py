@@ -121,13 +121,12 @@ def _of_models() -> Iterator[str]:
         "strings of 3 to 8 letters reversed, worst seed (reversal_comparison)",
         (f"{100 * share:.2f} %" for share in worst),
     )
-    translation = _numbers("translation_comparison")
-    split = translation["config"]["corpus"]["tests"][0]
-    tests = {score: translation["arms"][score]["tests"][split] for score in _SCORES}
-    yield _row(
-        "BLEU of translations, 4 beams, one seed (translation_comparison)",
-        (f"{tests[score]['4 beams']['bleu'][0]:.1f}" for score in _SCORES),
-    )
+    translation = _numbers("translation_seeds")
+    for split in translation["config"]["corpus"]["tests"]:
+        bleu = (
+            translation["scores"][score]["tests"][split]["4 beams"]["bleu"] for score in _SCORES
+        )
+        yield _row(f"BLEU of {split}, 4 beams (translation_seeds)", map(spread, bleu))
 
 
 def _row(name: str, cells: Iterator[str]) -> str:

@@ -44,8 +44,9 @@ class Corpus:
             if (self.data / name).is_file():
                 return self.data / name
         raise ValueError(
-            f"data must be a folder with {split}.{language} or {split}.{language}.gz; {self.data}"
-            " has neither (Multi30K is at github.com/multi30k/dataset, in data/task1/raw)"
+            f"--data must be a folder with {split}.{language} or {split}.{language}.gz; {self.data}"
+            f" {'has neither' if self.data.is_dir() else 'is no folder'} (Multi30K is at"
+            " github.com/multi30k/dataset, in data/task1/raw)"
         )
 
     def text(self, split: str) -> ParallelText:

@@ -9,7 +9,7 @@ Expected: what translation_budget.py asks of scaled dot after an hour: detokenis
 
 FOLDER holds Multi30K's raw files (see translation_budget.py), the test sets of 2017 and 2018 too;
 `--tests test_2016_flickr` does without these. A batch takes longer than with scaled dot: 20,000
-batches, with a validation every 2,500, take about as long as the 27,000 of that recipe. All other
+batches, with a validation every 2,500, were chosen to take an hour. All other
 settings are the same.
 """
 

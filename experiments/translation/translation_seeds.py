@@ -7,7 +7,7 @@ Time:     80 to 150 minutes on 2 CPU cores; after translation_comparison.py, two
 Expected: as in translation_comparison.py, for means over three seeds: detokenised BLEU of at least
           37 greedy and 38 with 4 beams for scaled dot, and 35 and 36 for additive. With 4 beams the
           mean over seeds is 0 to 2 higher for scaled dot. The standard deviation over seeds is at
-          most 1 BLEU. On the later test sets, whose photographs and captions are others, BLEU with
+          most 1 BLEU. On the later test sets, which have other photographs and captions, BLEU with
           4 beams is at most 10 (2017, Flickr) and 13 (2017, COCO; 2018, Flickr) lower than on that
           of 2016, and again 0 to 2 higher for scaled dot.
 
@@ -15,7 +15,9 @@ FOLDER holds Multi30K's raw files (see translation_comparison.py), the test sets
 too; `--tests test_2016_flickr` does without these. Trainings are those of
 translation_comparison.py, and lie in the same folders: what that has trained is not trained again,
 if FOLDER is spelt the same way. For each seed, both scores train on the same batches. With long
-short-term memory, Britz et al. 2017 found additive attention ahead of unscaled products.
+short-term memory, Britz et al. 2017 found additive attention ahead of the unscaled dot product.
+To see another score on another seed, give translation_comparison.py --scores scaled NAME --seed 1
+--no-equal-minutes --results FOLDER.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
 Source:   Multi30K, German to English (Elliott et al. 2016).
 Command:  .venv/bin/python -m experiments.translation.translation_settings --data FOLDER
-Time:     80 to 160 minutes on 2 CPU cores.
+Time:     80 to 160 minutes on 2 CPU cores, for 13 trainings.
 Expected: on the validation text: no change of one setting improves the mean of the recipe's seeds
-          by more than 1 BLEU. Four beams add 0.5 to 3 BLEU to greedy search, and no other length
-          penalty adds more than 0.5 to that of 1.
+          by more than 1 BLEU, greedy. Four beams add 0.5 to 3 BLEU to greedy search, and no other
+          length penalty adds more than 0.5 to that of 1.
 
 FOLDER holds Multi30K's raw files (see translation_comparison.py). The recipe is the short one, with
 3,000 batches. Each trial changes what its name says; those with other batches change the number of
 batches and the warm-up too, so that all read as many subwords. Each trial has one seed and the
-recipe has three, which shows how much chance does. The test sets are not read. A finished training
-is reused, if FOLDER is spelt the same way.
+recipe has three, which shows how much BLEU varies by chance. The test sets are not read. A finished
+training is reused, if FOLDER is spelt the same way.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Config:
     Attributes:
         corpus: the text; its test sets are not read.
         recipe: what the trials change.
-        trials: names of changes.
+        trials: what is changed, one at a time; see `_changes`.
         recipe_seeds: trainings of the recipe, with seeds 0, 1, ...; a trial has seed 0.
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
@@ -217,7 +217,7 @@ def _trials(numbers: JSON) -> Iterator[str]:
         f" {settings['label_smoothing']:g}, peak rate {settings['learning_rate']:g}, a cosine to"
         f" 0, all embeddings tied, {settings['buckets']} buckets; {seeds} seeds,"
         " mean ± standard deviation. A trial has one seed: a difference of the size of that"
-        f" deviation says nothing. BLEU of the validation text is `{bleu}`. Minutes are those of"
+        f" deviation may be chance. BLEU of the validation text is `{bleu}`. Minutes are those of"
         " this run, on the cores that each training had."
     )
     yield ""

@@ -12,8 +12,8 @@ from html_reader import Reader
 from matplotlib.figure import Figure
 
 from experiments import catalogue
-from experiments.experiment import Expectation, conduct, near
-from experiments.results_page import labelled, question, results_page
+from experiments.experiment import Expectation, conduct, labelled, near, question
+from experiments.results_page import results_page
 
 reproduce = load("scripts/reproduce.py")
 DOC = """What is {name}?

@@ -101,7 +101,7 @@ def test_a_corpus_needs_a_test():
 
 def test_missing_data_is_named(tmp_path):
     config = comparison.Config(corpus=recipes.Corpus(data=tmp_path / "nowhere"))
-    assert "data must be a folder with train.de or train.de.gz" in comparison.missing(config)
+    assert "--data must be a folder with train.de or train.de.gz" in comparison.missing(config)
     assert comparison.missing(comparison.QUICK) == ""
     with pytest.raises(ValueError, match="multi30k"):
         conduct(comparison, config)

@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import shutil
+import subprocess
 import sys
 import typing
 
@@ -213,6 +214,15 @@ def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_help_says_what_an_experiment_asks_and_how_long_it_takes():
+    words = [sys.executable, "-m", "experiments.costs.weak_scaling", "--help"]
+    result = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "usage: python -m experiments.costs.weak_scaling" in result.stdout
+    shown = " ".join(result.stdout.split())
+    assert "On paper: what do 8 to 4,096 devices exchange in a step" in shown
+    assert "Time: a few seconds." in shown
+
+
 def test_a_missing_mask_has_both_arms_and_trains_nothing_twice(tmp_path, monkeypatch, capsys):
     (tmp_path / "own_scores.py").write_text(
         "from attention_jax.scores import Dot\n\n\nclass Own(Dot):\n    pass\n"
