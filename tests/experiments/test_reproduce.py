@@ -226,6 +226,8 @@ MISSES: dict[str, list[str]] = {
     ],
     "translation_comparison": ["additive: share of heads that align"],
     # Captions of COCO are further from those of training than the bound of 13 BLEU allowed.
+    # Twice the peak rate: 1.5 BLEU more after 3,000 batches.
+    "translation_settings": ["most BLEU that another setting gains over the recipe, greedy"],
     "translation_seeds": [
         f"{score}: BLEU of test_2016_flickr minus that of test_2017_mscoco, 4 beams, means over"
         " seeds"
@@ -262,7 +264,7 @@ MISSES: dict[str, list[str]] = {
 
 
 # Experiments whose trainings have not been run with the default settings: the page says so.
-NOT_RUN = {"translation_settings"}
+NOT_RUN: set[str] = set()
 
 
 def test_experiments_without_numbers_are_known():
