@@ -94,7 +94,7 @@ class Config:
     Attributes:
         corpus: the text; its test sets are not read.
         recipe: what the trials change.
-        trials: what is changed, one at a time; see `_changes`.
+        trials: what is changed, one setting at a time, as each name says.
         recipe_seeds: trainings of the recipe, with seeds 0, 1, ...; a trial has seed 0.
         workdir: folder of the runs; a run that is finished there is not trained again.
     """

@@ -225,9 +225,9 @@ MISSES: dict[str, list[str]] = {
         "reversal, H100, fsdp=8: MiB in all per device, over that of data",
     ],
     "translation_comparison": ["additive: share of heads that align"],
-    # Captions of COCO are further from those of training than the bound of 13 BLEU allowed.
     # Twice the peak rate: 1.5 BLEU more after 3,000 batches.
     "translation_settings": ["most BLEU that another setting gains over the recipe, greedy"],
+    # Captions of COCO are further from those of training than the bound of 13 BLEU allowed.
     "translation_seeds": [
         f"{score}: BLEU of test_2016_flickr minus that of test_2017_mscoco, 4 beams, means over"
         " seeds"

@@ -213,7 +213,6 @@ def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
     assert "not known" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_help_says_what_an_experiment_asks_and_how_long_it_takes():
     words = [sys.executable, "-m", "experiments.costs.weak_scaling", "--help"]
     result = subprocess.run(words, capture_output=True, text=True, check=True)
@@ -223,6 +222,7 @@ def test_help_says_what_an_experiment_asks_and_how_long_it_takes():
     assert "Time: a few seconds." in shown
 
 
+@pytest.mark.slow
 def test_a_missing_mask_has_both_arms_and_trains_nothing_twice(tmp_path, monkeypatch, capsys):
     (tmp_path / "own_scores.py").write_text(
         "from attention_jax.scores import Dot\n\n\nclass Own(Dot):\n    pass\n"
