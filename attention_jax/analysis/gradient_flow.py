@@ -86,7 +86,7 @@ def gradient_flow(
     score = get_score(score)
     if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
         raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
-    inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    score, _, inputs = checked_inputs(score, query, key, value, params, mask, bias)
     doutput = checked_doutput(inputs, doutput)
     options = Options(score, block_sizes or chosen_block_sizes(score, inputs))
     return _flow(options, inputs, doutput)

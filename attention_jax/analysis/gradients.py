@@ -100,7 +100,7 @@ def attention_gradients(
     dweights, dlogits, dquery, dkey.
     """
     score = get_score(score)
-    inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    score, _, inputs = checked_inputs(score, query, key, value, params, mask, bias)
     gradients = _gradients(score, inputs, checked_doutput(inputs, doutput))
     if bias is not None and not isinstance(bias, Bias):
         return gradients._replace(dbias=gradients.dbias.table)

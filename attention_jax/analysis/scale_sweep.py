@@ -72,7 +72,7 @@ def logit_scale_sweep(
     Source: "Attention Variants", §38.4, the gradient of the largest weight over the score's scale.
     """
     score = get_score(score)
-    inputs = checked_inputs(score, query, key, value, params, mask, None)
+    score, _, inputs = checked_inputs(score, query, key, value, params, mask, None)
     doutput = checked_doutput(inputs, doutput)
     scales = float_array("scales", scales)
     if scales.ndim != 1:

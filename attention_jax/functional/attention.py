@@ -171,7 +171,7 @@ def attention(
     normalizer = get_normalizer(normalizer)
     check_statistics(normalizer, return_statistics)
     dropout_rate, dropout_rng = checked_dropout(dropout_rate, dropout_rng)
-    inputs = checked_inputs(
+    score, normalizer, inputs = checked_inputs(
         score, query, key, value, params, mask, bias, normalizer, normalizer_params
     )
     inputs = inputs._replace(dropout_rng=dropout_rng)
@@ -229,7 +229,7 @@ def attention_weights(
     score = get_score(score)
     value = jnp.zeros((*key.shape[:-1], 1)) if isinstance(key, ProjectedKeys) else key  # unused
     normalizer = get_normalizer(normalizer)
-    inputs = checked_inputs(
+    score, normalizer, inputs = checked_inputs(
         score, query, key, value, params, mask, bias, normalizer, normalizer_params
     )
     return _weights(score, normalizer, inputs)

@@ -5,27 +5,36 @@ Each raises a ValueError that names the argument, what was expected, and what wa
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.arrays import any_array, float_array
+from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import (
     checked_rate,
     checked_rng,
 )
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
-from attention_jax.normalizers import Normalizer, Softmax
+from attention_jax.normalizers import Normalizer, Softmax, known_normalizer
 from attention_jax.pairwise.biases import as_bias
+from attention_jax.pairwise.known import known_positions
 from attention_jax.pairwise.masks import as_mask
 from attention_jax.pairwise.position_functions import broadcasts
-from attention_jax.scores import Params, ProjectedKeys, Score, key_feature_shapes
+from attention_jax.scores import Params, ProjectedKeys, Score, key_feature_shapes, known_score
 
 Array = jax.Array
 
 _SOFTMAX = Softmax()
+
+
+class Call(NamedTuple):
+    """What a call of an attention function is about."""
+
+    score: Score  # `Known` if a user wrote it
+    normalizer: Normalizer  # the same
+    inputs: Inputs
 
 
 def checked_inputs(
@@ -38,8 +47,11 @@ def checked_inputs(
     bias,
     normalizer: Normalizer = _SOFTMAX,
     normalizer_params: Any = None,
-) -> Inputs:
-    """The arguments as JAX arrays in `Inputs`; ValueError unless their shapes and dtypes match."""
+) -> Call:
+    """The arguments of a call, with JAX arrays; ValueError unless their shapes and dtypes match.
+
+    Parts that a user wrote are traced here, and nowhere else: see `core.programs`.
+    """
     query = float_array("query", query)
     key = _checked_keys(key)
     value = float_array("value", value)
@@ -72,18 +84,26 @@ def checked_inputs(
             f" [..., T, {query_dim}]; got {list(key.shape)}"
         )
     batch = tuple(batch_shape)
+    floats = (query, key, value, params, bias, normalizer_params)
+    dtype = accumulator_dtype(*(leaf for leaf in jax.tree.leaves(floats) if hasattr(leaf, "dtype")))
+    params = score.own_params if params is None else params
+    score = known_score(score, params, query_dim, key_dim, dtype.type)
+    normalizer = known_normalizer(normalizer, dtype.type)
     params = checked_params(score, params, query_dim, key_dim, batch)
     if isinstance(key, ProjectedKeys):
         _check_features(score, params, key, query_dim)
     if mask is not None:
         mask = as_mask(mask)
         mask.check(batch, target_length, source_length)
+        mask = known_positions(mask)
     if bias is not None:
         # A user-defined bias may hold Python numbers.
         bias = jax.tree.map(jnp.asarray, as_bias(bias))
         bias.check(batch, target_length, source_length)
+        bias = known_positions(bias)
     normalizer_params = checked_normalizer_params(normalizer, normalizer_params, batch)
-    return Inputs(query, key, value, params, mask, bias, None, normalizer_params)
+    inputs = Inputs(query, key, value, params, mask, bias, None, normalizer_params)
+    return Call(score, normalizer, inputs)
 
 
 def _checked_keys(key: Any) -> Array | ProjectedKeys:
@@ -117,7 +137,7 @@ def checked_params(
 
     With `batch_shape=None` they may have any batch axes.
     """
-    params = {} if params is None else params
+    params = score.own_params if params is None else params
     expected = score.param_shapes(params, query_dim, key_dim)
     owner = f"score {score} with query [..., T, {query_dim}] and key [..., S, {key_dim}]"
     remedy = f"params=score.init(rng, {query_dim}, {key_dim}), where score = {score}"

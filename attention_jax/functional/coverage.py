@@ -115,7 +115,7 @@ def coverage_attention(
     query_kernel, key_kernel, v of `Additive`, which has no b_attn. Other scores extend it.
     """
     score = get_score(score)
-    inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    score, _, inputs = checked_inputs(score, query, key, value, params, mask, bias)
     *batch_shape, _, query_dim = inputs.query.shape
     source_length, key_dim = inputs.key.shape[-2:]
     feature_dim = coverage_kernel_size(score, query_dim, key_dim, inputs.params)

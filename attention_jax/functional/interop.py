@@ -17,7 +17,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from jax.typing import ArrayLike
 
-from attention_jax.core.arrays import any_array, float_array
+from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import checked_rate, checked_rng
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.interop_layout import (
@@ -27,9 +27,10 @@ from attention_jax.functional.interop_layout import (
 )
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
 from attention_jax.pairwise.biases import Bias
+from attention_jax.pairwise.known import known_positions
 from attention_jax.pairwise.masks import Mask, causal_mask, local_mask, padding_mask
 from attention_jax.pairwise.position_functions import PositionFunction, check_decorated, pad_rank
-from attention_jax.scores import Params, Score, ScoreLike, get_score
+from attention_jax.scores import Params, Score, ScoreLike, get_score, known_score
 
 Array = jax.Array
 
@@ -108,7 +109,14 @@ def dot_product_attention(
     if scale is not None:
         score, params = score.with_scale(params, scale)
     implementation = _checked_implementation(implementation)
-    arrays = (float_array(n, x) for n, x in (("query", query), ("key", key), ("value", value)))
+    query, key, value = (
+        _checked_axes(name, shape, float_array(name, array))
+        for name, shape, array in (
+            ("query", "[B, T, N, Dq] or [T, N, Dq]", query),
+            ("key", "[B, S, K, Dk] or [S, K, Dk]", key),
+            ("value", "[B, S, K, Dv] or [S, K, Dv]", value),
+        )
+    )
     static_masks = (causal_mask() if is_causal else None, _window_mask(local_window_size))
     pairs = (_pairs_as_arrays("mask", mask), _pairs_as_arrays("bias", bias))
     lengths = {
@@ -116,9 +124,20 @@ def dot_product_attention(
         "key_value_seq_lengths": key_value_seq_lengths,
     }
     lengths = {name: any_array(name, x) for name, x in lengths.items() if x is not None}
-    params = _params_as_arrays(params)
+    params = _params_as_arrays(score.own_params if params is None else params)
+    dtype = accumulator_dtype(query, key, value, *jax.tree.leaves(params))
+    score = known_score(score, params, query.shape[-1], key.shape[-1], dtype.type)
     return _dot_product_attention(
-        score, implementation, bool(return_residual), *arrays, *pairs, params, static_masks, lengths
+        score,
+        implementation,
+        bool(return_residual),
+        query,
+        key,
+        value,
+        *pairs,
+        params,
+        static_masks,
+        lengths,
     )
 
 
@@ -138,9 +157,7 @@ def _dot_product_attention(
     lengths: dict[str, Array],
 ) -> Any:
     unbatched = query.ndim == 3
-    query = _four_axes("query", "[B, T, N, Dq] or [T, N, Dq]", query)
-    key = _four_axes("key", "[B, S, K, Dk] or [S, K, Dk]", key)
-    value = _four_axes("value", "[B, S, K, Dv] or [S, K, Dv]", value)
+    query, key, value = (pad_rank(array, 4) for array in (query, key, value))
     masks = (mask, *static_masks, _lengths_mask(key, lengths))
     inputs = checked_layout(score, query, key, value, params, bias, *masks)
     results = attend_by_group(
@@ -158,18 +175,18 @@ def _pairs_as_arrays(name: str, pairs: Any) -> Any:
         return None
     if isinstance(pairs, PositionFunction):
         check_decorated(pairs)
-        return pairs
+        return known_positions(pairs)
     return any_array(name, pairs)
 
 
 def _params_as_arrays(params: Params) -> Params:
-    """The parameters with JAX arrays as leaves; None becomes {}."""
+    """The parameters with JAX arrays as leaves."""
 
     def as_array(path: Any, leaf: Any) -> Any:
         return leaf if isinstance(leaf, jax.Array) else any_array(f"params{keystr(path)}", leaf)
 
     keystr = jax.tree_util.keystr
-    return jax.tree_util.tree_map_with_path(as_array, {} if params is None else params)
+    return jax.tree_util.tree_map_with_path(as_array, params)
 
 
 def flax_attention_fn(
@@ -229,7 +246,7 @@ class _FlaxAttention(nnx.Module):
         def as_variable(leaf):
             return leaf if _is_variable(leaf) else nnx.Param(jnp.asarray(leaf))
 
-        params = {} if params is None else params
+        params = score.own_params if params is None else params
         self.params = nnx.data(jax.tree.map(as_variable, params, is_leaf=_is_variable))
         self.score = score
         self.implementation = implementation
@@ -285,11 +302,11 @@ def _checked_implementation(implementation: Any) -> str | None:
     return checked_implementation(implementation)
 
 
-def _four_axes(name: str, shape: str, array: Array) -> Array:
-    """The array with an axis B of size 1 if it lacks that axis."""
+def _checked_axes(name: str, shape: str, array: Array) -> Array:
+    """The array; ValueError unless it has three or four axes."""
     if array.ndim not in (3, 4):
         raise ValueError(f"{name} must be {shape}; got {list(array.shape)}")
-    return pad_rank(array, 4)
+    return array
 
 
 def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:

@@ -48,9 +48,11 @@ def checked_layout(score: Score, query, key, value, params, bias, *masks) -> Inp
         return jax.ShapeDtypeStruct(shape, x.dtype)
 
     # `checked_inputs` checks the rest, for shapes with one key head per query head.
-    check = functools.partial(checked_inputs, score, params=params, mask=mask, bias=bias)
+    def check(query: Array, key: Array, value: Array) -> Inputs:
+        return checked_inputs(score, query, key, value, params, mask, bias).inputs
+
     jax.eval_shape(check, *map(repeat_heads, (query, key, value)))
-    params = jax.tree.map(jnp.asarray, {} if params is None else params)
+    params = jax.tree.map(jnp.asarray, score.own_params if params is None else params)
     if bias is not None:
         bias = as_bias(bias)
     return Inputs(query, key, value, params, mask, bias, None)

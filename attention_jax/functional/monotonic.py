@@ -105,7 +105,7 @@ def monotonic_attention(
         normalise additive attention's v; here the score is unchanged.
     """
     score = get_score(score)
-    inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    score, _, inputs = checked_inputs(score, query, key, value, params, mask, bias)
     if noise_rng is not None:
         rng = checked_rng(noise_rng, name="noise_rng")
         inputs = inputs._replace(dropout_rng=rng)  # split over the batch

@@ -163,7 +163,7 @@ def ring_attention(
     dropout_rate, dropout_rng = checked_dropout(dropout_rate, dropout_rng)
     if isinstance(key, ProjectedKeys):
         raise ValueError("key must be an array, which ring_attention projects; got ProjectedKeys")
-    inputs = checked_inputs(
+    score, normalizer, inputs = checked_inputs(
         score, query, key, value, params, mask, bias, normalizer, normalizer_params
     )
     inputs = inputs._replace(dropout_rng=dropout_rng)

@@ -7,19 +7,14 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from attention_jax.core.checks import check_choice, check_integer
+from attention_jax.core.programs import Known
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.cross_attention import KINDS_WITH_NORMALIZER, CrossAttentionConfig
 from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.position_encoding import Rotation
 from attention_jax.nn.transformer import cross_heads
-from attention_jax.normalizers import DEFAULT_NORMALIZER, get_normalizer
-from attention_jax.scores import (
-    check_score_runs,
-    describe,
-    description_in_words,
-    fits_description,
-    get_score,
-)
+from attention_jax.normalizers import DEFAULT_NORMALIZER, get_normalizer, known_normalizer
+from attention_jax.scores import check_description, describe, get_score, known_score
 
 Tie = Literal["none", "output", "all"]
 
@@ -145,10 +140,10 @@ class Seq2SeqConfig:
         for score, counts in heads_of.items():
             for count in sorted(counts):
                 size = self.block.dim // count
-                check_score_runs(get_score(score), size, size)
+                known_score(get_score(score), None, size, size)
 
     def describe_parts(self) -> dict[str, Any]:
-        """The class and fields of each score and normaliser that the settings name.
+        """What each score and normaliser is that the settings name; a user's is traced.
 
         Returns:
             {"scores": {setting: description}, "normalizers": the same}, for config.json.
@@ -169,8 +164,19 @@ class Seq2SeqConfig:
             if not isinstance(stored, Mapping):
                 raise TypeError(f"{kind} must be a JSON object; got {stored!r}")
             for name, (text, part) in parts.items():
-                if name in stored and not fits_description(part, stored[name]):
-                    _refuse_part(f"{name} {text!r}", kind.removesuffix("s"), stored[name], part)
+                if name in stored:
+                    check_description(f"{name} {text!r}", part, stored[name])
+
+    def known(self, settings: Any = None) -> Any:
+        """These settings, or settings that contain them, as a static argument of `jax.jit`.
+
+        A text that names a score of a user may name another one tomorrow: where a part is not of
+        this library, the result is equal to another only if the programs of all parts are.
+        """
+        settings = self if settings is None else settings
+        parts = (part for parts in self._named_parts().values() for _, part in parts.values())
+        digests = [part.digest for part in parts if type(part) is Known]
+        return Known(settings, " ".join(digests)) if digests else settings
 
     def _named_parts(self) -> dict[str, dict[str, tuple[str, Any]]]:
         """The settings that name a score or a normaliser: {kind: {setting: (text, part)}}."""
@@ -179,11 +185,19 @@ class Seq2SeqConfig:
             "normalizer": self.cross_attention.normalizer,
             "self_attention_normalizer": self.block.self_attention_normalizer,
         }
+        heads = cross_heads(self.block, self.cross_attention)
+        sizes = {"score": self.block.dim // heads}
+        dim = self.block.dim // self.block.num_heads
+
+        def known(name: str, text: str) -> Any:
+            size = sizes.get(name, dim)
+            return known_score(get_score(text), None, size, size)
+
         return {
-            "scores": {
-                n: (text, get_score(text)) for n, text in scores.items() if text is not None
+            "scores": {n: (text, known(n, text)) for n, text in scores.items() if text is not None},
+            "normalizers": {
+                n: (text, known_normalizer(get_normalizer(text))) for n, text in normalizers.items()
             },
-            "normalizers": {n: (text, get_normalizer(text)) for n, text in normalizers.items()},
         }
 
     @property
@@ -214,17 +228,6 @@ _PARTS: dict[str, type[Any]] = {
     "positions": PositionConfig,
 }
 _RENAMED = {"heads": "num_heads", "key_heads": "num_key_heads"}  # names of earlier versions
-
-
-def _refuse_part(setting: str, kind: str, stored: Any, part: Any) -> None:
-    both = (stored, describe(part))
-    was, now = (description_in_words(each) for each in both)
-    if was == now:
-        was, now = (description_in_words(each, modules=True) for each in both)
-    raise ValueError(
-        f"{setting} was {was} when this run was trained, and is {now} now; restore the {kind} that"
-        " the run was trained with, or train a new run in another folder"
-    )
 
 
 def _with_log_scaled(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def bind(
     It has dropout only in calls with a `dropout_rng`. It keeps no stream: its state is its
     parameters.
     """
-    return nnx.merge(_graphdef(config, vocabulary_size, source_vocabulary_size), params)
+    return nnx.merge(_graphdef(config.known(), vocabulary_size, source_vocabulary_size), params)
 
 
 @functools.lru_cache(maxsize=64)

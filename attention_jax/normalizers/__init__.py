@@ -6,6 +6,7 @@ A `Normalizer` is a frozen dataclass, hashable by value, so that it can be a sta
 
 from attention_jax.normalizers.contract import Normalizer, count_keys
 from attention_jax.normalizers.entmax import Entmax
+from attention_jax.normalizers.known import known_normalizer
 from attention_jax.normalizers.log_scaled import LogScaled
 from attention_jax.normalizers.registry import (
     DEFAULT_NORMALIZER,
@@ -32,6 +33,7 @@ __all__ = [
     "Softmax",
     "count_keys",
     "get_normalizer",
+    "known_normalizer",
     "shifted_exponentials",
     "softmax_of_rows",
 ]

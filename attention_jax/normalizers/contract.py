@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.programs import is_of_library, is_of_this_package
 from attention_jax.normalizers.row_state import ElementwiseState, RowShift
 from attention_jax.normalizers.threshold import find_shift, threshold_of_rows
 
@@ -32,6 +33,22 @@ Array = jax.Array
 Params = Any  # a pytree of arrays; {} when there is nothing to learn
 # fold(update, carry): the last carry after `carry = update(carry, logits)` for every tile of keys.
 Fold = Callable[[Callable[[Any, Array], Any], Any], Any]
+
+
+# What follows from the methods that a user defines.
+_FOLLOWS = (
+    "__call__",
+    "empty_state",
+    "prepared",
+    "safe_weight",
+    "sink_logit",
+    "tile_weights",
+    "transformed",
+    "visits",
+    "weights_of_rows",
+    "with_shift",
+    "with_sink",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +81,22 @@ class Normalizer:
     convex: ClassVar[bool] = False
     uses_num_keys: ClassVar[bool] = False
     has_statistics: ClassVar[bool] = False  # whether logsumexp and entropy exist: softmax alone
+
+    def __init_subclass__(cls) -> None:
+        """Raises TypeError if a user's class replaces what follows from `weight`, or inherits it.
+
+        The implementations would give different answers.
+        """
+        for name in _FOLLOWS:
+            inherited = getattr(cls, name) is not getattr(Normalizer, name)
+            replaced = name in vars(cls)
+            changed = any(part in vars(cls) for part in ("weight", "inverse"))
+            if not is_of_this_package(cls) and (replaced or (inherited and changed)):
+                base = "" if replaced else ", which is right for the weights of its base class"
+                raise TypeError(
+                    f"normalizer {cls.__name__} must be a subclass of Normalizer that defines"
+                    f" weight, inverse and transform; it has another {name}{base}"
+                )
 
     # --- what a subclass defines ---
 
@@ -207,7 +240,8 @@ class Normalizer:
 
     def param_shapes(self) -> Params:
         """The shapes of the parameters, as a pytree of `jax.ShapeDtypeStruct`."""
-        return _init_shapes(self)
+        shapes = _init_shapes if is_of_library(self) else _init_shapes.__wrapped__
+        return shapes(self)
 
 
 @functools.lru_cache(maxsize=256)

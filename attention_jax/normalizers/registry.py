@@ -39,11 +39,11 @@ def get_normalizer(name_or_normalizer: NormalizerLike) -> Normalizer:
             `Normalizer` that needs no arguments.
 
     Returns:
-        a `Normalizer`, hashable by value.
+        a `Normalizer`.
 
     Raises:
-        ValueError: there is no normaliser of that name, it does not have these fields, its fields
-            do not determine what it computes, or it lacks `weight` or `inverse`.
+        ValueError: there is no normaliser of that name, it does not have these fields, or it lacks
+            `weight` or `inverse`.
 
     >>> get_normalizer("softmax(sink=True)")
     Softmax(sink=True)
@@ -64,6 +64,5 @@ def get_normalizer(name_or_normalizer: NormalizerLike) -> Normalizer:
         normalizer = normalizer()
     if not isinstance(normalizer, Normalizer):
         raise ValueError(f"normalizer must be a name or a Normalizer; got {name_or_normalizer!r}")
-    registry.check_value_semantics(normalizer)
     normalizer.check_contract()
     return normalizer

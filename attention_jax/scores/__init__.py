@@ -11,13 +11,13 @@ from attention_jax.scores.additive import Additive, Concat
 from attention_jax.scores.contract import Params, Score, TileCost
 from attention_jax.scores.cosine import Cosine
 from attention_jax.scores.description import (
+    check_description,
     describe,
-    description_in_words,
-    fits_description,
 )
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot, is_dot_product
-from attention_jax.scores.function import FunctionScore
+from attention_jax.scores.function import CallableScore, FunctionScore
+from attention_jax.scores.known import known_score
 from attention_jax.scores.named_objects import Registry, required_fields
 from attention_jax.scores.projected_keys import (
     KeyLike,
@@ -38,13 +38,13 @@ from attention_jax.scores.slopes import (
     stand_ins,
 )
 from attention_jax.scores.soft_cap import SoftCap
-from attention_jax.scores.trial import check_score_runs
 from attention_jax.scores.wrapped import WrappedScore
 
 __all__ = [
     "DEFAULT_SCORE",
     "SCORES",
     "Additive",
+    "CallableScore",
     "Concat",
     "Cosine",
     "Dot",
@@ -61,14 +61,13 @@ __all__ = [
     "SoftCap",
     "TileCost",
     "WrappedScore",
-    "check_score_runs",
+    "check_description",
     "describe",
-    "description_in_words",
-    "fits_description",
     "get_score",
     "is_dot_product",
     "key_feature_shapes",
     "key_features",
+    "known_score",
     "masked_pair",
     "masked_pair_jvp",
     "masked_pair_vjp",

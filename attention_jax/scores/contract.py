@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from attention_jax.core.partial_jvp import partial_jvp
+from attention_jax.core.programs import is_of_library
 
 Array = jax.Array
 Params = Any  # a pytree of arrays; {} when there is nothing to learn
@@ -49,6 +50,7 @@ class Score:
     needs_equal_dims: ClassVar[bool] = False
     tile_cost: ClassVar[TileCost] = "materialized"
     finite_slopes: ClassVar[bool | None] = None
+    own_params: ClassVar[Params] = {}  # where no params are given; of `CallableScore` alone
 
     def __init_subclass__(cls) -> None:
         def owner(name: str) -> int:
@@ -162,7 +164,12 @@ class Score:
         return init_shapes(self, query_dim, key_dim)
 
 
-@functools.lru_cache(maxsize=256)
 def init_shapes(score: Score, query_dim: int, key_dim: int) -> Params:
     """The shapes of the parameters that `init` makes, as a pytree of `jax.ShapeDtypeStruct`."""
+    shapes = _init_shapes if is_of_library(score) else _init_shapes.__wrapped__
+    return shapes(score, query_dim, key_dim)
+
+
+@functools.lru_cache(maxsize=256)
+def _init_shapes(score: Score, query_dim: int, key_dim: int) -> Params:
     return jax.eval_shape(lambda rng: score.init(rng, query_dim, key_dim), jax.random.key(0))

@@ -1,106 +1,74 @@
-"""The class and fields of a score or normaliser as JSON, by which a run recognises its own."""
+"""A score or normaliser as config.json stores it, by which a run recognises its own."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import functools
-import json
-import math
+import re
+import warnings
 from typing import Any
+
+import jax
+
+from attention_jax.core.programs import Known
 
 JSON = dict[str, Any]
 
 
 def describe(part: Any) -> JSON:
-    """The class and all fields of a score or normaliser, nested ones included, as JSON.
+    """The class and fields of a score or normaliser; of a user's, also the digest of its program.
 
-    Functions and classes are described by their qualified names: a function with a new body has the
-    same description, and so has a class with a new method.
+    Args:
+        part: a part of this library, or a user's from `known_score` or `known_normalizer`.
 
     >>> from attention_jax.scores import get_score
     >>> describe(get_score("scaled(scale=0.5)"))
-    {'class': 'attention_jax.scores.ScaledDot', 'fields': {'scale': 0.5}}
+    {'class': 'attention_jax.scores.ScaledDot', 'fields': 'ScaledDot(scale=0.5)'}
     """
-    described: JSON = _described(part)
-    return described
-
-
-def fits_description(part: Any, stored: Any) -> bool:
-    """Whether `describe` would have made `stored` of this score or normaliser.
-
-    A field that is newer than the description must have its default.
-    """
-    if not _is_dataclass(part) or not isinstance(stored, dict):
-        return bool(_described(part) == stored)
-    if stored["class"] != _qualified_name(type(part)):
-        return False
-    fields = {field.name: field for field in dataclasses.fields(part) if field.compare}
-    if not stored["fields"].keys() <= fields.keys():
-        return False
-    for name, field in fields.items():
-        value = getattr(part, name)
-        fits = (
-            fits_description(value, stored["fields"][name])
-            if name in stored["fields"]
-            else value == _default_of(field)
-        )
-        if not fits:
-            return False
-    return True
-
-
-def description_in_words(described: Any, *, modules: bool = False) -> str:
-    """A description as Python would print it; with the modules of classes, if asked."""
-    if not (isinstance(described, dict) and described.keys() == {"class", "fields"}):
-        return repr(described)
-    name = described["class"] if modules else described["class"].rpartition(".")[2]
-    fields = (
-        f"{field}={description_in_words(value, modules=modules)}"
-        for field, value in described["fields"].items()
-    )
-    return f"{name}({', '.join(fields)})"
-
-
-def _described(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else repr(value)  # JSON has no NaN, and NaN != NaN
-    if isinstance(value, tuple | list):
-        return [_described(item) for item in value]
-    if isinstance(value, frozenset):
-        return sorted((_described(item) for item in value), key=json.dumps)
-    if isinstance(value, enum.Enum):
-        return f"{_qualified_name(type(value))}.{value.name}"
-    if isinstance(value, functools.partial):
-        keywords = {name: _described(item) for name, item in value.keywords.items()}
-        arguments = [_described(item) for item in value.args]
-        fields = {"func": _described(value.func), "args": arguments, "keywords": keywords}
-        return {"class": "functools.partial", "fields": fields}
-    if _is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value) if field.compare]
-        fields = {name: _described(getattr(value, name)) for name in names}
-        return {"class": _qualified_name(type(value)), "fields": fields}
-    if hasattr(value, "__qualname__"):
-        return _qualified_name(value)
-    # The address of an object differs between processes.
-    return _qualified_name(type(value)) if " at 0x" in repr(value) else repr(value)
-
-
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def _qualified_name(named: Any) -> str:
-    module = str(named.__module__)
+    cls = part.__class__
+    module = str(cls.__module__)
     for room in ("attention_jax.scores", "attention_jax.normalizers"):
         if module.startswith(f"{room}."):  # runs outlive a move within the library
             module = room
-    return f"{module}.{named.__qualname__}"
+    # The address of an object differs between processes.
+    fields = re.sub(r" at 0x[0-9a-f]+", "", repr(part))
+    description = {"class": f"{module}.{cls.__qualname__}", "fields": fields}
+    if type(part) is Known:
+        description |= {"program": part.digest, "jax": jax.__version__}
+    return description
 
 
-def _default_of(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+def check_description(setting: str, part: Any, stored: JSON) -> None:
+    """Raises ValueError unless `part` is what `describe` made `stored` of.
+
+    A part of a user is the same if its program is, whatever its class and fields are called.
+    Programs cannot be compared between versions of JAX: a difference is a warning then.
+
+    Args:
+        setting: how the part was named, for the error.
+        part: as in `describe`.
+        stored: from config.json.
+    """
+    now = describe(part)
+    program = now.get("program")
+    if program is not None and stored.get("program") == program:
+        return
+    restore = "; restore what the run was trained with, or train a new run in another folder"
+    names = ("class", "fields")
+    if any(stored.get(name) != now[name] for name in names):
+        before, after = (str(each.get("fields")) for each in (stored, now))
+        if before == after:
+            before, after = (": ".join(str(each.get(n)) for n in names) for each in (stored, now))
+        raise ValueError(
+            f"{setting} was {before} when this run was trained, and is {after} now{restore}"
+        )
+    if program is None:
+        return
+    text = (
+        f"{setting} has another formula than when this run was trained: its program was"
+        f" {str(stored.get('program'))[:12]}, and is {program[:12]} now"
+    )
+    if stored.get("jax") == now["jax"]:
+        raise ValueError(text + restore)
+    warnings.warn(
+        f"{text}; this may be because jax was {stored.get('jax')} then, and is {now['jax']} now",
+        stacklevel=2,
+    )

@@ -27,10 +27,9 @@ class FunctionScore(Score):
     and k [s, Dk] in the compute dtype, and returns their logits [t, s]. It is also called with
     tokens that no allowed pair contains; their logits are masked afterwards.
 
-    Two such scores are equal if their functions are the same object, and JAX caches compiled
-    programs by that equality. A `lambda` inside a loop or a training step is a new function in
-    every call, and compiles again. Define the function once, at the top of a file; if it depends on
-    settings, write a `Score` with fields.
+    The function is traced in each call of `attention`, so that numbers of its closure and globals
+    are those of now; it compiles again only when they have changed, or when the function is another
+    object. A `lambda` inside a loop is a new object in every call: define the function once.
 
     Params: {} for (q, k); for (params, q, k) any pytree of float arrays, which the whole batch
     shares. (`Score.init` tells which axes of a parameter are batch axes, and a function has no
@@ -53,17 +52,7 @@ class FunctionScore(Score):
     function: Callable[..., Array]
 
     def __post_init__(self) -> None:
-        try:
-            hash(self.function)
-        except TypeError:
-            raise ValueError(f"score must be hashable; got the function {self!r}") from None
         _ = self._takes_params
-        for name in _traced_values(self.function):
-            raise ValueError(
-                f"score {self} must not use the traced array {name} from its enclosing scope, since"
-                " compiled programs are cached by the function: take it as a parameter, def"
-                " score(params, q, k), and give attention params="
-            )
 
     def __repr__(self) -> str:
         function = self.function
@@ -111,35 +100,66 @@ class FunctionScore(Score):
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         arguments = (params,) if self._takes_params else ()
-        logits: Any = self.function(*arguments, q_features, k_features)
-        expected = (q_features.shape[0], k_features.shape[0])
-        if not hasattr(logits, "dtype"):
-            got = "None" if logits is None else f"a {type(logits).__name__}"
-        elif logits.shape == expected and jnp.issubdtype(logits.dtype, jnp.floating):
-            return logits
-        else:
-            got = f"{logits.dtype} {list(logits.shape)}"
-        raise ValueError(
-            f"score {self} must give float logits {list(expected)} of q {list(q_features.shape)}"
-            f" and k {list(k_features.shape)}; got {got}"
-        )
+        return self.function(*arguments, q_features, k_features)
 
 
-def _traced_values(function: Any) -> list[str]:
-    """The names of the traced arrays in a function's closure or `functools.partial` arguments."""
-    captured: dict[str, Any] = {}
-    while isinstance(function, functools.partial):
-        captured.update({"of a functools.partial": function.args}, **function.keywords)
-        function = function.func
-    function = inspect.unwrap(function)
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=True):
-        try:
-            captured[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    return [
-        name
-        for name, value in captured.items()
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
-    ]
+@dataclasses.dataclass(frozen=True, repr=False)
+class CallableScore(FunctionScore):
+    """The score of a callable pytree, whose floating-point leaves are its parameters
+
+    An `nnx.Module`, an Equinox module or a `jax.tree_util.Partial` with a method
+    `__call__(q, k) -> logits`. `get_score` wraps it. Its arrays are read anew in each call of
+    `attention`, are differentiable, and do not compile again when they change.
+
+    Params: {path: leaf} of the floating-point leaves; the other leaves are constants. Where no
+    params are given, those of the pytree are taken.
+
+    >>> from attention_jax import attention
+    >>> def scaled(temperature, q, k):
+    ...     return q @ k.T / temperature
+    >>> def output(temperature):
+    ...     score = jax.tree_util.Partial(scaled, temperature)
+    ...     return attention(jnp.eye(2), jnp.eye(2), jnp.eye(2), score=score)[0, 0]
+    >>> jax.grad(output)(1.0).round(3)
+    Array(-0.197, dtype=float32, weak_type=True)
+    """
+
+    function: Any = dataclasses.field(compare=False)
+    structure: Any = None  # with which `function` is compared, in place of its leaves
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "structure", jax.tree.structure(self.function))
+        super().__post_init__()
+
+    @property
+    def own_params(self) -> Params:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self.function)
+        return {jax.tree_util.keystr(path): leaf for path, leaf in leaves if is_float(leaf)}
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        return jax.tree.map(jnp.asarray, self.own_params)
+
+    def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
+        return {
+            name: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf))
+            for name, leaf in self.own_params.items()
+        }
+
+    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
+        def replaced(path: Any, leaf: Any) -> Any:
+            return params.get(jax.tree_util.keystr(path), leaf)
+
+        function = jax.tree_util.tree_map_with_path(replaced, self.function)
+        return function(q_features, k_features)
+
+
+def is_callable_pytree(value: Any) -> bool:
+    """Whether a value can be called and is a pytree with floating-point leaves."""
+    leaves = jax.tree.leaves(value) if callable(value) else []
+    return any(leaf is not value and is_float(leaf) for leaf in leaves)
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether a leaf of a pytree is a floating-point number or array."""
+    dtype = np.dtype(type(leaf)) if isinstance(leaf, float) else getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)

@@ -44,26 +44,6 @@ class Registry:
         """
         return self._named(parse_score(text, self.noun), text)
 
-    def check_value_semantics(self, value: Any) -> None:
-        """Raises ValueError unless the fields, by which programs are cached, say all."""
-        name = type(value).__name__
-        fields = {field.name for field in dataclasses.fields(value)}
-        for inner in (getattr(value, field) for field in fields):
-            if isinstance(inner, self.base):  # the object inside a wrapped one
-                self.check_value_semantics(inner)
-        for attribute in set(vars(value)) - fields:
-            if not isinstance(getattr(type(value), attribute, None), functools.cached_property):
-                raise ValueError(
-                    f"{self.noun} must be a frozen dataclass; {name}.{attribute} is not a field, so"
-                    f" two {name} that differ in it would compare equal"
-                )
-        try:
-            hash(value)
-        except TypeError:
-            raise ValueError(
-                f"{self.noun} must be hashable: make {name} a frozen dataclass with hashable fields"
-            ) from None
-
     def _named(self, named: ScoreText, text: str) -> Any:
         """The object, class or function that a part of `text` names."""
         found: Any = self.names.get(named.name)

@@ -12,7 +12,12 @@ from attention_jax.scores.contract import Score, TileCost
 from attention_jax.scores.cosine import Cosine
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot
-from attention_jax.scores.function import SIGNATURES, FunctionScore
+from attention_jax.scores.function import (
+    SIGNATURES,
+    CallableScore,
+    FunctionScore,
+    is_callable_pytree,
+)
 from attention_jax.scores.named_objects import Registry, required_fields
 from attention_jax.scores.soft_cap import SoftCap
 
@@ -45,15 +50,16 @@ def get_score(name_or_score: ScoreLike) -> Score:
         name_or_score: a key of `SCORES`, or "module:Name" for a score in a module that can be
             imported, both with or without arguments; a `Score`; a subclass of `Score` that needs no
             arguments; or a function of (q [t, Dq], k [s, Dk]) or (params, q, k) that returns logits
-            [t, s], see `FunctionScore`. "module:Name" may be a class, an instance or a function;
+            [t, s], see `FunctionScore`; or a callable pytree, such as an `nnx.Module`, see
+            `CallableScore`. "module:Name" may be a class, an instance or a function;
             arguments make an instance of the class, or a copy of the instance with other fields.
 
     Returns:
-        a `Score`, hashable by value.
+        a `Score`.
 
     Raises:
-        ValueError: there is no score of that name, it does not have these fields, its fields do not
-            determine what it computes, or a function takes other arguments.
+        ValueError: there is no score of that name, it does not have these fields, or a function
+            takes other arguments.
 
     >>> get_score("scaled")
     ScaledDot(scale=None)
@@ -73,12 +79,11 @@ def get_score(name_or_score: ScoreLike) -> Score:
                 f" ({error}): write {score.__name__}({written})"
             ) from error
     if callable(score) and not isinstance(score, Score | type):
-        return FunctionScore(score)
+        return (CallableScore if is_callable_pytree(score) else FunctionScore)(score)
     if not isinstance(score, Score):
         raise ValueError(
             f"score must be a name or a Score, or a function of {SIGNATURES}; got {name_or_score!r}"
         )
-    _registry().check_value_semantics(score)
     _check_contract(score)
     return score
 

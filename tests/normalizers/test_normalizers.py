@@ -134,9 +134,14 @@ def test_known_weights():
         np.testing.assert_allclose(searched, jax.nn.softmax(logits), atol=1e-15)
 
 
-class SearchedSoftmax(aj.Softmax):
-    def visits(self, dtype):
-        return aj.Normalizer.visits(self, dtype)
+class SearchedSoftmax(aj.Normalizer):
+    convex = True
+
+    def weight(self, params, shifted):
+        return jnp.exp(shifted)
+
+    def inverse(self, params, weight):
+        return jnp.log(weight)
 
 
 @pytest.mark.parametrize("name", ["sparsemax", "entmax", "entmax(alpha=1.1)", "entmax(alpha=2.5)"])

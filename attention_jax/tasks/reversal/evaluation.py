@@ -98,7 +98,7 @@ def evaluate(
             target_inputs=jnp.pad(batch.target_inputs, more),
             targets=jnp.pad(batch.targets, more),
         )
-        results[length] = _evaluate(trained.config.model, beams, trained.params, batch)
+        results[length] = _evaluate(trained.config.model.known(), beams, trained.params, batch)
     return results
 
 

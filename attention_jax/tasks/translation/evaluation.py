@@ -55,6 +55,7 @@ def mean_loss(config: TranslationConfig, params: Params, batches: Batches) -> di
     "negative_log_likelihood" without it}.
     """
     sums = np.zeros(3)
+    config = config.model.known(config)
     for step in range(batches.steps_per_epoch):
         batch_sums, tokens = _sums(config, params, batches.batch(0, step))
         sums += np.array([batch_sums.loss, batch_sums.negative_log_likelihood, tokens], float)

@@ -166,15 +166,14 @@ def _decoded(
     """(index, what `decode` finds for it) of each sentence with text, batch by batch by length."""
     rows = [[*ids, EOS] for ids in translator.vocabularies.source.encode(sentences)]
     width_of = [-(-len(row) // WIDTH) * WIDTH for row in rows]
+    config = translator.config.model.known(translator.config)
     for width in sorted(set(width_of)):
         members = [index for index, row_width in enumerate(width_of) if row_width == width]
         size = max(1, _BATCH_TOKENS // (width * search.beams))
         for first in range(0, len(members), size):
             batch = members[first : first + size]
             source = padded_sources([rows[index] for index in batch], size, width)
-            found = jax.tree.map(
-                np.asarray, decode(translator.config, search, translator.params, *source)
-            )
+            found = jax.tree.map(np.asarray, decode(config, search, translator.params, *source))
             for row, index in enumerate(batch):
                 if len(rows[index]) > 1:  # a row that is EOS alone has no text
                     yield index, jax.tree.map(lambda leaf: leaf[row], found)  # noqa: B023
@@ -215,7 +214,8 @@ def translated_ids(
     row = [*ids, EOS]
     width = -(-len(row) // multiple) * multiple
     arrays = padded_sources([row], 1, width)
-    tokens = np.asarray(_best(translator.config, search, translator.params, *arrays))[0]
+    config = translator.config.model.known(translator.config)
+    tokens = np.asarray(_best(config, search, translator.params, *arrays))[0]
     answer = tokens.tolist()
     return row, answer[: answer.index(EOS) + 1] if EOS in answer else answer
 
@@ -224,7 +224,8 @@ def weights_of(translator: Translator, source: Sequence[int], target: Sequence[i
     """Cross-attention weights [L, T, S] of a source and a translation, as ids with EOS last."""
     arrays = padded_sources([list(source)], 1, len(source))
     tokens = jnp.asarray([list(target)], jnp.int32)
-    return np.asarray(_weights(translator.config, translator.params, *arrays, tokens))[:, 0]
+    config = translator.config.model.known(translator.config)
+    return np.asarray(_weights(config, translator.params, *arrays, tokens))[:, 0]
 
 
 def longest_answer(width: int) -> int:

@@ -1,0 +1,310 @@
+"""What a user writes is known by its program: its numbers are those of now.
+
+Scores, functions as scores, masks, biases and normalisers, as they are written in notebooks.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import attention_jax as aj
+from attention_jax import attention, interop
+
+X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+NUMBERS = (0.1, 1.0, 3.0)
+
+
+def expected(temperature, allowed=True):
+    """Attention of X to itself with logits `temperature * q . k`, in float64 NumPy."""
+    tokens = X.astype(np.float64)
+    logits = np.where(allowed, temperature * tokens @ tokens.T, -np.inf)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ tokens
+
+
+def slope(temperature):
+    """The derivative of the sum of squares of `expected` by the temperature."""
+    temperature, step = float(temperature), 1e-6
+    losses = [np.sum(expected(temperature + sign * step) ** 2) for sign in (-1, 1)]
+    return (losses[1] - losses[0]) / (2 * step)
+
+
+def close(got, temperature, **mask):
+    np.testing.assert_allclose(got, expected(temperature, **mask), rtol=2e-5, atol=2e-6)
+
+
+# --- numbers that change between eager calls ---
+
+TEMPERATURE = 1.0
+
+
+def by_global(q, k):
+    return TEMPERATURE * (q @ k.T)
+
+
+class Plain:
+    """An object that a user wrote, callable and with methods."""
+
+    def __init__(self, temperature):
+        self.temperature = temperature
+
+    def __call__(self, q, k):
+        return self.temperature * (q @ k.T)
+
+    def method(self, q, k):
+        return self(q, k)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WithoutEq(aj.Score):
+    temperature: object
+
+    def pair(self, params, q, k):
+        return self.temperature * (q @ k.T)
+
+
+@dataclasses.dataclass(frozen=True)
+class NotCompared(aj.Score):
+    temperature: object = dataclasses.field(compare=False)
+
+    def pair(self, params, q, k):
+        return self.temperature * (q @ k.T)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayField(aj.Score):
+    temperature: object
+
+    def pair(self, params, q, k):
+        return self.temperature * (q @ k.T)
+
+
+def calls(kind):
+    """A function temperature -> score; the score is one object where the kind allows it."""
+    shared = Plain(0.0)
+    cell = [0.0]
+
+    def closure(q, k):
+        return cell[0] * (q @ k.T)
+
+    def score_of(temperature):
+        global TEMPERATURE
+        TEMPERATURE = shared.temperature = cell[0] = temperature
+        array = jnp.float32(temperature)
+        return {
+            "global": lambda: by_global,
+            "closure": lambda: closure,
+            "object": lambda: shared,
+            "bound method": lambda: shared.method,
+            "eq=False": lambda: WithoutEq(array),
+            "compare=False": lambda: NotCompared(array),
+            "array field": lambda: ArrayField(array),
+            "inside of a score": lambda: aj.SoftCap(aj.get_score(by_global), cap=1e4),
+        }[kind]()
+
+    return score_of
+
+
+KINDS = ["global", "closure", "object", "bound method", "eq=False", "compare=False", "array field",
+         "inside of a score"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_those_of_now(kind):
+    score_of = calls(kind)
+    for temperature in (*NUMBERS, NUMBERS[0]):
+        close(attention(X, X, X, score=score_of(temperature)), temperature)
+
+
+def test_numbers_are_those_of_now_in_every_function():
+    mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
+    global TEMPERATURE
+    for TEMPERATURE in NUMBERS:
+        heads = X[:, None]
+        weights = aj.attention_weights(X, X, score=by_global)
+        close(weights @ X, TEMPERATURE)
+        close(interop.dot_product_attention(heads, heads, heads, score=by_global)[:, 0],
+              TEMPERATURE)  # fmt: skip
+        close(aj.ring_attention(X, X, X, score=by_global, mesh=mesh), TEMPERATURE)
+        whole = {"centers": jnp.arange(6), "radius": 6}
+        close(aj.local_attention(X, X, X, score=by_global, **whole), TEMPERATURE)
+        no_coverage = jnp.zeros(8)
+        result = aj.coverage_attention(X, X, X, score=by_global, coverage_kernel=no_coverage)
+        close(result.output, TEMPERATURE)
+        close(aj.nn.Attention(by_global, 8, 8, rngs=nnx.Rngs(0))(X, X), TEMPERATURE)
+        _, weights = aj.monotonic_attention(X, X, X, score=by_global)
+        first = 1 / (1 + np.exp(-TEMPERATURE * X[0] @ X[0]))
+        np.testing.assert_allclose(weights[0, 0], first, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["object", "eq=False", "compare=False", "array field"])
+def test_a_traced_array_that_is_no_parameter_is_refused(kind):
+    shared = Plain(0.0)
+
+    def loss(temperature):
+        shared.temperature = temperature
+        score = shared if kind == "object" else {
+            "eq=False": WithoutEq, "compare=False": NotCompared, "array field": ArrayField,
+        }[kind](temperature)  # fmt: skip
+        return attention(X, X, X, score=score).sum()
+
+    for derivative in (jax.grad(loss), jax.jit(loss)):
+        with pytest.raises(
+            ValueError, match=r"score .*traced array float32\[\] .*params="
+        ) as error:
+            derivative(1.0)
+        assert "\n" not in str(error.value)
+
+
+# --- callable pytrees ---
+
+
+class Module(nnx.Module):
+    def __init__(self):
+        self.temperature = nnx.Param(jnp.float32(1.0))
+        self.name = "a static attribute"
+
+    def __call__(self, q, k):
+        return self.temperature[...] * (q @ k.T)
+
+
+@jax.tree_util.register_pytree_node_class
+class Registered(Plain):
+    """As the modules of Equinox are: an object that is a pytree of its arrays."""
+
+    def tree_flatten(self):
+        return (self.temperature,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
+
+
+def product(temperature, q, k):
+    return temperature * (q @ k.T)
+
+
+def module_of(temperature):
+    module = Module()
+    module.temperature[...] = temperature
+    return module
+
+
+PYTREES = {
+    "nnx": module_of,
+    "registered": Registered,
+    "Partial": lambda temperature: jax.tree_util.Partial(product, temperature),
+}
+
+
+@pytest.mark.parametrize("kind", PYTREES)
+def test_leaves_of_a_callable_pytree_are_parameters(kind):
+    def output(temperature):
+        return attention(X, X, X, score=PYTREES[kind](temperature))
+
+    def loss(temperature):
+        return jnp.sum(output(temperature) ** 2)
+
+    for temperature in map(jnp.float32, NUMBERS):
+        close(output(temperature), temperature)
+        np.testing.assert_allclose(jax.grad(loss)(temperature), slope(temperature), rtol=2e-4)
+    compiled = jax.jit(loss)
+    compiled(jnp.float32(1.0))
+    assert compiled(jnp.float32(2.0)) == pytest.approx(np.sum(expected(2.0) ** 2), rel=1e-5)
+
+
+def test_a_module_as_score_is_compiled_once_while_it_trains():
+    module = Module()
+    traces = []
+
+    def counted(module, q, k):
+        traces.append(q.shape)
+        return module(q, k)
+
+    for temperature in NUMBERS:
+        module.temperature[...] = jnp.float32(temperature)
+        score = jax.tree_util.Partial(counted, module)
+        close(attention(X, X, X, score=score), temperature)
+    of_calls = [shape for shape in traces if shape == X.shape]
+    assert len(of_calls) == 1
+
+
+def test_a_module_inside_of_a_module_is_trained():
+    layer = aj.nn.Attention(module_of(jnp.float32(0.5)), 8, 8, rngs=nnx.Rngs(0))
+    gradient = nnx.grad(lambda layer: jnp.sum(layer(X, X) ** 2))(layer)
+    (leaf,) = jax.tree.leaves(gradient)
+    np.testing.assert_allclose(leaf, slope(0.5), rtol=2e-4)
+    close(layer(X, X), 0.5)
+
+
+# --- masks and biases ---
+
+LIMIT = 1
+
+
+@aj.mask_dataclass
+class Near(aj.Mask):
+    def allowed(self, query_positions, key_positions):
+        return abs(query_positions[:, None] - key_positions[None, :]) <= LIMIT
+
+
+@aj.bias_dataclass
+class Slope(aj.Bias):
+    def values(self, query_positions, key_positions):
+        before = key_positions[None, :] <= query_positions[:, None]
+        return jnp.where(before, 0.0, -1e4 * LIMIT)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+def test_numbers_of_masks_and_biases_are_those_of_now(implementation):
+    global LIMIT
+    i, j = np.indices((6, 6))
+    options = {"score": "dot", "implementation": implementation}
+    for LIMIT in (0, 1, 2):
+        near, causal = abs(i - j) <= LIMIT, j <= i
+        close(attention(X, X, X, mask=Near(), **options), 1.0, allowed=near)
+        both = aj.causal_mask() & (~Near() | aj.local_mask(0, 0))
+        close(attention(X, X, X, mask=both, **options), 1.0, allowed=causal & (~near | (i == j)))
+        close(attention(X, X, X, bias=Slope(), **options), 1.0, allowed=causal | (LIMIT == 0))
+
+
+def test_numbers_of_normalizers_are_those_of_now():
+    global LIMIT
+
+    @dataclasses.dataclass(frozen=True)
+    class Mine(aj.Normalizer):
+        sums_to_one = False
+
+        def weight(self, params, shifted):
+            return jax.nn.sigmoid(shifted)
+
+        def transform(self, params, logits, num_keys):
+            return LIMIT * logits
+
+    for LIMIT in (1, 2):
+        for implementation in ("reference", "tiled"):
+            got = attention(X, X, X, score="dot", normalizer=Mine(), implementation=implementation)
+            tokens = X.astype(np.float64)
+            weights = 1 / (1 + np.exp(-LIMIT * tokens @ tokens.T))
+            np.testing.assert_allclose(got, weights @ tokens, rtol=2e-5, atol=1e-5)
+
+
+def test_a_subclass_of_softmax_has_the_weights_of_softmax():
+    with pytest.raises(TypeError, match="normalizer Base2 must be a subclass of Normalizer"):
+
+        class Base2(aj.Softmax):
+            def weight(self, params, shifted):
+                return jnp.exp2(shifted)
+
+    @dataclasses.dataclass(frozen=True)
+    class Warm(aj.Softmax):
+        def transform(self, params, logits, num_keys):
+            return logits / 2
+
+    for implementation in ("reference", "tiled"):
+        got = attention(X, X, X, score="dot", normalizer=Warm(), implementation=implementation)
+        close(got, 0.5)
