@@ -66,6 +66,9 @@ def evaluate(
 ) -> dict[int, Evaluation]:
     """Accuracies by length, on fresh random strings, the same for all seeds and scores.
 
+    Strings are padded to the longest of training, which a model without a padding mask sees; longer
+    strings are not padded. So the accuracy at a length does not depend on the other lengths.
+
     Args:
         trained: the run.
         lengths: lengths of strings, each at least 1.
@@ -80,7 +83,6 @@ def evaluate(
     check_integer("strings", strings)
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths must be one or more, each at least 1; got {list(lengths)}")
-    width = max(lengths)
     results = {}
     for length in lengths:
         rng = jax.random.fold_in(jax.random.key(seed), length)
@@ -92,7 +94,7 @@ def evaluate(
             max_length=length,
             source_start=trained.config.source_start,
         )
-        more = ((0, 0), (0, width - length))
+        more = ((0, 0), (0, max(0, trained.config.max_length - length)))
         batch = batch._replace(
             source=jnp.pad(batch.source, more),
             target_inputs=jnp.pad(batch.target_inputs, more),
