@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import tyro
-from command_line import ScoreNames, run_command
+from command_line import ScoreNames, is_users_mistake, run_command
 from sweep_combinations import Combination, combinations_of
 from sweep_table import rows_of, write_table
 from train import TASK_NAME
@@ -203,6 +203,8 @@ def make_table(
             definition = task_of(folder)
             run = finished_run(definition, folder)
         except ValueError as error:
+            if not is_users_mistake(error):
+                raise
             reason = str(error).removeprefix("workdir must be the folder of a training run; ")
             warn(f"left out of {name}: {reason.removeprefix('workdir ')}")
             continue
