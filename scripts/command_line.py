@@ -135,7 +135,7 @@ def _mistakes_in_one_line(words: list[str]) -> Iterator[None]:
         if stop.code == 2 and (box := printed.getvalue()):
             printed = io.StringIO()
             refused = stop.__context__  # what tyro caught, perhaps in an error of its own
-            if type(refused).__module__.startswith("tyro."):
+            if refused and type(refused).__module__.startswith("tyro."):
                 refused = refused.__context__
             if refused and _raised_in_project(refused) and not _raised_by_statement(refused):
                 raise refused from None

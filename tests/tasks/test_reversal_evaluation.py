@@ -138,6 +138,15 @@ def test_without_a_padding_mask_strings_are_padded_as_in_training(trained):
         assert together[2].teacher_forced_tokens[seed] == pytest.approx(np.mean(right))
 
 
+def test_without_a_padding_mask_a_word_does_not_depend_on_the_other_words(trained):
+    model = dataclasses.replace(MODEL, mask_padding=False)
+    unmasked = dataclasses.replace(trained, config=dataclasses.replace(CONFIG, model=model))
+    (alone,), (beside, _) = (reverse(unmasked, words) for words in (["ab"], ["ab", "xyz"]))
+    assert alone.answer == beside.answer
+    np.testing.assert_allclose(alone.weights, beside.weights, atol=1e-5)
+    assert np.min(np.sum(alone.weights, axis=-1)) < 0.9  # the model also looks at padding
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_reverse_is_the_naive_answer(trained, seed):
     words = ["abc", "q", "zz"]

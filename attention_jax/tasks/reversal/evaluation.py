@@ -121,14 +121,16 @@ def check_beams(beams: int) -> None:
     check_integer("beams", beams)
 
 
-def batch_of_words(words: Sequence[str], *, source_start: bool) -> Batch:
-    """Words, padded to the longest, and their reversals; see `reversal_batch`.
+def batch_of_words(words: Sequence[str], *, source_start: bool, width: int = 0) -> Batch:
+    """Words, padded to the longest or to `width` letters, and their reversals.
+
+    See `reversal_batch`. A model without a padding mask needs the width of its training.
 
     Raises:
         ValueError: a word has a letter outside the vocabulary.
     """
     ids = [VOCABULARY.encode(word) for word in words]
-    width = max(map(len, ids))
+    width = max(width, *map(len, ids))
     letters = np.array([row + [PAD] * (width - len(row)) for row in ids], np.int32)
     lengths = np.array([len(row) for row in ids], np.int32)
     return reversal_batch(letters, lengths, source_start=source_start)
@@ -161,6 +163,8 @@ def reverse(
 ) -> list[Reversed]:
     """Reverses words with one of the trained seeds, greedily or by a beam search.
 
+    Words are padded to the longest of training, or to the longest of them if it is longer.
+
     Raises:
         ValueError: there are no words or no such seed; a word is empty or has a letter outside the
             vocabulary.
@@ -173,7 +177,7 @@ def reverse(
         )
     check_beams(beams)
     source_start = trained.config.source_start
-    batch = batch_of_words(words, source_start=source_start)
+    batch = batch_of_words(words, source_start=source_start, width=trained.config.max_length)
 
     @jax.jit
     def decode_words(params: Any, seed_index: Array) -> Decoded:
