@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import io
 import os
 import sys
-import traceback
+import types
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,9 +66,9 @@ def run_command(
 ) -> None:
     """Parses `sys.argv`, runs `main` and exits with its status.
 
-    A ValueError that this project raises is a mistake of the user: it is printed in one line, and
-    the exit status is 2. A ValueError from elsewhere, such as a user's score or JAX, keeps its
-    traceback.
+    A ValueError that a check of this project raises is a mistake of the user: it is printed in one
+    line, and the exit status is 2. A ValueError from elsewhere keeps its traceback: from a user's
+    score, from JAX, or from a builtin that this project calls, which is a bug of ours.
 
     Args:
         arguments: a dataclass of the options, or a function that chooses it from the words of the
@@ -79,7 +80,7 @@ def run_command(
     try:
         status = main(parse(arguments, sys.argv[1:], **shown))
     except (ValueError, jax.errors.JaxRuntimeError) as error:
-        if _is_users_mistake(error):
+        if is_users_mistake(error):
             print(f"error: {_in_options(str(error))}", file=sys.stderr)
             status = 2
         elif processes.are_lost(error):
@@ -133,6 +134,11 @@ def _mistakes_in_one_line(words: list[str]) -> Iterator[None]:
     except SystemExit as stop:
         if stop.code == 2 and (box := printed.getvalue()):
             printed = io.StringIO()
+            refused = stop.__context__  # what tyro caught, perhaps in an error of its own
+            if refused and type(refused).__module__.startswith("tyro."):
+                refused = refused.__context__
+            if refused and _raised_in_project(refused) and not _raised_by_statement(refused):
+                raise refused from None
             raise ValueError(option_error(box, words)) from None
         raise
     finally:
@@ -147,6 +153,27 @@ def _in_options(message: str) -> str:
     return message.replace("resume=True", "--resume")
 
 
-def _is_users_mistake(error: Exception) -> bool:
-    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return isinstance(error, ValueError) and any(folder in raised_in.parents for folder in _PROJECT)
+def is_users_mistake(error: BaseException) -> bool:
+    """Whether a check of this project raised the error: a `raise ValueError` statement."""
+    statement = _raised_in_project(error) and _raised_by_statement(error)
+    return statement and isinstance(error, ValueError)
+
+
+def _raised_in_project(error: BaseException) -> bool:
+    folders = Path(_origin(error).tb_frame.f_code.co_filename).parents
+    return any(folder in folders for folder in _PROJECT)
+
+
+def _raised_by_statement(error: BaseException) -> bool:
+    """False for an error of a builtin function, which has no frame of its own."""
+    origin = _origin(error)
+    return origin.tb_frame.f_code.co_code[origin.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def _origin(error: BaseException) -> types.TracebackType:
+    """The innermost frame of an error that was raised."""
+    origin = error.__traceback__
+    assert origin is not None
+    while origin.tb_next is not None:
+        origin = origin.tb_next
+    return origin

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import tyro
-from command_line import ScoreNames, run_command
+from command_line import ScoreNames, is_users_mistake, run_command
 from sweep_combinations import Combination, combinations_of
 from sweep_table import rows_of, write_table
 from train import TASK_NAME
@@ -33,7 +33,9 @@ class Arguments:
 
     Each combination is a run of scripts/train.py, in a folder of its own in `workdir`. Ctrl-C or
     SIGTERM stops after the steps in progress and exits with 130 or 143; the same command goes on
-    and ends bit-identical. Other scores or settings add combinations to `workdir`.
+    and ends bit-identical. Other scores or settings add combinations to `workdir`. With more
+    --steps, finished runs go on where the learning rate does not depend on the number of steps;
+    elsewhere they are another configuration, which is refused.
 
     At the end come a table of all finished runs in `workdir`, with a row per combination (mean ±
     standard deviation over seeds and the worst seed), and the files table.csv, table.json and
@@ -133,13 +135,15 @@ def train_combinations(combinations: Sequence[Combination], lengths: Sequence[in
             definition = TASKS[arguments.task]
             title = f"combination {index + 1} of {len(combinations)}: {label}"
             with contextlib.suppress(ValueError):  # `train_run` reports it
-                finished.append(finished_run(definition, arguments.workdir, lengths))
-                print(f"{title}: finished", flush=True)
-                continue
+                run = finished_run(definition, arguments.workdir, lengths)
+                if run.config == arguments.config:  # or else this command asks for more steps
+                    finished.append(run)
+                    print(f"{title}: finished", flush=True)
+                    continue
             if interruption.requested is not None:
                 return interruption.exit_status
             print(title + _time_left(finished, combinations[index:]), flush=True)
-            run = training.train_run(
+            trained = training.train_run(
                 definition,
                 arguments.config,
                 arguments.workdir,
@@ -147,8 +151,8 @@ def train_combinations(combinations: Sequence[Combination], lengths: Sequence[in
                 interruption=interruption,
                 **_options(arguments),
             )
-            if run.step < run.config.loop.steps and not run.exhausted:
-                return run.interrupted
+            if trained.step < trained.config.loop.steps and not trained.exhausted:
+                return trained.interrupted
             finished.append(finished_run(definition, arguments.workdir, lengths))
     return 0
 
@@ -199,6 +203,8 @@ def make_table(
             definition = task_of(folder)
             run = finished_run(definition, folder)
         except ValueError as error:
+            if not is_users_mistake(error):
+                raise
             reason = str(error).removeprefix("workdir must be the folder of a training run; ")
             warn(f"left out of {name}: {reason.removeprefix('workdir ')}")
             continue

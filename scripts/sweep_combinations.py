@@ -115,6 +115,8 @@ def _combination(words: list[str], named: str, names: list[str], workdir: Path) 
     try:
         arguments = command_line.parse(train.arguments_of, words)
     except ValueError as error:
+        if not command_line.is_users_mistake(error):
+            raise
         raise ValueError(f"combination {named}: {error}") from error
     settings = settings_of(arguments.config)
     # In the order of the settings, whatever the order of the command line: the folder is the same.

@@ -25,7 +25,11 @@ class Reading(NamedTuple):
 
 
 def viewer(
-    model: Callable[[Params], Seq2Seq], readings: Mapping[str, Reading], *, title: str
+    model: Callable[[Params], Seq2Seq],
+    readings: Mapping[str, Reading],
+    *,
+    title: str,
+    width: int = 0,
 ) -> Callable[[Params], AttentionView]:
     """Returns a function from parameters to a view of every attention, one example per reading.
 
@@ -36,8 +40,9 @@ def viewer(
         model: binds parameters to a model.
         readings: by the name of the example.
         title: of the page.
+        width: sources are padded to so many tokens, or to the longest of them.
     """
-    sources = _padded([reading.source for reading in readings.values()])
+    sources = _padded([reading.source for reading in readings.values()], width)
     lengths = np.array([len(reading.source) for reading in readings.values()], np.int32)
     inputs = _padded([[SOS, *reading.answer[:-1]] for reading in readings.values()])
 
@@ -66,6 +71,6 @@ def _tokens(reading: Reading) -> dict[str, tuple[list[str], list[str]]]:
     }
 
 
-def _padded(rows: list[list[int]]) -> np.ndarray:
-    width = max(map(len, rows))
+def _padded(rows: list[list[int]], width: int = 0) -> np.ndarray:
+    width = max(width, *map(len, rows))
     return np.array([row + [PAD] * (width - len(row)) for row in rows], np.int32)

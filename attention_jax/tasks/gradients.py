@@ -41,9 +41,11 @@ from attention_jax.training.run import load_states
 Array = jax.Array
 JSON = dict[str, Any]
 
-# Groups of parameters, as regular expressions for their paths in the model.
+# Groups of parameters, as regular expressions for their paths in the model. A parameter belongs to
+# the first group that matches, and if none does, it is a group of its own.
 _PARAMETER_GROUPS = {
     "embeddings": r"(source|target)_embedding",
+    "positions": r"placement",
     "encoder, self attention": r"encoder/\d+/self_attention",
     "encoder, feed-forward": r"encoder/\d+/feed_forward(/|$)",
     "decoder, self attention": r"decoder/\d+/self_attention",
@@ -172,13 +174,13 @@ def _by_step(workdir: Path, config: Any, task: AnyTask, states: dict[int, TrainS
 
 def _norms_by_group(by_step: JSON) -> JSON:
     """{group: [steps][seeds]}: the gradient norm of each group of parameters in the model."""
-    norms: JSON = {}
-    for group, pattern in _PARAMETER_GROUPS.items():
-        names = [name for name in by_step if re.match(f"gradient_norm/{pattern}", name)]
-        if names:
-            squares = sum(np.array(by_step[name], float) ** 2 for name in names)
-            norms[group] = _rounded(np.sqrt(squares))
-    return norms
+    squares: dict[str, list[np.ndarray]] = {group: [] for group in _PARAMETER_GROUPS}
+    for name, norms in by_step.items():
+        if name.startswith("gradient_norm/"):
+            path = name.removeprefix("gradient_norm/")
+            matching = (g for g, pattern in _PARAMETER_GROUPS.items() if re.match(pattern, path))
+            squares.setdefault(next(matching, path), []).append(np.array(norms, float) ** 2)
+    return {group: _rounded(np.sqrt(sum(parts))) for group, parts in squares.items() if parts}
 
 
 def _cross_attention(config: Any) -> str:

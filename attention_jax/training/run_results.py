@@ -57,14 +57,16 @@ def finished_run(
     folder, path = RunFolder(workdir), Path(workdir) / "results.json"
     step = _newest_step(folder)
     content = _read(path)
-    if content.get("step") != step or content.get("task") != definition.name:
+    # Of the settings of a run only the number of steps may change.
+    kept_for = {"task": definition.name, "step": step, "steps": config.loop.steps}
+    if kept_for != {name: content.get(name) for name in kept_for}:
         trained = load_run(definition, workdir)
         if trained.step < config.loop.steps and not definition.stopped_early(trained):
             raise ValueError(
                 f"workdir {workdir} is not finished: step {trained.step} of {config.loop.steps}"
             )
         results = _to_json(definition.results(trained))
-        content = {"task": definition.name, "step": trained.step, "results": results}
+        content = {**kept_for, "step": trained.step, "results": results}
         content["by_length"] = _by_length(definition, trained, lengths)
         _write(path, content)
     missing = [length for length in lengths if str(length) not in content["by_length"]]

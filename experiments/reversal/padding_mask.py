@@ -89,10 +89,9 @@ def run(config: Config) -> JSON:
     numbers: JSON = {"published": published.LETTERS_RIGHT, "masked": {}, "unmasked": {}}
     for score in config.scores:
         trained, _ = _train(config, score, mask_padding=True)
-        evaluations = evaluate(trained, lengths=NEAR_LENGTHS, strings=config.strings)
-        # A batch of their own for far strings, or the others would be padded to their width.
-        far = evaluate(trained, lengths=[FAR_LENGTH], strings=config.strings)
-        numbers["masked"][score] = {"accuracy": accuracies(evaluations | far)}
+        lengths = [*NEAR_LENGTHS, FAR_LENGTH]
+        evaluations = evaluate(trained, lengths=lengths, strings=config.strings)
+        numbers["masked"][score] = {"accuracy": accuracies(evaluations)}
 
         trained, _ = _train(config, score, mask_padding=False)
         # Strings without padding, as the chapter tests: masked padding is as good as none.

@@ -17,6 +17,7 @@ from attention_jax.analysis import capture
 from attention_jax.analysis.attention_names import computation_order
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.nn.block_config import BlockConfig
+from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.reports import gradient_report
 from attention_jax.tasks.gradient_examples import GradientAnalysis
@@ -32,11 +33,16 @@ CROSS = "decoder_0/cross_attention"
 
 
 CONFIG = ReversalConfig(
-    model=Seq2SeqConfig(score="general", block=BlockConfig(dim=8, hidden_dim=12), encoder_layers=0),
+    model=Seq2SeqConfig(
+        score="general",
+        block=BlockConfig(dim=8, hidden_dim=12),
+        positions=PositionConfig("learned", limit=13),
+        encoder_layers=0,
+    ),
     loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
     batch_size=3,
 )
-LABEL = "general, softmax, positions sinusoidal"  # the positions are not the task's default
+LABEL = "general, softmax, positions learned limit=13"  # the positions are not the task's default
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +88,18 @@ def test_what_was_logged_is_read_and_of_the_states_that_are_kept_computed(run):
     assert run["attentions"] == [ENCODER, "decoder_0/self_attention", CROSS]
     assert np.shape(run["gradient_norms"]["decoder, cross attention"]) == (4, 2)
     assert run["gradient_norms"]["encoder, self attention"][1] == [5.0, 10.0]
+
+
+def test_every_parameter_is_in_one_group(run):
+    def squares(norms):
+        """Of the whole gradient at steps 0 and 6: [steps, seeds]."""
+        return np.nansum([np.square(np.array(of_part, float))[[0, 3]] for of_part in norms], axis=0)
+
+    by_step = run["by_step"]
+    parameters = [norms for name, norms in by_step.items() if name.startswith("gradient_norm/")]
+    groups = run["gradient_norms"]
+    np.testing.assert_allclose(squares(groups.values()), squares(parameters), rtol=1e-4)
+    assert np.min(np.array(groups["positions"], float)[[0, 3]]) > 0
 
 
 def test_words_show_the_models_own_weights(workdir, run):

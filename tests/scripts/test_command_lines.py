@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from benchmarks.measure import Options
 from command_line import ScoreNames, run_command
-from command_lines import call, load
+from command_lines import ROOT, call, load
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.nn.block_config import BlockConfig
@@ -182,6 +182,32 @@ def test_a_value_error_from_elsewhere_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ValueError, match="invalid literal"):
         run_command(comparison.Config, main)
+
+
+CHECKS = ("raise ValueError('sizes must agree')",)
+CHECKS += (f"try: int('three')\n        except ValueError: {CHECKS[0]}",)
+BUGS = ("list(zip([1], [], strict=True))", "[pair for pair in zip([1], [], strict=True)]")
+BUGS += ("one, = 1, 2", "int('three')")
+
+
+@pytest.mark.parametrize("statement", [*CHECKS, *BUGS])
+@pytest.mark.parametrize("while_parsing", [False, True])
+def test_a_check_is_one_line_and_a_builtins_error_in_our_code_is_ours(
+    statement, while_parsing, monkeypatch, capsys
+):
+    source = f"def main(_):\n        {statement}\nclass Arguments:\n    pass"
+    if while_parsing:
+        source = f"class Arguments:\n    def __post_init__(self):\n        {statement}"
+    names = {"__name__": __name__}
+    exec(compile(source, ROOT / "attention_jax" / "a_file.py", "exec"), names)
+    monkeypatch.setattr(sys, "argv", ["script"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    expected = SystemExit if statement in CHECKS else ValueError
+    with pytest.raises(expected) as raised:
+        run_command(dataclasses.dataclass(names["Arguments"]), names.get("main"))
+    if statement in CHECKS:
+        assert raised.value.code == 2
+        assert capsys.readouterr().err == "error: sizes must agree\n"
 
 
 def small_comparison(tmp_path, **settings):

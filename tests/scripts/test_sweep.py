@@ -1,6 +1,7 @@
 """scripts/sweep.py: its runs are those of train.py, its numbers those of evaluate.py."""
 
 import csv
+import dataclasses
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.progress import Progress
 from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.training.run import load_run, train_run
+from attention_jax.training.run_results import training_loss
 
 sweep = load("scripts/sweep.py")
 TINY = ["--hidden-dim", 7, "--batch-size", 5, "--max-length", 3, "--seeds", 2]
@@ -143,6 +145,41 @@ def test_the_same_command_trains_nothing_and_adds_lengths(workdir, run, monkeypa
         ]
     )
     assert all(float(row["exact match, length 5 (%) mean"]) >= 0 for row in rows)
+
+
+def test_more_steps_are_trained_where_the_schedule_allows_it(tmp_path, run, monkeypatch):
+    reached = []
+
+    def trains_at_once(training, state, records, _):
+        """To step 8 at most; the loss is the step."""
+        reached.append(step := min(8, training.loop.steps))
+        records.metrics_file.write(step, {"loss": [float(step)] * training.loop.seeds})
+        state = state._replace(step=jax.numpy.full_like(state.step, step))
+        records.checkpoints.save(step, state)
+        records.checkpoints.wait()
+        return state
+
+    monkeypatch.setattr("attention_jax.training.run.train", trains_at_once)
+    only_loss = dataclasses.replace(REVERSAL, results=lambda run: {"loss": training_loss(run)})
+    monkeypatch.setitem(sweep.TASKS, "reversal", only_loss)
+    options = ["--workdir", tmp_path, *TINY, "--log-every", 2, "--checkpoint-every", 2]
+
+    def steps_and_losses(steps, *scores):
+        """Of each run in the table of a sweep of so many steps."""
+        arguments = ["--scores", *scores, "--steps", steps, "--schedule", "constant", *options]
+        run(*arguments)
+        losses = {record["run"]: record["by_seed"] for record in records(tmp_path)}
+        return [(row["steps"], *losses[row["run"]]) for row in table(tmp_path)]
+
+    at_4, at_8 = ("4", 4.0, 4.0), ("8", 8.0, 8.0)
+    assert steps_and_losses(4, "dot") == [at_4]
+    assert steps_and_losses(8, "scaled") == [at_8, at_4]
+    assert {record["settings"]["steps"] for record in records(tmp_path)} == {4, 8}
+    assert steps_and_losses(8, "dot", "scaled") == [at_8, at_8]
+    assert reached == [4, 8, 8]  # nothing twice
+    run("--scores", "dot", "--steps", 12, "--schedule", "constant", *options)  # stops at 8
+    status, _, err = run("--table", tmp_path / "dot", tmp_path / "scaled")
+    assert (status, f"{tmp_path}/dot is not finished: step 8 of 12" in err) == (0, True)
 
 
 # --- interruption ---

@@ -118,6 +118,35 @@ def test_every_seed_sees_the_same_strings_and_another_seed_others(trained):
     assert np.array(once).tolist() == np.array(again).tolist() != np.array(other).tolist()
 
 
+def test_without_a_padding_mask_strings_are_padded_as_in_training(trained):
+    model = dataclasses.replace(MODEL, mask_padding=False)
+    unmasked = dataclasses.replace(trained, config=dataclasses.replace(CONFIG, model=model))
+    lengths = (2, 5)  # training pads to 3
+    together = evaluate(unmasked, lengths=lengths, strings=31)
+    alone = {length: evaluate(unmasked, lengths=[length], strings=31)[length] for length in lengths}
+    for length in lengths:
+        np.testing.assert_array_equal(together[length], alone[length])
+    rng = jax.random.fold_in(jax.random.key(0), 2)
+    numbers = {"batch_size": 31, "min_length": 2, "max_length": 2, "source_start": True}
+    batch = reversal_evaluation.random_batch(rng, vocabulary=VOCABULARY, **numbers)
+    more = ((0, 0), (0, 1))
+    padded = [np.pad(ids, more, constant_values=PAD) for ids in (batch.source, batch.target_inputs)]
+    for seed in range(SEEDS):
+        params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], trained.params)
+        logits = bind(model, params)(padded[0], batch.source_lengths, padded[1])
+        right = np.argmax(logits, axis=-1)[:, :2] == batch.targets[:, :2]
+        assert together[2].teacher_forced_tokens[seed] == pytest.approx(np.mean(right))
+
+
+def test_without_a_padding_mask_a_word_does_not_depend_on_the_other_words(trained):
+    model = dataclasses.replace(MODEL, mask_padding=False)
+    unmasked = dataclasses.replace(trained, config=dataclasses.replace(CONFIG, model=model))
+    (alone,), (beside, _) = (reverse(unmasked, words) for words in (["ab"], ["ab", "xyz"]))
+    assert alone.answer == beside.answer
+    np.testing.assert_allclose(alone.weights, beside.weights, atol=1e-5)
+    assert np.min(np.sum(alone.weights, axis=-1)) < 0.9  # the model also looks at padding
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_reverse_is_the_naive_answer(trained, seed):
     words = ["abc", "q", "zz"]
@@ -193,7 +222,7 @@ def test_strings_are_of_the_letters_that_were_trained_on(monkeypatch):
         seen.append(np.asarray(batch.source)[:, 1:])
 
     monkeypatch.setattr(reversal_evaluation, "_evaluate", look)
-    config = ReversalConfig(letters=2)
+    config = ReversalConfig(letters=2, max_length=3)
     evaluate(ReversalRun(config, {}, 0), lengths=[3], strings=31)
     first = VOCABULARY.encode("a")[0]
     assert seen[0].shape == (31, 3)

@@ -332,6 +332,23 @@ def test_what_is_done_to_a_batch_stays_with_it():
     assert order(batches, 0, 0) == before
 
 
+def test_each_seed_draws_an_epoch_once_however_many_seeds_there_are(monkeypatch):
+    draws, philox = [], np.random.Philox
+
+    def counted(entropy):
+        draws.append(entropy)
+        return philox(entropy)
+
+    monkeypatch.setattr(np.random, "Philox", counted)
+    batches = Batches(numbered(some_lengths(97)), tokens=101, buckets=3)
+    seeds, epochs = 23, 2
+    for step in range(epochs * batches.steps_per_epoch):
+        for seed in range(seeds):  # as in training
+            batches.batch(seed, step)
+    # Each bucket has an order, and so have the buckets.
+    assert len(draws) == seeds * epochs * (len(batches.buckets) + 1)
+
+
 def test_the_order_of_an_epoch_is_pinned():
     """A run that goes on under another NumPy must meet the same batches."""
     lengths = [(2 + number % 5, 2 + number % 3) for number in range(17)]

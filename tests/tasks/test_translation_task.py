@@ -165,6 +165,12 @@ def test_foreign_json(damage):
         TranslationConfig.from_json(content)
 
 
+def test_an_unknown_setting_is_named():
+    content = {**config().to_json(), "label_smoothin": 0.2}
+    with pytest.raises(ValueError, match=r"^config.json is not .* 'label_smoothin'$"):
+        TranslationConfig.from_json(content)
+
+
 def test_foreign_settings():
     content = config().to_json()
     content["model"]["dim"] = "wide"

@@ -50,7 +50,12 @@ def words_view(
         source_start = run.config.source_start
         readings = {answer.word: _reading(answer, source_start=source_start) for answer in answers}
         bound = functools.partial(_bound, run.config.model, seed_index)
-        view_of = viewer(bound, readings, title="Attention while strings are reversed")
+        view_of = viewer(
+            bound,
+            readings,
+            title="Attention while strings are reversed",
+            width=run.config.max_length + int(source_start),
+        )
         label = run.config.label
         label = label if label not in views else f"{label} ({run.workdir})"
         views[label] = view_of(run.params)

@@ -66,6 +66,9 @@ def evaluate(
 ) -> dict[int, Evaluation]:
     """Accuracies by length, on fresh random strings, the same for all seeds and scores.
 
+    Strings are padded to the longest of training, which a model without a padding mask sees; longer
+    strings are not padded. So the accuracy at a length does not depend on the other lengths.
+
     Args:
         trained: the run.
         lengths: lengths of strings, each at least 1.
@@ -80,7 +83,6 @@ def evaluate(
     check_integer("strings", strings)
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths must be one or more, each at least 1; got {list(lengths)}")
-    width = max(lengths)
     results = {}
     for length in lengths:
         rng = jax.random.fold_in(jax.random.key(seed), length)
@@ -92,7 +94,7 @@ def evaluate(
             max_length=length,
             source_start=trained.config.source_start,
         )
-        more = ((0, 0), (0, width - length))
+        more = ((0, 0), (0, max(0, trained.config.max_length - length)))
         batch = batch._replace(
             source=jnp.pad(batch.source, more),
             target_inputs=jnp.pad(batch.target_inputs, more),
@@ -119,14 +121,16 @@ def check_beams(beams: int) -> None:
     check_integer("beams", beams)
 
 
-def batch_of_words(words: Sequence[str], *, source_start: bool) -> Batch:
-    """Words, padded to the longest, and their reversals; see `reversal_batch`.
+def batch_of_words(words: Sequence[str], *, source_start: bool, width: int = 0) -> Batch:
+    """Words, padded to the longest or to `width` letters, and their reversals.
+
+    See `reversal_batch`. A model without a padding mask needs the width of its training.
 
     Raises:
         ValueError: a word has a letter outside the vocabulary.
     """
     ids = [VOCABULARY.encode(word) for word in words]
-    width = max(map(len, ids))
+    width = max(width, *map(len, ids))
     letters = np.array([row + [PAD] * (width - len(row)) for row in ids], np.int32)
     lengths = np.array([len(row) for row in ids], np.int32)
     return reversal_batch(letters, lengths, source_start=source_start)
@@ -159,6 +163,8 @@ def reverse(
 ) -> list[Reversed]:
     """Reverses words with one of the trained seeds, greedily or by a beam search.
 
+    Words are padded to the longest of training, or to the longest of them if it is longer.
+
     Raises:
         ValueError: there are no words or no such seed; a word is empty or has a letter outside the
             vocabulary.
@@ -171,7 +177,7 @@ def reverse(
         )
     check_beams(beams)
     source_start = trained.config.source_start
-    batch = batch_of_words(words, source_start=source_start)
+    batch = batch_of_words(words, source_start=source_start, width=trained.config.max_length)
 
     @jax.jit
     def decode_words(params: Any, seed_index: Array) -> Decoded:

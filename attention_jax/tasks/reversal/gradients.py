@@ -27,7 +27,7 @@ def reversal_examples(
         source_start=config.source_start,
     )
     words = list(dict.fromkeys(analysis.words))
-    drawn = batch_of_words(words, source_start=config.source_start)
+    drawn = batch_of_words(words, source_start=config.source_start, width=config.max_length)
     source = np.asarray(drawn.source)
     labels = {}
     for index, word in enumerate(words):

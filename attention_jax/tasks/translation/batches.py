@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -68,6 +67,10 @@ def encode_pairs(text: ParallelText, source: Subwords, target: Subwords, max_tok
     return Pairs(*kept, empty, long)
 
 
+# For each batch of an epoch, the number of its bucket and the indices of its pairs.
+_Epoch = list[tuple[int, np.ndarray]]
+
+
 class Batches:
     """An endless sequence of batches; each epoch has each pair once, in a new order.
 
@@ -95,7 +98,7 @@ class Batches:
         self._pairs = pairs
         self.buckets = _buckets(pairs, tokens, buckets, multiple_of)
         self.steps_per_epoch = sum(bucket.batches for bucket in self.buckets)
-        self._epoch = functools.lru_cache(maxsize=16)(self._drawn_epoch)  # a few seeds' epochs
+        self._epochs: dict[int, tuple[int, _Epoch]] = {}  # of each seed, the last that was drawn
 
     @property
     def real_tokens(self) -> int:
@@ -113,15 +116,16 @@ class Batches:
     def batch(self, seed: int, step: int) -> Batch:
         """The batch of a seed and a step, as NumPy arrays; surplus rows are empty."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        bucket, rows = self._epoch(seed, epoch)[index]
+        if seed not in self._epochs or self._epochs[seed][0] != epoch:
+            self._epochs[seed] = epoch, self._drawn_epoch(seed, epoch)
+        bucket, rows = self._epochs[seed][1][index]
         shape = self.buckets[bucket]
         source, target = ([side[row] for row in rows] for side in self._pairs[:2])
         return padded_batch(
             source, target, shape.batch_size, shape.source_width, shape.target_width
         )
 
-    def _drawn_epoch(self, seed: int, epoch: int) -> list[tuple[int, np.ndarray]]:
-        """For each batch, the number of its bucket and the indices of its pairs."""
+    def _drawn_epoch(self, seed: int, epoch: int) -> _Epoch:
         parts: list[Iterator[np.ndarray]] = []
         for number, bucket in enumerate(self.buckets):
             order = _shuffled(len(bucket.rows), seed, epoch, number)

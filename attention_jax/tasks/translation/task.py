@@ -160,7 +160,7 @@ class TranslationConfig:
         try:
             if content.get("task") != "translation":
                 raise ValueError("config.json is not that of a translation run")
-            fields = {name: value for name, value in content.items() if name in _FIELDS}
+            fields = {name: value for name, value in content.items() if name not in _NO_SETTINGS}
             fields |= {name: Path(fields[name]) for name in ("source", "target")}
             for name in ("validation_source", "validation_target"):
                 value = fields.get(name)
@@ -172,7 +172,8 @@ class TranslationConfig:
             raise ValueError(f"config.json is not that of a translation run: {error}") from error
 
 
-_FIELDS = {field.name for field in dataclasses.fields(TranslationConfig)}
+# What else the config.json of a run says; see `definition.prepare` for the digests.
+_NO_SETTINGS = ("task", "scores", "normalizers", "text_sha256", "subwords_sha256")
 
 
 class Vocabularies(NamedTuple):
