@@ -63,8 +63,8 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
     if program is None:
         return
     text = (
-        f"{setting} has another formula than when this run was trained: its program was"
-        f" {str(stored.get('program'))[:12]}, and is {program[:12]} now"
+        f"{setting} has another formula than when this run was trained: its program is"
+        f" {str(stored.get('program'))[:12]} in config.json, and {program[:12]} now"
     )
     if stored.get("jax") == now["jax"]:
         raise ValueError(text + restore)

@@ -59,7 +59,8 @@ def test_a_score_of_a_user_is_its_program():
     with pytest.raises(ValueError, match=r"'my' was Power\(power=2.* is Power\(power=3"):
         check_description("score 'my'", known(Power(3)), stored(Power(2)))
     before = stored(Power(2)) | {"program": "0" * 64}
-    with pytest.raises(ValueError, match=r"another formula .* program was 000000000000, and is "):
+    message = r"another formula .* program is 000000000000 in config.json, and "
+    with pytest.raises(ValueError, match=message):
         check_description("score", known(Power(2)), before)
     with pytest.warns(UserWarning, match=r"this may be because jax was 0\.0\.1 then"):
         check_description("score", known(Power(2)), before | {"jax": "0.0.1"})

@@ -18,6 +18,7 @@ from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.task import MODEL, TranslationConfig
 from attention_jax.training.run import load_run, load_states, train_run
+from attention_jax.training.run_results import finished_run
 
 SCRIPTS = {
     name: load(f"scripts/{name}.py")
@@ -108,6 +109,33 @@ def test_another_normalizer_under_the_name_is_refused(definition, setting, mine,
     del content["normalizers"]  # as earlier versions wrote it
     (tmp_path / "config.json").write_text(json.dumps(content))
     assert definition.config_from(tmp_path) == config
+
+
+def test_another_formula_under_the_name_is_refused(mine, tmp_path):
+    def formula(factor):
+        def score(q, k):
+            return factor * (q @ k.T)
+
+        return score
+
+    mine(formula(1.0))
+    config = begun(tmp_path, REVERSAL, score="my_scores:MINE")
+    mine(formula(1.0))
+    assert REVERSAL.config_from(tmp_path) == config
+    assert config.model.known() == config.model.known()
+    before = config.model.known()
+    mine(formula(2.0))
+    assert config.model.known() != before
+    message = f"workdir {tmp_path}: score 'my_scores:MINE' has another formula .* in config.json"
+    for read in (
+        REVERSAL.config_from,
+        lambda folder: load_run(REVERSAL, folder),
+        lambda folder: finished_run(REVERSAL, folder),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path)
+    with pytest.raises(ValueError, match="another formula"):
+        train_run(REVERSAL, config, tmp_path, resume=True)
 
 
 def test_another_class_of_the_same_name_is_refused(mine, tmp_path):
