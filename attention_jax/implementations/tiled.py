@@ -186,6 +186,9 @@ def _add_gradients(
         i, queries, rows, dqueries = tile
         if dqueries is None:
             dqueries = tiling.zero_gradients(queries)
+        scale = _scale_of_float16(arrays, rows)
+        if scale is not None:
+            rows = Rows(rows.shift, *jax.tree.map(lambda leaf: leaf * scale, rows[1:]))
 
         def visit(masked, j, carry):
             dqueries, gradients = carry
@@ -203,6 +206,11 @@ def _add_gradients(
                 constants.stand_ins,
                 dlogits,
             )
+            if scale is not None:
+                dnormalizer, dlogits, dvalues, ddamping, dparams, dq, dk = jax.tree.map(
+                    lambda gradient: (gradient / scale).astype(gradient.dtype),
+                    (dnormalizer, dlogits, dvalues, ddamping, dparams, dq, dk),
+                )
             dqueries = jax.tree.map(jnp.add, dqueries, dq)
             gradients = gradients._replace(
                 keys=tile_arrays.add_tile(gradients.keys, j, dk),
@@ -268,6 +276,21 @@ def _rows_of(plan: Plan, residuals: Residuals, cotangents: Any) -> Rows:
         doutput = doutput / rows.divisor[..., None]
         doffset = doffset / rows.divisor
     return Rows(rows.shift, doutput, doffset, dentropy)
+
+
+def _scale_of_float16(arrays: Arrays, rows: Rows) -> Array | None:
+    """A power of two that brings the cotangents of t rows to the size 1; None without float16.
+
+    Divided by the divisor of a long row, they underflow in the products of float16.
+    """
+    tokens = jax.tree.leaves((arrays.queries, arrays.keys, arrays.values))
+    if all(leaf.dtype != jnp.float16 for leaf in tokens):
+        return None
+    largest = functools.reduce(
+        jnp.maximum, [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(rows[1:])]
+    )
+    exponent = jnp.frexp(largest)[1]
+    return jnp.ldexp(jnp.ones_like(largest), jnp.minimum(-exponent, 100))  # below overflow
 
 
 def _weights_vjp(
