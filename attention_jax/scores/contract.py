@@ -134,7 +134,8 @@ class Score:
         """The query features that `pair` reads when the tokens are of a 16-bit `dtype`.
 
         Features of float32 stay float32 by default. A `pair` that multiplies matrices rounds them
-        to `dtype`, for a tensor core; with `round_key` it must give nearly the same logits.
+        to `dtype`, for a tensor core; with `round_key` it must give nearly the same logits. It
+        leaves rounded features as they are: `remember` keeps rounded ones.
         """
         del dtype
         return q_features
