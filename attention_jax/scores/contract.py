@@ -71,12 +71,12 @@ class Score:
             for name in ("pair", *_DESCRIBE_PAIR)
         }
         below_pair = cls.__mro__[cls.__mro__.index(owners.pop("pair")) + 1 :]
-        lines = [
-            # A class that leaves `pair` to its subclasses describes theirs.
-            f"{name} = {(owner if owner.pair is Score.pair else Score).__name__}.{name}"
-            for name, owner in owners.items()
-            if owner in below_pair and vars(owner)[name] is not vars(Score)[name]
-        ]
+        lines = []
+        for name, owner in owners.items():
+            if owner in below_pair and vars(owner)[name] is not vars(Score)[name]:
+                # A class that leaves `pair` to its subclasses describes theirs.
+                leaves_pair = getattr(owner, "pair", Score.pair) is Score.pair
+                lines.append(f"{name} = {owner.__name__ if leaves_pair else 'Score'}.{name}")
         if lines:
             raise TypeError(
                 f"class {cls.__name__} replaces pair, so it must say which derivatives and rounding"
