@@ -11,7 +11,6 @@ from conformance import ALL_MASKS, MASK_CASES, B, S, T, allowed_table
 
 from attention_jax import (
     Mask,
-    attention,
     causal_mask,
     local_mask,
     mask_dataclass,
@@ -97,33 +96,6 @@ def test_integers_of_any_width_under_strict_promotion(dtype, x64):
 def test_segments_that_agree_only_modulo_256_differ():
     mask = segment_mask(np.array([0], np.uint8), np.array([0, 256]))
     assert mask.materialize(1, 2).tolist() == [[True, False]]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ({"key_lengths": np.array([S, 70])}, f"key_lengths must be from 0 to {S}; got 70"),
-        ({"key_lengths": -1}, f"key_lengths must be from 0 to {S}; got -1"),
-        (
-            {"key_lengths": S, "query_lengths": np.int32(T + 1)},
-            f"query_lengths must be from 0 to {T}; got {T + 1}",
-        ),
-    ],
-)
-def test_lengths_beyond_the_sequence(lengths, message):
-    query, key = np.ones((2, T, 3), np.float32), np.ones((2, S, 3), np.float32)
-
-    def attend(lengths):
-        return attention(query, key, key, mask=causal_mask() & padding_mask(**lengths))
-
-    with pytest.raises(ValueError, match=message):
-        attend(lengths)
-    jax.jit(attend)(lengths)  # values that are not known yet
-
-
-def test_traced_lengths_beyond_the_sequence_allow_everything():
-    table = jax.jit(lambda length: padding_mask(length).materialize(T, S))(99)
-    assert table.all()
 
 
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray, lambda table: table.tolist()])
