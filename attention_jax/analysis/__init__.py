@@ -17,7 +17,6 @@ from attention_jax.analysis.curvature import (
     hessian_trace,
     hessian_vector_product,
 )
-from attention_jax.analysis.gradient_flow import GradientFlow, gradient_flow
 from attention_jax.analysis.gradient_norms import gradient_norms, gradient_signal_to_noise
 from attention_jax.analysis.gradients import AttentionGradients, attention_gradients
 from attention_jax.analysis.learning_statistics import learning_statistics
@@ -62,7 +61,6 @@ __all__ = [
     "CapturedAttention",
     "CapturedGradients",
     "Estimate",
-    "GradientFlow",
     "Operations",
     "OutputGradient",
     "ProgramMemory",
@@ -80,7 +78,6 @@ __all__ = [
     "dense_hessian",
     "effective_keys",
     "expected_distance",
-    "gradient_flow",
     "gradient_norms",
     "gradient_signal_to_noise",
     "gradient_through_top_keys",

@@ -71,10 +71,10 @@ def capture(
 
     Arrays have the batch axes of the call, with heads as one axis in front of the positions. In
     front of the batch axes are the axes of each enclosing `scan` of the function, and then those of
-    each enclosing `vmap`, outer before inner. Local attention with a Gaussian is captured before
-    the Gaussian reduces the weights: its rows sum to 1. Coverage and monotonic attention have no
-    softmax over all keys, and therefore no logits. The logits are those of the softmax, after the
-    factor of a normaliser such as `LogScaled`.
+    each enclosing `vmap`, outer before inner. The weights of local attention with a Gaussian are
+    those before it, whose rows sum to 1; `damping` is the Gaussian that multiplies them. Coverage
+    and monotonic attention have no softmax over all keys, and therefore no logits. The logits are
+    those of the softmax, after the factor of a normaliser such as `LogScaled`.
 
     The function may compute gradients, of any order and in any mode; each call of attention is
     captured once, as it was computed. A module that the function transforms by Flax (`nnx.grad`)
@@ -121,7 +121,7 @@ def capture_gradients(
 
     for every call of attention, as `attention_gradients` computes them for one call. With dropout,
     dweights and dlogits are the gradients without dropout for the same doutput. With a Gaussian
-    (local-p), dlogits lacks the part that comes through the Gaussian's reduction of the weights.
+    (local-p), dweights are the gradients of the weights before it.
     Inside of a function with its own gradient rule (`jax.custom_vjp`), the parameters' gradient
     follows the rule, and the attention's gradients follow the function itself.
 
@@ -185,12 +185,16 @@ def _output_gradient(attention: CapturedAttention, doutput: Array) -> OutputGrad
     if attention.logits is None or attention.weights is None or attention.mask is None:
         return OutputGradient(doutput, None, None)
 
-    def gradients(value: Array, mask: Array, weights: Array, doutput: Array) -> Any:
+    def gradients(
+        value: Array, mask: Array, weights: Array, damping: Array | None, doutput: Array
+    ) -> Any:
         dweights = gradient_of_weights(value, mask, doutput, weights.dtype)
+        if damping is not None:
+            dweights = dweights * damping
         return dweights, softmax_vjp(weights, dweights)
 
     spec = PartitionSpec(*explicit_spec(doutput)[:-1])
-    arrays = attention.value, attention.mask, attention.weights, doutput
+    arrays = attention.value, attention.mask, attention.weights, attention.damping, doutput
     return OutputGradient(doutput, *on_automatic_axes(gradients, spec, *arrays))
 
 

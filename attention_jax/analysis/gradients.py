@@ -68,7 +68,7 @@ def attention_gradients(
         dlogits_ij = weights_ij (dweights_ij - sum_k weights_ik dweights_ik),
 
     and the gradients of query, key, parameters and bias from `dlogits`. It stores several arrays
-    [T, S] for every example; for long sequences, see `gradient_flow`.
+    [T, S] for every example.
 
     A query that may attend to no key sends gradient 0, whatever its `doutput` is. A key or query
     without an allowed pair (padding) may have any value, including NaN, and gets gradient 0.

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Array = jax.Array
 
@@ -31,6 +32,23 @@ def check_integer(name: str, value: Any, least: int = 1, most: int | None = None
     if most is not None and integer > most:
         raise ValueError(f"{name} must be at most {most}; got {integer}")
     return integer
+
+
+def check_entries(name: str, array: Array, least: int, most: int) -> None:
+    """Raises ValueError unless all integers of an array are from `least` to `most`.
+
+    Nothing is checked where the host would have to wait for the values: those of a traced array, of
+    an accelerator, or of another process.
+    """
+    if isinstance(array, jax.core.Tracer):
+        return
+    if isinstance(array, jax.Array) and not (
+        array.is_fully_addressable and next(iter(array.devices())).platform == "cpu"
+    ):
+        return
+    for entry in np.ravel(array).tolist():  # a comparison in NumPy takes longer for small arrays
+        if not least <= entry <= most:
+            raise ValueError(f"{name} must be from {least} to {most}; got {entry}")
 
 
 def checked_rate(rate: Any) -> float:

@@ -165,6 +165,44 @@ def attention(
 
     Source: Bahdanau et al. 2014, Luong et al. 2015, Vaswani et al. 2017 (their Q, K, V).
     """
+    return damped_attention(
+        query,
+        key,
+        value,
+        score=score,
+        params=params,
+        mask=mask,
+        bias=bias,
+        damping=None,
+        normalizer=normalizer,
+        normalizer_params=normalizer_params,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        implementation=implementation,
+        block_sizes=block_sizes,
+        return_statistics=return_statistics,
+    )
+
+
+def damped_attention(
+    query,
+    key,
+    value,
+    *,
+    score,
+    params,
+    mask,
+    bias,
+    damping: Bias | None,
+    normalizer=DEFAULT_NORMALIZER,
+    normalizer_params=None,
+    dropout_rate,
+    dropout_rng,
+    implementation,
+    block_sizes,
+    return_statistics=False,
+):
+    """`attention` with weights that are multiplied by exp(damping), after the normaliser."""
     score = get_score(score)
     implementation = checked_implementation(implementation)
     check_block_sizes(block_sizes)
@@ -174,7 +212,9 @@ def attention(
     score, normalizer, inputs = checked_inputs(
         score, query, key, value, params, mask, bias, normalizer, normalizer_params
     )
-    inputs = inputs._replace(dropout_rng=dropout_rng)
+    if damping is not None:
+        damping.check(inputs.query.shape[:-2], inputs.query.shape[-2], inputs.key.shape[-2])
+    inputs = inputs._replace(dropout_rng=dropout_rng, damping=damping)
     # "cudnn" has none; those that are captured come from another call then.
     captured_statistics = (
         capturing() is not None and normalizer.has_statistics and implementation != "cudnn"

@@ -41,9 +41,12 @@ class CapturedAttention(NamedTuple):
     output: Array  # [*B, T, Dv]
     # [*B, T, S] with the bias and the normaliser's factor, -inf where masked; or None
     logits: Array | None
-    weights: Array | None  # [*B, T, S] before dropout; None unless matrices are captured
+    # [*B, T, S] before dropout and damping; None unless matrices are captured
+    weights: Array | None
     mask: Array | None  # bool [*B, T, S]; None unless matrices are captured
     statistics: AttentionStatistics | None  # [*B, T]; None without a softmax
+    # [*B, T, S] the Gaussian that multiplies the weights; None without one, or without matrices
+    damping: Array | None = None
 
 
 class CaptureOptions(NamedTuple):
@@ -66,11 +69,6 @@ def capturing() -> CaptureOptions | None:
 def capture_points(matrices: bool) -> contextlib.AbstractContextManager[Any]:
     """A context in which every traced attention call has a capture point."""
     return _capturing(CaptureOptions(matrices))
-
-
-def no_capture_points() -> contextlib.AbstractContextManager[Any]:
-    """A context without capture points, for calls of attention that are internal steps."""
-    return _capturing(None)
 
 
 @contextlib.contextmanager
@@ -108,10 +106,13 @@ def captured_call(
 
     key, projected = inputs.key, isinstance(inputs.key, ProjectedKeys)
     key = key.map(with_batch_axes) if projected else with_batch_axes(key)
-    mask = None
+    mask, damping = None, None
     if options.matrices:
         table = True if inputs.mask is None else inputs.mask.materialize(*shape)
         mask = jnp.broadcast_to(table, (*batch_shape, *shape))
+        if inputs.damping is not None:
+            damping = jnp.exp(inputs.damping.materialize(*shape))
+            damping = jnp.broadcast_to(damping, (*batch_shape, *shape))
     return CapturedAttention(
         query=inputs.query,
         key=key,
@@ -121,6 +122,7 @@ def captured_call(
         weights=weights if options.matrices else None,
         mask=mask,
         statistics=None,
+        damping=damping,
     )
 
 

@@ -205,10 +205,10 @@ def flax_attention_fn(
 
     It supports all arguments that Flax passes: `mask` (any dtype, not 0 = may attend; or a `Mask`,
     so that `layer(x, mask=local_mask(8, 0))` stores no table), `is_causal`, `bias`, `dtype`, the
-    caches of `decode`, grouped-query attention, dropout, and `sow_weights`, which stores the
-    weights before dropout (and so materialises them). `broadcast_dropout` drops the same pairs in
-    every example and head, as in Flax, but not the pairs that Flax drops. `precision` has no
-    effect: `jax.default_matmul_precision` sets that of float32 products.
+    caches of `decode`, grouped-query attention, dropout, and `sow_weights` (also of a layer of
+    Linen), which stores the weights before dropout, and so materialises them. `broadcast_dropout`
+    drops the same pairs in every example and head, as in Flax, but not the pairs that Flax drops.
+    `precision` has no effect: `jax.default_matmul_precision` sets that of float32 products.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function; Dq and Dk are the
@@ -278,7 +278,8 @@ class _FlaxAttention(nnx.Module):
         causal = causal_mask() if is_causal else None
         inputs = checked_layout(self.score, query, key, value, params, bias, mask, causal)
         if module is not None:
-            module.sow(nnx.Intermediate, "attention_weights", weights_by_group(self.score, inputs))
+            # The name of the collection in Linen; in NNX it stands for `nnx.Intermediate`.
+            module.sow("intermediates", "attention_weights", weights_by_group(self.score, inputs))
         rate = 0.0 if deterministic else checked_rate(dropout_rate)
         if rate > 0:
             inputs = inputs._replace(dropout_rng=checked_rng(dropout_rng))

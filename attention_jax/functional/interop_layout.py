@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import any_array
 from attention_jax.core.backend import current_backend
-from attention_jax.functional.attention import attention, attention_weights
+from attention_jax.functional.attention import attention_weights, damped_attention
 from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.checks import checked_inputs
 from attention_jax.functional.heads import group_heads, ungroup_heads
@@ -121,10 +121,10 @@ def attend_by_group(
     }
     if not (broadcast_dropout and dropout_rate > 0):
         with heads_as_one_axis(inputs.query.ndim - 4):
-            return _heads_together(attention(**inputs._asdict(), **arguments), inputs)
+            return _heads_together(damped_attention(**inputs._asdict(), **arguments), inputs)
 
     def attend_head(head: Inputs, dropout_rng: Array) -> Any:
-        return attention(**head._replace(dropout_rng=dropout_rng)._asdict(), **arguments)
+        return damped_attention(**head._replace(dropout_rng=dropout_rng)._asdict(), **arguments)
 
     # `attention` would split the PRNG key over the heads; here they share it.
     assert inputs.dropout_rng is not None  # checked by the caller

@@ -7,17 +7,13 @@ Source: Luong, Pham and Manning 2015, section 3.2.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from attention_jax.functional.attention import attention, attention_weights
-from attention_jax.functional.capture_point import no_capture_points
+from attention_jax.functional.attention import attention_weights, damped_attention
 from attention_jax.functional.windows import gaussian_bias, window_mask
 from attention_jax.implementations import BlockSizes
-from attention_jax.pairwise.biases import Bias, as_bias
+from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import Mask, as_mask
 from attention_jax.pairwise.position_functions import same_rank
 from attention_jax.scores import DEFAULT_SCORE, Params, ScoreLike
@@ -49,8 +45,7 @@ def local_attention(
 
     As in the paper, the Gaussian multiplies the weights after the softmax, so their sum is less
     than 1. The centers p get gradients through the Gaussian, not through the edges of the window.
-    With the tiled implementation time and memory are linear in T times the window. A Gaussian
-    doubles the time, with a second pass for the normaliser.
+    With the tiled implementation time and memory are linear in T times the window.
 
     Args:
         query, key, value, score, params, mask, bias, dropout_rate, dropout_rng, implementation,
@@ -74,28 +69,20 @@ def local_attention(
     Source: Luong, Pham and Manning 2015, section 3.2, equations 7, 9 and 10.
     """
     mask, gaussian = _window_and_gaussian(centers, radius, sigma, mask)
-    arguments: Any = {
-        "score": score,
-        "params": params,
-        "mask": mask,
-        "implementation": implementation,
-        "block_sizes": block_sizes,
-    }
-    dropout: Any = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
-    if gaussian is None:
-        return attention(query, key, value, bias=bias, **arguments, **dropout)
-    total_bias = gaussian if bias is None else as_bias(bias) + gaussian
-    output, damped = attention(
-        query, key, value, bias=total_bias, **arguments, **dropout, return_statistics=True
+    return damped_attention(
+        query,
+        key,
+        value,
+        score=score,
+        params=params,
+        mask=mask,
+        bias=bias,
+        damping=gaussian,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        implementation=implementation,
+        block_sizes=block_sizes,
     )
-    # softmax(l) g = softmax(l + log g) sum(exp(l) g) / sum(exp(l)): multiply by the ratio of the
-    # normalisers, the exponential of the difference of the logsumexps.
-    no_values = jnp.zeros((*np.shape(key)[:-1], 1), output.dtype)
-    with no_capture_points():
-        _, plain = attention(query, key, no_values, bias=bias, **arguments, return_statistics=True)
-    empty = plain.logsumexp == -jnp.inf  # rows without keys, whose difference would be NaN
-    difference = jnp.where(empty, 0, damped.logsumexp) - jnp.where(empty, 0, plain.logsumexp)
-    return output * jnp.exp(difference).astype(output.dtype)[..., None]
 
 
 def local_attention_weights(

@@ -6,6 +6,7 @@ pay them in every step. A `Memory` stores the features that the score's `pair` r
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_arra
 from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
 from attention_jax.functional.checks import checked_params
 from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
+from attention_jax.implementations.contract import narrow_or
 from attention_jax.scores import Params, ProjectedKeys, ScoreLike, get_score, project_keys
 
 Array = jax.Array
@@ -48,7 +50,8 @@ def remember(
         query_dim: Dq, the size of the queries.
 
     Returns:
-        a `Memory`, its features in the compute dtype: float32, or float64 if any input is.
+        a `Memory`, its features in the compute dtype: float32, or float64 if any input is. Those of
+        16-bit keys are rounded as in a call of `attention`.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure.
@@ -77,7 +80,11 @@ def remember(
     dtype = accumulator_dtype(key, value, *jax.tree.leaves(params))
 
     def project(params: Params, key: Array) -> ProjectedKeys:
-        return project_keys(score, *cast_floats((params, key), dtype))
+        keys = project_keys(score, *cast_floats((params, key), dtype))
+        narrow = narrow_or(dtype, {key.dtype})
+        if narrow.itemsize > 2:
+            return keys
+        return dataclasses.replace(keys, features=score.round_key(keys.features, narrow))
 
     def batched(params: Params, key: Array) -> ProjectedKeys:
         return map_over_batch(project, batch_shape, (params, key), (param_ndims, 2))

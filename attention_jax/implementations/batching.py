@@ -38,7 +38,7 @@ def vmap_over_batch(
         function: takes `Inputs` and the extra arrays without batch axes; returns a pytree of
             arrays. It must not use arrays from a closure.
         inputs: query has exactly the axes *B; key, value and the leaves of the parameters, mask and
-            bias have axes that broadcast to *B; dropout_rng, a single key, is split.
+            biases have axes that broadcast to *B; dropout_rng, a single key, is split.
         extra: pairs of an array whose leading axes broadcast to *B, and its number of axes
             without them.
         by_query: whether the axis T follows *B in every result, which is then sharded like the
@@ -154,4 +154,5 @@ def _core_ndims(score: Score, normalizer: Normalizer, inputs: Inputs) -> Any:
         None if inputs.bias is None else inputs.bias.core_ndims(),
         None if inputs.dropout_rng is None else 0,
         jax.tree.map(lambda leaf: len(leaf.shape), normalizer.param_shapes()),
+        None if inputs.damping is None else inputs.damping.core_ndims(),
     )

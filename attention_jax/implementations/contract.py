@@ -69,6 +69,8 @@ class Inputs(NamedTuple):
     bias: Bias | None  # without batch axes
     dropout_rng: Array | None  # [] a typed PRNG key
     normalizer_params: Params = None  # of the normaliser
+    # A function of positions, without batch axes, whose exponential multiplies the weights.
+    damping: Bias | None = None
 
     @property
     def token_dtype(self) -> jnp.dtype:

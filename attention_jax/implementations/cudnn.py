@@ -88,6 +88,8 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
         return f"cannot draw the dropout of dropout_rng; got dropout_rate {options.dropout_rate}"
     if inputs.bias is not None:
         return "would store the bias as a table [T, S] in 16 bits; got a bias"
+    if inputs.damping is not None:
+        return "does not multiply weights by a Gaussian"
     if is_symbolic_dim(target_length) or is_symbolic_dim(source_length):
         return f"needs known lengths; got T = {target_length}, S = {source_length}"
     features = _feature_shapes(options, inputs)

@@ -87,6 +87,8 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
         return f"its kernels have no dropout; got dropout_rate {options.dropout_rate}"
     if inputs.bias is not None:
         return "its kernels have no bias; got one"
+    if inputs.damping is not None:
+        return "its kernels do not multiply weights by a Gaussian"
     if any(is_symbolic_dim(length) for length in lengths):
         return f"it needs known lengths; got T = {lengths[0]}, S = {lengths[1]}"
     needed = calls.shared_memory(weights.shape[0], inputs.value.shape[-1])

@@ -93,6 +93,8 @@ def _prepare(options: Options, inputs: Inputs) -> tuple[KernelPlan, Arrays, Cons
         _refuse("a TPU has no float64")
     if type(options.normalizer) is not Softmax:
         _refuse(f"its kernels compute a softmax, not {options.normalizer}")
+    if inputs.damping is not None:
+        _refuse("its kernels do not multiply weights by a Gaussian")
     plan = _make_plan(options, *(array.shape[0] for array in (inputs.query, inputs.key)))
     _, arrays, constants = tiling.prepare(options, inputs, plan)
     if constants.stand_ins is not None:

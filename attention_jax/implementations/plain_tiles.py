@@ -10,6 +10,7 @@ Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -74,7 +75,7 @@ def _attend_to_keys(
         order, visited = constants.schedule.order[i], constants.schedule.visited[i]
 
     def fold(update, carry):
-        """`carry = update(carry, logits, values, keep)` for each tile of keys."""
+        """`carry = update(carry, logits, values, factors_of_values)` for each tile of keys."""
 
         @jax.checkpoint
         def visit(carry, key_tile):
@@ -96,8 +97,10 @@ def _attend_to_keys(
             if allowed is not None:
                 logits = jnp.where(allowed, logits, -jnp.inf)
             logits = tiling.normalizer_logits(plan, arrays, constants, i, logits, True)
-            keep = tiling.kept_pairs(plan, constants, i, j)
-            return update(carry, logits, values, keep)
+            factors_of_values = functools.partial(
+                tiling.factors_of_values, plan, arrays, constants, i, j
+            )
+            return update(carry, logits, values, factors_of_values)
 
         return jax.lax.scan(visit, carry, key_tiles)[0]
 
@@ -114,10 +117,7 @@ def _attend_to_keys(
         state = normalizer.with_shift(
             params, fold_logits, state, plan.padded_lengths[1], differentiable=True
         )
-    rate = plan.options.dropout_rate
-    return fold(
-        lambda state, *tile: state.update(normalizer, params, *tile, dropout_rate=rate), state
-    )
+    return fold(lambda state, *tile: state.update(normalizer, params, *tile), state)
 
 
 def _repeated(tiles: Array, count: int) -> Array:

@@ -41,6 +41,9 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
         positions = (jnp.arange(length) for length in logits.shape)
         keep = dropout.keep_mask(inputs.dropout_rng, options.dropout_rate, *positions)
         weights = dropout.drop(weights, keep, options.dropout_rate)
+    if inputs.damping is not None:
+        damping = cast_floats(inputs.damping, inputs.compute_dtype)
+        weights = weights * jnp.exp(damping.materialize(*logits.shape))
     value = without_padding(inputs.value.astype(inputs.value_dtype), mask, of="keys", filler=0)
     output = einsum("ts,sd->td", weights, value)
     # A NaN value that another query may see reaches a query without keys as 0 * NaN.

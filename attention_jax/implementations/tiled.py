@@ -36,7 +36,6 @@ from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.rounds import fold_rounds, map_query_tiles
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics, FinalRows, RowShift, RowState
-from attention_jax.pairwise import dropout
 from attention_jax.scores import masked_pair_vjp
 
 Array = jax.Array
@@ -97,7 +96,6 @@ attend_tiles.defvjp(_attend_fwd, _attend_bwd, _attend_tangent)
 def _forward(plan: Plan, arrays: Arrays, constants: Any) -> FinalRows:
     """The results of all rows, in tiles."""
     normalizer, params = plan.options.normalizer, arrays.normalizer_params
-    rate = plan.options.dropout_rate
 
     def attend_to_keys(constants: Constants, keys_and_values, tile, state: RowState) -> RowState:
         i, queries = tile
@@ -114,8 +112,10 @@ def _forward(plan: Plan, arrays: Arrays, constants: Any) -> FinalRows:
             return tiling.for_visited_keys(plan, constants, i, visit, carry)
 
         def visit(masked, j, state):
-            keep = tiling.kept_pairs(plan, constants, i, j)
-            return state.update(normalizer, params, *tile_of_keys(masked, j), keep, rate)
+            factors_of_values = functools.partial(
+                tiling.factors_of_values, plan, arrays, constants, i, j
+            )
+            return state.update(normalizer, params, *tile_of_keys(masked, j), factors_of_values)
 
         if normalizer.visits(arrays.compute_dtype):
             state = normalizer.with_shift(
@@ -134,14 +134,14 @@ def _forward(plan: Plan, arrays: Arrays, constants: Any) -> FinalRows:
     )
 
 
-# With x the transformed logits of a row, w its weights, s their slopes, u = dropout(w), the output
-# O = sum_j u_j v_j and a cotangent dO,
-#     dv_j = u_j dO,
-#     dx_j = s_j (dropout(dO . v_j) - dO . mean),
+# With x the transformed logits of a row, w its weights, s their slopes, u = dropout(w) exp(b) with
+# a damping b (0 without one), the output O = sum_j u_j v_j and a cotangent dO,
+#     dv_j = u_j dO,    db_j = u_j dO . v_j,
+#     dx_j = s_j (dropout(dO . v_j) exp(b_j) - dO . mean),
 # with the mean of `normalizers.contract`: O for softmax, 0 for weights that do not sum to 1. The
 # parameters of the normaliser and of its transform get what the same cotangent of the weights,
-# dropout(dO . v_j) - dO . mean, gives them. A sink is a key whose value is 0. For softmax with
-# logsumexp Z and entropy H, and cotangents dZ and dH, that cotangent also has the terms
+# the bracket, gives them. A sink is a key whose value is 0. For softmax with logsumexp Z and
+# entropy H, and cotangents dZ and dH, that cotangent also has the terms
 #     dZ - dH (log w_j + H),
 # since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). The score pulls back the rest. A tile has
 # the weights times the row's divisor, so the rows' cotangents are divided by it once.
@@ -186,14 +186,16 @@ def _add_gradients(
         i, queries, rows, dqueries = tile
         if dqueries is None:
             dqueries = tiling.zero_gradients(queries)
+        scale = _scale_of_float16(arrays, rows)
+        if scale is not None:
+            rows = Rows(rows.shift, *jax.tree.map(lambda leaf: leaf * scale, rows[1:]))
 
         def visit(masked, j, carry):
             dqueries, gradients = carry
             keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
             logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
-            keep = tiling.kept_pairs(plan, constants, i, j)
-            dnormalizer, dlogits, dvalues = _weights_vjp(
-                plan, arrays, constants, i, masked, logits, values, rows, keep
+            dnormalizer, dlogits, dvalues, ddamping = _weights_vjp(
+                plan, arrays, constants, i, j, masked, logits, values, rows
             )
             dparams, dq, dk = masked_pair_vjp(
                 plan.options.score,
@@ -204,6 +206,11 @@ def _add_gradients(
                 constants.stand_ins,
                 dlogits,
             )
+            if scale is not None:
+                dnormalizer, dlogits, dvalues, ddamping, dparams, dq, dk = jax.tree.map(
+                    lambda gradient: (gradient / scale).astype(gradient.dtype),
+                    (dnormalizer, dlogits, dvalues, ddamping, dparams, dq, dk),
+                )
             dqueries = jax.tree.map(jnp.add, dqueries, dq)
             gradients = gradients._replace(
                 keys=tile_arrays.add_tile(gradients.keys, j, dk),
@@ -218,6 +225,15 @@ def _add_gradients(
                     i,
                     j,
                     dlogits,
+                ),
+                damping=bias_tiles.add_gradient(
+                    gradients.damping,
+                    arrays.damping,
+                    constants.damping_integers,
+                    plan.grid,
+                    i,
+                    j,
+                    ddamping,
                 ),
             )
             return dqueries, gradients
@@ -262,18 +278,38 @@ def _rows_of(plan: Plan, residuals: Residuals, cotangents: Any) -> Rows:
     return Rows(rows.shift, doutput, doffset, dentropy)
 
 
+def _scale_of_float16(arrays: Arrays, rows: Rows) -> Array | None:
+    """A power of two that brings the cotangents of t rows to the size 1; None without float16.
+
+    Divided by the divisor of a long row, they underflow in the products of float16.
+    """
+    tokens = jax.tree.leaves((arrays.queries, arrays.keys, arrays.values))
+    if all(leaf.dtype != jnp.float16 for leaf in tokens):
+        return None
+    largest = functools.reduce(
+        jnp.maximum, [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(rows[1:])]
+    )
+    exponent = jnp.frexp(largest)[1]
+    return jnp.ldexp(jnp.ones_like(largest), jnp.minimum(-exponent, 100))  # below overflow
+
+
 def _weights_vjp(
     plan: Plan,
     arrays: Arrays,
     constants: Constants,
     i: Array,
+    j: Array,
     masked: bool,
     logits: Array,
     values: Array,
     rows: Rows,
-    keep: Array | None,
-) -> tuple[Any, Array, Array]:
-    """(gradients of the normaliser's parameters, dlogits [t, s], dvalues [s, Dv]) of one tile."""
+) -> tuple[Any, Array, Array, Array]:
+    """The gradients of one tile.
+
+    Returns:
+        those of the normaliser's parameters, of the logits [t, s], of the values [s, Dv], and of
+        the damping [t, s].
+    """
 
     def weights_of(params: Any, logits: Array) -> tuple[Array, Array]:
         arrays_of_tile = arrays._replace(normalizer_params=params)
@@ -283,20 +319,19 @@ def _weights_vjp(
     weights, pull_back, transformed = jax.vjp(
         weights_of, arrays.normalizer_params, logits, has_aux=True
     )
-    dweights = einsum("td,sd->ts", rows.doutput, values)
-    kept = weights
-    if keep is not None:
-        rate = plan.options.dropout_rate
-        kept = dropout.drop(weights, keep, rate)
-        dweights = dropout.drop(dweights, keep, rate)
-    dvalues = tall_product(rows.doutput.astype(values.dtype), kept)
+    dfactors = einsum("td,sd->ts", rows.doutput, values)
+    factors, dweights = (
+        tiling.factors_of_values(plan, arrays, constants, i, j, pairs)
+        for pairs in (weights, dfactors)
+    )
+    dvalues = tall_product(rows.doutput.astype(values.dtype), factors)
     if rows.doffset is not None:
         dweights = dweights + rows.doffset[:, None]
     if rows.dentropy is not None:
         # A term with weight 0 is 0: 0 * -inf would be NaN.
         shifted = jnp.where(weights > 0, rows.shift.shifted(transformed), 0)
         dweights = dweights - rows.dentropy[:, None] * shifted
-    return *pull_back(dweights), dvalues
+    return *pull_back(dweights), dvalues, dfactors * factors
 
 
 def _sink_gradient(plan: Plan, arrays: Arrays, rows: Rows) -> Any:

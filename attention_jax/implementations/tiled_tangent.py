@@ -1,11 +1,11 @@
 """The tangent of tiled attention for forward mode, in one pass over the tiles.
 
 The forward pass saves the shift and the divisor n of each row, so a tile's weights are e_j / n
-without rescaling. With e'_j the tangent of e_j at a fixed shift and divisor, u = dropout(w), the
-output O = sum_j u_j v_j and the mean of `normalizers.contract` (O for softmax, 0 for weights that
-do not sum to 1), and with tangents dv,
+without rescaling. With e'_j the tangent of e_j at a fixed shift and divisor, u = f(w) the weights
+after dropout and damping, the output O = sum_j u_j v_j and the mean of `normalizers.contract` (O
+for softmax, 0 for weights that do not sum to 1), and with tangents dv,
 
-    dO = (sum_j dropout(e'_j) v_j + dropout(e_j) dv_j) / n - (sum_j e'_j / n) mean,
+    dO = (sum_j f(e_j)' v_j + f(e_j) dv_j) / n - (sum_j e'_j / n) mean,
 
 where a sink adds its e' to the last sum. For softmax, with M the largest logit, logsumexp Z and
 entropy H,
@@ -31,7 +31,6 @@ from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.rounds import map_query_tiles
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics, FinalRows
-from attention_jax.pairwise import dropout
 from attention_jax.scores import masked_pair_jvp
 
 Array = jax.Array
@@ -42,7 +41,7 @@ _SUM = "ts,sd->td"  # the weighted sum of values
 class _Sums(NamedTuple):
     """Sums over the keys visited so far, with e the weights before the divisor, and e' = de."""
 
-    doutput: Array  # [t, Dv] dropout(e') v + dropout(e) dv
+    doutput: Array  # [t, Dv] f(e)' v + f(e) dv
     dtotal: Array  # [t] e'
     dentropy: Array | None  # [t] e' (x - M); None without statistics
 
@@ -102,24 +101,26 @@ def tangent(
                 (arrays.normalizer_params, logits),
                 (tangents.normalizer_params, dlogits),
             )
-            keep = tiling.kept_pairs(plan, constants, i, j)
+            dweights = None if dresults is None else dresults[0]
 
-            def apply_dropout(weights):
-                if keep is None:
-                    return weights
-                return dropout.drop(weights, keep, plan.options.dropout_rate)
+            def factors_of_values(weights: Array, damping: BiasTiles) -> Array:
+                arrays_of_tile = arrays._replace(damping=damping)
+                return tiling.factors_of_values(plan, arrays_of_tile, constants, i, j, weights)
 
+            factors, dfactors = partial_jvp(
+                factors_of_values, (weights, arrays.damping), (dweights, tangents.damping)
+            )
             doutput, dtotal, dentropy = sums
-            if dresults is not None:
-                dweights = dresults[0]
-                doutput = doutput + einsum(_SUM, apply_dropout(dweights), values)
+            if dfactors is not None:
+                doutput = doutput + einsum(_SUM, dfactors, values)
+            if dweights is not None:
                 dtotal = dtotal + jnp.sum(dweights, axis=1)
                 if dentropy is not None:
                     # A term with weight 0 is 0: 0 * -inf would be NaN.
                     terms = dweights * jnp.where(weights > 0, shifted, 0)
                     dentropy = dentropy + jnp.sum(terms, axis=1)
             if dvalues is not None:
-                doutput = doutput + einsum(_SUM, apply_dropout(weights), dvalues)
+                doutput = doutput + einsum(_SUM, factors, dvalues)
             return _Sums(doutput, dtotal, dentropy)
 
         return tiling.for_visited_keys(plan, constants, i, visit, sums)

@@ -70,6 +70,7 @@ class Arrays(NamedTuple):
     params: Any
     biases: BiasTiles
     normalizer_params: Any
+    damping: BiasTiles = BiasTiles((), ())
 
     @property
     def compute_dtype(self) -> jnp.dtype:
@@ -94,6 +95,7 @@ class Constants(NamedTuple):
     bias_integers: tuple[Bias, ...]  # the integers of each function of position in the bias
     stand_ins: tuple[Any, Any] | None = None  # features that replace those of masked pairs
     num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it, see `count_keys`
+    damping_integers: tuple[Bias, ...] = ()  # the integers of the damping
 
 
 def prepare(
@@ -111,15 +113,18 @@ def prepare(
         schedule = make_schedule(plan.grid, mask)
         num_keys, used_keys = used_tokens(plan, mask, schedule)
     arrays, integers = tile_inputs(plan, inputs, num_keys, used_keys)
+    dtype = inputs.compute_dtype
+    damping, damping_integers = bias_tiles.prepare(inputs.damping, dtype, plan.grid)
     constants = Constants(
         mask=mask,
         schedule=schedule,
         dropout_mask=make_dropout_mask(options, inputs),
         bias_integers=integers,
         stand_ins=None if mask is None else stand_in_features(options.score, inputs),
-        num_keys=num_keys_of_tiles(options, plan.grid, num_keys, lengths[1], inputs.compute_dtype),
+        num_keys=num_keys_of_tiles(options, plan.grid, num_keys, lengths[1], dtype),
+        damping_integers=damping_integers,
     )
-    return plan, arrays, constants
+    return plan, arrays._replace(damping=damping), constants
 
 
 def mask_with_padding(plan: Plan, inputs: Inputs) -> Mask | None:
@@ -304,13 +309,15 @@ def pairs_to_replace(
     return allowed_pairs(plan, constants.mask, query_tile, key_tile)
 
 
-def kept_pairs(
-    plan: Plan, constants: Constants, query_tile: Array, key_tile: Array
-) -> Array | None:
-    """Which weights of one tile dropout keeps, bool [t, s]; None without dropout."""
-    if constants.dropout_mask is None:
-        return None
-    return allowed_pairs(plan, constants.dropout_mask, query_tile, key_tile)
+def factors_of_values(
+    plan: Plan, arrays: Arrays, constants: Constants, i: Array, j: Array, weights: Array
+) -> Array:
+    """The weights [t, s] of one tile after dropout and damping, as they multiply the values."""
+    if constants.dropout_mask is not None:
+        keep = allowed_pairs(plan, constants.dropout_mask, i, j)
+        weights = dropout.drop(weights, keep, plan.options.dropout_rate)
+    damping = bias_tiles.tile_values(arrays.damping, constants.damping_integers, plan.grid, i, j)
+    return weights if damping is None else weights * jnp.exp(damping)
 
 
 # --- the steps of `prepare` ---

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from attention_jax.core.checks import check_entries
 from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
 from attention_jax.functional.memory import Memory
 
@@ -48,3 +49,5 @@ def check_cache(cache: KeyValueCache, x: Array, num_key_heads: int, head_dim: in
         raise ValueError(
             f"x must have at most {room} tokens, the cache's max_length; got {x.shape[-2]}"
         )
+    name = f"cache.length before {x.shape[-2]} more of at most {room} tokens"
+    check_entries(name, cache.length, 0, room - x.shape[-2])

@@ -302,11 +302,12 @@ class MultiHeadAttention(Heads):
                 `cache.length` and on.
 
         Returns:
-            (output [*B, t, output_dim], the cache with these tokens). Beyond `max_length`, which
-            the cache cannot hold, the output is NaN.
+            (output [*B, t, output_dim], the cache with these tokens). Under `jit`, the output of
+            tokens beyond `max_length`, which the cache cannot hold, is NaN.
 
         Raises:
-            ValueError: an argument has the wrong shape or dtype.
+            ValueError: an argument has the wrong shape or dtype. The cache has no room for these
+                tokens, where its length is known on the host: not under `jit`.
 
         >>> attend = MultiHeadAttention("dot", 4, num_heads=2, rngs=nnx.Rngs(0))
         >>> tokens, cache = jnp.eye(3, 4), attend.empty_cache((), max_length=3)

@@ -19,6 +19,7 @@ Source: Milakov and Gimelshein 2018, algorithm 3; Rabe and Staats 2021, section 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,6 @@ import jax.numpy as jnp
 
 from attention_jax.core.products import einsum
 from attention_jax.normalizers.row_state import AttentionStatistics, FinalRows, RowShift
-from attention_jax.pairwise import dropout
 
 Array = jax.Array
 
@@ -69,8 +69,7 @@ class SoftmaxState(NamedTuple):
         params: Any,
         logits: Array,
         values: Array,
-        keep: Array | None,
-        dropout_rate: float,
+        factors_of_values: Callable[[Array], Array],
     ) -> SoftmaxState:
         del normalizer, params
         tile_largest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
@@ -80,11 +79,10 @@ class SoftmaxState(NamedTuple):
 
         shifted = logits - reference[:, None]
         exponentials = jnp.exp(shifted)
-        kept = exponentials
-        if keep is not None:
-            kept = dropout.drop(exponentials, keep, dropout_rate)
         normalizer = shrink * self.normalizer + jnp.sum(exponentials, axis=1)
-        weighted = shrink[:, None] * self.weighted + einsum("ts,sd->td", kept, values)
+        weighted = shrink[:, None] * self.weighted + einsum(
+            "ts,sd->td", factors_of_values(exponentials), values
+        )
         excess = self.excess
         if excess is not None:
             # A term with exponential 0 is 0: 0 * -inf would be NaN. (`shifted` is -inf for masked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -9,7 +10,6 @@ import jax.numpy as jnp
 from jax import export
 
 from attention_jax.core.products import einsum
-from attention_jax.pairwise import dropout
 
 Array = jax.Array
 
@@ -62,8 +62,7 @@ class RowState(Protocol):
         params: Any,
         logits: Array,
         values: Array,
-        keep: Array | None,
-        dropout_rate: float,
+        factors_of_values: Callable[[Array], Array],
     ) -> RowState:
         """The state after s more keys.
 
@@ -72,8 +71,8 @@ class RowState(Protocol):
             params: its parameters.
             logits: transformed logits [t, s], -inf where masked.
             values: [s, Dv].
-            keep: bool [t, s], which weights dropout keeps; None without dropout.
-            dropout_rate: probability that a weight is dropped.
+            factors_of_values: takes weights [t, s] and returns what multiplies the values: those
+                that dropout keeps, and damped.
         """
 
     def finalize(self, normalizer: Any, params: Any) -> FinalRows:
@@ -102,13 +101,10 @@ class ElementwiseState(NamedTuple):
         params: Any,
         logits: Array,
         values: Array,
-        keep: Array | None,
-        dropout_rate: float,
+        factors_of_values: Callable[[Array], Array],
     ) -> ElementwiseState:
         def weighted_sum(factors: Array) -> Array:
-            if keep is not None:
-                factors = dropout.drop(factors, keep, dropout_rate)
-            return einsum("ts,sd->td", factors, values)
+            return einsum("ts,sd->td", factors_of_values(factors), values)
 
         shifted = self.shift.shifted(logits)
         if self.slopes is None:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import bool_array, integer_array
-from attention_jax.core.checks import check_integer
+from attention_jax.core.checks import check_entries, check_integer
 from attention_jax.pairwise.mask_algebra import (
     Mask,
     TileStatus,
@@ -118,6 +118,14 @@ class PaddingMask(Mask):
 
     key_lengths: Array = array_field()
     query_lengths: Array | None = array_field()
+
+    def check(
+        self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
+    ) -> None:
+        super().check(batch_shape, target_length, source_length)
+        check_entries(self.label("key_lengths"), self.key_lengths, 0, source_length)
+        if self.query_lengths is not None:
+            check_entries(self.label("query_lengths"), self.query_lengths, 0, target_length)
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
         keys = _within(key_positions[None, :], self.key_lengths)
@@ -225,7 +233,8 @@ def padding_mask(key_lengths: Array, query_lengths: Array | None = None) -> Mask
 
     Args:
         key_lengths: int [*B], size 1 where shared: [B] for inputs [B, T, D], [B, 1] for inputs
-            [B, N, T, D] (`lengths[:, None]`); or [], the same length for all.
+            [B, N, T, D] (`lengths[:, None]`); or [], the same length for all. From 0 to S, which
+            is checked where the values are known on the host: not under `jit`.
         query_lengths: int [*B] like `key_lengths`, for the queries; None if no query is padding.
 
     Returns:

@@ -16,6 +16,16 @@ Params = Any  # a pytree of arrays; {} when there is nothing to learn
 Features = Any  # projected tokens, which `pair` reads: an array [t, F], or a pytree of such arrays
 # What `pair` costs on a tile; see `Score`.
 TileCost = Literal["matmul", "elementwise", "materialized"]
+# What a class says about its own `pair`.
+_DESCRIBE_PAIR = (
+    "pair_vjp",
+    "pair_jvp",
+    "for_tpu",
+    "sum_of_tanh",
+    "round_query",
+    "round_key",
+    "finite_slopes",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +47,10 @@ class Score:
         is computed from stand-in features, which takes more time. None, the default: the
         operations in the program of `pair` decide.
 
+    `pair_vjp`, `pair_jvp`, `round_query`, `round_key`, `for_tpu`, `sum_of_tanh` and `finite_slopes`
+    describe a `pair`. A class that replaces the `pair` of a base class, and inherits one of them
+    from it, is a TypeError; the message names the line to add.
+
     >>> import jax.numpy as jnp
     >>> @dataclasses.dataclass(frozen=True)
     ... class Manhattan(Score):
@@ -53,16 +67,23 @@ class Score:
     own_params: ClassVar[Params] = {}  # where no params are given; of `CallableScore` alone
 
     def __init_subclass__(cls) -> None:
-        def owner(name: str) -> int:
-            """The place in the method resolution order of the class that defines `name`."""
-            return next(index for index, base in enumerate(cls.__mro__) if name in vars(base))
-
-        # A new `pair` has other derivatives: what a class says about those of its own `pair` is not
-        # inherited past one that replaces it.
-        replaceable = ("pair_vjp", "pair_jvp", "for_tpu", "sum_of_tanh", "round_query", "round_key")
-        for name in (*replaceable, "finite_slopes"):
-            if owner(name) > owner("pair"):
-                setattr(cls, name, vars(Score)[name])
+        """TypeError if the class has a new `pair`, and inherits what describes that of a base."""
+        owners = {
+            name: next(base for base in cls.__mro__ if name in vars(base))
+            for name in ("pair", *_DESCRIBE_PAIR)
+        }
+        below_pair = cls.__mro__[cls.__mro__.index(owners.pop("pair")) + 1 :]
+        lines = []
+        for name, owner in owners.items():
+            if owner in below_pair and vars(owner)[name] is not vars(Score)[name]:
+                # A class that leaves `pair` to its subclasses describes theirs.
+                leaves_pair = getattr(owner, "pair", Score.pair) is Score.pair
+                lines.append(f"{name} = {owner.__name__ if leaves_pair else 'Score'}.{name}")
+        if lines:
+            raise TypeError(
+                f"class {cls.__name__} replaces pair, so it must say which derivatives and rounding"
+                f" its own pair has; add {', '.join(lines)}"
+            )
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         """Initial parameters, {} if there are none to learn."""
@@ -115,7 +136,8 @@ class Score:
         """The query features that `pair` reads when the tokens are of a 16-bit `dtype`.
 
         Features of float32 stay float32 by default. A `pair` that multiplies matrices rounds them
-        to `dtype`, for a tensor core; with `round_key` it must give nearly the same logits.
+        to `dtype`, for a tensor core; with `round_key` it must give nearly the same logits. It
+        leaves rounded features as they are: `remember` keeps rounded ones.
         """
         del dtype
         return q_features

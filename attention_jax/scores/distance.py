@@ -22,9 +22,9 @@ class NegativeSquaredDistance(Dot):
 
     Its softmax weights keys by a Gaussian around the query, of variance 1 / (2 scale).
 
-    It is computed as a dot product of Dk + 2 features,
+    It is computed as a dot product of Dk + 4 features,
 
-        [2 scale q, -scale |q|^2, 1] . [k, 1, -scale |k|^2],
+        [2 scale q, a, a', 1, 1] . [k, 1, 1, b, b'],  a + a' = -scale |q|^2,  b + b' = -scale |k|^2,
 
     so that it costs as much as `Dot`. The rounding error is that of the three terms, of the order
     of eps scale (|q|^2 + |k|^2) with eps = 1.2e-7 in float32. It is large relative to the logit
@@ -49,27 +49,23 @@ class NegativeSquaredDistance(Dot):
         scale = self._scale(query)
         query = query.astype(accumulator_dtype(query))  # the three terms may cancel
         squares = -scale * jnp.sum(query * query, axis=-1, keepdims=True)
-        return jnp.concatenate([2 * scale * query, squares, jnp.ones_like(squares)], axis=-1)
+        ones = jnp.ones_like(squares)
+        return jnp.concatenate([2 * scale * query, *_two_parts(squares), ones, ones], axis=-1)
 
     def project_key(self, params: Params, key: Array) -> Array:
         key = key.astype(accumulator_dtype(key))
         squares = -self._scale(key) * jnp.sum(key * key, axis=-1, keepdims=True)
-        return jnp.concatenate([key, jnp.ones_like(squares), squares], axis=-1)
+        ones = jnp.ones_like(squares)
+        return jnp.concatenate([key, ones, ones, *_two_parts(squares)], axis=-1)
 
-    # A square rounded to bfloat16 may be wrong by more than the logit. It becomes two features: its
+    # A square rounded to bfloat16 may be wrong by more than the logit, so it is two features: its
     # rounded value and the remainder. (The squares of float16 may exceed the largest float16.)
 
     def round_query(self, q_features: Array, dtype: Any) -> Array:
-        if dtype != jnp.bfloat16:
-            return q_features
-        tokens, squares, one = q_features[:, :-2], q_features[:, -2:-1], q_features[:, -1:]
-        return jnp.concatenate([tokens, *_two_parts(squares), one, one], axis=-1).astype(dtype)
+        return q_features.astype(dtype) if dtype == jnp.bfloat16 else q_features
 
     def round_key(self, k_features: Array, dtype: Any) -> Array:
-        if dtype != jnp.bfloat16:
-            return k_features
-        tokens, one, squares = k_features[:, :-2], k_features[:, -2:-1], k_features[:, -1:]
-        return jnp.concatenate([tokens, one, one, *_two_parts(squares)], axis=-1).astype(dtype)
+        return k_features.astype(dtype) if dtype == jnp.bfloat16 else k_features
 
     def _scale(self, tokens: Array) -> float:
         # A normal component of q - k has mean 0 and variance 2. Its square has variance

@@ -89,7 +89,8 @@ _FINITE_SLOPES = frozenset(
         "transpose",
     ]
 )
-_CALLS = frozenset(["jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "checkpoint"])
+# Not "custom_jvp_call": the slope that its rule gives is not that of its program.
+_CALLS = frozenset(["jit", "pjit", "closed_call", "core_call", "checkpoint"])
 
 
 def masked_pair(

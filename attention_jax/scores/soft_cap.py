@@ -46,6 +46,8 @@ class SoftCap(WrappedScore):
 
     finite_slopes = WrappedScore.finite_slopes
     for_tpu = WrappedScore.for_tpu
+    round_query = WrappedScore.round_query
+    round_key = WrappedScore.round_key
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         return float(self.cap) * self._tanh(params, q_features, k_features)

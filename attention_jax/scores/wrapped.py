@@ -29,11 +29,16 @@ def check_inner_score(score: Any) -> None:
 class WrappedScore(Score):
     """The parameters, features and cost of an inner score; a subclass changes its logits.
 
-    A subclass defines `pair`. It sets `finite_slopes = WrappedScore.finite_slopes` if its `pair`
-    has infinite slopes only where the inner `pair` has them, `for_tpu = WrappedScore.for_tpu` if
-    its operations run in kernels on a TPU, and its own `tile_cost` if its `pair` costs more than
-    the inner one. It defines `init`, `param_shapes`, `project_query` and `project_key` if its
-    parameters differ from those of the inner score.
+    A subclass defines `pair`, and says what holds for it:
+
+        finite_slopes = WrappedScore.finite_slopes  # infinite only where those of the inner one are
+        round_query = WrappedScore.round_query      # it reads the features as the inner one does
+        round_key = WrappedScore.round_key
+        for_tpu = WrappedScore.for_tpu              # its operations run in kernels on a TPU
+
+    or `Score.finite_slopes`, ... where that does not hold. It sets its own `tile_cost` if its
+    `pair` costs more than the inner one. It defines `init`, `param_shapes`, `project_query` and
+    `project_key` if its parameters differ from those of the inner score.
 
     Attributes:
         score: the inner `Score`.

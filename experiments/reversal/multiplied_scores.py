@@ -25,6 +25,10 @@ class MultipliedScore(WrappedScore):
 
     initial: ClassVar[float]
     param_shapes = Score.param_shapes
+    finite_slopes = WrappedScore.finite_slopes
+    for_tpu = WrappedScore.for_tpu
+    round_query = WrappedScore.round_query
+    round_key = WrappedScore.round_key
 
     def factor(self, param: Array) -> Array:
         raise NotImplementedError

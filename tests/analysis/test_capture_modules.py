@@ -11,7 +11,7 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax import nn
-from attention_jax.analysis import capture
+from attention_jax.analysis import capture, capture_gradients
 from attention_jax.functional.centers import monotonic_centers
 from attention_jax.functional.interop import dot_product_attention, flax_attention_fn
 from attention_jax.nn.cross_attention import CrossAttention, CrossAttentionConfig
@@ -141,23 +141,28 @@ def test_other_kinds(kind):
     assert bool(seen.mask.all()) != has_softmax
 
 
-def test_local_p_is_seen_once_and_before_its_gaussian():
+def test_local_p_is_seen_before_its_gaussian():
     query, key = normal(0, B, T, D), normal(1, B, S, D)
     centers = jnp.abs(normal(2, B, T))
     attend = functools.partial(aj.local_attention, centers=centers, radius=2, sigma=1.0)
 
     @quick_jit
     def both(query, key):
-        found = capture(attend, query, key, key)
-        weights = aj.local_attention_weights(query, key, centers=centers, radius=2, sigma=1.0)
-        return found, attend(query, key, key), weights
+        def loss(bias):
+            return jnp.sum(jnp.sin(attend(query, key, key, bias=bias)))
 
-    (output, attentions), expected, weights = both(query, key)
-    close(output, expected)
-    assert list(attentions) == ["attention"]  # its second pass, for the normaliser, is not one
-    seen = attentions["attention"]
-    close(seen.weights, weights / weights.sum(-1, keepdims=True))
+        found = capture_gradients(loss, jnp.zeros((B, T, S)))
+        weights = aj.local_attention_weights(query, key, centers=centers, radius=2, sigma=1.0)
+        return found, weights
+
+    found, weights = both(query, key)
+    assert list(found.attentions) == ["attention"]
+    seen = found.attentions["attention"]
+    close(seen.weights * seen.damping, weights)
+    close(seen.output, weights @ key)
+    close(seen.weights.sum(-1), np.ones((B, T)))
     assert np.all(weights.sum(-1) < 0.99)
+    close(found.gradients["attention"].dlogits, found.dparams)  # a bias gets that of the logits
 
 
 @pytest.mark.parametrize("kind", ["local-m", "local-p", "coverage", "monotonic"])
@@ -173,10 +178,7 @@ def test_decoders_with_other_kinds(kind):
         return_weights=True,
     )
     (seen,) = attentions.values()
-    if kind == "local-p":
-        sums = weights.sum(-1, keepdims=True)
-        weights = weights / jnp.where(sums == 0, 1, sums)
-    close(seen.weights, weights)
+    close(seen.weights * (1 if seen.damping is None else seen.damping), weights)
     assert not np.any(seen.mask[1, :, 4:])
     assert seen.mask.any()
 

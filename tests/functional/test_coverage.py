@@ -33,9 +33,11 @@ def _concat(p, q, k, c, w):
     return p["v"] @ np.tanh(np.concatenate([q, k]) @ p["kernel"] + c * w)
 
 
-def _distance(p, q, k, c, w):  # whose features of a query are [2 scale q, -scale |q|^2, 1]
+def _distance(p, q, k, c, w):  # whose features of a query are [2 scale q, -scale |q|^2, 1, 1]
     scale = (8 * k.size) ** -0.5
-    of_query = np.concatenate([2 * scale * q, [-scale * (q @ q), 1]])
+    square = -scale * (q @ q)
+    rounded = float(jnp.bfloat16(square))  # two features: what bfloat16 holds, and the remainder
+    of_query = np.concatenate([2 * scale * q, [rounded, square - rounded, 1, 1]])
     return -scale * ((q - k) ** 2).sum() + c * (of_query @ w)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, quick_jit
-from flax import nnx
+from flax import linen, nnx
 from score_cases import numpy_params
 
 from attention_jax import Additive, local_mask
@@ -136,6 +136,20 @@ def test_sown_weights_are_those_of_flax():
     expected, got = outputs_of(call, num_kv_heads=1)
     assert got.shape == (B, HEADS, T, S)
     assert_close(got, expected)
+
+
+def test_weights_sown_in_linen_are_those_of_flax():
+    x, y = flax_inputs(B)
+
+    def sown(**options):
+        layer = linen.MultiHeadDotProductAttention(HEADS, qkv_features=FEATURES, **options)
+        variables = layer.init(jax.random.key(0), x, y)
+        call = {"mask": MASK, "sow_weights": True, "mutable": ["intermediates"]}
+        return layer.apply(variables, x, y, **call)
+
+    expected, got = quick_jit(lambda: (sown(), sown(attention_fn=flax_attention_fn())))()
+    assert got[1]["intermediates"]["attention_weights"][0].shape == (B, HEADS, T, S)
+    jax.tree.map(assert_close, got, expected)
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,27 @@ def position_params(query_dim):
     return {"kernel": normal(query_dim, A), "v": normal(A)}
 
 
+@pytest.mark.parametrize("size", [128, 8192])
+@every_implementation
+def test_large_logits_keep_their_digits(implementation, size):
+    rng = np.random.default_rng(0)
+    query, value = np.ones((T, 1), np.float32), rng.normal(size=(S, DV)).astype(np.float32)
+    key = np.float32(size + rng.integers(-3, 4, (S, 1)))  # the logits, which float32 holds
+    centers, sigma = np.linspace(0, S - 1, T, dtype=np.float32), 1.7
+
+    @quick_jit
+    def output(query, key):
+        return local_attention(
+            query, key, value, centers=centers, radius=RADIUS, sigma=sigma, score="dot",
+            implementation=implementation, block_sizes=TILE,
+        )  # fmt: skip
+
+    distances = np.arange(S) - np.float64(centers)[:, None]
+    weights = np.where(np.abs(distances) <= RADIUS, np.exp(key[:, 0] - np.float64(size)), 0)
+    weights = weights / weights.sum(1, keepdims=True) * np.exp(-(distances**2) / (2 * sigma**2))
+    assert_close("output", output(query, key), weights @ value, 2e-6)
+
+
 def test_predicted_centers_are_equation_9():
     query, params = normal(B, T, 3), position_params(3)
     with jax.enable_x64(True):

@@ -9,9 +9,21 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from numpy_model import normal, softmax_where
+from products import product_dtypes
 from score_cases import DK, SCORE_CASES, numpy_params
 
-from attention_jax import Additive, Dot, Score, attention, attention_weights, padding_mask
+from attention_jax import (
+    Additive,
+    Cosine,
+    Dot,
+    NegativeSquaredDistance,
+    ScaledDot,
+    Score,
+    SoftCap,
+    attention,
+    attention_weights,
+    padding_mask,
+)
 from attention_jax.functional.memory import key_and_value, remember
 
 B, T, S, DV = 2, 5, 7, 13
@@ -55,6 +67,26 @@ def test_keys_are_projected_once():
     narrow = remember(case.score, params, key.astype(jnp.bfloat16), None, query_dim=case.query_dim)
     assert narrow.keys.features.dtype == jnp.float32  # rounded no further than in an ordinary call
     assert narrow.values.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    "score", [Dot(), ScaledDot(), Cosine(1.0), NegativeSquaredDistance(), SoftCap(ScaledDot())]
+)
+def test_a_memory_of_16_bits_is_multiplied_in_16_bits(score, dtype):
+    query, key, value = (jnp.asarray(array, dtype) for array in tokens(DK))
+
+    def attend(query, *memory):
+        return attention(query, *memory, score=score, implementation="tiled")
+
+    memory = remember(score, {}, key, value, query_dim=DK)
+    for tokens_of_16_bits in (memory, (key, value)):
+        products = product_dtypes(attend, query, *tokens_of_16_bits)
+        if (score, dtype) != (NegativeSquaredDistance(), jnp.float16):  # whose squares overflow
+            assert products == {(dtype.dtype.name,) * 2}
+    np.testing.assert_array_equal(
+        *jax.jit(lambda *arrays: (attend(query, *arrays), attend(query, key, value)))(*memory)
+    )
 
 
 def test_parameters_with_axes_that_the_keys_lack():

@@ -44,7 +44,7 @@ def masks(draw, batch: Shape, length: int, keys: int, depth: int = 2):
     rng = np.random.default_rng(draw(seeds))
     lead = draw(st.sampled_from([(), batch, (1,) * len(batch)]))
     if kind == "padding":
-        lengths = rng.integers(-1, keys + 2, lead).astype(draw(st.sampled_from(["i4", "i1", "u2"])))
+        lengths = rng.integers(0, keys + 1, lead).astype(draw(st.sampled_from(["i4", "i1", "u2"])))
         return kind, lengths, draw(st.sampled_from([None, rng.integers(0, length + 1, lead)]))
     if kind == "segment":
         return kind, rng.integers(0, 3, (*lead, length)), rng.integers(0, 3, (*lead, keys))

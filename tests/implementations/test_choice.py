@@ -27,6 +27,11 @@ class Cubed(aj.Dot):
     """Its pair is its own, and so is its cost."""
 
     tile_cost = "materialized"
+    pair_vjp = aj.Score.pair_vjp
+    for_tpu = aj.Score.for_tpu
+    round_query = aj.Dot.round_query
+    round_key = aj.Dot.round_key
+    finite_slopes = aj.Dot.finite_slopes
 
     def pair(self, params, q_features, k_features):
         return super().pair(params, q_features, k_features) ** 3

@@ -78,13 +78,19 @@ PAIRED: list = []
 class CountedDot(aj.Dot):
     """It writes down every tile that it is asked for."""
 
+    pair_vjp = aj.Score.pair_vjp
+    for_tpu = aj.Score.for_tpu
+    round_query = aj.Dot.round_query
+    round_key = aj.Dot.round_key
+    finite_slopes = aj.Dot.finite_slopes
+
     def pair(self, params, q_features, k_features):
         jax.debug.callback(lambda: PAIRED.append(q_features.shape[0] * k_features.shape[0]))
         return super().pair(params, q_features, k_features)
 
 
 @pytest.mark.parametrize("implementation", ["tiled"])
-def test_only_pairs_in_windows_are_computed_and_twice_with_a_gaussian(implementation):
+def test_only_pairs_in_windows_are_computed_once(implementation):
     tokens = jnp.asarray(np.random.default_rng(0).normal(size=(64, 4)), jnp.float32)
 
     def pairs_computed(sigma):
@@ -99,7 +105,7 @@ def test_only_pairs_in_windows_are_computed_and_twice_with_a_gaussian(implementa
         return sum(PAIRED)
 
     assert pairs_computed(None) == (3 * 8 - 2) * 64
-    assert pairs_computed(2.0) == 2 * (3 * 8 - 2) * 64
+    assert pairs_computed(2.0) == (3 * 8 - 2) * 64
 
 
 # --- mistakes ---

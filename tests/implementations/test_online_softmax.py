@@ -21,8 +21,12 @@ def in_pieces(logits, values, cuts, keep=None, rate=0.0, statistics=True):
     pieces = zip([0, *cuts], [*cuts, KEYS], strict=True)
     for first, last in pieces:
         kept = None if keep is None else keep[:, first:last]
-        tile = logits[:, first:last], values[first:last], kept, rate
-        state = state.update(SOFTMAX, {}, *tile)
+
+        def factors_of_values(weights, kept=kept):
+            return weights if kept is None else jnp.where(kept, weights / (1 - rate), 0)
+
+        tile = logits[:, first:last], values[first:last]
+        state = state.update(SOFTMAX, {}, *tile, factors_of_values)
     rows = state.finalize(SOFTMAX, {})
     return rows.output, rows.statistics
 

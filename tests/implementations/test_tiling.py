@@ -196,6 +196,12 @@ def test_no_loop_or_branch_of_a_batch_is_decided_example_by_example():
 class Watched(aj.Dot):
     """Its logits are 0, and it writes down the tiles it is asked for."""
 
+    pair_vjp = aj.Score.pair_vjp
+    for_tpu = aj.Score.for_tpu
+    round_query = aj.Dot.round_query
+    round_key = aj.Dot.round_key
+    finite_slopes = aj.Dot.finite_slopes
+
     def pair(self, params, q_features, k_features):
         # By the second query: the very first may see no key, and what stands there is not its own.
         first = q_features[1, 0] - 1, k_features[0, 0]

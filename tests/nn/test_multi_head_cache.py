@@ -170,6 +170,16 @@ def test_beyond_the_room_there_is_no_number():
     assert np.all(np.isfinite(output[:, : ROOM - 1]))
 
 
+def test_beyond_the_room_of_a_known_length_is_an_error():
+    module, _ = make("dot")
+    cache = module.empty_cache((B,), 2)
+    token = normal(B, 1, DIM)
+    for _ in range(2):
+        _, cache = module.extend(token, cache)
+    with pytest.raises(ValueError, match=r"cache\.length .* must be from 0 to 1; got 2"):
+        module.extend(token, cache)
+
+
 def test_batch_axes_and_dtype_of_the_cache():
     module, params = make("distance")
     cache = module.empty_cache((), ROOM)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from numpy_model import normal, run_jit, scrambled
+from products import product_dtypes
 
 from attention_jax.nn import (
     Attention,
@@ -137,6 +138,7 @@ def test_a_memory_and_a_cache_are_of_the_dtype():
     cache = heads.empty_cache((B,), T)
     assert cache.memory.values.dtype == jnp.bfloat16
     assert jax.eval_shape(heads.extend, jnp.asarray(QUERY), cache)[0].dtype == jnp.bfloat16
+    assert product_dtypes(heads.extend, QUERY, cache) == {("bfloat16", "bfloat16")}
 
 
 def test_initializers_reach_every_projection():

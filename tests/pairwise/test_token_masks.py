@@ -1,4 +1,4 @@
-"""Padding marked token by token, and arrays that lack some of the batch axes."""
+"""Padding marked token by token, lengths, and arrays that lack some of the batch axes."""
 
 import jax
 import numpy as np
@@ -156,3 +156,29 @@ def test_parts_of_a_mask_that_disagree_on_the_batch_axes():
     mask = aj.padding_mask(LENGTHS) & np.ones((B, N, T, S), bool)
     with pytest.raises(ValueError, match=r"mask key_lengths must have all 2 batch axes"):
         mask.materialize(T, S)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ({"key_lengths": np.array([S, 70])}, f"key_lengths must be from 0 to {S}; got 70"),
+        ({"key_lengths": -1}, f"key_lengths must be from 0 to {S}; got -1"),
+        (
+            {"key_lengths": S, "query_lengths": np.int32(T + 1)},
+            f"query_lengths must be from 0 to {T}; got {T + 1}",
+        ),
+    ],
+)
+def test_lengths_beyond_the_sequence(lengths, message):
+
+    def attend(lengths):
+        return aj.attention(QUERY, KEY, KEY, mask=aj.causal_mask() & aj.padding_mask(**lengths))
+
+    with pytest.raises(ValueError, match=message):
+        attend(lengths)
+    jax.jit(attend)(lengths)  # values that are not known yet
+
+
+def test_traced_lengths_beyond_the_sequence_allow_everything():
+    table = jax.jit(lambda length: aj.padding_mask(length).materialize(T, S))(99)
+    assert table.all()

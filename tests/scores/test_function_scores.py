@@ -57,7 +57,6 @@ def results_of(score):
         "module": aj.nn.Attention(score, D, D, rngs=nnx.Rngs(0))(QUERY, KEY, mask=mask),
         "heads": aj.nn.MultiHeadAttention(score, D, num_heads=1, rngs=nnx.Rngs(0))(QUERY),
         "gradients": analysis.attention_gradients(*arrays, VALUE[:, :T], **inputs),
-        "flow": analysis.gradient_flow(*arrays, VALUE[:, :T], **inputs),
     }
 
 

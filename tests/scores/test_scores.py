@@ -26,6 +26,7 @@ from attention_jax.scores import (
     ScaledDot,
     Score,
     SoftCap,
+    WrappedScore,
     get_score,
 )
 
@@ -83,13 +84,24 @@ def test_matrix_form_is_the_loop_form(name):
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
 
 
-def test_a_new_pair_does_not_inherit_the_gradient_of_another():
+def test_a_new_pair_says_what_describes_it():
+    """Inherited in silence, it would be the gradient of another function."""
+
     class Tripled(Score):
         def pair(self, params, q_features, k_features):
             return 3 * super().pair(params, q_features, k_features)
 
+    with pytest.raises(TypeError, match=r"TripledAdditive .* pair_vjp = Score\.pair_vjp"):
+        type("TripledAdditive", (Tripled, Additive), {})
+    with pytest.raises(TypeError, match=r"Doubled .* round_query = WrappedScore\.round_query"):
+        type("Doubled", (WrappedScore,), {"pair": Tripled.pair})
+
     class TripledAdditive(Tripled, Additive):
-        pass
+        pair_vjp = Score.pair_vjp
+        pair_jvp = Score.pair_jvp
+        for_tpu = Score.for_tpu
+        sum_of_tanh = Score.sum_of_tanh
+        finite_slopes = Additive.finite_slopes
 
     query, key = jnp.ones((2, 3)), jnp.full((4, 3), 0.5)
     params = TripledAdditive().init(jax.random.key(0), 3, 3)
@@ -255,6 +267,12 @@ def test_additive_can_be_subclassed():
     class WithBias(Additive):
         def init(self, rng, query_dim, key_dim):
             return {**super().init(rng, query_dim, key_dim), "bias": jnp.zeros(())}
+
+        pair_vjp = Score.pair_vjp
+        pair_jvp = Score.pair_jvp
+        for_tpu = Score.for_tpu
+        sum_of_tanh = Score.sum_of_tanh
+        finite_slopes = Additive.finite_slopes
 
         def pair(self, params, q_features, k_features):
             return super().pair(params, q_features, k_features) + params["bias"]

@@ -162,7 +162,7 @@ def test_which_scores_have_finite_slopes():
         lambda q, k: q @ k.T / 8,
         lambda q, k: q @ k.T / jnp.sqrt(q.shape[-1]),
         lambda q, k: -jnp.sum((q[:, None] - k[None]) ** 2, -1),
-        lambda q, k: jnp.tanh(jax.nn.relu(q @ k.T)) * jnp.abs(q[:, :1]),
+        lambda q, k: jnp.tanh(jnp.maximum(q @ k.T, 0)) * jnp.abs(q[:, :1]),
         jax.jit(lambda q, k: jnp.einsum("td,sd->ts", q, jnp.sin(k))),
         aj.SoftCap(aj.Additive()),
     ):
@@ -178,6 +178,38 @@ def test_which_scores_have_finite_slopes():
         lambda q, k: (q @ k.T) ** -1,
     ):
         assert not finite(singular)
+
+
+@jax.custom_jvp
+def size(x):
+    """|x|, with a rule whose slope at 0 is 0 / 0."""
+    return jnp.abs(x)
+
+
+@size.defjvp
+def _size_jvp(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return size(x), t * x / jnp.abs(x)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+def test_hidden_pairs_of_a_rule_of_ones_own(implementation):
+    tokens = jnp.asarray(RNG.normal(size=(T, D)), jnp.float32)
+
+    def gradient(size):
+        def loss(tokens):
+            output = of_attention(
+                implementation,
+                lambda q, k: -jnp.sum(size(q[:, None] - k[None]), -1),
+                None,
+                tokens,
+                jnp.asarray(MASKS["others"]),
+            )
+            return jnp.sum(jnp.sin(output))
+
+        return quick_jit(jax.grad(loss))(tokens)
+
+    np.testing.assert_allclose(gradient(size), gradient(jnp.abs), rtol=1e-5, atol=1e-6)
 
 
 def test_a_score_may_declare_its_slopes_finite():

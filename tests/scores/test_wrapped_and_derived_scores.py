@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import DK, DQ, SCORE_CASES, OwnCosine, S, T, assert_close, quick_jit
+from products import product_dtypes
 
 from attention_jax import attention, attention_weights, causal_mask
 from attention_jax.scores import (
@@ -273,6 +274,20 @@ def test_a_cap_on_any_score(inner):
         for ours, theirs in zip(*map(jax.tree.leaves, (got, plain)), strict=True):
             assert_close("gradient", ours, theirs, 1e-11)
             assert np.any(ours)
+
+
+@pytest.mark.parametrize("inner", [Dot(), Cosine(1.0), NegativeSquaredDistance(), SoftCap()])
+def test_a_cap_multiplies_bfloat16_tokens_in_bfloat16(inner):
+    query, key = tokens(dtype=jnp.bfloat16)
+
+    def gradient(query, key):
+        return jax.grad(
+            lambda query: attention(
+                query, key, key, score=SoftCap(inner), implementation="tiled"
+            ).sum()
+        )(query)
+
+    assert product_dtypes(gradient, query, key) == {("bfloat16", "bfloat16")}
 
 
 def test_in_float32_a_cap_keeps_float32():
