@@ -16,8 +16,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from attention_jax.core.backend import interpret_params
 from attention_jax.core.on_each_device import on_each_device
-from attention_jax.core.one_line import one_line
 from attention_jax.core.only_on import only_on
+from attention_jax.core.programs import one_line
 from attention_jax.core.varying import varying_type
 from attention_jax.implementations import mosaic_tpu_kernels as kernels
 from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
