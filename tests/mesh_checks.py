@@ -1,4 +1,4 @@
-"""Checks of test_mesh.py, on four devices: results and communication on every kind of mesh."""
+"""Checks of test_mesh.py: results and communication, without a mesh and on every kind of mesh."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from collectives import collectives
+from conformance import (
+    ALL_IMPLEMENTATIONS,
+    ALL_MASKS,
+    ALL_SCORES,
+    MASK_OF_SCORE,
+    check_conformance,
+    no_jit,
+)
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from score_cases import DK, SCORE_CASES
 
@@ -19,8 +27,6 @@ import attention_jax as aj
 from attention_jax import interop
 from attention_jax.analysis import capture_gradients
 from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
-from attention_jax.core.on_each_device import on_each_device
-from attention_jax.core.over_batch import any_over_batch
 
 P = PartitionSpec
 B, T, S, DV = 4, 5, 7, 3
@@ -42,7 +48,55 @@ def assert_close(actual, expected, tolerance=2e-5):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), tolerance, tolerance)
 
 
-# --- results ---
+# --- results without a mesh ---
+
+
+def eager_and_jitted(implementation, score):
+    """Output, statistics and gradients of a batch are those of NumPy."""
+    for jit in (no_jit, None):
+        check_conformance(implementation, score, MASK_OF_SCORE[score], jit=jit)
+
+
+def eager_under_every_mask(implementation, score):
+    for mask in ALL_MASKS:
+        check_conformance(implementation, score, mask, jit=no_jit, as_table=True)
+
+
+def additive_in_loops():
+    """Additive attention of a size that has loops over features; one query of two is large."""
+    rng = np.random.default_rng(0)
+    q, k, v, dq, doutput = (rng.normal(size=(2, 60, 4)).astype(np.float32) for _ in range(5))
+    q[1, 3] *= 1e3
+    params = {name: array.astype(np.float64) for name, array in ADDITIVE.items()}
+
+    def expected(q, k, v, dq, doutput):
+        features = (q @ params["query_kernel"])[:, None] + (k @ params["key_kernel"])[None]
+        exponentials = np.exp(np.tanh(features) @ params["v"])
+        weights = exponentials / exponentials.sum(1, keepdims=True)
+        doffsets = doutput @ v.T - ((weights @ v) * doutput).sum(1, keepdims=True)
+        slopes = (1 - np.tanh(features) ** 2) * params["v"]
+        dlogits = np.einsum("tsa,da,td->ts", slopes, params["query_kernel"], dq)
+        gradient = np.einsum("ts,tsa,da->td", weights * doffsets, slopes, params["query_kernel"])
+        tangent = (weights * dlogits) @ v - (weights * dlogits).sum(1, keepdims=True) * (
+            weights @ v
+        )
+        return weights @ v, gradient, tangent
+
+    def found(q, k, v, dq, doutput):
+        def of_query(q):
+            return aj.attention(q, k, v, score="additive", params=ADDITIVE, implementation="tiled")
+
+        output, pull_back = jax.vjp(of_query, q)
+        return output, *pull_back(doutput), jax.jvp(of_query, (q,), (dq,))[1]
+
+    arrays = q, k, v, dq, doutput
+    examples = [expected(*(array[n].astype(np.float64) for array in arrays)) for n in range(2)]
+    for function in (found, jax.jit(found)):
+        results = function(*map(jnp.asarray, arrays))
+        assert_close(list(results), [np.stack(parts) for parts in zip(*examples, strict=True)])
+
+
+# --- results on a mesh ---
 
 
 def attend(arrays, score="scaled", implementation="tiled", **options):
@@ -190,7 +244,7 @@ def every_call_in_shard_map():
     assert_close(jax.jit(mapped)(spread, others), expected)
 
 
-# --- on_automatic_axes and on_each_device ---
+# --- on_automatic_axes ---
 
 
 def automatic_axes_in_every_transformation():
@@ -233,36 +287,8 @@ def automatic_axes_in_every_transformation():
         assert_close(jax.jit(partly)(spread), expected["value"])
 
 
-@on_each_device
-def _largest_or_sum(x, y):
-    large = any_over_batch(jnp.max(x) > 5)
-    return jax.lax.cond(large, lambda: jnp.stack([x.max(), y.sum()]), lambda: x + y), y
-
-
-def each_device_computes_its_examples():
-    x, y = normal(3, B, 2), normal(B, 2, seed=1)
-    x[1, 2, 0] = 9
-
-    def mapped(x, y):
-        return jax.vmap(jax.vmap(_largest_or_sum), (0, None))(x, y)
-
-    mesh = mesh_of("auto")
-    spread = [jax.device_put(a, NamedSharding(mesh, P(*cut))) for a, cut in
-              ((x, (None, "data")), (y, ("data",)))]  # fmt: skip
-    program = jax.jit(mapped).lower(*spread).compile()
-    assert collectives(program) == []
-    found, same = program(*spread)
-    expected = x + y
-    # The device whose x is large takes that branch for all of its examples.
-    expected[:, 2] = np.stack([x[:, 2].max(-1), np.full(3, y[2].sum(), np.float32)], -1)
-    assert_close(found, expected)
-    assert_close(same, np.broadcast_to(y, (3, B, 2)))
-    alone = jax.vmap(_largest_or_sum)(x[0, :1], y[:1])[0]
-    assert_close(alone, x[0, :1] + y[:1])
-
-
-def additive_decides_without_talking():
-    """Seeds and examples are sharded; large inputs of one do not affect the others."""
+def additive_decides_once():
+    """Seeds and examples are sharded; whether any query is large takes one small reduction."""
     shape = {"v": (2, 17), "a": (2, 4, 33, 17), "b": (2, 4, 32, 17)}
     v, a, b = (normal(*size, seed=n) for n, size in enumerate(shape.values()))
     a[1, 2, 3] *= 1e4
@@ -286,7 +312,9 @@ def additive_decides_without_talking():
         jax.device_put(x, NamedSharding(mesh, cut)) for x, cut in zip((v, a, b), cuts, strict=True)
     ]
     program = gradients(loss).lower(*spread).compile()
-    assert collectives(program) == []
+    sent = collectives(program)
+    assert len(sent) == 1, sent
+    assert is_small(sent[0]), sent
     with jax.numpy_rank_promotion("allow"):
         assert_close(program(*spread), gradients(written_out)(v, a, b), 1e-4)
 
@@ -330,18 +358,23 @@ def sent_by_attention(kind, score_name, implementation, mask_name):
         return collectives(jax.jit(derivatives).lower(*arrays, params).compile())
 
 
+def is_small(reduction):
+    return (reduction.kind, reduction.dtypes, reduction.in_loop) == ("all-reduce", {"pred"}, False)
+
+
 def attention_sends(*case):
-    """Attention sends nothing; padding in tiles takes one reduction, of the tiles' status."""
-    kind, _, implementation, mask_name = case
+    """Attention sends nothing, with two exceptions of one small reduction each.
+
+    Padding in tiles decides which tiles to visit, and sums of tanh whether any query is large.
+    """
+    kind, score, implementation, mask_name = case
     sent = sent_by_attention(*case)
-    if kind != "shard_map" and (implementation, mask_name) == ("tiled", "padding"):
-        (reduction,) = sent
-        assert (reduction.kind, reduction.dtypes) == ("all-reduce", {"pred"}), sent
-        assert not reduction.in_loop, sent
-    else:
-        assert sent == [], sent
+    decisions = [(implementation, mask_name) == ("tiled", "padding"), score in SUMS_OF_TANH]
+    assert len(sent) == (0 if kind == "shard_map" else sum(decisions)), sent
+    assert all(map(is_small, sent)), sent
 
 
+SUMS_OF_TANH = ("additive", "concat")
 KINDS = ("auto", "explicit", "shard_map")
 IMPLEMENTATIONS = ("reference", "tiled")
 GRID = {
@@ -361,6 +394,15 @@ def sample() -> list[str]:
     ]
 
 
+def of_every_score(check):
+    return {
+        f"{check.__name__}-{implementation}-{score}": functools.partial(
+            check, implementation, score
+        )
+        for implementation, score in itertools.product(ALL_IMPLEMENTATIONS, ALL_SCORES)
+    }
+
+
 FEW = (
     *("auto-scaled-tiled-padding", "explicit-additive-reference-dropout"),
     *("shard_map-additive-tiled-causal", "explicit-own-tiled-padding"),
@@ -368,15 +410,17 @@ FEW = (
 CHECKS = {
     check.__name__: check
     for check in (
-        additive_decides_without_talking, automatic_axes_in_every_transformation,
-        each_device_computes_its_examples, every_call_in_shard_map,
-        gradients_are_captured_on_explicit_axes, queries_cut_over_devices_stay_so,
+        additive_decides_once, additive_in_loops, automatic_axes_in_every_transformation,
+        every_call_in_shard_map, gradients_are_captured_on_explicit_axes,
+        queries_cut_over_devices_stay_so,
     )
 } | {
     "explicit_axes": on_explicit_axes,
     **{name: GRID[name] for name in FEW},
+    **of_every_score(eager_and_jitted),
 }  # fmt: skip
 SLOW = {
+    **of_every_score(eager_under_every_mask),
     "explicit_axes_without_mesh": functools.partial(on_explicit_axes, with_mesh=False),
     "explicit_axes_and_whole_keys": functools.partial(on_explicit_axes, cut_keys=False),
     **{

@@ -71,13 +71,14 @@ class Additive(Score):
         return matmul(key, params["key_kernel"]).astype(key.dtype)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        return pairwise_tanh.weighted_tanh(params["v"], q_features, k_features)
+        large = params.get("large")  # from `tile_params`
+        return pairwise_tanh.weighted_tanh(params["v"], q_features, k_features, large)
 
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
         dv, dq_features, dk_features = pairwise_tanh.weighted_tanh_vjp(
-            params["v"], q_features, k_features, dlogits
+            params["v"], q_features, k_features, dlogits, params.get("large")
         )
         # `pair` does not use the kernels, only the projections do.
         dparams = jax.tree.map(jnp.zeros_like, params)
@@ -100,7 +101,10 @@ class Additive(Score):
             jnp.zeros_like(primal) if tangent is None else tangent
             for primal, tangent in zip(primals, tangents, strict=True)
         )
-        return pairwise_tanh.weighted_tanh_jvp(*primals, *filled)
+        return pairwise_tanh.weighted_tanh_jvp(*primals, *filled, params.get("large"))
+
+    def tile_params(self, params: Params, q_features: Array) -> Params:
+        return {**params, "large": pairwise_tanh.is_large(q_features)}
 
     def for_tpu(self) -> Score:
         from attention_jax.scores.pairwise_tanh_tpu import AdditiveOnTpu  # imports Pallas

@@ -58,7 +58,7 @@ class Score:
         # A new `pair` has other derivatives: what a class says about those of its own `pair` is not
         # inherited past one that replaces it.
         replaceable = ("pair_vjp", "pair_jvp", "for_tpu", "sum_of_tanh", "round_query", "round_key")
-        for name in (*replaceable, "finite_slopes"):
+        for name in (*replaceable, "tile_params", "finite_slopes"):
             if owner(name) > owner("pair"):
                 setattr(cls, name, vars(Score)[name])
 
@@ -122,6 +122,15 @@ class Score:
         """The same for key features."""
         del dtype
         return k_features
+
+    def tile_params(self, params: Params, q_features: Features) -> Params:
+        """The parameters that `pair` reads on tiles, given the features of all queries.
+
+        Attention calls it once, before it loops over tiles. Override it for speed only, to add what
+        `pair` would otherwise decide on each tile, such as whether any query is large.
+        """
+        del q_features
+        return params
 
     def for_tpu(self) -> Score:
         """The score whose `pair` and `pair_vjp` run in kernels on a TPU; by default this one.

@@ -46,6 +46,7 @@ class SoftCap(WrappedScore):
 
     finite_slopes = WrappedScore.finite_slopes
     for_tpu = WrappedScore.for_tpu
+    tile_params = WrappedScore.tile_params
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         return float(self.cap) * self._tanh(params, q_features, k_features)

@@ -31,9 +31,10 @@ class WrappedScore(Score):
 
     A subclass defines `pair`. It sets `finite_slopes = WrappedScore.finite_slopes` if its `pair`
     has infinite slopes only where the inner `pair` has them, `for_tpu = WrappedScore.for_tpu` if
-    its operations run in kernels on a TPU, and its own `tile_cost` if its `pair` costs more than
-    the inner one. It defines `init`, `param_shapes`, `project_query` and `project_key` if its
-    parameters differ from those of the inner score.
+    its operations run in kernels on a TPU, `tile_params = WrappedScore.tile_params` if its `pair`
+    hands its own parameters and features to the inner one, and its own `tile_cost` if its `pair`
+    costs more than the inner one. It defines `init`, `param_shapes`, `project_query` and
+    `project_key` if its parameters differ from those of the inner score.
 
     Attributes:
         score: the inner `Score`.
@@ -62,6 +63,9 @@ class WrappedScore(Score):
     def for_tpu(self) -> Score:
         """This score around that of the inner score."""
         return dataclasses.replace(self, score=self.score.for_tpu())
+
+    def tile_params(self, params: Params, q_features: Any) -> Params:
+        return self.score.tile_params(params, q_features)
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return self.score.init(rng, query_dim, key_dim)
