@@ -26,6 +26,9 @@ class Additive(Score):
     This equals v . tanh(W [q; k]) with W = [Wq Wk]. Splitting W moves both matrix products from
     the pairs to the tokens: a pair costs A tanh and their weighted sum.
 
+    If any projected query of a batch has an entry beyond 33, the whole batch takes a slower formula
+    that rounds differently: the last digits of an example can depend on the others in its batch.
+
     Params: {"query_kernel": Wq, [Dq, A]; "key_kernel": Wk, [Dk, A]; "v": [A]}.
 
     Attributes:
