@@ -127,7 +127,8 @@ class Score:
         """The parameters that `pair` reads on tiles, given the features of all queries.
 
         Attention calls it once, before it loops over tiles. Override it for speed only, to add what
-        `pair` would otherwise decide on each tile, such as whether any query is large.
+        `pair` would otherwise decide on each tile, such as whether any query of the batch is large
+        (`core/over_batch.py`): on a sharded batch, that would take communication for each tile.
         """
         del q_features
         return params
