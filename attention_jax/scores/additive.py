@@ -100,11 +100,11 @@ class Additive(Score):
         tangents = (dparams["v"], dq_features, dk_features)
         if all(tangent is None for tangent in tangents):
             return self.pair(params, q_features, k_features), None
-        filled = (
+        dv, da, db = (
             jnp.zeros_like(primal) if tangent is None else tangent
             for primal, tangent in zip(primals, tangents, strict=True)
         )
-        return pairwise_tanh.weighted_tanh_jvp(*primals, *filled, params.get("large"))
+        return pairwise_tanh.weighted_tanh_jvp(*primals, dv, da, db, params.get("large"))
 
     def tile_params(self, params: Params, q_features: Array) -> Params:
         return {**params, "large": pairwise_tanh.is_large(q_features)}
