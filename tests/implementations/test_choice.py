@@ -131,6 +131,21 @@ def test_a_tpu_gets_a_portable_implementation_where_its_kernels_cannot_serve():
     assert choice.chosen_implementation(SCALED, wide, "tpu") == "tiled"
 
 
+def test_several_tpus_get_kernels_inside_shard_map_alone(monkeypatch):
+    """XLA does not divide a kernel between devices."""
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    inputs, found = inputs_of(2, target=256, source=256), []
+
+    def choose(_):
+        found.append(choice.chosen_implementation(SCALED, inputs, "tpu"))
+
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    for function in (choose, jax.shard_map(choose, mesh=mesh, in_specs=spec, out_specs=None)):
+        jax.eval_shape(function, jax.ShapeDtypeStruct((1,), jnp.float32))
+    assert found == ["reference", "mosaic_tpu"]
+
+
 def test_given_tiles_are_kept_on_a_tpu():
     inputs, blocks = inputs_of(target=256, source=256), BlockSizes(128, 128)
     name, options = choice.choose(None, blocks, Options(SCALED, BlockSizes()), inputs, "tpu")
