@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.extend.random import define_prng_impl
 from numpy_model import normal, scrambled
+from quick_compilation import quick_jit
 
 from attention_jax.analysis import capture
 from attention_jax.nn import (
@@ -156,6 +158,39 @@ def test_views_and_captures():
     assert int(module.rngs.count[...]) == 0  # what is looked at is a copy
     np.testing.assert_allclose(captured.output, module(QUERY), atol=1e-6)
     assert np.any(np.abs(captured.output - without) > 1e-3)
+
+
+def recording_key(seed, record):
+    """A PRNG key whose descendants call `record` with their data whenever one draws bits."""
+    data, key_of = jax.random.key_data, jax.random.wrap_key_data
+
+    def random_bits(key, width, shape):
+        jax.debug.callback(lambda key: record(tuple(key.tolist())), key)
+        return jax.random.bits(key_of(key), shape, f"uint{width}")
+
+    implementation = define_prng_impl(
+        key_shape=(2,),
+        seed=lambda seed: data(jax.random.key(seed)),
+        split=lambda key, shape: data(jax.random.split(key_of(key), shape)),
+        fold_in=lambda key, number: data(jax.random.fold_in(key_of(key), number)),
+        random_bits=random_bits,
+        name="recording",
+    )
+    return jax.random.key(seed, impl=implementation)
+
+
+def test_every_dropout_of_a_model_has_a_key_of_its_own():
+    config = dataclasses.replace(MODEL, encoder_layers=2, decoder_layers=2)
+    config = config.with_settings(dim=4, decoder_self_attention=True)
+    model = nnx.eval_shape(lambda: Seq2Seq(config, V, rngs=nnx.Rngs(0), keep_rngs=False))
+    nnx.update(model, jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), nnx.state(model)))
+    one_sentence, drawn = (np.array([[4, 3, 5]]), np.array([3]), np.array([[1, 6]])), []
+    call = quick_jit(lambda rng: model(*one_sentence, dropout_rng=rng))
+    call(recording_key(0, drawn.append))
+    jax.effects_barrier()
+    # Embeddings; the weights and the output of each attention; each feed-forward layer.
+    assert len(drawn) == (1 + 2 * (2 + 1)) + (1 + 2 * (2 + 2 + 1))
+    assert len({*drawn}) == len(drawn)
 
 
 def test_seeds_side_by_side():
