@@ -227,12 +227,23 @@ def test_randomness_besides_dropout_is_not_left_out_in_silence(settings):
 
 
 def test_decoding_is_evaluation():
-    model = MODULES["seq2seq"][0](rngs=nnx.Rngs(0), deterministic=False)
-    ends = {"max_length": 3, "sos": 1, "eos": 2, "pad": 0}
-    greedy = jax.jit(functools.partial(model.greedy_decode, **ends, return_weights=True))
-    one, other = greedy(*SENTENCES[:2]), greedy(*SENTENCES[:2])
+    """The stream of a model in training changes nothing, and stays as it is."""
+    models = [
+        MODULES["seq2seq"][0](rngs=nnx.Rngs(params=0, dropout=seed), deterministic=False)
+        for seed in (1, 2)
+    ]
+    graph = nnx.graphdef(models[0])
+
+    @jax.jit
+    def greedy(state):
+        model = nnx.merge(graph, state)
+        ends = {"max_length": 3, "sos": 1, "eos": 2, "pad": 0}
+        decoded = model.greedy_decode(*SENTENCES[:2], **ends, return_weights=True)
+        return decoded, nnx.state(model, nnx.RngCount)
+
+    (one, count), (other, _) = (greedy(nnx.state(model)) for model in models)
     jax.tree.map(np.testing.assert_array_equal, one, other)
-    assert int(model.rngs.count[...]) == 0
+    assert [int(number) for number in jax.tree.leaves(count)] == [0]
 
 
 @pytest.mark.parametrize(("features", "weights"), [(0.5, 0.0), (0.0, 0.5), (0.5, None)])
