@@ -10,6 +10,7 @@ import inspect
 import math
 import pkgutil
 import string
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -397,6 +398,28 @@ def test_initial_parameters():
     assert found == {
         name: pytest.approx(expected, rel=0.1) for name, expected in SCORE_MEAN_SQUARES.items()
     }
+
+
+def test_sizes_that_are_left_open():
+    """Hidden sizes of scores are the key's, those of modules the query's."""
+
+    def shapes(make):
+        state = nnx.state(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))), nnx.Param)
+        return {".".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
+
+    for score in (aj.Additive(), aj.Concat()):
+        assert score.init(jax.random.key(0), 3, 5)["v"].shape == (5,)
+    assert shapes(partial(nn.AdditiveAttention, 3, 5))["params.v"] == (5,)
+    local = shapes(partial(nn.LocalPAttention, "general", 3, 5, radius=2))
+    assert local["position_kernel"] == (3, 3)
+    heads = shapes(partial(nn.MultiHeadAttention, "dot", 6, num_heads=2, key_dim=10))
+    kernels = {"query": (6, 2, 3), "key": (10, 2, 3), "value": (10, 2, 3), "output": (2, 3, 6)}
+    assert heads == {f"{name}.kernel": shape for name, shape in kernels.items()}
+    heads = shapes(partial(nn.MultiHeadAttention, "dot", 6, num_heads=2, qkv_dim=8))
+    kernels = {"query": (6, 2, 4), "key": (6, 2, 4), "value": (6, 2, 4), "output": (2, 4, 6)}
+    assert heads == {f"{name}.kernel": shape for name, shape in kernels.items()}
+    model = shapes(partial(nn.Seq2Seq, Seq2SeqConfig(decoder_self_attention=False), 7))
+    assert model["source_embedding.embedding"] == model["target_embedding.embedding"] == (7, 64)
 
 
 def test_activations():
