@@ -351,6 +351,7 @@ CHECKS = {
     )
 } | {
     "explicit_axes": on_explicit_axes,
+    "attention_without_mesh": functools.partial(on_explicit_axes, ("plain",), with_mesh=False),
     **{name: GRID[name] for name in FEW},
 }  # fmt: skip
 SLOW = {

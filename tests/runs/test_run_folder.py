@@ -255,6 +255,34 @@ def test_a_lock_that_cannot_be_written(tmp_path):
         RunFolder(tmp_path).locked().__enter__()
 
 
+# --- safe from a power cut ---
+
+
+def test_what_has_its_name_is_on_disk(tmp_path, monkeypatch):
+    on_disk, named = {}, []  # bytes of each inode; names
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(file):
+        fsync(file)
+        on_disk[os.fstat(file).st_ino] = os.fstat(file).st_size
+
+    def checked_replace(old, new):
+        assert on_disk[Path(old).stat().st_ino] == Path(old).stat().st_size > 0
+        named.append(Path(new).name)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", checked_replace)
+    write_json(tmp_path / "results.json", {"a": [1, 2]})
+    assert named == ["results.json"]
+    monkeypatch.setattr(os, "replace", replace)
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path, after_step=0) as metrics:
+        metrics.write(5, {"loss": [1.5]})
+        metrics.sync()
+        assert on_disk[path.stat().st_ino] == path.stat().st_size > 0
+
+
 # --- metrics.jsonl ---
 
 

@@ -1,5 +1,6 @@
 """The training loop on a toy task whose gradient is written out in numpy."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -324,6 +325,25 @@ def test_stopped_by_a_signal_and_resumed_is_bit_identical(tmp_path, never_stoppe
     assert hook.steps == [8, 10, 11]
     assert_same_bits(resumed, never_stopped[0])
     assert (tmp_path / "metrics.jsonl").read_bytes() == never_stopped[1]
+
+
+def test_metrics_are_on_disk_before_their_checkpoint(tmp_path, monkeypatch):
+    path, on_disk, saved = tmp_path / "metrics.jsonl", {}, []
+    fsync, save = os.fsync, Checkpoints.save
+
+    def recorded_fsync(file):
+        fsync(file)
+        on_disk[os.fstat(file).st_ino] = os.fstat(file).st_size
+
+    def checked_save(self, step, *arguments, **options):
+        assert on_disk[path.stat().st_ino] == path.stat().st_size > 0
+        saved.append(step)
+        save(self, step, *arguments, **options)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Checkpoints, "save", checked_save)
+    run(tmp_path, dataclasses.replace(CONFIG, steps=4, checkpoint_every=2))
+    assert saved == [2, 4]
 
 
 def test_crashed_beyond_the_checkpoint_and_resumed_is_bit_identical(tmp_path, never_stopped):
