@@ -346,7 +346,7 @@ def test_what_a_score_may_not_do():
             implementation=implementation, block_sizes=TILE,
         ).sum()  # fmt: skip
 
-    with pytest.raises(ValueError, match=r"Transposed\(\): pair must return .* got float32 \[7, 5\]"):
+    with pytest.raises(ValueError, match=r"Transposed\(\): pair must .* got float32 \[7, 5\]"):
         run(arrays[0], Transposed(), "tiled")
     # Whole numbers as features: they have no gradient, and the others do.
     whole = Distance(jnp.int32)
