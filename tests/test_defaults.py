@@ -111,7 +111,7 @@ DEFAULTS = {  # public names -> what inspect finds
                           encoder_layers=1, decoder_layers=1, decoder_self_attention=True,
                           mask_padding=True, tied_embeddings="none"),
     # analysis
-    "attention_gradients logit_scale_sweep gradient_flow": dict(score="scaled"),
+    "attention_gradients logit_scale_sweep": dict(score="scaled"),
     "attention_memory": dict(backward=False),
     "attention_rollout": dict(residual=0.5, head_reduction="mean", return_layers=False),
     "cross_rollout": dict(head_reduction="mean"),
@@ -167,6 +167,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "reverse": dict(seed_index=0, beams=1),
     "training_batches": dict(multiple_of=1),
     "translator_of": dict(seed_index=0),
+    "batch_of_words viewer": dict(width=0),
     "sentences_view translate align": dict(search=Search()),
     "translated_ids": dict(search=Search(), multiple=1),
     # runs and figures
