@@ -174,20 +174,19 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
         stored: from config.json.
     """
     now = describe(part)
-    before = {name: stored.get(name) for name in now}
-    if before == now or ("program" in now and before["program"] == now["program"]):
+    changed = [name for name in now if stored.get(name) != now[name]]
+    if not changed or ("program" in now and "program" not in changed):
         return
-    text = f"{setting} was {_words(before)} when this run was trained, and is {_words(now)} now"
-    same_text = all(before[name] == now[name] for name in ("class", "fields"))
-    if same_text and before["jax"] != now["jax"]:
-        text += f"; this may be because jax was {before['jax']} then, and is {now['jax']} now"
-        warnings.warn(text, stacklevel=2)
-        return
-    raise ValueError(
-        f"{text}; restore what the run was trained with, or train a new run in another folder"
-    )
+    text = f"{setting} was {_words(stored)} when this run was trained, and is {_words(now)} now"
+    if changed != ["program", "jax"]:
+        raise ValueError(
+            f"{text}; restore what the run was trained with, or train a new run in another folder"
+        )
+    jax_then = stored.get("jax")
+    reason = f"this may be because jax was {jax_then} then, and is {now['jax']} now"
+    warnings.warn(f"{text}; {reason}", stacklevel=2)
 
 
 def _words(description: JSON) -> str:
     program = f", program {str(description['program'])[:12]}" if "program" in description else ""
-    return f"{description['fields']} (class {description['class']}{program})"
+    return f"{description.get('fields')} (class {description.get('class')}{program})"

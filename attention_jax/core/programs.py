@@ -25,16 +25,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 Array = jax.Array
 
-_NOT_OF_A_USER = (
-    "<frozen ",  # Python's import of modules
-    *(
-        os.path.join(folder, "")
-        for folder in (
-            os.path.dirname(os.path.dirname(__file__)),  # this library
-            *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
-        )
-    ),
-)
+_LIBRARY = os.path.dirname(os.path.dirname(__file__))
+_INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+_NOT_OF_A_USER = ("<frozen ", *(os.path.join(folder, "") for folder in (_LIBRARY, *_INSTALLED)))
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CURES: list[tuple[type[Exception], str]] = [
     (jax.errors.TracerArrayConversionError, "use jax.numpy in place of numpy"),
