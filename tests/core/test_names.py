@@ -156,7 +156,9 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", MISTAKES, ids=lambda text: str(text)[:40].replace("\0", "0"))
+@pytest.mark.parametrize(
+    "text", MISTAKES, ids=lambda text: getattr(text, "__name__", str(text)[:40]).replace("\0", "0")
+)
 def test_a_mistake_in_a_score(text):
     with pytest.raises(ValueError, match=re.escape(MISTAKES[text])) as raised:
         aj.get_score(text)
