@@ -60,6 +60,17 @@ def known_score(
         named("score", score),
         "take it as a parameter, and give attention params=",
     )
+    try:
+        return _traced(part, score, params, query_dim, key_dim, dtype)
+    except Exception:
+        if isinstance(score, WrappedScore) and type(score).init is WrappedScore.init:
+            known_score(score.score, params, query_dim, key_dim, dtype)  # names the part inside
+        raise
+
+
+def _traced(
+    part: Part, score: Score, params: Params, query_dim: int, key_dim: int, dtype: Any
+) -> Score:
     shapes = _param_shapes(part, score, params, query_dim, key_dim)
     target, source = [size for size in (3, 5, 7, 11) if size not in (query_dim, key_dim)][:2]
     shapes, query, key = jax.tree.map(
@@ -94,12 +105,7 @@ def known_score(
     def digest() -> str:
         return trace(part, run, shapes, query, key)
 
-    try:
-        known: Any = Known(score, digest(), digest)
-    except ValueError:
-        if isinstance(score, WrappedScore) and type(score).init is WrappedScore.init:
-            known_score(score.score, params, query_dim, key_dim, dtype)  # names the part inside
-        raise
+    known: Any = Known(score, digest(), digest)
     leaves, structure = jax.tree.flatten(shapes)
     _check_pairs(known, structure, tuple(leaves), query_dim, key_dim, dtype)
     return known
@@ -142,7 +148,6 @@ def _check_pairs(
 
     The logits of all pairs must be those of their four corners.
     """
-
     score: Score = known.part
 
     def random(seed: int, shape: tuple[int, ...], scale: float = 1.0) -> np.ndarray:
@@ -161,8 +166,9 @@ def _check_pairs(
     # More tokens than a tile may have, so that a position beyond them is seen.
     query, key = random(1, (_TOKENS, query_dim)), random(2, (_TOKENS, key_dim))
     halves = (slice(0, _TOKENS // 2), slice(_TOKENS // 2, _TOKENS))
-    logits = on_numbers(score, params, query, key)
-    corners = [[on_numbers(score, params, query[i], key[j]) for j in halves] for i in halves]
+    logits_of = jax.jit(lambda params, query, key: score(params, query, key))
+    logits = on_numbers(logits_of, params, query, key)
+    corners = [[on_numbers(logits_of, params, query[i], key[j]) for j in halves] for i in halves]
     if not close(logits, np.block(corners)):
         raise ValueError(
             f"{named('score', score)} must give each pair a logit that depends on its query and its"
