@@ -96,11 +96,8 @@ class Ring:
         """The positions of the queries, and of the keys that are here in round `step`."""
         devices, device = jax.lax.axis_size(self.axis), jax.lax.axis_index(self.axis)
         owner = (device.astype(step.dtype) - step) % devices  # each round has sent the keys on
-        shifts = (
-            length * jnp.stack([first, devices - 1 - first])
-            for length, first in zip(self.lengths, (device, owner), strict=True)
-        )
-        return Shifts(*shifts, parts=self.halves)
+        queries, keys = (jnp.stack([first, devices - 1 - first]) for first in (device, owner))
+        return Shifts(self.lengths[0] * queries, self.lengths[1] * keys, self.halves)
 
     def at_round(self, functions: Any, step: Array) -> Any:
         """A pytree of functions of positions, for the keys of round `step`."""
@@ -191,7 +188,7 @@ def _used_tokens(
     Each is None if neither a mask nor padding hides a token.
     """
 
-    def used(shifts: Shifts, *lengths: int) -> tuple[Array | None, Array | None]:
+    def used(shifts: Shifts, lengths: tuple[int, int]) -> tuple[Array | None, Array | None]:
         part_plan = _with_tiles(plan, lengths)
         part_mask = _shifted_mask(part_plan, mask, shifts, lengths)
         if part_mask is None:
@@ -201,6 +198,6 @@ def _used_tokens(
         )
 
     (queries, keys), unshifted = lengths, jnp.zeros(1, int)
-    num_keys, _ = used(dataclasses.replace(shifts, keys=unshifted), queries, devices * keys)
-    _, used_keys = used(dataclasses.replace(shifts, queries=unshifted), devices * queries, keys)
+    num_keys, _ = used(dataclasses.replace(shifts, keys=unshifted), (queries, devices * keys))
+    _, used_keys = used(dataclasses.replace(shifts, queries=unshifted), (devices * queries, keys))
     return num_keys, used_keys
