@@ -46,15 +46,6 @@ def weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Arr
     return _pull_back(v, a, b, dlogits)
 
 
-def weighted_tanh_jvp(
-    v: Array, a: Array, b: Array, dv: Array, da: Array, db: Array
-) -> tuple[Array, Array]:
-    """`weighted_tanh` and its tangent [t, s], given the tangents of v, a and b."""
-    if _is_small(a, b):
-        return jax.jvp(_materialized, (v, a, b), (dv, da, db))
-    return _logits(v, a, b), _push(v, a, b, dv, da, db)
-
-
 def _is_small(a: Array, b: Array) -> bool:
     return a.shape[0] * b.shape[0] * a.shape[1] <= _SMALL
 
@@ -171,18 +162,6 @@ def _pull_back_in(form: _Form, v: Array, a: Array, b: Array, dlogits: Array) -> 
     return jnp.sum(dv, axis=1), v[None, :] * da.T, v[None, :] * db.T
 
 
-def _push_in(form: _Form, v: Array, a: Array, b: Array, dv: Array, da: Array, db: Array) -> Array:
-    """sum_f v_f tanh'_ijf (da_if + db_jf) + dv_f tanh_ijf"""
-
-    def add_features(x, y, dx, dy, dv):
-        sums = [form.join(x_f[:, None], y_f[None, :]) for x_f, y_f in zip(x, y, strict=True)]
-        dsums = [dx_f[:, None] + dy_f[None, :] for dx_f, dy_f in zip(dx, dy, strict=True)]
-        return form.slopes(dsums, sums) + form.tanhs(dv, sums)
-
-    rows = (form.prepare(a).T, form.prepare(b).T, (v[None, :] * da).T, (v[None, :] * db).T, dv)
-    return _sum_over_rows(form.unroll, add_features, *rows)
-
-
 def _sum_over_tokens(terms: Callable, form: _Form, x: Array, y: Array, weights: Array) -> Array:
     """sum_i weights_ij term_fij: (x [t, A], y [A, s], weights [t, s]) -> [A, s]"""
 
@@ -228,7 +207,7 @@ def _choose_form(of_form: Callable) -> Callable:
     @on_each_device
     def chosen(*args):
         by_tanh, by_exponential = (functools.partial(of_form, f) for f in (_TANH, _EXPONENTIAL))
-        weights = args[0] if len(args) == 3 else args[3]  # dlogits, dv
+        weights = args[0] if len(args) == 3 else args[3]  # dlogits
         return jax.lax.cond(_is_large(weights, *args[1:3]), by_tanh, by_exponential, *args)
 
     @jax.custom_jvp
@@ -245,4 +224,3 @@ def _choose_form(of_form: Callable) -> Callable:
 
 _logits = _choose_form(_logits_in)
 _pull_back = _choose_form(_pull_back_in)
-_push = _choose_form(_push_in)
