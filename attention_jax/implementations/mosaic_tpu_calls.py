@@ -15,10 +15,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attention_jax.core.backend import interpret_params
+from attention_jax.core.meshes import varying_type
 from attention_jax.core.on_each_device import on_each_device
 from attention_jax.core.one_line import one_line
 from attention_jax.core.only_on import only_on
-from attention_jax.core.varying import varying_type
 from attention_jax.implementations import mosaic_tpu_kernels as kernels
 from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
 from attention_jax.implementations.mosaic_tpu_operands import Operands, TilePrograms

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.custom_vjp import custom_vjp
+from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum, tall_product
-from attention_jax.core.varying import varying_as
 from attention_jax.implementations import (
     bias_tiles,
     plain_tiles,

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.batches import any_over_batch
+from attention_jax.core.meshes import varying_as
 from attention_jax.core.on_each_device import on_each_device
-from attention_jax.core.over_batch import any_over_batch
-from attention_jax.core.varying import varying_as
 
 Array = jax.Array
 
