@@ -29,6 +29,7 @@ def results_of(checks, request):
     ]
     environment = {
         **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[1]),  # this tree, not an installed one
         # The last of two equal flags counts. PARTS is among the flags already.
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={COUNT}",
         "JAX_PLATFORMS": "cpu",

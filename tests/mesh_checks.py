@@ -18,9 +18,7 @@ from score_cases import DK, SCORE_CASES
 import attention_jax as aj
 from attention_jax import interop
 from attention_jax.analysis import capture_gradients
-from attention_jax.core.batches import any_over_batch
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
-from attention_jax.core.on_each_device import on_each_device
 
 P = PartitionSpec
 B, T, S, DV = 4, 5, 7, 3
@@ -190,7 +188,7 @@ def every_call_in_shard_map():
     assert_close(jax.jit(mapped)(spread, others), expected)
 
 
-# --- on_automatic_axes and on_each_device ---
+# --- on_automatic_axes ---
 
 
 def automatic_axes_in_every_transformation():
@@ -233,36 +231,8 @@ def automatic_axes_in_every_transformation():
         assert_close(jax.jit(partly)(spread), expected["value"])
 
 
-@on_each_device
-def _largest_or_sum(x, y):
-    large = any_over_batch(jnp.max(x) > 5)
-    return jax.lax.cond(large, lambda: jnp.stack([x.max(), y.sum()]), lambda: x + y), y
-
-
-def each_device_computes_its_examples():
-    x, y = normal(3, B, 2), normal(B, 2, seed=1)
-    x[1, 2, 0] = 9
-
-    def mapped(x, y):
-        return jax.vmap(jax.vmap(_largest_or_sum), (0, None))(x, y)
-
-    mesh = mesh_of("auto")
-    spread = [jax.device_put(a, NamedSharding(mesh, P(*cut))) for a, cut in
-              ((x, (None, "data")), (y, ("data",)))]  # fmt: skip
-    program = jax.jit(mapped).lower(*spread).compile()
-    assert collectives(program) == []
-    found, same = program(*spread)
-    expected = x + y
-    # The device whose x is large takes that branch for all of its examples.
-    expected[:, 2] = np.stack([x[:, 2].max(-1), np.full(3, y[2].sum(), np.float32)], -1)
-    assert_close(found, expected)
-    assert_close(same, np.broadcast_to(y, (3, B, 2)))
-    alone = jax.vmap(_largest_or_sum)(x[0, :1], y[:1])[0]
-    assert_close(alone, x[0, :1] + y[:1])
-
-
-def additive_decides_without_talking():
-    """Seeds and examples are sharded; large inputs of one do not affect the others."""
+def additive_decides_once():
+    """Whether any query is large takes a small reduction for each sharded axis, outside loops."""
     shape = {"v": (2, 17), "a": (2, 4, 33, 17), "b": (2, 4, 32, 17)}
     v, a, b = (normal(*size, seed=n) for n, size in enumerate(shape.values()))
     a[1, 2, 3] *= 1e4
@@ -286,7 +256,9 @@ def additive_decides_without_talking():
         jax.device_put(x, NamedSharding(mesh, cut)) for x, cut in zip((v, a, b), cuts, strict=True)
     ]
     program = gradients(loss).lower(*spread).compile()
-    assert collectives(program) == []
+    sent = collectives(program)
+    assert len(sent) == 2, sent
+    assert all(map(is_small, sent)), sent
     with jax.numpy_rank_promotion("allow"):
         assert_close(program(*spread), gradients(written_out)(v, a, b), 1e-4)
 
@@ -330,18 +302,23 @@ def sent_by_attention(kind, score_name, implementation, mask_name):
         return collectives(jax.jit(derivatives).lower(*arrays, params).compile())
 
 
+def is_small(reduction):
+    return (reduction.kind, reduction.dtypes, reduction.in_loop) == ("all-reduce", {"pred"}, False)
+
+
 def attention_sends(*case):
-    """Attention sends nothing; padding in tiles takes one reduction, of the tiles' status."""
-    kind, _, implementation, mask_name = case
+    """Attention sends nothing, with two exceptions of one small reduction each.
+
+    Padding in tiles decides which tiles to visit, and sums of tanh whether any query is large.
+    """
+    kind, score, implementation, mask_name = case
     sent = sent_by_attention(*case)
-    if kind != "shard_map" and (implementation, mask_name) == ("tiled", "padding"):
-        (reduction,) = sent
-        assert (reduction.kind, reduction.dtypes) == ("all-reduce", {"pred"}), sent
-        assert not reduction.in_loop, sent
-    else:
-        assert sent == [], sent
+    decisions = [(implementation, mask_name) == ("tiled", "padding"), score in SUMS_OF_TANH]
+    assert len(sent) == (0 if kind == "shard_map" else sum(decisions)), sent
+    assert all(map(is_small, sent)), sent
 
 
+SUMS_OF_TANH = ("additive", "concat")
 KINDS = ("auto", "explicit", "shard_map")
 IMPLEMENTATIONS = ("reference", "tiled")
 GRID = {
@@ -368,12 +345,13 @@ FEW = (
 CHECKS = {
     check.__name__: check
     for check in (
-        additive_decides_without_talking, automatic_axes_in_every_transformation,
-        each_device_computes_its_examples, every_call_in_shard_map,
-        gradients_are_captured_on_explicit_axes, queries_cut_over_devices_stay_so,
+        additive_decides_once, automatic_axes_in_every_transformation,
+        every_call_in_shard_map, gradients_are_captured_on_explicit_axes,
+        queries_cut_over_devices_stay_so,
     )
 } | {
     "explicit_axes": on_explicit_axes,
+    "attention_without_mesh": functools.partial(on_explicit_axes, ("plain",), with_mesh=False),
     **{name: GRID[name] for name in FEW},
 }  # fmt: skip
 SLOW = {

@@ -33,6 +33,7 @@ from ring_second_derivatives import (
     forward_over_reverse,
     reverse_over_reverse,
     second_derivatives,
+    small_hessian,
 )
 from score_cases import SCORE_CASES
 
@@ -342,7 +343,7 @@ CHECKS = {
         check.__name__: check
         for check in (
             batches_stay_on_their_devices, nothing_but_permutations, the_same_work_for_all,
-            memory_falls_with_the_devices,
+            memory_falls_with_the_devices, small_hessian,
         )
     },
 }  # fmt: skip

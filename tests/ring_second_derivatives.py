@@ -57,3 +57,18 @@ def second_derivatives(score_name, product, devices=2, make_loss=output_loss_of)
             for attend in (ring, reference)
         )
     agree(jax.device_get(got), expected)
+
+
+def small_hessian():
+    """Reverse mode of reverse mode without a mask: two tokens on each device, in tiles of one."""
+    tokens = np.random.default_rng(0).normal(size=(3, 4, 2))
+    direction = np.cos(tokens)
+    ring = functools.partial(ring_attention, mesh=mesh_of(2), block_sizes=BlockSizes(1, 1))
+
+    def product(attend):
+        gradient = jax.grad(lambda tokens: jnp.sum(jnp.sin(attend(*tokens))))
+        return quick_jit(jax.grad(lambda tokens: jnp.vdot(gradient(tokens), direction)))(tokens)
+
+    with jax.enable_x64(True):
+        got, expected = product(ring), product(reference)
+    agree({"tokens": got}, {"tokens": expected})

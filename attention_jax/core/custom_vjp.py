@@ -238,8 +238,8 @@ class _Rules:
 
         @backward.defjvp
         def backward_jvp(primals, tangents):
-            moving = [(leaves, cotangents) for leaves, _, cotangents in (primals, tangents)]
-            return backward(*primals), jax.jvp(backward_of_twin, *moving)[1]
+            _, dleaves = jax.jvp(backward_of_twin, primals[::2], tangents[::2])
+            return backward(*primals), dleaves
 
         return backward(leaves, residuals, cotangents)
 
@@ -252,6 +252,8 @@ class _Rules:
             given.extend([cotangent] * len(jax.tree.leaves(argument)))
 
         try:
+            if not isinstance(cotangents, tuple | list):
+                raise TypeError("not a tuple")
             jax.tree.map(give, tuple(cotangents), arrays, is_leaf=lambda leaf: leaf is None)
             if sum(each is not None for each in given) != len(jax.tree.leaves(cotangents)):
                 raise ValueError("only None may replace an argument of several arrays")

@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable
 
+import jax
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.backend import nvidia_generation
@@ -67,6 +68,8 @@ def _against_mosaic_tpu(options: Options, inputs: Inputs) -> str | None:
     lengths = inputs.query.shape[-2], inputs.key.shape[-2]
     if any(is_symbolic_dim(length) for length in lengths):
         return "the number of tiles is unknown"
+    if jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
+        return "XLA cannot divide a kernel between devices, only jax.shard_map can"
     if min(lengths) < LEAST_LENGTH_ON_TPU:
         return "the kernels would compute more padding than pairs"
     from attention_jax.implementations import mosaic_tpu  # imports Pallas

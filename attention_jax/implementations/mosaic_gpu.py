@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
+from attention_jax.core.arrays import cast_floats
 from attention_jax.core.backend import nvidia_generation
 from attention_jax.core.meshes import is_varying
 from attention_jax.implementations import mosaic_gpu_calls as calls
@@ -63,6 +64,8 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     query_tiles, key_tiles = (math.ceil(length / ROWS) for length in lengths)
     plan = Plan(options, tile, query_tiles, key_tiles)
     _, arrays, constants = tiling.prepare(options, inputs, plan)
+    # Not those of `tile_params`: the kernels decide for each example.
+    arrays = arrays._replace(params=cast_floats(inputs.params, inputs.compute_dtype))
     output, statistics = jax.tree.map(
         lambda tiles: tile_arrays.untiled(tiles, lengths[0]),
         attend_tiles(KernelPlan(plan, inputs.query.dtype), arrays, constants),

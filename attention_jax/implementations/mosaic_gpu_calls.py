@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention_jax.core.backend import interpret_params
-from attention_jax.core.on_each_device import on_each_device
 from attention_jax.core.only_on import only_on
 from attention_jax.implementations import mosaic_gpu_kernels as kernels
 from attention_jax.implementations.mosaic_gpu_kernels import (
@@ -71,7 +70,7 @@ def _run(call: Callable[..., Any], arrays: Any, *static: Any) -> Any:
     if interpret is not None:
         return on_host(function)(*leaves)
     leaves[0] = only_on("cuda", _REFUSAL, leaves[0])
-    return on_each_device(function)(*leaves)
+    return function(*leaves)
 
 
 @functools.lru_cache(maxsize=256)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
 
+from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations import mosaic_tpu_kernels as kernels
 from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
 from attention_jax.implementations import tile_arrays, tiled, tiling
@@ -97,6 +98,8 @@ def _prepare(options: Options, inputs: Inputs) -> tuple[KernelPlan, Arrays, Cons
         _refuse("its kernels do not multiply weights by a Gaussian")
     plan = _make_plan(options, *(array.shape[0] for array in (inputs.query, inputs.key)))
     _, arrays, constants = tiling.prepare(options, inputs, plan)
+    # Not those of `tile_params`: a kernel's `pair` decides nothing for the whole batch.
+    arrays = arrays._replace(params=cast_floats(inputs.params, inputs.compute_dtype))
     if constants.stand_ins is not None:
         padding = " (a length that is no multiple of the tile counts as one)"
         padding = padding if inputs.mask is None else ""

@@ -16,7 +16,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 from attention_jax.core.backend import interpret_params
 from attention_jax.core.meshes import varying_type
-from attention_jax.core.on_each_device import on_each_device
 from attention_jax.core.one_line import one_line
 from attention_jax.core.only_on import only_on
 from attention_jax.implementations import mosaic_tpu_kernels as kernels
@@ -52,7 +51,7 @@ def _run(call: Callable[..., Any], programs: TilePrograms, arrays: tuple, *stati
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
     _check_lowering(function, programs, shapes, lowering_settings())
     leaves[0] = only_on("tpu", _REFUSAL, leaves[0])
-    return on_each_device(function)(*leaves)
+    return function(*leaves)
 
 
 @functools.lru_cache(maxsize=256)

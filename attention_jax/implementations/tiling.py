@@ -184,13 +184,14 @@ def tile_inputs(
         lambda tokens: _replace_and_pad(tokens, key_length, used_keys, stand_in_key(tokens)), key
     )
     values = _replace_and_pad(values, key_length, used_keys, 0)
-    q_features, k_features = projected(plan.options.score, inputs, params, query, key)
+    score = plan.options.score
+    q_features, k_features = projected(score, inputs, params, query, key)
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
     arrays = Arrays(
         queries=jax.tree.map(functools.partial(tiled, count=plan.query_tiles), q_features),
         keys=jax.tree.map(functools.partial(tiled, count=plan.key_tiles), k_features),
         values=tiled(values.astype(inputs.value_dtype), plan.key_tiles),
-        params=params,
+        params=score.tile_params(params, q_features),
         biases=biases,
         normalizer_params=cast_floats(inputs.normalizer_params, dtype),
     )

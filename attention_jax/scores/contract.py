@@ -22,6 +22,7 @@ _DESCRIBE_PAIR = (
     "sum_of_tanh",
     "round_query",
     "round_key",
+    "tile_params",
     "finite_slopes",
 )
 
@@ -127,6 +128,16 @@ class Score:
         """The same for key features."""
         del dtype
         return k_features
+
+    def tile_params(self, params: Params, q_features: Features) -> Params:
+        """The parameters that `pair` reads on tiles, given the features of all queries.
+
+        Attention calls it once, before it loops over tiles. Override it for speed only, to add what
+        `pair` would otherwise decide on each tile, such as whether any query of the batch is large
+        (`core/batches.py`): on a sharded batch, that would take communication for each tile.
+        """
+        del q_features
+        return params
 
     def for_tpu(self) -> Score:
         """The score whose `pair` and `pair_vjp` run in kernels on a TPU; by default this one.

@@ -48,6 +48,7 @@ class SoftCap(WrappedScore):
     for_tpu = WrappedScore.for_tpu
     round_query = WrappedScore.round_query
     round_key = WrappedScore.round_key
+    tile_params = WrappedScore.tile_params
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         return float(self.cap) * self._tanh(params, q_features, k_features)

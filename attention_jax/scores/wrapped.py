@@ -34,6 +34,7 @@ class WrappedScore(Score):
         finite_slopes = WrappedScore.finite_slopes  # infinite only where those of the inner one are
         round_query = WrappedScore.round_query      # it reads the features as the inner one does
         round_key = WrappedScore.round_key
+        tile_params = WrappedScore.tile_params      # it hands its features to the inner one
         for_tpu = WrappedScore.for_tpu              # its operations run in kernels on a TPU
 
     or `Score.finite_slopes`, ... where that does not hold. It sets its own `tile_cost` if its
@@ -67,6 +68,9 @@ class WrappedScore(Score):
     def for_tpu(self) -> Score:
         """This score around that of the inner score."""
         return dataclasses.replace(self, score=self.score.for_tpu())
+
+    def tile_params(self, params: Params, q_features: Any) -> Params:
+        return self.score.tile_params(params, q_features)
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return self.score.init(rng, query_dim, key_dim)

@@ -45,6 +45,9 @@ class MultipliedScore(WrappedScore):
     def project_key(self, params: Params, key: Array) -> Any:
         return self.score.project_key(params["score"], key)
 
+    def tile_params(self, params: Params, q_features: Array) -> Params:
+        return {**params, "score": self.score.tile_params(params["score"], q_features)}
+
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         logits = self.score.pair(params["score"], q_features, k_features)
         return self.factor(params["factor"]).astype(logits.dtype) * logits

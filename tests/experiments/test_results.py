@@ -1,6 +1,7 @@
 """The committed results hold what the READMEs claim, and the READMEs show their tables."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,21 @@ def numbers_of(name):
 
 
 NUMBERS = numbers_of("reversal_comparison")
+
+
+@pytest.mark.parametrize("name", catalogue.SUBJECT_OF)
+def test_the_default_settings_are_those_of_the_committed_results(name):
+    """Settings that were added since, each with the value that the results had, may be missing."""
+    settings = json.loads(json.dumps(asdict(catalogue.load(name).Config()), default=str))
+
+    def assert_within(committed, settings):
+        if isinstance(committed, dict):
+            for name, value in committed.items():
+                assert_within(value, settings[name])
+        else:
+            assert committed == settings
+
+    assert_within(numbers_of(name)["config"], settings)
 
 
 SCORES = ["additive", "dot", "general", "scaled"]

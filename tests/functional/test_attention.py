@@ -46,11 +46,6 @@ every_score = pytest.mark.parametrize("score", ALL_SCORES)
 few_scores_in_tiles = grid("score", ALL_SCORES, slow_in_tiles=MADE_OF_OTHERS)
 
 
-@few_scores_in_tiles
-def test_float32(implementation, score):
-    check_conformance(implementation, score, MASK_OF_SCORE[score], poison=True)
-
-
 @every_score
 @every_implementation
 def test_float64_ignores_nan_and_inf_where_masked(implementation, score):

@@ -16,7 +16,6 @@ def test_a_result_is_right_or_refused(kind, quick):
     count = kind.count(quick)
     endings = check(kind, count)
     assert sum(endings.values()) >= min(count, 3)
-    assert set(endings) <= {RESULT, ERROR}
 
 
 # --- the judge: it must notice each of these failures ---

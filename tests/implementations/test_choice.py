@@ -110,7 +110,7 @@ def test_a_tpu_gets_its_kernels_from_a_whole_tile_on(score):
         options = Options(score, BlockSizes())
         name, options = choice.choose(None, None, options, inputs, "tpu")
         assert name == "mosaic_tpu"
-        assert options.block_sizes == choice.TPU_BLOCKS[score.tile_cost]
+        assert options.block_sizes == BlockSizes(256 if score is ADDITIVE else 512, 512)
         for backend in ("cpu", "gpu"):
             assert choice.chosen_implementation(score, inputs, backend) != "mosaic_tpu"
     for inputs in (inputs_of(64, target=127, source=200), inputs_of(target=1, source=512)):
@@ -131,17 +131,31 @@ def test_a_tpu_gets_a_portable_implementation_where_its_kernels_cannot_serve():
     assert choice.chosen_implementation(SCALED, wide, "tpu") == "tiled"
 
 
+def test_several_tpus_get_kernels_inside_shard_map_alone(monkeypatch):
+    """XLA does not divide a kernel between devices."""
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    inputs, found = inputs_of(2, target=256, source=256), []
+
+    def choose(_):
+        found.append(choice.chosen_implementation(SCALED, inputs, "tpu"))
+
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    for function in (choose, jax.shard_map(choose, mesh=mesh, in_specs=spec, out_specs=None)):
+        jax.eval_shape(function, jax.ShapeDtypeStruct((1,), jnp.float32))
+    assert found == ["reference", "mosaic_tpu"]
+
+
 def test_given_tiles_are_kept_on_a_tpu():
     inputs, blocks = inputs_of(target=256, source=256), BlockSizes(128, 128)
     name, options = choice.choose(None, blocks, Options(SCALED, BlockSizes()), inputs, "tpu")
     assert (name, options.block_sizes) == ("mosaic_tpu", blocks)
     name, options = choice.choose("tiled", None, Options(SCALED, BlockSizes()), inputs, "tpu")
-    assert (name, options.block_sizes) == ("tiled", choice.chosen_block_sizes(SCALED, inputs))
+    assert (name, options.block_sizes) == ("tiled", BlockSizes(512, 512))
 
 
 def test_the_threshold_is_met():
-    for score in (ADDITIVE, SCALED, Cubed()):
-        least = choice.TILED_FROM[score.tile_cost]
+    for score, least in ((ADDITIVE, 2**10), (SCALED, 2**18), (Cubed(), 2**16)):
         for batch in ((), (2, 8)):
             at, below = (inputs_of(*batch, target=32, source=least // 32 - n) for n in (0, 1))
             assert choice.chosen_implementation(score, at, "cpu") == "tiled"
@@ -161,10 +175,10 @@ def test_tiles_shrink_as_the_batch_grows(score):
     for batch in (1, 4, 16, 64, 1024, 2**20):
         blocks = choice.chosen_block_sizes(score, inputs_of(batch, target=4096, source=4096))
         sizes.append(blocks.key)
-        assert blocks.key == choice.SMALLEST_BLOCK or batch * blocks.key**2 <= choice.TILE_PAIRS
+        assert blocks.key == 64 or batch * blocks.key**2 <= 2**20
         assert blocks.query == blocks.key
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] > sizes[-1] == choice.SMALLEST_BLOCK
+    assert sizes[0] > sizes[-1] == 64
     # A pair that may hold a tile of vectors has tiles to match.
     wide = choice.chosen_block_sizes(Cubed(), inputs_of(target=4096, source=4096, dim=1024))
     narrow = choice.chosen_block_sizes(Cubed(), inputs_of(target=4096, source=4096, dim=16))

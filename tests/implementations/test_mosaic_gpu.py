@@ -271,6 +271,7 @@ def test_float64_is_refused():
 def test_a_pair_of_ones_own_is_not_a_sum_of_tanh():
     class Squared(aj.Additive):
         pair_vjp = aj.Score.pair_vjp
+        tile_params = aj.Additive.tile_params
         for_tpu = aj.Score.for_tpu
         sum_of_tanh = aj.Score.sum_of_tanh
         finite_slopes = aj.Additive.finite_slopes

@@ -281,16 +281,16 @@ def test_the_lowest_float_as_a_bias_is_as_good_as_a_mask(implementation):
 class Distance(OwnCosine):
     """Features that are pytrees, of several ranks."""
 
-    positions: type = jnp.float32
+    numbers: type = jnp.float32
 
     def project_query(self, params, query):
-        return self._with_positions(super().project_query(params, query))
+        return self._with_number(super().project_query(params, query), query)
 
     def project_key(self, params, key):
-        return self._with_positions(super().project_key(params, key))
+        return self._with_number(super().project_key(params, key), key)
 
-    def _with_positions(self, features):
-        return {"x": (features,), "at": jnp.arange(len(features), dtype=self.positions)}
+    def _with_number(self, features, tokens):
+        return {"x": (features,), "at": (3 * tokens[:, 0]).astype(self.numbers)}
 
     def pair(self, params, q_features, k_features):
         logits = super().pair(params, q_features["x"][0], k_features["x"][0])
@@ -303,6 +303,7 @@ class Cubed(aj.Additive):
     """A `pair` of its own, which JAX differentiates."""
 
     pair_vjp = aj.Score.pair_vjp
+    tile_params = aj.Additive.tile_params
     for_tpu = aj.Score.for_tpu
     sum_of_tanh = aj.Score.sum_of_tanh
     finite_slopes = aj.Additive.finite_slopes
@@ -344,7 +345,7 @@ def test_what_a_score_may_not_do():
             implementation=implementation, block_sizes=TILE,
         ).sum()  # fmt: skip
 
-    with pytest.raises(ValueError, match=r"Transposed\(\) must give .* \[2, 3\]; got \[3, 2\]"):
+    with pytest.raises(ValueError, match=r"Transposed\(\): pair must .* got float32 \[7, 5\]"):
         run(arrays[0], Transposed(), "tiled")
     # Whole numbers as features: they have no gradient, and the others do.
     whole = Distance(jnp.int32)

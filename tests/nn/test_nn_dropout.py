@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.extend.random import define_prng_impl
 from numpy_model import normal, scrambled
+from quick_compilation import quick_jit
 
 from attention_jax.analysis import capture
 from attention_jax.nn import (
@@ -158,6 +160,39 @@ def test_views_and_captures():
     assert np.any(np.abs(captured.output - without) > 1e-3)
 
 
+def recording_key(seed, record):
+    """A PRNG key whose descendants call `record` with their data whenever one draws bits."""
+    data, key_of = jax.random.key_data, jax.random.wrap_key_data
+
+    def random_bits(key, width, shape):
+        jax.debug.callback(lambda key: record(tuple(key.tolist())), key)
+        return jax.random.bits(key_of(key), shape, f"uint{width}")
+
+    implementation = define_prng_impl(
+        key_shape=(2,),
+        seed=lambda seed: data(jax.random.key(seed)),
+        split=lambda key, shape: data(jax.random.split(key_of(key), shape)),
+        fold_in=lambda key, number: data(jax.random.fold_in(key_of(key), number)),
+        random_bits=random_bits,
+        name="recording",
+    )
+    return jax.random.key(seed, impl=implementation)
+
+
+def test_every_dropout_of_a_model_has_a_key_of_its_own():
+    config = dataclasses.replace(MODEL, encoder_layers=2, decoder_layers=2)
+    config = config.with_settings(dim=4, decoder_self_attention=True)
+    model = nnx.eval_shape(lambda: Seq2Seq(config, V, rngs=nnx.Rngs(0), keep_rngs=False))
+    nnx.update(model, jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), nnx.state(model)))
+    one_sentence, drawn = (np.array([[4, 3, 5]]), np.array([3]), np.array([[1, 6]])), []
+    call = quick_jit(lambda rng: model(*one_sentence, dropout_rng=rng))
+    call(recording_key(0, drawn.append))
+    jax.effects_barrier()
+    # Embeddings; the weights and the output of each attention; each feed-forward layer.
+    assert len(drawn) == (1 + 2 * (2 + 1)) + (1 + 2 * (2 + 2 + 1))
+    assert len({*drawn}) == len(drawn)
+
+
 def test_seeds_side_by_side():
     """`jax.vmap` over parameters and streams is a loop over modules."""
     make = MODULES["multi-head"][0]
@@ -192,12 +227,23 @@ def test_randomness_besides_dropout_is_not_left_out_in_silence(settings):
 
 
 def test_decoding_is_evaluation():
-    model = MODULES["seq2seq"][0](rngs=nnx.Rngs(0), deterministic=False)
-    ends = {"max_length": 3, "sos": 1, "eos": 2, "pad": 0}
-    greedy = jax.jit(functools.partial(model.greedy_decode, **ends, return_weights=True))
-    one, other = greedy(*SENTENCES[:2]), greedy(*SENTENCES[:2])
+    """The stream of a model in training changes nothing, and stays as it is."""
+    models = [
+        MODULES["seq2seq"][0](rngs=nnx.Rngs(params=0, dropout=seed), deterministic=False)
+        for seed in (1, 2)
+    ]
+    graph = nnx.graphdef(models[0])
+
+    @jax.jit
+    def greedy(state):
+        model = nnx.merge(graph, state)
+        ends = {"max_length": 3, "sos": 1, "eos": 2, "pad": 0}
+        decoded = model.greedy_decode(*SENTENCES[:2], **ends, return_weights=True)
+        return decoded, nnx.state(model, nnx.RngCount)
+
+    (one, count), (other, _) = (greedy(nnx.state(model)) for model in models)
     jax.tree.map(np.testing.assert_array_equal, one, other)
-    assert int(model.rngs.count[...]) == 0
+    assert [int(number) for number in jax.tree.leaves(count)] == [0]
 
 
 @pytest.mark.parametrize(("features", "weights"), [(0.5, 0.0), (0.0, 0.5), (0.5, None)])

@@ -190,7 +190,7 @@ def test_dropout_drops_and_keeps_the_expectation(left):
         assert np.all(np.where(dropped, 0, outputs).std(0) > 0)
         kept = np.where(dropped[:, 0, 0], np.nan, outputs[:, 0, 0])
         assert len(np.unique(kept[~np.isnan(kept)].round(4))) > 5
-    np.testing.assert_array_equal(call(rngs[0]), call(rngs[0]))
+    np.testing.assert_allclose(call(rngs[0]), outputs[0], atol=1e-6)
 
 
 def test_a_rng_alone_drops_nothing():

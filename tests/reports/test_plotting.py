@@ -19,6 +19,17 @@ def test_heatmaps_show_weights_between_zero_and_one_with_letters_on_the_axes():
     assert axes.get_title() == "dot"
 
 
+@pytest.mark.parametrize("gradients", [[[-1.0, 3.0]], [[-3.0, -1.0]], [[0.5, 3.0]]])
+def test_gradients_are_white_at_zero(gradients):
+    _, (axes,) = plotting.new_figure(2, 1)
+    image = plotting.draw_gradients(axes, np.array(gradients), ["a"], ["b", "EOS"])
+    assert image.get_clim() == (-3, 3)
+    white, low, high = (image.to_rgba(number)[:3] for number in (0.0, -3.0, 3.0))
+    assert min(white) > 0.95
+    assert low[2] > low[0] + 0.2  # blue
+    assert high[0] > high[2] + 0.2  # red
+
+
 @pytest.mark.parametrize(
     ("labels", "rotation"),
     [(["a", "b", "EOS"], 0), (["ein", "Haus", "."], 90), (["a", "longer", "EOS"], 90)],
@@ -84,8 +95,12 @@ def test_accuracies_join_successive_lengths_only_and_bars_stay_within_0_and_1():
     np.testing.assert_allclose(bars, expected, atol=1e-12)
 
 
-def test_colours_of_scores_differ():
-    assert len(set(plotting.COLORS)) == len(plotting.COLORS) == len(set(plotting.MARKERS))
+def test_seven_scores_have_a_color_and_a_marker_each():
+    _, (axes,) = plotting.new_figure(2, 1)
+    for index in range(7):
+        plotting.draw_band(axes, [0, 1], np.ones((2, 1)), index=index, label="")
+    assert len({line.get_color() for line in axes.lines}) == 7
+    assert len({line.get_marker() for line in axes.lines}) == 7
 
 
 def test_save_makes_the_folder_and_a_readable_png(tmp_path):

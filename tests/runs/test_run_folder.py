@@ -1,21 +1,19 @@
 """A run's folder: what it refuses, what it writes, what it reads back."""
 
 import fcntl
-import importlib.util
 import json
 import math
 import os
 import platform
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import jax
 import pytest
 
 from attention_jax.runs.environment import environment
-from attention_jax.runs.metrics_file import MetricsFile, read_lines, require_tensorboard
+from attention_jax.runs.metrics_file import MetricsFile, read_lines
 from attention_jax.runs.run_folder import RunFolder, write_json
 
 CONFIG = {"model": {"score": "dot", "dim": 8}, "steps": 5, "rate": 0.1, "sizes": (3, 5)}
@@ -255,6 +253,34 @@ def test_a_lock_that_cannot_be_written(tmp_path):
         RunFolder(tmp_path).locked().__enter__()
 
 
+# --- safe from a power cut ---
+
+
+def test_what_has_its_name_is_on_disk(tmp_path, monkeypatch):
+    on_disk, named = {}, []  # bytes of each inode; names
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(file):
+        fsync(file)
+        on_disk[os.fstat(file).st_ino] = os.fstat(file).st_size
+
+    def checked_replace(old, new):
+        assert on_disk[Path(old).stat().st_ino] == Path(old).stat().st_size > 0
+        named.append(Path(new).name)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", checked_replace)
+    write_json(tmp_path / "results.json", {"a": [1, 2]})
+    assert named == ["results.json"]
+    monkeypatch.setattr(os, "replace", replace)
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path, after_step=0) as metrics:
+        metrics.write(5, {"loss": [1.5]})
+        metrics.sync()
+        assert on_disk[path.stat().st_ino] == path.stat().st_size > 0
+
+
 # --- metrics.jsonl ---
 
 
@@ -344,39 +370,3 @@ def test_a_timing_on_a_full_disk(tmp_path):
     (tmp_path / "timing.jsonl").symlink_to("/dev/full")
     with pytest.raises(ValueError, match=r"timing.jsonl cannot be written: No space left"):
         RunFolder(tmp_path).add_timing({"seconds": 1.5})
-
-
-# --- TensorBoard ---
-
-
-def test_tensorboard_missing_is_one_line(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install -e '.\[tensorboard\]'") as error:
-        require_tensorboard()
-    assert "\n" not in str(error.value)
-
-
-def test_tensorboard_gets_every_number(tmp_path, monkeypatch):
-    calls = []
-
-    class SummaryWriter:
-        def __init__(self, folder, purge_step):
-            calls.append((folder, purge_step))
-
-        def add_scalar(self, name, value, step):
-            calls.append((name, value, step))
-
-        def close(self):
-            calls.append("closed")
-
-    module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
-    monkeypatch.setitem(sys.modules, "tensorboardX", module)
-    events = tmp_path / "tensorboard"
-    with MetricsFile(tmp_path / "m.jsonl", after_step=10, tensorboard=events) as metrics:
-        metrics.write(15, {"loss": [0.5, 0.25]})
-    assert calls == [
-        (str(events), 11),
-        ("loss/seed_0", 0.5, 15),
-        ("loss/seed_1", 0.25, 15),
-        "closed",
-    ]

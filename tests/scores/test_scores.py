@@ -100,6 +100,7 @@ def test_a_new_pair_says_what_describes_it():
         pair_vjp = Score.pair_vjp
         for_tpu = Score.for_tpu
         sum_of_tanh = Score.sum_of_tanh
+        tile_params = Additive.tile_params
         finite_slopes = Additive.finite_slopes
 
     query, key = jnp.ones((2, 3)), jnp.full((4, 3), 0.5)
@@ -268,6 +269,7 @@ def test_additive_can_be_subclassed():
             return {**super().init(rng, query_dim, key_dim), "bias": jnp.zeros(())}
 
         pair_vjp = Score.pair_vjp
+        tile_params = Additive.tile_params
         for_tpu = Score.for_tpu
         sum_of_tanh = Score.sum_of_tanh
         finite_slopes = Additive.finite_slopes

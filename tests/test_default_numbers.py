@@ -1,0 +1,153 @@
+"""Numbers that follow from defaults: steps of optimisers, initial parameters, activations.
+
+`test_defaults.py` pins the defaults themselves.
+"""
+# ruff: noqa: C408 -- dict(dropout_rate=0.0) reads like the signature that it pins
+
+import math
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import attention_jax as aj
+from attention_jax import nn
+from attention_jax.nn import PositionConfig, Seq2SeqConfig
+from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.reversal.task import optimizer as reversal_optimizer
+from attention_jax.tasks.translation.task import TranslationConfig
+from attention_jax.tasks.translation.task import optimizer as translation_optimizer
+
+FLOAT32 = dict(param_dtype=jnp.float32)
+
+OPTIMIZERS = {  # of the default settings: the rate of step n, b2, epsilon, the weight decay
+    "reversal": (
+        lambda: reversal_optimizer(ReversalConfig()),
+        lambda n: 0.003 * (1 + math.cos(math.pi * n / 2500)) / 2, 0.999, 1e-8, 0.3,
+    ),
+    "translation": (
+        lambda: translation_optimizer(TranslationConfig(Path("train.de"), Path("train.en"))),
+        lambda n: 0.002 * (n + 1) / 1000, 0.98, 1e-9, 0.0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("task", OPTIMIZERS)
+def test_optimizers(task):
+    """Three steps of Adam in NumPy, with b1 = 0.9 and gradients clipped to a norm of 1."""
+    make, rate, b2, epsilon, decay = OPTIMIZERS[task]
+    gradients = np.array([[30.0, -40.0, 1e-6], [0.3, 0.4, 1e-7], [-0.1, 0.2, 3e-8]])
+    w, m, v = np.array([5.0, -7.0, 0.1]), np.zeros(3), np.zeros(3)
+    made = make()
+    with jax.numpy_dtype_promotion("standard"):  # optax multiplies floats by an int32
+        state, update = made.init(jnp.float32(w)), jax.jit(made.update)
+        for step, gradient in enumerate(gradients):
+            found, state = update(jnp.float32(gradient), state, jnp.float32(w))
+            gradient = gradient / max(np.linalg.norm(gradient), 1)
+            m, v = 0.9 * m + 0.1 * gradient, b2 * v + (1 - b2) * gradient**2
+            adam = m / (1 - 0.9 ** (step + 1)) / (np.sqrt(v / (1 - b2 ** (step + 1))) + epsilon)
+            expected = -rate(step) * (adam + decay * w)
+            np.testing.assert_allclose(found, expected, rtol=1e-4)
+            w = w + expected
+
+
+MEAN_SQUARES = {  # of parameters by name, for the sizes below; of a kernel LeCun's 1 / fan-in
+    "bias": lambda shape: 0, "scale": lambda shape: 1, "embedding": lambda shape: 1 / 60,
+    "table": lambda shape: 1 / 2, "offset": lambda shape: 0, "coverage_kernel": lambda shape: 0,
+    "kernel": lambda shape: 1 / (shape[0] * shape[1] if shape[0] == 2 else shape[0]),
+    "position_kernel": lambda shape: 1 / 60, "position_v": lambda shape: 0.01 / 900,
+}  # fmt: skip
+SCORE_MEAN_SQUARES = {  # of queries of size 60, keys of size 90 and 900 hidden features
+    "additive": {"query_kernel": 1 / 120, "key_kernel": 1 / 180, "v": 1 / (900 * 0.394294)},
+    "concat": {"kernel": 1 / 150, "v": 1 / (900 * 0.394294)},
+    "general": {"kernel": 1 / (60 * 90)},
+    "cosine": {"log_scale": (math.log(90) / 2) ** 2},
+    "dot": {}, "scaled": {}, "distance": {}, "softcap": {},
+}  # fmt: skip
+
+
+def test_initial_parameters():
+    """Their mean squares, and the dtype float32."""
+    config = Seq2SeqConfig(positions=PositionConfig(kind="learned"), encoder_layers=0)
+    config = config.with_settings(dim=60, hidden_dim=84, decoder_self_attention=False)
+    modules = {
+        "model": lambda rngs: nn.Seq2Seq(config, 100, rngs=rngs),
+        "heads": lambda rngs: nn.MultiHeadAttention(
+            "dot", 60, num_heads=2, key_dim=90, use_bias=True, output_gate=True, normalize_qk=True,
+            rngs=rngs,
+        ),
+        "local": lambda rngs: nn.LocalPAttention(
+            "dot", 60, 60, radius=2, hidden_dim=900, rngs=rngs
+        ),
+        "monotonic": lambda rngs: nn.MonotonicAttention("dot", 60, 60, rngs=rngs),
+        "coverage": lambda rngs: nn.CoverageAttention("additive", 60, 60, rngs=rngs),
+    }  # fmt: skip
+
+    @jax.jit
+    def draw():
+        made = {name: make(nnx.Rngs(0)) for name, make in modules.items()}
+        return {
+            f"{name} {'.'.join(map(str, path))}": leaf[...]
+            for name, module in made.items()
+            for path, leaf in nnx.to_flat_state(nnx.state(module, nnx.Param))
+            if "params" not in path  # those of scores
+        }
+
+    @jax.jit
+    def draw_scores():
+        wide = {"additive": aj.Additive(900), "concat": aj.Concat(900)}
+        rng = jax.random.key(0)
+        return {name: score.init(rng, 60, 90) for name, score in (aj.SCORES | wide).items()}
+
+    drawn, seen = draw(), set()
+    for path, leaf in drawn.items():
+        name = path.rpartition(".")[2].rpartition(" ")[2]
+        seen.add(name)
+        assert leaf.dtype == jnp.float32, path
+        found, expected = np.mean(np.square(leaf)), MEAN_SQUARES[name](leaf.shape)
+        np.testing.assert_allclose(found, expected, rtol=0.1, err_msg=path)
+    assert seen == {*MEAN_SQUARES}
+    found = jax.tree.map(lambda leaf: np.mean(np.square(leaf)), draw_scores())
+    assert found == {
+        name: pytest.approx(expected, rel=0.1) for name, expected in SCORE_MEAN_SQUARES.items()
+    }
+
+
+def test_sizes_that_are_left_open():
+    """Hidden sizes of scores are the key's, those of modules the query's."""
+
+    def shapes(make):
+        state = nnx.state(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))), nnx.Param)
+        return {".".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
+
+    for score in (aj.Additive(), aj.Concat()):
+        assert score.init(jax.random.key(0), 3, 5)["v"].shape == (5,)
+    assert shapes(partial(nn.AdditiveAttention, 3, 5))["params.v"] == (5,)
+    local = shapes(partial(nn.LocalPAttention, "general", 3, 5, radius=2))
+    assert local["position_kernel"] == (3, 3)
+    heads = shapes(partial(nn.MultiHeadAttention, "dot", 6, num_heads=2, key_dim=10))
+    kernels = {"query": (6, 2, 3), "key": (10, 2, 3), "value": (10, 2, 3), "output": (2, 3, 6)}
+    assert heads == {f"{name}.kernel": shape for name, shape in kernels.items()}
+    heads = shapes(partial(nn.MultiHeadAttention, "dot", 6, num_heads=2, qkv_dim=8))
+    kernels = {"query": (6, 2, 4), "key": (6, 2, 4), "value": (6, 2, 4), "output": (2, 4, 6)}
+    assert heads == {f"{name}.kernel": shape for name, shape in kernels.items()}
+    model = shapes(partial(nn.Seq2Seq, Seq2SeqConfig(decoder_self_attention=False), 7))
+    assert model["source_embedding.embedding"] == model["target_embedding.embedding"] == (7, 64)
+
+
+def test_activations():
+    """relu is the default; at -1 and 2, gelu is x Phi(x) and swiglu's swish x / (1 + exp(-x))."""
+
+    def values(**settings):
+        made = nn.FeedForward(1, 1, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0), **settings)
+        return made(jnp.array([[-1.0], [2.0]]))[:, 0]
+
+    gelu = [x * (1 + math.erf(x / 2**0.5)) / 2 for x in (-1.0, 2.0)]
+    np.testing.assert_allclose(values(), [0, 2], rtol=1e-6)
+    np.testing.assert_allclose(values(activation="gelu"), gelu, rtol=1e-5)
+    swiglu = [1 / (1 + math.e), 4 / (1 + math.exp(-2))]
+    np.testing.assert_allclose(values(activation="swiglu"), swiglu, rtol=1e-5)

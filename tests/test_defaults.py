@@ -1,0 +1,300 @@
+"""Every public default stands here once more: whoever changes one has to mean it.
+
+A default of None needs no entry: it leaves a part out, or the choice to the library. Neither does a
+function; the initialisers, which are functions, and the activations are drawn and computed below.
+"""
+# ruff: noqa: C408 -- dict(dropout_rate=0.0) reads like the signature that it pins
+
+import importlib
+import inspect
+import math
+import pkgutil
+import string
+from pathlib import Path
+from types import MappingProxyType
+
+import command_lines
+import jax.numpy as jnp
+from flax import nnx
+
+import attention_jax as aj
+from attention_jax import analysis, interop, nn
+from attention_jax.nn import BlockConfig, CrossAttentionConfig, PositionConfig, Seq2SeqConfig
+from attention_jax.runs.processes import Distribution
+from attention_jax.tasks.gradient_examples import GradientAnalysis
+from attention_jax.tasks.translation.translate import Search
+from attention_jax.training.loop import LoopConfig
+
+ROOT = Path(__file__).parents[1]
+FLOAT32 = dict(param_dtype=jnp.float32)
+
+# fmt: off
+DEFAULTS = {  # public names -> what inspect finds
+    # attention and its functions
+    "attention": dict(score="scaled", normalizer="softmax", dropout_rate=0.0,
+                      return_statistics=False),
+    "attention_weights": dict(score="scaled", normalizer="softmax"),
+    "ring_attention": dict(axis_name="context", score="scaled", normalizer="softmax",
+                           dropout_rate=0.0, return_statistics=False),
+    "local_attention": dict(score="scaled", dropout_rate=0.0),
+    "local_attention_weights": dict(score="scaled"),
+    "coverage_attention": dict(score="scaled", return_weights=True),
+    "monotonic_attention": dict(score="scaled", offset=0.0, noise_scale=1.0, hard=False,
+                                return_weights=True),
+    "hard_monotonic_positions hard_monotonic_weights": dict(start=0),
+    "masked_softmax": dict(axis=-1),
+    "beam_search": dict(length_penalty=0.0, row_axes=0),
+    "custom_vjp": dict(nondiff_argnums=()),
+    "dot_product_attention": dict(is_causal=False, return_residual=False, score="scaled"),
+    "flax_attention_fn": dict(score="scaled"),
+    "BlockSizes": dict(query=512, key=512),
+    # masks and biases
+    "causal_mask": dict(offset=0),
+    "t5_bias": dict(bidirectional=True, max_distance=128),
+    "relative_position_bucket": dict(buckets=32, max_distance=128, bidirectional=True),
+    # scores and normalisers
+    "SoftCap": dict(score=aj.ScaledDot(), cap=50.0),
+    "Softmax": dict(sink=False),
+    "Sigmoid": dict(learned=False),
+    "Entmax": dict(alpha=1.5),
+    "LogScaled": dict(normalizer=aj.Softmax(), scale=1.0, learned=False),
+    "Normalizer.transformed": dict(finite=False),
+    # modules
+    "Attention": dict(normalizer="softmax", dropout_rate=0.0, **FLOAT32, keep_rngs=True),
+    "MultiHeadAttention": dict(use_bias=False, normalize_qk=False, normalizer="softmax",
+                               output_gate=False, num_position_ids=1, dropout_rate=0.0, **FLOAT32,
+                               keep_rngs=True),
+    "LocalMAttention": dict(alignment="monotonic"),
+    "LocalPAttention": dict(dropout_rate=0.0, keep_rngs=True),
+    "MonotonicAttention": dict(initial_offset=0.0, noise_scale=1.0, **FLOAT32),
+    "CoverageAttention": FLOAT32,
+    "CrossAttention": dict(num_heads=1, output_gate=False, num_position_ids=1, dropout_rate=0.0,
+                           keep_rngs=True),
+    "EncoderBlock": dict(num_position_ids=1, keep_rngs=True),
+    "DecoderBlock": dict(cross=CrossAttentionConfig(), self_attention=True, num_position_ids=1,
+                         keep_rngs=True),
+    "FeedForward": dict(activation="relu"),
+    "PositionEncoding": FLOAT32,
+    "Seq2Seq": dict(keep_rngs=True),
+    "Attention.__call__ MultiHeadAttention.__call__": dict(return_weights=False),
+    "LocalMAttention.__call__ CrossAttention.__call__": dict(first=0, return_weights=False),
+    "MonotonicAttention.__call__": dict(hard=False, return_weights=False),
+    "CoverageAttention.__call__": dict(return_weights=True),
+    "LocalPAttention.__call__ EncoderBlock.__call__": dict(return_weights=False),
+    "DecoderBlock.__call__ Seq2Seq.greedy_decode": dict(return_weights=False),
+    "EncoderDecoder.__call__ EncoderDecoder.features": dict(return_weights=False),
+    "EncoderDecoder.encode EncoderDecoder.decode": dict(return_weights=False),
+    "Seq2Seq.beam_decode": dict(length_penalty=0.0),
+    "CrossAttention.first_carry MultiHeadAttention.empty_cache": dict(dtype=jnp.float32),
+    "PositionEncoding.target_ids": dict(first=0),
+    "rotary": dict(max_wavelength=10000.0),
+    "sinusoidal_encoding": dict(max_wavelength=10000.0, min_wavelength=1.0),
+    # settings of models
+    "BlockConfig": dict(dim=64, hidden_dim=64, num_heads=1, activation="relu", norm="pre",
+                        normalize_qk=False, self_attention_normalizer="softmax",
+                        output_gate=False, dropout_rate=0.0),
+    "CrossAttentionConfig": dict(attention="global", radius=2, alignment="reversed",
+                                 normalizer="softmax"),
+    "CrossAttentionConfig.kind": dict(num_heads=1),
+    "PositionConfig": dict(kind="sinusoidal", anchor="start", draw="none", limit=512,
+                           max_wavelength=10000.0, min_wavelength=1.0, scale=1.0),
+    "Seq2SeqConfig": dict(score="scaled", self_attention_score="scaled", block=BlockConfig(),
+                          cross_attention=CrossAttentionConfig(), positions=PositionConfig(),
+                          encoder_layers=1, decoder_layers=1, decoder_self_attention=True,
+                          mask_padding=True, tied_embeddings="none"),
+    # analysis
+    "attention_gradients logit_scale_sweep": dict(score="scaled"),
+    "attention_memory": dict(backward=False),
+    "attention_rollout": dict(residual=0.5, head_reduction="mean", return_layers=False),
+    "cross_rollout": dict(head_reduction="mean"),
+    "attention_summary saturation": dict(bound=0.99),
+    "capture capture_gradients": dict(matrices=True),
+    "dense_hessian": dict(max_parameters=2048, outer="forward"),
+    "hessian_diagonal hessian_trace": dict(samples=32, outer="forward"),
+    "hessian_spectrum_edges": dict(iterations=30, outer="forward"),
+    "hessian_vector_product": dict(outer="forward"),
+    "learning_statistics": dict(depth=3),
+    "logit_variance": dict(per_row=False),
+    "view": dict(example=0, title="Attention"),
+    "AttentionView.to_frame": dict(height=720),
+    "ScoreCost.flops_per_query": dict(target_length=1),
+    # training and tasks
+    "LoopConfig": dict(seeds=5, first_seed=0, steps=2500, log_every=25, checkpoint_every=500,
+                       keep=2, keep_best=0),
+    "ReversalConfig": dict(
+        model=Seq2SeqConfig(
+            cross_attention=CrossAttentionConfig(normalizer="log_scaled(start=9)"),
+            encoder_layers=0, decoder_self_attention=False, positions=PositionConfig(
+                anchor="end", draw="window", limit=8192, max_wavelength=100.0, min_wavelength=0.4,
+                scale=8.0),
+        ),
+        loop=LoopConfig(), batch_size=64, min_length=3, max_length=8, letters=26, source_start=True,
+        learning_rate=0.003, schedule="cosine", clip_norm=1.0, weight_decay=0.3,
+        coverage_weight=1.0),
+    "TranslationConfig": dict(
+        vocabulary="joint", vocabulary_size=4000, max_tokens=60,
+        model=Seq2SeqConfig(block=BlockConfig(dim=128, hidden_dim=512, num_heads=4,
+                                              dropout_rate=0.2),
+                            encoder_layers=3, decoder_layers=3, tied_embeddings="all"),
+        loop=LoopConfig(seeds=1, steps=9000, keep=5, keep_best=1), batch_tokens=2560, buckets=8,
+        learning_rate=0.002, warmup_steps=1000, schedule="inverse-sqrt", clip_norm=1.0,
+        weight_decay=0.0,
+        accumulate=1, label_smoothing=0.1, precision="float32", validation_metric="bleu"),
+    "GradientAnalysis": dict(words=("reverse", "abc"), sentences=(1, 2), strings=64, iterations=20,
+                             samples=8),
+    "Search": dict(beams=1, length_penalty=1.0),
+    "MeshShape": dict(seed=1, data=1, fsdp=1),
+    "Batches": dict(buckets=6, multiple_of=1),
+    "Vocabulary": dict(alphabet=string.ascii_lowercase),
+    "output_cross_entropy": dict(label_smoothing=0.0),
+    "train_run check_run": dict(resume=False, tensorboard=False),
+    "load_run": dict(step="newest", average=1),
+    "finished_run": dict(lengths=()),
+    "TrainedRun": dict(averaged=(), interrupted=0, exhausted=False),
+    "RunData": dict(files=MappingProxyType({}), description=""),
+    "Result Panel": dict(low=0.0),
+    "words_view": dict(seed_index=0, compare=(), all_steps=False),
+    "evaluate": dict(strings=1000, seed=0, beams=1),
+    "decode": dict(beams=1, return_weights=False),
+    "reverse": dict(seed_index=0, beams=1),
+    "training_batches": dict(multiple_of=1),
+    "translator_of": dict(seed_index=0),
+    "batch_of_words viewer": dict(width=0),
+    "sentences_view translate align": dict(search=Search()),
+    "translated_ids": dict(search=Search(), multiple=1),
+    # runs and figures
+    "Checkpoints": dict(keep=2, keep_best=0, read_only=False),
+    "Progress": dict(shown=True),
+    "RunFolder.begun RunFolder.create": dict(completed=dict, files=MappingProxyType({})),
+    "RunFolder.check": dict(completed=dict),
+    "new_figure": dict(rows=1, columns=1),
+    "weight_heatmaps": dict(ylabel="query", xlabel="key", size=3.1),
+    "draw_band": dict(log=False, limits=(-math.inf, math.inf), markersize=5),
+}
+
+OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
+    "train.Arguments": dict(task="reversal", resume=False, tensorboard=False, distributed=False,
+                            distribution=Distribution()),
+    "evaluate.ReversalArguments": dict(step="newest", lengths=(3, 4, 5, 6, 7, 8, 10), strings=1000,
+                                       seed=0, beams=1),
+    "evaluate.TranslationArguments": dict(search=Search(beams=4), step="newest", average=1),
+    "translate.Arguments": dict(search=Search(beams=4), step="newest", average=1, seed_index=0),
+    "reverse.Arguments": dict(step="newest", seed_index=0, beams=1, compare=(), all_steps=False),
+    "analyze_gradients.Arguments": dict(compare=(), analysis=GradientAnalysis()),
+    "sweep.Arguments": dict(scores=("scaled",), settings=(), task="reversal", lengths=(), table=(),
+                            combinations=()),
+    "reproduce.Arguments": dict(names=(), quick=False, force=False),
+    "compile_report.Arguments": dict(part="kernels", only=""),
+    "benchmark.Arguments": dict(benchmarks=("attention", "local", "decoding", "gradient-log",
+                                            "reversal")),
+    "benchmark.Options": dict(scores=("additive", "dot", "general", "scaled"), works=(), shrink=1,
+                              repeats=5, steps=100, seeds=5),
+}
+
+CONSTANTS = {  # defaults in disguise, by their place in attention_jax
+    "SCORES": {
+        "additive": aj.Additive(), "concat": aj.Concat(), "cosine": aj.Cosine(), "dot": aj.Dot(),
+        "distance": aj.NegativeSquaredDistance(), "general": aj.General(), "scaled": aj.ScaledDot(),
+        "softcap": aj.SoftCap()},
+    "NORMALIZERS": {
+        "entmax": aj.Entmax(), "log_scaled": aj.LogScaled(), "sigmoid": aj.Sigmoid(),
+        "softmax": aj.Softmax(),
+        "sparsemax": aj.Entmax(alpha=2.0), "ssmax": aj.LogScaled(learned=True)},
+    "Score.needs_equal_dims": False, "Score.tile_cost": "materialized", "Score.finite_slopes": None,
+    "Normalizer.sums_to_one": True, "Normalizer.convex": False, "Normalizer.uses_num_keys": False,
+    "Normalizer.has_statistics": False,
+    "nn.ANY_LENGTH": DEFAULTS["ReversalConfig"]["model"].positions,
+    "implementations.choice.TILED_FROM": {"elementwise": 2**10, "matmul": 2**18,
+                                          "materialized": 2**16},
+    "implementations.choice.TILED_FROM_IN_ALL": {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26},
+    "implementations.choice.LARGEST_BLOCK": {"elementwise": 1024, "matmul": 512,
+                                             "materialized": 512},
+    "implementations.choice.TILE_PAIRS": 2**20, "implementations.choice.SMALLEST_BLOCK": 64,
+    "implementations.choice.TPU_BLOCKS": {
+        "matmul": aj.BlockSizes(512, 512), "elementwise": aj.BlockSizes(256, 512),
+        "materialized": aj.BlockSizes(128, 128)},
+    "implementations.choice.LEAST_LENGTH_ON_TPU": 128,
+    "implementations.choice.CUDNN_GENERATION": 8.0,
+    "implementations.choice.EXAMPLES_OF_ANY_BATCH": 8,
+    "implementations.query_chunks.SMALLEST_CHUNK": 64,
+}
+# fmt: on
+
+PUBLIC = (aj, nn, analysis, interop)  # by `__all__`
+ROOMS = ("pairwise", "training", "tasks", "runs", "reports")  # every name without an underscore
+
+
+def public_objects():
+    for module in PUBLIC:
+        yield from (getattr(module, name) for name in module.__all__)
+    for room in ROOMS:
+        package = importlib.import_module(f"attention_jax.{room}")
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            module = importlib.import_module(info.name)
+            for name, value in vars(module).items():
+                if name[0] != "_" and getattr(value, "__module__", None) == module.__name__:
+                    yield value
+
+
+def public_functions():
+    """(name, function): functions, classes, and the methods that this library defines."""
+    for value in public_objects():
+        if inspect.isfunction(value) or hasattr(value, "__wrapped__"):
+            yield value.__name__, value
+        elif inspect.isclass(value):
+            if not issubclass(value, BaseException):
+                yield value.__name__, value.__init__ if issubclass(value, nnx.Module) else value
+            for name in dir(value):
+                method = getattr(value, name)
+                here = getattr(method, "__module__", None) or ""
+                ours = inspect.isroutine(method) and here.startswith("attention_jax")
+                if ours and (name == "__call__" or name[0] != "_"):
+                    yield method.__qualname__, method
+
+
+def defaults_of(function):
+    parameters = inspect.signature(function).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default not in (p.empty, None)}
+    return {name: value for name, value in defaults.items() if not inspect.isfunction(value)}
+
+
+def as_text(defaults):
+    """1, 1.0 and True are equal, and yet different defaults."""
+    return f"dict({', '.join(f'{name}={value!r}' for name, value in sorted(defaults.items()))})"
+
+
+def assert_pinned(found, table):
+    pinned = {name: defaults for names, defaults in table.items() for name in names.split()}
+    found = {name: as_text(defaults) for name, defaults in found.items() if defaults}
+    pinned = {name: as_text(defaults) for name, defaults in pinned.items()}
+    wrong = [
+        f"{name} has {found.get(name, 'no defaults')}, pinned is {pinned.get(name, 'nothing')}"
+        for name in sorted({*found, *pinned})
+        if found.get(name) != pinned.get(name)
+    ]
+    assert not wrong, "\n".join([f"mend the default, or its entry in {__file__}:", *wrong])
+
+
+def test_functions_classes_and_settings():
+    found = {}
+    for name, function in public_functions():
+        defaults = defaults_of(function)
+        assert found.setdefault(name, defaults) == defaults, f"two public names {name}"
+    assert_pinned(found, DEFAULTS)
+
+
+def test_command_lines():
+    found = {}
+    for path in (ROOT / "scripts").glob("*.py"):
+        script = command_lines.load(f"scripts/{path.name}")
+        for name, value in vars(script).items():
+            if inspect.isclass(value) and name.endswith(("Arguments", "Options")):
+                found[f"{path.stem}.{name}"] = defaults_of(value)
+    measurement = found["benchmark.Arguments"].pop("measurement")
+    assert measurement == type(measurement)()
+    assert_pinned(found, OPTIONS)
+
+
+def test_constants():
+    found = {place: pkgutil.resolve_name(f"attention_jax.{place}") for place in CONSTANTS}
+    assert found == CONSTANTS
