@@ -274,3 +274,11 @@ def test_mistakes_are_named():
     h.defvjp(fwd, lambda r, ct: (None, None))
     with pytest.raises(TypeError, match="the twin of f must return"):
         jax.jvp(h, (x, tree), (x, tree))
+
+    def around(x):
+        inner = custom_vjp(lambda y: x * y, twin=lambda y: x * y)
+        inner.defvjp(lambda y: (x * y, ()), lambda r, ct: (x * ct,))
+        return inner(x)
+
+    with pytest.raises(ValueError, match="must not close over a traced value"):
+        jax.jit(around)(x)
