@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
-import inspect
+import os
 import re
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -22,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from attention_jax.core.one_line import one_line
-from attention_jax.core.users_code import users_line
-
 Array = jax.Array
 
+_LIBRARY = os.path.dirname(os.path.dirname(__file__))
+_INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+_NOT_OF_A_USER = ("<frozen ", *(os.path.join(folder, "") for folder in (_LIBRARY, *_INSTALLED)))
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CURES: list[tuple[type[Exception], str]] = [
     (jax.errors.TracerArrayConversionError, "use jax.numpy in place of numpy"),
@@ -46,7 +47,6 @@ class Part(NamedTuple):
     """The words in which errors name a part of a user."""
 
     name: str  # "score Mine(size=3)"
-    files: frozenset[str]  # that define it, wherever they lie
     remedy: str  # how a traced array reaches the part: "pass it in params"
 
 
@@ -104,7 +104,7 @@ def users_errors(part: Part, method: str, contract: str = "") -> Iterator[None]:
     except PartError:
         raise
     except Exception as error:
-        line = users_line(error, part.files)
+        line = users_line(error)
         if line is None:
             raise
         cures = (text for kind, text in _CURES if isinstance(error, kind))
@@ -113,6 +113,27 @@ def users_errors(part: Part, method: str, contract: str = "") -> Iterator[None]:
             f"{method} raised {type(error).__name__}: {one_line(error)} ({line})"
             + (f": {cure}" if cure else "")
         ) from error
+
+
+def users_line(error: BaseException) -> str | None:
+    """The deepest line of the user's code in the traceback, as "my_scores.py, line 12".
+
+    The user's code is neither this library nor an installed package. None if it is not there.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_NOT_OF_A_USER):
+            return f"{os.path.basename(frame.filename)}, line {frame.lineno}"
+    return None
+
+
+def one_line(error: Exception) -> str:
+    """The first line of the message, at most 300 characters; the error's class if it is empty.
+
+    A line that ends with a colon is continued by the next.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return line.partition(" See full ")[0][:300].rstrip(".") or type(error).__name__
 
 
 def checked_array(result: Any, what: str) -> Any:
@@ -182,12 +203,6 @@ def named(kind: str, part: Any) -> str:
     return f"{kind} {text if len(text) <= 100 else text[:97] + '...'}"
 
 
-def files_of(*functions: Any) -> frozenset[str]:
-    """The files that define functions and methods."""
-    codes = (getattr(inspect.unwrap(_innermost(f)), "__code__", None) for f in functions)
-    return frozenset(code.co_filename for code in codes if code is not None)
-
-
 def on_numbers(function: Callable[..., Any], *arguments: Any) -> Any:
     """NumPy arrays that a function gives of NumPy arrays, also in the middle of a trace."""
     with jax.ensure_compile_time_eval():
@@ -200,12 +215,6 @@ def close(left: Any, right: Any) -> bool:
     finite = np.abs(right[np.isfinite(right)])
     tolerance = 1e-4 * max(1.0, finite.max(initial=0.0))
     return left.shape == right.shape and np.allclose(left, right, 1e-4, tolerance, equal_nan=True)
-
-
-def _innermost(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -16,7 +16,6 @@ from attention_jax.core.programs import (
     PartError,
     checked_array,
     close,
-    files_of,
     is_of_library,
     named,
     on_numbers,
@@ -43,10 +42,8 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     """
     if type(normalizer) is Known or is_of_library(normalizer):
         return normalizer
-    methods = ("init", "transform", "weight", "inverse")
     part = Part(
         named("normalizer", normalizer),
-        files_of(*(getattr(type(normalizer), name) for name in methods)),
         "return it from init, and give normalizer_params=",
     )
     try:

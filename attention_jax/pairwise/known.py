@@ -12,7 +12,6 @@ from attention_jax.core.programs import (
     Part,
     PartError,
     checked_array,
-    files_of,
     is_of_this_package,
     trace,
     users_errors,
@@ -82,10 +81,8 @@ def _known(function: PositionFunction) -> PositionFunction:
     name = type(function).__name__
     is_mask = isinstance(function, Mask)
     method, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
-    methods = (method, "tile_status") if is_mask else (method, "of_distance")
     part = Part(
         f"{function.kind} {name}",
-        files_of(*(getattr(type(function), each, None) for each in methods)),
         "make it a field, declared by array_field()",
     )
     try:

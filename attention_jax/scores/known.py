@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +17,6 @@ from attention_jax.core.programs import (
     PartError,
     checked_array,
     close,
-    files_of,
     is_of_library,
     named,
     on_numbers,
@@ -29,7 +27,6 @@ from attention_jax.scores.contract import Params, Score, init_shapes
 from attention_jax.scores.function import FunctionScore
 from attention_jax.scores.wrapped import WrappedScore
 
-_METHODS = ("init", "project_query", "project_key", "pair", "pair_vjp")
 _CONTRACT = "pair must give logits [t, s] of q_features [t, ...] and k_features [s, ...]"
 
 
@@ -61,7 +58,6 @@ def known_score(
         raise ValueError(f"score {score} must define pair(params, q_features, k_features)")
     part = Part(
         named("score", score),
-        files_of(*_functions(score)),
         "take it as a parameter, and give attention params=",
     )
     shapes = _param_shapes(part, score, params, query_dim, key_dim)
@@ -167,17 +163,6 @@ def _check_pairs(
             f"{named('score', score)} must have a pair_vjp that is the derivative of its pair; this"
             " one gives other numbers"
         )
-
-
-def _functions(score: Score) -> Iterator[Any]:
-    """The functions and methods that define the score and the scores inside of it."""
-    yield from (getattr(type(score), name) for name in _METHODS)
-    if isinstance(score, FunctionScore):
-        yield score.function
-    for field in dataclasses.fields(score):
-        inner = getattr(score, field.name)
-        if isinstance(inner, Score):
-            yield from _functions(inner)
 
 
 def _shapes(arrays: Any) -> str:
