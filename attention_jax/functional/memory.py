@@ -15,7 +15,7 @@ from jax import export
 from jax.sharding import PartitionSpec
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
-from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.functional.checks import checked_params
 from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
 from attention_jax.implementations.contract import narrow_or

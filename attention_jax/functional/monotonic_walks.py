@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array, integer_array
-from attention_jax.core.varying import varying_as
+from attention_jax.core.meshes import varying_as
 from attention_jax.pairwise.position_functions import broadcasts
 
 Array = jax.Array

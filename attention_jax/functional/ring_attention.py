@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from attention_jax.core.explicit_axes import on_automatic_axes
+from attention_jax.core.meshes import on_automatic_axes
 from attention_jax.functional.checks import (
     check_block_sizes,
     check_statistics,

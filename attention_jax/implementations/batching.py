@@ -8,8 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
-from attention_jax.core.varying import varying_as
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes, varying_as
 from attention_jax.implementations.contract import Inputs
 from attention_jax.normalizers import Normalizer, Softmax
 from attention_jax.scores import Params, ProjectedKeys, Score

@@ -175,15 +175,7 @@ def _plain(
     return tile_arrays.untiled(output, queries.shape[0]).astype(queries.dtype)
 
 
-@functools.cache
-def _library_programs() -> tuple[Any, ...]:
-    """A program that calls the library: JAX has to know the devices to lower it."""
-    token = jax.ShapeDtypeStruct((1, _HEAD_MULTIPLE), jnp.bfloat16)
-    call = functools.partial(_call_library, _Band(False, None, BlockSizes()), None)
-    return (jax.make_jaxpr(call)(token, token, token).jaxpr,)
-
-
-@functools.partial(custom_vjp, nondiff_argnums=(0,), twin=_plain, shown=_library_programs)
+@functools.partial(custom_vjp, nondiff_argnums=(0,), twin=_plain)
 def _attend(
     band: _Band, queries: Array, keys: Array, values: Array, key_length: Array | None
 ) -> Array:

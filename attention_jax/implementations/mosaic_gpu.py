@@ -23,7 +23,7 @@ from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.backend import nvidia_generation
-from attention_jax.core.varying import is_varying
+from attention_jax.core.meshes import is_varying
 from attention_jax.implementations import mosaic_gpu_calls as calls
 from attention_jax.implementations import (
     mosaic_gpu_windows,

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention_jax.core.backend import interpret_params
-from attention_jax.core.only_on import only_on
+from attention_jax.core.backend import interpret_params, only_on
 from attention_jax.implementations import mosaic_gpu_kernels as kernels
 from attention_jax.implementations.mosaic_gpu_kernels import (
     BackwardResults,

@@ -14,10 +14,9 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from attention_jax.core.backend import interpret_params
-from attention_jax.core.only_on import only_on
+from attention_jax.core.backend import interpret_params, only_on
+from attention_jax.core.meshes import varying_type
 from attention_jax.core.programs import one_line
-from attention_jax.core.varying import varying_type
 from attention_jax.implementations import mosaic_tpu_kernels as kernels
 from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
 from attention_jax.implementations.mosaic_tpu_operands import Operands, TilePrograms

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats
-from attention_jax.core.over_batch import all_over_batch
-from attention_jax.core.varying import varying_as
+from attention_jax.core.batches import all_over_batch
+from attention_jax.core.meshes import varying_as
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options

@@ -30,7 +30,6 @@ from attention_jax.scores.registry import (
 )
 from attention_jax.scores.slopes import (
     masked_pair,
-    masked_pair_jvp,
     masked_pair_vjp,
     needs_stand_ins,
     stand_in_key,
@@ -66,7 +65,6 @@ __all__ = [
     "key_features",
     "known_score",
     "masked_pair",
-    "masked_pair_jvp",
     "masked_pair_vjp",
     "needs_stand_ins",
     "project_keys",

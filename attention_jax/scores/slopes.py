@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from attention_jax.core.partial_jvp import partial_jvp
 from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.projected_keys import key_features
 
@@ -161,31 +160,6 @@ def masked_pair_vjp(
         ),
         cotangents,
         primals,
-    )
-
-
-def masked_pair_jvp(
-    score: Score,
-    primals: tuple[Params, Any, Any],
-    tangents: tuple[Any, Any, Any],
-    allowed: Array | None,
-    stand_ins: tuple[Any, Any] | None,
-) -> tuple[Array, Array | None]:
-    """The logits [t, s] of `masked_pair` and their tangent, with `pair_jvp` without stand-ins.
-
-    Args:
-        score: the score.
-        primals: (params, q_features, k_features).
-        tangents: those of the primals; None for each array that is constant.
-        allowed, stand_ins: as in `masked_pair`.
-
-    Returns:
-        (logits, tangent); the tangent is None if every array is constant.
-    """
-    if allowed is None or stand_ins is None:
-        return score.pair_jvp(*primals, *tangents)
-    return partial_jvp(
-        lambda params, q, k: masked_pair(score, params, q, k, allowed, stand_ins), primals, tangents
     )
 
 

@@ -271,7 +271,6 @@ def test_float64_is_refused():
 def test_a_pair_of_ones_own_is_not_a_sum_of_tanh():
     class Squared(aj.Additive):
         pair_vjp = aj.Score.pair_vjp
-        pair_jvp = aj.Score.pair_jvp
         tile_params = aj.Additive.tile_params
         for_tpu = aj.Score.for_tpu
         sum_of_tanh = aj.Score.sum_of_tanh

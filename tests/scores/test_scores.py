@@ -94,7 +94,6 @@ def test_a_new_pair_says_what_describes_it():
 
     class TripledAdditive(Tripled, Additive):
         pair_vjp = Score.pair_vjp
-        pair_jvp = Score.pair_jvp
         for_tpu = Score.for_tpu
         sum_of_tanh = Score.sum_of_tanh
         tile_params = Additive.tile_params
@@ -266,7 +265,6 @@ def test_additive_can_be_subclassed():
             return {**super().init(rng, query_dim, key_dim), "bias": jnp.zeros(())}
 
         pair_vjp = Score.pair_vjp
-        pair_jvp = Score.pair_jvp
         tile_params = Additive.tile_params
         for_tpu = Score.for_tpu
         sum_of_tanh = Score.sum_of_tanh
