@@ -126,7 +126,7 @@ MISTAKES = {
     None: "or a function of (q, k) or (params, q, k); got None",
     aj.ScaledDot.__call__: "or a function of (q, k) or (params, q, k); got",
     # fields
-    "additive(hiden_dim=3)": "unexpected keyword argument 'hiden_dim'; its fields are hidden_dim",
+    "additive(hiden_dim=3)": "; its fields are hidden_dim",
     "dot(scale=3)": "unexpected keyword argument 'scale'; it has no fields",
     "mine:WARM(nothing=1)": "argument 'nothing'; its fields are temperature, name, score",
     "mine:Temperature": "missing 1 required positional argument: 'temperature'; its fields are",
