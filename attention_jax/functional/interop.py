@@ -18,18 +18,22 @@ from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from jax.typing import ArrayLike
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
-from attention_jax.core.checks import checked_rate, checked_rng
-from attention_jax.functional.checks import checked_implementation
-from attention_jax.functional.interop_layout import (
-    attend_by_group,
-    checked_layout,
-    weights_by_group,
+from attention_jax.core.checks import checked_rng
+from attention_jax.functional.attention import results_of, weights_of
+from attention_jax.functional.capture_point import heads_as_one_axis
+from attention_jax.functional.checks import (
+    Call,
+    checked_implementation,
+    checked_inputs,
+    checked_params,
 )
+from attention_jax.functional.heads import group_heads, group_positions, ungroup_heads
 from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
-from attention_jax.pairwise.biases import Bias
+from attention_jax.implementations.batching import core_ndims_of_params
+from attention_jax.pairwise.biases import Bias, as_bias
 from attention_jax.pairwise.known import known_positions
-from attention_jax.pairwise.masks import Mask, causal_mask, local_mask, padding_mask
-from attention_jax.pairwise.position_functions import PositionFunction, check_decorated, pad_rank
+from attention_jax.pairwise.masks import Mask, as_mask, causal_mask, local_mask, padding_mask
+from attention_jax.pairwise.position_functions import pad_rank
 from attention_jax.scores import Params, Score, ScoreLike, get_score, known_score
 
 Array = jax.Array
@@ -117,28 +121,25 @@ def dot_product_attention(
             ("value", "[B, S, K, Dv] or [S, K, Dv]", value),
         )
     )
-    static_masks = (causal_mask() if is_causal else None, _window_mask(local_window_size))
-    pairs = (_pairs_as_arrays("mask", mask), _pairs_as_arrays("bias", bias))
+    # A score or a function of positions that a user wrote is traced outside of the program below.
+    arrays = (leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype"))
+    dtype, sizes = accumulator_dtype(query, key, value, *arrays), (query.shape[-1], key.shape[-1])
+    params = score.own_params if params is None else params
+    score = known_score(score, params, *sizes, dtype.type)
+    params = checked_params(score, params, *sizes, batch_shape=None)
+    masks = (mask, causal_mask() if is_causal else None, _window_mask(local_window_size))
+    masks = tuple(known_positions(_as_mask(mask, 4)) for mask in masks if mask is not None)
+    bias = None if bias is None else known_positions(jax.tree.map(jnp.asarray, as_bias(bias)))
     lengths = {
-        "query_seq_lengths": query_seq_lengths,
-        "key_value_seq_lengths": key_value_seq_lengths,
+        name: any_array(name, array)
+        for name, array in (
+            ("query_seq_lengths", query_seq_lengths),
+            ("key_value_seq_lengths", key_value_seq_lengths),
+        )
+        if array is not None
     }
-    lengths = {name: any_array(name, x) for name, x in lengths.items() if x is not None}
-    params = _params_as_arrays(score.own_params if params is None else params)
-    dtype = accumulator_dtype(query, key, value, *jax.tree.leaves(params))
-    score = known_score(score, params, query.shape[-1], key.shape[-1], dtype.type)
-    return _dot_product_attention(
-        score,
-        implementation,
-        bool(return_residual),
-        query,
-        key,
-        value,
-        *pairs,
-        params,
-        static_masks,
-        lengths,
-    )
+    static = (score, implementation, bool(return_residual))
+    return _dot_product_attention(*static, query, key, value, params, bias, masks, lengths)
 
 
 # One compiled program, checks included: op by op, the layout costs ten times the attention.
@@ -150,43 +151,18 @@ def _dot_product_attention(
     query: Array,
     key: Array,
     value: Array,
-    mask: Any,
-    bias: Any,
     params: Params,
-    static_masks: tuple[Mask | None, ...],
+    bias: Bias | None,
+    masks: tuple[Mask, ...],
     lengths: dict[str, Array],
 ) -> Any:
     unbatched = query.ndim == 3
     query, key, value = (pad_rank(array, 4) for array in (query, key, value))
-    masks = (mask, *static_masks, _lengths_mask(key, lengths))
-    inputs = checked_layout(score, query, key, value, params, bias, *masks)
-    results = attend_by_group(
-        score, inputs, implementation, None, return_statistics=return_residual
-    )
-    if return_residual:
-        results = (results[0], results[1].logsumexp.astype(key.dtype))
-    examples = 0 if unbatched else slice(None)
-    return jax.tree.map(lambda array: array.swapaxes(1, 2)[examples], results)
-
-
-def _pairs_as_arrays(name: str, pairs: Any) -> Any:
-    """A mask or bias that `jax.jit` accepts: None, a `Mask` or `Bias`, or an array."""
-    if pairs is None:
-        return None
-    if isinstance(pairs, PositionFunction):
-        check_decorated(pairs)
-        return known_positions(pairs)
-    return any_array(name, pairs)
-
-
-def _params_as_arrays(params: Params) -> Params:
-    """The parameters with JAX arrays as leaves."""
-
-    def as_array(path: Any, leaf: Any) -> Any:
-        return leaf if isinstance(leaf, jax.Array) else any_array(f"params{keystr(path)}", leaf)
-
-    keystr = jax.tree_util.keystr
-    return jax.tree_util.tree_map_with_path(as_array, params)
+    masks += _lengths_masks(key, lengths)
+    call = _checked_call(score, query, key, value, params, bias, masks)
+    output, statistics = _results(call, implementation=implementation, statistics=return_residual)
+    results = (output, statistics.logsumexp.astype(key.dtype)) if return_residual else output
+    return jax.tree.map(lambda array: array[0], results) if unbatched else results
 
 
 def flax_attention_fn(
@@ -275,22 +251,86 @@ class _FlaxAttention(nnx.Module):
         params = jax.tree.map(lambda leaf: leaf[...], self.params, is_leaf=_is_variable)
         if mask is not None and not isinstance(mask, Mask):
             mask = jnp.asarray(mask).astype(bool)  # Flax's own mask makers give float32
-        causal = causal_mask() if is_causal else None
-        inputs = checked_layout(self.score, query, key, value, params, bias, mask, causal)
+        masks = (mask, causal_mask() if is_causal else None)
+        masks = tuple(_as_mask(mask, query.ndim) for mask in masks if mask is not None)
+        bias = None if bias is None else as_bias(bias)
+        call = _checked_call(self.score, query, key, value, params, bias, masks)
         if module is not None:
             # The name of the collection in Linen; in NNX it stands for `nnx.Intermediate`.
-            module.sow("intermediates", "attention_weights", weights_by_group(self.score, inputs))
-        rate = 0.0 if deterministic else checked_rate(dropout_rate)
-        if rate > 0:
-            inputs = inputs._replace(dropout_rng=checked_rng(dropout_rng))
-        options: Any = {"dropout_rate": rate, "broadcast_dropout": bool(broadcast_dropout)}
-        output = attend_by_group(
-            self.score, inputs, self.implementation, self.block_sizes, **options
+            weights = ungroup_heads(weights_of(call), query.ndim - 3)
+            module.sow("intermediates", "attention_weights", weights)
+        rate = 0.0 if deterministic else dropout_rate
+        if broadcast_dropout and rate:
+            # `attention` would split one key over the batch and the heads; here they share it.
+            dropout_rng = jax.random.split(checked_rng(dropout_rng), (1,) * (query.ndim - 1))
+        return _results(call, rate, dropout_rng, self.implementation, self.block_sizes)[0]
+
+
+# --- from the arguments of `jax.nn.dot_product_attention` to those of `attention`, and back ---
+
+
+def _checked_call(
+    score: Score,
+    query: Array,
+    key: Array,
+    value: Array,
+    params: Params,
+    bias: Bias | None,
+    masks: tuple[Mask, ...],
+) -> Call:
+    """The call of `attention` with batch axes [*B, K, G]; ValueError unless the arguments match."""
+    if query.ndim < 3 or key.ndim != query.ndim or key.shape[:-3] != query.shape[:-3]:
+        raise ValueError(
+            "query and key must be [*B, T, N, Dq] and [*B, S, K, Dk]; got"
+            f" {list(query.shape)} and {list(key.shape)}"
         )
-        return jnp.swapaxes(output, -2, -3)
+    if value.shape[:-1] != key.shape[:-1]:
+        raise ValueError(
+            f"value must be [*B, S, K, Dv] to match key {list(key.shape)}; got {list(value.shape)}"
+        )
+    *batch, length, num_heads, query_dim = query.shape
+    source_length, num_key_heads, key_dim = key.shape[-3:]
+    if num_heads % max(num_key_heads, 1) != 0:
+        raise ValueError(
+            f"query must be [*B, T, N, Dq], N a multiple of the {num_key_heads} heads of key"
+            f" {list(key.shape)}; got {list(query.shape)}"
+        )
+    shape = (*batch, num_heads, length, source_length)
+    mask = functools.reduce(operator.and_, masks) if masks else None
+    # Check before grouping: a wrong number of heads might broadcast to the groups.
+    params = checked_params(score, params, query_dim, key_dim, shape[:-2])
+    param_ndims = core_ndims_of_params(score, params, query_dim, key_dim)
+    query, key, value = (jnp.swapaxes(array, -2, -3) for array in (query, key, value))
+    return checked_inputs(
+        score,
+        group_heads(query, 2, num_key_heads),
+        key[..., None, :, :],
+        value[..., None, :, :],
+        group_heads(params, param_ndims, num_key_heads),
+        group_positions(mask, shape, num_key_heads),
+        group_positions(bias, shape, num_key_heads),
+    )
 
 
-# --- from the arguments of `jax.nn.dot_product_attention` to those of `attention` ---
+def _results(
+    call: Call,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    implementation: str | None = None,
+    block_sizes: BlockSizes | None = None,
+    statistics: bool = False,
+) -> Any:
+    """(output [*B, T, N, Dv], statistics [*B, T, N] or None)."""
+    batch_ndim = call.inputs.query.ndim - 4
+    with heads_as_one_axis(batch_ndim):
+        options = (dropout_rate, dropout_rng, implementation, block_sizes)
+        results = ungroup_heads(results_of(call, *options, statistics), batch_ndim)
+    return jax.tree.map(lambda array: array.swapaxes(batch_ndim, batch_ndim + 1), results)
+
+
+def _as_mask(mask: Mask | ArrayLike, ndim: int) -> Mask:
+    """An array with fewer than `ndim` axes lacks the leading ones, as in `jax.nn` and Flax."""
+    return as_mask(mask if isinstance(mask, Mask) else pad_rank(any_array("mask", mask), ndim))
 
 
 def _checked_implementation(implementation: Any) -> str | None:
@@ -323,8 +363,8 @@ def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:
         ) from error
 
 
-def _lengths_mask(key: Array, lengths: dict[str, Array]) -> Mask | None:
-    """The padding mask of `query_seq_lengths` and `key_value_seq_lengths`."""
+def _lengths_masks(key: Array, lengths: dict[str, Array]) -> tuple[Mask, ...]:
+    """The padding mask of `query_seq_lengths` and `key_value_seq_lengths`, if there are any."""
     batch_size, source_length = key.shape[:2]
     for name, array in lengths.items():
         if array.shape != (batch_size,) or not jnp.issubdtype(array.dtype, jnp.integer):
@@ -332,8 +372,8 @@ def _lengths_mask(key: Array, lengths: dict[str, Array]) -> Mask | None:
                 f"{name} must be integers [{batch_size}]; got {array.dtype} {list(array.shape)}"
             )
     if not lengths:
-        return None
+        return ()
     keys = lengths.get("key_value_seq_lengths", jnp.full(batch_size, source_length))
     queries = lengths.get("query_seq_lengths")
     # [B, 1]: the second axis broadcasts to the heads.
-    return padding_mask(keys[:, None], None if queries is None else queries[:, None])
+    return (padding_mask(keys[:, None], None if queries is None else queries[:, None]),)

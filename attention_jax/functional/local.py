@@ -10,7 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from attention_jax.functional.attention import attention_weights, damped_attention
+from attention_jax.functional.attention import attention_weights, results_of
+from attention_jax.functional.checks import checked_inputs
 from attention_jax.functional.windows import gaussian_bias, window_mask
 from attention_jax.implementations import BlockSizes
 from attention_jax.pairwise.biases import Bias
@@ -69,20 +70,8 @@ def local_attention(
     Source: Luong, Pham and Manning 2015, section 3.2, equations 7, 9 and 10.
     """
     mask, gaussian = _window_and_gaussian(centers, radius, sigma, mask)
-    return damped_attention(
-        query,
-        key,
-        value,
-        score=score,
-        params=params,
-        mask=mask,
-        bias=bias,
-        damping=gaussian,
-        dropout_rate=dropout_rate,
-        dropout_rng=dropout_rng,
-        implementation=implementation,
-        block_sizes=block_sizes,
-    )
+    call = checked_inputs(score, query, key, value, params, mask, bias, damping=gaussian)
+    return results_of(call, dropout_rate, dropout_rng, implementation, block_sizes)[0]
 
 
 def local_attention_weights(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention_jax import causal_mask, padding_mask, segment_mask
-from attention_jax.functional.heads import group_heads, mask_for_heads, ungroup_heads
+from attention_jax.functional.heads import group_heads, pairs_for_heads, ungroup_heads
 
 B, N, K, T, S = 2, 6, 3, 5, 7
 
@@ -33,14 +33,18 @@ def test_masks_get_a_head_axis_after_their_batch_axes():
     lengths = np.array([4, 7])
     segments = np.arange(B * T).reshape(B, T) % 3, np.arange(S) % 3
     mask = padding_mask(lengths) & segment_mask(*segments) & causal_mask(1)
-    table = np.asarray(jax.jit(lambda mask: mask_for_heads(mask, 1).materialize(T, S))(mask))
-    assert table.shape == (B, 1, T, S)
+    table = np.asarray(
+        jax.jit(lambda mask: pairs_for_heads(mask, None, (B, N, T, S), K)[0].materialize(T, S))(
+            mask
+        )
+    )
+    assert table.shape == (B, 1, 1, T, S)
     for row in range(B):
         for i in range(T):
             for j in range(S):
                 same = int(segments[0][row, i]) == j % 3
                 expected = j < lengths[row] and same and j <= i + 1
-                assert bool(table[row, 0, i, j]) == bool(expected)
+                assert bool(table[row, 0, 0, i, j]) == bool(expected)
 
 
 @pytest.mark.parametrize(
@@ -48,20 +52,21 @@ def test_masks_get_a_head_axis_after_their_batch_axes():
     [
         ((T, S), (T, S)),
         ((S,), (1, S)),
-        ((B, 1, S), (B, 1, 1, S)),
-        ((B, N, T, S), (B, N, T, S)),
+        ((B, 1, S), (B, 1, 1, 1, S)),
+        ((B, N, T, S), (B, K, N // K, T, S)),
     ],
 )
 def test_arrays(shape, expected):
     table = np.random.default_rng(0).random(shape) < 0.5
-    mask = mask_for_heads(jnp.array(table), 1)
+    mask, _ = pairs_for_heads(jnp.array(table), None, (B, N, T, S), K)
     assert mask.table.shape == expected
     np.testing.assert_array_equal(np.asarray(mask.table).reshape(shape), table)
 
 
-def test_lengths_of_each_head_stay_as_they_are():
-    lengths = jnp.arange(B * N).reshape(B, N)
-    np.testing.assert_array_equal(mask_for_heads(padding_mask(lengths), 1).key_lengths, lengths)
+def test_a_wrong_number_of_heads_is_refused():
+    for mask, bias in ((np.ones((B, K, T, S), bool), None), (None, np.ones((K, T, S), np.float32))):
+        with pytest.raises(ValueError, match=r"(mask|bias) must .*\[2, 6, 5, 7\]"):
+            pairs_for_heads(mask, bias, (B, N, T, S), K)
 
 
 def test_no_examples():

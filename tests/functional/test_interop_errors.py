@@ -17,10 +17,9 @@ def ones(*shape):
     return np.ones(shape, np.float32)
 
 
-SWAP = "heads come before the positions in query, key and value, swap these two axes"
 ERRORS = {
-    "heads": ({"query": ones(B, N, T, D)}, f"multiple of the 3 heads of key.*{SWAP}"),
-    "mask_swapped": ({"mask": np.ones((B, T, N, K), bool)}, f"mask must broadcast to.*{SWAP}"),
+    "heads": ({"query": ones(B, N, T, D)}, "N a multiple of the 3 heads of key"),
+    "mask_swapped": ({"mask": np.ones((B, T, N, K), bool)}, "mask must broadcast to"),
     "bias": ({"bias": ones(B, N, S, T)}, r"bias must broadcast to \[2, 6, 5, 7\].*5\]"),
     "mask": ({"mask": ones(T, S)}, "mask must be boolean"),
     "key": ({"key": ones(3, S, K, D)}, r"query and key must be.*got \[2, 5.*\[3, 7"),
