@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.backend import current_backend
 from attention_jax.functional.capture_point import (
-    CapturedAttention,
-    CaptureOptions,
     capture_point,
-    captured_call,
     capturing,
+    capturing_matrices,
 )
 from attention_jax.functional.checks import (
     AttentionArguments,
@@ -161,13 +160,13 @@ def results_of(
     check_block_sizes(block_sizes)
     check_statistics(normalizer, return_statistics)
     rate, rng = checked_dropout(dropout_rate, dropout_rng, inputs.query.shape[:-2])
-    call = call._replace(inputs=inputs._replace(dropout_rng=rng))
+    inputs = inputs._replace(dropout_rng=rng)
     # "cudnn" has none; those that are captured come from another call then.
     captured = capturing() is not None and normalizer.has_statistics and implementation != "cudnn"
     options = Options(score, BlockSizes(), rate, return_statistics or captured, normalizer)
-    output, statistics = _computed(call.inputs, options, implementation, block_sizes)
-    capture = functools.partial(_captured_with_logits, call, output, statistics)
-    return capture_point(output, capture), statistics
+    output, statistics = _computed(inputs, options, implementation, block_sizes)
+    results = functools.partial(_captured_results, options, inputs, statistics)
+    return capture_point(inputs, output, results), statistics
 
 
 def attention_weights(
@@ -255,21 +254,19 @@ def _logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]
     return vmap_over_batch(options.score, one_example, inputs, by_query=True, normalizer=normalizer)
 
 
-def _captured_with_logits(
-    call: Call,
-    output: Array,
-    statistics: AttentionStatistics | None,
-    capture_options: CaptureOptions,
-) -> CapturedAttention:
-    """The arrays of a call for `analysis.capture`, with logits and statistics."""
-    score, normalizer, inputs = call
-    options = Options(score, BlockSizes(), return_statistics=True, normalizer=normalizer)
-    logits, weights = None, None
-    if capture_options.matrices:
-        logits, weights = _logits_and_weights(options, inputs)
-    if not normalizer.has_statistics:
-        logits = None  # gradients and statistics of captured logits are those of a softmax of them
-    elif statistics is None:
-        statistics = _computed(inputs._replace(dropout_rng=None), options)[1]
-    captured = captured_call(inputs, output, weights, capture_options)
-    return captured._replace(logits=logits, statistics=statistics)
+def _captured_results(
+    options: Options, inputs: Inputs, statistics: AttentionStatistics | None
+) -> dict[str, Any]:
+    """The logits, weights and statistics of a call for `analysis.capture`."""
+    results: dict[str, Any] = {}
+    # The weights before dropout.
+    options = dataclasses.replace(options, dropout_rate=0.0, return_statistics=True)
+    inputs = inputs._replace(dropout_rng=None)
+    if capturing_matrices():
+        results["logits"], results["weights"] = _logits_and_weights(options, inputs)
+    if options.normalizer.has_statistics:
+        missing = statistics is None
+        results["statistics"] = _computed(inputs, options)[1] if missing else statistics
+    else:  # gradients and statistics of captured logits are those of a softmax of them
+        results["logits"] = None
+    return results

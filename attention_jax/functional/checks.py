@@ -205,17 +205,36 @@ def _checked_tree(
     def check(path, leaf, expected_leaf):
         name = f"{argument}{jax.tree_util.keystr(path)}"
         array = float_array(name, leaf)
-        core = list(expected_leaf.shape)
-        ndim = array.ndim - len(core)
-        if list(array.shape[ndim:]) != core or ndim < 0:
-            raise ValueError(f"{name} must be {core} for {owner}; got {list(array.shape)}")
-        if batch_shape is not None and not broadcasts(array.shape, (*batch_shape, *core)):
-            raise ValueError(
-                f"{name} must broadcast to {[*batch_shape, *core]}; got {list(array.shape)}"
-            )
-        return array
+        return check_axes(name, array, expected_leaf.shape, batch_shape, f" for {owner}")
 
     return jax.tree_util.tree_map_with_path(check, params, expected)
+
+
+def check_axes(
+    name: str,
+    array: Array,
+    core: tuple[int, ...],
+    batch_shape: tuple[int, ...] | None,
+    owner: str = "",
+) -> Array:
+    """The array; ValueError unless its last axes are `core`, and the others broadcast to *B.
+
+    Args:
+        name: the name of the argument.
+        array: an array.
+        core: the sizes of its last axes.
+        batch_shape: *B; None for any batch axes.
+        owner: what the array belongs to, in words.
+    """
+    split = array.ndim - len(core)
+    if split < 0 or array.shape[split:] != core:
+        expected = f"[{', '.join(['...', *map(str, core)])}]"
+        raise ValueError(f"{name} must be {expected}{owner}; got {list(array.shape)}")
+    if batch_shape is not None and not broadcasts(array.shape[:split], batch_shape):
+        raise ValueError(
+            f"{name} must broadcast to {[*batch_shape, *core]}; got {list(array.shape)}"
+        )
+    return array
 
 
 def check_statistics(normalizer: Normalizer, return_statistics: bool) -> None:

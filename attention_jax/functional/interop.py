@@ -28,7 +28,7 @@ from attention_jax.functional.checks import (
     checked_params,
 )
 from attention_jax.functional.heads import group_heads, group_positions, ungroup_heads
-from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
+from attention_jax.implementations import BlockSizes
 from attention_jax.implementations.batching import core_ndims_of_params
 from attention_jax.pairwise.biases import Bias, as_bias
 from attention_jax.pairwise.known import known_positions
@@ -112,14 +112,10 @@ def dot_product_attention(
     score = get_score(score)
     if scale is not None:
         score, params = score.with_scale(params, scale)
-    implementation = _checked_implementation(implementation)
+    implementation = checked_implementation(implementation)
     query, key, value = (
-        _checked_axes(name, shape, float_array(name, array))
-        for name, shape, array in (
-            ("query", "[B, T, N, Dq] or [T, N, Dq]", query),
-            ("key", "[B, S, K, Dk] or [S, K, Dk]", key),
-            ("value", "[B, S, K, Dv] or [S, K, Dv]", value),
-        )
+        float_array(name, array)
+        for name, array in (("query", query), ("key", key), ("value", value))
     )
     # A score or a function of positions that a user wrote is traced outside of the program below.
     arrays = (leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype"))
@@ -129,7 +125,7 @@ def dot_product_attention(
     params = checked_params(score, params, *sizes, batch_shape=None)
     masks = (mask, causal_mask() if is_causal else None, _window_mask(local_window_size))
     masks = tuple(known_positions(_as_mask(mask, 4)) for mask in masks if mask is not None)
-    bias = None if bias is None else known_positions(jax.tree.map(jnp.asarray, as_bias(bias)))
+    bias = None if bias is None else known_positions(_as_bias(bias))
     lengths = {
         name: any_array(name, array)
         for name, array in (
@@ -157,7 +153,8 @@ def _dot_product_attention(
     lengths: dict[str, Array],
 ) -> Any:
     unbatched = query.ndim == 3
-    query, key, value = (pad_rank(array, 4) for array in (query, key, value))
+    if unbatched:
+        query, key, value = (array[None] for array in (query, key, value))
     masks += _lengths_masks(key, lengths)
     call = _checked_call(score, query, key, value, params, bias, masks)
     output, statistics = _results(call, implementation=implementation, statistics=return_residual)
@@ -207,7 +204,7 @@ def flax_attention_fn(
     (4, 8)
     """
     return _FlaxAttention(
-        get_score(score), params, _checked_implementation(implementation), block_sizes
+        get_score(score), params, checked_implementation(implementation), block_sizes
     )
 
 
@@ -251,10 +248,10 @@ class _FlaxAttention(nnx.Module):
         params = jax.tree.map(lambda leaf: leaf[...], self.params, is_leaf=_is_variable)
         if mask is not None and not isinstance(mask, Mask):
             mask = jnp.asarray(mask).astype(bool)  # Flax's own mask makers give float32
-        masks = (mask, causal_mask() if is_causal else None)
-        masks = tuple(_as_mask(mask, query.ndim) for mask in masks if mask is not None)
-        bias = None if bias is None else as_bias(bias)
-        call = _checked_call(self.score, query, key, value, params, bias, masks)
+        masks = () if mask is None else (_as_mask(mask, query.ndim),)
+        masks += (causal_mask(),) if is_causal else ()
+        bias_or_none = None if bias is None else _as_bias(bias)
+        call = _checked_call(self.score, query, key, value, params, bias_or_none, masks)
         if module is not None:
             # The name of the collection in Linen; in NNX it stands for `nnx.Intermediate`.
             weights = ungroup_heads(weights_of(call), query.ndim - 3)
@@ -333,21 +330,10 @@ def _as_mask(mask: Mask | ArrayLike, ndim: int) -> Mask:
     return as_mask(mask if isinstance(mask, Mask) else pad_rank(any_array("mask", mask), ndim))
 
 
-def _checked_implementation(implementation: Any) -> str | None:
-    """`checked_implementation`, with a hint for the name that only `jax.nn` accepts."""
-    if implementation == "xla":
-        raise ValueError(
-            f"implementation must be None or one of {', '.join(IMPLEMENTATIONS)}; got jax.nn's"
-            f" {implementation!r}: leave it out, or call jax.nn.dot_product_attention"
-        )
-    return checked_implementation(implementation)
-
-
-def _checked_axes(name: str, shape: str, array: Array) -> Array:
-    """The array; ValueError unless it has three or four axes."""
-    if array.ndim not in (3, 4):
-        raise ValueError(f"{name} must be {shape}; got {list(array.shape)}")
-    return array
+def _as_bias(bias: Bias | ArrayLike) -> Bias:
+    """A `Bias` with JAX arrays."""
+    bias = as_bias(bias if isinstance(bias, Bias) else any_array("bias", bias))
+    return jax.tree.map(jnp.asarray, bias)
 
 
 def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:
