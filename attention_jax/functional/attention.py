@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, overload
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.arrays import cast_floats
 from attention_jax.core.backend import current_backend
 from attention_jax.functional.capture_point import (
     capture_point,
@@ -31,7 +32,8 @@ from attention_jax.implementations.reference import logits_and_mask, params_of_n
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import DEFAULT_SCORE, KeyLike, Params, ProjectedKeys, ScoreLike
+from attention_jax.pairwise.position_functions import pad_rank
+from attention_jax.scores import DEFAULT_SCORE, KeyLike, Params, ScoreLike
 
 Array = jax.Array
 
@@ -198,9 +200,8 @@ def attention_weights(
     >>> attention_weights(jnp.ones((1, 2)), jnp.ones((4, 2)))
     Array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
     """
-    value = jnp.zeros((*key.shape[:-1], 1)) if isinstance(key, ProjectedKeys) else key  # unused
     call = checked_inputs(
-        score, query, key, value, params, mask, bias, normalizer, normalizer_params
+        score, query, key, None, params, mask, bias, normalizer, normalizer_params
     )
     return weights_of(call)
 
@@ -233,8 +234,12 @@ def _attend(implementation: str, options: Options, inputs: Inputs):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _weights(options: Options, inputs: Inputs) -> Array:
-    """Weights [*B, T, S] in the query's dtype."""
-    return _logits_and_weights(options, inputs)[1].astype(inputs.query.dtype)
+    """Weights [*B, T, S] in the query's dtype, with the damping."""
+    weights = _logits_and_weights(options, inputs)[1]
+    if inputs.damping is not None:
+        damping = cast_floats(inputs.damping, weights.dtype).materialize(*weights.shape[-2:])
+        weights = weights * jnp.exp(pad_rank(damping, weights.ndim))
+    return weights.astype(inputs.query.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=0)

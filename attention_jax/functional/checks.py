@@ -74,14 +74,16 @@ def checked_inputs(
 ) -> Call:
     """The arguments of a call, with JAX arrays; ValueError unless their shapes and dtypes match.
 
-    Parts that a user wrote are traced here, and nowhere else: see `core.programs`.
+    Parts that a user wrote are traced here, and nowhere else: see `core.programs`. `value` is None
+    where only weights are computed.
     """
     score, normalizer = get_score(score), get_normalizer(normalizer)
-    query, value = float_array("query", query), float_array("value", value)
+    query = float_array("query", query)
     if isinstance(key, ProjectedKeys):
         key = jax.tree.map(lambda leaf: any_array("key.features", leaf), key)
     else:
         key = float_array("key", key)
+    value = jnp.zeros((*key.shape[:-1], 1)) if value is None else float_array("value", value)
     for name, array, shape, least in (
         ("query", query, "[*B, T, Dq]", 1),
         ("key", key, "[*B, S, Dk]", 1),
@@ -116,21 +118,29 @@ def checked_inputs(
     )
     normalizer = known_normalizer(normalizer, dtype)
     params = checked_params(score, params, query_dim, key_dim, batch)
-    normalizer_params = checked_normalizer_params(normalizer, normalizer_params, batch)
+    normalizer_params = _checked_tree(
+        "normalizer_params",
+        {} if normalizer_params is None else normalizer_params,
+        normalizer.param_shapes(),
+        f"normalizer {normalizer}",
+        batch,
+    )
     if isinstance(key, ProjectedKeys):
         _check_features(score, params, key, query_dim)
 
-    def known(positions: Any) -> Any:
-        if positions is None:
-            return None
-        positions.check(batch, target_length, source_length)
-        return known_positions(positions)
-
-    mask = known(None if mask is None else as_mask(mask))
     # A user-defined bias may hold Python numbers.
-    bias = known(None if bias is None else jax.tree.map(jnp.asarray, as_bias(bias)))
-    inputs = Inputs(query, key, value, params, mask, bias, None, normalizer_params, known(damping))
-    return Call(score, normalizer, inputs)
+    positions: list[Any] = [
+        None if mask is None else as_mask(mask),
+        None if bias is None else jax.tree.map(jnp.asarray, as_bias(bias)),
+        damping,
+    ]
+    for index, function in enumerate(positions):
+        if function is not None:
+            function.check(batch, target_length, source_length)
+            positions[index] = known_positions(function)
+    mask, bias, damping = positions
+    inputs = Inputs(query, key, value, params, None, None, None, normalizer_params)
+    return Call(score, normalizer, inputs._replace(mask=mask, bias=bias, damping=damping))
 
 
 def _check_features(score: Score, params: Params, key: ProjectedKeys, query_dim: int) -> None:
@@ -160,31 +170,11 @@ def checked_params(
     params = score.own_params if params is None else params
     expected = score.param_shapes(params, query_dim, key_dim)
     owner = f"score {score} with query [..., T, {query_dim}] and key [..., S, {key_dim}]"
-    remedy = f"params=score.init(rng, {query_dim}, {key_dim}), where score = {score}"
-    return _checked_tree("params", params, expected, owner, remedy, batch_shape)
-
-
-def checked_normalizer_params(
-    normalizer: Normalizer, params: Params, batch_shape: tuple[int, ...] | None
-) -> Params:
-    """The normaliser's parameters as JAX arrays; ValueError unless they match its `init`.
-
-    With `batch_shape=None` they may have any batch axes.
-    """
-    params = {} if params is None else params
-    expected = normalizer.param_shapes()
-    owner = f"normalizer {normalizer}"
-    remedy = f"normalizer_params=normalizer.init(rng), where normalizer = {normalizer}"
-    return _checked_tree("normalizer_params", params, expected, owner, remedy, batch_shape)
+    return _checked_tree("params", params, expected, owner, batch_shape)
 
 
 def _checked_tree(
-    argument: str,
-    params: Params,
-    expected: Any,
-    owner: str,
-    remedy: str,
-    batch_shape: tuple[int, ...] | None,
+    argument: str, params: Params, expected: Any, owner: str, batch_shape: tuple[int, ...] | None
 ) -> Params:
     """Parameters as JAX arrays; ValueError unless each has its expected shape after batch axes.
 
@@ -193,13 +183,12 @@ def _checked_tree(
         params: a pytree.
         expected: the same pytree with `jax.ShapeDtypeStruct`s.
         owner: what the parameters belong to, in words.
-        remedy: how to make right parameters, in code.
         batch_shape: what the batch axes must broadcast to; None for any batch axes.
     """
     if jax.tree.structure(params) != jax.tree.structure(expected):  # type: ignore[operator]
         described = jax.tree.map(lambda leaf: list(leaf.shape), expected)
         got = jax.tree.map(lambda leaf: list(np.shape(leaf)), params)
-        hint = f": give {remedy}" if expected else ""
+        hint = ": its init makes them" if expected else ""
         raise ValueError(f"{argument} must be {described} for {owner}; got {got or params!r}{hint}")
 
     def check(path, leaf, expected_leaf):

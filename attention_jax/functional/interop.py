@@ -17,12 +17,13 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from jax.typing import ArrayLike
 
-from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
+from attention_jax.core.arrays import accumulator_dtype, any_array, float_array, integer_array
 from attention_jax.core.checks import checked_rng
 from attention_jax.functional.attention import results_of, weights_of
 from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.checks import (
     Call,
+    check_axes,
     checked_implementation,
     checked_inputs,
     checked_params,
@@ -117,25 +118,21 @@ def dot_product_attention(
         float_array(name, array)
         for name, array in (("query", query), ("key", key), ("value", value))
     )
-    # A score or a function of positions that a user wrote is traced outside of the program below.
-    arrays = (leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype"))
-    dtype, sizes = accumulator_dtype(query, key, value, *arrays), (query.shape[-1], key.shape[-1])
-    params = score.own_params if params is None else params
-    score = known_score(score, params, *sizes, dtype.type)
-    params = checked_params(score, params, *sizes, batch_shape=None)
+    score, params = _checked_score(score, params, query, key, value)
+    # What a user wrote is traced here, outside of the program below.
     masks = (mask, causal_mask() if is_causal else None, _window_mask(local_window_size))
     masks = tuple(known_positions(_as_mask(mask, 4)) for mask in masks if mask is not None)
     bias = None if bias is None else known_positions(_as_bias(bias))
-    lengths = {
-        name: any_array(name, array)
+    batch_size = query.shape[0] if query.ndim > 3 else 1
+    lengths = [
+        None if array is None else check_axes(name, integer_array(name, array), (batch_size,), ())
         for name, array in (
             ("query_seq_lengths", query_seq_lengths),
             ("key_value_seq_lengths", key_value_seq_lengths),
         )
-        if array is not None
-    }
+    ]
     static = (score, implementation, bool(return_residual))
-    return _dot_product_attention(*static, query, key, value, params, bias, masks, lengths)
+    return _dot_product_attention(*static, query, key, value, params, bias, masks, *lengths)
 
 
 # One compiled program, checks included: op by op, the layout costs ten times the attention.
@@ -150,12 +147,18 @@ def _dot_product_attention(
     params: Params,
     bias: Bias | None,
     masks: tuple[Mask, ...],
-    lengths: dict[str, Array],
+    query_lengths: Array | None,
+    key_lengths: Array | None,
 ) -> Any:
     unbatched = query.ndim == 3
     if unbatched:
         query, key, value = (array[None] for array in (query, key, value))
-    masks += _lengths_masks(key, lengths)
+    # [B, 1]: the second axis broadcasts to the heads.
+    if key_lengths is not None:
+        masks += (padding_mask(key_lengths[:, None]),)
+    if query_lengths is not None:
+        every_key = jnp.full_like(query_lengths, key.shape[1])
+        masks += (padding_mask(every_key[:, None], query_lengths[:, None]),)
     call = _checked_call(score, query, key, value, params, bias, masks)
     output, statistics = _results(call, implementation=implementation, statistics=return_residual)
     results = (output, statistics.logsumexp.astype(key.dtype)) if return_residual else output
@@ -248,10 +251,11 @@ class _FlaxAttention(nnx.Module):
         params = jax.tree.map(lambda leaf: leaf[...], self.params, is_leaf=_is_variable)
         if mask is not None and not isinstance(mask, Mask):
             mask = jnp.asarray(mask).astype(bool)  # Flax's own mask makers give float32
-        masks = () if mask is None else (_as_mask(mask, query.ndim),)
-        masks += (causal_mask(),) if is_causal else ()
+        masks = [] if mask is None else [_as_mask(mask, query.ndim)]
+        masks += [causal_mask()] if is_causal else []
         bias_or_none = None if bias is None else _as_bias(bias)
-        call = _checked_call(self.score, query, key, value, params, bias_or_none, masks)
+        score, params = _checked_score(self.score, params, query, key, value)
+        call = _checked_call(score, query, key, value, params, bias_or_none, tuple(masks))
         if module is not None:
             # The name of the collection in Linen; in NNX it stands for `nnx.Intermediate`.
             weights = ungroup_heads(weights_of(call), query.ndim - 3)
@@ -266,6 +270,36 @@ class _FlaxAttention(nnx.Module):
 # --- from the arguments of `jax.nn.dot_product_attention` to those of `attention`, and back ---
 
 
+def _checked_score(
+    score: Score, params: Params, query: Array, key: Array, value: Array
+) -> tuple[Score, Params]:
+    """The score, traced if a user wrote it, and its parameters, whose axes broadcast to [*B, N].
+
+    Raises:
+        ValueError: batch axes, lengths or numbers of heads do not match, or the parameters.
+    """
+    if query.ndim < 3 or key.ndim != query.ndim or key.shape[:-3] != query.shape[:-3]:
+        raise ValueError(
+            "query and key must be [*B, T, N, Dq] and [*B, S, K, Dk]; got"
+            f" {list(query.shape)} and {list(key.shape)}"
+        )
+    if value.shape[:-1] != key.shape[:-1]:
+        raise ValueError(
+            f"value must be [*B, S, K, Dv] to match key {list(key.shape)}; got {list(value.shape)}"
+        )
+    (*batch, _, num_heads, query_dim), (num_key_heads, key_dim) = query.shape, key.shape[-2:]
+    if num_heads % max(num_key_heads, 1) != 0:
+        raise ValueError(
+            f"query must be [*B, T, N, Dq], N a multiple of the {num_key_heads} heads of key"
+            f" {list(key.shape)}; got {list(query.shape)}"
+        )
+    arrays = (leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype"))
+    dtype = accumulator_dtype(query, key, value, *arrays).type
+    params = score.own_params if params is None else params
+    score = known_score(score, params, query_dim, key_dim, dtype)
+    return score, checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
+
+
 def _checked_call(
     score: Score,
     query: Array,
@@ -276,26 +310,10 @@ def _checked_call(
     masks: tuple[Mask, ...],
 ) -> Call:
     """The call of `attention` with batch axes [*B, K, G]; ValueError unless the arguments match."""
-    if query.ndim < 3 or key.ndim != query.ndim or key.shape[:-3] != query.shape[:-3]:
-        raise ValueError(
-            "query and key must be [*B, T, N, Dq] and [*B, S, K, Dk]; got"
-            f" {list(query.shape)} and {list(key.shape)}"
-        )
-    if value.shape[:-1] != key.shape[:-1]:
-        raise ValueError(
-            f"value must be [*B, S, K, Dv] to match key {list(key.shape)}; got {list(value.shape)}"
-        )
     *batch, length, num_heads, query_dim = query.shape
     source_length, num_key_heads, key_dim = key.shape[-3:]
-    if num_heads % max(num_key_heads, 1) != 0:
-        raise ValueError(
-            f"query must be [*B, T, N, Dq], N a multiple of the {num_key_heads} heads of key"
-            f" {list(key.shape)}; got {list(query.shape)}"
-        )
     shape = (*batch, num_heads, length, source_length)
     mask = functools.reduce(operator.and_, masks) if masks else None
-    # Check before grouping: a wrong number of heads might broadcast to the groups.
-    params = checked_params(score, params, query_dim, key_dim, shape[:-2])
     param_ndims = core_ndims_of_params(score, params, query_dim, key_dim)
     query, key, value = (jnp.swapaxes(array, -2, -3) for array in (query, key, value))
     return checked_inputs(
@@ -347,19 +365,3 @@ def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:
         raise ValueError(
             f"local_window_size must be an int or (left, right), each at least 0; got {size!r}"
         ) from error
-
-
-def _lengths_masks(key: Array, lengths: dict[str, Array]) -> tuple[Mask, ...]:
-    """The padding mask of `query_seq_lengths` and `key_value_seq_lengths`, if there are any."""
-    batch_size, source_length = key.shape[:2]
-    for name, array in lengths.items():
-        if array.shape != (batch_size,) or not jnp.issubdtype(array.dtype, jnp.integer):
-            raise ValueError(
-                f"{name} must be integers [{batch_size}]; got {array.dtype} {list(array.shape)}"
-            )
-    if not lengths:
-        return ()
-    keys = lengths.get("key_value_seq_lengths", jnp.full(batch_size, source_length))
-    queries = lengths.get("query_seq_lengths")
-    # [B, 1]: the second axis broadcasts to the heads.
-    return (padding_mask(keys[:, None], None if queries is None else queries[:, None]),)
