@@ -89,23 +89,7 @@ BIAS_SHAPES = [
 @every_implementation
 def test_bias_of_every_shape_and_its_gradient(implementation):
     """A sum of biases of all shapes, each an argument of its own."""
-    check_biases(implementation, [normal(*shape) / 4 for shape in BIAS_SHAPES])
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        shape if shape == (N, 1, S) else pytest.param(shape, marks=pytest.mark.slow)
-        for shape in BIAS_SHAPES
-    ],
-)
-@every_implementation
-def test_bias_and_its_gradient(implementation, shape):
-    check_biases(implementation, [normal(*shape)])
-
-
-def check_biases(implementation, biases):
-    """Compares output and gradients for the sum of the biases with NumPy."""
+    biases = [normal(*shape) / 4 for shape in BIAS_SHAPES]
     kernel = normal(DQ, DK)
     cotangent = np.float64(normal(B, N, T, DV))
 
@@ -115,7 +99,7 @@ def check_biases(implementation, biases):
             bias = functools.reduce(operator.add, map(as_bias, biases))
             return aj.attention(
                 QUERY, KEY, VALUE, score="general", params={"kernel": kernel},
-                bias=bias if len(biases) > 1 else biases[0], implementation=implementation,
+                bias=bias, implementation=implementation,
             )  # fmt: skip
 
         output, pull_back = jax.vjp(attend, biases)
