@@ -128,19 +128,19 @@ def checked_inputs(
     if isinstance(key, ProjectedKeys):
         _check_features(score, params, key, query_dim)
 
-    # A user-defined bias may hold Python numbers.
-    positions: list[Any] = [
-        None if mask is None else as_mask(mask),
-        None if bias is None else jax.tree.map(jnp.asarray, as_bias(bias)),
-        damping,
-    ]
-    for index, function in enumerate(positions):
+    positions: dict[str, Any] = {
+        "mask": None if mask is None else as_mask(mask),
+        # A user-defined bias may hold Python numbers.
+        "bias": None if bias is None else jax.tree.map(jnp.asarray, as_bias(bias)),
+        "damping": damping,
+    }
+    for name, function in positions.items():
         if function is not None:
             function.check(batch, target_length, source_length)
-            positions[index] = known_positions(function)
-    mask, bias, damping = positions
-    inputs = Inputs(query, key, value, params, None, None, None, normalizer_params)
-    return Call(score, normalizer, inputs._replace(mask=mask, bias=bias, damping=damping))
+            positions[name] = known_positions(function)
+    tokens = {"query": query, "key": key, "value": value, "dropout_rng": None}
+    inputs = Inputs(**tokens, params=params, normalizer_params=normalizer_params, **positions)
+    return Call(score, normalizer, inputs)
 
 
 def _check_features(score: Score, params: Params, key: ProjectedKeys, query_dim: int) -> None:

@@ -187,6 +187,23 @@ def test_no_queries_or_no_keys(implementation, target, source):
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
 
+@every_implementation
+def test_dropout_keys_with_axes_are_shared_where_an_axis_is_one(implementation):
+    rngs, values = jax.random.split(jax.random.key(0), (B, 1)), jnp.eye(S)
+
+    @quick_jit
+    def dropped(query, key, rngs):
+        return aj.attention(
+            query, key, values, score="general", params={"kernel": jnp.ones((DQ, DK))},
+            dropout_rate=0.5, dropout_rng=rngs, implementation=implementation,
+        )  # fmt: skip
+
+    kept = np.asarray(dropped(QUERY, KEY, rngs)) != 0
+    assert np.all(kept == kept[:, :1])
+    assert np.any(kept[0] != kept[1])
+    np.testing.assert_array_equal(np.asarray(dropped(QUERY[1], KEY[1], rngs[1])) != 0, kept[1])
+
+
 @pytest.mark.parametrize("which", ["query", "key", "value", "params", "bias", "mask"])
 @every_implementation
 def test_vmap_over_one_argument_is_the_loop(implementation, which):

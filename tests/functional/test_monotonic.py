@@ -126,6 +126,14 @@ def test_hard_attention_gathers_values():
     assert np.all(gradient == 0)
 
 
+def test_the_hard_form_starts_at_the_first_key_with_weight():
+    zeros = np.zeros((1, 1), np.float32)  # logits of 0: the first key that is met is chosen
+    initial = np.float32([[0, 0, 0.1, 0.6], [0, 0.3, 0, 0], [0, 0, 0, 0]])
+    tokens = [np.broadcast_to(zeros, (3, length, 1)) for length in (1, 4, 4)]
+    _, weights = monotonic_attention(*tokens, score="dot", hard=True, initial=initial)
+    assert weights[:, 0].tolist() == [[0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+
+
 def test_noise():
     query, key, value, _ = arrays("dot")
     rng = jax.random.key(3)
