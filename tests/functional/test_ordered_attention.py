@@ -11,6 +11,7 @@ from conformance import quick_jit
 from ordered_cases import BOTH, S, T
 
 import attention_jax as aj
+from attention_jax import analysis
 
 both = pytest.mark.parametrize("name", BOTH)
 HIDDEN = (66,), (0, 1), (40, 65, 66)  # queries without keys: at the end, the beginning, between
@@ -110,6 +111,20 @@ def test_weights_only_on_request():
     last_of = quick_jit(functools.partial(aj.monotonic_attention, return_weights="last"))
     none = last_of(tokens[0][:0], *tokens[1:], initial=last)
     np.testing.assert_array_equal(none[1], last)  # no query moves the walk
+
+
+@both
+def test_weights_are_captured_with_the_other_matrices_only(name):
+    attend, arrays, allowed = BOTH[name][0], cases.arrays(), cases.allowed((66,))
+    results = quick_jit(attend)(arrays, allowed)
+    for matrices in (True, False):
+        captured = analysis.capture(lambda: attend(arrays, allowed), matrices=matrices)
+        seen = next(iter(captured.attentions.values()))
+        np.testing.assert_allclose(seen.output, results["output"], atol=1e-6)
+        assert (seen.mask is not None) == (seen.weights is not None) == matrices
+        if matrices:
+            np.testing.assert_allclose(seen.weights, results["weights"], atol=1e-6)
+            np.testing.assert_array_equal(seen.mask, allowed)
 
 
 # --- NaN ---
