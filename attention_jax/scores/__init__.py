@@ -34,7 +34,6 @@ from attention_jax.scores.slopes import (
     needs_stand_ins,
     stand_in_key,
     stand_in_query,
-    stand_ins,
 )
 from attention_jax.scores.soft_cap import SoftCap
 from attention_jax.scores.wrapped import WrappedScore
@@ -71,5 +70,4 @@ __all__ = [
     "score_folder",
     "stand_in_key",
     "stand_in_query",
-    "stand_ins",
 ]

@@ -9,8 +9,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.functional.centers import monotonic_centers
-from attention_jax.functional.local import local_attention
-from attention_jax.functional.windows import gaussian_bias, window_mask
+from attention_jax.functional.local import gaussian_bias, local_attention, window_mask
 from attention_jax.implementations import Inputs, Options, tiling
 from attention_jax.implementations.choice import chosen_block_sizes
 
