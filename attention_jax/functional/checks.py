@@ -30,10 +30,10 @@ _SOFTMAX = Softmax()
 
 
 class Call(NamedTuple):
-    """What a call of an attention function is about."""
+    """The checked arguments of an attention function."""
 
-    score: Score  # `Known` if a user wrote it
-    normalizer: Normalizer  # the same
+    score: Score  # a user's score is a `Known`
+    normalizer: Normalizer  # likewise
     inputs: Inputs
 
 
@@ -50,7 +50,7 @@ def checked_inputs(
 ) -> Call:
     """The arguments of a call, with JAX arrays; ValueError unless their shapes and dtypes match.
 
-    Parts that a user wrote are traced here, and nowhere else: see `core.programs`.
+    Parts that a user wrote are traced here: see `core.programs`.
     """
     query = float_array("query", query)
     key = _checked_keys(key)

@@ -122,7 +122,7 @@ def _scan_chunks(
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     size = max(SMALLEST_CHUNK, math.isqrt(lengths[0]))
     plan = make_plan(Options(score, BlockSizes(size, lengths[1])), *lengths)
-    mask = mask_with_padding(plan, inputs)
+    mask = mask_with_padding(plan, inputs.mask, lengths)
     used = (None, None) if mask is None else _used_tokens(plan, mask)
     arrays, integers = tile_inputs(plan, inputs, *used)
     keys, values = jax.tree.map(lambda tiles: tiles[0], (arrays.keys, arrays.values))

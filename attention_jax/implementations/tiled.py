@@ -53,14 +53,14 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
 
 @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=plain_tiles.attend_tiles)
 def attend_tiles(
-    plan: Plan, arrays: Arrays, constants: Any
+    plan: Plan, arrays: Arrays, constants: Constants
 ) -> tuple[Array, AttentionStatistics | None]:
     """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested.
 
     Args:
         plan: the sizes and numbers of tiles, and the ring if the keys are on many devices.
         arrays: the differentiable arrays.
-        constants: `Constants`, or `ring.RingConstants` in a ring.
+        constants: those of a ring are of its first round, with the schedules of all rounds.
     """
     rows = _forward(plan, arrays, constants)
     return rows.output, rows.statistics
@@ -70,7 +70,7 @@ class Residuals(NamedTuple):
     """The arrays that the forward pass saves for the backward pass."""
 
     arrays: Arrays
-    constants: Any  # the `constants` of `attend_tiles`
+    constants: Constants
     rows: FinalRows  # [query_tiles, t, ...]
 
 
@@ -86,7 +86,7 @@ def _attend_bwd(plan, residuals, cotangents):
 attend_tiles.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _forward(plan: Plan, arrays: Arrays, constants: Any) -> FinalRows:
+def _forward(plan: Plan, arrays: Arrays, constants: Constants) -> FinalRows:
     """The results of all rows, in tiles."""
     normalizer, params = plan.options.normalizer, arrays.normalizer_params
 

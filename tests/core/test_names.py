@@ -126,7 +126,7 @@ MISTAKES = {
     None: "or a function of (q, k) or (params, q, k); got None",
     aj.ScaledDot.__call__: "or a function of (q, k) or (params, q, k); got",
     # fields
-    "additive(hiden_dim=3)": "unexpected keyword argument 'hiden_dim'; its fields are hidden_dim",
+    "additive(hiden_dim=3)": "; its fields are hidden_dim",
     "dot(scale=3)": "unexpected keyword argument 'scale'; it has no fields",
     "mine:WARM(nothing=1)": "argument 'nothing'; its fields are temperature, name, score",
     "mine:Temperature": "missing 1 required positional argument: 'temperature'; its fields are",
@@ -156,7 +156,9 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", MISTAKES, ids=lambda text: str(text)[:40].replace("\0", "0"))
+@pytest.mark.parametrize(
+    "text", MISTAKES, ids=lambda text: getattr(text, "__name__", str(text)[:40]).replace("\0", "0")
+)
 def test_a_mistake_in_a_score(text):
     with pytest.raises(ValueError, match=re.escape(MISTAKES[text])) as raised:
         aj.get_score(text)

@@ -32,6 +32,7 @@ from jax.test_util import check_grads, check_vjp
 import attention_jax as aj
 from attention_jax.analysis import attention_gradients, gradient_through_top_keys, softmax_vjp
 from attention_jax.pairwise.biases import ShiftedBias
+from attention_jax.pairwise.position_functions import Shifts
 
 DOUTPUT = cotangents()["output"]  # [B, T, DV]
 
@@ -240,8 +241,9 @@ def test_biases_as_functions_of_position():
         parts = rng.random(2), rng.normal(size=5), rng.normal(size=(1, 7))
 
         def bias_of(slopes, table, dense):
-            # An integer, the shift, among the leaves.
-            shifted = ShiftedBias(aj.relative_bias(table), jnp.array(1))
+            # Integers, the shifts, among the leaves.
+            shifts = Shifts(queries=jnp.array([1]), keys=jnp.array([0]))
+            shifted = ShiftedBias(aj.relative_bias(table), shifts)
             return aj.alibi_bias(slopes) + shifted + dense
 
         def attend(*parts):
@@ -249,7 +251,7 @@ def test_biases_as_functions_of_position():
 
         expected = jax.jit(lambda *parts: jax.vjp(attend, *parts)[1](doutput))(*parts)
         got = attention_gradients(query, key, value, doutput, bias=bias_of(*parts)).dbias
-        assert got.left.right.shift is None
+        assert got.left.right.shifts.queries is None
         assert_close("slopes", got.left.left.slopes, expected[0], 1e-13)  # one for each example
         assert_close("table", got.left.right.bias.table.sum(0), expected[1], 1e-13)
         assert_close("dense", got.right.table.sum(0), expected[2], 1e-13)
