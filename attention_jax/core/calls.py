@@ -70,7 +70,7 @@ def linear_map(
     residuals: list[Any],
     inputs: list[Any],
     types: Leaves,
-    shown: core.Jaxpr,
+    shown: core.Jaxpr | None = None,
 ) -> list[Any]:
     """`evaluate(residuals, inputs)`; reverse mode transposes it by `transpose`.
 

@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.batches import any_over_batch
+from attention_jax.core.calls import linear_map
 from attention_jax.core.meshes import varying_as
 
 Array = jax.Array
@@ -196,6 +197,18 @@ def _pull_back_in(form: _Form, v: Array, a: Array, b: Array, dlogits: Array) -> 
     return jnp.sum(dv, axis=1), v[None, :] * da.T, v[None, :] * db.T
 
 
+def _push_in(form: _Form, v: Array, a: Array, b: Array, dv: Array, da: Array, db: Array) -> Array:
+    """sum_f v_f tanh'_ijf (da_if + db_jf) + dv_f tanh_ijf"""
+
+    def add_features(x, y, dx, dy, dv):
+        sums = [form.join(x_f[:, None], y_f[None, :]) for x_f, y_f in zip(x, y, strict=True)]
+        dsums = [dx_f[:, None] + dy_f[None, :] for dx_f, dy_f in zip(dx, dy, strict=True)]
+        return form.slopes(dsums, sums) + form.tanhs(dv, sums)
+
+    rows = (form.prepare(a).T, form.prepare(b).T, (v[None, :] * da).T, (v[None, :] * db).T, dv)
+    return _sum_over_rows(form.unroll, add_features, *rows)
+
+
 def _sum_over_tokens(terms: Callable, form: _Form, x: Array, y: Array, weights: Array) -> Array:
     """sum_i weights_ij term_fij: (x [t, A], y [A, s], weights [t, s]) -> [A, s]"""
 
@@ -232,10 +245,11 @@ def _rows(array: Array, first: Array, count: int) -> list[Array]:
 # --- the choice between the two formulas ---
 
 
-def _choose_form(of_form: Callable) -> Callable:
-    """`of_form`, by exponentials unless queries are large; its derivatives always by tanh.
+def _choose_form(of_form: Callable, tangent: Callable | None = None) -> Callable:
+    """`of_form`, by exponentials unless queries are large.
 
-    JAX's derivatives of the quotients would overflow where z is large, and take twice the time.
+    `tangent` is its tangent. Without one, derivatives are those of the form by tanh: JAX's
+    derivatives of the quotients would overflow where z is large, and take twice the time.
     """
     by_tanh, by_exponential = (functools.partial(of_form, f) for f in (_TANH, _EXPONENTIAL))
 
@@ -245,11 +259,28 @@ def _choose_form(of_form: Callable) -> Callable:
 
     @function.defjvp
     def function_jvp(primals, tangents):
-        _, tangent = jax.jvp(by_tanh, primals[1:], tangents[1:])
-        return function(*primals), tangent
+        result = function(*primals)
+        if tangent is not None:
+            return result, tangent(result, primals, tangents[1:])
+        return result, jax.jvp(by_tanh, primals[1:], tangents[1:])[1]
 
     return jax.jit(function)  # JAX traces it once for many loops
 
 
-_logits = _choose_form(_logits_in)
 _pull_back = _choose_form(_pull_back_in)
+_push = _choose_form(_push_in)
+
+
+def _tangent(logits: Array, primals: Sequence[Array], tangents: Sequence[Array]) -> Array:
+    """The tangent of the logits; its transpose is `_pull_back`."""
+    (tangent,) = linear_map(
+        lambda primals, tangents: [_push(*primals, *tangents)],
+        lambda primals, cotangents: list(_pull_back(*primals, *cotangents)),
+        list(primals),
+        list(tangents),
+        [jax.typeof(logits).to_tangent_aval()],
+    )
+    return tangent
+
+
+_logits = _choose_form(_logits_in, _tangent)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from derivative_compositions import COMPOSITIONS, K, Q, V, loss
+from jax.experimental.custom_partitioning import custom_partitioning
 
 from attention_jax import custom_vjp
 
@@ -162,19 +163,16 @@ def test_only_what_moves_is_differentiated():
 
 
 def test_a_residual_that_is_an_argument_is_not_batched():
-    f = custom_vjp(lambda x, table: jnp.sum(x * table), twin=lambda x, table: jnp.sum(x * table))
-    seen = []
+    def product(x, table):
+        return jnp.sum(x * table)
 
-    def bwd(table, ct):
-        seen.append(ct.shape)
-        return ct * table, None
-
-    f.defvjp(lambda x, table: (jnp.sum(x * table), table), bwd)
-    program = jax.make_jaxpr(lambda x, table: jax.vmap(jax.grad(f), (0, None))(x, table))(
-        jnp.ones((3, 5)), jnp.ones(5)
-    )
-    kept = [each for each in program.eqns if each.primitive.name == "custom_vjp_call"][-1]
-    assert [variable.aval.shape for variable in kept.invars][1:3] == [(5,), (5,)]
+    f = custom_vjp(product, twin=product)
+    f.defvjp(lambda x, table: (product(x, table), table), lambda table, ct: (ct * table, None))
+    gradients = jax.vmap(jax.grad(f), (0, None))
+    program = jax.make_jaxpr(gradients)(jnp.ones((3, 5)), jnp.ones(5))
+    *_, linear_map = (each for each in program.eqns if each.primitive.name == "custom_vjp_call")
+    # The arguments, the residual and the cotangent.
+    assert [variable.aval.shape for variable in linear_map.invars] == [(3, 5), (5,), (5,), (3,)]
 
 
 def test_dtypes_and_weak_types():
@@ -209,6 +207,29 @@ def test_static_arguments():
     assert jax.grad(f, 2)(x, 2, 5.0) == 9
     assert jax.jvp(lambda x: f(x, 3, 2.0), (x,), (x,))[1] == 162
     assert jax.grad(jax.grad(f))(x, 3, 1.0) == 18
+
+
+def test_a_function_that_lowers_with_the_devices():
+    """JAX has to find it inside the rules, as it has to find cuDNN's attention."""
+
+    def on_devices(function):
+        call = custom_partitioning(function)
+        call.def_partition(
+            partition=lambda mesh, args, result: (
+                mesh,
+                function,
+                result.sharding,
+                (args[0].sharding,),
+            ),
+            sharding_rule="i -> i",
+        )
+        return call
+
+    sin, cos = on_devices(jnp.sin), on_devices(jnp.cos)
+    f = custom_vjp(lambda x: sin(x), twin=jnp.sin)
+    f.defvjp(lambda x: (sin(x), x), lambda x, ct: (ct * cos(x),))
+    x = jnp.arange(3.0)
+    np.testing.assert_allclose(jax.jit(jax.grad(lambda x: f(x).sum()))(x), np.cos(x), rtol=1e-6)
 
 
 # --- what costs time ---
