@@ -34,6 +34,7 @@ from attention_jax.normalizers import (
     NormalizerLike,
     get_normalizer,
 )
+from attention_jax.normalizers.contract import transformed_rows
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import (
@@ -217,7 +218,7 @@ def damped_attention(
     inputs = inputs._replace(dropout_rng=dropout_rng, damping=damping)
     # "cudnn" has none; those that are captured come from another call then.
     captured_statistics = (
-        capturing() is not None and normalizer.has_statistics and implementation != "cudnn"
+        capturing() is not None and normalizer.family.is_softmax and implementation != "cudnn"
     )
     options = Options(
         score,
@@ -306,8 +307,8 @@ def _logits_and_weights(
         options = Options(score, BlockSizes(), normalizer=normalizer)
         logits, mask = logits_and_mask(options, inputs)
         normalizer_params = params_of_normalizer(inputs)
-        logits = normalizer.prepared(normalizer_params, logits, mask)
-        return logits, normalizer.weights_of_rows(normalizer_params, logits, mask)
+        weights = normalizer(normalizer_params, logits, mask)
+        return transformed_rows(normalizer, normalizer_params, logits, mask), weights
 
     return vmap_over_batch(score, one_example, inputs, by_query=True, normalizer=normalizer)
 
@@ -324,7 +325,7 @@ def _captured_with_logits(
     logits, weights = None, None
     if options.matrices:
         logits, weights = _logits_and_weights(score, normalizer, inputs)
-    if not normalizer.has_statistics:
+    if not normalizer.family.is_softmax:
         logits = None  # gradients and statistics of captured logits are those of a softmax of them
     elif statistics is None:
         wanted = Options(score, BlockSizes(), return_statistics=True, normalizer=normalizer)

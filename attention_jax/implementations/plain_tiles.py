@@ -20,25 +20,22 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations import bias_tiles, tiling
 from attention_jax.implementations.rounds import map_query_tiles
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.normalizers import AttentionStatistics, RowState
+from attention_jax.normalizers import RowSummary, RowSums
 
 Array = jax.Array
 
 
-def attend_tiles(
-    plan: Plan, arrays: Arrays, constants: Any
-) -> tuple[Array, AttentionStatistics | None]:
-    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested."""
+def attend_tiles(plan: Plan, arrays: Arrays, constants: Any) -> tuple[Array, RowSummary | None]:
+    """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t], as of `tiled`."""
 
     # A derivative with respect to a 16-bit array would be summed over the tiles in 16 bits.
     arrays = cast_floats(arrays, arrays.compute_dtype)
-    normalizer = plan.options.normalizer
 
-    def finish(state: RowState) -> tuple[Array, AttentionStatistics | None]:
-        rows = state.finalize(normalizer, arrays.normalizer_params)
-        return rows.output, rows.statistics
+    def finish(state: RowSums) -> tuple[Array, RowSummary | None]:
+        rows = state.finalize(plan.options.normalizer)
+        return rows.output, rows.summary
 
-    def attend(constants: Constants, keys_and_values, tile, state: RowState) -> RowState:
+    def attend(constants: Constants, keys_and_values, tile, state: RowSums) -> RowSums:
         keys, values = keys_and_values
         i, queries, tables = tile
         arrays_of_round = arrays._replace(keys=keys, values=values)
@@ -65,10 +62,9 @@ def _attend_to_keys(
     i: Array,
     queries: Any,
     tables: list[Array],
-    state: RowState,
-) -> RowState:
+    state: RowSums,
+) -> RowSums:
     """The state of one tile of queries after all tiles of keys in `arrays`."""
-    normalizer, params = plan.options.normalizer, arrays.normalizer_params
     order = jnp.arange(plan.key_tiles)
     visited = jnp.asarray(plan.key_tiles)
     if constants.schedule is not None:
@@ -110,14 +106,7 @@ def _attend_to_keys(
     tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
 
-    def fold_logits(update, carry):
-        return fold(lambda carry, logits, *_: update(carry, logits), carry)
-
-    if normalizer.visits(arrays.values.dtype):
-        state = normalizer.with_shift(
-            params, fold_logits, state, plan.padded_lengths[1], differentiable=True
-        )
-    return fold(lambda state, *tile: state.update(normalizer, params, *tile), state)
+    return tiling.visit_keys(plan, arrays, fold, state, differentiable=True)
 
 
 def _repeated(tiles: Array, count: int) -> Array:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from attention_jax.implementations import tiled, tiling
 from attention_jax.implementations.bias_tiles import Grid
 from attention_jax.implementations.chunks import ChunkedBias, ChunkedMask, Chunks
-from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.contract import BlockSizes, Inputs, Options, results
 from attention_jax.implementations.features import stand_in_features
 from attention_jax.implementations.num_keys import num_keys_of_tiles
 from attention_jax.implementations.rounds import Visit
@@ -49,11 +49,10 @@ def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, Attentio
         dtype.
     """
     plan, arrays, constants = _prepare(options, axis, inputs)
-    output, statistics = tiled.attend_tiles(plan, arrays, constants)
-    results = output.astype(inputs.query.dtype), statistics
-    return jax.tree.map(
-        lambda tiles: from_zigzag(constants.queries.remove_padding(tiles), axis), results
+    rows = jax.tree.map(
+        constants.queries.remove_padding, tiled.attend_tiles(plan, arrays, constants)
     )
+    return jax.tree.map(lambda row: from_zigzag(row, axis), results(options, inputs, *rows))
 
 
 class RingConstants(NamedTuple):

@@ -7,8 +7,7 @@ for softmax, 0 for weights that do not sum to 1), and with tangents dv,
 
     dO = (sum_j f(e_j)' v_j + f(e_j) dv_j) / n - (sum_j e'_j / n) mean,
 
-where a sink adds its e' to the last sum. For softmax, with M the largest logit, logsumexp Z and
-entropy H,
+For softmax, with M the largest logit, log n = Z and entropy H,
 
     dZ = sum_j e'_j / n,
     dH = -sum_j e'_j (x_j - M) / n + dZ (log n - H),
@@ -30,7 +29,8 @@ from attention_jax.implementations import bias_tiles, tile_arrays, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.rounds import map_query_tiles
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.normalizers import AttentionStatistics, FinalRows
+from attention_jax.normalizers import FinalRows, RowSummary
+from attention_jax.normalizers.contract import family_of
 from attention_jax.scores import masked_pair_jvp
 
 Array = jax.Array
@@ -48,7 +48,7 @@ class _Sums(NamedTuple):
 
 def tangent(
     plan: Plan, arrays: Arrays, constants: Any, rows: FinalRows, tangents: Arrays
-) -> tuple[Array, AttentionStatistics | None]:
+) -> tuple[Array, RowSummary | None]:
     """The tangents of output and statistics, in tiles.
 
     Args:
@@ -64,7 +64,7 @@ def tangent(
         sums = _Sums(
             doutput=jnp.zeros((*zeros.shape, arrays.values.shape[-1]), zeros.dtype),
             dtotal=zeros,
-            dentropy=None if rows.statistics is None else zeros,
+            dentropy=zeros if plan.options.return_statistics else None,
         )
         return varying_as(sums, rows.shift)
 
@@ -94,7 +94,8 @@ def tangent(
                 logits = tiling.normalizer_logits(
                     plan, arrays_of_tile, constants, i, logits, masked
                 )
-                return normalizer.tile_weights(params, logits, shift), shift.shifted(logits)
+                shifted = shift.shifted(logits)
+                return family_of(normalizer, params).weight(shifted), shifted
 
             (weights, shifted), dresults = partial_jvp(
                 weights_of,
@@ -134,7 +135,6 @@ def tangent(
         attend=attend,
         finish=lambda sums: sums,
     )
-    sums = _with_sink(plan, arrays, rows, tangents, sums)
     # In a row without keys the sums hold a NaN that another row may see, as 0 * NaN.
     sums = _Sums(
         doutput=jnp.where(rows.empty[..., None], 0, sums.doutput),
@@ -144,38 +144,17 @@ def tangent(
     doutput, dtotal = sums.doutput, sums.dtotal
     if rows.divisor is not None:
         doutput, dtotal = doutput / rows.divisor[..., None], dtotal / rows.divisor
-    if normalizer.sums_to_one:
+    if normalizer.family.sums_to_one:
         mean = rows.output if rows.mean is None else rows.mean
         doutput = doutput - dtotal[..., None] * mean
-    if rows.statistics is None or sums.dentropy is None:
+    if rows.summary is None:
         return doutput, None
-    assert rows.divisor is not None  # only softmax has statistics
-    entropy = rows.statistics.entropy
-    dentropy = dtotal * (jnp.log(rows.divisor) - entropy) - sums.dentropy / rows.divisor
-    return doutput, AttentionStatistics(dtotal, dentropy, jnp.zeros_like(dtotal))
-
-
-def _with_sink(plan: Plan, arrays: Arrays, rows: FinalRows, tangents: Arrays, sums: _Sums) -> _Sums:
-    """The sums with the sink, a key whose value is 0."""
-    normalizer = plan.options.normalizer
-    if normalizer.sink_logit(arrays.normalizer_params) is None:
-        return sums
-
-    def weights_of(params: Any) -> tuple[Array, Array]:
-        sink = normalizer.sink_logit(params)
-        assert sink is not None
-        shifted = sink - rows.shift.reference
-        return normalizer.weight(params, shifted), shifted
-
-    (weights, shifted), dresults = partial_jvp(
-        weights_of, (arrays.normalizer_params,), (tangents.normalizer_params,)
-    )
-    if dresults is None:
-        return sums
-    dentropy = sums.dentropy
-    if dentropy is not None:
-        dentropy = dentropy + dresults[0] * jnp.where(weights > 0, shifted, 0)
-    return sums._replace(dtotal=sums.dtotal + dresults[0], dentropy=dentropy)
+    assert rows.divisor is not None  # only softmax has a summary
+    dentropy = None
+    if sums.dentropy is not None:
+        dentropy = dtotal * (rows.summary.log_sum - rows.summary.entropy)
+        dentropy = dentropy - sums.dentropy / rows.divisor
+    return doutput, RowSummary(jnp.zeros_like(dtotal), dtotal, dentropy)
 
 
 def _tile_jvp(

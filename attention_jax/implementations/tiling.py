@@ -27,7 +27,9 @@ from attention_jax.implementations.features import projected, stand_in_features
 from attention_jax.implementations.num_keys import num_keys_of_tiles
 from attention_jax.implementations.rounds import Rounds
 from attention_jax.implementations.tile_arrays import positions, tiled
-from attention_jax.normalizers import RowState
+from attention_jax.normalizers import RowSums
+from attention_jax.normalizers.contract import family_of, transformed
+from attention_jax.normalizers.threshold import find_shift, num_visits
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import TileStatus
@@ -94,7 +96,7 @@ class Constants(NamedTuple):
     dropout_mask: Mask | None  # True for the weights that dropout keeps; None without dropout
     bias_integers: tuple[Bias, ...]  # the integers of each function of position in the bias
     stand_ins: tuple[Any, Any] | None = None  # features that replace those of masked pairs
-    num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it, see `count_keys`
+    num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it
     damping_integers: tuple[Bias, ...] = ()  # the integers of the damping
 
 
@@ -198,16 +200,46 @@ def tile_inputs(
     return arrays, integers
 
 
-def empty_state(plan: Plan, arrays: Arrays) -> RowState:
-    """The normaliser's state of a tile of queries before its first key."""
-    state = plan.options.normalizer.empty_state(
-        arrays.normalizer_params,
+def empty_state(plan: Plan, arrays: Arrays) -> RowSums:
+    """The sums of a tile of queries before its first key."""
+    state = RowSums.empty(
+        plan.options.normalizer,
         plan.tile.query,
         arrays.values.shape[-1],
         arrays.compute_dtype,
-        statistics=plan.options.return_statistics,
+        entropy=plan.options.return_statistics,
     )
     return varying_as(state, arrays)
+
+
+def visit_keys(
+    plan: Plan, arrays: Arrays, fold: Callable[..., Any], state: Any, *, differentiable: bool
+) -> RowSums:
+    """The sums of a tile of queries after its keys, with a search for its thresholds if it has any.
+
+    Args:
+        plan: the sizes and numbers of tiles.
+        arrays: the differentiable arrays.
+        fold: `fold(update, carry)` is the last carry after `carry = update(carry, logits, values,
+            factors_of_values)` for each tile of keys.
+        state: the sums before the first key.
+        differentiable: whether JAX differentiates the result.
+    """
+    family = family_of(plan.options.normalizer, arrays.normalizer_params)
+    if num_visits(family.normalizer, arrays.compute_dtype):
+
+        def fold_logits(update: Callable[[Any, Array], Any], carry: Any) -> Any:
+            return fold(lambda carry, logits, *_: update(carry, logits), carry)
+
+        shift = find_shift(
+            family,
+            fold_logits,
+            state.total,
+            plan.padded_lengths[1],
+            differentiable=differentiable,
+        )
+        state = state._replace(shift=shift)
+    return fold(lambda state, *tile: state.update(family, *tile), state)
 
 
 def zero_gradients(tree: Any) -> Any:
@@ -289,9 +321,9 @@ def normalizer_logits(
     """The logits [t, s] of one tile as the normaliser transforms them."""
     num_keys = None if constants.num_keys is None else constants.num_keys[i]
     has_bias = bool(arrays.biases.tables or arrays.biases.functions)
-    return plan.options.normalizer.transformed(
-        arrays.normalizer_params, logits, num_keys, finite=not (masked or has_bias)
-    )
+    finite = not (masked or has_bias)
+    normalizer, params = plan.options.normalizer, arrays.normalizer_params
+    return transformed(normalizer, params, logits, num_keys, finite=finite)
 
 
 def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) -> Array:
