@@ -123,7 +123,8 @@ def results(
     sink = sink_logit(options.normalizer, params)
     if sink is not None:
         assert summary is not None  # softmax has one
-        output, summary = output * summary.share(sink)[:, None], summary.with_sink(sink)
+        share = summary.share(sink)[:, None]
+        output, summary = output.astype(share.dtype) * share, summary.with_sink(sink)
     statistics = None
     if options.return_statistics:
         assert summary is not None  # checked by the caller

@@ -10,15 +10,15 @@ Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.implementations import bias_tiles, tiling
+from attention_jax.implementations import tiling
 from attention_jax.implementations.rounds import map_query_tiles
+from attention_jax.implementations.tile import Tile, add_keys
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import RowSummary, RowSums
 
@@ -62,9 +62,9 @@ def _attend_to_keys(
     i: Array,
     queries: Any,
     tables: list[Array],
-    state: RowSums,
+    sums: RowSums,
 ) -> RowSums:
-    """The state of one tile of queries after all tiles of keys in `arrays`."""
+    """The sums of one tile of queries after all tiles of keys in `arrays`."""
     order = jnp.arange(plan.key_tiles)
     visited = jnp.asarray(plan.key_tiles)
     if constants.schedule is not None:
@@ -79,24 +79,13 @@ def _attend_to_keys(
             return jax.lax.cond(n < visited, compute, lambda carry, *_: carry, carry, *rest), None
 
         def compute(carry, j, keys, values, tables):
-            allowed = None
-            if constants.mask is not None:
-                allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
-            logits = tiling.pair_logits(
-                plan, arrays.params, queries, keys, allowed, constants.stand_ins
-            ).astype(values.dtype)
             # The tile of each table, as a table of a single tile.
             biases = arrays.biases._replace(tables=tuple(table[None, None] for table in tables))
-            bias = bias_tiles.tile_values(biases, constants.bias_integers, plan.grid, i, j)
-            if bias is not None:
-                logits = logits + bias
-            if allowed is not None:
-                logits = jnp.where(allowed, logits, -jnp.inf)
-            logits = tiling.normalizer_logits(plan, arrays, constants, i, logits, True)
-            factors_of_values = functools.partial(
-                tiling.factors_of_values, plan, arrays, constants, i, j
-            )
-            return update(carry, logits, values, factors_of_values)
+            masked = constants.mask is not None
+            tile = Tile(plan, arrays._replace(biases=biases), constants, i, j, masked)
+            logits = tile.logits(queries, keys, differentiable=True)
+            logits = tile.transformed(arrays.normalizer_params, logits)
+            return update(carry, logits, values, tile.factors_of_values)
 
         return jax.lax.scan(visit, carry, key_tiles)[0]
 
@@ -106,7 +95,7 @@ def _attend_to_keys(
     tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
 
-    return tiling.visit_keys(plan, arrays, fold, state, differentiable=True)
+    return add_keys(plan, arrays, fold, sums, differentiable=True)
 
 
 def _repeated(tiles: Array, count: int) -> Array:

@@ -25,7 +25,6 @@ from attention_jax.implementations.bias_tiles import Grid
 from attention_jax.implementations.chunks import ChunkedBias, ChunkedMask, Chunks
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options, results
 from attention_jax.implementations.features import stand_in_features
-from attention_jax.implementations.num_keys import num_keys_of_tiles
 from attention_jax.implementations.rounds import Visit
 from attention_jax.implementations.tiling import Arrays, Constants, Plan, TileSchedule
 from attention_jax.implementations.zigzag import chunk_starts, from_zigzag, to_zigzag
@@ -131,7 +130,9 @@ def _prepare(options: Options, axis: str, inputs: Inputs) -> tuple[Plan, Arrays,
     )
     used = _used_tokens(plan, inputs.mask, queries, keys, devices)
     source_length = 2 * devices * keys.length
-    num_keys = num_keys_of_tiles(options, plan.grid, used[0], source_length, inputs.compute_dtype)
+    num_keys = tiling.num_keys_of_tiles(
+        options, plan.grid, used[0], source_length, inputs.compute_dtype
+    )
     stand_ins = stand_in_features(options.score, inputs)
     bias = None if inputs.bias is None else ChunkedBias(inputs.bias, queries, keys)
     inputs = inputs._replace(

@@ -34,6 +34,7 @@ from attention_jax.implementations import (
 )
 from attention_jax.implementations.contract import Inputs, Options, results
 from attention_jax.implementations.rounds import fold_rounds, map_query_tiles
+from attention_jax.implementations.tile import Tile, add_keys
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import (
     AttentionStatistics,
@@ -101,22 +102,19 @@ attend_tiles.defvjp(_attend_fwd, _attend_bwd, _attend_tangent)
 def _forward(plan: Plan, arrays: Arrays, constants: Any) -> FinalRows:
     """The results of all rows, in tiles."""
 
-    def attend_to_keys(constants: Constants, keys_and_values, tile, state: RowSums) -> RowSums:
+    def attend_to_keys(constants: Constants, keys_and_values, tile, sums: RowSums) -> RowSums:
         i, queries = tile
 
         def fold(update, carry):
             def visit(masked, j, carry):
+                tile = Tile(plan, arrays, constants, i, j, masked)
                 keys, values = tile_arrays.tile_of(keys_and_values, j)
-                logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
-                logits = tiling.normalizer_logits(plan, arrays, constants, i, logits, masked)
-                factors_of_values = functools.partial(
-                    tiling.factors_of_values, plan, arrays, constants, i, j
-                )
-                return update(carry, logits, values, factors_of_values)
+                logits = tile.transformed(arrays.normalizer_params, tile.logits(queries, keys))
+                return update(carry, logits, values, tile.factors_of_values)
 
             return tiling.for_visited_keys(plan, constants, i, visit, carry)
 
-        return tiling.visit_keys(plan, arrays, fold, state, differentiable=False)
+        return add_keys(plan, arrays, fold, sums, differentiable=False)
 
     return map_query_tiles(
         plan.ring,
@@ -125,7 +123,7 @@ def _forward(plan: Plan, arrays: Arrays, constants: Any) -> FinalRows:
         (jnp.arange(plan.query_tiles), arrays.queries),
         start=lambda: tiling.empty_state(plan, arrays),
         attend=attend_to_keys,
-        finish=lambda state: state.finalize(plan.options.normalizer),
+        finish=lambda sums: sums.finalize(plan.options.normalizer),
     )
 
 
@@ -186,16 +184,15 @@ def _add_gradients(
         def visit(masked, j, carry):
             dqueries, gradients = carry
             keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-            logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
-            dnormalizer, dlogits, dvalues, ddamping = _weights_vjp(
-                plan, arrays, constants, i, j, masked, logits, values, rows
-            )
+            tile = Tile(plan, arrays, constants, i, j, masked)
+            logits = tile.logits(queries, keys)
+            dnormalizer, dlogits, dvalues, ddamping = _weights_vjp(tile, logits, values, rows)
             dparams, dq, dk = masked_pair_vjp(
                 plan.options.score,
                 arrays.params,
                 queries,
                 keys,
-                tiling.pairs_to_replace(plan, constants, i, j, masked),
+                tile.allowed(),
                 constants.stand_ins,
                 dlogits,
             )
@@ -287,15 +284,7 @@ def _scale_of_float16(arrays: Arrays, rows: Rows) -> Array | None:
 
 
 def _weights_vjp(
-    plan: Plan,
-    arrays: Arrays,
-    constants: Constants,
-    i: Array,
-    j: Array,
-    masked: bool,
-    logits: Array,
-    values: Array,
-    rows: Rows,
+    tile: Tile, logits: Array, values: Array, rows: Rows
 ) -> tuple[Any, Array, Array, Array]:
     """The gradients of one tile.
 
@@ -305,19 +294,14 @@ def _weights_vjp(
     """
 
     def weights_of(params: Any, logits: Array) -> tuple[Array, Array]:
-        arrays_of_tile = arrays._replace(normalizer_params=params)
-        logits = tiling.normalizer_logits(plan, arrays_of_tile, constants, i, logits, masked)
-        shifted = rows.shift.shifted(logits)
-        return family_of(plan.options.normalizer, params).weight(shifted), shifted
+        shifted = rows.shift.shifted(tile.transformed(params, logits))
+        return family_of(tile.plan.options.normalizer, params).weight(shifted), shifted
 
     weights, pull_back, shifted = jax.vjp(
-        weights_of, arrays.normalizer_params, logits, has_aux=True
+        weights_of, tile.arrays.normalizer_params, logits, has_aux=True
     )
     dfactors = einsum("td,sd->ts", rows.doutput, values)
-    factors, dweights = (
-        tiling.factors_of_values(plan, arrays, constants, i, j, pairs)
-        for pairs in (weights, dfactors)
-    )
+    factors, dweights = map(tile.factors_of_values, (weights, dfactors))
     dvalues = tall_product(rows.doutput.astype(values.dtype), factors)
     if rows.doffset is not None:
         dweights = dweights + rows.doffset[:, None]

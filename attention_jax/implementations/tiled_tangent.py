@@ -28,6 +28,7 @@ from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles, tile_arrays, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.rounds import map_query_tiles
+from attention_jax.implementations.tile import Tile
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import FinalRows, RowSummary
 from attention_jax.normalizers.contract import family_of
@@ -68,33 +69,30 @@ def tangent(
         )
         return varying_as(sums, rows.shift)
 
-    def attend(constants: Constants, keys_and_tangents, tile, sums: _Sums) -> _Sums:
-        i, queries, dqueries, shift = tile
+    def attend(constants: Constants, keys_and_tangents, query_tile, sums: _Sums) -> _Sums:
+        i, queries, dqueries, shift = query_tile
 
         def visit(masked, j, sums):
+            tile = Tile(plan, arrays, constants, i, j, masked)
             (keys, values), (dkeys, dvalues) = tile_arrays.tile_of(keys_and_tangents, j)
             logits, dlogits = _tile_jvp(
                 plan,
                 constants,
                 (i, j),
+                tile.allowed(),
                 (arrays.params, queries, keys, arrays.biases),
                 (tangents.params, dqueries, dkeys, tangents.biases),
-                masked,
             )
             logits = logits.astype(dtype)
             dlogits = None if dlogits is None else dlogits.astype(dtype)
             if masked:
-                assert constants.mask is not None  # a schedule with masked tiles implies a mask
-                allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
+                allowed = tile.allowed()
+                assert allowed is not None
                 logits = jnp.where(allowed, logits, -jnp.inf)
                 dlogits = None if dlogits is None else jnp.where(allowed, dlogits, 0)
 
             def weights_of(params: Any, logits: Array) -> tuple[Array, Array]:
-                arrays_of_tile = arrays._replace(normalizer_params=params)
-                logits = tiling.normalizer_logits(
-                    plan, arrays_of_tile, constants, i, logits, masked
-                )
-                shifted = shift.shifted(logits)
+                shifted = shift.shifted(tile.transformed(params, logits))
                 return family_of(normalizer, params).weight(shifted), shifted
 
             (weights, shifted), dresults = partial_jvp(
@@ -105,8 +103,8 @@ def tangent(
             dweights = None if dresults is None else dresults[0]
 
             def factors_of_values(weights: Array, damping: BiasTiles) -> Array:
-                arrays_of_tile = arrays._replace(damping=damping)
-                return tiling.factors_of_values(plan, arrays_of_tile, constants, i, j, weights)
+                of_tile = tile._replace(arrays=arrays._replace(damping=damping))
+                return of_tile.factors_of_values(weights)
 
             factors, dfactors = partial_jvp(
                 factors_of_values, (weights, arrays.damping), (dweights, tangents.damping)
@@ -161,16 +159,16 @@ def _tile_jvp(
     plan: Plan,
     constants: Constants,
     tile: tuple[Array, Array],
+    allowed: Array | None,
     primals: tuple[Any, Any, Any, BiasTiles],
     tangents: tuple[Any, Any, Any, BiasTiles],
-    masked: bool,
 ) -> tuple[Array, Array | None]:
     """The logits [t, s] of one tile with the bias, and their tangent, None if it is 0."""
     logits, dlogits = masked_pair_jvp(
         plan.options.score,
         primals[:3],
         tangents[:3],
-        tiling.pairs_to_replace(plan, constants, *tile, masked),
+        allowed,
         constants.stand_ins,
     )
     if primals[3].tables or primals[3].functions:

@@ -1,4 +1,4 @@
-"""The inputs of tiled attention, cut into tiles of t queries and s keys, and operations on tiles.
+"""The inputs of tiled attention, cut into tiles of t queries and s keys, and which are visited.
 
 `prepare` cuts the inputs of one example into tiles. It does all work that costs O(T + S), which JAX
 differentiates. Its results `(Plan, Arrays, Constants)` are all that a loop over tiles needs. They
@@ -24,17 +24,14 @@ from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import projected, stand_in_features
-from attention_jax.implementations.num_keys import num_keys_of_tiles
 from attention_jax.implementations.rounds import Rounds
 from attention_jax.implementations.tile_arrays import positions, tiled
 from attention_jax.normalizers import RowSums
-from attention_jax.normalizers.contract import family_of, transformed
-from attention_jax.normalizers.threshold import find_shift, num_visits
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import TileStatus
 from attention_jax.pairwise.masks import Mask, padding_mask
-from attention_jax.scores import masked_pair, stand_in_key, stand_in_query
+from attention_jax.scores import stand_in_key, stand_in_query
 
 Array = jax.Array
 
@@ -212,36 +209,6 @@ def empty_state(plan: Plan, arrays: Arrays) -> RowSums:
     return varying_as(state, arrays)
 
 
-def visit_keys(
-    plan: Plan, arrays: Arrays, fold: Callable[..., Any], state: Any, *, differentiable: bool
-) -> RowSums:
-    """The sums of a tile of queries after its keys, with a search for its thresholds if it has any.
-
-    Args:
-        plan: the sizes and numbers of tiles.
-        arrays: the differentiable arrays.
-        fold: `fold(update, carry)` is the last carry after `carry = update(carry, logits, values,
-            factors_of_values)` for each tile of keys.
-        state: the sums before the first key.
-        differentiable: whether JAX differentiates the result.
-    """
-    family = family_of(plan.options.normalizer, arrays.normalizer_params)
-    if num_visits(family.normalizer, arrays.compute_dtype):
-
-        def fold_logits(update: Callable[[Any, Array], Any], carry: Any) -> Any:
-            return fold(lambda carry, logits, *_: update(carry, logits), carry)
-
-        shift = find_shift(
-            family,
-            fold_logits,
-            state.total,
-            plan.padded_lengths[1],
-            differentiable=differentiable,
-        )
-        state = state._replace(shift=shift)
-    return fold(lambda state, *tile: state.update(family, *tile), state)
-
-
 def zero_gradients(tree: Any) -> Any:
     """Zeros of the shapes of the leaves, in at least float32 for the sum of gradients of tiles."""
     return jax.tree.map(
@@ -275,82 +242,10 @@ def for_visited_keys(
     return carry
 
 
-def pair_logits(
-    plan: Plan,
-    params: Any,
-    queries: Any,
-    keys: Any,
-    allowed: Array | None = None,
-    stand_ins: tuple[Any, Any] | None = None,
-) -> Array:
-    """The logits [t, s] of one tile; `scores.masked_pair` explains `allowed` and `stand_ins`."""
-    score = plan.options.score
-    logits = masked_pair(score, params, queries, keys, allowed, stand_ins)
-    if logits.shape != (plan.tile.query, plan.tile.key):
-        raise ValueError(
-            f"score {score} must give logits [t, s] = {[plan.tile.query, plan.tile.key]};"
-            f" got {list(logits.shape)}"
-        )
-    return logits
-
-
-def tile_logits(
-    plan: Plan,
-    arrays: Arrays,
-    constants: Constants,
-    i: Array,
-    j: Array,
-    queries: Any,
-    keys: Any,
-    masked: bool,
-) -> Array:
-    """The logits [t, s] of one tile with the bias, -inf where masked."""
-    logits = pair_logits(plan, arrays.params, queries, keys).astype(arrays.compute_dtype)
-    bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, plan.grid, i, j)
-    if bias is not None:
-        logits = logits + bias
-    if masked:
-        assert constants.mask is not None  # a schedule with masked tiles implies a mask
-        logits = jnp.where(allowed_pairs(plan, constants.mask, i, j), logits, -jnp.inf)
-    return logits
-
-
-def normalizer_logits(
-    plan: Plan, arrays: Arrays, constants: Constants, i: Array, logits: Array, masked: bool
-) -> Array:
-    """The logits [t, s] of one tile as the normaliser transforms them."""
-    num_keys = None if constants.num_keys is None else constants.num_keys[i]
-    has_bias = bool(arrays.biases.tables or arrays.biases.functions)
-    finite = not (masked or has_bias)
-    normalizer, params = plan.options.normalizer, arrays.normalizer_params
-    return transformed(normalizer, params, logits, num_keys, finite=finite)
-
-
 def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) -> Array:
     """The values of a mask on one tile, bool [t, s]."""
     pairs = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
     return jnp.broadcast_to(mask.allowed(*pairs), (plan.tile.query, plan.tile.key))
-
-
-def pairs_to_replace(
-    plan: Plan, constants: Constants, query_tile: Array, key_tile: Array, masked: bool
-) -> Array | None:
-    """`allowed_pairs` if stand-ins have to replace the masked pairs of the tile, else None."""
-    if not masked or constants.stand_ins is None:
-        return None
-    assert constants.mask is not None  # a schedule with masked tiles implies a mask
-    return allowed_pairs(plan, constants.mask, query_tile, key_tile)
-
-
-def factors_of_values(
-    plan: Plan, arrays: Arrays, constants: Constants, i: Array, j: Array, weights: Array
-) -> Array:
-    """The weights [t, s] of one tile after dropout and damping, as they multiply the values."""
-    if constants.dropout_mask is not None:
-        keep = allowed_pairs(plan, constants.dropout_mask, i, j)
-        weights = dropout.drop(weights, keep, plan.options.dropout_rate)
-    damping = bias_tiles.tile_values(arrays.damping, constants.damping_integers, plan.grid, i, j)
-    return weights if damping is None else weights * jnp.exp(damping)
 
 
 # --- the steps of `prepare` ---
@@ -414,6 +309,27 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
     used_keys = varying_as(jnp.zeros((plan.key_tiles, plan.tile.key), bool), mask)
     used_keys, num_keys = jax.lax.scan(visit_query_tile, used_keys, jnp.arange(plan.query_tiles))
     return num_keys.reshape(-1), used_keys.reshape(-1)
+
+
+def num_keys_of_tiles(
+    options: Options, grid: Grid, num_keys: Array | None, source_length: int, dtype: Any
+) -> Array | None:
+    """The number of keys of each query, float [query_tiles, t]; None if the normaliser reads none.
+
+    Args:
+        options: those of the implementation.
+        grid: the sizes and numbers of tiles.
+        num_keys: int [query_tiles * t], from `used_tokens`; None if every query may attend
+            to all keys.
+        source_length: the number of all keys.
+        dtype: of the result.
+    """
+    if not options.normalizer.uses_num_keys:
+        return None
+    shape = grid.tiles[0], grid.tile.query
+    if num_keys is None:
+        return jnp.full(shape, source_length, dtype)
+    return num_keys.reshape(shape).astype(dtype)
 
 
 def _replace_and_pad(
