@@ -59,25 +59,26 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
         raise ValueError(f"{part.name}: {error}") from error.__cause__
 
     def run(params: Any, logits: Array, num_keys: Array, weights: Array) -> Any:
-        def call(owner: Any, name: str, params: Any, array: Array, *more: Any) -> Array:
-            expected = f"{name} must be elementwise, {list(array.shape)} of {list(array.shape)}"
-            hint = expected
-            if name == "transform" and not normalizer.uses_num_keys:
-                hint = "set uses_num_keys = True if it reads num_keys, which is None otherwise"
-            with users_errors(part, name, hint):
-                result = getattr(owner, name)(params, array, *more)
-            result = checked_array(result, expected)
-            if result.shape != array.shape or not jnp.issubdtype(result.dtype, jnp.floating):
-                raise PartError(f"{expected}; got {result.dtype} {list(result.shape)}")
-            return result
-
         counts = num_keys if normalizer.uses_num_keys else None
         of_family = normalizer.family_params(params)
-        return (
-            call(normalizer, "transform", params, logits, counts),
-            call(family, "weight", of_family, logits),
-            call(family, "inverse", of_family, weights) if num_visits(family, dtype) else None,
-        )
+        calls: list[tuple[Any, str, Any]] = [
+            (normalizer, "transform", (params, logits, counts)),
+            (family, "weight", (of_family, logits)),
+            (family, "inverse", (of_family, weights)),
+        ]
+        results = []
+        for owner, name, arguments in calls[: 3 if num_visits(family, dtype) else 2]:
+            shape = list(arguments[1].shape)
+            hint = expected = f"{name} must be elementwise, {shape} of {shape}"
+            if name == "transform" and counts is None:
+                hint = "set uses_num_keys = True if it reads num_keys, which is None otherwise"
+            with users_errors(part, name, hint):
+                result = getattr(owner, name)(*arguments)
+            result = checked_array(result, expected)
+            if list(result.shape) != shape or not jnp.issubdtype(result.dtype, jnp.floating):
+                raise PartError(f"{expected}; got {result.dtype} {list(result.shape)}")
+            results.append(result)
+        return results
 
     def shape(*sizes: int) -> Any:
         return jax.ShapeDtypeStruct(sizes, dtype)

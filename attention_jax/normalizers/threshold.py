@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +64,7 @@ def find_shift(
         num_keys: an upper bound on the keys of a row.
         differentiable: whether JAX differentiates the result, in linear memory.
     """
-    constant = family.constant()
+    constant, one = family.constant(), jnp.ones_like(zeros)
 
     def constant_fold(update: Callable[[Any, Array], Any], carry: Any) -> Any:
         def constant_update(carry: Any, logits: Array) -> Any:
@@ -72,62 +72,41 @@ def find_shift(
 
         return jax.lax.stop_gradient(fold(constant_update, carry))
 
+    def newton(family: Family, fold: Fold, tau: Array) -> tuple[Array, Array]:
+        """The sum of the weights at tau, and tau after a step."""
+
+        def add(sums: tuple[Array, Array], logits: Array) -> Any:
+            tile = family.weights_and_slopes(RowShift(reference, tau).shifted(logits))
+            return jax.tree.map(lambda old, new: old + jnp.sum(new, axis=1), sums, tile)
+
+        total, slope = fold(add, (zeros, zeros))
+        return total, tau + _newton_step(family, total, slope)
+
+    def visit(index: Array, bracket: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        lower, upper, tau = bracket
+        total, after = newton(constant, constant_fold, tau)
+        below = total >= 1
+        lower, upper = jnp.where(below, tau, lower), jnp.where(below, upper, tau)
+        inside = (after >= lower) & (after <= upper)
+        if not family.normalizer.convex:  # every other visit halves the bracket; the last does not
+            inside &= index % 2 == 1
+        return lower, upper, jnp.where(inside, after, lower + (upper - lower) / 2)
+
+    def refine(tau: Array, _: None) -> tuple[Array, None]:
+        return newton(family, fold, tau)[1], None
+
     largest = constant_fold(
         lambda largest, logits: jnp.maximum(largest, jnp.max(logits, 1, initial=-jnp.inf)),
         zeros - jnp.inf,
     )
     reference = jnp.where(largest == -jnp.inf, 0, largest)
-
-    def visit(index: Array, bracket: _Bracket) -> _Bracket:
-        sums = _sums(constant, constant_fold, RowShift(reference, bracket.tau))
-        return bracket.after(constant, sums, index)
-
-    start = _Bracket.of_rows(constant, zeros, num_keys)
+    lower, upper = (-constant.inverse(weight) for weight in (one, one / max(num_keys, 1)))
     visits = num_visits(family.normalizer, zeros.dtype)
-    tau = jax.lax.stop_gradient(jax.lax.fori_loop(0, visits, visit, start).tau)
-
-    def refine(tau: Array, _: None) -> tuple[Array, None]:
-        return tau + _newton_step(family, *_sums(family, fold, RowShift(reference, tau))), None
-
+    tau = jax.lax.fori_loop(0, visits, visit, (lower, upper, lower))[2]
+    tau = jax.lax.stop_gradient(tau)
     if differentiable:
         tau, _ = jax.lax.scan(refine, tau, None, length=REFINEMENTS)
     return RowShift(reference, tau)
-
-
-def _sums(family: Family, fold: Fold, shift: RowShift) -> tuple[Array, Array]:
-    """The sums of weights and of slopes of each row."""
-
-    def add(sums: tuple[Array, Array], logits: Array) -> Any:
-        tile = family.weights_and_slopes(shift.shifted(logits))
-        return jax.tree.map(lambda old, new: old + jnp.sum(new, axis=1), sums, tile)
-
-    zeros = jnp.zeros_like(shift.threshold)
-    return fold(add, (zeros, zeros))
-
-
-class _Bracket(NamedTuple):
-    """What is known of the thresholds of t rows."""
-
-    lower: Array
-    upper: Array
-    tau: Array  # the next to try
-
-    @classmethod
-    def of_rows(cls, family: Family, zeros: Array, num_keys: int) -> _Bracket:
-        one = jnp.ones_like(zeros)
-        lower = -family.inverse(one)
-        return cls(lower, -family.inverse(one / max(num_keys, 1)), lower)
-
-    def after(self, family: Family, sums: tuple[Array, Array], index: Array) -> _Bracket:
-        """The next bracket, from the sums of weights and slopes at `tau`."""
-        below = sums[0] >= 1
-        lower = jnp.where(below, self.tau, self.lower)
-        upper = jnp.where(below, self.upper, self.tau)
-        newton = self.tau + _newton_step(family, *sums)
-        inside = (newton >= lower) & (newton <= upper)
-        if not family.normalizer.convex:  # every other visit halves the bracket; the last does not
-            inside &= index % 2 == 1
-        return _Bracket(lower, upper, jnp.where(inside, newton, lower + (upper - lower) / 2))
 
 
 def _newton_step(family: Family, total: Array, slope: Array) -> Array:
@@ -144,11 +123,13 @@ def threshold_of_rows(normalizer: Any, params: Any, logits: Array) -> Array:
     """The thresholds [T] of logits [T, S] whose largest entries are 0, differentiable by JAX."""
     zeros = varying_as(jnp.zeros(logits.shape[0], logits.dtype), logits, params)
 
-    def fold(update: Callable[[Any, Array], Any], carry: Any) -> Any:
-        return update(carry, logits)
-
-    family = Family(normalizer, params)
-    shift = find_shift(family, fold, zeros, logits.shape[1], differentiable=False)
+    shift = find_shift(
+        Family(normalizer, params),
+        lambda update, carry: update(carry, logits),
+        zeros,
+        logits.shape[1],
+        differentiable=False,
+    )
     assert shift.threshold is not None  # the weights sum to one
     return shift.threshold
 
