@@ -104,7 +104,7 @@ def _one_example(
         dlogits = softmax_vjp(weights, dweights)
         per_row = (
             jnp.sqrt(jnp.sum(dlogits * dlogits, axis=-1)),
-            summary_of_rows(scaled, mask).entropy,
+            summary_of_rows(scaled, mask).statistics().entropy,
             softmax_jacobian_norm(weights),
         )
         return tuple(jnp.sum(numbers) for numbers in per_row)  # rows without a key have 0

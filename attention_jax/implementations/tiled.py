@@ -256,6 +256,7 @@ def _rows_of(plan: Plan, residuals: Residuals, cotangents: Any) -> Rows:
         mean = rows.output if rows.mean is None else rows.mean
         doffset = -jnp.sum(doutput * mean, axis=-1)
     if rows.summary is not None:
+        assert doffset is not None  # weights with a summary sum to 1
         doffset = doffset + jnp.where(rows.empty, 0, dsummary.log_sum)
         if rows.summary.entropy is not None:
             dentropy = jnp.where(rows.empty, 0, dsummary.entropy)

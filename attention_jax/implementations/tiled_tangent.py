@@ -149,7 +149,7 @@ def tangent(
         return doutput, None
     assert rows.divisor is not None  # only softmax has a summary
     dentropy = None
-    if sums.dentropy is not None:
+    if sums.dentropy is not None and rows.summary.entropy is not None:
         dentropy = dtotal * (rows.summary.log_sum - rows.summary.entropy)
         dentropy = dentropy - sums.dentropy / rows.divisor
     return doutput, RowSummary(jnp.zeros_like(dtotal), dtotal, dentropy)
