@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations import bias_tiles
+from attention_jax.implementations.bias_tiles import Grid
 from attention_jax.implementations.tiling import Arrays, Constants, Plan, allowed_pairs
 from attention_jax.normalizers import RowSums
 from attention_jax.normalizers.contract import family_of, transformed
@@ -31,6 +32,11 @@ class Tile(NamedTuple):
     i: Array  # of the tile of queries
     j: Array  # of the tile of keys
     masked: bool  # whether the mask may hide pairs of the tile
+
+    @property
+    def place(self) -> tuple[Grid, Array, Array]:
+        """Where the tile is in a table [T, S]."""
+        return self.plan.grid, self.i, self.j
 
     def allowed(self) -> Array | None:
         """The mask, bool [t, s]; None if it hides no pair."""
@@ -53,9 +59,7 @@ class Tile(NamedTuple):
         score, stand_ins = self.plan.options.score, constants.stand_ins
         logits = masked_pair(score, arrays.params, queries, keys, replaced, stand_ins)
         logits = logits.astype(arrays.compute_dtype)
-        bias = bias_tiles.tile_values(
-            arrays.biases, constants.bias_integers, self.plan.grid, self.i, self.j
-        )
+        bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, *self.place)
         if bias is not None:
             logits = logits + bias
         return logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
@@ -77,9 +81,7 @@ class Tile(NamedTuple):
         if constants.dropout_mask is not None:
             keep = allowed_pairs(self.plan, constants.dropout_mask, self.i, self.j)
             weights = dropout.drop(weights, keep, self.plan.options.dropout_rate)
-        damping = bias_tiles.tile_values(
-            arrays.damping, constants.damping_integers, self.plan.grid, self.i, self.j
-        )
+        damping = bias_tiles.tile_values(arrays.damping, constants.damping_integers, *self.place)
         return weights if damping is None else weights * jnp.exp(damping)
 
 

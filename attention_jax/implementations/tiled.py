@@ -208,22 +208,14 @@ def _add_gradients(
                 params=jax.tree.map(jnp.add, gradients.params, dparams),
                 normalizer_params=jax.tree.map(jnp.add, gradients.normalizer_params, dnormalizer),
                 biases=bias_tiles.add_gradient(
-                    gradients.biases,
-                    arrays.biases,
-                    constants.bias_integers,
-                    plan.grid,
-                    i,
-                    j,
-                    dlogits,
+                    gradients.biases, arrays.biases, constants.bias_integers, dlogits, *tile.place
                 ),
                 damping=bias_tiles.add_gradient(
                     gradients.damping,
                     arrays.damping,
                     constants.damping_integers,
-                    plan.grid,
-                    i,
-                    j,
                     ddamping,
+                    *tile.place,
                 ),
             )
             return dqueries, gradients
