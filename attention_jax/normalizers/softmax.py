@@ -27,7 +27,7 @@ class Softmax(Normalizer):
 
     >>> Softmax()({}, jnp.array([[0.0, 0.0]])).tolist()
     [[0.5, 0.5]]
-    >>> Softmax(sink=True)({"sink": jnp.array(0.0)}, jnp.zeros((1, 3))).tolist()
+    >>> Softmax(sink=True)({"sink": jnp.array(0.0)}, jnp.zeros((1, 3))).round(4).tolist()
     [[0.25, 0.25, 0.25]]
 
     Source: Vaswani et al. 2017, section 3.2.1; Agarwal et al. 2025 (gpt-oss), section 2.2, for a
