@@ -25,7 +25,7 @@ def pytest_configure():
 # These test the numerics or the memory of compiled programs, so they are compiled as on users'
 # machines. All other files are compiled quickly, with few of LLVM's optimisations.
 FULLY_OPTIMIZED = (
-    "test_linear_memory.py", "test_nn_linear_memory.py", "test_online_softmax.py",
+    "test_linear_memory.py", "test_nn_linear_memory.py", "test_row_statistics.py",
     "test_pairwise_tanh.py", "test_softmax.py",
 )  # fmt: skip
 

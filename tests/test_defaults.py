@@ -59,7 +59,6 @@ DEFAULTS = {  # public names -> what inspect finds
     "Sigmoid": dict(learned=False),
     "Entmax": dict(alpha=1.5),
     "LogScaled": dict(normalizer=aj.Softmax(), scale=1.0, learned=False),
-    "Normalizer.transformed": dict(finite=False),
     # modules
     "Attention": dict(normalizer="softmax", dropout_rate=0.0, **FLOAT32, keep_rngs=True),
     "MultiHeadAttention": dict(use_bias=False, normalize_qk=False, normalizer="softmax",
@@ -203,7 +202,7 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
         "sparsemax": aj.Entmax(alpha=2.0), "ssmax": aj.LogScaled(learned=True)},
     "Score.needs_equal_dims": False, "Score.tile_cost": "materialized", "Score.finite_slopes": None,
     "Normalizer.sums_to_one": True, "Normalizer.convex": False, "Normalizer.uses_num_keys": False,
-    "Normalizer.has_statistics": False,
+    "Normalizer.is_softmax": False,
     "nn.ANY_LENGTH": DEFAULTS["ReversalConfig"]["model"].positions,
     "implementations.choice.TILED_FROM": {"elementwise": 2**10, "matmul": 2**18,
                                           "materialized": 2**16},

@@ -15,7 +15,8 @@ from attention_jax.functional.checks import checked_inputs
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_and_mask
-from attention_jax.implementations.softmax import masked_softmax, row_statistics
+from attention_jax.implementations.softmax import masked_softmax
+from attention_jax.normalizers.row_summary import summary_of_rows
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score, get_score
 
@@ -103,7 +104,7 @@ def _one_example(
         dlogits = softmax_vjp(weights, dweights)
         per_row = (
             jnp.sqrt(jnp.sum(dlogits * dlogits, axis=-1)),
-            row_statistics(scaled, mask).entropy,
+            summary_of_rows(scaled, mask).statistics().entropy,
             softmax_jacobian_norm(weights),
         )
         return tuple(jnp.sum(numbers) for numbers in per_row)  # rows without a key have 0

@@ -163,7 +163,7 @@ class Known:
         value = getattr(self.part, name)
         if callable(value) and name not in _NOT_IN_PROGRAMS:
             check_unchanged(repr(self.part), self.digest, self._trace_again())
-        return value
+        return self if value is self.part else value
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

@@ -30,6 +30,7 @@ from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.choice import choose
 from attention_jax.implementations.reference import logits_and_mask, params_of_normalizer
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
+from attention_jax.normalizers.contract import transformed_rows
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.pairwise.position_functions import pad_rank
@@ -164,7 +165,9 @@ def results_of(
     rate, rng = checked_dropout(dropout_rate, dropout_rng, inputs.query.shape[:-2])
     inputs = inputs._replace(dropout_rng=rng)
     # "cudnn" has none; those that are captured come from another call then.
-    captured = capturing() is not None and normalizer.has_statistics and implementation != "cudnn"
+    captured = (
+        capturing() is not None and normalizer.family.is_softmax and implementation != "cudnn"
+    )
     options = Options(score, BlockSizes(), rate, return_statistics or captured, normalizer)
     output, statistics = _computed(inputs, options, implementation, block_sizes)
     results = functools.partial(_captured_results, options, inputs, statistics)
@@ -253,8 +256,8 @@ def _logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]
     def one_example(inputs: Inputs) -> tuple[Array, Array]:
         logits, mask = logits_and_mask(options, inputs)
         normalizer_params = params_of_normalizer(inputs)
-        logits = normalizer.prepared(normalizer_params, logits, mask)
-        return logits, normalizer.weights_of_rows(normalizer_params, logits, mask)
+        weights = normalizer(normalizer_params, logits, mask)
+        return transformed_rows(normalizer, normalizer_params, logits, mask), weights
 
     return vmap_over_batch(options.score, one_example, inputs, by_query=True, normalizer=normalizer)
 
@@ -269,7 +272,7 @@ def _captured_results(
     inputs = inputs._replace(dropout_rng=None)
     if capturing_matrices():
         results["logits"], results["weights"] = _logits_and_weights(options, inputs)
-    if options.normalizer.has_statistics:
+    if options.normalizer.family.is_softmax:
         missing = statistics is None
         results["statistics"] = _computed(inputs, options)[1] if missing else statistics
     else:  # gradients and statistics of captured logits are those of a softmax of them

@@ -228,7 +228,7 @@ def check_axes(
 
 def check_statistics(normalizer: Normalizer, return_statistics: bool) -> None:
     """Raises ValueError if statistics are requested of weights that have no logsumexp."""
-    if return_statistics and not normalizer.has_statistics:
+    if return_statistics and not normalizer.family.is_softmax:
         raise ValueError(
             f"return_statistics must be False with normalizer {normalizer}, which has no logsumexp;"
             " attention_weights returns the weights themselves"

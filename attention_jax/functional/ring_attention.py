@@ -25,6 +25,7 @@ from attention_jax.normalizers import (
     NormalizerLike,
     get_normalizer,
 )
+from attention_jax.normalizers.threshold import num_visits
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import DEFAULT_SCORE, Params, ProjectedKeys, ScoreLike, get_score
@@ -155,7 +156,7 @@ def ring_attention(
     check_block_sizes(block_sizes)
     normalizer = get_normalizer(normalizer)
     check_statistics(normalizer, return_statistics)
-    if normalizer.visits(jnp.float32):
+    if num_visits(normalizer, jnp.float32):
         raise NotImplementedError(
             f"ring_attention with normalizer {normalizer} would send the keys round the ring for"
             " each visit of the search for its threshold: use attention"

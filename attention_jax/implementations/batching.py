@@ -51,12 +51,18 @@ def vmap_over_batch(
     spec = explicit_batch_spec(inputs)
     if by_query:
         spec = PartitionSpec(*spec, explicit_spec(inputs.query)[-2])
-    arrays, ndims = zip(*extra, strict=True) if extra else ((), ())
 
     def batched(inputs: Inputs, *arrays: Array) -> Any:
-        return _vmapped(score, normalizer, function, inputs, arrays, ndims)
+        # For `jax.shard_map`: an array that became varying inside a loop would, in the gradient, be
+        # summed over devices in every step of the loop.
+        inputs, arrays = varying_as((inputs, arrays), inputs, arrays)
+        batch_shape = inputs.query.shape[:-2]
+        if inputs.dropout_rng is not None and inputs.dropout_rng.ndim == 0:
+            inputs = inputs._replace(dropout_rng=jax.random.split(inputs.dropout_rng, batch_shape))
+        core_ndims = (_core_ndims(score, normalizer, inputs), *(ndim for _, ndim in extra))
+        return map_over_batch(function, batch_shape, (inputs, *arrays), core_ndims)
 
-    return on_automatic_axes(batched, spec, inputs, *arrays)
+    return on_automatic_axes(batched, spec, inputs, *(array for array, _ in extra))
 
 
 def explicit_batch_spec(inputs: Inputs) -> PartitionSpec:
@@ -69,24 +75,6 @@ def explicit_batch_spec(inputs: Inputs) -> PartitionSpec:
             if cuts[axis] is None and cut not in cuts:
                 cuts[axis] = cut
     return PartitionSpec(*cuts)
-
-
-def _vmapped(
-    score: Score,
-    normalizer: Normalizer,
-    function: Callable[..., Any],
-    inputs: Inputs,
-    extra: tuple[Array, ...],
-    extra_ndims: tuple[int, ...],
-) -> Any:
-    # For `jax.shard_map`: an array that became varying inside a loop would, in the gradient, be
-    # summed over devices in every step of the loop.
-    inputs, extra = varying_as((inputs, extra), inputs, extra)
-    batch_shape = inputs.query.shape[:-2]
-    if inputs.dropout_rng is not None and inputs.dropout_rng.ndim == 0:
-        inputs = inputs._replace(dropout_rng=jax.random.split(inputs.dropout_rng, batch_shape))
-    core_ndims = (_core_ndims(score, normalizer, inputs), *extra_ndims)
-    return map_over_batch(function, batch_shape, (inputs, *extra), core_ndims)
 
 
 def map_over_batch(

@@ -83,10 +83,10 @@ def add_gradient(
     dbiases: BiasTiles,
     biases: BiasTiles,
     integers: tuple[Bias, ...],
+    dlogits: Array,
     grid: Grid,
     i: Array,
     j: Array,
-    dlogits: Array,
 ) -> BiasTiles:
     """Adds the gradients that a tile's `dlogits` [t, s] send to the biases to `dbiases`."""
     tables = tuple(_add_to_table(dtable, i, j, dlogits) for dtable in dbiases.tables)

@@ -2,7 +2,8 @@
 
 An implementation is a pure, traceable function `attend(options, inputs) -> (output, statistics)` of
 ONE example. The statistics are `AttentionStatistics`, or None unless they are requested. With all
-arrays in one argument, batching is `jax.vmap` over it.
+arrays in one argument, batching is `jax.vmap` over it. Its tiles know no sink: `results` is the end
+of every implementation that serves one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.checks import check_integer
-from attention_jax.normalizers import Normalizer, Softmax
+from attention_jax.normalizers import (
+    AttentionStatistics,
+    Normalizer,
+    RowSummary,
+    Softmax,
+)
+from attention_jax.normalizers.contract import sink_logit
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
@@ -99,3 +106,27 @@ def narrow_or(compute_dtype: jnp.dtype, dtypes: set[Any]) -> jnp.dtype:
     (*_, dtype) = dtypes
     narrow = len(dtypes) == 1 and compute_dtype == jnp.float32 and dtype.itemsize == 2
     return jnp.dtype(dtype) if narrow else compute_dtype
+
+
+def results(
+    options: Options, inputs: Inputs, output: Array, summary: RowSummary | None
+) -> tuple[Array, AttentionStatistics | None]:
+    """The results of an implementation, from its rows without a sink.
+
+    Args:
+        options: those of the implementation.
+        inputs: those of one example.
+        output: [T, Dv], not yet rounded where it may be.
+        summary: of rows [T]; None for other weights than those of softmax.
+    """
+    params = cast_floats(inputs.normalizer_params, inputs.compute_dtype)
+    sink = sink_logit(options.normalizer, params)
+    if sink is not None:
+        assert summary is not None  # softmax has one
+        share = summary.share(sink)[:, None]
+        output, summary = output.astype(share.dtype) * share, summary.with_sink(sink)
+    statistics = None
+    if options.return_statistics:
+        assert summary is not None  # checked by the caller
+        statistics = summary.statistics()
+    return output.astype(inputs.query.dtype), statistics

@@ -18,10 +18,10 @@ from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import plain_tiles
 from attention_jax.implementations.tiled import Residuals
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.normalizers import AttentionStatistics, FinalRows
+from attention_jax.normalizers import FinalRows, RowSummary
 
 Array = jax.Array
-Results = tuple[Array, AttentionStatistics | None]
+Results = tuple[Array, RowSummary | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,26 +40,26 @@ def attention_by_kernels(
 
     Args:
         forward: (plan, arrays, constants) -> the results of all rows, in tiles.
-        backward: (plan, residuals, cotangents of output and statistics) -> those of the arrays.
+        backward: (plan, residuals, cotangents of output and summary) -> those of the arrays.
 
     Returns:
-        (plan, arrays, constants) -> output [query_tiles, t, Dv], and statistics [query_tiles, t]
-        if they are requested.
+        (plan, arrays, constants) -> output [query_tiles, t, Dv], and the summary of rows
+        [query_tiles, t].
     """
 
     def twin(plan: KernelPlan, arrays: Arrays, constants: Constants) -> Results:
         wide = cast_floats(arrays, jnp.dtype(jnp.float32))
-        output, statistics = plain_tiles.attend_tiles(plan.plan, wide, constants)
-        return output.astype(plan.output_dtype), statistics
+        output, summary = plain_tiles.attend_tiles(plan.plan, wide, constants)
+        return output.astype(plan.output_dtype), summary
 
     @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=twin)
     def attend_tiles(plan: KernelPlan, arrays: Arrays, constants: Constants) -> Results:
         rows = forward(plan, arrays, constants)
-        return rows.output, rows.statistics
+        return rows.output, rows.summary
 
     def attend_fwd(plan, arrays, constants):
         rows = forward(plan, arrays, constants)
-        return (rows.output, rows.statistics), Residuals(arrays, constants, rows)
+        return (rows.output, rows.summary), Residuals(arrays, constants, rows)
 
     def attend_bwd(plan, residuals, cotangents):
         return backward(plan, residuals, cotangents), None

@@ -31,14 +31,13 @@ from attention_jax.implementations import (
     tiled,
     tiling,
 )
-from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.contract import BlockSizes, Inputs, Options, results
 from attention_jax.implementations.kernel_rule import KernelPlan, attention_by_kernels
 from attention_jax.implementations.mosaic_gpu_kernels import Shared, Side
 from attention_jax.implementations.mosaic_gpu_registers import ROWS
 from attention_jax.implementations.tiled import Residuals
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.normalizers import AttentionStatistics, FinalRows, Softmax
-from attention_jax.normalizers.online_softmax import SoftmaxState
+from attention_jax.normalizers import AttentionStatistics, FinalRows, RowShift, RowSums, Softmax
 from attention_jax.scores import pairwise_tanh_gpu
 from attention_jax.scores.pairwise_tanh_gpu import TokenFeatures, TokenGradients
 
@@ -66,11 +65,9 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     _, arrays, constants = tiling.prepare(options, inputs, plan)
     # Not those of `tile_params`: the kernels decide for each example.
     arrays = arrays._replace(params=cast_floats(inputs.params, inputs.compute_dtype))
-    output, statistics = jax.tree.map(
-        lambda tiles: tile_arrays.untiled(tiles, lengths[0]),
-        attend_tiles(KernelPlan(plan, inputs.query.dtype), arrays, constants),
-    )
-    return output, statistics
+    rows = attend_tiles(KernelPlan(plan, inputs.query.dtype), arrays, constants)
+    output, summary = jax.tree.map(lambda tiles: tile_arrays.untiled(tiles, lengths[0]), rows)
+    return results(options, inputs, output, summary)
 
 
 def reason_against(options: Options, inputs: Inputs) -> str | None:
@@ -152,9 +149,8 @@ def _forward(plan: KernelPlan, arrays: Arrays, constants: Constants) -> FinalRow
     )
     nothing = jnp.zeros((sums.shape[1], 0), jnp.float32)
     excess = sums[2] if plan.plan.options.return_statistics else None
-    state = SoftmaxState(sums[0], sums[1], nothing, excess)
-    rows = state.finalize(plan.plan.options.normalizer, arrays.normalizer_params)
-    rows = rows._replace(output=output.T.astype(plan.output_dtype))
+    row_sums = RowSums(RowShift(sums[0]), sums[1], nothing, excess)
+    rows = row_sums.finalize(Softmax())._replace(output=output.T.astype(plan.output_dtype))
     return jax.tree.map(lambda row: tile_arrays.tiled(row, plan.plan.query_tiles), rows)
 
 
@@ -187,17 +183,17 @@ def _backward(plan: KernelPlan, residuals: Residuals, cotangents: Any) -> Arrays
 
 def _row_terms(rows: FinalRows, cotangents: Any) -> tuple[Array, Array, Array]:
     """(numbers [n, T] of the kernels, doutput [query_tiles, t, Dv] over divisor, drows [T])"""
-    doutput, dstatistics = cotangents
+    doutput, dsummary = cotangents
     empty, divisor = rows.empty, rows.divisor
     assert divisor is not None  # softmax has one
     # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
     doutput = jnp.where(empty[..., None], 0, doutput.astype(jnp.float32))
     offset = -jnp.sum(doutput * rows.output.astype(jnp.float32), axis=-1)
-    drows, terms = jnp.zeros_like(offset), []
-    if rows.statistics is not None:
-        drows = jnp.where(empty, 0, dstatistics.logsumexp)
-        dentropy = jnp.where(empty, 0, dstatistics.entropy)
-        offset = offset + drows - dentropy * (rows.statistics.entropy - jnp.log(divisor))
+    drows, terms = jnp.where(empty, 0, dsummary.log_sum), []
+    offset = offset + drows
+    if rows.summary is not None and rows.summary.entropy is not None:
+        dentropy = jnp.where(empty, 0, dsummary.entropy)
+        offset = offset - dentropy * (rows.summary.entropy - rows.summary.log_sum)
         terms = [dentropy / divisor]
     numbers = jnp.stack([rows.shift.reference, offset / divisor, *terms])
     return numbers.reshape(len(numbers), -1), doutput / divisor[..., None], drows.reshape(-1)

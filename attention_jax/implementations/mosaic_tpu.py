@@ -25,7 +25,7 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations import mosaic_tpu_kernels as kernels
 from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
 from attention_jax.implementations import tile_arrays, tiled, tiling
-from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.contract import BlockSizes, Inputs, Options, results
 from attention_jax.implementations.kernel_rule import KernelPlan, attention_by_kernels
 from attention_jax.implementations.mosaic_tpu_calls import (
     lowering_settings,
@@ -34,8 +34,7 @@ from attention_jax.implementations.mosaic_tpu_calls import (
 )
 from attention_jax.implementations.tiled import Residuals
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.normalizers import AttentionStatistics, FinalRows, Softmax
-from attention_jax.normalizers.online_softmax import SoftmaxState
+from attention_jax.normalizers import AttentionStatistics, FinalRows, RowShift, RowSums, Softmax
 
 Array = jax.Array
 
@@ -51,11 +50,9 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     target_length = inputs.query.shape[0]
     if 0 in (target_length, *inputs.value.shape):
         return tiled.attend(options, inputs)  # no kernel has a tile without entries
-    output, statistics = attend_tiles(*_prepare(options, inputs))
-    output, statistics = jax.tree.map(
-        lambda tiles: tile_arrays.untiled(tiles, target_length), (output, statistics)
-    )
-    return output.astype(inputs.query.dtype), statistics
+    rows = attend_tiles(*_prepare(options, inputs))
+    output, summary = jax.tree.map(lambda tiles: tile_arrays.untiled(tiles, target_length), rows)
+    return results(options, inputs, output, summary)
 
 
 def reason_against(options: Options, inputs: Inputs) -> str | None:
@@ -77,8 +74,8 @@ def _reason_against(
     def both_passes(*leaves: Array) -> None:
         plan, arrays, constants = _prepare(options, jax.tree.unflatten(structure, leaves))
         rows = _forward(plan, arrays, constants)
-        results = rows.output, rows.statistics
-        _backward(plan, Residuals(arrays, constants, rows), jax.tree.map(jnp.zeros_like, results))
+        zeros = jax.tree.map(jnp.zeros_like, (rows.output, rows.summary))
+        _backward(plan, Residuals(arrays, constants, rows), zeros)
 
     try:
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
@@ -158,42 +155,14 @@ def _forward(plan: KernelPlan, arrays: Arrays, constants: Constants) -> FinalRow
     operands = operand_blocks.operands_of(programs, arrays, constants)
     schedule = operand_blocks.schedule_of(plan.plan, constants)
     output, *sums = run_forward(programs, plan.output_dtype, (schedule, operands))
-    normalizer, params = plan.plan.options.normalizer, arrays.normalizer_params
 
-    sink = normalizer.sink_logit(params)
-
-    def finalize(largest: Array, total: Array, excess: Array | None) -> Any:
-        """The results of the rows, and what the keys' weights sum to beside the sink's."""
+    def finalize(largest: Array, total: Array, excess: Array | None) -> FinalRows:
         nothing = jnp.zeros((largest.shape[0], 0), largest.dtype)
-        state = SoftmaxState(largest, total, nothing, excess)
-        if sink is not None:
-            state = _with_sink(state, sink)
-        rows = state.finalize(normalizer, params)
-        assert rows.divisor is not None  # softmax has one
-        return rows, jnp.where(rows.empty, 0, state.normalizer / rows.divisor)
+        row_sums = RowSums(RowShift(largest), total, nothing, excess)
+        return row_sums.finalize(Softmax())
 
     row_sums: Any = [None if row is None else row[:, 0, :] for row in sums]
-    rows, share = jax.vmap(finalize)(*row_sums)
-    if sink is not None:
-        # The kernel divides by the sum without the sink.
-        output = (output * share[..., None]).astype(output.dtype)
-    return rows._replace(output=output)
-
-
-def _with_sink(state: SoftmaxState, sink: Array) -> SoftmaxState:
-    """The sums relative to the larger of the keys' largest logit and the sink's logit."""
-    largest = jnp.maximum(state.largest, sink)
-    shrink = jnp.exp(state.largest - largest)
-    excess = state.excess
-    if excess is not None:
-        drop = jnp.where(shrink > 0, state.largest - largest, 0)
-        excess = shrink * (excess + drop * state.normalizer)
-    return state._replace(
-        largest=largest,
-        normalizer=shrink * state.normalizer,
-        excess=excess,
-        largest_of_keys=jnp.where(state.normalizer == 0, -jnp.inf, state.largest),
-    )
+    return jax.vmap(finalize)(*row_sums)._replace(output=output)
 
 
 def _backward(plan: KernelPlan, residuals: Residuals, cotangents: Any) -> Arrays:
@@ -203,15 +172,15 @@ def _backward(plan: KernelPlan, residuals: Residuals, cotangents: Any) -> Arrays
         lambda arrays: operand_blocks.operands_of(programs, arrays, constants), arrays
     )
     schedule = operand_blocks.schedule_of(plan.plan, constants)
-    doutput, dstatistics = cotangents
+    doutput, dsummary = cotangents
     empty = rows.empty
     assert rows.divisor is not None
     offset = -jnp.sum(doutput.astype(jnp.float32) * rows.output.astype(jnp.float32), axis=-1)
+    offset = offset + dsummary.log_sum
     dentropy = None
-    if rows.statistics is not None:
-        dentropy = jnp.where(empty, 0, dstatistics.entropy)
-        constant = rows.statistics.entropy - jnp.log(rows.divisor)
-        offset = offset + dstatistics.logsumexp - dentropy * constant
+    if rows.summary is not None and rows.summary.entropy is not None:
+        dentropy = jnp.where(empty, 0, dsummary.entropy)
+        offset = offset - dentropy * (rows.summary.entropy - rows.summary.log_sum)
         dentropy = dentropy / rows.divisor
     # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
     offset = jnp.where(empty, 0, offset / rows.divisor)
@@ -226,20 +195,7 @@ def _backward(plan: KernelPlan, residuals: Residuals, cotangents: Any) -> Arrays
         for name, gradient in gradients._asdict().items()
     }
     (darrays,) = pull_back(zeros._replace(**cotangents_of))
-    sink = plan.plan.options.normalizer.sink_logit(arrays.normalizer_params)
-    if sink is not None:
-        dsink = _sink_gradient(sink, rows, offset, dentropy)
-        darrays = darrays._replace(normalizer_params={"sink": dsink})
     return darrays
-
-
-def _sink_gradient(sink: Array, rows: FinalRows, offset: Array, dentropy: Array | None) -> Array:
-    """The gradient of the logit of the sink, a key whose value is 0."""
-    shifted = sink - rows.shift.reference
-    weights = jnp.exp(shifted)
-    if dentropy is not None:
-        offset = offset - dentropy * jnp.where(weights > 0, shifted, 0)
-    return jnp.sum(weights * offset)
 
 
 def _zeros(leaf: Array) -> Any:

@@ -10,35 +10,32 @@ Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.implementations import bias_tiles, tiling
+from attention_jax.implementations import tiling
 from attention_jax.implementations.rounds import map_query_tiles
+from attention_jax.implementations.tile import Tile, add_keys
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.normalizers import AttentionStatistics, RowState
+from attention_jax.normalizers import RowSummary, RowSums
 
 Array = jax.Array
 
 
-def attend_tiles(
-    plan: Plan, arrays: Arrays, constants: Any
-) -> tuple[Array, AttentionStatistics | None]:
-    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested."""
+def attend_tiles(plan: Plan, arrays: Arrays, constants: Any) -> tuple[Array, RowSummary | None]:
+    """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t], as of `tiled`."""
 
     # A derivative with respect to a 16-bit array would be summed over the tiles in 16 bits.
     arrays = cast_floats(arrays, arrays.compute_dtype)
-    normalizer = plan.options.normalizer
 
-    def finish(state: RowState) -> tuple[Array, AttentionStatistics | None]:
-        rows = state.finalize(normalizer, arrays.normalizer_params)
-        return rows.output, rows.statistics
+    def finish(state: RowSums) -> tuple[Array, RowSummary | None]:
+        rows = state.finalize(plan.options.normalizer)
+        return rows.output, rows.summary
 
-    def attend(constants: Constants, keys_and_values, tile, state: RowState) -> RowState:
+    def attend(constants: Constants, keys_and_values, tile, state: RowSums) -> RowSums:
         keys, values = keys_and_values
         i, queries, tables = tile
         arrays_of_round = arrays._replace(keys=keys, values=values)
@@ -65,10 +62,9 @@ def _attend_to_keys(
     i: Array,
     queries: Any,
     tables: list[Array],
-    state: RowState,
-) -> RowState:
-    """The state of one tile of queries after all tiles of keys in `arrays`."""
-    normalizer, params = plan.options.normalizer, arrays.normalizer_params
+    sums: RowSums,
+) -> RowSums:
+    """The sums of one tile of queries after all tiles of keys in `arrays`."""
     order = jnp.arange(plan.key_tiles)
     visited = jnp.asarray(plan.key_tiles)
     if constants.schedule is not None:
@@ -83,24 +79,13 @@ def _attend_to_keys(
             return jax.lax.cond(n < visited, compute, lambda carry, *_: carry, carry, *rest), None
 
         def compute(carry, j, keys, values, tables):
-            allowed = None
-            if constants.mask is not None:
-                allowed = tiling.allowed_pairs(plan, constants.mask, i, j)
-            logits = tiling.pair_logits(
-                plan, arrays.params, queries, keys, allowed, constants.stand_ins
-            ).astype(values.dtype)
             # The tile of each table, as a table of a single tile.
             biases = arrays.biases._replace(tables=tuple(table[None, None] for table in tables))
-            bias = bias_tiles.tile_values(biases, constants.bias_integers, plan.grid, i, j)
-            if bias is not None:
-                logits = logits + bias
-            if allowed is not None:
-                logits = jnp.where(allowed, logits, -jnp.inf)
-            logits = tiling.normalizer_logits(plan, arrays, constants, i, logits, True)
-            factors_of_values = functools.partial(
-                tiling.factors_of_values, plan, arrays, constants, i, j
-            )
-            return update(carry, logits, values, factors_of_values)
+            masked = constants.mask is not None
+            tile = Tile(plan, arrays._replace(biases=biases), constants, i, j, masked)
+            logits = tile.logits(queries, keys, differentiable=True)
+            logits = tile.transformed(arrays.normalizer_params, logits)
+            return update(carry, logits, values, tile.factors_of_values)
 
         return jax.lax.scan(visit, carry, key_tiles)[0]
 
@@ -110,14 +95,7 @@ def _attend_to_keys(
     tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
 
-    def fold_logits(update, carry):
-        return fold(lambda carry, logits, *_: update(carry, logits), carry)
-
-    if normalizer.visits(arrays.values.dtype):
-        state = normalizer.with_shift(
-            params, fold_logits, state, plan.padded_lengths[1], differentiable=True
-        )
-    return fold(lambda state, *tile: state.update(normalizer, params, *tile), state)
+    return add_keys(plan, arrays, fold, sums, differentiable=True)
 
 
 def _repeated(tiles: Array, count: int) -> Array:

@@ -20,10 +20,11 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.products import einsum
-from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.contract import Inputs, Options, results
 from attention_jax.implementations.features import projected, stand_in_features
-from attention_jax.implementations.softmax import row_statistics
 from attention_jax.normalizers import AttentionStatistics
+from attention_jax.normalizers.contract import transformed_rows, weights_of_rows
+from attention_jax.normalizers.row_summary import summary_of_rows
 from attention_jax.pairwise import dropout
 from attention_jax.scores import masked_pair, stand_in_key, stand_in_query
 
@@ -33,7 +34,9 @@ Array = jax.Array
 def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     logits, mask = logits_and_mask(options, inputs)
-    weights = options.normalizer(params_of_normalizer(inputs), logits, mask)
+    params = params_of_normalizer(inputs)
+    logits = transformed_rows(options.normalizer, params, logits, mask)
+    weights = weights_of_rows(options.normalizer, params, logits)
     # Whether any weight is not 0, NaN included; `any(weights != 0)` would store a second [T, S].
     any_allowed = jnp.max(jax.lax.stop_gradient(weights), axis=1, initial=0) != 0
     if options.dropout_rate > 0:
@@ -48,12 +51,8 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     output = einsum("ts,sd->td", weights, value)
     # A NaN value that another query may see reaches a query without keys as 0 * NaN.
     output = jnp.where(any_allowed[:, None], output, 0)
-    statistics = None
-    if options.return_statistics:
-        normalizer, params = options.normalizer, params_of_normalizer(inputs)
-        logits = normalizer.prepared(params, logits, mask)
-        statistics = row_statistics(*normalizer.with_sink(params, logits, mask))
-    return output.astype(inputs.query.dtype), statistics
+    summary = summary_of_rows(logits) if options.normalizer.family.is_softmax else None
+    return results(options, inputs, output, summary)
 
 
 def params_of_normalizer(inputs: Inputs) -> Any:
@@ -76,8 +75,7 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
             key,
         )
     q_features, k_features = projected(score, inputs, params, query, key)
-    logits = masked_pair(score, params, q_features, k_features, mask, replacements)
-    logits = logits.astype(dtype)
+    logits = masked_pair(score, params, q_features, k_features, mask, replacements).astype(dtype)
     if inputs.bias is not None:
         logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape)
     return logits, mask

@@ -28,9 +28,8 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations import tiled, tiling
-from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.contract import Inputs, Options, results
 from attention_jax.implementations.features import stand_in_features
-from attention_jax.implementations.num_keys import num_keys_of_tiles
 from attention_jax.implementations.rounds import Visit
 from attention_jax.implementations.tile_arrays import untiled
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
@@ -61,9 +60,10 @@ def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, Attentio
     ring = Ring(axis, lengths, plan.padded_lengths)
     plan = _with_tiles(plan, lengths, ring)
     arrays, constants = _prepare(plan, ring, inputs)
-    output, statistics = tiled.attend_tiles(plan, arrays, constants)
-    results = output.astype(inputs.query.dtype), statistics
-    return jax.tree.map(lambda tiles: ring.mirrored(untiled(tiles, lengths[0]), 0), results)
+    rows = jax.tree.map(
+        lambda tiles: untiled(tiles, lengths[0]), tiled.attend_tiles(plan, arrays, constants)
+    )
+    return jax.tree.map(lambda row: ring.mirrored(row, 0), results(options, inputs, *rows))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]
         dropout_mask=None if keep is None else ShiftedMask(keep, shifts),
         bias_integers=integers,
         stand_ins=None if mask is None else stand_in_features(options.score, inputs),
-        num_keys=num_keys_of_tiles(
+        num_keys=tiling.num_keys_of_tiles(
             options, plan.grid, num_keys, source_length, inputs.compute_dtype
         ),
     )

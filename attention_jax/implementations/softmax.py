@@ -1,4 +1,4 @@
-"""The masked softmax as a function of its own, and the statistics of its rows."""
+"""The masked softmax as a function of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, bool_array, float_array
-from attention_jax.normalizers import AttentionStatistics, shifted_exponentials, softmax_of_rows
+from attention_jax.normalizers.row_summary import softmax_of_rows
 from attention_jax.pairwise.masks import Mask
 from attention_jax.pairwise.position_functions import check_batch_axes
 
@@ -58,31 +58,3 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
         raise ValueError(f"axis must be one of logits {list(logits.shape)}; got {axis!r}")
     wide = logits.astype(accumulator_dtype(logits))
     return softmax_of_rows(wide, mask, axis).astype(logits.dtype)
-
-
-def row_statistics(logits: Array, mask: Array | None = None) -> AttentionStatistics:
-    """The statistics of each row of `logits` over its allowed entries.
-
-    With p = softmax(l) and Z = sum_j exp(l_j), entropy = log Z - sum_j p_j l_j. Both terms are
-    computed after subtracting the largest logit, which avoids cancellation at logits of +-1e4.
-
-    Args:
-        logits: float32 or wider, [..., T, S].
-        mask: bool of the same shape, or None.
-
-    Returns:
-        `AttentionStatistics` of shape [..., T]; differentiable except `max_logit`.
-    """
-    largest, exponentials, normalizer = shifted_exponentials(logits, mask, -1)
-    any_allowed = normalizer != 0  # `> 0` would hide a NaN
-    log_normalizer = jnp.log(jnp.where(any_allowed, normalizer, 1))
-    weights = softmax_of_rows(logits, mask, -1)
-    # l_j - max, or 0 where the weight is 0: 0 * -inf would be NaN, while x log x goes to 0.
-    shifted = jnp.where(exponentials > 0, logits - largest, 0)
-    mean = jnp.sum(weights * shifted, axis=-1, keepdims=True)
-    negative_infinity = jnp.asarray(-jnp.inf, logits.dtype)
-    return AttentionStatistics(
-        logsumexp=jnp.where(any_allowed, log_normalizer + largest, negative_infinity)[..., 0],
-        entropy=jnp.where(any_allowed, log_normalizer - mean, 0)[..., 0],
-        max_logit=jnp.where(any_allowed, largest, negative_infinity)[..., 0],
-    )

@@ -30,10 +30,18 @@ from attention_jax.implementations import (
     tile_arrays,
     tiling,
 )
-from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.contract import Inputs, Options, results
 from attention_jax.implementations.rounds import fold_rounds, map_query_tiles
+from attention_jax.implementations.tile import Tile, add_keys
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.normalizers import AttentionStatistics, FinalRows, RowShift, RowState
+from attention_jax.normalizers import (
+    AttentionStatistics,
+    FinalRows,
+    RowShift,
+    RowSummary,
+    RowSums,
+)
+from attention_jax.normalizers.contract import family_of
 from attention_jax.scores import masked_pair_vjp
 
 Array = jax.Array
@@ -44,18 +52,18 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     target_length = inputs.query.shape[0]
     if 0 in (target_length, inputs.key.shape[0]):
         return reference.attend(options, inputs)  # no tiles
-    output, statistics = attend_tiles(*tiling.prepare(options, inputs))
-    output, statistics = jax.tree.map(
-        lambda tiles: tile_arrays.untiled(tiles, target_length), (output, statistics)
-    )
-    return output.astype(inputs.query.dtype), statistics
+    rows = attend_tiles(*tiling.prepare(options, inputs))
+    output, summary = jax.tree.map(lambda tiles: tile_arrays.untiled(tiles, target_length), rows)
+    return results(options, inputs, output, summary)
 
 
 @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=plain_tiles.attend_tiles)
 def attend_tiles(
     plan: Plan, arrays: Arrays, constants: Constants
-) -> tuple[Array, AttentionStatistics | None]:
-    """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested.
+) -> tuple[Array, RowSummary | None]:
+    """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t] of softmax.
+
+    It is that without a sink, and has an entropy if statistics are requested.
 
     Args:
         plan: the sizes and numbers of tiles, and the ring if the keys are on many devices.
@@ -63,7 +71,7 @@ def attend_tiles(
         constants: those of a ring are of its first round, with the schedules of all rounds.
     """
     rows = _forward(plan, arrays, constants)
-    return rows.output, rows.statistics
+    return rows.output, rows.summary
 
 
 class Residuals(NamedTuple):
@@ -76,7 +84,7 @@ class Residuals(NamedTuple):
 
 def _attend_fwd(plan, arrays, constants):
     rows = _forward(plan, arrays, constants)
-    return (rows.output, rows.statistics), Residuals(arrays, constants, rows)
+    return (rows.output, rows.summary), Residuals(arrays, constants, rows)
 
 
 def _attend_bwd(plan, residuals, cotangents):
@@ -88,33 +96,20 @@ attend_tiles.defvjp(_attend_fwd, _attend_bwd)
 
 def _forward(plan: Plan, arrays: Arrays, constants: Constants) -> FinalRows:
     """The results of all rows, in tiles."""
-    normalizer, params = plan.options.normalizer, arrays.normalizer_params
 
-    def attend_to_keys(constants: Constants, keys_and_values, tile, state: RowState) -> RowState:
+    def attend_to_keys(constants: Constants, keys_and_values, tile, sums: RowSums) -> RowSums:
         i, queries = tile
 
-        def tile_of_keys(masked, j):
-            keys, values = tile_arrays.tile_of(keys_and_values, j)
-            logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
-            return tiling.normalizer_logits(plan, arrays, constants, i, logits, masked), values
-
-        def fold_logits(update, carry):
+        def fold(update, carry):
             def visit(masked, j, carry):
-                return update(carry, tile_of_keys(masked, j)[0])
+                tile = Tile(plan, arrays, constants, i, j, masked)
+                keys, values = tile_arrays.tile_of(keys_and_values, j)
+                logits = tile.transformed(arrays.normalizer_params, tile.logits(queries, keys))
+                return update(carry, logits, values, tile.factors_of_values)
 
             return tiling.for_visited_keys(plan, constants, i, visit, carry)
 
-        def visit(masked, j, state):
-            factors_of_values = functools.partial(
-                tiling.factors_of_values, plan, arrays, constants, i, j
-            )
-            return state.update(normalizer, params, *tile_of_keys(masked, j), factors_of_values)
-
-        if normalizer.visits(arrays.compute_dtype):
-            state = normalizer.with_shift(
-                params, fold_logits, state, plan.padded_lengths[1], differentiable=False
-            )
-        return tiling.for_visited_keys(plan, constants, i, visit, state)
+        return add_keys(plan, arrays, fold, sums, differentiable=False)
 
     return map_query_tiles(
         plan.ring,
@@ -123,7 +118,7 @@ def _forward(plan: Plan, arrays: Arrays, constants: Constants) -> FinalRows:
         (jnp.arange(plan.query_tiles), arrays.queries),
         start=lambda: tiling.empty_state(plan, arrays),
         attend=attend_to_keys,
-        finish=lambda state: state.finalize(normalizer, params),
+        finish=lambda sums: sums.finalize(plan.options.normalizer),
     )
 
 
@@ -133,11 +128,11 @@ def _forward(plan: Plan, arrays: Arrays, constants: Constants) -> FinalRows:
 #     dx_j = s_j (dropout(dO . v_j) exp(b_j) - dO . mean),
 # with the mean of `normalizers.contract`: O for softmax, 0 for weights that do not sum to 1. The
 # parameters of the normaliser and of its transform get what the same cotangent of the weights,
-# the bracket, gives them. A sink is a key whose value is 0. For softmax with logsumexp Z and
-# entropy H, and cotangents dZ and dH, that cotangent also has the terms
-#     dZ - dH (log w_j + H),
-# since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). The score pulls back the rest. A tile has
-# the weights times the row's divisor, so the rows' cotangents are divided by it once.
+# the bracket, gives them. For softmax with the sum n of exponentials and the entropy H, and
+# cotangents dn' of log n and dH, that cotangent also has the terms
+#     dn' - dH (log w_j + H),
+# since dlog(n)/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). The score pulls back the rest. A tile
+# has the weights times the row's divisor n, so the rows' cotangents are divided by it once.
 def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     """The cotangents of `arrays`."""
     arrays, constants = residuals.arrays, residuals.constants
@@ -161,8 +156,6 @@ def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     zeros: Any = tiling.zero_gradients(arrays)
     keys = (arrays.keys, arrays.values), (zeros.keys, zeros.values)
     dqueries = None if plan.ring is None else zeros.queries
-    params = _sink_gradient(plan, arrays, rows)
-    zeros = zeros._replace(normalizer_params=params)
     carry = zeros._replace(queries=None, keys=None, values=None), dqueries
     keys, (gradients, dqueries) = fold_rounds(plan.ring, constants, keys, carry, visit)
     _, (dkeys, dvalues) = keys
@@ -186,16 +179,15 @@ def _add_gradients(
         def visit(masked, j, carry):
             dqueries, gradients = carry
             keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-            logits = tiling.tile_logits(plan, arrays, constants, i, j, queries, keys, masked)
-            dnormalizer, dlogits, dvalues, ddamping = _weights_vjp(
-                plan, arrays, constants, i, j, masked, logits, values, rows
-            )
+            tile = Tile(plan, arrays, constants, i, j, masked)
+            logits = tile.logits(queries, keys)
+            dnormalizer, dlogits, dvalues, ddamping = _weights_vjp(tile, logits, values, rows)
             dparams, dq, dk = masked_pair_vjp(
                 plan.options.score,
                 arrays.params,
                 queries,
                 keys,
-                tiling.pairs_to_replace(plan, constants, i, j, masked),
+                tile.allowed(),
                 constants.stand_ins,
                 dlogits,
             )
@@ -211,22 +203,14 @@ def _add_gradients(
                 params=jax.tree.map(jnp.add, gradients.params, dparams),
                 normalizer_params=jax.tree.map(jnp.add, gradients.normalizer_params, dnormalizer),
                 biases=bias_tiles.add_gradient(
-                    gradients.biases,
-                    arrays.biases,
-                    constants.bias_integers,
-                    plan.grid,
-                    i,
-                    j,
-                    dlogits,
+                    gradients.biases, arrays.biases, constants.bias_integers, dlogits, *tile.place
                 ),
                 damping=bias_tiles.add_gradient(
                     gradients.damping,
                     arrays.damping,
                     constants.damping_integers,
-                    plan.grid,
-                    i,
-                    j,
                     ddamping,
+                    *tile.place,
                 ),
             )
             return dqueries, gradients
@@ -244,31 +228,32 @@ class Rows(NamedTuple):
 
     shift: RowShift  # [t] with the reference +inf for a row without weights
     doutput: Array  # [t, Dv]
-    doffset: Array | None  # [t] dZ - dO . mean - dH (H - log divisor); None if it is 0
+    doffset: Array | None  # [t] dn' - dO . mean - dH (H - log n); None if it is 0
     dentropy: Array | None  # [t]
 
 
 def _rows_of(plan: Plan, residuals: Residuals, cotangents: Any) -> Rows:
     """The rows' terms from the saved arrays and the cotangents of output and statistics."""
-    doutput, dstatistics = cotangents
+    doutput, dsummary = cotangents
     rows = residuals.rows
     # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
     doutput = jnp.where(rows.empty[..., None], 0, doutput)
     doffset, dentropy = None, None
-    if plan.options.normalizer.sums_to_one:
+    if plan.options.normalizer.family.sums_to_one:
         mean = rows.output if rows.mean is None else rows.mean
         doffset = -jnp.sum(doutput * mean, axis=-1)
-    if rows.divisor is not None:
-        assert doffset is not None  # weights with a divisor sum to 1
-        if rows.statistics is not None:
-            dentropy = jnp.where(rows.empty, 0, dstatistics.entropy)
-            constant = rows.statistics.entropy - jnp.log(rows.divisor)
-            dlogsumexp = jnp.where(rows.empty, 0, dstatistics.logsumexp)
-            doffset = doffset + dlogsumexp - dentropy * constant
-            dentropy = dentropy / rows.divisor
-        doutput = doutput / rows.divisor[..., None]
-        doffset = doffset / rows.divisor
-    return Rows(rows.shift, doutput, doffset, dentropy)
+    if rows.summary is not None:
+        assert doffset is not None  # weights with a summary sum to 1
+        doffset = doffset + jnp.where(rows.empty, 0, dsummary.log_sum)
+        if rows.summary.entropy is not None:
+            dentropy = jnp.where(rows.empty, 0, dsummary.entropy)
+            doffset = doffset - dentropy * (rows.summary.entropy - rows.summary.log_sum)
+    if rows.divisor is None:
+        return Rows(rows.shift, doutput, doffset, dentropy)
+    doutput = doutput / rows.divisor[..., None]
+    return Rows(
+        rows.shift, doutput, *jax.tree.map(lambda row: row / rows.divisor, (doffset, dentropy))
+    )
 
 
 def _scale_of_float16(arrays: Arrays, rows: Rows) -> Array | None:
@@ -287,15 +272,7 @@ def _scale_of_float16(arrays: Arrays, rows: Rows) -> Array | None:
 
 
 def _weights_vjp(
-    plan: Plan,
-    arrays: Arrays,
-    constants: Constants,
-    i: Array,
-    j: Array,
-    masked: bool,
-    logits: Array,
-    values: Array,
-    rows: Rows,
+    tile: Tile, logits: Array, values: Array, rows: Rows
 ) -> tuple[Any, Array, Array, Array]:
     """The gradients of one tile.
 
@@ -305,43 +282,18 @@ def _weights_vjp(
     """
 
     def weights_of(params: Any, logits: Array) -> tuple[Array, Array]:
-        arrays_of_tile = arrays._replace(normalizer_params=params)
-        logits = tiling.normalizer_logits(plan, arrays_of_tile, constants, i, logits, masked)
-        return plan.options.normalizer.tile_weights(params, logits, rows.shift), logits
+        shifted = rows.shift.shifted(tile.transformed(params, logits))
+        return family_of(tile.plan.options.normalizer, params).weight(shifted), shifted
 
-    weights, pull_back, transformed = jax.vjp(
-        weights_of, arrays.normalizer_params, logits, has_aux=True
+    weights, pull_back, shifted = jax.vjp(
+        weights_of, tile.arrays.normalizer_params, logits, has_aux=True
     )
     dfactors = einsum("td,sd->ts", rows.doutput, values)
-    factors, dweights = (
-        tiling.factors_of_values(plan, arrays, constants, i, j, pairs)
-        for pairs in (weights, dfactors)
-    )
+    factors, dweights = map(tile.factors_of_values, (weights, dfactors))
     dvalues = tall_product(rows.doutput.astype(values.dtype), factors)
     if rows.doffset is not None:
         dweights = dweights + rows.doffset[:, None]
     if rows.dentropy is not None:
         # A term with weight 0 is 0: 0 * -inf would be NaN.
-        shifted = jnp.where(weights > 0, rows.shift.shifted(transformed), 0)
-        dweights = dweights - rows.dentropy[:, None] * shifted
+        dweights = dweights - rows.dentropy[:, None] * jnp.where(weights > 0, shifted, 0)
     return *pull_back(dweights), dvalues, dfactors * factors
-
-
-def _sink_gradient(plan: Plan, arrays: Arrays, rows: Rows) -> Any:
-    """The gradient of the normaliser's parameters through its sink; 0 without a sink."""
-    normalizer = plan.options.normalizer
-
-    def weights_of(params: Any) -> tuple[Array, Array]:
-        sink = normalizer.sink_logit(params)
-        assert sink is not None
-        shifted = sink - rows.shift.reference
-        return normalizer.weight(params, shifted), shifted
-
-    if normalizer.sink_logit(arrays.normalizer_params) is None:
-        return jax.tree.map(jnp.zeros_like, arrays.normalizer_params)
-    weights, pull_back, shifted = jax.vjp(weights_of, arrays.normalizer_params, has_aux=True)
-    dweights = rows.doffset
-    assert dweights is not None  # weights with a sink sum to 1
-    if rows.dentropy is not None:
-        dweights = dweights - rows.dentropy * jnp.where(weights > 0, shifted, 0)
-    return pull_back(dweights)[0]

@@ -1,4 +1,4 @@
-"""The inputs of tiled attention, cut into tiles of t queries and s keys, and operations on tiles.
+"""The inputs of tiled attention, cut into tiles of t queries and s keys, and which are visited.
 
 `prepare` cuts the inputs of one example into tiles. It does all work that costs O(T + S), which JAX
 differentiates. Its results `(Plan, Arrays, Constants)` are all that a loop over tiles needs. They
@@ -24,15 +24,14 @@ from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import projected, stand_in_features
-from attention_jax.implementations.num_keys import num_keys_of_tiles
 from attention_jax.implementations.rounds import Rounds
 from attention_jax.implementations.tile_arrays import positions, tiled
-from attention_jax.normalizers import RowState
+from attention_jax.normalizers import RowSums
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import TileStatus
 from attention_jax.pairwise.masks import Mask, padding_mask
-from attention_jax.scores import masked_pair, stand_in_key, stand_in_query
+from attention_jax.scores import stand_in_key, stand_in_query
 
 Array = jax.Array
 
@@ -94,7 +93,7 @@ class Constants(NamedTuple):
     dropout_mask: Mask | None  # True for the weights that dropout keeps; None without dropout
     bias_integers: tuple[Bias, ...]  # the integers of each function of position in the bias
     stand_ins: tuple[Any, Any] | None = None  # features that replace those of masked pairs
-    num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it, see `count_keys`
+    num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it
     damping_integers: tuple[Bias, ...] = ()  # the integers of the damping
 
 
@@ -197,14 +196,14 @@ def tile_inputs(
     return arrays, integers
 
 
-def empty_state(plan: Plan, arrays: Arrays) -> RowState:
-    """The normaliser's state of a tile of queries before its first key."""
-    state = plan.options.normalizer.empty_state(
-        arrays.normalizer_params,
+def empty_state(plan: Plan, arrays: Arrays) -> RowSums:
+    """The sums of a tile of queries before its first key."""
+    state = RowSums.empty(
+        plan.options.normalizer,
         plan.tile.query,
         arrays.values.shape[-1],
         arrays.compute_dtype,
-        statistics=plan.options.return_statistics,
+        entropy=plan.options.return_statistics,
     )
     return varying_as(state, arrays)
 
@@ -242,75 +241,10 @@ def for_visited_keys(
     return carry
 
 
-def pair_logits(
-    plan: Plan,
-    params: Any,
-    queries: Any,
-    keys: Any,
-    allowed: Array | None = None,
-    stand_ins: tuple[Any, Any] | None = None,
-) -> Array:
-    """The logits [t, s] of one tile; `scores.masked_pair` explains `allowed` and `stand_ins`."""
-    return masked_pair(plan.options.score, params, queries, keys, allowed, stand_ins)
-
-
-def tile_logits(
-    plan: Plan,
-    arrays: Arrays,
-    constants: Constants,
-    i: Array,
-    j: Array,
-    queries: Any,
-    keys: Any,
-    masked: bool,
-) -> Array:
-    """The logits [t, s] of one tile with the bias, -inf where masked."""
-    logits = pair_logits(plan, arrays.params, queries, keys).astype(arrays.compute_dtype)
-    bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, plan.grid, i, j)
-    if bias is not None:
-        logits = logits + bias
-    if masked:
-        assert constants.mask is not None  # a schedule with masked tiles implies a mask
-        logits = jnp.where(allowed_pairs(plan, constants.mask, i, j), logits, -jnp.inf)
-    return logits
-
-
-def normalizer_logits(
-    plan: Plan, arrays: Arrays, constants: Constants, i: Array, logits: Array, masked: bool
-) -> Array:
-    """The logits [t, s] of one tile as the normaliser transforms them."""
-    num_keys = None if constants.num_keys is None else constants.num_keys[i]
-    has_bias = bool(arrays.biases.tables or arrays.biases.functions)
-    return plan.options.normalizer.transformed(
-        arrays.normalizer_params, logits, num_keys, finite=not (masked or has_bias)
-    )
-
-
 def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) -> Array:
     """The values of a mask on one tile, bool [t, s]."""
     pairs = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
     return jnp.broadcast_to(mask.allowed(*pairs), (plan.tile.query, plan.tile.key))
-
-
-def pairs_to_replace(
-    plan: Plan, constants: Constants, query_tile: Array, key_tile: Array, masked: bool
-) -> Array | None:
-    """`allowed_pairs` if stand-ins have to replace the masked pairs of the tile, else None."""
-    if not masked or constants.stand_ins is None:
-        return None
-    assert constants.mask is not None  # a schedule with masked tiles implies a mask
-    return allowed_pairs(plan, constants.mask, query_tile, key_tile)
-
-
-def factors_of_values(
-    plan: Plan, arrays: Arrays, constants: Constants, i: Array, j: Array, weights: Array
-) -> Array:
-    """The weights [t, s] of one tile after dropout and damping, as they multiply the values."""
-    if constants.dropout_mask is not None:
-        keep = allowed_pairs(plan, constants.dropout_mask, i, j)
-        weights = dropout.drop(weights, keep, plan.options.dropout_rate)
-    damping = bias_tiles.tile_values(arrays.damping, constants.damping_integers, plan.grid, i, j)
-    return weights if damping is None else weights * jnp.exp(damping)
 
 
 # --- the steps of `prepare` ---
@@ -374,6 +308,27 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
     used_keys = varying_as(jnp.zeros((plan.key_tiles, plan.tile.key), bool), mask)
     used_keys, num_keys = jax.lax.scan(visit_query_tile, used_keys, jnp.arange(plan.query_tiles))
     return num_keys.reshape(-1), used_keys.reshape(-1)
+
+
+def num_keys_of_tiles(
+    options: Options, grid: Grid, num_keys: Array | None, source_length: int, dtype: Any
+) -> Array | None:
+    """The number of keys of each query, float [query_tiles, t]; None if the normaliser reads none.
+
+    Args:
+        options: those of the implementation.
+        grid: the sizes and numbers of tiles.
+        num_keys: int [query_tiles * t], from `used_tokens`; None if every query may attend
+            to all keys.
+        source_length: the number of all keys.
+        dtype: of the result.
+    """
+    if not options.normalizer.uses_num_keys:
+        return None
+    shape = grid.tiles[0], grid.tile.query
+    if num_keys is None:
+        return jnp.full(shape, source_length, dtype)
+    return num_keys.reshape(shape).astype(dtype)
 
 
 def _replace_and_pad(

@@ -4,7 +4,7 @@ A `Normalizer` is a frozen dataclass, hashable by value, so that it can be a sta
 `Score` is. Its parameters are an explicit pytree. README.md is the introduction.
 """
 
-from attention_jax.normalizers.contract import Normalizer, count_keys
+from attention_jax.normalizers.contract import Normalizer
 from attention_jax.normalizers.entmax import Entmax
 from attention_jax.normalizers.known import known_normalizer
 from attention_jax.normalizers.log_scaled import LogScaled
@@ -14,9 +14,10 @@ from attention_jax.normalizers.registry import (
     NormalizerLike,
     get_normalizer,
 )
-from attention_jax.normalizers.row_state import AttentionStatistics, FinalRows, RowShift, RowState
+from attention_jax.normalizers.row_summary import AttentionStatistics, RowSummary
+from attention_jax.normalizers.row_sums import FinalRows, RowShift, RowSums
 from attention_jax.normalizers.sigmoid import Sigmoid
-from attention_jax.normalizers.softmax import Softmax, shifted_exponentials, softmax_of_rows
+from attention_jax.normalizers.softmax import Softmax
 
 __all__ = [
     "DEFAULT_NORMALIZER",
@@ -28,12 +29,10 @@ __all__ = [
     "Normalizer",
     "NormalizerLike",
     "RowShift",
-    "RowState",
+    "RowSummary",
+    "RowSums",
     "Sigmoid",
     "Softmax",
-    "count_keys",
     "get_normalizer",
     "known_normalizer",
-    "shifted_exponentials",
-    "softmax_of_rows",
 ]

@@ -19,36 +19,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.programs import is_of_library, is_of_this_package
-from attention_jax.normalizers.row_state import ElementwiseState, RowShift
-from attention_jax.normalizers.threshold import find_shift, threshold_of_rows
+from attention_jax.normalizers.family import Family
+from attention_jax.normalizers.row_summary import softmax_of_rows, summary_of_rows
+from attention_jax.normalizers.threshold import threshold_of_rows
 
 Array = jax.Array
 Params = Any  # a pytree of arrays; {} when there is nothing to learn
-# fold(update, carry): the last carry after `carry = update(carry, logits)` for every tile of keys.
-Fold = Callable[[Callable[[Any, Array], Any], Any], Any]
-
 
 # What follows from the methods that a user defines.
-_FOLLOWS = (
-    "__call__",
-    "empty_state",
-    "prepared",
-    "safe_weight",
-    "sink_logit",
-    "tile_weights",
-    "transformed",
-    "visits",
-    "weights_of_rows",
-    "with_shift",
-    "with_sink",
-)
+_FOLLOWS = ("__call__", "family", "family_params", "is_softmax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +42,9 @@ class Normalizer:
 
         w_j = weight(x_j - tau),    x_j = transform(logits_j)
 
-    All functions are elementwise. Masked logits are -inf, before and after `transform`.
+    A normaliser is two things: a `transform` of the logits, and a *family* of weights, which are
+    `weight` and `inverse`. All three are elementwise. Masked logits are -inf, before and after
+    `transform`.
 
     A subclass may define these class variables, or properties where they depend on its fields:
 
@@ -80,7 +67,8 @@ class Normalizer:
     sums_to_one: ClassVar[bool] = True
     convex: ClassVar[bool] = False
     uses_num_keys: ClassVar[bool] = False
-    has_statistics: ClassVar[bool] = False  # whether logsumexp and entropy exist: softmax alone
+    # Whether the family is softmax, whose rows have a logsumexp and an entropy and may have a sink.
+    is_softmax: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Raises TypeError if a user's class replaces what follows from `weight`, or inherits it.
@@ -107,11 +95,11 @@ class Normalizer:
 
     def weight(self, params: Params, shifted: Array) -> Array:
         """The weights of shifted logits, elementwise: >= 0, increasing, 0 with slope 0 at -inf."""
-        raise NotImplementedError  # see `check_contract`
+        raise NotImplementedError  # see `get_normalizer`
 
     def inverse(self, params: Params, weight: Array) -> Array:
         """The shifted logit with this weight, 0 < weight <= 1, if the weights sum to one."""
-        raise NotImplementedError  # see `check_contract`
+        raise NotImplementedError  # see `get_normalizer`
 
     def transform(self, params: Params, logits: Array, num_keys: Array | None) -> Array:
         """The logits x that are normalised, an elementwise function of the given logits.
@@ -125,12 +113,16 @@ class Normalizer:
         del params, num_keys
         return logits
 
-    # --- what the implementations call; the defaults follow from the above ---
+    # --- what follows ---
 
-    def sink_logit(self, params: Params) -> Array | None:
-        """The logit [] of a sink, one more key whose value is 0; None for no sink."""
-        del params
-        return None
+    @property
+    def family(self) -> Normalizer:
+        """The normaliser whose `weight` and `inverse` these are; another one in `LogScaled`."""
+        return self
+
+    def family_params(self, params: Params) -> Params:
+        """The parameters of the family among those of the normaliser."""
+        return params
 
     def __call__(self, params: Params, logits: Array, mask: Array | None = None) -> Array:
         """The weights [T, S] of logits [T, S], materialised and differentiable by JAX.
@@ -140,103 +132,12 @@ class Normalizer:
             logits: float [T, S]; masked entries may hold anything.
             mask: bool [T, S], True = may attend; None for all.
         """
-        return self.weights_of_rows(params, self.prepared(params, logits, mask), mask)
-
-    def weights_of_rows(self, params: Params, logits: Array, mask: Array | None) -> Array:
-        """The weights [T, S] of logits that are prepared."""
-        del mask
-        shifted = logits
-        if self.sums_to_one:
-            largest = jax.lax.stop_gradient(jnp.max(logits, axis=1, initial=-jnp.inf))
-            shifted = logits - jnp.where(largest == -jnp.inf, 0, largest)[:, None]
-            shifted = shifted - threshold_of_rows(self, params, shifted)[:, None]
-        # A masked entry reads no cotangent: 0 times NaN would be NaN.
-        allowed = logits > -jnp.inf
-        weights = self.weight(params, jnp.where(allowed, shifted, 0))
-        return jnp.where(allowed | jnp.isnan(logits), weights, 0)
-
-    def safe_weight(self, params: Params, shifted: Array) -> Array:
-        """`weight`, with derivative 0 at -inf in parameters too, where 0 * -inf would be NaN."""
-        if not jax.tree.leaves(params):
-            return self.weight(params, shifted)
-        masked = shifted == -jnp.inf
-        return jnp.where(masked, 0, self.weight(params, jnp.where(masked, 0, shifted)))
-
-    def prepared(self, params: Params, logits: Array, mask: Array | None) -> Array:
-        """The transformed logits [T, S], -inf where masked."""
-        num_keys = count_keys(mask, logits.shape, logits.dtype) if self.uses_num_keys else None
-        if mask is not None:
-            logits = jnp.where(mask, logits, -jnp.inf)
-        return self.transformed(params, logits, num_keys)
-
-    def with_sink(
-        self, params: Params, logits: Array, mask: Array | None
-    ) -> tuple[Array, Array | None]:
-        """Logits and mask [T, S] with one more column if there is a sink."""
-        del params
-        return logits, mask
-
-    def transformed(
-        self, params: Params, logits: Array, num_keys: Array | None, *, finite: bool = False
-    ) -> Array:
-        """`transform` of logits [t, s], with -inf kept, and num_keys [t].
-
-        `finite` says that no logit is -inf, which saves time.
-        """
-        if _owner(self, "transform") is Normalizer:
-            return logits
-        if num_keys is not None:
-            num_keys = jnp.maximum(num_keys, 1)[:, None]
-        if finite:
-            return self.transform(params, logits, num_keys)
-        masked = logits == -jnp.inf
-        result = self.transform(params, jnp.where(masked, 0, logits), num_keys)
-        return jnp.where(masked, -jnp.inf, result)
-
-    def visits(self, dtype: Any) -> int:
-        """How often the search for the thresholds visits all keys; 0 for no search."""
-        if not self.sums_to_one:
-            return 0
-        double = jnp.dtype(dtype) == jnp.float64
-        if self.convex:
-            return 16 if double else 12
-        return 72 if double else 36
-
-    def empty_state(
-        self, params: Params, rows: int, value_dim: int, dtype: Any, *, statistics: bool
-    ) -> Any:
-        """The state of `rows` queries before their first key; see `row_state.RowState`."""
-        del params, statistics
-        return ElementwiseState.empty(rows, value_dim, dtype, slopes=self.sums_to_one)
-
-    def with_shift(
-        self, params: Params, fold: Fold, state: Any, num_keys: int, *, differentiable: bool
-    ) -> Any:
-        """The empty state with the shift of each row, for normalisers with `visits`.
-
-        Args:
-            params: those of the normaliser.
-            fold: visits all keys.
-            state: from `empty_state`.
-            num_keys: S, an upper bound on the keys of a row.
-            differentiable: whether JAX differentiates the result.
-        """
-        shift = find_shift(self, params, fold, state.total, num_keys, differentiable)
-        return state._replace(shift=shift)
-
-    def tile_weights(self, params: Params, logits: Array, shift: RowShift) -> Array:
-        """The weights [t, s] of one tile of transformed logits, before the rows' divisors."""
-        return self.safe_weight(params, shift.shifted(logits))
-
-    def check_contract(self) -> None:
-        """Raises ValueError unless the methods that the normaliser needs are defined."""
-        missing = None
-        if _owner(self, "weight") is Normalizer:
-            missing = "weight(params, shifted)"
-        elif self.visits(jnp.float32) and _owner(self, "inverse") is Normalizer:
-            missing = "inverse(params, weight), or sums_to_one = False"
-        if missing is not None:
-            raise ValueError(f"normalizer {type(self).__name__} must define {missing}")
+        logits = transformed_rows(self, params, logits, mask)
+        weights = weights_of_rows(self, params, logits)
+        sink = sink_logit(self, params)
+        if sink is not None:
+            weights = weights * summary_of_rows(logits).share(sink)[:, None]
+        return weights
 
     def param_shapes(self) -> Params:
         """The shapes of the parameters, as a pytree of `jax.ShapeDtypeStruct`."""
@@ -249,13 +150,68 @@ def _init_shapes(normalizer: Normalizer) -> Params:
     return jax.eval_shape(normalizer.init, jax.random.key(0))
 
 
-def count_keys(mask: Array | None, shape: tuple[int, ...], dtype: Any) -> Array:
-    """The number of keys that each row may attend to, float [T]."""
-    if mask is None:
-        return jnp.full(shape[0], shape[1], dtype)
-    return jnp.sum(jnp.broadcast_to(mask, shape), axis=1).astype(dtype)
+def family_of(normalizer: Normalizer, params: Params) -> Family:
+    """The family of a normaliser with its parameters."""
+    return Family(normalizer.family, normalizer.family_params(params))
 
 
-def _owner(normalizer: Normalizer, name: str) -> type:
-    """The class that defines the method `name` of a normaliser."""
-    return next(cls for cls in type(normalizer).__mro__ if name in vars(cls))
+def sink_logit(normalizer: Normalizer, params: Params) -> Array | None:
+    """The logit [] of a softmax's sink, see `row_summary`; None for no sink."""
+    family: Any = normalizer.family
+    has_sink = family.is_softmax and family.sink
+    return normalizer.family_params(params)["sink"] if has_sink else None
+
+
+def transformed(
+    normalizer: Normalizer,
+    params: Params,
+    logits: Array,
+    num_keys: Array | None,
+    *,
+    finite: bool = False,
+) -> Array:
+    """`transform` of logits [t, s], with -inf kept, and num_keys [t].
+
+    `finite` says that no logit is -inf, which saves time.
+    """
+    if normalizer.__class__.transform is Normalizer.transform:
+        return logits
+    if num_keys is not None:
+        num_keys = jnp.maximum(num_keys, 1)[:, None]
+    if finite:
+        return normalizer.transform(params, logits, num_keys)
+    masked = logits == -jnp.inf
+    result = normalizer.transform(params, jnp.where(masked, 0, logits), num_keys)
+    return jnp.where(masked, -jnp.inf, result)
+
+
+# --- rows that are materialised ---
+
+
+def transformed_rows(
+    normalizer: Normalizer, params: Params, logits: Array, mask: Array | None
+) -> Array:
+    """The transformed logits [T, S], -inf where masked."""
+    num_keys = None
+    if normalizer.uses_num_keys:
+        allowed = jnp.ones((), bool) if mask is None else mask
+        num_keys = jnp.sum(jnp.broadcast_to(allowed, logits.shape), axis=1).astype(logits.dtype)
+    if mask is not None:
+        logits = jnp.where(mask, logits, -jnp.inf)
+    return transformed(normalizer, params, logits, num_keys)
+
+
+def weights_of_rows(normalizer: Normalizer, params: Params, logits: Array) -> Array:
+    """The weights [T, S] of transformed logits, as if there was no sink."""
+    family = family_of(normalizer, params)
+    if family.normalizer.is_softmax:
+        return softmax_of_rows(logits, None, -1)
+    shifted = logits
+    if family.normalizer.sums_to_one:
+        largest = jax.lax.stop_gradient(jnp.max(logits, axis=1, initial=-jnp.inf))
+        shifted = logits - jnp.where(largest == -jnp.inf, 0, largest)[:, None]
+        shifted = shifted - threshold_of_rows(*family, shifted)[:, None]
+    # A masked entry reads no cotangent: 0 times NaN would be NaN.
+    allowed = logits > -jnp.inf
+    weights = family.weight(jnp.where(allowed, shifted, 0))
+    return jnp.where(allowed | jnp.isnan(logits), weights, 0)

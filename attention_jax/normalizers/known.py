@@ -22,7 +22,8 @@ from attention_jax.core.programs import (
     trace,
     users_errors,
 )
-from attention_jax.normalizers.contract import Normalizer
+from attention_jax.normalizers.contract import Normalizer, family_of, transformed
+from attention_jax.normalizers.threshold import num_visits
 
 Array = jax.Array
 
@@ -42,6 +43,7 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     """
     if type(normalizer) is Known or is_of_library(normalizer):
         return normalizer
+    family = normalizer.family
     part = Part(
         named("normalizer", normalizer),
         "return it from init, and give normalizer_params=",
@@ -52,25 +54,30 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     except PartError as error:
         raise ValueError(f"{part.name}: {error}") from error.__cause__
 
+    def run(params: Any, logits: Array, num_keys: Array, weights: Array) -> Any:
+        counts = num_keys if normalizer.uses_num_keys else None
+        of_family = normalizer.family_params(params)
+        calls: list[tuple[Any, str, Any]] = [
+            (normalizer, "transform", (params, logits, counts)),
+            (family, "weight", (of_family, logits)),
+            (family, "inverse", (of_family, weights)),
+        ]
+        results = []
+        for owner, name, arguments in calls[: 3 if num_visits(family, dtype) else 2]:
+            shape = list(arguments[1].shape)
+            hint = expected = f"{name} must be elementwise, {shape} of {shape}"
+            if name == "transform" and counts is None:
+                hint = "set uses_num_keys = True if it reads num_keys, which is None otherwise"
+            with users_errors(part, name, hint):
+                result = getattr(owner, name)(*arguments)
+            result = checked_array(result, expected)
+            if list(result.shape) != shape or not jnp.issubdtype(result.dtype, jnp.floating):
+                raise PartError(f"{expected}; got {result.dtype} {list(result.shape)}")
+            results.append(result)
+        return results
+
     def shape(*sizes: int) -> Any:
         return jax.ShapeDtypeStruct(sizes, dtype)
-
-    def run(params: Any, logits: Array, num_keys: Array, weights: Array) -> Any:
-        def call(method: str, array: Array, *more: Any) -> Array:
-            expected = f"{method} must be elementwise, {list(array.shape)} of {list(array.shape)}"
-            hint = expected
-            if method == "transform" and not normalizer.uses_num_keys:
-                hint = "set uses_num_keys = True if it reads num_keys, which is None otherwise"
-            with users_errors(part, method, hint):
-                result = getattr(normalizer, method)(params, array, *more)
-            result = checked_array(result, expected)
-            if result.shape != array.shape or not jnp.issubdtype(result.dtype, jnp.floating):
-                raise PartError(f"{expected}; got {result.dtype} {list(result.shape)}")
-            return result
-
-        transformed = call("transform", logits, num_keys if normalizer.uses_num_keys else None)
-        inverse = call("inverse", weights) if normalizer.visits(dtype) else None
-        return transformed, call("weight", logits), inverse
 
     shapes = jax.tree.map(lambda leaf: shape(*leaf.shape), shapes)
     arrays = shape(3, 5), shape(3, 1), shape(3)  # logits, number of keys, weights
@@ -88,40 +95,36 @@ def _check_weights(known: Known, dtype: Any) -> None:
     """Raises ValueError unless the weights of a few rows are as `Normalizer` says."""
 
     normalizer: Normalizer = known.part
-
-    def init() -> Any:
-        return cast_floats(normalizer.init(jax.random.key(0)), dtype)
-
     name = named("normalizer", normalizer)
-    params = on_numbers(init)
+    params = on_numbers(lambda: cast_floats(normalizer.init(jax.random.key(0)), dtype))
+    family = family_of(normalizer, params)
     logits = np.random.default_rng(0).standard_normal((4, 6)).astype(dtype) * 4
-    num_keys = np.full((4, 1), 6, dtype)
 
-    def transform(logits: Array, num_keys: Array) -> Array:
-        read = num_keys if normalizer.uses_num_keys else None
-        return normalizer.transform(params, logits, read)
+    def transform(logits: Array) -> Array:
+        num_keys = jnp.full(len(logits), 6, dtype) if normalizer.uses_num_keys else None
+        return transformed(normalizer, params, logits, num_keys, finite=True)
 
-    def weight(shifted: Array, _: Any) -> Array:
-        return normalizer.weight(params, shifted)
+    def weight(shifted: Array) -> Array:
+        return family.normalizer.weight(family.params, shifted)
 
     for name_of_method, method in (("transform", transform), ("weight", weight)):
-        halves = [on_numbers(method, logits[:, i : i + 3], num_keys) for i in (0, 3)]
-        if not close(on_numbers(method, logits, num_keys), np.hstack(halves)):
+        halves = [on_numbers(method, logits[:, i : i + 3]) for i in (0, 3)]
+        if not close(on_numbers(method, logits), np.hstack(halves)):
             raise ValueError(
                 f"{name} must have a {name_of_method} that is elementwise; it depends on other"
                 " logits of the row"
             )
     # The largest shifted logit is that of a weight of 1, where the weights of a row sum to 1.
     top = 20.0
-    if normalizer.visits(dtype):
-        top = float(on_numbers(lambda weight: normalizer.inverse(params, weight), dtype(1.0)))
+    if num_visits(normalizer, dtype):
+        top = float(on_numbers(family.inverse, dtype(1.0)))
         if not np.isfinite(top):
             raise ValueError(
                 f"{name} must have a finite inverse(1), the shifted logit of a single key; got"
                 f" {top}: set sums_to_one = False if no weight reaches 1"
             )
     shifted = np.append(-np.inf, np.linspace(top - 30, top, 61)).astype(dtype)
-    weights = on_numbers(lambda shifted: normalizer.weight(params, shifted), shifted)
+    weights = on_numbers(weight, shifted)
     for wrong, problem in (
         (np.isnan(weights), "must be numbers"),
         (weights < 0, "must not be negative"),
@@ -133,7 +136,7 @@ def _check_weights(known: Known, dtype: Any) -> None:
             raise ValueError(
                 f"{name}: weights {problem}; weight({shifted[worst]:.4g}) is {weights[worst]:.4g}"
             )
-    if normalizer.sums_to_one:
+    if family.normalizer.sums_to_one:
         sums = on_numbers(lambda logits: normalizer(params, logits).sum(1), logits)
         if not np.allclose(sums, 1, atol=1e-3):
             worst = sums[np.argmax(np.abs(sums - 1))]

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from attention_jax.core.checks import check_integer, checked_number
 from attention_jax.normalizers.contract import Normalizer, Params
-from attention_jax.normalizers.row_state import RowState
 from attention_jax.normalizers.softmax import Softmax
 
 Array = jax.Array
@@ -66,59 +65,20 @@ class LogScaled(Normalizer):
             factor = jnp.log(num_keys)
         else:
             factor = jnp.maximum(jnp.log1p(num_keys) / math.log1p(self.start), 1)
-        inner = self._inner(params)
-        return self.normalizer.transform(inner, scale * factor * logits, num_keys)
-
-    def _inner(self, params: Params) -> Params:
-        """The parameters of the inner normaliser."""
-        return params["normalizer"] if self.learned else params
-
-    # --- all else is that of the inner normaliser ---
+        scaled = scale * factor * logits
+        return self.normalizer.transform(self._inner(params), scaled, num_keys)
 
     @property
     def uses_num_keys(self) -> bool:  # type: ignore[override]
         return True
 
     @property
-    def sums_to_one(self) -> bool:  # type: ignore[override]
-        return self.normalizer.sums_to_one
+    def family(self) -> Normalizer:
+        return self.normalizer.family
 
-    @property
-    def convex(self) -> bool:  # type: ignore[override]
-        return self.normalizer.convex
+    def family_params(self, params: Params) -> Params:
+        return self.normalizer.family_params(self._inner(params))
 
-    @property
-    def has_statistics(self) -> bool:  # type: ignore[override]
-        return self.normalizer.has_statistics
-
-    def check_contract(self) -> None:
-        self.normalizer.check_contract()
-
-    def weight(self, params: Params, shifted: Array) -> Array:
-        return self.normalizer.weight(self._inner(params), shifted)
-
-    def safe_weight(self, params: Params, shifted: Array) -> Array:
-        return self.normalizer.safe_weight(self._inner(params), shifted)
-
-    def inverse(self, params: Params, weight: Array) -> Array:
-        return self.normalizer.inverse(self._inner(params), weight)
-
-    def sink_logit(self, params: Params) -> Array | None:
-        return self.normalizer.sink_logit(self._inner(params))
-
-    def with_sink(
-        self, params: Params, logits: Array, mask: Array | None
-    ) -> tuple[Array, Array | None]:
-        return self.normalizer.with_sink(self._inner(params), logits, mask)
-
-    def weights_of_rows(self, params: Params, logits: Array, mask: Array | None) -> Array:
-        return self.normalizer.weights_of_rows(self._inner(params), logits, mask)
-
-    def visits(self, dtype: Any) -> int:
-        return self.normalizer.visits(dtype)
-
-    def empty_state(
-        self, params: Params, rows: int, value_dim: int, dtype: Any, *, statistics: bool
-    ) -> RowState:
-        inner = self._inner(params)
-        return self.normalizer.empty_state(inner, rows, value_dim, dtype, statistics=statistics)
+    def _inner(self, params: Params) -> Params:
+        """The parameters of the inner normaliser."""
+        return params["normalizer"] if self.learned else params

@@ -64,6 +64,3 @@ class Sigmoid(Normalizer):
     def weight(self, params: Params, shifted: Array) -> Array:
         del params
         return jax.nn.sigmoid(shifted)
-
-    def safe_weight(self, params: Params, shifted: Array) -> Array:
-        return self.weight(params, shifted)  # which reads no parameters

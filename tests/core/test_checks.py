@@ -31,14 +31,14 @@ class Forgetful(aj.Score):
     ("changed", "message"),
     [
         # shapes and dtypes
-        ({"query": jnp.ones(DK)}, r"query must be \[\*B, T, Dq\]; got \[11\]"),
+        ({"query": jnp.ones(DK)}, r"query must be \[\*B, T, Dq\].*; got \[11\]"),
         ({"value": jnp.ones(())}, r"value must be \[\*B, S, Dv\]; got \[\]"),
         ({"query": "tokens"}, "query must be an array; got str"),
         ({"key": [[[1.0], [1.0, 2.0]]]}, "key must be an array; got list"),
         ({"query": jnp.ones((B, T, DK), int)}, "query must be floating-point; got dtype int32"),
         ({"key": jnp.ones((B, S, DK), complex)}, "key must be floating-point; got dtype complex64"),
         ({"value": jnp.ones((B, S, DV), bool)}, "value must be floating-point; got dtype bool"),
-        ({"query": jnp.ones((B, T, 0))}, r"query must have at least one feature; got \[2, 5, 0\]"),
+        ({"query": jnp.ones((B, T, 0))}, r"query must .* at least one feature; got \[2, 5, 0\]"),
         (
             {"key": jnp.ones((3, S, DK))},
             r"key must have batch axes that broadcast to \[2\], those of query \[2, 5, 11\];"
@@ -61,9 +61,7 @@ class Forgetful(aj.Score):
         # parameters
         (
             {"score": "general"},
-            r"params must be {'kernel': \[11, 11\]} for score General\(\) with query"
-            r" \[..., T, 11\] and key \[..., S, 11\]; got {}: give params=score.init\(rng, 11,"
-            r" 11\), where score = General\(\)",
+            r"params must be {'kernel': \[11, 11\]} for score General\(\) with query .*; got {}: its init",
         ),
         (
             {"score": "dot", "params": {"kernel": jnp.ones((DK, DK))}},
@@ -74,10 +72,10 @@ class Forgetful(aj.Score):
             r"params must be {'key_kernel': \[11, 17\], 'query_kernel': \[11, 17\], 'v': \[17\]}"
             r".* got {'v': \[17\]}",
         ),
-        ({"score": "general", "params": 3.0}, r"params must be {'kernel': .* got 3.0: give "),
+        ({"score": "general", "params": 3.0}, r"params must be {'kernel': .* got 3.0: its init"),
         (
             {"score": "general", "params": {"kernel": jnp.ones((DK, DQ))}},
-            r"params\['kernel'\] must be \[11, 11\] for score General\(\).* got \[11, 3\]",
+            r"params\['kernel'\] must be \[..., 11, 11\] for score General\(\).* got \[11, 3\]",
         ),
         (
             {"score": "general", "params": {"kernel": jnp.ones((3, DK, DK))}},
@@ -89,7 +87,7 @@ class Forgetful(aj.Score):
         ),
         (
             {"score": aj.Additive(5), "params": ADDITIVE},
-            r"params\['key_kernel'\] must be \[11, 5\] for score Additive\(hidden_dim=5\)",
+            r"params\['key_kernel'\] must be \[..., 11, 5\] for score Additive\(hidden_dim=5\)",
         ),
         # mask and bias
         (
@@ -134,7 +132,7 @@ class Forgetful(aj.Score):
         ({"dropout_rate": None}, r"dropout_rate must be a Python number in \[0, 1\); got None"),
         (
             {"dropout_rate": 0.1, "dropout_rng": jax.random.split(RNG, 3)},
-            r"dropout_rng must be one PRNG key; got \[3\] of them",
+            r"dropout_rng must be one PRNG key, .*; got \[3\] of them",
         ),
         ({"dropout_rate": 0.1, "dropout_rng": 7}, "dropout_rng must be one PRNG key, as .*; got 7"),
         (

@@ -1,4 +1,4 @@
-"""The masked softmax and its rows' statistics: values, gradients of both orders, extremes."""
+"""The masked softmax: values, gradients of both orders, extremes."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,6 @@ from conformance import S, T, allowed_table
 from finite_differences import check_derivatives
 
 from attention_jax import causal_mask, masked_softmax, padding_mask
-from attention_jax.implementations.softmax import row_statistics
 
 TABLE = allowed_table("dense")[0]  # its row 2 is all False
 
@@ -41,10 +40,6 @@ def test_hand_computed_row():
     np.testing.assert_allclose(masked_softmax(logits), [0.125, 0.25, 0.625], rtol=1e-6)
     mask = jnp.array([True, False, True])
     np.testing.assert_allclose(masked_softmax(logits, mask), [1 / 6, 0, 5 / 6], rtol=1e-6)
-    logsumexp, entropy, max_logit = row_statistics(logits)
-    np.testing.assert_allclose(logsumexp, 2.0794415, rtol=1e-6)  # ln 8
-    np.testing.assert_allclose(entropy, 0.9002561, rtol=1e-6)  # 1/8 ln8 + 1/4 ln4 + 5/8 ln(8/5)
-    np.testing.assert_allclose(max_logit, 1.6094379, rtol=1e-6)  # ln 5
 
 
 @pytest.mark.parametrize("axis", [0, 1, -2, -1])
@@ -88,7 +83,7 @@ def test_minus_infinity_is_a_mask_and_so_is_a_row_of_it():
     logits = jnp.asarray(np.where(TABLE, logits_of(), -np.inf), jnp.float32)
 
     def total(logits):
-        return (masked_softmax(logits) ** 2).sum() + (row_statistics(logits).entropy ** 2).sum()
+        return (masked_softmax(logits) ** 2).sum()
 
     expected = softmax_by_loops(logits_of(), TABLE)
     np.testing.assert_allclose(masked_softmax(logits), expected, atol=3e-7)
@@ -110,10 +105,6 @@ def test_masked_entries_are_never_read(poison):
     gradient = jax.grad(lambda logits: (weight * masked_softmax(logits, TABLE)).sum())(dirty)
     assert np.isfinite(gradient).all()
     assert (gradient[~TABLE] == 0).all()
-    for name, statistic in row_statistics(dirty, jnp.asarray(TABLE))._asdict().items():
-        np.testing.assert_array_equal(
-            statistic, getattr(row_statistics(clean, jnp.asarray(TABLE)), name)
-        )
 
 
 def test_masked_tangents_are_never_read():
@@ -134,10 +125,6 @@ def test_masked_tangents_are_never_read():
 def test_a_nan_that_is_not_masked_is_not_hidden():
     logits = jnp.array([[0.0, jnp.nan, 1.0], [0.0, 1.0, 2.0]])
     assert np.isnan(masked_softmax(logits)[0]).all()
-    logsumexp, entropy, max_logit = row_statistics(logits)
-    for statistic in (logsumexp, entropy, max_logit):
-        assert np.isnan(statistic[0])
-        assert np.isfinite(statistic[1])
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
@@ -146,14 +133,6 @@ def test_huge_logits_stay_right(sign):
     # Row 0: weights 1/(1+1/e), 1/(1+e), 0; row 1: 1, 0, 0.
     expected = [[0.7310586, 0.2689414, 0.0], [1.0, 0.0, 0.0]]
     np.testing.assert_allclose(masked_softmax(logits), expected, rtol=1e-6)
-    logsumexp, entropy, max_logit = row_statistics(logits)
-    np.testing.assert_allclose(logsumexp, [sign * 1e4 + 0.3132617, 1e4], rtol=1e-7)
-    np.testing.assert_allclose(entropy, [0.5822031, 0.0], rtol=2e-6)
-    np.testing.assert_allclose(max_logit, [sign * 1e4, 1e4])
-    gradient = jax.jit(jax.grad(lambda logits: row_statistics(logits).entropy.sum()))(logits)
-    # dH/dl_j = -w_j (log w_j + H)
-    np.testing.assert_allclose(gradient[0], [-0.1966119, 0.1966119, 0.0], rtol=1e-4)
-    assert gradient[1].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_saturated_backward_is_finite():
@@ -180,41 +159,10 @@ def test_gradients_of_two_orders_in_both_modes():
         check_derivatives(lambda logits: masked_softmax(logits, TABLE), logits_of())
 
 
-def test_gradients_of_the_statistics():
-    with jax.enable_x64(True):
-        mask = jnp.asarray(np.delete(TABLE, 2, axis=0))  # differences of -inf are no gradients
-
-        logits = jnp.asarray(np.delete(logits_of(), 2, axis=0))
-        check_derivatives(lambda logits: row_statistics(logits, mask)[:2], logits)
-        gradient = jax.grad(lambda logits: row_statistics(logits, mask).max_logit.sum())(logits)
-    assert not gradient.any()
-
-
-def test_a_row_without_keys():
-    mask = jnp.asarray(TABLE)
-    logits = jnp.asarray(logits_of(), jnp.float32)
-    statistics = row_statistics(logits, mask)
-    assert [statistic[2].item() for statistic in statistics] == [-np.inf, 0.0, -np.inf]
-    for number in range(2):
-
-        def loss(logits, number=number):
-            return row_statistics(logits, mask)[number].sum()
-
-        for derivative in (jax.grad(loss), jax.hessian(loss)):
-            result = jax.jit(derivative)(logits)
-            assert np.isfinite(result).all()
-            assert not result[2].any()
-            assert result.any()
-
-
 @pytest.mark.parametrize("shape", [(0, 7), (5, 0), (0, 0)])
 def test_empty(shape):
     weights = masked_softmax(jnp.zeros(shape))
     assert weights.shape == shape
-    logsumexp, entropy, max_logit = row_statistics(jnp.zeros(shape))
-    assert logsumexp.shape == entropy.shape == max_logit.shape == shape[:1]
-    assert (logsumexp == -jnp.inf).all()
-    assert (entropy == 0).all()
 
 
 @pytest.mark.parametrize(

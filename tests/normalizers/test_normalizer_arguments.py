@@ -223,29 +223,3 @@ def test_a_normalizer_must_define_its_methods():
     ):
         with pytest.raises(ValueError, match=method):
             aj.attention(*arrays(), normalizer=normalizer)
-
-
-@pytest.mark.parametrize("implementation", ["reference", "tiled"])
-def test_a_sink_far_above_all_logits(implementation):
-    """exp(-200) is 0 in float32: rows with keys are told from those without all the same."""
-
-    def logsumexp(sink):
-        _, statistics = aj.attention(
-            *arrays(),
-            mask=TABLE,
-            normalizer="softmax(sink=True)",
-            normalizer_params={"sink": sink},
-            implementation=implementation,
-            block_sizes=BLOCKS,
-            return_statistics=True,
-        )
-        return jnp.where(TABLE.any(1), statistics.logsumexp, 0), statistics
-
-    (found, statistics), dsink = quick_jit(
-        lambda sink: (logsumexp(sink), jax.jacrev(lambda sink: logsumexp(sink)[0])(sink))
-    )(jnp.float32(200))
-    expected = np.where(TABLE.any(1), 200.0, 0.0)
-    np.testing.assert_allclose(found, expected)
-    np.testing.assert_allclose(dsink, expected / 200)
-    np.testing.assert_allclose(statistics.entropy, np.zeros(T), atol=1e-6)
-    np.testing.assert_allclose(np.asarray(statistics.max_logit)[TABLE.any(1)], 200.0)

@@ -8,81 +8,13 @@ from normalizer_cases import (
     NORMALIZER_CASES,
     sparsemax_by_sorting,
 )
-from normalizer_inputs import BLOCKS, KEY, QUERY, RNG, TABLE, D, S, T, arrays, params_of
+from normalizer_inputs import BLOCKS, KEY, QUERY, RNG, TABLE, S, T, arrays, params_of
 from quick_compilation import quick_jit
 
 import attention_jax as aj
 from attention_jax.implementations import PORTABLE
 
 # --- identities ---
-
-
-@pytest.mark.parametrize("implementation", PORTABLE)
-def test_a_sink_is_one_more_key_of_value_0(implementation):
-    """Also its statistics are those of softmax with this key; a row without keys has none."""
-    with jax.enable_x64(True):
-        query, key, value = arrays(jnp.float64)
-        sink = jnp.asarray(-0.5)
-        bias = jnp.zeros((T, S + 1)).at[:, S].set(sink)
-        bias = bias.at[:, :S].set(query @ key.T)
-        table = np.concatenate([TABLE, TABLE.any(1, keepdims=True)], axis=1)
-        ones = jnp.zeros((S + 1, D))
-        expected, expected_statistics = aj.attention(
-            jnp.zeros((T, D)),
-            ones,
-            jnp.concatenate([value, jnp.zeros((1, D))]),
-            bias=bias,
-            mask=table,
-            return_statistics=True,
-            implementation="reference",
-        )
-        got, statistics = aj.attention(
-            query,
-            key,
-            value,
-            score="dot",
-            mask=TABLE,
-            normalizer="softmax(sink=True)",
-            normalizer_params={"sink": sink},
-            return_statistics=True,
-            implementation=implementation,
-            block_sizes=BLOCKS,
-        )
-    np.testing.assert_allclose(got, expected, atol=1e-14)
-    for one, other in zip(statistics, expected_statistics, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-14)
-
-
-def test_gradients_of_statistics_with_a_sink():
-    """In tiles as by automatic differentiation, in reverse and in forward mode."""
-    with jax.enable_x64(True):
-        primals = (*arrays(jnp.float64), {"sink": jnp.asarray(0.5)})
-        tangents = jax.tree.map(jnp.cos, primals)
-
-        def both(implementation):
-            def loss(query, key, value, params):
-                output, (logsumexp, entropy, _) = aj.attention(
-                    query,
-                    key,
-                    value,
-                    mask=TABLE,
-                    normalizer="softmax(sink=True)",
-                    normalizer_params=params,
-                    return_statistics=True,
-                    implementation=implementation,
-                    block_sizes=BLOCKS,
-                )
-                logsumexp = jnp.where(TABLE.any(1), logsumexp, 0)
-                return jnp.sum(jnp.sin(output)) + jnp.sum(logsumexp**2) + jnp.sum(entropy**2)
-
-            def derivatives(primals, tangents):
-                gradient = jax.grad(loss, (0, 1, 2, 3))(*primals)
-                return gradient, jax.jvp(loss, primals, tangents)[1]
-
-            return quick_jit(derivatives)(primals, tangents)
-
-        got, expected = both("tiled"), both("reference")
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), got, expected)
 
 
 @pytest.mark.parametrize("implementation", PORTABLE)
@@ -130,7 +62,7 @@ def test_known_weights():
     np.testing.assert_allclose(aj.Softmax()({}, jnp.zeros((1, 4))), [[0.25] * 4])
     with jax.enable_x64(True):  # softmax as its own generic normaliser, with a search
         logits = jnp.asarray(RNG.normal(size=(T, S)))
-        searched = aj.Normalizer.__call__(SearchedSoftmax(), {}, logits)
+        searched = SearchedSoftmax()({}, logits)
         np.testing.assert_allclose(searched, jax.nn.softmax(logits), atol=1e-15)
 
 

@@ -1,0 +1,169 @@
+"""Statistics, sinks and extreme logits: rows of softmax in tiles of any size, against NumPy.
+
+The logits are a bias, so that they are exactly these numbers.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import quick_jit
+from finite_differences import check_derivatives
+
+import attention_jax as aj
+from attention_jax.implementations import PORTABLE
+
+ROWS, KEYS, DV = 5, 11, 3
+RNG = np.random.default_rng(6)
+LOGITS, VALUES = RNG.normal(size=(ROWS, KEYS)) * 5, RNG.normal(size=(KEYS, DV))
+LOWEST = np.finfo(np.float32).min  # what many take for minus infinity
+
+every_implementation = pytest.mark.parametrize(
+    ("implementation", "block"), [("reference", KEYS), ("tiled", 1), ("tiled", 4)]
+)
+
+
+def attend(logits, sink, implementation, block, values=VALUES):
+    """(output, statistics) of rows with these logits."""
+    rows, keys = logits.shape
+    return aj.attention(
+        jnp.zeros((rows, 1), logits.dtype),
+        jnp.zeros((keys, 1), logits.dtype),
+        jnp.asarray(values, logits.dtype),
+        score="dot",
+        bias=logits,
+        normalizer=aj.Softmax(sink=sink is not None),
+        normalizer_params={} if sink is None else {"sink": jnp.asarray(sink, logits.dtype)},
+        implementation=implementation,
+        block_sizes=aj.BlockSizes(3, block),
+        return_statistics=True,
+    )
+
+
+def in_numpy(logits, sink=None):
+    """The same in longdouble, row by row, over what is finite; a row without keys has no sink."""
+    output, statistics = np.zeros((len(logits), DV)), []
+    for i, row in enumerate(np.asarray(logits, np.longdouble)):
+        if np.isneginf(row).all():
+            statistics.append([-np.inf, 0, -np.inf])
+            continue
+        row = row if sink is None else np.append(row, np.longdouble(sink))
+        weights = np.exp(row - row.max())
+        logsumexp = np.log(weights.sum()) + row.max()
+        weights = weights / weights.sum()
+        entropy = -sum(w * np.log(w) for w in weights if w > 0)
+        output[i] = weights[:KEYS] @ VALUES
+        statistics.append([logsumexp, entropy, row.max()])
+    return output, np.array(statistics, np.float64).T
+
+
+def extreme_rows():
+    """No key; none in the first tile, or only there; overflow; and logits of 1e4."""
+    logits = LOGITS.copy()
+    logits[0] = -np.inf
+    logits[1, :4] = -np.inf
+    logits[2, 4:] = -np.inf
+    logits[3, :4] = LOWEST
+    logits[3, 4] = -LOWEST / 2
+    logits[4, [0, 7]] = 1e4, 1e4 - 1
+    return logits.astype(np.float32)
+
+
+@every_implementation
+@pytest.mark.parametrize("sink", [None, -0.5, 200.0, -np.inf])
+def test_rows_in_tiles_of_any_size(implementation, block, sink):
+    with jax.enable_x64(True):
+        output, statistics = attend(jnp.asarray(LOGITS), sink, implementation, block)
+    expected, expected_statistics = in_numpy(LOGITS, sink)
+    np.testing.assert_allclose(output, expected, rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(statistics, expected_statistics, rtol=1e-13, atol=1e-13)
+
+    narrow = extreme_rows()
+    output, statistics = attend(jnp.asarray(narrow), sink, implementation, block)
+    expected, expected_statistics = in_numpy(narrow, sink)
+    np.testing.assert_allclose(output, expected, atol=2e-6)
+    np.testing.assert_allclose(statistics, expected_statistics, rtol=1e-6, atol=2e-6)
+
+
+@every_implementation
+def test_a_nan_is_not_hidden(implementation, block):
+    logits = jnp.asarray(LOGITS, jnp.float32).at[1, 6].set(jnp.nan)
+    output, statistics = attend(logits, 0.5, implementation, block)
+    for array in (output[:, 0], *statistics):
+        np.testing.assert_array_equal(np.isnan(array), np.arange(ROWS) == 1)
+
+
+@pytest.mark.parametrize("sink", [None, 0.5, 200.0])
+def test_derivatives(sink):
+    """Reference against differences, tiles against the reference, in reverse and forward mode."""
+    with jax.enable_x64(True):
+        primals = (
+            jnp.asarray(LOGITS / 5),
+            None if sink is None else jnp.asarray(sink),
+            jnp.asarray(VALUES),
+        )
+        tangents = jax.tree.map(jnp.cos, primals)
+
+        def of_statistics(logits):
+            output, statistics = attend(logits, sink, "reference", KEYS)
+            return output, statistics.logsumexp, statistics.entropy
+
+        if sink != 200:  # there all derivatives are below 1e-80
+            check_derivatives(of_statistics, primals[0])
+
+        def derivatives(implementation, block):
+            def loss(logits, sink, values):
+                output, statistics = attend(logits, sink, implementation, block, values)
+                entropy = statistics.entropy * jnp.sin(statistics.logsumexp)
+                return (output**2).sum() + entropy.sum()
+
+            numbers = tuple(i for i, primal in enumerate(primals) if primal is not None)
+
+            def all_modes(*primals):
+                return (
+                    jax.grad(loss, numbers)(*primals),
+                    jax.jvp(lambda *p: jax.jvp(loss, p, tangents)[1], primals, tangents),
+                )
+
+            return quick_jit(all_modes)(*primals)
+
+        expected = derivatives("reference", KEYS)
+        for block in (1, 4):
+            got = derivatives("tiled", block)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), got, expected)
+
+
+@pytest.mark.parametrize("implementation", PORTABLE)
+@pytest.mark.parametrize("sink", [None, 0.0])
+def test_derivatives_of_extreme_rows_are_finite(implementation, sink):
+    """Also where a cotangent of a row without keys is NaN."""
+    logits, values = jnp.asarray(extreme_rows()).at[3].set(0), jnp.asarray(VALUES, jnp.float32)
+    rows = {"output": (ROWS, DV), "logsumexp": ROWS, "entropy": ROWS, "max_logit": ROWS}
+    cotangents = [jnp.ones(shape, jnp.float32).at[0].set(jnp.nan) for shape in rows.values()]
+
+    def attended(logits, sink, values):
+        output, statistics = attend(logits, sink, implementation, 4, values)
+        return [output, *statistics]
+
+    sink = None if sink is None else jnp.float32(sink)
+    _, pull_back = jax.vjp(attended, logits, sink, values)
+    gradients = pull_back(cotangents)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+    assert not gradients[0][0].any()
+    assert gradients[0][1:, 4:].any()
+
+
+@pytest.mark.parametrize("implementation", PORTABLE)
+def test_the_largest_logit_has_no_gradient(implementation):
+    def largest(logits):
+        return attend(logits, 0.5, implementation, 4)[1].max_logit.sum()
+
+    assert not jax.grad(largest)(jnp.asarray(LOGITS, jnp.float32)).any()
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (5, 0)])
+def test_no_queries_and_no_keys(shape):
+    output, statistics = attend(jnp.zeros(shape), 0.5, "tiled", 4, jnp.ones((shape[1], DV)))
+    assert not output.any()
+    expected = np.array([-np.inf, 0, -np.inf])[:, None] * np.ones(shape[0])
+    np.testing.assert_array_equal(statistics, expected)
