@@ -239,8 +239,8 @@ def _one_example(
             # a masked key must get none.
             seen = allowed_only(allowed, coverage)
             keys = chunk.keys + jnp.outer(seen, kernel).astype(chunk.keys.dtype)
-            query = jax.tree.map(lambda leaf: leaf[None], query)
-            logits = masked_pair(score, chunk.params, query, keys, allowed[None], chunk.stand_ins)[
+            query, allowed_row = jax.tree.map(lambda leaf: leaf[None], (query, allowed))
+            logits = masked_pair(score, chunk.params, query, keys, allowed_row, chunk.stand_ins)[
                 0
             ].astype(dtype)
             weights = masked_softmax(logits if bias is None else logits + bias, allowed)

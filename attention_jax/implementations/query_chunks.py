@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
     keys: Any  # [S, Fk] features from `project_key`, or a pytree of such arrays
     values: Array  # [S, Dv]
     bias: Array | None  # [t, S]
-    allowed: Array  # bool [t, S], False for padding of the last chunk
+    allowed: Array | None  # bool [t, S], False for padding of the last chunk; None for all pairs
     positions: Array  # int [t], the positions of the queries
     stand_ins: tuple[Any, Any] | None  # features that replace those of masked pairs
 
@@ -106,23 +106,23 @@ def attend_in_order(
         index, queries, tables = query_tile
         biases = BiasTiles(tuple(table[None] for table in tables), arrays.biases.functions)
         bias = bias_tiles.tile_values(biases, integers, plan.grid, index, first_key)
-        allowed = jnp.ones(shape, bool)
         chunk = Chunk(
             params=arrays.params,
             queries=queries,
             keys=keys,
             values=values,
             bias=None if bias is None else jnp.broadcast_to(bias, shape),
-            allowed=allowed if mask is None else allowed_pairs(plan, mask, index, first_key),
+            allowed=None if mask is None else allowed_pairs(plan, mask, index, first_key),
             positions=positions(index, plan.tile.query),
             stand_ins=stand_ins,
         )
         carry, weights, rows = compute_weights(chunk, carry)
         output = einsum("ts,sd->td", weights, values)
-        # A NaN value that another query may see reaches a query without keys as 0 * NaN.
-        any_allowed = chunk.allowed.any(1)
-        output = jnp.where(any_allowed[:, None], output, 0)
-        rows = jax.tree.map(lambda row: jnp.where(any_allowed, row, 0), rows)
+        if chunk.allowed is not None:
+            # A NaN value that another query may see reaches a query without keys as 0 * NaN.
+            any_allowed = chunk.allowed.any(1)
+            output = allowed_only(any_allowed[:, None], output)
+            rows = jax.tree.map(functools.partial(allowed_only, any_allowed), rows)
         returned_weights = weights.astype(dtype) if return_weights else None
         return carry, (output.astype(dtype), returned_weights, rows)
 
@@ -134,9 +134,9 @@ def attend_in_order(
     return *results, carry
 
 
-def allowed_only(allowed: Array, pairs: Array) -> Array:
+def allowed_only(allowed: Array | None, pairs: Array) -> Array:
     """`pairs` with 0 in place of masked entries, whose cotangents then reach nothing."""
-    return jnp.where(allowed, pairs, 0)
+    return pairs if allowed is None else jnp.where(allowed, pairs, 0)
 
 
 def _used_tokens(plan: Plan, mask: Mask) -> tuple[Array, Array]:
