@@ -16,7 +16,8 @@ from attention_jax.core.checks import (
     checked_rate,
     checked_rng,
 )
-from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
+from attention_jax.implementations import BlockSizes, Inputs
+from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.normalizers import Normalizer, Softmax, known_normalizer
 from attention_jax.pairwise.biases import as_bias
 from attention_jax.pairwise.known import known_positions

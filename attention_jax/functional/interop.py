@@ -25,7 +25,8 @@ from attention_jax.functional.interop_layout import (
     checked_layout,
     weights_by_group,
 )
-from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
+from attention_jax.implementations import BlockSizes
+from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.known import known_positions
 from attention_jax.pairwise.masks import Mask, causal_mask, local_mask, padding_mask

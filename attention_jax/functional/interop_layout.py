@@ -21,7 +21,7 @@ from attention_jax.functional.checks import checked_inputs
 from attention_jax.functional.heads import group_heads, ungroup_heads
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.choice import choose
+from attention_jax.kernels.choice import choose
 from attention_jax.pairwise.biases import as_bias
 from attention_jax.pairwise.masks import Mask, as_mask
 from attention_jax.pairwise.position_functions import PositionFunction, broadcasts, pad_rank

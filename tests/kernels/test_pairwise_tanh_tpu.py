@@ -7,7 +7,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from attention_jax.scores.pairwise_tanh_tpu import weighted_tanh, weighted_tanh_vjp
+from attention_jax.kernels.mosaic_tpu.weighted_tanh import weighted_tanh, weighted_tanh_vjp
 
 
 def in_kernel(function, *args):

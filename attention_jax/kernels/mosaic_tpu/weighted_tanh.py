@@ -12,7 +12,6 @@ each row of a register, so that no unit has to repeat them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -22,29 +21,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from attention_jax.scores.contract import Params, Score
-
 Array = jax.Array
 
 _REGISTER = 8, 128  # rows and lanes
 _BLOCK = 8 * 8 * 128  # numbers of a block, in 8 of 64 registers
 _UNROLLED = 16  # features of a step of the loop of the backward pass
-
-
-@dataclasses.dataclass(frozen=True)
-class AdditiveOnTpu(Score):
-    """The tiles of `Additive` on a TPU."""
-
-    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        return weighted_tanh(params["v"], q_features, k_features)
-
-    def pair_vjp(
-        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
-    ) -> tuple[Params, Array, Array]:
-        dv, dq_features, dk_features = weighted_tanh_vjp(
-            params["v"], q_features, k_features, dlogits
-        )
-        return {**params, "v": dv}, dq_features, dk_features
 
 
 def weighted_tanh(v: Array, a: Array, b: Array) -> Array:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.implementations import Options, choice, cudnn
+from attention_jax.implementations import Options
 from attention_jax.implementations.contract import BlockSizes
+from attention_jax.kernels import choice, cudnn
 
 B, N, T, S, D, DV = 2, 3, 5, 7, 11, 13
 SCORES = ("dot", "scaled", "general", "cosine", "distance")

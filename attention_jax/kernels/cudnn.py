@@ -30,7 +30,7 @@ from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import plain_tiles, reference, tile_arrays, tiling
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import projected
-from attention_jax.implementations.window_masks import (
+from attention_jax.kernels.windows import (
     WINDOW_MASKS,
     bounds_of,
     parts_of,

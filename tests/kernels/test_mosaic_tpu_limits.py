@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import attention_jax as aj
-from attention_jax.implementations import Inputs, Options, mosaic_tpu, mosaic_tpu_calls
+from attention_jax.implementations import Inputs, Options
+from attention_jax.kernels import mosaic_tpu
+from attention_jax.kernels.mosaic_tpu import calls as mosaic_tpu_calls
 from attention_jax.pairwise.biases import RelativeBias
 
 NAME = "mosaic_tpu"

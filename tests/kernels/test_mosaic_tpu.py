@@ -21,7 +21,7 @@ from derivative_cases import DROPOUT, DV, S, T, agree, loss_of, normal, point_of
 from jax.experimental.pallas import tpu as pltpu
 
 import attention_jax as aj
-from attention_jax.implementations import mosaic_tpu_calls
+from attention_jax.kernels.mosaic_tpu import calls as mosaic_tpu_calls
 
 NAME = "mosaic_tpu"
 FAST_SCORES = ("additive", "own", "scaled")

@@ -2,7 +2,7 @@
 
 The inputs are prepared as for `tiled`, and the results and derivatives are the same: reverse mode
 by kernels, all other derivatives from `plain_tiles`. The logits never leave the registers: memory
-is linear in T and S. Each pair costs half a reciprocal for each feature, see `pairwise_tanh_gpu`.
+is linear in T and S. Each pair costs half a reciprocal for each feature, see `weighted_tanh`.
 
 What the kernels cannot do raises NotImplementedError before anything compiles: `reason_against`
 lists it. So does another device, or an older GPU, except under JAX's interpreter of these kernels.
@@ -14,6 +14,7 @@ Source: Dao et al. 2022, algorithms 1 and 4.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -24,28 +25,40 @@ from jax.export import is_symbolic_dim
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.backend import nvidia_generation
 from attention_jax.core.varying import is_varying
-from attention_jax.implementations import mosaic_gpu_calls as calls
 from attention_jax.implementations import (
-    mosaic_gpu_windows,
     tile_arrays,
     tiled,
     tiling,
 )
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
-from attention_jax.implementations.kernel_rule import KernelPlan, attention_by_kernels
-from attention_jax.implementations.mosaic_gpu_kernels import Shared, Side
-from attention_jax.implementations.mosaic_gpu_registers import ROWS
 from attention_jax.implementations.tiled import Residuals
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.kernels.kernel_rule import KernelPlan, attention_by_kernels
+from attention_jax.kernels.mosaic_gpu import calls, weighted_tanh
+from attention_jax.kernels.mosaic_gpu import windows as window_tiles
+from attention_jax.kernels.mosaic_gpu.kernels import Shared, Side
+from attention_jax.kernels.mosaic_gpu.registers import ROWS
+from attention_jax.kernels.mosaic_gpu.weighted_tanh import TokenFeatures, TokenGradients
+from attention_jax.kernels.score_forms import form_of
 from attention_jax.normalizers import AttentionStatistics, FinalRows, Softmax
 from attention_jax.normalizers.online_softmax import SoftmaxState
-from attention_jax.scores import pairwise_tanh_gpu
-from attention_jax.scores.pairwise_tanh_gpu import TokenFeatures, TokenGradients
+from attention_jax.scores import Additive, Params, Score
 
 Array = jax.Array
 
 HOPPER = 9.0  # its compute capability
 MOST_SHARED_MEMORY = 227 * 2**10  # bytes of a program on an H100
+
+
+@functools.singledispatch
+def sum_of_tanh(score: Score, params: Params) -> Array | None:
+    """The weights v [F] if `pair` is sum_f v_f tanh(q_features_if + k_features_jf), else None."""
+    return None
+
+
+@sum_of_tanh.register
+def _(score: Additive, params: Params) -> Array:
+    return params["v"]
 
 
 def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
@@ -79,7 +92,7 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
     generation = nvidia_generation()
     if generation is not None and generation < HOPPER:
         return f"its kernels need a Hopper GPU, of compute capability {HOPPER}; got {generation}"
-    weights = options.score.sum_of_tanh(inputs.params)
+    weights = form_of(sum_of_tanh, options.score, inputs.params)
     if weights is None:
         return f"its kernels compute additive attention, not {options.score}"
     if inputs.compute_dtype == jnp.float64:
@@ -102,7 +115,7 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
         )
     if is_varying(inputs):
         return "inside jax.shard_map it needs check_vma=False"
-    mask_reason = mosaic_gpu_windows.reason_against_mask(inputs.mask)
+    mask_reason = window_tiles.reason_against_mask(inputs.mask)
     return mask_reason and f"it {mask_reason}"
 
 
@@ -124,14 +137,14 @@ class Operands(NamedTuple):
 
 def _operands(plan: KernelPlan, arrays: Arrays, constants: Constants) -> Operands:
     lengths = plan.plan.padded_lengths
-    windows = mosaic_gpu_windows.windows(constants.mask, *lengths)
-    weights = plan.plan.options.score.sum_of_tanh(arrays.params)
+    windows = window_tiles.windows(constants.mask, *lengths)
+    weights = form_of(sum_of_tanh, plan.plan.options.score, arrays.params)
     assert weights is not None  # `reason_against` refuses other scores
     return Operands(
-        pairwise_tanh_gpu.token_features(weights, _flat(arrays.queries), _flat(arrays.keys)),
+        weighted_tanh.token_features(weights, _flat(arrays.queries), _flat(arrays.keys)),
         _flat(arrays.values).astype(jnp.float32).T,
         windows,
-        mosaic_gpu_windows.visits(windows, plan.plan.key_tiles, ROWS),
+        window_tiles.visits(windows, plan.plan.key_tiles, ROWS),
     )
 
 
@@ -170,9 +183,9 @@ def _backward(plan: KernelPlan, residuals: Residuals, cotangents: Any) -> Arrays
             Side(operands.features.keys, operands.values, None, None),
         )
     )
-    sum_of_tanh: Any = plan.plan.options.score.sum_of_tanh  # None for scores that are refused
-    weights, pull_back_weights = jax.vjp(sum_of_tanh, arrays.params)
-    dweights, dqueries, dkeys = pairwise_tanh_gpu.pull_back(
+    weights_of = functools.partial(form_of, sum_of_tanh, plan.plan.options.score)
+    weights, pull_back_weights = jax.vjp(weights_of, arrays.params)
+    dweights, dqueries, dkeys = weighted_tanh.pull_back(
         weights, TokenGradients(of_queries.slopes, of_keys.slopes, of_queries.inverses), drows
     )
     zeros = jax.tree.map(jnp.zeros_like, arrays)

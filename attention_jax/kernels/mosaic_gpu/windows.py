@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations.window_masks import (
+from attention_jax.kernels.windows import (
     WINDOW_MASKS,
     bounds_of,
     parts_of,

@@ -18,11 +18,11 @@ from attention_jax.core.backend import interpret_params
 from attention_jax.core.one_line import one_line
 from attention_jax.core.only_on import only_on
 from attention_jax.core.varying import varying_type
-from attention_jax.implementations import mosaic_tpu_kernels as kernels
-from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
-from attention_jax.implementations.mosaic_tpu_operands import Operands, TilePrograms
-from attention_jax.implementations.position_programs import SideValues
 from attention_jax.implementations.tiling import Plan
+from attention_jax.kernels.mosaic_tpu import kernels
+from attention_jax.kernels.mosaic_tpu import operands as operand_blocks
+from attention_jax.kernels.mosaic_tpu.operands import Operands, TilePrograms
+from attention_jax.kernels.mosaic_tpu.position_programs import SideValues
 
 Array = jax.Array
 

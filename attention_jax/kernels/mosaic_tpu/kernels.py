@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from attention_jax.core.products import einsum, tall_product
-from attention_jax.implementations.mosaic_tpu_operands import (
+from attention_jax.core.products import einsum
+from attention_jax.kernels.mosaic_tpu.operands import (
     Operands,
     Schedule,
     TilePrograms,
@@ -26,7 +26,8 @@ from attention_jax.implementations.mosaic_tpu_operands import (
     to_column,
     to_row,
 )
-from attention_jax.implementations.position_programs import PositionProgram, SideValues
+from attention_jax.kernels.mosaic_tpu.position_programs import PositionProgram, SideValues
+from attention_jax.kernels.mosaic_tpu.scores import transposed_product
 from attention_jax.pairwise import dropout
 
 Array = jax.Array
@@ -301,7 +302,7 @@ def _add_gradients(
         finite = jnp.where(weights > 0, shifted, 0)
         dweights = dweights - _repeat(state.dentropy[...], width) * finite
     dlogits = weights * dweights
-    state.sums.values[j] += tall_product(doutput, tile.kept(weights), in_kernel=True)
+    state.sums.values[j] += transposed_product(doutput, tile.kept(weights))
     dparams, dqueries, dkeys = tile.programs.score.pair_vjp(
         tile.params, tile.queries, tile.keys, dlogits
     )

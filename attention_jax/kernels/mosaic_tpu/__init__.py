@@ -22,18 +22,18 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.implementations import mosaic_tpu_kernels as kernels
-from attention_jax.implementations import mosaic_tpu_operands as operand_blocks
 from attention_jax.implementations import tile_arrays, tiled, tiling
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
-from attention_jax.implementations.kernel_rule import KernelPlan, attention_by_kernels
-from attention_jax.implementations.mosaic_tpu_calls import (
+from attention_jax.implementations.tiled import Residuals
+from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.kernels.kernel_rule import KernelPlan, attention_by_kernels
+from attention_jax.kernels.mosaic_tpu import kernels
+from attention_jax.kernels.mosaic_tpu import operands as operand_blocks
+from attention_jax.kernels.mosaic_tpu.calls import (
     lowering_settings,
     run_backward,
     run_forward,
 )
-from attention_jax.implementations.tiled import Residuals
-from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics, FinalRows, Softmax
 from attention_jax.normalizers.online_softmax import SoftmaxState
 

@@ -19,8 +19,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention_jax.implementations.mosaic_gpu_registers import ROWS, Registers, loop
-from attention_jax.scores.pairwise_tanh_gpu import (
+from attention_jax.kernels.mosaic_gpu.registers import ROWS, Registers, loop
+from attention_jax.kernels.mosaic_gpu.weighted_tanh import (
     DENOMINATORS,
     FEATURES_PER_STEP,
     two_inverses,
@@ -222,7 +222,7 @@ def forward_kernel(
 class BackwardResults(NamedTuple):
     """Sums over the other side with the cotangents g of the logits, in the main memory or a tile's.
 
-    See `pairwise_tanh_gpu.TokenGradients` for the first two.
+    See `weighted_tanh.TokenGradients` for the first two.
     """
 
     slopes: Any  # [F, tokens]

@@ -18,10 +18,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.extend import core
 
-from attention_jax.implementations import bias_tiles, position_programs
-from attention_jax.implementations.position_programs import PositionProgram, SideValues
+from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.tile_arrays import positions
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.kernels.mosaic_tpu import position_programs
+from attention_jax.kernels.mosaic_tpu.position_programs import PositionProgram, SideValues
+from attention_jax.kernels.mosaic_tpu.scores import on_tpu
+from attention_jax.kernels.score_forms import form_of
 from attention_jax.pairwise.mask_algebra import AndMask, DenseMask, NotMask, OrMask
 from attention_jax.pairwise.masks import Mask, array_field, mask_dataclass
 from attention_jax.scores import Score
@@ -131,7 +134,7 @@ def _programs_of(plan: Plan, structure: Any, shapes: tuple[Any, ...]) -> TilePro
         values = [bias_tiles.complete(*pair).values(*tile) for pair in pairs]
         return [value.reshape((1,) * (2 - value.ndim) + value.shape) for value in values]
 
-    score = plan.options.score.for_tpu()
+    score = form_of(on_tpu, plan.options.score)
     return TilePrograms(
         plan=plan,
         score=score,

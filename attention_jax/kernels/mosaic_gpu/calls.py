@@ -12,16 +12,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention_jax.core.backend import interpret_params
 from attention_jax.core.only_on import only_on
-from attention_jax.implementations import mosaic_gpu_kernels as kernels
-from attention_jax.implementations.mosaic_gpu_kernels import (
+from attention_jax.kernels.mosaic_gpu import kernels
+from attention_jax.kernels.mosaic_gpu.kernels import (
     BackwardResults,
     ForwardResults,
     Shared,
     Side,
 )
-from attention_jax.implementations.mosaic_gpu_registers import ROWS
-from attention_jax.implementations.on_host import on_host
-from attention_jax.scores.pairwise_tanh_gpu import FEATURES_PER_STEP
+from attention_jax.kernels.mosaic_gpu.on_host import on_host
+from attention_jax.kernels.mosaic_gpu.registers import ROWS
+from attention_jax.kernels.mosaic_gpu.weighted_tanh import FEATURES_PER_STEP
 
 Array = jax.Array
 

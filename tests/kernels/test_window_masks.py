@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.implementations.mosaic_gpu_windows import windows
-from attention_jax.implementations.window_masks import bounds_of, parts_of, smallest_lengths
+from attention_jax.kernels.mosaic_gpu.windows import windows
+from attention_jax.kernels.windows import bounds_of, parts_of, smallest_lengths
 
 T, S = 7, 9
 CAUSAL, LOCAL, OTHER_LOCAL = aj.causal_mask(-1), aj.local_mask(3, 2), aj.local_mask(1, 4)

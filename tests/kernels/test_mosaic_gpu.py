@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.implementations import Inputs, Options, choice, mosaic_gpu
+from attention_jax.implementations import Inputs, Options
 from attention_jax.implementations.contract import BlockSizes
+from attention_jax.kernels import choice, mosaic_gpu
 from attention_jax.scores import Concat
 
 # JAX's interpreter of these kernels is not public yet.
@@ -273,8 +274,6 @@ def test_a_pair_of_ones_own_is_not_a_sum_of_tanh():
         pair_vjp = aj.Score.pair_vjp
         pair_jvp = aj.Score.pair_jvp
         tile_params = aj.Additive.tile_params
-        for_tpu = aj.Score.for_tpu
-        sum_of_tanh = aj.Score.sum_of_tanh
         finite_slopes = aj.Additive.finite_slopes
 
         def pair(self, params, q_features, k_features):
