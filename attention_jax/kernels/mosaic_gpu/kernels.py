@@ -10,6 +10,7 @@ gradient is a sum along rows, and each program alone writes the gradients of its
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from attention_jax.kernels.mosaic_gpu.weighted_tanh import (
     two_inverses,
     two_quotients,
 )
+from attention_jax.kernels.rows import excess_terms, logit_cotangents, risen_excess
 
 Array = jax.Array
 
@@ -58,73 +60,92 @@ class Numbers:
     DENTROPY = 2  # of the entropy; only with statistics
 
 
-# --- copies ---
+class Program(NamedTuple):
+    """The references of a program, in the main memory and, from `own` on, in its own memory."""
+
+    shared: Shared
+    own_side: Side
+    other_side: Side
+    results: Any  # a NamedTuple of arrays [n, tokens] of the own side, or None
+    own: Side  # the program's tile
+    other: Side
+    tile_results: Any
+    weights: Any
+    of_weights: Any  # barriers of the copies
+    of_own: Any
+    of_other: Any
+
+    def start(self, i: Any) -> None:
+        """Copies the weights of the features and the own tile, and waits."""
+        plgpu.copy_gmem_to_smem(self.shared.weights, self.weights, self.of_weights)
+        plgpu.barrier_wait(self.of_weights)
+        _load(self.own_side, self.own, i, self.of_own)
+
+    def load_other(self, j: Any) -> None:
+        """Copies the tile j of the other side, and waits."""
+        _load(self.other_side, self.other, j, self.of_other)
+
+    def store(self, i: Any) -> None:
+        """Copies the results [n, 64] of the tile i into their columns of [n, tokens]."""
+        plgpu.commit_smem()
+        for source, target in zip(
+            *map(jax.tree.leaves, (self.tile_results, self.results)), strict=True
+        ):
+            for rows in _boxes(source):
+                columns = pl.ds(i * ROWS, ROWS)
+                plgpu.copy_smem_to_gmem(source.at[rows], target.at[rows, columns])
+        plgpu.wait_smem_to_gmem(0)
 
 
-def copies(side: Side, parts: tuple[str, ...]) -> int:
-    """The number of asynchronous copies that `load` starts for these parts of a tile."""
-    shapes = (getattr(side, part).shape for part in parts if getattr(side, part) is not None)
-    return sum(-(-shape[0] // LARGEST_BOX) for shape in shapes)
+def copies(side: Side) -> int:
+    """The number of asynchronous copies of a tile."""
+    return sum(len(_boxes(array)) for array in jax.tree.leaves(side))
 
 
-def load(side: Side, tile: Side, index: Any, parts: tuple[str, ...], barrier: Any) -> None:
-    """Copies the tile `index` of these parts of a side, and waits."""
-    for part in parts:
-        source, target = getattr(side, part), getattr(tile, part)
-        if source is None:
-            continue
-        count = source.shape[0]
-        for first in range(0, count, LARGEST_BOX):
-            rows = pl.ds(first, min(LARGEST_BOX, count - first))
+def _boxes(array: Any) -> list[Any]:
+    """The rows of each asynchronous copy."""
+    count = array.shape[0]
+    return [pl.ds(first, min(LARGEST_BOX, count - first)) for first in range(0, count, LARGEST_BOX)]
+
+
+def _load(side: Side, tile: Side, index: Any, barrier: Any) -> None:
+    for source, target in zip(*map(jax.tree.leaves, (side, tile)), strict=True):
+        for rows in _boxes(source):
             columns = pl.ds(index * ROWS, ROWS)
             plgpu.copy_gmem_to_smem(source.at[rows, columns], target.at[rows], barrier)
     plgpu.barrier_wait(barrier)
 
 
-def load_weights(weights: Any, target: Any, barrier: Any) -> None:
-    """Copies the weights of the features, and waits."""
-    plgpu.copy_gmem_to_smem(weights, target, barrier)
-    plgpu.barrier_wait(barrier)
-
-
-def store(results: list[tuple[Any, Any]], index: Any) -> None:
-    """Copies results [n, 64] into the columns of tile `index` of arrays [n, tokens]."""
-    plgpu.commit_smem()
-    for source, target in results:
-        count = source.shape[0]
-        for first in range(0, count, LARGEST_BOX):
-            rows = pl.ds(first, min(LARGEST_BOX, count - first))
-            plgpu.copy_smem_to_gmem(source.at[rows], target.at[rows, pl.ds(index * ROWS, ROWS)])
-    plgpu.wait_smem_to_gmem(0)
-
-
 # --- parts of both passes ---
 
 
-def tile_logits(registers: Registers, small: Any, weights: Any, own: Any, other: Any) -> Array:
+def _in_form(small: Any, function: Callable[[Callable], Any]) -> Any:
+    """function(denominator), of the form that the features have."""
+    forms = (functools.partial(function, DENOMINATORS[form]) for form in (1, 0))
+    return lax.cond(small == 1, *forms)
+
+
+def _tile_logits(registers: Registers, program: Program, denominator: Callable) -> Array:
     """The logits [64, columns] of features own [F, 64] and other [F, columns]."""
+    weights = program.weights
 
-    def in_form(denominator: Callable) -> Callable[[], Array]:
-        def step(k: Any, logits: Array) -> Array:
-            for n in range(0, FEATURES_PER_STEP, 2):
-                d1, d2 = _denominators(registers, denominator, own, other, k, n)
-                quotients = two_quotients(
-                    weights[k, n], weights[k, n + 1], d1, d2, registers.reciprocal
-                )
-                logits = logits + quotients
-            return logits
+    def step(k: Any, logits: Array) -> Array:
+        for n in range(0, FEATURES_PER_STEP, 2):
+            d1, d2 = _denominators(registers, program, denominator, k * FEATURES_PER_STEP + n)
+            logits = logits + two_quotients(
+                weights[k, n], weights[k, n + 1], d1, d2, registers.reciprocal
+            )
+        return logits
 
-        steps = own.shape[0] // FEATURES_PER_STEP
-        return lambda: lax.fori_loop(0, steps, step, registers.filled(weights[steps, 0]))
-
-    return lax.cond(small == 1, *(in_form(DENOMINATORS[form]) for form in (1, 0)))
+    steps = program.own.features.shape[0] // FEATURES_PER_STEP
+    return lax.fori_loop(0, steps, step, registers.filled(weights[steps, 0]))
 
 
 def _denominators(
-    registers: Registers, denominator: Callable, own: Any, other: Any, k: Any, n: int
+    registers: Registers, program: Program, denominator: Callable, first: Any
 ) -> list[Array]:
-    """d of the features n and n + 1 of step k."""
-    first = k * FEATURES_PER_STEP + n
+    """d of a feature and the next one."""
+    own, other = program.own.features, program.other.features
     return [
         denominator(registers.rows(own, f), registers.along_columns(other, f))
         for f in (first, first + 1)
@@ -147,38 +168,20 @@ class ForwardResults(NamedTuple):
     sums: Any  # [3, T]: largest, total, excess; the third only with statistics
 
 
-def forward_kernel(
-    interpreted: bool,
-    shared: Shared,
-    queries: Side,
-    keys: Side,
-    results: ForwardResults,
-    own: Side,
-    other: Side,
-    weights: Any,
-    tile_results: ForwardResults,
-    barriers: tuple[Any, Any, Any],
-) -> None:
+def forward_kernel(registers: Registers, program: Program) -> None:
     """output = sum_j exp(x_j - largest) v_j / total, total = sum_j exp(x_j - largest)"""
     i = lax.axis_index("tile")
-    registers = Registers(ROWS, interpreted)
-    of_weights, of_own, of_other = barriers
-    load_weights(shared.weights, weights, of_weights)
-    load(queries, own, i, ("features", "windows"), of_own)
+    shared, own, other = program.shared, program.own, program.other
+    program.start(i)
     small = shared.small[0]
-    output, sums = tile_results
-    value_dim = output.shape[0]
-    has_excess = sums.shape[0] == 3
-
-    def clear(d: Any) -> None:
-        output[d] = registers.row_vector_filled(0)
-
-    loop(value_dim, clear)
+    output, sums = program.tile_results
+    value_dim, has_excess = output.shape[0], sums.shape[0] == 3
+    _clear(registers, output)
 
     def visit(j: Any, carry: tuple) -> tuple:
         largest_before, total, excess = carry
-        load(keys, other, j, ("features", "vectors"), of_other)
-        logits = tile_logits(registers, small, weights, own.features, other.features)
+        program.load_other(j)
+        logits = _in_form(small, functools.partial(_tile_logits, registers, program))
         window = registers.rows(own.windows, 0), registers.rows(own.windows, 1)
         logits = _masked(logits, window, registers.positions(1) + j * ROWS)
         # The lowest float, not -inf, before the first key: -inf minus -inf would be NaN.
@@ -187,10 +190,8 @@ def forward_kernel(
         shifted = logits - registers.spread(largest)
         terms = jnp.exp(shifted)
         if has_excess:
-            # A term with weight 0 is 0: 0 * -inf would be NaN.
-            drop = jnp.where(shrink > 0, largest_before - largest, 0.0)
-            excess = shrink * (excess + drop * total)
-            excess = excess + jnp.sum(terms * jnp.where(terms > 0, shifted, 0.0), axis=1)
+            excess = risen_excess(shrink, largest_before - largest, total, excess)
+            excess = excess + jnp.sum(excess_terms(terms, shifted), axis=1)
         total = shrink * total + jnp.sum(terms, axis=1)
 
         def add_value(d: Any) -> None:
@@ -213,7 +214,7 @@ def forward_kernel(
     loop(value_dim, divide)
     for n, row in enumerate((largest, total, excess)[: sums.shape[0]]):
         sums[n] = row
-    store(list(zip(tile_results, results, strict=True)), i)
+    program.store(i)
 
 
 # --- backward ---
@@ -230,47 +231,24 @@ class BackwardResults(NamedTuple):
     vectors: Any  # [Dv, S] of keys: the gradients of the values; None for queries
 
 
-# With x the logits, w = exp(x - reference) and the rows' terms divided by the divisor,
-#     dw_j = dO . v_j + offset - dentropy (x_j - reference),    dx_j = w_j dw_j,
-# as in `tiled`, which derives it. dO is divided by the divisor, so that dv_j = sum_i w_ij dO_i.
-def backward_kernel(
-    own_keys: bool,
-    interpreted: bool,
-    shared: Shared,
-    own_side: Side,
-    other_side: Side,
-    results: BackwardResults,
-    own: Side,
-    other: Side,
-    weights: Any,
-    tile_results: BackwardResults,
-    barriers: tuple[Any, Any, Any],
-) -> None:
-    """The gradients of the tokens of one side: of keys if `own_keys`, else of queries."""
+def backward_kernel(own_keys: bool, registers: Registers, program: Program) -> None:
+    """The gradients of the tokens of one side: of keys if `own_keys`, else of queries.
+
+    The cotangents of the output are divided by the rows' totals.
+    """
     i = lax.axis_index("tile")
-    registers = Registers(ROWS, interpreted)
-    of_weights, of_own, of_other = barriers
-    load_weights(shared.weights, weights, of_weights)
-    parts = ("features", "vectors", "numbers", "windows")
-    load(own_side, own, i, parts, of_own)
+    shared, own, other, sums = program.shared, program.own, program.other, program.tile_results
+    program.start(i)
     small = shared.small[0]
     of_queries = registers.along_columns if own_keys else registers.rows
     queries = other if own_keys else own
     has_dentropy = queries.numbers.shape[0] == 3
-
-    def clear(ref: Any) -> None:
-        def clear_row(n: Any) -> None:
-            ref[n] = registers.row_vector_filled(0)
-
-        loop(ref.shape[0], clear_row)
-
-    for ref in tile_results:
-        if ref is not None:
-            clear(ref)
+    for ref in jax.tree.leaves(sums):
+        _clear(registers, ref)
 
     def visit(j: Any, carry: None) -> None:
-        load(other_side, other, j, parts, of_other)
-        logits = tile_logits(registers, small, weights, own.features, other.features)
+        program.load_other(j)
+        logits = _in_form(small, functools.partial(_tile_logits, registers, program))
         keys = registers.positions(0) + i * ROWS if own_keys else registers.positions(1) + j * ROWS
         window = of_queries(queries.windows, 0), of_queries(queries.windows, 1)
         logits = _masked(logits, window, keys)
@@ -284,59 +262,46 @@ def backward_kernel(
 
         products = lax.fori_loop(0, own.vectors.shape[0], add_product, registers.filled(0.0))
         dweights = products + of_queries(queries.numbers, Numbers.OFFSET)
-        if has_dentropy:
-            # A term with weight 0 is 0: 0 * -inf would be NaN.
-            finite = jnp.where(terms > 0, shifted, 0.0)
-            dweights = dweights - of_queries(queries.numbers, Numbers.DENTROPY) * finite
-        dlogits = terms * dweights
+        dentropy = of_queries(queries.numbers, Numbers.DENTROPY) if has_dentropy else None
+        dlogits = logit_cotangents(terms, shifted, dweights, dentropy)
+
+        def add_vector(d: Any) -> None:
+            weighted = jnp.sum(terms * registers.along_columns(other.vectors, d), axis=1)
+            sums.vectors[d] = registers.row_vector(sums.vectors, d) + weighted
+
         if own_keys:
-            _add_vectors(registers, terms, other.vectors, tile_results.vectors)
-        lax.cond(
-            small == 1,
-            *(
-                lambda form=form: _add_slopes(
-                    registers, DENOMINATORS[form], own, other, dlogits, tile_results
-                )
-                for form in (1, 0)
-            ),
-        )
+            loop(sums.vectors.shape[0], add_vector)
+        _in_form(small, functools.partial(_add_slopes, registers, program, dlogits))
         return carry
 
     lax.fori_loop(shared.visits[i, 0], shared.visits[i, 1], visit, None)
-    pairs = zip(tile_results, results, strict=True)
-    store([(source, target) for source, target in pairs if source is not None], i)
+    program.store(i)
 
 
-def _add_vectors(registers: Registers, terms: Array, vectors: Any, sums: Any) -> None:
-    """sums[d] += sum over columns of terms * vectors[d]"""
+def _clear(registers: Registers, ref: Any) -> None:
+    def clear_row(n: Any) -> None:
+        ref[n] = registers.row_vector_filled(0)
 
-    def add(d: Any) -> None:
-        weighted = jnp.sum(terms * registers.along_columns(vectors, d), axis=1)
-        sums[d] = registers.row_vector(sums, d) + weighted
-
-    loop(sums.shape[0], add)
+    loop(ref.shape[0], clear_row)
 
 
 def _add_slopes(
-    registers: Registers,
-    denominator: Callable,
-    own: Side,
-    other: Side,
-    dlogits: Array,
-    sums: BackwardResults,
+    registers: Registers, program: Program, dlogits: Array, denominator: Callable
 ) -> None:
     """Adds the sums along rows of g r (1 - r), and of g r for queries."""
+    sums = program.tile_results
+
+    def add(total: Any, feature: Any, terms: Array) -> None:
+        total[feature] = registers.row_vector(total, feature) + jnp.sum(terms, axis=1)
 
     def step(k: Any) -> None:
         for n in range(0, FEATURES_PER_STEP, 2):
-            d1, d2 = _denominators(registers, denominator, own.features, other.features, k, n)
+            first = k * FEATURES_PER_STEP + n
+            d1, d2 = _denominators(registers, program, denominator, first)
             for f, inverse in enumerate(two_inverses(d1, d2, registers.reciprocal)):
-                feature = k * FEATURES_PER_STEP + n + f
                 weighted = dlogits * inverse
-                slopes = jnp.sum(weighted - weighted * inverse, axis=1)
-                sums.slopes[feature] = registers.row_vector(sums.slopes, feature) + slopes
+                add(sums.slopes, first + f, weighted - weighted * inverse)
                 if sums.inverses is not None:
-                    inverses = jnp.sum(weighted, axis=1)
-                    sums.inverses[feature] = registers.row_vector(sums.inverses, feature) + inverses
+                    add(sums.inverses, first + f, weighted)
 
     loop(sums.slopes.shape[0] // FEATURES_PER_STEP, step)

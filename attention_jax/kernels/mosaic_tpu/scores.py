@@ -47,8 +47,10 @@ class AdditiveOnTpu(Score):
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
-        dv, *dfeatures = weighted_tanh_vjp(params["v"], q_features, k_features, dlogits)
-        return {**params, "v": dv}, *dfeatures
+        dv, dq_features, dk_features = weighted_tanh_vjp(
+            params["v"], q_features, k_features, dlogits
+        )
+        return {**params, "v": dv}, dq_features, dk_features
 
 
 @on_tpu.register
