@@ -64,8 +64,9 @@ from attention_jax.functional.monotonic_walks import (
     monotonic_weights,
 )
 from attention_jax.functional.ring_attention import ring_attention
-from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes
+from attention_jax.implementations import BlockSizes
 from attention_jax.implementations.softmax import masked_softmax
+from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.nn.decoding import beam_search, greedy_search
 from attention_jax.normalizers import (
     NORMALIZERS,

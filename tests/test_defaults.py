@@ -210,11 +210,10 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
     "implementations.choice.LARGEST_BLOCK": {"elementwise": 1024, "matmul": 512,
                                              "materialized": 512},
     "implementations.choice.TILE_PAIRS": 2**20, "implementations.choice.SMALLEST_BLOCK": 64,
-    "implementations.choice.TPU_BLOCKS": {
+    "kernels.choice.TPU_BLOCKS": {
         "matmul": aj.BlockSizes(512, 512), "elementwise": aj.BlockSizes(256, 512),
         "materialized": aj.BlockSizes(128, 128)},
-    "implementations.choice.LEAST_LENGTH_ON_TPU": 128,
-    "implementations.choice.CUDNN_GENERATION": 8.0,
+    "kernels.choice.CUDNN_GENERATION": 8.0,
     "implementations.choice.EXAMPLES_OF_ANY_BATCH": 8,
     "implementations.query_chunks.SMALLEST_CHUNK": 64,
 }

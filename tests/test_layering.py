@@ -15,6 +15,7 @@ FLOORS = (
     ("pairwise", "scores", "runs"),
     ("normalizers",),
     ("implementations",),
+    ("kernels",),
     ("functional",),
     ("nn", "analysis", "training"),
     ("tasks", "reports"),

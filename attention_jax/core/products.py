@@ -39,14 +39,14 @@ def einsum(formula: str, left: Array, right: Array) -> Array:
     )
 
 
-def tall_product(left: Array, right: Array, *, in_kernel: bool = False) -> Array:
+def tall_product(left: Array, right: Array) -> Array:
     """right^T left, ([t, d], [t, s]) -> [s, d], fast where s is much larger than d.
 
     It is computed as (left^T right)^T. For [s, t] @ [t, d] XLA:CPU transposes the larger factor
     and takes three times as long; XLA:TPU estimates four times the cycles. Barriers keep XLA from
-    rewriting the first as the second; a Pallas kernel (`in_kernel`) needs none and may have none.
+    rewriting the first as the second.
     """
-    barrier = (lambda array: array) if in_kernel else jax.lax.optimization_barrier
+    barrier = jax.lax.optimization_barrier
     return barrier(einsum("dt,ts->ds", barrier(left.T), right)).T
 
 

@@ -25,10 +25,11 @@ from attention_jax.functional.checks import (
     checked_implementation,
     checked_inputs,
 )
-from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs, Options
+from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.choice import choose
 from attention_jax.implementations.reference import logits_and_mask, params_of_normalizer
+from attention_jax.kernels import IMPLEMENTATIONS
+from attention_jax.kernels.choice import choose
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
 from attention_jax.normalizers.contract import transformed_rows
 from attention_jax.pairwise.biases import Bias
@@ -112,8 +113,8 @@ def attention(
             product of features. "mosaic_tpu" is a Pallas kernel for TPUs, for every score that
             Mosaic can lower. "mosaic_gpu" is one for NVIDIA GPUs of the Hopper generation, for
             additive attention. All have every derivative, in forward and reverse mode and of any
-            order. None chooses by size, score and backend (`implementations/choice.py`), and
-            never "mosaic_gpu".
+            order. None chooses by size, score and backend (`kernels/choice.py`), and
+            never one of these two kernels, which were not run on a device yet.
         block_sizes: tile sizes for "tiled" and "mosaic_tpu"; None chooses them.
         return_statistics: also return each row's logsumexp, entropy (nats) and largest logit, of
             softmax with or without a sink.

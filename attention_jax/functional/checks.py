@@ -13,7 +13,8 @@ import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import checked_rate, checked_rng
-from attention_jax.implementations import IMPLEMENTATIONS, BlockSizes, Inputs
+from attention_jax.implementations import BlockSizes, Inputs
+from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.normalizers import (
     DEFAULT_NORMALIZER,
     Normalizer,

@@ -120,17 +120,6 @@ def core_ndims_of_params(score: Score, params: Params, query_dim: int, key_dim: 
     return jax.tree.map(lambda leaf: len(leaf.shape), shapes)
 
 
-def one_example(score: Score, normalizer: Normalizer, inputs: Inputs) -> Inputs:
-    """The types of the inputs without batch axes."""
-    leaves, structure = jax.tree.flatten(inputs)
-    ndims = jax.tree.leaves(_core_ndims(score, normalizer, inputs))
-    types = [
-        jax.ShapeDtypeStruct(leaf.shape[leaf.ndim - ndim :], leaf.dtype)
-        for leaf, ndim in zip(leaves, ndims, strict=True)
-    ]
-    return jax.tree.unflatten(structure, types)
-
-
 def _core_ndims(score: Score, normalizer: Normalizer, inputs: Inputs) -> Any:
     """`inputs` with every array replaced by its number of axes without batch axes."""
     return (

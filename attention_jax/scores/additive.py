@@ -90,14 +90,6 @@ class Additive(Score):
     def tile_params(self, params: Params, q_features: Array) -> Params:
         return {**params, "large": pairwise_tanh.is_large(q_features)}
 
-    def for_tpu(self) -> Score:
-        from attention_jax.scores.pairwise_tanh_tpu import AdditiveOnTpu  # imports Pallas
-
-        return AdditiveOnTpu()
-
-    def sum_of_tanh(self, params: Params) -> Array:
-        return params["v"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Concat(Additive):

@@ -18,8 +18,6 @@ TileCost = Literal["matmul", "elementwise", "materialized"]
 # What a class says about its own `pair`.
 _DESCRIBE_PAIR = (
     "pair_vjp",
-    "for_tpu",
-    "sum_of_tanh",
     "round_query",
     "round_key",
     "tile_params",
@@ -46,8 +44,8 @@ class Score:
         is computed from stand-in features, which takes more time. None, the default: the
         operations in the program of `pair` decide.
 
-    `pair_vjp`, `round_query`, `round_key`, `for_tpu`, `sum_of_tanh` and `finite_slopes` describe a
-    `pair`. A class that replaces the `pair` of a base class, and inherits one of them from it, is a
+    `pair_vjp`, `round_query`, `round_key` and `finite_slopes` describe a `pair`. A class that
+    replaces the `pair` of a base class, and inherits one of them from it, is a
     TypeError; the message names the line to add.
 
     >>> import jax.numpy as jnp
@@ -138,23 +136,6 @@ class Score:
         """
         del q_features
         return params
-
-    def for_tpu(self) -> Score:
-        """The score whose `pair` and `pair_vjp` run in kernels on a TPU; by default this one.
-
-        Override it where the operations of `pair` are slow there, or missing. The two scores are
-        equal in all values, and the kernels call nothing but `pair` and `pair_vjp` of the other.
-        """
-        return self
-
-    def sum_of_tanh(self, params: Params) -> Array | None:
-        """The weights v [F] if `pair` is sum_f v_f tanh(q_features_if + k_features_jf), else None.
-
-        The kernels on a GPU compute such scores and no others. `params` has a leaf "v" then, and
-        `pair` reads no other.
-        """
-        del params
-        return None
 
     def __call__(self, params: Params, query: Array, key: Array) -> Array:
         """The logits [T, S] of queries [T, Dq] and keys [S, Dk]."""

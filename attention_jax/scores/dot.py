@@ -30,7 +30,6 @@ class Dot(Score):
     needs_equal_dims: ClassVar[bool] = True
     tile_cost: ClassVar[TileCost] = "matmul"
     finite_slopes: ClassVar[bool | None] = True
-    in_kernel: ClassVar[bool] = False  # see `tall_product`
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         return einsum("td,sd->ts", q_features, k_features)
@@ -38,7 +37,7 @@ class Dot(Score):
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
-        dk_features = tall_product(q_features, dlogits, in_kernel=self.in_kernel)
+        dk_features = tall_product(q_features, dlogits)
         dq_features = einsum("ts,sd->td", dlogits, k_features)
         dparams = jax.tree.map(jnp.zeros_like, params)  # `pair` uses none
         return dparams, dq_features, dk_features
@@ -48,16 +47,6 @@ class Dot(Score):
 
     def round_key(self, k_features: Array, dtype: Any) -> Array:
         return k_features.astype(dtype)
-
-    def for_tpu(self) -> Score:
-        return _DotOnTpu()
-
-
-@dataclasses.dataclass(frozen=True)
-class _DotOnTpu(Dot):
-    """The tiles of `Dot` in a TPU kernel."""
-
-    in_kernel: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)

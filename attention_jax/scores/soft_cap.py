@@ -45,7 +45,6 @@ class SoftCap(WrappedScore):
             raise ValueError(f"cap must be a finite float above 0; got {self.cap!r}")
 
     finite_slopes = WrappedScore.finite_slopes
-    for_tpu = WrappedScore.for_tpu
     round_query = WrappedScore.round_query
     round_key = WrappedScore.round_key
     tile_params = WrappedScore.tile_params

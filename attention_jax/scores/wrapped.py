@@ -22,7 +22,6 @@ class WrappedScore(Score):
         round_query = WrappedScore.round_query      # it reads the features as the inner one does
         round_key = WrappedScore.round_key
         tile_params = WrappedScore.tile_params      # it hands its features to the inner one
-        for_tpu = WrappedScore.for_tpu              # its operations run in kernels on a TPU
 
     or `Score.finite_slopes`, ... where that does not hold. It sets its own `tile_cost` if its
     `pair` costs more than the inner one. It defines `init`, `param_shapes`, `project_query` and
@@ -52,10 +51,6 @@ class WrappedScore(Score):
     def finite_slopes(self) -> bool | None:  # type: ignore[override]
         """That of the inner score."""
         return self.score.finite_slopes
-
-    def for_tpu(self) -> Score:
-        """This score around that of the inner score."""
-        return dataclasses.replace(self, score=self.score.for_tpu())
 
     def tile_params(self, params: Params, q_features: Any) -> Params:
         return self.score.tile_params(params, q_features)

@@ -26,7 +26,6 @@ class MultipliedScore(WrappedScore):
     initial: ClassVar[float]
     param_shapes = Score.param_shapes
     finite_slopes = WrappedScore.finite_slopes
-    for_tpu = WrappedScore.for_tpu
     round_query = WrappedScore.round_query
     round_key = WrappedScore.round_key
 

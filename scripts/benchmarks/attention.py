@@ -11,7 +11,7 @@ import dataclasses
 import importlib.metadata
 from collections.abc import Iterator
 
-from attention_jax.implementations import IMPLEMENTATIONS
+from attention_jax.kernels import IMPLEMENTATIONS
 from benchmarks import attention_memory, attention_speed
 from benchmarks.attention_targets import targets_met
 from benchmarks.attention_works import all_works, matching

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax import attention
-from attention_jax.implementations import IMPLEMENTATIONS, Inputs
-from attention_jax.implementations.choice import chosen_implementation
+from attention_jax.implementations import Inputs
+from attention_jax.kernels import IMPLEMENTATIONS
+from attention_jax.kernels.choice import chosen_implementation
 from benchmarks.attention_works import Tree, Work
 from benchmarks.measure import INSTALL, JSON, compile_cold, free_bytes
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations import IMPLEMENTATIONS
+from attention_jax.kernels import IMPLEMENTATIONS
 from benchmarks.attention_contestant import forward_backward, our_attention
 from benchmarks.attention_works import Tree, Work
 from benchmarks.measure import FOUR_SCORES, JSON, compile_cold, print_progress

@@ -61,7 +61,6 @@ def test_mistakes_fail_before_anything_compiles():
 def test_integer_features_have_no_gradient():
     class Rounded(aj.Dot):
         pair_vjp = aj.Score.pair_vjp
-        for_tpu = aj.Score.for_tpu
         round_query = aj.Score.round_query
         round_key = aj.Score.round_key
         finite_slopes = aj.Score.finite_slopes

@@ -78,7 +78,6 @@ class CountedDot(aj.Dot):
     """It writes down every tile that it is asked for."""
 
     pair_vjp = aj.Score.pair_vjp
-    for_tpu = aj.Score.for_tpu
     round_query = aj.Dot.round_query
     round_key = aj.Dot.round_key
     finite_slopes = aj.Dot.finite_slopes

@@ -304,8 +304,6 @@ class Cubed(aj.Additive):
 
     pair_vjp = aj.Score.pair_vjp
     tile_params = aj.Additive.tile_params
-    for_tpu = aj.Score.for_tpu
-    sum_of_tanh = aj.Score.sum_of_tanh
     finite_slopes = aj.Additive.finite_slopes
 
     def pair(self, params, q_features, k_features):

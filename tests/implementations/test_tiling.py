@@ -45,7 +45,6 @@ class Watched(aj.Dot):
     """Its logits are 0, and it writes down the tiles it is asked for."""
 
     pair_vjp = aj.Score.pair_vjp
-    for_tpu = aj.Score.for_tpu
     round_query = aj.Dot.round_query
     round_key = aj.Dot.round_key
     finite_slopes = aj.Dot.finite_slopes

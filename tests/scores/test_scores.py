@@ -94,8 +94,6 @@ def test_a_new_pair_says_what_describes_it():
 
     class TripledAdditive(Tripled, Additive):
         pair_vjp = Score.pair_vjp
-        for_tpu = Score.for_tpu
-        sum_of_tanh = Score.sum_of_tanh
         tile_params = Additive.tile_params
         finite_slopes = Additive.finite_slopes
 
@@ -266,8 +264,6 @@ def test_additive_can_be_subclassed():
 
         pair_vjp = Score.pair_vjp
         tile_params = Additive.tile_params
-        for_tpu = Score.for_tpu
-        sum_of_tanh = Score.sum_of_tanh
         finite_slopes = Additive.finite_slopes
 
         def pair(self, params, q_features, k_features):

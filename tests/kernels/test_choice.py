@@ -8,7 +8,8 @@ import pytest
 
 import attention_jax as aj
 from attention_jax import attention as front_door
-from attention_jax.implementations import BlockSizes, Inputs, Options, choice
+from attention_jax.implementations import BlockSizes, Inputs, Options
+from attention_jax.kernels import choice
 from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
 
 ADDITIVE, SCALED = aj.Additive(), aj.ScaledDot()
@@ -28,7 +29,6 @@ class Cubed(aj.Dot):
 
     tile_cost = "materialized"
     pair_vjp = aj.Score.pair_vjp
-    for_tpu = aj.Score.for_tpu
     round_query = aj.Dot.round_query
     round_key = aj.Dot.round_key
     finite_slopes = aj.Dot.finite_slopes
@@ -46,13 +46,6 @@ class Euclidean(aj.Score):
     def pair(self, params, q_features, k_features):
         squares = jnp.sum((q_features[:, None] - k_features[None]) ** 2, axis=-1)
         return -jnp.sqrt(squares)
-
-
-class Sorted(aj.Score):
-    """Mosaic cannot lower `jnp.sort`."""
-
-    def pair(self, params, q_features, k_features):
-        return jnp.sort(q_features, axis=-1) @ k_features.T
 
 
 def inputs_of(*batch, target, source, dim=64):
@@ -99,59 +92,29 @@ def test_small_is_materialised_and_large_is_tiled(score):
         assert choice.chosen_block_sizes(score, nothing)
 
 
-TPU_SCORES = [pytest.param(ADDITIVE, marks=pytest.mark.slow), SCALED, aj.General(), SoftCap()]
+def test_none_chooses_no_kernel_that_was_never_run():
+    params = ADDITIVE.init(jax.random.key(0), 64, 64)
+    for score, of_score in ((ADDITIVE, params), (SCALED, {})):
+        for length in (128, 2**15):
+            inputs = inputs_of(target=length, source=length)._replace(params=of_score)
+            for backend in ("cpu", "gpu", "tpu"):
+                expected = "reference" if length == 128 and backend != "cpu" else "tiled"
+                if score is SCALED and length == 128:
+                    expected = "reference"
+                assert choice.chosen_implementation(score, inputs, backend) == expected
 
 
-@pytest.mark.parametrize("score", TPU_SCORES)
-def test_a_tpu_gets_its_kernels_from_a_whole_tile_on(score):
-    params = jax.eval_shape(lambda: score.init(jax.random.key(0), 64, 64))
-    for inputs in (inputs_of(2, 8, target=128, source=200), inputs_of(target=300, source=128)):
-        inputs = inputs._replace(params=params)
-        options = Options(score, BlockSizes())
-        name, options = choice.choose(None, None, options, inputs, "tpu")
-        assert name == "mosaic_tpu"
-        assert options.block_sizes == BlockSizes(256 if score is ADDITIVE else 512, 512)
-        for backend in ("cpu", "gpu"):
-            assert choice.chosen_implementation(score, inputs, backend) != "mosaic_tpu"
-    for inputs in (inputs_of(64, target=127, source=200), inputs_of(target=1, source=512)):
-        assert choice.chosen_implementation(score, inputs, "tpu") == "reference"
-
-
-def test_a_tpu_gets_a_portable_implementation_where_its_kernels_cannot_serve():
-    inputs = inputs_of(2, target=256, source=256)
-    assert choice.chosen_implementation(SCALED, inputs, "tpu") == "mosaic_tpu"
-    entmax = Options(SCALED, BlockSizes(), normalizer=aj.get_normalizer("entmax"))
-    assert choice.chosen_implementation(SCALED, inputs, "tpu", entmax) == "reference"
-    causal = inputs._replace(mask=aj.causal_mask())
-    assert choice.chosen_implementation(Euclidean(), causal, "tpu") == "reference"  # stand-ins
-    assert choice.chosen_implementation(Sorted(), inputs, "tpu") == "reference"  # Mosaic cannot
-    large = inputs_of(target=2**15, source=2**15)  # gradients of keys that VMEM cannot hold
-    wide = large._replace(value=jax.ShapeDtypeStruct((2**15, 512), jnp.float32))
-    assert choice.chosen_implementation(SCALED, large, "tpu") == "mosaic_tpu"
-    assert choice.chosen_implementation(SCALED, wide, "tpu") == "tiled"
-
-
-def test_several_tpus_get_kernels_inside_shard_map_alone(monkeypatch):
-    """XLA does not divide a kernel between devices."""
-    monkeypatch.setattr(jax, "device_count", lambda: 4)
-    inputs, found = inputs_of(2, target=256, source=256), []
-
-    def choose(_):
-        found.append(choice.chosen_implementation(SCALED, inputs, "tpu"))
-
-    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec("data")
-    for function in (choose, jax.shard_map(choose, mesh=mesh, in_specs=spec, out_specs=None)):
-        jax.eval_shape(function, jax.ShapeDtypeStruct((1,), jnp.float32))
-    assert found == ["reference", "mosaic_tpu"]
-
-
-def test_given_tiles_are_kept_on_a_tpu():
-    inputs, blocks = inputs_of(target=256, source=256), BlockSizes(128, 128)
-    name, options = choice.choose(None, blocks, Options(SCALED, BlockSizes()), inputs, "tpu")
-    assert (name, options.block_sizes) == ("mosaic_tpu", blocks)
-    name, options = choice.choose("tiled", None, Options(SCALED, BlockSizes()), inputs, "tpu")
-    assert (name, options.block_sizes) == ("tiled", BlockSizes(512, 512))
+def test_tiles_of_a_kernel_for_tpus():
+    inputs, options = inputs_of(target=256, source=256), Options(SCALED, BlockSizes())
+    for name, blocks, expected in (
+        ("mosaic_tpu", None, BlockSizes(512, 512)),
+        ("mosaic_tpu", BlockSizes(128, 128), BlockSizes(128, 128)),
+        ("tiled", None, BlockSizes(512, 512)),
+    ):
+        got, with_tiles = choice.choose(name, blocks, options, inputs, "tpu")
+        assert (got, with_tiles.block_sizes) == (name, expected)
+    of_additive = choice.choose("mosaic_tpu", None, Options(ADDITIVE, BlockSizes()), inputs, "tpu")
+    assert of_additive[1].block_sizes == BlockSizes(256, 512)
 
 
 def test_the_threshold_is_met():

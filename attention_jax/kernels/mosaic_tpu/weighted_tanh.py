@@ -12,7 +12,6 @@ each row of a register, so that no unit has to repeat them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -22,29 +21,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from attention_jax.scores.contract import Params, Score
-
 Array = jax.Array
 
-_REGISTER = 8, 128  # rows and lanes
+_HEIGHT, _LANES = 8, 128  # rows and lanes of a register, which divide every tile
 _BLOCK = 8 * 8 * 128  # numbers of a block, in 8 of 64 registers
 _UNROLLED = 16  # features of a step of the loop of the backward pass
-
-
-@dataclasses.dataclass(frozen=True)
-class AdditiveOnTpu(Score):
-    """The tiles of `Additive` on a TPU."""
-
-    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        return weighted_tanh(params["v"], q_features, k_features)
-
-    def pair_vjp(
-        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
-    ) -> tuple[Params, Array, Array]:
-        dv, dq_features, dk_features = weighted_tanh_vjp(
-            params["v"], q_features, k_features, dlogits
-        )
-        return {**params, "v": dv}, dq_features, dk_features
 
 
 def weighted_tanh(v: Array, a: Array, b: Array) -> Array:
@@ -54,8 +35,7 @@ def weighted_tanh(v: Array, a: Array, b: Array) -> Array:
 
 def _weighted_tanh(v: Array, a: Array, b: Array) -> Array:
     (t, features), s = a.shape, b.shape[0]
-    height, lanes = _parts_of_register(t, s)
-    rows = _rows(t, _BLOCK // s)
+    rows = _rows(_BLOCK // s)
 
     def body(v_ref, a_ref, b_ref, result_ref):
         v_ref[...] = jnp.broadcast_to(v.reshape(1, features).T, v_ref.shape)
@@ -75,7 +55,7 @@ def _weighted_tanh(v: Array, a: Array, b: Array) -> Array:
         jax.lax.fori_loop(0, t // rows, add_block, 0)
         return result_ref[...]
 
-    shapes = (features, lanes), (t, features), (features, height, s), (t, s)
+    shapes = (features, _LANES), (t, features), (features, _HEIGHT, s), (t, s)
     return pl.run_scoped(body, *map(_scratch, shapes))
 
 
@@ -84,7 +64,7 @@ def _weighted_tanh(v: Array, a: Array, b: Array) -> Array:
 #     da_if = v_f sum_j d_ij (1 - h^2),    db_jf = v_f sum_i d_ij (1 - h^2).
 # d h and d (1 - h^2) = d - (d h) h take three operations. An exchange between the lanes of a
 # register takes another unit, and longer. It is done for all features before the loop (a_if to all
-# lanes) and after it (the sums over j): in between, sums are kept per lane and per row.
+# _LANES) and after it (the sums over j): in between, sums are kept per lane and per row.
 def weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Array, Array, Array]:
     """Pulls `dlogits` [t, s] back through `weighted_tanh`: (dv [A], da [t, A], db [s, A])"""
     parts = [_weighted_tanh_vjp(*part, dlogits) for part in _by_lanes(v, a, b)]
@@ -94,9 +74,8 @@ def weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Arr
 
 def _weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Array, Array, Array]:
     (t, features), s = a.shape, b.shape[0]
-    height, lanes = _parts_of_register(t, s)
-    width = next((width for width in (256, 128) if s % width == 0), s)
-    rows = _rows(t, _BLOCK // width)
+    width = 256 if s % 256 == 0 else _LANES
+    rows = _rows(_BLOCK // width)
 
     def body(a_ref, x_ref, b_ref, d_ref, da_ref, row_sums_ref, db_ref, dv_ref):
         a_ref[...] = a
@@ -109,7 +88,7 @@ def _weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Ar
             at = _block(block, rows)
             x = a_ref[at, :]
             for f in range(features):
-                x_ref[f] = jnp.broadcast_to(x[:, f : f + 1], (rows, lanes))
+                x_ref[f] = jnp.broadcast_to(x[:, f : f + 1], (rows, _LANES))
             for first in range(0, s, width):
                 columns = pl.ds(first, width)
                 add_features(columns, d_ref[at, columns], is_first=first == 0)
@@ -124,9 +103,9 @@ def _weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Ar
                 )
                 product = d * h
                 slope = d - product * h
-                dv_ref[f] += _fold(_fold(product, height, 0), lanes, 1)
-                db_ref[f, :, columns] += _fold(slope, height, 0)
-                row_sums = _fold(slope, lanes, 1)
+                dv_ref[f] += _fold(_fold(product, _HEIGHT, 0), _LANES, 1)
+                db_ref[f, :, columns] += _fold(slope, _HEIGHT, 0)
+                row_sums = _fold(slope, _LANES, 1)
                 row_sums_ref[f] = row_sums if is_first else row_sums_ref[f] + row_sums
                 return carry
 
@@ -136,30 +115,23 @@ def _weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Ar
         jax.lax.fori_loop(0, t // rows, add_block, 0)
         return jnp.sum(dv_ref[...], axis=(1, 2)), da_ref[...], jnp.sum(db_ref[...], axis=1).T
 
-    per_row, per_key = (features, rows, lanes), (features, height, s)
+    per_row, per_key = (features, rows, _LANES), (features, _HEIGHT, s)
     shapes = ((t, features), per_row, per_key, (t, s))
-    sums = ((t, features), per_row, per_key, (features, height, lanes))
+    sums = ((t, features), per_row, per_key, (features, _HEIGHT, _LANES))
     dv, da, db = pl.run_scoped(body, *map(_scratch, (*shapes, *sums)))
     return dv, v[None, :] * da, v[None, :] * db
 
 
 def _by_lanes(v: Array, a: Array, b: Array) -> list[tuple[Array, Array, Array]]:
     """Parts of at most 128 features: the memory that a part takes is free for the next."""
-    width = _REGISTER[1]
+    width = _LANES
     parts = (slice(first, first + width) for first in range(0, v.shape[0], width))
     return [(v[part], a[:, part], b[:, part]) for part in parts]
 
 
-def _parts_of_register(t: int, s: int) -> tuple[int, int]:
-    """Rows and lanes that a tile of t x s pairs is divided into; 1 where it does not divide."""
-    height, lanes = _REGISTER
-    return height if t % height == 0 else 1, lanes if s % lanes == 0 else 1
-
-
-def _rows(t: int, most: int) -> int:
-    """The number of rows of a block, which divides t."""
-    fitting = (rows for rows in (64, 32, 16, 8) if t % rows == 0 and rows <= most)
-    return next(fitting, 8 if t % 8 == 0 else t)
+def _rows(most: int) -> int:
+    """The number of rows of a block, which divides a tile's."""
+    return next((rows for rows in (64, 32, 16) if rows <= most), _HEIGHT)
 
 
 def _block(block: Array, rows: int) -> Any:

@@ -4,26 +4,28 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import kernel_cases
 import numpy as np
 import pytest
+from kernel_cases import assert_within, check, in_float64, results
 
 import attention_jax as aj
-from attention_jax.implementations import Options, choice, cudnn
-from attention_jax.implementations.contract import BlockSizes
+from attention_jax.implementations import BlockSizes, Inputs, Options
+from attention_jax.kernels import choice, cudnn
 
-B, N, T, S, D, DV = 2, 3, 5, 7, 11, 13
+T, S, D, DV = 5, 7, 11, 13
 SCORES = ("dot", "scaled", "general", "cosine", "distance")
-KEY_LENGTHS, QUERY_LENGTHS = jnp.array([[4], [0]]), jnp.array([[3], [5]])  # no key in example 1
+KEY_LENGTHS, QUERY_LENGTHS = jnp.array([4, 0]), jnp.array([3, 5])  # no key in example 1
 MASKS = {
-    "none": lambda: None,
-    "causal": aj.causal_mask,
-    "window": lambda: aj.local_mask(2, 0),
-    "causal window": lambda: aj.local_mask(2, 1) & aj.causal_mask(),
-    "keys": lambda: aj.padding_mask(KEY_LENGTHS),
-    "padding": lambda: aj.padding_mask(KEY_LENGTHS, QUERY_LENGTHS),
-    "causal padding": lambda: aj.padding_mask(KEY_LENGTHS, QUERY_LENGTHS) & aj.causal_mask(),
+    "none": None,
+    "causal": aj.causal_mask(),
+    "window": aj.local_mask(2, 0),
+    "causal window": aj.local_mask(2, 1) & aj.causal_mask(),
+    "keys": aj.padding_mask(KEY_LENGTHS),
+    "padding": aj.padding_mask(KEY_LENGTHS, QUERY_LENGTHS),
+    "causal padding": aj.padding_mask(KEY_LENGTHS, QUERY_LENGTHS) & aj.causal_mask(),
 }
-UNIT = 2**-8  # of bfloat16
+BOUNDS = (2**-6, 2**-6)  # four roundings to bfloat16
 
 
 @pytest.fixture
@@ -38,42 +40,13 @@ def stand_in(monkeypatch):
 
 def draw(score_name, dtype=jnp.bfloat16):
     """(score, (query, key, value, params), cotangent of the output): numbers of 16 bits."""
-    rngs = jax.random.split(jax.random.key(3), 5)
-    shapes = ((T, D), (S, D), (S, DV), (T, DV))
-    query, key, value, doutput = (
-        jax.random.normal(rng, (B, N, *shape)).astype(dtype)
-        for rng, shape in zip(rngs, shapes, strict=False)
-    )
     score = aj.get_score(score_name)
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), score.init(rngs[4], D, D))
-    return score, (query, key, value, params), doutput
+    return score, *kernel_cases.draw(score, (T, S), (D, D, DV), dtype)
 
 
-def attend(implementation, score, mask, query, key, value, params):
-    return aj.attention(
-        query, key, value, score=score, params=params, mask=mask, implementation=implementation
-    )
-
-
-def forward_and_gradients(implementation, score, mask, arrays, doutput):
-    output, pull_back = jax.vjp(functools.partial(attend, implementation, score, mask), *arrays)
-    return output, *pull_back(doutput)
-
-
-def wide(tree):
-    return jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float64), tree)
-
-
-def in_float64(function, *arguments):
-    with jax.enable_x64(True):
-        return wide(function(*jax.tree.map(jnp.asarray, wide(arguments))))
-
-
-def assert_within(got, expected, bound):
-    got, expected = map(jax.tree.leaves, (got, expected))
-    for number, (one, other) in enumerate(zip(got, expected, strict=True)):
-        error = np.abs(np.asarray(one).astype(np.float64) - other).max()
-        assert error <= bound * np.abs(other).max(), f"array {number}: error {error:.3g}"
+def attend(score, *tokens_and_params):
+    *tokens, params = tokens_and_params
+    return aj.attention(*tokens, score=score, params=params, implementation="cudnn")
 
 
 CASES = [("scaled", mask) for mask in MASKS] + [
@@ -83,82 +56,56 @@ CASES = [("scaled", mask) for mask in MASKS] + [
 
 @pytest.mark.parametrize(("score_name", "mask_name"), CASES)
 def test_output_and_gradients_are_those_of_float64(stand_in, score_name, mask_name):
-    """What the mask hides is NaN, and so are the cotangents of rows without keys.
-
-    XLA's own attention does not multiply float16 on every CPU.
-    """
+    """XLA's own attention does not multiply float16 on every CPU."""
     score, arrays, doutput = draw(score_name)
-    mask = MASKS[mask_name]()
-    reference = functools.partial(forward_and_gradients, "reference", score, mask)
-    table = np.ones((B, N, T, S), bool)
-    if mask is not None:
-        table = np.broadcast_to(mask.materialize(T, S), table.shape)
-    hidden = {"queries": ~table.any(3)[..., None], "keys": ~table.any(2)[..., None]}
-    masked_doutput = jnp.where(hidden["queries"], 0, doutput)
-    expected = in_float64(reference, arrays, masked_doutput)
-    query, key, value, params = arrays
-    poisoned = (
-        jnp.where(hidden["queries"], jnp.nan, query),
-        jnp.where(hidden["keys"], jnp.inf, key),
-        jnp.where(hidden["keys"], jnp.nan, value),
-        params,
-    )
-    got = jax.jit(functools.partial(forward_and_gradients, "cudnn", score, mask))(
-        poisoned, jnp.where(hidden["queries"], jnp.nan, doutput)
-    )
-    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(got))
-    assert_within(got, expected, 4 * UNIT)
-    output, dquery, dkey, dvalue, _ = wide(got)
-    for side, zeros in (("queries", (output, dquery)), ("keys", (dkey, dvalue))):
-        for array in zeros:
-            assert not np.any(np.where(hidden[side], array, 0))
+    check("cudnn", score, MASKS[mask_name], arrays, doutput, BOUNDS, statistics=False)
 
 
 def test_forward_mode_and_second_derivatives(stand_in):
     score, arrays, doutput = draw("general")
-    mask = MASKS["causal padding"]()
     tangents = jax.tree.map(jnp.ones_like, arrays)
 
     def derivatives(implementation, arrays, tangents, doutput):
         def gradient(*arrays):
-            return forward_and_gradients(implementation, score, mask, arrays, doutput)
+            return results(implementation, score, MASKS["causal padding"], arrays, doutput, False)
 
         return jax.jvp(gradient, arrays, tangents)[1]  # its first entry is forward mode
 
     expected = in_float64(functools.partial(derivatives, "reference"), arrays, tangents, doutput)
     got = jax.jit(functools.partial(derivatives, "cudnn"))(arrays, tangents, doutput)
-    assert_within(got, expected, 4 * UNIT)
+    assert_within(got, expected, (2**-5, 2**-5))
 
 
-def test_heads_share_keys(stand_in):
+def test_examples_share_keys(stand_in):
     score, (query, key, value, params), doutput = draw("scaled")
-    shared = query, key[:, :1], value[0, 0], params
-    reference = functools.partial(forward_and_gradients, "reference", score, None)
-    expected = in_float64(reference, shared, doutput)
-    got = forward_and_gradients("cudnn", score, None, shared, doutput)
-    assert_within(got, expected, 4 * UNIT)
+    shared = query, key[:1], value[0], params
+    of = functools.partial(results, score=score, mask=None, statistics=False)
+    expected = in_float64(
+        lambda arrays, doutput: of("reference", arrays=arrays, doutput=doutput), shared, doutput
+    )
+    assert_within(of("cudnn", arrays=shared, doutput=doutput), expected, BOUNDS)
 
 
 def test_no_pairs(stand_in):
     score, (query, key, value, params), _ = draw("scaled")
-    output = attend("cudnn", score, None, query, key[:, :, :0], value[:, :, :0], params)
-    assert output.shape == (B, N, T, DV)
+    output = attend(score, query, key[:, :0], value[:, :0], params)
+    assert output.shape == (2, T, DV)
     assert not output.any()
 
 
 REFUSED = {
     "a score": ({"score": "additive"}, "dot product of features; got Additive"),
     "a wrapped score": ({"score": "softcap"}, "dot product of features; got SoftCap"),
-    "float32": ({"query": jnp.ones((B, N, T, D))}, "got bfloat16, float32"),
-    "a normaliser": ({"normalizer": "sparsemax"}, "softmax without a sink; got normalizer"),
+    "float32": ({"query": jnp.ones((2, T, D))}, "got bfloat16, float32"),
+    "a normaliser": ({"normalizer": "sparsemax"}, "softmax without a sink, not Entmax"),
     "statistics": ({"return_statistics": True}, "max_logit"),
     "dropout": ({"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)}, "dropout_rate 0.5"),
-    "a bias": ({"bias": jnp.ones((T, S))}, "got a bias"),
-    "a table": ({"mask": jnp.ones((T, S), bool)}, r"tables \[T, S\]; got DenseMask"),
+    "a bias": ({"bias": jnp.ones((T, S))}, "has no bias"),
+    "a table": ({"mask": jnp.ones((T, S), bool)}, "conjunctions; got DenseMask"),
     "a later window": ({"mask": aj.local_mask(2, 1)}, "left 2, right 1"),
     "an offset": ({"mask": aj.causal_mask(-1)}, "left None, right -1"),
     "a padded window": ({"mask": aj.local_mask(2, 0) & aj.padding_mask(KEY_LENGTHS)}, "no padding"),
-    "wide heads": ({"value": jnp.ones((B, N, S, 129), jnp.bfloat16)}, r"got \(11, 129\)"),
+    "wide heads": ({"value": jnp.ones((2, S, 129), jnp.bfloat16)}, r"got \(11, 129\)"),
 }
 
 
@@ -183,7 +130,7 @@ def test_a_window_without_keys_is_refused(stand_in):
 def test_float16_squares_are_refused(stand_in):
     score, arrays, _ = draw("distance", jnp.float16)
     with pytest.raises(NotImplementedError, match="features in 16 bits"):
-        attend("cudnn", score, None, *arrays)
+        attend(score, *arrays)
 
 
 def test_without_the_plugin_it_says_so():
@@ -192,19 +139,19 @@ def test_without_the_plugin_it_says_so():
         import jax_cuda12_plugin  # noqa: F401
     except ImportError:
         with pytest.raises(NotImplementedError, match="needs the CUDA plugin of JAX"):
-            attend("cudnn", score, None, *arrays)
+            attend(score, *arrays)
     else:
         pytest.skip("the CUDA plugin is installed")
 
 
 def test_none_chooses_it_on_a_gpu():
     score, (query, key, value, params), _ = draw("scaled")
-    inputs = aj.implementations.Inputs(query, key, value, params, aj.causal_mask(), None, None, {})
+    inputs = Inputs(query, key, value, params, aj.causal_mask(), None, None, {})
     options = Options(score, BlockSizes())
     assert choice.chosen_implementation(score, inputs, "gpu", options) == "cudnn"
     for backend in ("cpu", "tpu"):
         assert choice.chosen_implementation(score, inputs, backend, options) != "cudnn"
-    shared = inputs._replace(key=key[:, :1])  # cuDNN's keys would be copies
+    shared = inputs._replace(key=key[:1])  # cuDNN's keys would be copies
     assert choice.chosen_implementation(score, shared, "gpu", options) != "cudnn"
     statistics = Options(score, BlockSizes(), return_statistics=True)
     assert choice.chosen_implementation(score, inputs, "gpu", statistics) != "cudnn"
@@ -214,7 +161,7 @@ def test_none_chooses_it_on_a_gpu():
 def test_none_asks_which_gpu_is_there(monkeypatch, generation, chosen):
     monkeypatch.setattr(choice, "nvidia_generation", lambda: generation)
     score, (query, key, value, params), _ = draw("scaled")
-    inputs = aj.implementations.Inputs(query, key, value, params, None, None, None, {})
+    inputs = Inputs(query, key, value, params, None, None, None, {})
     assert (choice.chosen_implementation(score, inputs, "gpu") == "cudnn") is chosen
 
 
@@ -223,7 +170,10 @@ def test_statistics_are_captured_although_cudnn_has_none(stand_in):
 
     def captured(implementation):
         def call(query, key, value, params):
-            return attend(implementation, score, MASKS["causal"](), query, key, value, params)
+            return aj.attention(
+                query, key, value, score=score, params=params, mask=MASKS["causal"],
+                implementation=implementation,
+            )  # fmt: skip
 
         return aj.analysis.capture(call, *arrays).attentions
 

@@ -1,0 +1,30 @@
+"""The implementations by name: those that run anywhere, and the kernels of one kind of device.
+
+A kernel's module is imported when the kernel is first used, because Pallas takes a fifth of the
+time to import this library, and few calls use it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from attention_jax.implementations import Inputs, Options, reference, tiled
+
+
+def _imported_when_used(name: str) -> Callable[[Options, Inputs], Any]:
+    def attend(options: Options, inputs: Inputs) -> Any:
+        return importlib.import_module(f"{__name__}.{name}").attend(options, inputs)
+
+    return attend
+
+
+# The functions behind the argument `implementation`; see `Inputs` for what they take.
+IMPLEMENTATIONS: dict[str, Callable[[Options, Inputs], Any]] = {
+    "reference": reference.attend,
+    "tiled": tiled.attend,
+    "cudnn": _imported_when_used("cudnn"),
+    "mosaic_tpu": _imported_when_used("mosaic_tpu"),
+    "mosaic_gpu": _imported_when_used("mosaic_gpu"),
+}

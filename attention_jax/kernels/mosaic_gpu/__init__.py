@@ -1,0 +1,164 @@
+"""Additive attention by Mosaic GPU kernels on an NVIDIA GPU of the Hopper generation.
+
+The logits never leave the registers: memory is linear in T and S. Each pair costs half a reciprocal
+for each feature, see `weighted_tanh`. What the kernels cannot do raises NotImplementedError before
+anything compiles, and so does another device, or an older GPU, except under JAX's interpreter.
+
+The kernels were interpreted and compiled, and never run on a GPU: `None` does not choose them.
+
+Source: Dao et al. 2022, algorithms 1 and 4.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.backend import nvidia_generation
+from attention_jax.core.meshes import is_varying
+from attention_jax.implementations import tiled as portable
+from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.kernels.mosaic_gpu import calls, weighted_tanh
+from attention_jax.kernels.mosaic_gpu.kernels import (
+    BackwardResults,
+    ForwardResults,
+    Shared,
+    Side,
+    backward_kernel,
+    forward_kernel,
+)
+from attention_jax.kernels.mosaic_gpu.registers import ROWS
+from attention_jax.kernels.mosaic_gpu.weighted_tanh import TokenGradients
+from attention_jax.kernels.rows import RowTerms, Sums
+from attention_jax.kernels.rule import Call, Kernels, attention_by
+from attention_jax.kernels.score_forms import form_of
+from attention_jax.kernels.tokens import Operands, reason_against, refuse
+from attention_jax.kernels.windows import Windows, ranges, tile_statuses, windows_of
+from attention_jax.scores import Additive, Params, Score
+
+Array = jax.Array
+
+HOPPER = 9.0  # its compute capability
+MOST_SHARED_MEMORY = 227 * 2**10  # bytes of a program on an H100
+
+
+@functools.singledispatch
+def sum_of_tanh(score: Score, params: Params) -> Array | None:
+    """The weights v [F] if `pair` is sum_f v_f tanh(q_features_if + k_features_jf), else None."""
+    return None
+
+
+@sum_of_tanh.register
+def _(score: Additive, params: Params) -> Array:
+    return params["v"]
+
+
+def attend(options: Options, inputs: Inputs) -> Any:
+    """One example: output [T, Dv] in the query's dtype, and statistics in float32.
+
+    Raises:
+        NotImplementedError: the kernels cannot serve this call; the message says why.
+    """
+    refuse("mosaic_gpu", _reason_against(options, inputs))
+    if 0 in (inputs.query.shape[0], *inputs.value.shape):
+        return portable.attend(options, inputs)  # no kernel has a tile without entries
+    return _attend(options, inputs)
+
+
+def _reason_against(options: Options, inputs: Inputs) -> str | None:
+    generation = nvidia_generation()
+    if generation is not None and generation < HOPPER:
+        return f"needs a Hopper GPU, of compute capability {HOPPER}; got {generation}"
+    weights = form_of(sum_of_tanh, options.score, inputs.params)
+    if weights is None:
+        return f"computes additive attention, not {options.score}"
+    if inputs.compute_dtype == jnp.float64:
+        return "computes in float32, not in float64"
+    if reason := reason_against(options, inputs):
+        return reason
+    needed = calls.shared_memory(weights.shape[0], inputs.value.shape[-1])
+    if needed > MOST_SHARED_MEMORY:
+        return (
+            f"keeps {weights.shape[0]} features and {inputs.value.shape[-1]} values of a tile in"
+            f" {needed // 1024} KiB of shared memory, more than {MOST_SHARED_MEMORY // 1024}"
+        )
+    return "needs check_vma=False inside jax.shard_map" if is_varying(inputs) else None
+
+
+class _Arrays(NamedTuple):
+    """What the kernels read."""
+
+    of_queries: Shared  # with the visits of the tiles of queries
+    of_keys: Shared
+    queries: Side
+    keys: Side
+
+
+def _arrays(call: Call, operands: Operands, windows: Windows | None) -> _Arrays:
+    """The operands of the forward kernel, which the backward kernels read too."""
+    if windows is None:
+        windows = windows_of(None, operands.queries.shape[0], operands.keys.shape[0])
+    visited, _ = tile_statuses(windows, call.tile, call.tiles[1])
+    weights = form_of(sum_of_tanh, call.options.score, operands.params)
+    features = weighted_tanh.token_features(weights, operands.queries, operands.keys)
+    return _Arrays(
+        Shared(features.weights, features.small, ranges(visited)),
+        Shared(features.weights, features.small, ranges(visited.T)),
+        Side(features.queries, None, None, jnp.stack(windows[:2])),
+        Side(features.keys, operands.values.astype(jnp.float32).T, None, None),
+    )
+
+
+def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
+    of_queries, _, queries, keys = _arrays(call, operands, windows)
+    results = ForwardResults(operands.values.shape[1], 3 if call.options.return_statistics else 2)
+    output, (largest, total, *excess) = calls.run(
+        forward_kernel, "attention_forward", of_queries, queries, keys, results
+    )
+    return output.T.astype(call.output_dtype), Sums(largest, total, *excess or [None])
+
+
+def _backward(
+    call: Call, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
+) -> Operands:
+    of_queries, of_keys, queries, keys = _arrays(call, operands, windows)
+    scale = terms.scale[:, None]
+    # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
+    doutput = jnp.where(scale != 0, doutput.astype(jnp.float32) * scale, 0)
+    rows = terms.reference, terms.offset, terms.dentropy  # as `Numbers` counts them
+    numbers = jnp.stack([row for row in rows if row is not None])
+    queries = queries._replace(vectors=doutput.T, numbers=numbers)
+    count = queries.features.shape[0]
+    query_sums = calls.run(
+        functools.partial(backward_kernel, False),
+        "attention_gradient_of_queries",
+        of_queries,
+        queries,
+        keys,
+        BackwardResults(count, count, None),
+    )
+    key_sums = calls.run(
+        functools.partial(backward_kernel, True),
+        "attention_gradient_of_keys",
+        of_keys,
+        keys,
+        queries,
+        BackwardResults(count, None, operands.values.shape[1]),
+    )
+    weights, pull_back = jax.vjp(
+        functools.partial(form_of, sum_of_tanh, call.options.score), operands.params
+    )
+    sums = TokenGradients(query_sums.slopes, key_sums.slopes, query_sums.inverses)
+    dweights, dqueries, dkeys = weighted_tanh.pull_back(weights, sums, terms.dlogsumexp)
+    gradients = Operands(dqueries, dkeys, key_sums.vectors.T, *pull_back(dweights))
+    return jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), gradients, operands)
+
+
+def _tile(options: Options, target_length: int, source_length: int) -> tuple[int, int]:
+    return ROWS, ROWS
+
+
+_attend = attention_by(Kernels(_tile, _forward, _backward))

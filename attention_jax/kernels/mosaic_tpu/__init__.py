@@ -1,0 +1,111 @@
+"""Attention by Pallas kernels on a TPU, for every score whose `pair` Mosaic can lower.
+
+The logits never leave the chip: memory is linear in T and S. The masks are windows of consecutive
+keys, and segments. What the kernels cannot serve raises NotImplementedError, and so does another
+device, except under `jax.experimental.pallas.tpu.force_tpu_interpret_mode(True)`, in which the
+kernels are interpreted.
+
+The kernels were interpreted and compiled, and never run on a TPU: `None` does not choose them.
+
+Source: Dao et al. 2022, algorithms 1 and 4.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.implementations import tiled as portable
+from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.tile_arrays import tiled
+from attention_jax.kernels.mosaic_tpu import calls
+from attention_jax.kernels.mosaic_tpu.operands import (
+    LANES,
+    Blocks,
+    blocks_of,
+    program_of,
+    rows_of_windows,
+    schedule_of,
+)
+from attention_jax.kernels.rows import RowTerms, Sums
+from attention_jax.kernels.rule import Call, Kernels, attention_by
+from attention_jax.kernels.tokens import Operands, reason_against, refuse
+from attention_jax.kernels.windows import Windows
+from attention_jax.scores import needs_stand_ins
+
+Array = jax.Array
+
+
+def attend(options: Options, inputs: Inputs) -> Any:
+    """One example: output [T, Dv] in the query's dtype, and statistics in float32.
+
+    Raises:
+        NotImplementedError: the kernels cannot serve this call; the message says why.
+    """
+    refuse("mosaic_tpu", _reason_against(options, inputs))
+    if 0 in (inputs.query.shape[0], *inputs.value.shape):
+        return portable.attend(options, inputs)  # no kernel has a tile without entries
+    return _attend(options, inputs)
+
+
+def _reason_against(options: Options, inputs: Inputs) -> str | None:
+    if reason := reason_against(options, inputs, segments=True):
+        return reason
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((inputs.query, inputs.key, inputs.value))}
+    names = ", ".join(sorted(dtype.name for dtype in dtypes))
+    if inputs.compute_dtype == jnp.float64 or "float16" in names.split(", "):
+        return f"needs tokens in float32 or bfloat16, as a TPU multiplies them; got {names}"
+    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
+    lengths = inputs.query.shape[0], inputs.key.shape[0]
+    tile = _tile(options, *lengths)
+    padded = any(n % size for n, size in zip(lengths, tile, strict=True))
+    if (inputs.mask is not None or padded) and needs_stand_ins(
+        options.score, inputs.params, *sizes
+    ):
+        return (
+            f"does not serve the pair of {options.score}, which may have an infinite slope where a"
+            " mask hides a pair (a length that is no multiple of the tile counts as one); set"
+            " finite_slopes = True in the score if it has none"
+        )
+    return None
+
+
+def _tile(options: Options, target_length: int, source_length: int) -> tuple[int, int]:
+    """Tiles of whole vector registers, as equal as can be."""
+
+    def size(length: int, block: int) -> int:
+        count = math.ceil(length / max(block // LANES * LANES, LANES))
+        return LANES * math.ceil(length / (count * LANES))
+
+    blocks = options.block_sizes
+    return size(target_length, blocks.query), size(source_length, blocks.key)
+
+
+def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
+    program = program_of(call, operands)
+    blocks = blocks_of(program, operands)._replace(windows=rows_of_windows(call, windows))
+    output, sums = calls.run_forward(program, (schedule_of(call, windows), blocks))
+    return output.reshape(-1, output.shape[-1]), jax.tree.map(jnp.ravel, sums)
+
+
+def _backward(
+    call: Call, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
+) -> Operands:
+    program = program_of(call, operands)
+    blocks, pull_back = jax.vjp(functools.partial(blocks_of, program), operands)
+    rows = jax.tree.map(
+        lambda row: row.reshape(call.tiles[0], 1, -1), terms._replace(dlogsumexp=None)
+    )
+    blocks = blocks._replace(windows=rows_of_windows(call, windows))
+    gradients = calls.run_backward(
+        program, (schedule_of(call, windows), blocks, rows, tiled(doutput, call.tiles[0]))
+    )
+    (doperands,) = pull_back(Blocks(*gradients))
+    return doperands
+
+
+_attend = attention_by(Kernels(_tile, _forward, _backward))

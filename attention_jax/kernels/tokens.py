@@ -1,0 +1,97 @@
+"""What all kernels do to tokens: refuse what they cannot serve, hide what the mask hides, project.
+
+A kernel never sees what the mask hides. Tokens in no allowed pair are replaced, so that all numbers
+are finite.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.export import is_symbolic_dim
+
+from attention_jax.core.arrays import cast_floats
+from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.features import projected
+from attention_jax.kernels.windows import Windows, reason_against_mask, used_tokens
+from attention_jax.normalizers import Softmax
+from attention_jax.scores import stand_in_key, stand_in_query
+
+Array = jax.Array
+
+
+class Operands(NamedTuple):
+    """The differentiable operands of a kernel."""
+
+    queries: Any  # features [T, ...]
+    keys: Any  # features [S, ...]
+    values: Array  # [S, Dv]
+    params: Any  # of the score, in the compute dtype
+
+
+def reason_against(options: Options, inputs: Inputs, *, segments: bool = False) -> str | None:
+    """Why no kernel can compute this; None if that depends on the kernel alone.
+
+    Args:
+        options: those of the call.
+        inputs: with or without batch axes.
+        segments: whether the kernel takes a mask of segments.
+    """
+    lengths = inputs.query.shape[-2], inputs.key.shape[-2]
+    if options.normalizer != Softmax():
+        return f"computes a softmax without a sink, not {options.normalizer}"
+    if options.dropout_rate > 0:
+        return f"has no dropout; got dropout_rate {options.dropout_rate}"
+    if inputs.bias is not None:
+        return "has no bias; got a bias"
+    if inputs.damping is not None:
+        return "does not multiply weights by a Gaussian"
+    if any(is_symbolic_dim(length) for length in lengths):
+        return f"needs known lengths; got T = {lengths[0]}, S = {lengths[1]}"
+    return reason_against_mask(inputs.mask, segments=segments)
+
+
+def refuse(name: str, reason: str | None) -> None:
+    """NotImplementedError if there is a reason."""
+    if reason is not None:
+        raise NotImplementedError(f"implementation {name!r} {reason}: use 'tiled'")
+
+
+def operands_of(
+    options: Options,
+    inputs: Inputs,
+    windows: Windows | None,
+    target_length: int,
+    source_length: int,
+) -> Operands:
+    """The tokens of one example, projected, as the kernel reads them.
+
+    Args:
+        options: those of the call.
+        inputs: those of one example.
+        windows: of its mask; None if every query sees every key, and nothing is padded.
+        target_length: T, to which queries are padded.
+        source_length: S, to which keys are padded.
+    """
+    params, query, key, values = cast_floats(
+        (inputs.params, inputs.query, inputs.key, inputs.value), inputs.compute_dtype
+    )
+    if windows is not None:
+        used_queries, used_keys = used_tokens(windows, inputs.key.shape[0])
+        query = _visible(query, used_queries, stand_in_query(query), target_length)
+        key = jax.tree.map(
+            lambda tokens: _visible(tokens, used_keys, stand_in_key(tokens), source_length), key
+        )
+        values = _visible(values, used_keys, jnp.zeros_like(values, shape=(1, 1)), source_length)
+    queries, keys = projected(options.score, inputs, params, query, key)
+    return Operands(queries, keys, values.astype(inputs.value_dtype), params)
+
+
+def _visible(tokens: Array, used: Array, filler: Array, length: int) -> Array:
+    """Tokens padded to [length, ...], with `filler` [1, ...] in place of unused ones."""
+    filler = jnp.broadcast_to(filler, (1, *tokens.shape[1:]))
+    tokens = jnp.where(used.reshape(-1, *[1] * (tokens.ndim - 1)), tokens, filler)
+    padding = jnp.broadcast_to(filler, (length - tokens.shape[0], *tokens.shape[1:]))
+    return jnp.concatenate([tokens, padding])

@@ -1,0 +1,164 @@
+"""Conjunctions of causal, local, padding and segment masks, read as windows of consecutive keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.pairwise.mask_algebra import AndMask
+from attention_jax.pairwise.masks import CausalMask, LocalMask, Mask, PaddingMask, SegmentMask
+
+Array = jax.Array
+
+_ROWS_AT_ONCE = 128  # of a mask with segments, where it is read row by row
+
+
+class Windows(NamedTuple):
+    """Query i sees the keys first_i <= j < end_i, of its own segment if there are segments.
+
+    The fields are arrays, or a kernel's references to them.
+    """
+
+    first: Any  # int32 [T]
+    end: Any  # int32 [T]; first for a query without keys
+    query_segments: Any = None  # int32 [T]
+    key_segments: Any = None  # int32 [S]
+
+    def allowed(self, key_positions: Array) -> Array:
+        """Whether each query sees each key, for arrays that broadcast to the pairs of a tile."""
+        allowed: Array = (self.first <= key_positions) & (key_positions < self.end)
+        if self.query_segments is not None:
+            allowed &= self.query_segments == self.key_segments
+        return allowed
+
+    def map(self, of_query: Callable[[Any], Any], of_key: Callable[[Any], Any]) -> Windows:
+        """A function of each array [T], and of each array [S]; None stays None."""
+        first, end, query_segments = jax.tree.map(of_query, tuple(self[:3]))
+        return Windows(first, end, query_segments, jax.tree.map(of_key, self.key_segments))
+
+
+def reason_against_mask(mask: Mask | None, *, segments: bool = False) -> str | None:
+    """Why the mask is not a window for each query, with at most one mask of segments; or None."""
+    parts = parts_of(mask)
+    for part in parts:
+        if not isinstance(part, CausalMask | LocalMask | PaddingMask | SegmentMask) or (
+            isinstance(part, SegmentMask) and not segments
+        ):
+            return (
+                "takes causal_mask(...), local_mask(...), padding_mask(...)"
+                f"{', segment_mask(...)' * segments} and their conjunctions; got"
+                f" {type(part).__name__}"
+            )
+    if sum(isinstance(part, SegmentMask) for part in parts) > 1:
+        return "takes one segment_mask(...); got several"
+    return None
+
+
+def parts_of(mask: Mask | None) -> list[Mask]:
+    """The masks whose conjunction is `mask`."""
+    if isinstance(mask, AndMask):
+        return [*parts_of(mask.left), *parts_of(mask.right)]
+    return [] if mask is None else [mask]
+
+
+def bounds_of(mask: Mask | None) -> tuple[int | None, int | None]:
+    """(left, right): query i sees i - left <= j <= i + right; None for no bound."""
+    parts = parts_of(mask)
+    causal = [part.offset for part in parts if isinstance(part, CausalMask)]
+    local = [part for part in parts if isinstance(part, LocalMask)]
+    left = [part.left for part in local if part.left is not None]
+    right = [part.right for part in local if part.right is not None]
+    return min(left, default=None), min([*causal, *right], default=None)
+
+
+def windows_of(mask: Mask | None, target_length: int, source_length: int) -> Windows:
+    """The windows of a mask that `reason_against_mask` has no objection to."""
+    positions = jnp.arange(target_length, dtype=jnp.int32)
+    first = jnp.zeros_like(positions)
+    end = jnp.full_like(positions, source_length)
+    far = target_length + source_length  # a larger distance could overflow
+    left, right = bounds_of(mask)
+    if left is not None:
+        first = jnp.maximum(first, positions - min(left, far))
+    if right is not None:
+        end = jnp.minimum(end, positions + (max(min(right, far), -far) + 1))
+    segments: list[Array] = []
+    for part in parts_of(mask):
+        if isinstance(part, SegmentMask):
+            segments = [part.query_segments, part.key_segments]
+        if isinstance(part, PaddingMask):
+            end = jnp.minimum(end, jnp.minimum(part.key_lengths, source_length).astype(jnp.int32))
+            if part.query_lengths is not None:
+                end = jnp.where(positions < part.query_lengths.astype(jnp.int32), end, 0)
+    end = jnp.maximum(end, 0)
+    return Windows(jnp.minimum(first, end), end, *[ids.astype(jnp.int32) for ids in segments])
+
+
+def used_tokens(windows: Windows, source_length: int) -> tuple[Array, Array]:
+    """Which queries see a key, bool [T], and which keys a query sees, bool [S]."""
+    keys = jnp.arange(source_length, dtype=jnp.int32)
+    if windows.query_segments is None:
+        steps = jnp.zeros(source_length + 1, jnp.int32)
+        steps = steps.at[windows.first].add(1).at[windows.end].add(-1)
+        return windows.end > windows.first, jnp.cumsum(steps[:-1]) > 0
+
+    def sees_any(query: tuple[Any, Any, Any]) -> Array:
+        return Windows(*query, windows.key_segments).allowed(keys).any()
+
+    def is_seen(key: tuple[Array, Array]) -> Array:
+        position, segment = key
+        return windows._replace(key_segments=segment).allowed(position).any()
+
+    return (
+        jax.lax.map(sees_any, windows[:3], batch_size=_ROWS_AT_ONCE),
+        jax.lax.map(is_seen, (keys, windows.key_segments), batch_size=_ROWS_AT_ONCE),
+    )
+
+
+# --- tiles ---
+
+
+def padded_windows(windows: Windows, target_length: int, source_length: int) -> Windows:
+    """The windows of longer sequences: further queries see what the last one sees."""
+
+    def pad(length: int) -> Callable[[Array], Array]:
+        return lambda row: jnp.pad(row, (0, length - row.shape[0]), mode="edge")
+
+    return windows.map(pad(target_length), pad(source_length))
+
+
+def tile_statuses(windows: Windows, tile: tuple[int, int], key_tiles: int) -> tuple[Array, Array]:
+    """(whether a query may see a key, whether all see all) of each tile: [query_tiles, key_tiles].
+
+    Args:
+        windows: of sequences in whole tiles.
+        tile: queries and keys of a tile.
+        key_tiles: their number.
+    """
+    t, s = tile
+    first, end = (row.reshape(-1, t) for row in windows[:2])
+    start = jnp.arange(key_tiles, dtype=jnp.int32) * s
+    nonempty = first < end
+    lowest = jnp.min(jnp.where(nonempty, first, key_tiles * s), axis=1)[:, None]
+    visited = (lowest < (start + s)[None]) & (start[None] < jnp.max(end, axis=1)[:, None])
+    full = (jnp.max(first, axis=1)[:, None] <= start[None]) & (
+        (start + s)[None] <= jnp.min(end, axis=1)[:, None]
+    )
+    if windows.query_segments is not None:
+        assert windows.key_segments is not None
+        queries = windows.query_segments.reshape(-1, 1, t)
+        keys = windows.key_segments.reshape(1, -1, s)
+        visited &= (queries.min(2) <= keys.max(2)) & (keys.min(2) <= queries.max(2))
+        full = jnp.zeros_like(full)
+    return visited, full
+
+
+def ranges(flags: Array) -> Array:
+    """The first flag that is set and the end after the last, of bool [n, m]: int32 [n, 2]."""
+    first = jnp.argmax(flags, axis=1)
+    end = flags.shape[1] - jnp.argmax(flags[:, ::-1], axis=1)
+    both = jnp.stack([first, end], axis=1).astype(jnp.int32)
+    return jnp.where(flags.any(axis=1)[:, None], both, 0)

@@ -1,0 +1,105 @@
+"""Kernels against the reference in float64: output, statistics and gradients.
+
+What a mask hides is poisoned: hidden tokens are NaN and infinite, and so are the cotangents of rows
+without keys.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from quick_compilation import quick_jit
+
+import attention_jax as aj
+
+# Bounds of the numerics contract, forward and backward, and of 16 bits: some roundings to 2^-8.
+FLOAT32, BFLOAT16 = (2e-6, 2e-5), (2**-6, 2**-5)
+
+
+def draw(score: Any, lengths: tuple[int, int], dims: tuple[int, int, int], dtype=jnp.float32):
+    """((query, key, value, params), cotangent of the output) of two examples, as `dtype` has them.
+
+    Args:
+        score: a `Score`.
+        lengths: (T, S).
+        dims: (Dq, Dk, Dv).
+        dtype: of all arrays.
+    """
+    rngs = jax.random.split(jax.random.key(3), 5)
+    shapes = zip((lengths[0], lengths[1], lengths[1], lengths[0]), (*dims, dims[2]), strict=True)
+    arrays = [jax.random.normal(rng, (2, *shape)) for rng, shape in zip(rngs, shapes, strict=False)]
+    arrays.insert(3, score.init(rngs[4], *dims[:2]))
+    *arrays, doutput = jax.tree.map(lambda leaf: leaf.astype(dtype), arrays)
+    return tuple(arrays), doutput
+
+
+def results(implementation, score, mask, arrays, doutput, statistics=True):
+    """The output, the statistics, and the gradients of the arrays, which depend on both."""
+
+    def attend(query, key, value, params):
+        got = aj.attention(
+            query,
+            key,
+            value,
+            score=score,
+            params=params,
+            mask=mask,
+            return_statistics=statistics,
+            implementation=implementation,
+        )
+        return got if statistics else (got, None)
+
+    (output, of_rows), pull_back = jax.vjp(attend, *arrays)
+    drows = jax.tree.map(lambda row: jnp.where(jnp.isfinite(row), jnp.sin(row), 0), of_rows)
+    return output, of_rows, pull_back((doutput, drows))
+
+
+def in_float64(function, *arguments):
+    def wide(tree):
+        return jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float64), tree)
+
+    with jax.enable_x64(True):
+        return wide(quick_jit(function)(*jax.tree.map(jnp.asarray, wide(arguments))))
+
+
+def assert_within(got, expected, bounds):
+    """Within (forward, backward), relative to the largest entry of each array."""
+    for name, one in (("output", 0), ("statistics", 1), ("gradients", 2)):
+        leaves = jax.tree.leaves(got[one]), jax.tree.leaves(expected[one])
+        for number, (array, other) in enumerate(zip(*leaves, strict=True)):
+            array = np.asarray(array).astype(np.float64)
+            np.testing.assert_array_equal(np.isfinite(array), np.isfinite(other), err_msg=name)
+            array, other = (np.where(np.isfinite(other), side, 0) for side in (array, other))
+            error, scale = np.abs(array - other).max(), np.abs(other).max()
+            if name == "statistics":  # rows that are one-hot in float32: entropies of 1e-8 nats
+                scale = max(scale, 1e-6)
+            assert error <= bounds[name == "gradients"] * scale, f"{name} {number}: {error:.3g}"
+
+
+def check(implementation, score, mask, arrays, doutput, bounds=FLOAT32, statistics=True):
+    """Asserts the bounds, and that what the mask hides reaches nothing and gets gradient 0."""
+    query, key, value, params = arrays
+    shape = (*doutput.shape[:-1], key.shape[-2])
+    table = np.ones(shape, bool)
+    if mask is not None:
+        table = np.broadcast_to(mask.materialize(*shape[-2:]), shape)
+    no_keys, no_queries = ~table.any(-1)[..., None], ~table.any(-2)[..., None]
+    reference = functools.partial(results, "reference", score, mask, statistics=statistics)
+    expected = in_float64(reference, arrays, jnp.where(no_keys, 0, doutput))
+    if mask is not None:
+        query = jnp.where(no_keys, jnp.nan, query)
+        key = jnp.where(no_queries, jnp.inf, key)
+        value = jnp.where(no_queries, jnp.nan, value)
+    attend = functools.partial(results, implementation, score, mask, statistics=statistics)
+    doutput = jnp.where(no_keys, jnp.nan, doutput)
+    got = quick_jit(attend)((query, key, value, params), doutput)
+    assert_within(got, expected, bounds)
+    output, _, (dquery, dkey, dvalue, _) = got
+    assert output.dtype == query.dtype
+    for hidden, zeros in ((no_keys, (output, dquery)), (no_queries, (dkey, dvalue))):
+        for array in zeros:
+            assert not np.any(np.where(hidden, array, 0))

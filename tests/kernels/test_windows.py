@@ -1,0 +1,61 @@
+"""Conjunctions of masks as windows, against their tables."""
+
+import functools
+import operator
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax.kernels.windows import (
+    padded_windows,
+    ranges,
+    tile_statuses,
+    used_tokens,
+    windows_of,
+)
+
+T, S = 7, 9
+CAUSAL, LOCAL, OTHER_LOCAL = aj.causal_mask(-1), aj.local_mask(3, 2), aj.local_mask(1, 4)
+PADDING, OTHER_PADDING = aj.padding_mask(6, 5), aj.padding_mask(8, 4)
+SEGMENTS = aj.segment_mask(jnp.array([0, 0, 1, 1, 5, 2, 2]), jnp.array([3, 0, 0, 1, 2, 2, 2, 4, 0]))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [CAUSAL],
+        [aj.causal_mask(-(2**31) + 1)],
+        [LOCAL, OTHER_LOCAL],  # the smaller of two bounds, on both sides
+        [PADDING, OTHER_PADDING],  # the smaller of two lengths, on both sides
+        [aj.padding_mask(4)],
+        [aj.padding_mask(0)],
+        [OTHER_LOCAL, PADDING, CAUSAL, OTHER_PADDING, LOCAL],
+        [SEGMENTS],
+        [SEGMENTS, LOCAL, PADDING],
+    ],
+)
+def test_windows_are_those_of_the_table(parts):
+    mask = functools.reduce(operator.and_, parts) if parts else None
+    table = np.ones((T, S), bool) if mask is None else np.asarray(mask.materialize(T, S))
+    windows = windows_of(mask, T, S)
+    columns = windows.map(lambda row: row[:, None], lambda row: row[None])
+    np.testing.assert_array_equal(columns.allowed(jnp.arange(S)[None]), table)
+    used_queries, used_keys = used_tokens(windows, S)
+    np.testing.assert_array_equal(used_queries, table.any(1))
+    np.testing.assert_array_equal(used_keys, table.any(0))
+    # Tiles of 2 queries and 4 keys: further queries see what the last one sees, further keys none.
+    padded = np.pad(np.concatenate([table, table[-1:]]), ((0, 0), (0, 3)))
+    tiles = padded.reshape(4, 2, 3, 4).swapaxes(1, 2)
+    visited, full = map(np.asarray, tile_statuses(padded_windows(windows, 8, 12), (2, 4), 3))
+    assert np.all(visited >= tiles.any((2, 3)))
+    assert np.all(full <= tiles.all((2, 3)))
+    if SEGMENTS not in parts:
+        np.testing.assert_array_equal(full, tiles.all((2, 3)))
+
+
+def test_ranges():
+    flags = jnp.array([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 1]], bool)
+    assert ranges(flags).tolist() == [[1, 3], [0, 0], [0, 4]]
