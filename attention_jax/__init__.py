@@ -50,7 +50,12 @@ from attention_jax.functional.coverage import (
     coverage_kernel_size,
     coverage_loss,
 )
-from attention_jax.functional.local import local_attention, local_attention_weights
+from attention_jax.functional.local import (
+    gaussian_bias,
+    local_attention,
+    local_attention_weights,
+    window_mask,
+)
 from attention_jax.functional.memory import Memory, remember
 from attention_jax.functional.monotonic import monotonic_attention
 from attention_jax.functional.monotonic_walks import (
@@ -59,7 +64,6 @@ from attention_jax.functional.monotonic_walks import (
     monotonic_weights,
 )
 from attention_jax.functional.ring_attention import ring_attention
-from attention_jax.functional.windows import gaussian_bias, window_mask
 from attention_jax.implementations import BlockSizes
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.kernels import IMPLEMENTATIONS

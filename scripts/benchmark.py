@@ -28,7 +28,7 @@ from benchmarks import (
 from benchmarks.measure import JSON, Benchmark, Options, Report
 from command_line import run_command
 
-from attention_jax.core.did_you_mean import did_you_mean
+from attention_jax.core.names import did_you_mean
 from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import check_output, write_json
 

@@ -17,7 +17,7 @@ import jax
 import tyro
 from option_errors import option_error
 
-from attention_jax.core.one_line import one_line
+from attention_jax.core.programs import one_line
 from attention_jax.nn.position_config import NAMED_POSITIONS, PositionConfig, PositionKind
 from attention_jax.runs import processes
 

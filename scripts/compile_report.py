@@ -23,7 +23,7 @@ from compilation.tables import COLUMNS, TILES, against_tiles, kernel_rows, targe
 from compilation.training_steps import row_of, steps
 from compilation.xla_cycles import estimated_cycles
 
-from attention_jax.core.one_line import one_line
+from attention_jax.core.programs import one_line
 from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import check_output, write_json
 

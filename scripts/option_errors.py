@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from attention_jax.core.did_you_mean import did_you_mean
+from attention_jax.core.names import did_you_mean
 
 # What the help calls the values of an option, in words for one value and for several.
 _KINDS = {"INT": ("an integer", "integers"), "FLOAT": ("a number", "numbers")}

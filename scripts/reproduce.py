@@ -16,7 +16,7 @@ import rich.console
 import tyro
 from command_line import run_command
 
-from attention_jax.core.did_you_mean import did_you_mean
+from attention_jax.core.names import did_you_mean
 from attention_jax.runs.run_folder import make_folder, write_text
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import command_line
 import train
 
-from attention_jax.core.did_you_mean import did_you_mean
+from attention_jax.core.names import did_you_mean
 from attention_jax.tasks import TASKS
 
 # Options of scripts/train.py that a sweep sets itself, or cannot have.

@@ -143,18 +143,4 @@ COMPOSITIONS = {
         False,
     ),
     "custom_root": (lambda f: functools.partial(dense_root, f), True),
-    "linear_transpose": (
-        lambda f: lambda q, k, v: jax.linear_transpose(lambda v: f(q, k, v), v)(G), True,
-    ),
-    "grad of linear_transpose of vmap": (
-        lambda f: jax.grad(
-            lambda q, k, v: jnp.sum(
-                jnp.sin(
-                    jax.linear_transpose(jax.vmap(lambda v: f(q, k, v)), both(v))(both(G))[0]
-                )
-            ),
-            (0, 1),
-        ),
-        True,
-    ),
 }  # fmt: skip

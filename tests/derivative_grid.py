@@ -27,7 +27,7 @@ from derivative_compositions import COMPOSITIONS, K, Q, V
 from score_cases import SCORE_CASES
 
 import attention_jax as aj
-from attention_jax.core.varying import varying_as
+from attention_jax.core.meshes import varying_as
 from attention_jax.implementations import tiled
 
 SCORES = {**aj.SCORES, "own": SCORE_CASES["own"].score}
@@ -92,7 +92,7 @@ def function_of(score_name, option, implementation):
 def is_the_reference(score_name, option, implementation, names=None, table=slice(None)):
     """Compares compositions with the reference, for all masks at once or for the given one."""
     if names is None:
-        names = [name for name in COMPOSITIONS if is_defined(name, option)]
+        names = list(COMPOSITIONS)
     # JAX traces equal programs once, so that the forward ones come first.
     names = sorted(names, key=lambda name: COMPOSITIONS[name][1])
     rule = tiled.attend_tiles  # a ring has the same rule
@@ -130,11 +130,6 @@ def is_the_reference(score_name, option, implementation, names=None, table=slice
     assert traced == ({True} & set(in_reverse)), (names, traced)
 
 
-def is_defined(name, option):
-    """Statistics are not linear in the values, so that there is no transpose."""
-    return not (option == "statistics" and "linear_transpose" in name)
-
-
 def sample() -> dict[tuple[str, str, str], list[str]]:
     """Returns {case: its compositions}, a sample in which all pairs of properties of a case occur.
 
@@ -144,10 +139,9 @@ def sample() -> dict[tuple[str, str, str], list[str]]:
     """
     cases = {}
     for c, name in enumerate(COMPOSITIONS):
-        options = [option for option in OPTIONS if is_defined(name, option)]
-        in_ring = c % len(options)
-        both = (in_ring, (in_ring + 1) % len(options))
-        for o, option in enumerate(options):
+        in_ring = c % len(OPTIONS)
+        both = (in_ring, (in_ring + 1) % len(OPTIONS))
+        for o, option in enumerate(OPTIONS):
             if name in LONG and o not in both:
                 continue
             implementation = "ring" if o == in_ring and name not in THIRD else "tiled"

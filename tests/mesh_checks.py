@@ -18,7 +18,7 @@ from score_cases import DK, SCORE_CASES
 import attention_jax as aj
 from attention_jax import interop
 from attention_jax.analysis import capture_gradients
-from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 
 P = PartitionSpec
 B, T, S, DV = 4, 5, 7, 3

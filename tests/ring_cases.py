@@ -16,8 +16,8 @@ import attention_jax as aj
 from attention_jax import BlockSizes
 
 B, DV = 2, 13
-CHUNK = (5, 7)  # queries and keys of a chunk; a device has two chunks
-TILE = BlockSizes(query=2, key=3)  # divides no chunk
+PART = (9, 13)  # queries and keys of a device, odd
+TILE = BlockSizes(query=2, key=3)  # divides neither
 
 
 def mesh_of(devices):
@@ -25,7 +25,7 @@ def mesh_of(devices):
 
 
 def lengths_of(devices):
-    return tuple(2 * devices * length for length in CHUNK)
+    return tuple(devices * length for length in PART)
 
 
 def mask_of(name, target, source):

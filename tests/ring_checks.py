@@ -11,6 +11,7 @@ import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from collectives import collectives as collectives_in_loops
 from conformance import assert_close, named, quick_jit
 from derivative_cases import DROPOUT, agree, numbers_of
@@ -77,6 +78,21 @@ def compare(score_name, mask_names, devices, table_bias=False, **options):
             for name, array in named(got).items():
                 assert_close(f"{mask_name}: {name}", array, expected[name], 1e-13)
             agree(gradients, expected_gradients)
+
+
+def few_tokens():
+    """One, two or three tokens per device are enough; a part of a token is not."""
+    for per_device in (1, 2, 3):
+        rng = np.random.default_rng(per_device)
+        with jax.enable_x64(True):
+            tokens = rng.normal(size=(8 * per_device, 3))
+            got = ring_attention(tokens, tokens, tokens, mesh=mesh_of(8), mask=aj.causal_mask())
+            expected = reference(tokens, tokens, tokens, mask=aj.causal_mask())
+        assert_close(f"{per_device} tokens", got, np.asarray(expected), 1e-13)
+    for name in ("query", "key"):
+        arguments = {"query": tokens, "key": tokens, name: tokens[:12]}
+        with pytest.raises(ValueError, match=f"{name} must .* multiple of 8, .*'context'; .*12, 3"):
+            ring_attention(**arguments, value=arguments["key"], mesh=mesh_of(8))
 
 
 # --- dtypes ---
@@ -342,8 +358,8 @@ CHECKS = {
     **{
         check.__name__: check
         for check in (
-            batches_stay_on_their_devices, nothing_but_permutations, the_same_work_for_all,
-            memory_falls_with_the_devices, small_hessian,
+            few_tokens, batches_stay_on_their_devices, nothing_but_permutations,
+            the_same_work_for_all, memory_falls_with_the_devices, small_hessian,
         )
     },
 }  # fmt: skip

@@ -44,12 +44,13 @@ DEFAULTS = {  # public names -> what inspect finds
     "hard_monotonic_positions hard_monotonic_weights": dict(start=0),
     "masked_softmax": dict(axis=-1),
     "beam_search": dict(length_penalty=0.0, row_axes=0),
-    "custom_vjp": dict(nondiff_argnums=(), shown=tuple),
+    "custom_vjp": dict(nondiff_argnums=()),
     "dot_product_attention": dict(is_causal=False, return_residual=False, score="scaled"),
     "flax_attention_fn": dict(score="scaled"),
     "BlockSizes": dict(query=512, key=512),
     # masks and biases
     "causal_mask": dict(offset=0),
+    "Shifts": dict(parts=(1, 1)),
     "t5_bias": dict(bidirectional=True, max_distance=128),
     "relative_position_bucket": dict(buckets=32, max_distance=128, bidirectional=True),
     # scores and normalisers

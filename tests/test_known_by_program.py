@@ -308,3 +308,39 @@ def test_a_subclass_of_softmax_has_the_weights_of_softmax():
     for implementation in ("reference", "tiled"):
         got = attention(X, X, X, score="dot", normalizer=Warm(), implementation=implementation)
         close(got, 0.5)
+
+
+# --- changes between a call and its derivative ---
+
+
+@pytest.mark.parametrize("part", ["score", "mask", "bias", "normalizer"])
+def test_a_change_before_the_derivative_is_refused(part):
+    global LIMIT, TEMPERATURE
+
+    @dataclasses.dataclass(frozen=True)
+    class Mine(aj.Normalizer):
+        sums_to_one = False
+
+        def weight(self, params, shifted):
+            return LIMIT * jax.nn.sigmoid(shifted)
+
+    options = {
+        "score": {"score": by_global},
+        "mask": {"mask": Near()},
+        "bias": {"bias": Slope()},
+        "normalizer": {"normalizer": Mine()},
+    }[part]
+
+    def loss(tokens):
+        return jnp.sum(attention(tokens, X, X, implementation="tiled", **options) ** 2)
+
+    LIMIT, TEMPERATURE = 1, 1.0
+    compiled = jax.jit(loss)
+    compiled(X)
+    _, pull_back = jax.vjp(loss, X)
+    LIMIT, TEMPERATURE = 2, 3.0
+    for late in (lambda: pull_back(1.0), lambda: jax.grad(compiled)(X)):
+        with pytest.raises(ValueError, match="must not change between a call of attention and its"):
+            late()
+    LIMIT, TEMPERATURE = 1, 1.0
+    np.testing.assert_array_equal(pull_back(1.0)[0], jax.grad(loss)(X))

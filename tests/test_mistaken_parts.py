@@ -94,6 +94,7 @@ def test_a_wrong_bias_is_named_in_one_line():
          "depends on positions .*: use a bias"),
         (lambda q, k: q @ (k - k.mean(0, keepdims=True)).T, "on other tokens"),
         (lambda q, k: q @ k.T / len(k), "on other tokens"),
+        (lambda q, k: q @ k.T - jnp.where(jnp.arange(len(k)) < 64, 0.0, 1.0)[None], "positions"),
         (lambda q, k: k @ (q**2).T, r"pair must return float logits .*got float32 \[5, 3\]"),
         (lambda q, k: q @ k, "pair .* raised TypeError.*pair must give logits"),
         (lambda q, k: jnp.vdot(q, k), "pair .* raised .*pair must give logits"),
@@ -129,13 +130,50 @@ class WrongVjp(aj.Score):
         return params, dlogits @ k, 2 * dlogits.T @ q
 
 
+@dataclasses.dataclass(frozen=True)
+class WithoutCotangent(aj.Score):
+    def pair(self, params, q, k):
+        return q @ k.T
+
+    def pair_vjp(self, params, q, k, dlogits):
+        logits = q @ k.T
+        return params, logits @ k, logits.T @ q
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoCotangents(aj.Score):
+    def pair(self, params, q, k):
+        return q @ k.T
+
+    def pair_vjp(self, params, q, k, dlogits):
+        return dlogits @ k, dlogits.T @ q
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole(aj.Score):
+    """Whole numbers as features, which have no gradient."""
+
+    def project_query(self, params, query):
+        return {"x": query, "n": query[:, 0].astype(int)}
+
+    project_key = project_query
+
+    def pair(self, params, q, k):
+        return q["x"] @ k["x"].T + (q["n"][:, None] == k["n"][None]).astype(q["x"].dtype)
+
+    def pair_vjp(self, params, q, k, dlogits):
+        return jax.vjp(self.pair, params, q, k)[1](dlogits)
+
+
 def test_projections_and_derivatives_are_checked_too():
     with pytest.raises(ValueError, match=r"CentredKeys.*on other tokens"):
         attention(X, X, X, score=CentredKeys())
     with pytest.raises(ValueError, match=r"CentredKeys.*on other tokens"):
         aj.nn.MultiHeadAttention(CentredKeys(), 8, num_heads=2, rngs=nnx.Rngs(0))(X)
-    with pytest.raises(ValueError, match=r"WrongVjp.*pair_vjp"):
-        attention(X, X, X, score=WrongVjp())
+    for wrong in (WrongVjp(), WithoutCotangent(), TwoCotangents(), aj.SoftCap(WrongVjp())):
+        with pytest.raises(ValueError, match=r"score .* must have a pair_vjp that is the derivat"):
+            attention(X, X, X, score=wrong)
+    attention(X, X, X, score=Whole())
 
 
 # --- normalisers that break the contract ---
@@ -164,6 +202,12 @@ WRONG_NORMALIZERS = {
         normalizer(weight=lambda _, p, x: jax.nn.sigmoid(x), **FREE,
                    transform=lambda _, p, x, n: x - jnp.log(n)),
         "transform raised TypeError.*: set uses_num_keys = True"),
+    "of all logits": (
+        normalizer(weight=lambda _, p, x: jax.nn.softmax(x), **FREE), "weight that is elementwise"),
+    "no inverse(1)": (
+        normalizer(weight=lambda _, p, x: jax.nn.sigmoid(x),
+                   inverse=lambda _, p, w: jnp.log(w) - jnp.log1p(-w)),
+        r"must have a finite inverse\(1\)"),
     "not elementwise": (
         normalizer(weight=lambda _, p, x: jnp.exp(x).sum(1), **FREE), "weight must be elementwise"),
 }  # fmt: skip

@@ -23,7 +23,7 @@ from attention_jax.analysis.gradients import gradient_of_weights
 from attention_jax.analysis.interpretation import Captures, evaluate
 from attention_jax.analysis.softmax_gradients import softmax_vjp
 from attention_jax.core.arrays import float_array
-from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.functional.capture_point import CapturedAttention, capture_points
 
 Array = jax.Array

@@ -1,11 +1,14 @@
-"""Where a computation runs by default, what its GPU is, and whether kernels are interpreted."""
+"""Where a computation runs: the default device, the GPU at hand, and kernels for one platform."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 from jax._src import config  # no public function tells whether kernels are interpreted
+from jax.extend import core
+from jax.interpreters import batching, mlir
 
 
 def current_backend() -> str:
@@ -43,3 +46,32 @@ def nvidia_generation() -> float | None:
 def interpret_params() -> Any:
     """What `force_tpu_interpret_mode` or `force_gpu_interpret_mode` was given; None outside."""
     return config.pallas_tpu_interpret_mode_context_manager.value
+
+
+def only_on(platform: str, refusal: str, array: jax.Array) -> jax.Array:
+    """`array`; a program that needs it can be compiled for one platform alone.
+
+    Args:
+        platform: "tpu" or "cuda", as in `jax.jit(...).lower(lowering_platforms=...)`.
+        refusal: the message of the NotImplementedError that compiling for another platform raises,
+            with {platforms} in place of that platform's name.
+        array: any.
+    """
+    return only_on_p.bind(array, platform=platform, refusal=refusal)
+
+
+def _lower(ctx: Any, array: Any, *, platform: str, refusal: str) -> list[Any]:
+    platforms = ctx.module_context.platforms
+    if any(each != platform for each in platforms):
+        raise NotImplementedError(refusal.format(platforms=", ".join(platforms)))
+    return [array]
+
+
+only_on_p = core.Primitive("only_on")  # the identity
+# Without `jax.jit` it is compiled on its own.
+only_on_p.def_impl(
+    lambda array, **options: jax.jit(functools.partial(only_on_p.bind, **options))(array)
+)
+only_on_p.def_abstract_eval(lambda array, **_: array)
+batching.defvectorized(only_on_p)
+mlir.register_lowering(only_on_p, _lower)

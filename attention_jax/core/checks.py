@@ -67,8 +67,11 @@ def checked_fraction(name: str, value: Any) -> float:
     return number
 
 
-def checked_rng(rng: Any, *, name: str = "dropout_rng") -> Array:
-    """A typed PRNG key; raw uint32 keys, as `jax.random.PRNGKey` makes them, are wrapped."""
+def checked_rng(rng: Any, *, name: str = "dropout_rng", batch_shape: tuple[int, ...] = ()) -> Array:
+    """A typed PRNG key, or several that broadcast to `batch_shape`.
+
+    Raw uint32 keys, as `jax.random.PRNGKey` makes them, are wrapped.
+    """
     if not (isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)):
         try:
             array = jnp.asarray(rng)
@@ -79,8 +82,10 @@ def checked_rng(rng: Any, *, name: str = "dropout_rng") -> Array:
             raise ValueError(
                 f"{name} must be one PRNG key, as jax.random.key makes; got {rng!r}"
             ) from error
-    if rng.shape != ():
-        raise ValueError(f"{name} must be one PRNG key; got {list(rng.shape)} of them")
+    axes = zip(reversed(rng.shape), reversed(batch_shape), strict=False)
+    if rng.ndim > len(batch_shape) or any(size not in (1, full) for size, full in axes):
+        keys = f", or keys that broadcast to {list(batch_shape)}" if batch_shape else ""
+        raise ValueError(f"{name} must be one PRNG key{keys}; got {list(rng.shape)} of them")
     return rng
 
 

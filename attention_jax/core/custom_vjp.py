@@ -5,25 +5,24 @@ tangents. Here a function has a twin: a second function with the same values, wh
 differentiate in any way. Reverse mode, at every order, runs the hand-written backward pass. Forward
 mode and the derivatives of the backward pass itself come from the twin.
 
-The rule for tangents ends in a linear map that carries its own transpose (`linear_map.py`). Forward
-mode evaluates the map, which is the tangent of the twin. Reverse mode transposes it, which is the
+The rule for tangents ends in a linear map that carries its own transpose (`calls.py`). Forward mode
+evaluates the map, which is the tangent of the twin. Reverse mode transposes it, which is the
 hand-written backward pass.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.linear_map import call_with_rules, linear_map
-from attention_jax.core.partial_jvp import function_of_leaves
-from attention_jax.core.varying import varying_as
+from attention_jax.core.calls import function_of, linear_map, traced_call
+from attention_jax.core.meshes import varying_as
 
 
 class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replaces
@@ -36,23 +35,19 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
 
         the value                             fast (fast_fwd when it is differentiated)
         reverse mode                          fast_bwd, at every order of differentiation
-        forward mode                          the tangent of plain, or `tangent` if it is given
-        derivatives of fast_bwd and `tangent` those of plain
+        forward mode, derivatives of fast_bwd those of plain
 
     It composes with the transformations of JAX: `jit`, `vmap`, `grad`, `jvp`, `jacfwd`, `jacrev`,
-    `hessian`, `linearize`, `checkpoint`, `scan`, `while_loop`, `shard_map`, `checkify`, in any
-    order and depth. `jax.linear_transpose` with respect to arguments in which the function is
-    linear also runs `fast_bwd`; it does not check that the function is linear in them.
+    `hessian`, `linearize`, `checkpoint`, `scan`, `while_loop`, `shard_map`, in any order and depth.
+    `jax.linear_transpose` has no rule for it, and `checkify` does not look into it.
 
     Args:
         fun: the function. Arguments and results are pytrees of arrays; integers, booleans and PRNG
-            keys are allowed anywhere and have no derivative.
+            keys are allowed anywhere and have no derivative. All arguments are positional.
         nondiff_argnums: positions of arguments that are static values instead of arrays. They are
-            the first arguments of `bwd` and `tangent`, as in `jax.custom_vjp`.
+            the first arguments of `bwd`, as in `jax.custom_vjp`.
         twin: a function of the same arguments with the same results (same structure, shapes and
             dtypes; equal values), differentiable by JAX as often as derivatives are wanted.
-        shown: a function without arguments that returns programs (jaxprs), see `linear_map`. Only
-            a function that calls a kernel with a sharding of its own, as cuDNN's, needs it.
 
     The functions must not close over a traced value: pass it as an argument. The residuals of `fwd`
     must be a function of the arguments. `jax.custom_vjp`'s options `nondiff_argnames`,
@@ -63,8 +58,8 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
     Raises:
         AttributeError: the function is called before `defvjp`.
         ValueError: a function closes over a traced value.
-        TypeError: the result of `bwd`, `tangent` or the twin does not match the arguments or
-            results of the function.
+        TypeError: the result of `bwd` or the twin does not match the arguments or results of the
+            function.
 
     >>> def stable_log1pexp_fwd(x):
     ...     return stable_log1pexp(x), x
@@ -84,267 +79,201 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
         nondiff_argnums: Sequence[int] = (),
         *,
         twin: Callable[..., Any],
-        shown: Callable[[], tuple[Any, ...]] = tuple,
     ):
         functools.update_wrapper(self, fun)
-        self.__name__ = getattr(fun, "__name__", repr(fun))
-        self.fun, self.twin, self.shown = fun, twin, shown
-        self.nondiff_argnums = frozenset(nondiff_argnums)
+        self.fun, self.twin, self.nondiff_argnums = fun, twin, tuple(nondiff_argnums)
         if any(index < 0 for index in self.nondiff_argnums):
             raise ValueError(
-                f"nondiff_argnums must count from 0, not from the end; got {tuple(nondiff_argnums)}"
+                f"nondiff_argnums must count from 0, not from the end; got {self.nondiff_argnums}"
             )
         self.fwd: Callable[..., Any] | None = None
         self.bwd: Callable[..., Any] | None = None
-        self.tangent: Callable[..., Any] | None = None
 
-    def defvjp(
-        self,
-        fwd: Callable[..., Any],
-        bwd: Callable[..., Any],
-        tangent: Callable[..., Any] | None = None,
-    ) -> None:
-        """Defines the function's rules.
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """Defines the function's rules, as in `jax.custom_vjp`.
 
         Args:
             fwd: the function's arguments -> (its result, residuals: a pytree of arrays).
             bwd: (*nondiff arguments, residuals, cotangents of the result) -> a tuple with the
                 cotangent of each argument; None means zeros, or an argument without a derivative.
-            tangent: optional, (*nondiff arguments, residuals, tangents) -> the result's tangent,
-                for a tangent that is cheaper than the twin's; `tangents` is a tuple with a pytree
-                for each argument, with None for each array that is not perturbed. The tangent of an
-                integer result is an array of zeros of dtype `jax.dtypes.float0`, as in `jax.jvp`.
         """
-        self.fwd, self.bwd, self.tangent = fwd, bwd, tangent
+        self.fwd, self.bwd = fwd, bwd
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.fwd is None:
-            raise AttributeError(f"{self.__name__} has no rules yet: call its defvjp(fwd, bwd)")
-        args = _positional(self.fun, args, kwargs)
-        static = tuple(arg for i, arg in enumerate(args) if i in self.nondiff_argnums)
-        arrays = tuple(arg for i, arg in enumerate(args) if i not in self.nondiff_argnums)
-        arrays = varying_as(arrays, arrays)
-        rules = _Rules(self, static, len(args))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
-            return _call(rules, arrays)
-        return rules.fun(*arrays)
+    def __call__(self, *args: Any) -> Any:
+        name = getattr(self.fun, "__name__", repr(self.fun))
+        if self.fwd is None or self.bwd is None:
+            raise AttributeError(f"{name} has no rules yet: call its defvjp(fwd, bwd)")
+        static = {i: arg for i, arg in enumerate(args) if i in self.nondiff_argnums}
+        arrays = tuple(arg for i, arg in enumerate(args) if i not in static)
+        leaves, structure = jax.tree.flatten(varying_as(arrays, arrays))
+        places = range(len(args))
 
+        def on_leaves(function: Callable[..., Any]) -> Callable[..., Any]:
+            def of_leaves(*leaves: Any) -> Any:
+                arrays = iter(jax.tree.unflatten(structure, leaves))
+                return function(*(static[i] if i in static else next(arrays) for i in places))
 
-class _Rules(NamedTuple):
-    """The functions of a `custom_vjp` with its static arguments inserted."""
+            return of_leaves
 
-    function: custom_vjp
-    static: tuple[Any, ...]
-    num_arguments: int  # including static arguments
-
-    def _arguments(self, arrays: tuple[Any, ...]) -> list[Any]:
-        static, dynamic = iter(self.static), iter(arrays)
-        nondiff = self.function.nondiff_argnums
-        return [next(static if i in nondiff else dynamic) for i in range(self.num_arguments)]
-
-    def fun(self, *arrays: Any) -> Any:
-        return self.function.fun(*self._arguments(arrays))
-
-    def twin(self, *arrays: Any) -> Any:
-        return self.function.twin(*self._arguments(arrays))
-
-    def fwd(self, *arrays: Any) -> tuple[Any, Any]:
-        assert self.function.fwd is not None  # `__call__` has checked
-        return self.function.fwd(*self._arguments(arrays))
-
-    def bwd(self, residuals: Any, cotangents: Any) -> Any:
-        assert self.function.bwd is not None
-        return self.function.bwd(*self.static, residuals, cotangents)
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return on_leaves(self.fun)(*leaves)
+        fun, fwd, twin = map(on_leaves, (self.fun, self.fwd, self.twin))
+        bwd = functools.partial(self.bwd, *static.values())
+        return _Rules(name, structure, fun, fwd, bwd, twin).call(leaves)
 
 
-# --- the value, and its derivative as a linear map ---
+@dataclasses.dataclass(frozen=True)
+class _Rules:
+    """The functions of a `custom_vjp` at its static arguments, on the leaves of its arrays."""
 
+    name: str
+    structure: Any  # of the tuple of arrays
+    fun: Callable[..., Any]  # *leaves -> result
+    fwd: Callable[..., Any]  # *leaves -> (result, residuals)
+    bwd: Callable[..., Any]  # (residuals, cotangents of the result) -> cotangents of the arrays
+    twin: Callable[..., Any]  # *leaves -> result
 
-def _call(rules: _Rules, arrays: tuple[Any, ...]) -> Any:
-    """The function's result for traced arguments."""
+    def call(self, leaves: list[Any]) -> Any:
+        """The function's result for traced leaves."""
 
-    def jvp(arrays, tangents):
-        result, residuals = _forward(rules, arrays)
-        return result, _tangent_map(rules, arrays, residuals, result, tangents)
+        def jvp(leaves, tangents):
+            result, residuals, program = self.forward(leaves)
+            return result, self.tangents(leaves, residuals, result, tangents, program)
 
-    return call_with_rules(rules.fun, jvp, arrays, functools.partial(_linear_transpose, rules))
+        return traced_call(self.fun, leaves, jvp)[0]
 
+    def forward(self, leaves: list[Any]) -> tuple[Any, Any, Any]:
+        """(the result, the residuals, the program of `fwd`)"""
 
-def _forward(rules: _Rules, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
-    """(the result, the residuals)."""
+        def jvp(leaves, tangents):
+            result, residuals, program = self.forward(leaves)
+            dresult = self.tangents(leaves, residuals, result, tangents, program)
+            # The residuals have tangent 0: only `backward` reads them, and its rule differentiates
+            # with respect to the arguments.
+            return (result, residuals), dresult + [None] * len(jax.tree.leaves(residuals))
 
-    def jvp(arrays, tangents):
-        result, residuals = _forward(rules, arrays)
-        dresult = _tangent_map(rules, arrays, residuals, result, tangents)
-        # The residuals have tangent 0: only `_backward` and `_tangent` read them, and the rules of
-        # these two differentiate with respect to the arguments.
-        return (result, residuals), dresult + [None] * len(jax.tree.leaves(residuals))
+        (result, residuals), program = traced_call(self.fwd, leaves, jvp)
+        # A residual that is an argument stays the argument, so that `vmap` need not batch it.
+        pairs = zip(program.invars, leaves, strict=True)
+        argument_of = {id(variable): leaf for variable, leaf in pairs}
+        flat, structure = jax.tree.flatten(residuals)
+        variables = program.outvars[len(program.outvars) - len(flat) :]
+        flat = [argument_of.get(id(v), leaf) for v, leaf in zip(variables, flat, strict=True)]
+        return result, jax.tree.unflatten(structure, flat), program
 
-    return call_with_rules(rules.fwd, jvp, arrays, has_residuals=True)
+    # --- the derivative of the result, as a linear map ---
 
+    def tangents(
+        self, leaves: list[Any], residuals: Any, result: Any, tangents: list[Any], program: Any
+    ) -> list[Any]:
+        """The tangents of the result's leaves, None for each integer leaf.
 
-def _tangent_map(
-    rules: _Rules, arrays: Any, residuals: Any, result: Any, tangents: list[Any]
-) -> list[Any]:
-    """The tangents of the result's leaves, by a linear map; None for each integer leaf.
+        Args:
+            leaves: the arguments.
+            residuals, result, program: from `forward`.
+            tangents: of each leaf of the arguments, None where it is not perturbed.
+        """
+        results, result_structure = jax.tree.flatten(result)
+        perturbed = [index for index, tangent in enumerate(tangents) if tangent is not None]
+        if not perturbed:
+            return [None] * len(results)
+        types = [jax.typeof(leaf).to_tangent_aval() for leaf in results]
+        floats = [i for i, each in enumerate(types) if each.dtype != jax.dtypes.float0]
+        flat, residual_structure = jax.tree.flatten(jax.lax.stop_gradient(residuals))
+        count = len(leaves)
 
-    Args:
-        rules: the functions.
-        arrays: the arguments.
-        residuals, result: from `fwd`.
-        tangents: of each leaf of the arguments, None where it is not perturbed.
-    """
-    perturbed = tuple(index for index, tangent in enumerate(tangents) if tangent is not None)
-    results, structure = jax.tree.flatten(result)
-    if not perturbed:
-        return [None] * len(results)
-    types = [jax.typeof(leaf) for leaf in results]
-    floats = [jnp.issubdtype(leaf_type.dtype, jnp.inexact) for leaf_type in types]
+        def evaluate(saved, tangents):
+            leaves = saved[:count]
+            twin = function_of(self.twin, leaves, perturbed)
+            _, dresult = jax.jvp(twin, [leaves[i] for i in perturbed], tangents)
+            dresults = jax.tree.leaves(dresult)
+            self.check_twin(types, dresults)
+            return [dresults[i] for i in floats]
 
-    def only_floats(leaves):
-        return [leaf for leaf, is_float in zip(leaves, floats, strict=True) if is_float]
-
-    def evaluate(saved, tangents):
-        tangent = jax.tree.leaves(_tangent(rules, perturbed, *saved, tangents))
-        _check_tangent(rules, types, tangent)
-        return only_floats(tangent)
-
-    def transpose(saved, cotangents):
-        cotangents = iter(cotangents)
-        leaves = [
-            next(cotangents) if is_float else np.zeros(leaf_type.shape, jax.dtypes.float0)
-            for leaf_type, is_float in zip(types, floats, strict=True)
-        ]
-        return _backward(rules, perturbed, *saved, jax.tree.unflatten(structure, leaves))
-
-    saved = arrays, jax.lax.stop_gradient(residuals)
-    inputs = [tangents[index] for index in perturbed]
-    shown = rules.function.shown()
-    outputs = iter(linear_map(evaluate, transpose, saved, inputs, only_floats(results), shown))
-    return [next(outputs) if is_float else None for is_float in floats]
-
-
-# --- the tangent; its derivatives are those of the twin's tangent ---
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _tangent(
-    rules: _Rules, perturbed: tuple[int, ...], arrays: Any, residuals: Any, tangents: Any
-) -> Any:
-    """The tangent of the result, for tangents of the leaves with the indices `perturbed`."""
-    rule = rules.function.tangent
-    if rule is None:
-        return _twin_tangent(rules, perturbed, arrays, tangents)
-    leaves, structure = jax.tree.flatten(arrays)
-    tangent_of = dict(zip(perturbed, tangents, strict=True))
-    all_tangents = [tangent_of.get(index) for index in range(len(leaves))]
-    return rule(*rules.static, residuals, jax.tree.unflatten(structure, all_tangents))
-
-
-@_tangent.defjvp
-def _tangent_jvp(rules, perturbed, primals, tangents):
-    arrays, residuals, directions = primals
-    darrays, _, ddirections = tangents
-    _, dresult = jax.jvp(
-        functools.partial(_twin_tangent, rules, perturbed),
-        (arrays, directions),
-        (darrays, ddirections),
-    )
-    return _tangent(rules, perturbed, arrays, residuals, directions), dresult
-
-
-def _twin_tangent(rules: _Rules, perturbed: tuple[int, ...], arrays: Any, tangents: Any) -> Any:
-    twin, leaves = function_of_leaves(rules.twin, arrays, perturbed)
-    return jax.jvp(twin, (leaves,), (list(tangents),))[1]
-
-
-# --- the cotangents; their derivatives are those of the twin's cotangents ---
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _backward(
-    rules: _Rules, perturbed: tuple[int, ...], arrays: Any, residuals: Any, cotangents: Any
-) -> list[Any]:
-    """The cotangents of the leaves with the indices `perturbed`."""
-    return _checked_cotangents(rules, perturbed, arrays, rules.bwd(residuals, cotangents))
-
-
-@_backward.defjvp
-def _backward_jvp(rules, perturbed, primals, tangents):
-    arrays, residuals, cotangents = primals
-    darrays, _, dcotangents = tangents
-
-    def twin_backward(arrays, cotangents):
-        twin, leaves = function_of_leaves(rules.twin, arrays, perturbed)
-        return jax.vjp(twin, leaves)[1](cotangents)[0]
-
-    _, dleaves = jax.jvp(twin_backward, (arrays, cotangents), (darrays, dcotangents))
-    return _backward(rules, perturbed, arrays, residuals, cotangents), dleaves
-
-
-def _linear_transpose(
-    rules: _Rules, linear: tuple[int, ...], arrays: Any, cotangents: Any
-) -> list[Any]:
-    """The cotangents of leaves in which the function is linear; their values do not matter."""
-    _, residuals = rules.fwd(*arrays)
-    return _backward(rules, linear, arrays, residuals, cotangents)
-
-
-def _checked_cotangents(
-    rules: _Rules, perturbed: tuple[int, ...], arrays: Any, cotangents: Any
-) -> list[Any]:
-    """A cotangent for each perturbed leaf, with the leaf's shape, dtype and mesh axes."""
-    name = rules.function.__name__
-    leaf_cotangents: list[Any] = []
-
-    def add(cotangent: Any, argument: Any) -> None:
-        leaves = jax.tree.leaves(argument)
-        if cotangent is not None and not jax.tree_util.all_leaves([argument]):
-            raise ValueError("only None may replace a whole argument")
-        leaf_cotangents.extend([cotangent] * len(leaves))
-
-    try:
-        if not isinstance(cotangents, tuple | list):
-            raise TypeError("not a tuple")
-        jax.tree.map(add, tuple(cotangents), arrays, is_leaf=lambda leaf: leaf is None)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"bwd of {name} must return a tuple with the cotangent of each of its {len(arrays)}"
-            f" array arguments, or None for zeros: {jax.tree.structure(arrays)}; got"
-            f" {jax.tree.structure(cotangents)}"
-        ) from error
-    paths_and_leaves = jax.tree_util.tree_leaves_with_path(arrays)
-    checked = []
-    for index in perturbed:
-        (path, leaf), cotangent = paths_and_leaves[index], leaf_cotangents[index]
-        cotangent = jnp.zeros_like(leaf) if cotangent is None else cotangent
-        expected, got = jax.typeof(leaf), jax.typeof(cotangent)
-        if (expected.shape, expected.dtype) != (got.shape, got.dtype):
-            raise TypeError(
-                f"bwd of {name} must return for argument {jax.tree_util.keystr(path)} a cotangent"
-                f" of {expected.dtype}{list(expected.shape)}; got {got.dtype}{list(got.shape)}"
+        def transpose(saved, cotangents):
+            all_cotangents = [np.zeros(each.shape, jax.dtypes.float0) for each in types]
+            for i, cotangent in zip(floats, cotangents, strict=True):
+                all_cotangents[i] = cotangent
+            return self.backward(
+                perturbed,
+                saved[:count],
+                jax.tree.unflatten(residual_structure, saved[count:]),
+                jax.tree.unflatten(result_structure, all_cotangents),
             )
-        checked.append(varying_as(cotangent, leaf))
-    return checked
 
-
-def _check_tangent(rules: _Rules, types: list[Any], tangent: list[Any]) -> None:
-    """Raises TypeError unless the tangent has the shapes and dtypes of the result."""
-    expected = [leaf_type.to_tangent_aval().str_short() for leaf_type in types]
-    got = [jax.typeof(leaf).str_short() for leaf in tangent]
-    if expected != got:
-        name = rules.function.__name__
-        rule = "twin" if rules.function.tangent is None else "tangent"
-        raise TypeError(f"the {rule} of {name} must return {expected}, as {name} does; got {got}")
-
-
-def _positional(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple:
-    """All arguments by position, with defaults for missing arguments."""
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    if bound.kwargs:
-        raise TypeError(
-            f"{function} must have no keyword-only arguments to be a custom_vjp; got"
-            f" {', '.join(bound.kwargs)}"
+        outputs = linear_map(
+            evaluate,
+            transpose,
+            [*leaves, *flat],
+            [tangents[i] for i in perturbed],
+            [types[i] for i in floats],
+            program,
         )
-    bound.apply_defaults()
-    return bound.args
+        dresults = dict(zip(floats, outputs, strict=True))
+        return [dresults.get(i) for i in range(len(results))]
+
+    def check_twin(self, types: list[Any], dresults: list[Any]) -> None:
+        """Raises TypeError unless the twin's tangent has the types of the result's tangent."""
+        expected = [each.str_short() for each in types]
+        got = [jax.typeof(leaf).str_short() for leaf in dresults]
+        if expected != got:
+            raise TypeError(
+                f"the twin of {self.name} must return {expected}, as {self.name} does; got {got}"
+            )
+
+    # --- the cotangents of the arguments ---
+
+    def backward(
+        self, perturbed: list[int], leaves: list[Any], residuals: Any, cotangents: Any
+    ) -> list[Any]:
+        """The cotangents of the perturbed leaves; their derivatives are those of the twin's."""
+
+        @jax.custom_jvp
+        def backward(leaves, residuals, cotangents):
+            return self.checked(perturbed, leaves, self.bwd(residuals, cotangents))
+
+        def backward_of_twin(leaves, cotangents):
+            twin = function_of(self.twin, leaves, perturbed)
+            return list(jax.vjp(twin, *(leaves[i] for i in perturbed))[1](cotangents))
+
+        @backward.defjvp
+        def backward_jvp(primals, tangents):
+            _, dleaves = jax.jvp(backward_of_twin, primals[::2], tangents[::2])
+            return backward(*primals), dleaves
+
+        return backward(leaves, residuals, cotangents)
+
+    def checked(self, perturbed: list[int], leaves: list[Any], cotangents: Any) -> list[Any]:
+        """A cotangent for each perturbed leaf, with the leaf's shape, dtype and mesh axes."""
+        arrays = jax.tree.unflatten(self.structure, leaves)
+        given: list[Any] = []  # for each leaf; None for zeros
+
+        def give(cotangent: Any, argument: Any) -> None:
+            given.extend([cotangent] * len(jax.tree.leaves(argument)))
+
+        try:
+            if not isinstance(cotangents, tuple | list):
+                raise TypeError("not a tuple")
+            jax.tree.map(give, tuple(cotangents), arrays, is_leaf=lambda leaf: leaf is None)
+            if sum(each is not None for each in given) != len(jax.tree.leaves(cotangents)):
+                raise ValueError("only None may replace an argument of several arrays")
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"bwd of {self.name} must return a tuple with the cotangent of each of its"
+                f" {len(arrays)} array arguments, or None for zeros: {self.structure}; got"
+                f" {jax.tree.structure(cotangents)}"
+            ) from error
+        paths = jax.tree_util.tree_leaves_with_path(arrays)
+        checked = []
+        for index in perturbed:
+            (path, leaf), cotangent = paths[index], given[index]
+            cotangent = jnp.zeros_like(leaf) if cotangent is None else cotangent
+            expected, got = jax.typeof(leaf), jax.typeof(cotangent)
+            if (expected.shape, expected.dtype) != (got.shape, got.dtype):
+                raise TypeError(
+                    f"bwd of {self.name} must return for argument {jax.tree_util.keystr(path)} a"
+                    f" cotangent of {expected.dtype}{list(expected.shape)}; got"
+                    f" {got.dtype}{list(got.shape)}"
+                )
+            checked.append(varying_as(cotangent, leaf))
+        return checked

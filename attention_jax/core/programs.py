@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
-import inspect
+import os
 import re
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -22,11 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from attention_jax.core.one_line import one_line
-from attention_jax.core.users_code import users_line
-
 Array = jax.Array
 
+_LIBRARY = os.path.dirname(os.path.dirname(__file__))
+_INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+_NOT_OF_A_USER = ("<frozen ", *(os.path.join(folder, "") for folder in (_LIBRARY, *_INSTALLED)))
+_NO_MESH = jax.sharding.AbstractMesh((), ())
+_NOT_IN_PROGRAMS = ("init", "param_shapes", "visits")  # methods without numbers of `pair`, `weight`
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CURES: list[tuple[type[Exception], str]] = [
     (jax.errors.TracerArrayConversionError, "use jax.numpy in place of numpy"),
@@ -35,18 +38,10 @@ _CURES: list[tuple[type[Exception], str]] = [
 ]
 
 
-class Program(NamedTuple):
-    """What tracing a function gives."""
-
-    result: Any  # the pytree that the function returns, with `jax.ShapeDtypeStruct`s as leaves
-    digest: str  # of the operations and of all numbers in them; holds for one version of JAX
-
-
 class Part(NamedTuple):
     """The words in which errors name a part of a user."""
 
     name: str  # "score Mine(size=3)"
-    files: frozenset[str]  # that define it, wherever they lie
     remedy: str  # how a traced array reaches the part: "pass it in params"
 
 
@@ -54,8 +49,11 @@ class PartError(Exception):
     """A mistake in a part of a user, found while it is traced; becomes a ValueError."""
 
 
-def trace(part: Part, function: Callable[..., Any], *arguments: Any) -> Program:
+def trace(part: Part, function: Callable[..., Any], *arguments: Any) -> str:
     """Traces a function of a user on shapes; nothing is computed and nothing is compiled.
+
+    Returns the digest of its operations and of all numbers in them, which holds for one version of
+    JAX.
 
     Args:
         part: what the function belongs to.
@@ -72,7 +70,8 @@ def trace(part: Part, function: Callable[..., Any], *arguments: Any) -> Program:
         return function(*arrays)
 
     try:
-        closed, result = jax.make_jaxpr(call, return_shape=True)(*arguments)
+        with jax.sharding.use_abstract_mesh(_NO_MESH):  # the digest is that of any mesh
+            closed = jax.make_jaxpr(call)(*arguments)
     except PartError as error:
         raise ValueError(f"{part.name}: {error}") from error.__cause__
     digest = hashlib.sha256(_ADDRESS.sub("", str(closed.jaxpr)).encode())
@@ -85,7 +84,7 @@ def trace(part: Part, function: Callable[..., Any], *arguments: Any) -> Program:
         if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
             constant = jax.random.key_data(constant)
         digest.update(np.asarray(constant).tobytes())
-    return Program(result, digest.hexdigest())
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager
@@ -104,7 +103,7 @@ def users_errors(part: Part, method: str, contract: str = "") -> Iterator[None]:
     except PartError:
         raise
     except Exception as error:
-        line = users_line(error, part.files)
+        line = users_line(error)
         if line is None:
             raise
         cures = (text for kind, text in _CURES if isinstance(error, kind))
@@ -115,12 +114,35 @@ def users_errors(part: Part, method: str, contract: str = "") -> Iterator[None]:
         ) from error
 
 
+def users_line(error: BaseException) -> str | None:
+    """The deepest line of the user's code in the traceback, as "my_scores.py, line 12".
+
+    The user's code is neither this library nor an installed package. None if it is not there.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_NOT_OF_A_USER):
+            return f"{os.path.basename(frame.filename)}, line {frame.lineno}"
+    return None
+
+
+def one_line(error: Exception) -> str:
+    """The first line of the message, at most 300 characters; the error's class if it is empty.
+
+    A line that ends with a colon is continued by the next.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return line.partition(" See full ")[0][:300].rstrip(".") or type(error).__name__
+
+
 def checked_array(result: Any, what: str) -> Any:
     """The result of a user's method; a `PartError` unless it is one array."""
     if isinstance(result, jax.Array | np.ndarray | np.generic):
         return result
     if result is None:
         got = "None, as of a function without return"
+    elif jax.tree_util.all_leaves([result]):
+        got = f"a {type(result).__name__}"
     else:
         got = f"a {type(result).__name__} of {len(jax.tree.leaves(result))} arrays"
     raise PartError(f"{what}; got {got}")
@@ -130,15 +152,18 @@ class Known:
     """Stands in for a part of a user; equal to another if the parts and their programs are equal.
 
     It has all attributes and methods of the part, and is an instance of the part's class for
-    `isinstance`. The parts are compared too, because JAX may trace a method again later, for a
-    derivative: from the object that a call was given, never from another one.
+    `isinstance`. JAX may trace a method again later, for a derivative: from the object that the
+    call was given, which is why the parts are compared too, and which must not have changed.
     """
 
-    def __init__(self, part: Any, digest: str):
-        self.part, self.digest = part, digest
+    def __init__(self, part: Any, digest: str, trace_again: Callable[[], str]):
+        self.part, self.digest, self._trace_again = part, digest, trace_again
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.part, name)
+        value = getattr(self.part, name)
+        if callable(value) and name not in _NOT_IN_PROGRAMS:
+            check_unchanged(repr(self.part), self.digest, self._trace_again())
+        return value
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -155,6 +180,16 @@ class Known:
 
     def __eq__(self, other: object) -> bool:
         return type(other) is Known and self.digest == other.digest and _same(self.part, other.part)
+
+
+def check_unchanged(name: str, before: str, now: str) -> None:
+    """Raises ValueError if a part of a user is another program than when it was called."""
+    if before != now:
+        raise ValueError(
+            f"{' '.join(name.split())} must not change between a call of attention and its"
+            " derivative, which would mix old and new numbers; call the function again, or compile"
+            " it again, after a change"
+        )
 
 
 def is_of_library(part: Any) -> bool:
@@ -182,12 +217,6 @@ def named(kind: str, part: Any) -> str:
     return f"{kind} {text if len(text) <= 100 else text[:97] + '...'}"
 
 
-def files_of(*functions: Any) -> frozenset[str]:
-    """The files that define functions and methods."""
-    codes = (getattr(inspect.unwrap(_innermost(f)), "__code__", None) for f in functions)
-    return frozenset(code.co_filename for code in codes if code is not None)
-
-
 def on_numbers(function: Callable[..., Any], *arguments: Any) -> Any:
     """NumPy arrays that a function gives of NumPy arrays, also in the middle of a trace."""
     with jax.ensure_compile_time_eval():
@@ -196,16 +225,12 @@ def on_numbers(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def close(left: Any, right: Any) -> bool:
     """Whether two arrays are equal up to rounding in float32, NaN included."""
+    if left.dtype == jax.dtypes.float0:  # the cotangent of an integer
+        return left.shape == right.shape
     left, right = np.asarray(left, np.float64), np.asarray(right, np.float64)
     finite = np.abs(right[np.isfinite(right)])
     tolerance = 1e-4 * max(1.0, finite.max(initial=0.0))
     return left.shape == right.shape and np.allclose(left, right, 1e-4, tolerance, equal_nan=True)
-
-
-def _innermost(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.arrays import cast_floats
 from attention_jax.core.backend import current_backend
 from attention_jax.functional.capture_point import (
-    CapturedAttention,
-    CaptureOptions,
     capture_point,
-    captured_call,
     capturing,
+    capturing_matrices,
 )
 from attention_jax.functional.checks import (
+    AttentionArguments,
+    Call,
     check_block_sizes,
     check_statistics,
     checked_dropout,
@@ -28,24 +30,11 @@ from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_and_mask, params_of_normalizer
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.kernels.choice import choose
-from attention_jax.normalizers import (
-    DEFAULT_NORMALIZER,
-    AttentionStatistics,
-    Normalizer,
-    NormalizerLike,
-    get_normalizer,
-)
+from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import (
-    DEFAULT_SCORE,
-    KeyLike,
-    Params,
-    ProjectedKeys,
-    Score,
-    ScoreLike,
-    get_score,
-)
+from attention_jax.pairwise.position_functions import pad_rank
+from attention_jax.scores import DEFAULT_SCORE, KeyLike, Params, ScoreLike
 
 Array = jax.Array
 
@@ -56,17 +45,9 @@ def attention(
     key: KeyLike,
     value: Array,
     *,
-    score: ScoreLike = ...,
-    params: Params = ...,
-    mask: Mask | Array | None = ...,
-    bias: Bias | Array | None = ...,
-    normalizer: NormalizerLike = ...,
-    normalizer_params: Params = ...,
-    dropout_rate: float = ...,
-    dropout_rng: Array | None = ...,
     implementation: str | None = ...,
-    block_sizes: BlockSizes | None = ...,
     return_statistics: Literal[False] = ...,
+    **arguments: Unpack[AttentionArguments],
 ) -> Array: ...
 @overload
 def attention(
@@ -74,17 +55,9 @@ def attention(
     key: KeyLike,
     value: Array,
     *,
-    score: ScoreLike = ...,
-    params: Params = ...,
-    mask: Mask | Array | None = ...,
-    bias: Bias | Array | None = ...,
-    normalizer: NormalizerLike = ...,
-    normalizer_params: Params = ...,
-    dropout_rate: float = ...,
-    dropout_rng: Array | None = ...,
     implementation: str | None = ...,
-    block_sizes: BlockSizes | None = ...,
     return_statistics: Literal[True],
+    **arguments: Unpack[AttentionArguments],
 ) -> tuple[Array, AttentionStatistics]: ...
 def attention(
     query,
@@ -129,7 +102,9 @@ def attention(
             leading axes that broadcast to *B ([N] for one sink per head). Optional for a
             normaliser without parameters.
         dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
-        dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
+        dropout_rng: one PRNG key, needed when `dropout_rate` > 0; every example drops other
+            weights. Or keys with axes that broadcast to *B, where an axis of size 1 drops the same
+            weights in all its examples.
         implementation: how to compute it; the result is the same.
             "reference" materialises [T, S].
             "tiled" has memory linear in T and S for any score, and is the fastest for long
@@ -166,76 +141,35 @@ def attention(
 
     Source: Bahdanau et al. 2014, Luong et al. 2015, Vaswani et al. 2017 (their Q, K, V).
     """
-    return damped_attention(
-        query,
-        key,
-        value,
-        score=score,
-        params=params,
-        mask=mask,
-        bias=bias,
-        damping=None,
-        normalizer=normalizer,
-        normalizer_params=normalizer_params,
-        dropout_rate=dropout_rate,
-        dropout_rng=dropout_rng,
-        implementation=implementation,
-        block_sizes=block_sizes,
-        return_statistics=return_statistics,
-    )
-
-
-def damped_attention(
-    query,
-    key,
-    value,
-    *,
-    score,
-    params,
-    mask,
-    bias,
-    damping: Bias | None,
-    normalizer=DEFAULT_NORMALIZER,
-    normalizer_params=None,
-    dropout_rate,
-    dropout_rng,
-    implementation,
-    block_sizes,
-    return_statistics=False,
-):
-    """`attention` with weights that are multiplied by exp(damping), after the normaliser."""
-    score = get_score(score)
-    implementation = checked_implementation(implementation)
-    check_block_sizes(block_sizes)
-    normalizer = get_normalizer(normalizer)
-    check_statistics(normalizer, return_statistics)
-    dropout_rate, dropout_rng = checked_dropout(dropout_rate, dropout_rng)
-    score, normalizer, inputs = checked_inputs(
+    call = checked_inputs(
         score, query, key, value, params, mask, bias, normalizer, normalizer_params
     )
-    if damping is not None:
-        damping.check(inputs.query.shape[:-2], inputs.query.shape[-2], inputs.key.shape[-2])
-    inputs = inputs._replace(dropout_rng=dropout_rng, damping=damping)
-    # "cudnn" has none; those that are captured come from another call then.
-    captured_statistics = (
-        capturing() is not None and normalizer.has_statistics and implementation != "cudnn"
-    )
-    options = Options(
-        score,
-        BlockSizes(),
-        dropout_rate,
-        return_statistics=return_statistics or captured_statistics,
-        normalizer=normalizer,
-    )
-    implementation, options = choose(
-        implementation, block_sizes, options, inputs, current_backend()
-    )
-    output, statistics = _attend(implementation, options, inputs)
-    output = capture_point(
-        output,
-        functools.partial(_captured_with_logits, score, normalizer, inputs, output, statistics),
-    )
+    options = (dropout_rate, dropout_rng, implementation, block_sizes)
+    output, statistics = results_of(call, *options, return_statistics)
     return (output, statistics) if return_statistics else output
+
+
+def results_of(
+    call: Call,
+    dropout_rate: float,
+    dropout_rng: Array | None,
+    implementation: str | None,
+    block_sizes: BlockSizes | None,
+    return_statistics: bool = False,
+) -> tuple[Array, AttentionStatistics | None]:
+    """The output of `attention`, and its statistics if they are requested."""
+    score, normalizer, inputs = call
+    implementation = checked_implementation(implementation)
+    check_block_sizes(block_sizes)
+    check_statistics(normalizer, return_statistics)
+    rate, rng = checked_dropout(dropout_rate, dropout_rng, inputs.query.shape[:-2])
+    inputs = inputs._replace(dropout_rng=rng)
+    # "cudnn" has none; those that are captured come from another call then.
+    captured = capturing() is not None and normalizer.has_statistics and implementation != "cudnn"
+    options = Options(score, BlockSizes(), rate, return_statistics or captured, normalizer)
+    output, statistics = _computed(inputs, options, implementation, block_sizes)
+    results = functools.partial(_captured_results, options, inputs, statistics)
+    return capture_point(inputs, output, results), statistics
 
 
 def attention_weights(
@@ -267,70 +201,78 @@ def attention_weights(
     >>> attention_weights(jnp.ones((1, 2)), jnp.ones((4, 2)))
     Array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
     """
-    score = get_score(score)
-    value = jnp.zeros((*key.shape[:-1], 1)) if isinstance(key, ProjectedKeys) else key  # unused
-    normalizer = get_normalizer(normalizer)
-    score, normalizer, inputs = checked_inputs(
-        score, query, key, value, params, mask, bias, normalizer, normalizer_params
+    call = checked_inputs(
+        score, query, key, None, params, mask, bias, normalizer, normalizer_params
     )
-    return _weights(score, normalizer, inputs)
+    return weights_of(call)
+
+
+def weights_of(call: Call) -> Array:
+    """The weights [*B, T, S] of a call, before dropout."""
+    return _weights(Options(call.score, BlockSizes(), normalizer=call.normalizer), call.inputs)
 
 
 # --- the compiled functions ---
 
 
+def _computed(
+    inputs: Inputs,
+    options: Options,
+    implementation: str | None = None,
+    block_sizes: BlockSizes | None = None,
+) -> tuple[Array, AttentionStatistics | None]:
+    """(output [*B, T, Dv], statistics [*B, T] or None) by the implementation that is chosen."""
+    return _attend(*choose(implementation, block_sizes, options, inputs, current_backend()), inputs)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(implementation: str, options: Options, inputs: Inputs):
-    """(output [*B, T, Dv], statistics [*B, T] or None)."""
     attend = functools.partial(IMPLEMENTATIONS[implementation], options)
     return vmap_over_batch(
         options.score, attend, inputs, by_query=True, normalizer=options.normalizer
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _weights(score: Score, normalizer: Normalizer, inputs: Inputs) -> Array:
-    """Weights [*B, T, S] in the query's dtype."""
-    return _logits_and_weights(score, normalizer, inputs)[1].astype(inputs.query.dtype)
+@functools.partial(jax.jit, static_argnums=0)
+def _weights(options: Options, inputs: Inputs) -> Array:
+    """Weights [*B, T, S] in the query's dtype, with the damping."""
+    weights = _logits_and_weights(options, inputs)[1]
+    if inputs.damping is not None:
+        damping = cast_floats(inputs.damping, weights.dtype).materialize(*weights.shape[-2:])
+        weights = weights * jnp.exp(pad_rank(damping, weights.ndim))
+    return weights.astype(inputs.query.dtype)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _logits_and_weights(
-    score: Score, normalizer: Normalizer, inputs: Inputs
-) -> tuple[Array, Array]:
+@functools.partial(jax.jit, static_argnums=0)
+def _logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]:
     """Logits and weights, [*B, T, S] each, in the compute dtype.
 
     The logits are those that the normaliser has transformed, -inf where masked.
     """
+    normalizer = options.normalizer
 
     def one_example(inputs: Inputs) -> tuple[Array, Array]:
-        options = Options(score, BlockSizes(), normalizer=normalizer)
         logits, mask = logits_and_mask(options, inputs)
         normalizer_params = params_of_normalizer(inputs)
         logits = normalizer.prepared(normalizer_params, logits, mask)
         return logits, normalizer.weights_of_rows(normalizer_params, logits, mask)
 
-    return vmap_over_batch(score, one_example, inputs, by_query=True, normalizer=normalizer)
+    return vmap_over_batch(options.score, one_example, inputs, by_query=True, normalizer=normalizer)
 
 
-def _captured_with_logits(
-    score: Score,
-    normalizer: Normalizer,
-    inputs: Inputs,
-    output: Array,
-    statistics: AttentionStatistics | None,
-    options: CaptureOptions,
-) -> CapturedAttention:
-    """The arrays of a call for `analysis.capture`, with logits and statistics."""
-    logits, weights = None, None
-    if options.matrices:
-        logits, weights = _logits_and_weights(score, normalizer, inputs)
-    if not normalizer.has_statistics:
-        logits = None  # gradients and statistics of captured logits are those of a softmax of them
-    elif statistics is None:
-        wanted = Options(score, BlockSizes(), return_statistics=True, normalizer=normalizer)
-        inputs_without_rng = inputs._replace(dropout_rng=None)  # weights before dropout
-        chosen = choose(None, None, wanted, inputs_without_rng, current_backend())
-        statistics = _attend(*chosen, inputs_without_rng)[1]
-    captured = captured_call(inputs, output, weights, options)
-    return captured._replace(logits=logits, statistics=statistics)
+def _captured_results(
+    options: Options, inputs: Inputs, statistics: AttentionStatistics | None
+) -> dict[str, Any]:
+    """The logits, weights and statistics of a call for `analysis.capture`."""
+    results: dict[str, Any] = {}
+    # The weights before dropout.
+    options = dataclasses.replace(options, dropout_rate=0.0, return_statistics=True)
+    inputs = inputs._replace(dropout_rng=None)
+    if capturing_matrices():
+        results["logits"], results["weights"] = _logits_and_weights(options, inputs)
+    if options.normalizer.has_statistics:
+        missing = statistics is None
+        results["statistics"] = _computed(inputs, options)[1] if missing else statistics
+    else:  # gradients and statistics of captured logits are those of a softmax of them
+        results["logits"] = None
+    return results

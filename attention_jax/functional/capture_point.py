@@ -40,11 +40,11 @@ class CapturedAttention(NamedTuple):
     value: Array  # [*B, S, Dv]
     output: Array  # [*B, T, Dv]
     # [*B, T, S] with the bias and the normaliser's factor, -inf where masked; or None
-    logits: Array | None
+    logits: Array | None = None
     # [*B, T, S] before dropout and damping; None unless matrices are captured
-    weights: Array | None
-    mask: Array | None  # bool [*B, T, S]; None unless matrices are captured
-    statistics: AttentionStatistics | None  # [*B, T]; None without a softmax
+    weights: Array | None = None
+    mask: Array | None = None  # bool [*B, T, S]; None unless matrices are captured
+    statistics: AttentionStatistics | None = None  # [*B, T]; None without a softmax
     # [*B, T, S] the Gaussian that multiplies the weights; None without one, or without matrices
     damping: Array | None = None
 
@@ -82,48 +82,50 @@ def heads_as_one_axis(batch_ndim: int) -> Iterator[None]:
         yield
 
 
-def capture_point(output: Array, capture: Callable[[CaptureOptions], CapturedAttention]) -> Array:
-    """Returns `output` unchanged, with a capture point if a `capture_points` context is open."""
+def capturing_matrices() -> bool:
+    """Whether an open `capture_points` context captures weights."""
+    options = capturing()
+    return options is not None and options.matrices
+
+
+def capture_point(inputs: Inputs, output: Array, results: Callable[[], dict[str, Any]]) -> Array:
+    """Returns `output` unchanged, with a capture point if a `capture_points` context is open.
+
+    Args:
+        inputs: those of the call, with batch axes.
+        output: [*B, T, Dv].
+        results: called in an open context, returns the logits, weights and statistics to capture,
+            as far as there are any.
+    """
     options = capturing()
     if options is None:
         return output
-    captured = capture(options)
-    if options.grouped_heads is not None:
-        captured = ungroup_heads(captured, options.grouped_heads)
-    leaves, structure = jax.tree.flatten(captured)
-    return capture_p.bind(output, *leaves, structure=structure)
-
-
-def captured_call(
-    inputs: Inputs, output: Array, weights: Array | None, options: CaptureOptions
-) -> CapturedAttention:
-    """The captured arrays of any form of attention, without logits and statistics."""
-    *batch_shape, _, _ = inputs.query.shape
-    shape = (inputs.query.shape[-2], inputs.key.shape[-2])
+    *batch_shape, target_length, _ = inputs.query.shape
+    shape = (target_length, inputs.key.shape[-2])
 
     def with_batch_axes(array: Array, core_ndim: int = 2) -> Array:
         return jnp.broadcast_to(array, (*batch_shape, *array.shape[array.ndim - core_ndim :]))
 
     key, projected = inputs.key, isinstance(inputs.key, ProjectedKeys)
-    key = key.map(with_batch_axes) if projected else with_batch_axes(key)
-    mask, damping = None, None
-    if options.matrices:
-        table = True if inputs.mask is None else inputs.mask.materialize(*shape)
-        mask = jnp.broadcast_to(table, (*batch_shape, *shape))
-        if inputs.damping is not None:
-            damping = jnp.exp(inputs.damping.materialize(*shape))
-            damping = jnp.broadcast_to(damping, (*batch_shape, *shape))
-    return CapturedAttention(
+    captured = CapturedAttention(
         query=inputs.query,
-        key=key,
+        key=key.map(with_batch_axes) if projected else with_batch_axes(key),
         value=with_batch_axes(inputs.value),
         output=output,
-        logits=None,
-        weights=weights if options.matrices else None,
-        mask=mask,
-        statistics=None,
-        damping=damping,
+        **results(),
     )
+    if options.matrices:
+        mask = True if inputs.mask is None else inputs.mask.materialize(*shape)
+        captured = captured._replace(mask=jnp.broadcast_to(mask, (*batch_shape, *shape)))
+        if inputs.damping is not None:
+            damping = with_batch_axes(jnp.exp(inputs.damping.materialize(*shape)))
+            captured = captured._replace(damping=damping)
+    else:
+        captured = captured._replace(weights=None)
+    if options.grouped_heads is not None:
+        captured = ungroup_heads(captured, options.grouped_heads)
+    leaves, structure = jax.tree.flatten(captured)
+    return capture_p.bind(output, *leaves, structure=structure)
 
 
 # --- the primitive, which returns its first operand ---

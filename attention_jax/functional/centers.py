@@ -78,15 +78,15 @@ def predicted_centers(query: Array, params: Params, source_lengths: Array) -> Ar
 
     Source: Luong et al. 2015, equation 9 (their W_p, v_p are W, v).
     """
-    if not isinstance(params, dict) or set(params) != {"kernel", "v"}:
-        raise ValueError(f"params must be {{'kernel': [Dq, A], 'v': [A]}}; got {params!r}")
     source_lengths = checked_lengths(source_lengths, query.shape[:-2])
-    kernel, v = params["kernel"], params["v"]
-    if kernel.shape != (query.shape[-1], *v.shape) or v.ndim != 1:
+    shapes = jax.tree.map(jnp.shape, params)
+    hidden_dim = shapes["kernel"][-1:] if isinstance(params, dict) and "kernel" in params else (1,)
+    if shapes != {"kernel": (query.shape[-1], *hidden_dim), "v": hidden_dim}:
         raise ValueError(
             f"params must be {{'kernel': [{query.shape[-1]}, A], 'v': [A]}} for query"
-            f" {list(query.shape)}; got {list(kernel.shape)} and {list(v.shape)}"
+            f" {list(query.shape)}; got the shapes {shapes}"
         )
+    kernel, v = params["kernel"], params["v"]
     dtype = accumulator_dtype(query, kernel, v)
     query, kernel, v = (array.astype(dtype) for array in (query, kernel, v))
     finite = jnp.all(jnp.isfinite(query), axis=-1)

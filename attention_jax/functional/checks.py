@@ -5,73 +5,101 @@ Each raises a ValueError that names the argument, what was expected, and what wa
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
-from attention_jax.core.checks import (
-    checked_rate,
-    checked_rng,
-)
+from attention_jax.core.checks import checked_rate, checked_rng
 from attention_jax.implementations import BlockSizes, Inputs
 from attention_jax.kernels import IMPLEMENTATIONS
-from attention_jax.normalizers import Normalizer, Softmax, known_normalizer
-from attention_jax.pairwise.biases import as_bias
+from attention_jax.normalizers import (
+    DEFAULT_NORMALIZER,
+    Normalizer,
+    NormalizerLike,
+    get_normalizer,
+    known_normalizer,
+)
+from attention_jax.pairwise.biases import Bias, as_bias
 from attention_jax.pairwise.known import known_positions
-from attention_jax.pairwise.masks import as_mask
+from attention_jax.pairwise.masks import Mask, as_mask
 from attention_jax.pairwise.position_functions import broadcasts
-from attention_jax.scores import Params, ProjectedKeys, Score, key_feature_shapes, known_score
+from attention_jax.scores import (
+    Params,
+    ProjectedKeys,
+    Score,
+    ScoreLike,
+    get_score,
+    key_feature_shapes,
+    known_score,
+)
 
 Array = jax.Array
 
-_SOFTMAX = Softmax()
+
+class AttentionArguments(TypedDict, total=False):
+    """The types of the keyword arguments that `attention` and `ring_attention` share."""
+
+    score: ScoreLike
+    params: Params
+    mask: Mask | Array | None
+    bias: Bias | Array | None
+    normalizer: NormalizerLike
+    normalizer_params: Params
+    dropout_rate: float
+    dropout_rng: Array | None
+    block_sizes: BlockSizes | None
 
 
 class Call(NamedTuple):
-    """What a call of an attention function is about."""
+    """The checked arguments of an attention function."""
 
-    score: Score  # `Known` if a user wrote it
-    normalizer: Normalizer  # the same
+    score: Score  # a user's score is a `Known`
+    normalizer: Normalizer  # likewise
     inputs: Inputs
 
 
 def checked_inputs(
-    score: Score,
-    query,
-    key,
-    value,
-    params,
-    mask,
-    bias,
-    normalizer: Normalizer = _SOFTMAX,
-    normalizer_params: Any = None,
+    score: ScoreLike,
+    query: Any,
+    key: Any,
+    value: Any,
+    params: Params,
+    mask: Mask | Array | None,
+    bias: Bias | Array | None,
+    normalizer: NormalizerLike = DEFAULT_NORMALIZER,
+    normalizer_params: Params = None,
+    damping: Bias | None = None,
 ) -> Call:
     """The arguments of a call, with JAX arrays; ValueError unless their shapes and dtypes match.
 
-    Parts that a user wrote are traced here, and nowhere else: see `core.programs`.
+    Parts that a user wrote are traced here: see `core.programs`. `value` is None where only weights
+    are computed.
     """
+    score, normalizer = get_score(score), get_normalizer(normalizer)
     query = float_array("query", query)
-    key = _checked_keys(key)
-    value = float_array("value", value)
-    for name, array, shape in (
-        ("query", query, "[*B, T, Dq]"),
-        ("key", key, "[*B, S, Dk]"),
-        ("value", value, "[*B, S, Dv]"),
+    if isinstance(key, ProjectedKeys):
+        key = jax.tree.map(lambda leaf: any_array("key.features", leaf), key)
+    else:
+        key = float_array("key", key)
+    value = jnp.zeros((*key.shape[:-1], 1)) if value is None else float_array("value", value)
+    for name, array, shape, least in (
+        ("query", query, "[*B, T, Dq]", 1),
+        ("key", key, "[*B, S, Dk]", 1),
+        ("value", value, "[*B, S, Dv]", 0),
     ):
-        if array.ndim < 2:
-            raise ValueError(f"{name} must be {shape}; got {list(array.shape)}")
-    for name, array in (("query", query), ("key", key)):
-        if array.shape[-1] == 0:
-            raise ValueError(f"{name} must have at least one feature; got {list(array.shape)}")
-    *batch_shape, target_length, query_dim = query.shape
+        if array.ndim < 2 or array.shape[-1] < least:
+            features = ", with at least one feature" if least else ""
+            raise ValueError(f"{name} must be {shape}{features}; got {list(array.shape)}")
+    *batch_axes, target_length, query_dim = query.shape
     source_length, key_dim = key.shape[-2:]
+    batch = tuple(batch_axes)
     for name, array in (("key", key), ("value", value)):
-        if not broadcasts(array.shape[:-2], tuple(batch_shape)):
+        if not broadcasts(array.shape[:-2], batch):
             raise ValueError(
-                f"{name} must have batch axes that broadcast to {batch_shape}, those of query"
+                f"{name} must have batch axes that broadcast to {batch_axes}, those of query"
                 f" {list(query.shape)}; got {list(array.shape)}"
             )
     if value.shape[-2] != source_length:
@@ -84,34 +112,36 @@ def checked_inputs(
             f"key must be [..., S, {query_dim}] to match score {score} with query"
             f" [..., T, {query_dim}]; got {list(key.shape)}"
         )
-    batch = tuple(batch_shape)
-    floats = (query, key, value, params, bias, normalizer_params)
-    dtype = accumulator_dtype(*(leaf for leaf in jax.tree.leaves(floats) if hasattr(leaf, "dtype")))
-    params = score.own_params if params is None else params
-    score = known_score(score, params, query_dim, key_dim, dtype.type)
-    normalizer = known_normalizer(normalizer, dtype.type)
+    floats = jax.tree.leaves((query, key, value, params, bias, normalizer_params))
+    dtype = accumulator_dtype(*(leaf for leaf in floats if hasattr(leaf, "dtype"))).type
+    score = known_score(
+        score, score.own_params if params is None else params, query_dim, key_dim, dtype
+    )
+    normalizer = known_normalizer(normalizer, dtype)
     params = checked_params(score, params, query_dim, key_dim, batch)
+    normalizer_params = _checked_tree(
+        "normalizer_params",
+        {} if normalizer_params is None else normalizer_params,
+        normalizer.param_shapes(),
+        f"normalizer {normalizer}",
+        batch,
+    )
     if isinstance(key, ProjectedKeys):
         _check_features(score, params, key, query_dim)
-    if mask is not None:
-        mask = as_mask(mask)
-        mask.check(batch, target_length, source_length)
-        mask = known_positions(mask)
-    if bias is not None:
+
+    positions: dict[str, Any] = {
+        "mask": None if mask is None else as_mask(mask),
         # A user-defined bias may hold Python numbers.
-        bias = jax.tree.map(jnp.asarray, as_bias(bias))
-        bias.check(batch, target_length, source_length)
-        bias = known_positions(bias)
-    normalizer_params = checked_normalizer_params(normalizer, normalizer_params, batch)
-    inputs = Inputs(query, key, value, params, mask, bias, None, normalizer_params)
+        "bias": None if bias is None else jax.tree.map(jnp.asarray, as_bias(bias)),
+        "damping": damping,
+    }
+    for name, function in positions.items():
+        if function is not None:
+            function.check(batch, target_length, source_length)
+            positions[name] = known_positions(function)
+    tokens = {"query": query, "key": key, "value": value, "dropout_rng": None}
+    inputs = Inputs(**tokens, params=params, normalizer_params=normalizer_params, **positions)
     return Call(score, normalizer, inputs)
-
-
-def _checked_keys(key: Any) -> Array | ProjectedKeys:
-    """The keys as a JAX array, or projected keys with JAX arrays as features."""
-    if not isinstance(key, ProjectedKeys):
-        return float_array("key", key)
-    return jax.tree.map(lambda leaf: any_array("key.features", leaf), key)
 
 
 def _check_features(score: Score, params: Params, key: ProjectedKeys, query_dim: int) -> None:
@@ -141,31 +171,11 @@ def checked_params(
     params = score.own_params if params is None else params
     expected = score.param_shapes(params, query_dim, key_dim)
     owner = f"score {score} with query [..., T, {query_dim}] and key [..., S, {key_dim}]"
-    remedy = f"params=score.init(rng, {query_dim}, {key_dim}), where score = {score}"
-    return _checked_tree("params", params, expected, owner, remedy, batch_shape)
-
-
-def checked_normalizer_params(
-    normalizer: Normalizer, params: Params, batch_shape: tuple[int, ...] | None
-) -> Params:
-    """The normaliser's parameters as JAX arrays; ValueError unless they match its `init`.
-
-    With `batch_shape=None` they may have any batch axes.
-    """
-    params = {} if params is None else params
-    expected = normalizer.param_shapes()
-    owner = f"normalizer {normalizer}"
-    remedy = f"normalizer_params=normalizer.init(rng), where normalizer = {normalizer}"
-    return _checked_tree("normalizer_params", params, expected, owner, remedy, batch_shape)
+    return _checked_tree("params", params, expected, owner, batch_shape)
 
 
 def _checked_tree(
-    argument: str,
-    params: Params,
-    expected: Any,
-    owner: str,
-    remedy: str,
-    batch_shape: tuple[int, ...] | None,
+    argument: str, params: Params, expected: Any, owner: str, batch_shape: tuple[int, ...] | None
 ) -> Params:
     """Parameters as JAX arrays; ValueError unless each has its expected shape after batch axes.
 
@@ -174,29 +184,47 @@ def _checked_tree(
         params: a pytree.
         expected: the same pytree with `jax.ShapeDtypeStruct`s.
         owner: what the parameters belong to, in words.
-        remedy: how to make right parameters, in code.
         batch_shape: what the batch axes must broadcast to; None for any batch axes.
     """
     if jax.tree.structure(params) != jax.tree.structure(expected):  # type: ignore[operator]
         described = jax.tree.map(lambda leaf: list(leaf.shape), expected)
         got = jax.tree.map(lambda leaf: list(np.shape(leaf)), params)
-        hint = f": give {remedy}" if expected else ""
+        hint = ": its init makes them" if expected else ""
         raise ValueError(f"{argument} must be {described} for {owner}; got {got or params!r}{hint}")
 
     def check(path, leaf, expected_leaf):
         name = f"{argument}{jax.tree_util.keystr(path)}"
         array = float_array(name, leaf)
-        core = list(expected_leaf.shape)
-        ndim = array.ndim - len(core)
-        if list(array.shape[ndim:]) != core or ndim < 0:
-            raise ValueError(f"{name} must be {core} for {owner}; got {list(array.shape)}")
-        if batch_shape is not None and not broadcasts(array.shape, (*batch_shape, *core)):
-            raise ValueError(
-                f"{name} must broadcast to {[*batch_shape, *core]}; got {list(array.shape)}"
-            )
-        return array
+        return check_axes(name, array, expected_leaf.shape, batch_shape, f" for {owner}")
 
     return jax.tree_util.tree_map_with_path(check, params, expected)
+
+
+def check_axes(
+    name: str,
+    array: Array,
+    core: tuple[int, ...],
+    batch_shape: tuple[int, ...] | None,
+    owner: str = "",
+) -> Array:
+    """The array; ValueError unless its last axes are `core`, and the others broadcast to *B.
+
+    Args:
+        name: the name of the argument.
+        array: an array.
+        core: the sizes of its last axes.
+        batch_shape: *B; None for any batch axes.
+        owner: what the array belongs to, in words.
+    """
+    split = array.ndim - len(core)
+    if split < 0 or array.shape[split:] != core:
+        expected = f"[{', '.join(['...', *map(str, core)])}]"
+        raise ValueError(f"{name} must be {expected}{owner}; got {list(array.shape)}")
+    if batch_shape is not None and not broadcasts(array.shape[:split], batch_shape):
+        raise ValueError(
+            f"{name} must broadcast to {[*batch_shape, *core]}; got {list(array.shape)}"
+        )
+    return array
 
 
 def check_statistics(normalizer: Normalizer, return_statistics: bool) -> None:
@@ -217,14 +245,16 @@ def checked_implementation(name: Any) -> str | None:
     )
 
 
-def checked_dropout(rate: Any, rng: Any) -> tuple[float, Array | None]:
+def checked_dropout(
+    rate: Any, rng: Any, batch_shape: tuple[int, ...] = ()
+) -> tuple[float, Array | None]:
     """(rate, rng), the rng None at rate 0; ValueError without an rng at another rate."""
     rate = checked_rate(rate)
     if rate == 0:
         return rate, None
     if rng is None:
         raise ValueError(f"dropout_rng must be a PRNG key when dropout_rate is {rate}; got None")
-    return rate, checked_rng(rng)
+    return rate, checked_rng(rng, batch_shape=batch_shape)
 
 
 def check_block_sizes(block_sizes: Any) -> None:

@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
-from attention_jax.functional.capture_point import capture_point, captured_call, capturing
-from attention_jax.functional.checks import checked_inputs
+from attention_jax.functional.capture_point import capture_point, capturing_matrices
+from attention_jax.functional.checks import check_axes, checked_inputs
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.query_chunks import Chunk, attend_in_order, pair_logits
+from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.pairwise.position_functions import broadcasts
 from attention_jax.scores import (
     DEFAULT_SCORE,
     Params,
@@ -25,6 +24,7 @@ from attention_jax.scores import (
     ScoreLike,
     get_score,
     key_feature_shapes,
+    masked_pair,
 )
 
 Array = jax.Array
@@ -114,23 +114,21 @@ def coverage_attention(
     are query_t, key_i, coverage_ti, weights_ti, coverage_kernel, loss_t; their W_s, W_h, v are the
     query_kernel, key_kernel, v of `Additive`, which has no b_attn. Other scores extend it.
     """
-    score = get_score(score)
     score, _, inputs = checked_inputs(score, query, key, value, params, mask, bias)
     *batch_shape, _, query_dim = inputs.query.shape
     source_length, key_dim = inputs.key.shape[-2:]
     feature_dim = coverage_kernel_size(score, query_dim, key_dim, inputs.params)
-    coverage_kernel = _checked_vector(
-        "coverage_kernel", coverage_kernel, feature_dim, tuple(batch_shape)
-    )
+    coverage_kernel = float_array("coverage_kernel", coverage_kernel)
+    check_axes("coverage_kernel", coverage_kernel, (feature_dim,), tuple(batch_shape))
     if coverage is None:
         coverage = jnp.zeros(source_length, inputs.compute_dtype)
-    coverage = _checked_vector("coverage", coverage, source_length, tuple(batch_shape))
-    capture_options = capturing()
-    all_weights = return_weights or (capture_options is not None and capture_options.matrices)
+    coverage = float_array("coverage", coverage)
+    check_axes("coverage", coverage, (source_length,), tuple(batch_shape))
+    all_weights = return_weights or capturing_matrices()
     result = _attend(score, all_weights, inputs, coverage_kernel, coverage)
-    capture = functools.partial(captured_call, inputs, result.output, result.weights)
-    weights = result.weights if return_weights else None
-    return result._replace(output=capture_point(result.output, capture), weights=weights)
+    weights = result.weights
+    output = capture_point(inputs, result.output, lambda: {"weights": weights})
+    return result._replace(output=output, weights=weights if return_weights else None)
 
 
 def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:
@@ -163,7 +161,8 @@ def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:
     *batch_shape, _, source_length = weights.shape
     if coverage is None:
         coverage = jnp.zeros(source_length, weights.dtype)
-    coverage = _checked_vector("coverage", coverage, source_length, tuple(batch_shape))
+    coverage = float_array("coverage", coverage)
+    check_axes("coverage", coverage, (source_length,), tuple(batch_shape))
     dtype = accumulator_dtype(weights, coverage)
     weights = weights.astype(dtype)
     first = jnp.broadcast_to(coverage.astype(dtype), (*batch_shape, source_length))
@@ -195,9 +194,7 @@ def coverage_kernel_size(
 
     Source: See, Liu and Manning 2017, below equation 11: w_c is "of same length as v".
     """
-    score = get_score(score)
-
-    length = 2
+    score, length = get_score(score), 2
     params = {} if params is None else params
     features = key_feature_shapes(score, params, query_dim, key_dim, length)
     shape: tuple[int, ...] = getattr(features, "shape", ())
@@ -237,19 +234,18 @@ def _one_example(
         # Checkpointed: otherwise each step would save its keys with coverage, t S Fk floats.
         @functools.partial(jax.checkpoint, prevent_cse=False)
         def step(coverage: Array, row: Any) -> tuple[Array, tuple[Array, Array]]:
-            q_features, allowed, bias = row
+            query, allowed, bias = row
             # The minimum of two zeros sends half of its gradient to each argument. The coverage of
             # a masked key must get none.
-            allowed_coverage = coverage if allowed is None else jnp.where(allowed, coverage, 0)
-            keys = chunk.keys + jnp.outer(allowed_coverage, kernel).astype(chunk.keys.dtype)
-            query = jax.tree.map(lambda leaf: leaf[None], q_features)
-            allowed_row = None if allowed is None else allowed[None]
-            logits = pair_logits(score, chunk, query, keys, allowed_row)[0].astype(dtype)
+            seen = allowed_only(allowed, coverage)
+            keys = chunk.keys + jnp.outer(seen, kernel).astype(chunk.keys.dtype)
+            query = jax.tree.map(lambda leaf: leaf[None], query)
+            logits = masked_pair(score, chunk.params, query, keys, allowed[None], chunk.stand_ins)[
+                0
+            ].astype(dtype)
             weights = masked_softmax(logits if bias is None else logits + bias, allowed)
-            if allowed is not None:
-                # Masked weights are already 0; this keeps out their cotangents.
-                weights = jnp.where(allowed, weights, 0)
-            return coverage + weights, (weights, jnp.sum(jnp.minimum(weights, allowed_coverage)))
+            weights = allowed_only(allowed, weights)
+            return coverage + weights, (weights, jnp.sum(jnp.minimum(weights, seen)))
 
         rows = (chunk.queries, chunk.allowed, chunk.bias)
         coverage, (weights, loss) = jax.lax.scan(step, coverage, rows, chunk.positions.size)
@@ -261,13 +257,3 @@ def _one_example(
     if loss is None:
         loss = jnp.zeros(output.shape[0], dtype)
     return CoverageResult(output, weights, coverage, loss)
-
-
-def _checked_vector(name: str, value: Any, size: int, batch_shape: tuple[int, ...]) -> Array:
-    """`value` as a float array [..., size] whose leading axes broadcast to *B; or a ValueError."""
-    array = float_array(name, value)
-    # `broadcasts` alone would accept a last axis of size 1.
-    if array.shape[-1:] != (size,) or not broadcasts(array.shape[:-1], batch_shape):
-        axes = f", with batch axes that broadcast to {list(batch_shape)}" if batch_shape else ""
-        raise ValueError(f"{name} must be {[size]}{axes}; got {list(array.shape)}")
-    return array

@@ -17,20 +17,24 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from jax.typing import ArrayLike
 
-from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
-from attention_jax.core.checks import checked_rate, checked_rng
-from attention_jax.functional.checks import checked_implementation
-from attention_jax.functional.interop_layout import (
-    attend_by_group,
-    checked_layout,
-    weights_by_group,
+from attention_jax.core.arrays import accumulator_dtype, any_array, float_array, integer_array
+from attention_jax.core.checks import checked_rng
+from attention_jax.functional.attention import results_of, weights_of
+from attention_jax.functional.capture_point import heads_as_one_axis
+from attention_jax.functional.checks import (
+    Call,
+    check_axes,
+    checked_implementation,
+    checked_inputs,
+    checked_params,
 )
+from attention_jax.functional.heads import group_heads, group_positions, ungroup_heads
 from attention_jax.implementations import BlockSizes
-from attention_jax.kernels import IMPLEMENTATIONS
-from attention_jax.pairwise.biases import Bias
+from attention_jax.implementations.batching import core_ndims_of_params
+from attention_jax.pairwise.biases import Bias, as_bias
 from attention_jax.pairwise.known import known_positions
-from attention_jax.pairwise.masks import Mask, causal_mask, local_mask, padding_mask
-from attention_jax.pairwise.position_functions import PositionFunction, check_decorated, pad_rank
+from attention_jax.pairwise.masks import Mask, as_mask, causal_mask, local_mask, padding_mask
+from attention_jax.pairwise.position_functions import pad_rank
 from attention_jax.scores import Params, Score, ScoreLike, get_score, known_score
 
 Array = jax.Array
@@ -109,37 +113,26 @@ def dot_product_attention(
     score = get_score(score)
     if scale is not None:
         score, params = score.with_scale(params, scale)
-    implementation = _checked_implementation(implementation)
+    implementation = checked_implementation(implementation)
     query, key, value = (
-        _checked_axes(name, shape, float_array(name, array))
-        for name, shape, array in (
-            ("query", "[B, T, N, Dq] or [T, N, Dq]", query),
-            ("key", "[B, S, K, Dk] or [S, K, Dk]", key),
-            ("value", "[B, S, K, Dv] or [S, K, Dv]", value),
+        float_array(name, array)
+        for name, array in (("query", query), ("key", key), ("value", value))
+    )
+    score, params = _checked_score(score, params, query, key, value)
+    # What a user wrote is traced here, outside of the program below.
+    masks = (mask, causal_mask() if is_causal else None, _window_mask(local_window_size))
+    masks = tuple(known_positions(_as_mask(mask, 4)) for mask in masks if mask is not None)
+    bias = None if bias is None else known_positions(_as_bias(bias))
+    batch_size = query.shape[0] if query.ndim > 3 else 1
+    lengths = [
+        None if array is None else check_axes(name, integer_array(name, array), (batch_size,), ())
+        for name, array in (
+            ("query_seq_lengths", query_seq_lengths),
+            ("key_value_seq_lengths", key_value_seq_lengths),
         )
-    )
-    static_masks = (causal_mask() if is_causal else None, _window_mask(local_window_size))
-    pairs = (_pairs_as_arrays("mask", mask), _pairs_as_arrays("bias", bias))
-    lengths = {
-        "query_seq_lengths": query_seq_lengths,
-        "key_value_seq_lengths": key_value_seq_lengths,
-    }
-    lengths = {name: any_array(name, x) for name, x in lengths.items() if x is not None}
-    params = _params_as_arrays(score.own_params if params is None else params)
-    dtype = accumulator_dtype(query, key, value, *jax.tree.leaves(params))
-    score = known_score(score, params, query.shape[-1], key.shape[-1], dtype.type)
-    return _dot_product_attention(
-        score,
-        implementation,
-        bool(return_residual),
-        query,
-        key,
-        value,
-        *pairs,
-        params,
-        static_masks,
-        lengths,
-    )
+    ]
+    static = (score, implementation, bool(return_residual))
+    return _dot_product_attention(*static, query, key, value, params, bias, masks, *lengths)
 
 
 # One compiled program, checks included: op by op, the layout costs ten times the attention.
@@ -151,43 +144,25 @@ def _dot_product_attention(
     query: Array,
     key: Array,
     value: Array,
-    mask: Any,
-    bias: Any,
     params: Params,
-    static_masks: tuple[Mask | None, ...],
-    lengths: dict[str, Array],
+    bias: Bias | None,
+    masks: tuple[Mask, ...],
+    query_lengths: Array | None,
+    key_lengths: Array | None,
 ) -> Any:
     unbatched = query.ndim == 3
-    query, key, value = (pad_rank(array, 4) for array in (query, key, value))
-    masks = (mask, *static_masks, _lengths_mask(key, lengths))
-    inputs = checked_layout(score, query, key, value, params, bias, *masks)
-    results = attend_by_group(
-        score, inputs, implementation, None, return_statistics=return_residual
-    )
-    if return_residual:
-        results = (results[0], results[1].logsumexp.astype(key.dtype))
-    examples = 0 if unbatched else slice(None)
-    return jax.tree.map(lambda array: array.swapaxes(1, 2)[examples], results)
-
-
-def _pairs_as_arrays(name: str, pairs: Any) -> Any:
-    """A mask or bias that `jax.jit` accepts: None, a `Mask` or `Bias`, or an array."""
-    if pairs is None:
-        return None
-    if isinstance(pairs, PositionFunction):
-        check_decorated(pairs)
-        return known_positions(pairs)
-    return any_array(name, pairs)
-
-
-def _params_as_arrays(params: Params) -> Params:
-    """The parameters with JAX arrays as leaves."""
-
-    def as_array(path: Any, leaf: Any) -> Any:
-        return leaf if isinstance(leaf, jax.Array) else any_array(f"params{keystr(path)}", leaf)
-
-    keystr = jax.tree_util.keystr
-    return jax.tree_util.tree_map_with_path(as_array, params)
+    if unbatched:
+        query, key, value = (array[None] for array in (query, key, value))
+    # [B, 1]: the second axis broadcasts to the heads.
+    if key_lengths is not None:
+        masks += (padding_mask(key_lengths[:, None]),)
+    if query_lengths is not None:
+        every_key = jnp.full_like(query_lengths, key.shape[1])
+        masks += (padding_mask(every_key[:, None], query_lengths[:, None]),)
+    call = _checked_call(score, query, key, value, params, bias, masks)
+    output, statistics = _results(call, implementation=implementation, statistics=return_residual)
+    results = (output, statistics.logsumexp.astype(key.dtype)) if return_residual else output
+    return jax.tree.map(lambda array: array[0], results) if unbatched else results
 
 
 def flax_attention_fn(
@@ -232,7 +207,7 @@ def flax_attention_fn(
     (4, 8)
     """
     return _FlaxAttention(
-        get_score(score), params, _checked_implementation(implementation), block_sizes
+        get_score(score), params, checked_implementation(implementation), block_sizes
     )
 
 
@@ -276,39 +251,107 @@ class _FlaxAttention(nnx.Module):
         params = jax.tree.map(lambda leaf: leaf[...], self.params, is_leaf=_is_variable)
         if mask is not None and not isinstance(mask, Mask):
             mask = jnp.asarray(mask).astype(bool)  # Flax's own mask makers give float32
-        causal = causal_mask() if is_causal else None
-        inputs = checked_layout(self.score, query, key, value, params, bias, mask, causal)
+        masks = [] if mask is None else [_as_mask(mask, query.ndim)]
+        masks += [causal_mask()] if is_causal else []
+        bias_or_none = None if bias is None else _as_bias(bias)
+        score, params = _checked_score(self.score, params, query, key, value)
+        call = _checked_call(score, query, key, value, params, bias_or_none, tuple(masks))
         if module is not None:
             # The name of the collection in Linen; in NNX it stands for `nnx.Intermediate`.
-            module.sow("intermediates", "attention_weights", weights_by_group(self.score, inputs))
-        rate = 0.0 if deterministic else checked_rate(dropout_rate)
-        if rate > 0:
-            inputs = inputs._replace(dropout_rng=checked_rng(dropout_rng))
-        options: Any = {"dropout_rate": rate, "broadcast_dropout": bool(broadcast_dropout)}
-        output = attend_by_group(
-            self.score, inputs, self.implementation, self.block_sizes, **options
-        )
-        return jnp.swapaxes(output, -2, -3)
+            weights = ungroup_heads(weights_of(call), query.ndim - 3)
+            module.sow("intermediates", "attention_weights", weights)
+        rate = 0.0 if deterministic else dropout_rate
+        if broadcast_dropout and rate:
+            # `attention` would split one key over the batch and the heads; here they share it.
+            dropout_rng = jax.random.split(checked_rng(dropout_rng), (1,) * (query.ndim - 1))
+        return _results(call, rate, dropout_rng, self.implementation, self.block_sizes)[0]
 
 
-# --- from the arguments of `jax.nn.dot_product_attention` to those of `attention` ---
+# --- from the arguments of `jax.nn.dot_product_attention` to those of `attention`, and back ---
 
 
-def _checked_implementation(implementation: Any) -> str | None:
-    """`checked_implementation`, with a hint for the name that only `jax.nn` accepts."""
-    if implementation == "xla":
+def _checked_score(
+    score: Score, params: Params, query: Array, key: Array, value: Array
+) -> tuple[Score, Params]:
+    """The score, traced if a user wrote it, and its parameters, whose axes broadcast to [*B, N].
+
+    Raises:
+        ValueError: batch axes, lengths or numbers of heads do not match, or the parameters.
+    """
+    if query.ndim < 3 or key.ndim != query.ndim or key.shape[:-3] != query.shape[:-3]:
         raise ValueError(
-            f"implementation must be None or one of {', '.join(IMPLEMENTATIONS)}; got jax.nn's"
-            f" {implementation!r}: leave it out, or call jax.nn.dot_product_attention"
+            "query and key must be [*B, T, N, Dq] and [*B, S, K, Dk]; got"
+            f" {list(query.shape)} and {list(key.shape)}"
         )
-    return checked_implementation(implementation)
+    if value.shape[:-1] != key.shape[:-1]:
+        raise ValueError(
+            f"value must be [*B, S, K, Dv] to match key {list(key.shape)}; got {list(value.shape)}"
+        )
+    (*batch, _, num_heads, query_dim), (num_key_heads, key_dim) = query.shape, key.shape[-2:]
+    if num_heads % max(num_key_heads, 1) != 0:
+        raise ValueError(
+            f"query must be [*B, T, N, Dq], N a multiple of the {num_key_heads} heads of key"
+            f" {list(key.shape)}; got {list(query.shape)}"
+        )
+    arrays = (leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype"))
+    dtype = accumulator_dtype(query, key, value, *arrays).type
+    params = score.own_params if params is None else params
+    score = known_score(score, params, query_dim, key_dim, dtype)
+    return score, checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
 
 
-def _checked_axes(name: str, shape: str, array: Array) -> Array:
-    """The array; ValueError unless it has three or four axes."""
-    if array.ndim not in (3, 4):
-        raise ValueError(f"{name} must be {shape}; got {list(array.shape)}")
-    return array
+def _checked_call(
+    score: Score,
+    query: Array,
+    key: Array,
+    value: Array,
+    params: Params,
+    bias: Bias | None,
+    masks: tuple[Mask, ...],
+) -> Call:
+    """The call of `attention` with batch axes [*B, K, G]; ValueError unless the arguments match."""
+    *batch, length, num_heads, query_dim = query.shape
+    source_length, num_key_heads, key_dim = key.shape[-3:]
+    shape = (*batch, num_heads, length, source_length)
+    mask = functools.reduce(operator.and_, masks) if masks else None
+    param_ndims = core_ndims_of_params(score, params, query_dim, key_dim)
+    query, key, value = (jnp.swapaxes(array, -2, -3) for array in (query, key, value))
+    return checked_inputs(
+        score,
+        group_heads(query, 2, num_key_heads),
+        key[..., None, :, :],
+        value[..., None, :, :],
+        group_heads(params, param_ndims, num_key_heads),
+        group_positions(mask, shape, num_key_heads),
+        group_positions(bias, shape, num_key_heads),
+    )
+
+
+def _results(
+    call: Call,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    implementation: str | None = None,
+    block_sizes: BlockSizes | None = None,
+    statistics: bool = False,
+) -> Any:
+    """(output [*B, T, N, Dv], statistics [*B, T, N] or None)."""
+    batch_ndim = call.inputs.query.ndim - 4
+    with heads_as_one_axis(batch_ndim):
+        options = (dropout_rate, dropout_rng, implementation, block_sizes)
+        results = ungroup_heads(results_of(call, *options, statistics), batch_ndim)
+    return jax.tree.map(lambda array: array.swapaxes(batch_ndim, batch_ndim + 1), results)
+
+
+def _as_mask(mask: Mask | ArrayLike, ndim: int) -> Mask:
+    """An array with fewer than `ndim` axes lacks the leading ones, as in `jax.nn` and Flax."""
+    return as_mask(mask if isinstance(mask, Mask) else pad_rank(any_array("mask", mask), ndim))
+
+
+def _as_bias(bias: Bias | ArrayLike) -> Bias:
+    """A `Bias` with JAX arrays."""
+    bias = as_bias(bias if isinstance(bias, Bias) else any_array("bias", bias))
+    return jax.tree.map(jnp.asarray, bias)
 
 
 def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:
@@ -322,19 +365,3 @@ def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:
         raise ValueError(
             f"local_window_size must be an int or (left, right), each at least 0; got {size!r}"
         ) from error
-
-
-def _lengths_mask(key: Array, lengths: dict[str, Array]) -> Mask | None:
-    """The padding mask of `query_seq_lengths` and `key_value_seq_lengths`."""
-    batch_size, source_length = key.shape[:2]
-    for name, array in lengths.items():
-        if array.shape != (batch_size,) or not jnp.issubdtype(array.dtype, jnp.integer):
-            raise ValueError(
-                f"{name} must be integers [{batch_size}]; got {array.dtype} {list(array.shape)}"
-            )
-    if not lengths:
-        return None
-    keys = lengths.get("key_value_seq_lengths", jnp.full(batch_size, source_length))
-    queries = lengths.get("query_seq_lengths")
-    # [B, 1]: the second axis broadcasts to the heads.
-    return padding_mask(keys[:, None], None if queries is None else queries[:, None])

@@ -1,21 +1,27 @@
 """Local attention: each query attends to a window of keys around its center.
 
-`centers` computes the centers, `windows` the mask and the Gaussian around them.
+The window is a mask and the Gaussian a bias, both functions of position that are evaluated tile by
+tile, so that time and memory are linear in the size of the window. `centers` computes the centers.
 
 Source: Luong, Pham and Manning 2015, section 3.2.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from attention_jax.functional.attention import attention_weights, damped_attention
-from attention_jax.functional.windows import gaussian_bias, window_mask
+from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
+from attention_jax.core.checks import check_integer
+from attention_jax.functional.attention import results_of, weights_of
+from attention_jax.functional.checks import checked_inputs
 from attention_jax.implementations import BlockSizes
-from attention_jax.pairwise.biases import Bias
-from attention_jax.pairwise.mask_algebra import Mask, as_mask
-from attention_jax.pairwise.position_functions import same_rank
+from attention_jax.pairwise.biases import Bias, bias_dataclass
+from attention_jax.pairwise.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
+from attention_jax.pairwise.position_functions import array_field, same_rank, take
 from attention_jax.scores import DEFAULT_SCORE, Params, ScoreLike
 
 Array = jax.Array
@@ -68,21 +74,10 @@ def local_attention(
 
     Source: Luong, Pham and Manning 2015, section 3.2, equations 7, 9 and 10.
     """
-    mask, gaussian = _window_and_gaussian(centers, radius, sigma, mask)
-    return damped_attention(
-        query,
-        key,
-        value,
-        score=score,
-        params=params,
-        mask=mask,
-        bias=bias,
-        damping=gaussian,
-        dropout_rate=dropout_rate,
-        dropout_rng=dropout_rng,
-        implementation=implementation,
-        block_sizes=block_sizes,
-    )
+    mask = _with_window(mask, centers, radius)
+    gaussian = None if sigma is None else gaussian_bias(centers, sigma)
+    call = checked_inputs(score, query, key, value, params, mask, bias, damping=gaussian)
+    return results_of(call, dropout_rate, dropout_rng, implementation, block_sizes)[0]
 
 
 def local_attention_weights(
@@ -114,19 +109,119 @@ def local_attention_weights(
     >>> weights.round(4)  # 1/3 for each key in the window, times exp(-2), 1, exp(-2)
     Array([[0.0451, 0.3333, 0.0451, 0.    ]], dtype=float32)
     """
-    mask, gaussian = _window_and_gaussian(centers, radius, sigma, mask)
-    weights = attention_weights(query, key, score=score, params=params, mask=mask, bias=bias)
-    if gaussian is None:
-        return weights
-    damping = jnp.exp(gaussian.materialize(*weights.shape[-2:]))
-    damping, weights = same_rank(damping, weights)
-    return weights * damping.astype(weights.dtype)
-
-
-def _window_and_gaussian(
-    centers: Array, radius: int, sigma: float | Array | None, mask: Mask | Array | None
-) -> tuple[Mask, Bias | None]:
-    """The mask with the window, and the Gaussian bias, None without sigma."""
-    window = window_mask(centers, radius)
+    mask = _with_window(mask, centers, radius)
     gaussian = None if sigma is None else gaussian_bias(centers, sigma)
-    return window if mask is None else as_mask(mask) & window, gaussian
+    call = checked_inputs(score, query, key, None, params, mask, bias, damping=gaussian)
+    return weights_of(call)
+
+
+def _with_window(mask: Mask | Array | None, centers: Array, radius: int) -> Mask:
+    window = window_mask(centers, radius)
+    return window if mask is None else as_mask(mask) & window
+
+
+# --- the window and the Gaussian, as functions of position ---
+
+
+@mask_dataclass
+class WindowMask(Mask):
+    """Query i may attend to keys with |j - center_i| <= radius."""
+
+    radius: int
+    centers: Array = array_field("T")
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        centers = take(self.centers, query_positions, axis=-1)[..., :, None]
+        keys, centers = same_rank(key_positions.astype(centers.dtype)[None, :], centers)
+        return jnp.abs(keys - centers) <= self.radius
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        centers = take(self.centers, query_positions, axis=-1)
+        keys = key_positions.astype(centers.dtype)
+        lowest, highest = centers.min(), centers.max()
+        empty = (keys[0] - highest > self.radius) | (lowest - keys[-1] > self.radius)
+        full = (keys[-1] - lowest <= self.radius) & (highest - keys[0] <= self.radius)
+        return TileStatus(empty=empty, full=full)
+
+    def most_keys(self) -> int:
+        return 2 * self.radius + 1
+
+
+@bias_dataclass
+class GaussianBias(Bias):
+    """b_ij = -(j - center_i)^2 / (2 sigma^2), the logarithm of a Gaussian"""
+
+    centers: Array = array_field("T")
+    sigma: Array = array_field()
+
+    def values(self, query_positions: Array, key_positions: Array) -> Array:
+        centers = take(self.centers, query_positions, axis=-1)[..., :, None]
+        # A NaN center has an empty window. Replace it so that no NaN reaches the gradient of sigma.
+        centers = jnp.where(jnp.isnan(centers), 0, centers)
+        keys, centers = same_rank(key_positions.astype(centers.dtype)[None, :], centers)
+        distances, sigma = same_rank(keys - centers, self.sigma[..., None, None])
+        return -((distances / sigma) ** 2) / 2
+
+
+def window_mask(centers: Array, radius: int) -> Mask:
+    """The mask in which query i may attend to the keys at most `radius` from `centers[i]`.
+
+    Args:
+        centers: float or int [*B, T] in units of key positions; they may be fractional, and outside
+            of [0, S).
+        radius: int of at least 0; the paper's D.
+
+    Returns:
+        a `Mask`. It is not differentiable in the centers; see `local_attention`.
+
+    Raises:
+        ValueError: an argument has the wrong dtype or range.
+
+    >>> window_mask(jnp.array([3, 0]), 1).materialize(2, 5).astype(int).tolist()
+    [[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]]
+    """
+    return WindowMask(check_integer("radius", radius, 0), _checked_centers(centers))
+
+
+def gaussian_bias(centers: Array, sigma: float | Array) -> Bias:
+    """b_ij = -(j - center_i)^2 / (2 sigma^2), a bias that multiplies weights by a Gaussian.
+
+    Args:
+        centers: float [*B, T], in units of key positions.
+        sigma: standard deviation, in the same units; a positive scalar, or a float array whose axes
+            broadcast to [*B].
+
+    Returns:
+        a `Bias`, differentiable in the centers and in sigma.
+
+    Raises:
+        ValueError: an argument has the wrong dtype or range.
+
+    >>> gaussian_bias(jnp.array([1.0]), 0.5).materialize(1, 3).tolist()
+    [[-2.0, -0.0, -2.0]]
+    """
+    centers = _checked_centers(centers)
+    if not jnp.issubdtype(centers.dtype, jnp.floating):
+        centers = centers.astype(float)  # the widest float type, for a sigma in float64
+    return GaussianBias(centers, _checked_sigma(sigma).astype(centers.dtype))
+
+
+def _checked_centers(centers: Any) -> Array:
+    """The centers as an array [*B, T] of at least float32 or int32; ValueError for other arguments.
+
+    A narrower type, such as bfloat16 or int8, cannot represent every key position.
+    """
+    array = any_array("centers", centers)
+    floating = jnp.issubdtype(array.dtype, jnp.floating)
+    if not (floating or jnp.issubdtype(array.dtype, jnp.integer)) or array.ndim < 1:
+        raise ValueError(f"centers must be numbers [*B, T]; got {array.dtype} {list(array.shape)}")
+    return array.astype(accumulator_dtype(array) if floating else int)
+
+
+def _checked_sigma(sigma: Any) -> Array:
+    """Sigma as a float array; ValueError unless it is positive."""
+    number = isinstance(sigma, int) and not isinstance(sigma, bool)
+    array = float_array("sigma", float(sigma) if number else sigma)
+    if not isinstance(array, jax.core.Tracer) and not np.all(np.asarray(sigma) > 0):
+        raise ValueError(f"sigma must be greater than 0, or None for no Gaussian; got {sigma!r}")
+    return array

@@ -15,7 +15,7 @@ from jax import export
 from jax.sharding import PartitionSpec
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
-from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.functional.checks import checked_params
 from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
 from attention_jax.implementations.contract import narrow_or
@@ -73,9 +73,9 @@ def remember(
             )
     params = checked_params(score, params, query_dim, key.shape[-1], batch_shape=None)
     param_ndims = core_ndims_of_params(score, params, query_dim, key.shape[-1])
-    batch_parts = jax.tree.map(lambda leaf, ndim: leaf[..., *[0] * ndim], params, param_ndims)
-    shapes = [key.shape[:-2], *(leaf.shape for leaf in jax.tree.leaves(batch_parts))]
-    batch_shape = jnp.broadcast_shapes(*shapes)
+    leaves = zip(*map(jax.tree.leaves, (params, param_ndims)), strict=True)
+    batch_axes = [leaf.shape[: leaf.ndim - ndim] for leaf, ndim in leaves]
+    batch_shape = jnp.broadcast_shapes(key.shape[:-2], *batch_axes)
     # The compute dtype, as in a call without a `Memory`, not the dtype of the keys.
     dtype = accumulator_dtype(key, value, *jax.tree.leaves(params))
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import checked_rng
-from attention_jax.functional.capture_point import capture_point, captured_call, capturing
-from attention_jax.functional.checks import checked_inputs
+from attention_jax.functional.capture_point import capture_point, capturing_matrices
+from attention_jax.functional.checks import check_axes, checked_inputs
 from attention_jax.functional.monotonic_walks import (
     checked_initial,
     expected_weights,
@@ -22,11 +22,10 @@ from attention_jax.functional.monotonic_walks import (
 )
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.query_chunks import Chunk, attend_in_order, pair_logits
+from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.pairwise.position_functions import broadcasts
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, masked_pair
 
 Array = jax.Array
 
@@ -104,24 +103,21 @@ def monotonic_attention(
     Source: Raffel et al. 2017, section 2.2 to 2.4 (their a(s, h) is our score, r our offset). They
         normalise additive attention's v; here the score is unchanged.
     """
-    score = get_score(score)
     score, _, inputs = checked_inputs(score, query, key, value, params, mask, bias)
     if noise_rng is not None:
         rng = checked_rng(noise_rng, name="noise_rng")
         inputs = inputs._replace(dropout_rng=rng)  # split over the batch
     batch_shape, source_length = inputs.query.shape[:-2], inputs.key.shape[-2]
-    offset = _checked_scalar("offset", offset, batch_shape)
-    noise_scale = _checked_scalar("noise_scale", noise_scale, batch_shape)
+    offset = _checked_number("offset", offset, batch_shape)
+    noise_scale = _checked_number("noise_scale", noise_scale, batch_shape)
     initial = checked_initial(initial, batch_shape, source_length)
     if not isinstance(hard, bool):
         raise ValueError(f"hard must be True or False; got {hard!r}")
     if not isinstance(return_weights, bool) and return_weights != "last":
         raise ValueError(f"return_weights must be True, False or 'last'; got {return_weights!r}")
-    capture_options = capturing()
-    capture_weights = capture_options is not None and capture_options.matrices
-    all_weights = return_weights is True or capture_weights
+    all_weights = return_weights is True or capturing_matrices()
     output, last, weights = _attend(score, hard, all_weights, inputs, offset, noise_scale, initial)
-    output = capture_point(output, functools.partial(captured_call, inputs, output, weights))
+    output = capture_point(inputs, output, lambda: {"weights": weights})
     if return_weights == "last":
         return output, last
     return (output, weights) if return_weights else output
@@ -145,7 +141,8 @@ def _attend(
         dtype, target_length = inputs.compute_dtype, inputs.query.shape[0]
 
         def compute_weights(chunk: Chunk, previous: Array) -> tuple[Array, Array, None]:
-            logits = pair_logits(score, chunk, chunk.queries, chunk.keys, chunk.allowed)
+            features, allowed = (chunk.queries, chunk.keys), chunk.allowed
+            logits = masked_pair(score, chunk.params, *features, allowed, chunk.stand_ins)
             logits = logits.astype(dtype) + offset.astype(dtype)
             if chunk.bias is not None:
                 logits = logits + chunk.bias
@@ -153,13 +150,12 @@ def _attend(
                 noise = _noise(inputs.dropout_rng, chunk.positions, logits.shape[1], dtype)
                 logits = logits + noise_scale.astype(dtype) * noise
             # Mask before the sigmoid too: its slope at a NaN logit would give NaN gradients.
-            probabilities = _allowed_only(chunk, jax.nn.sigmoid(_allowed_only(chunk, logits)))
+            probabilities = allowed_only(allowed, jax.nn.sigmoid(allowed_only(allowed, logits)))
             if hard:
                 weights = hard_monotonic_weights(probabilities, _start(previous))
             else:
                 weights = expected_weights(probabilities, previous)
-            # Masked weights are already 0; this keeps out their cotangents.
-            weights = _allowed_only(chunk, weights)
+            weights = allowed_only(allowed, weights)
             # The last chunk may end with padding.
             end = jnp.minimum(target_length - 1 - chunk.positions[0], chunk.positions.size - 1)
             last = jax.lax.dynamic_index_in_dim(weights, end, keepdims=False)
@@ -171,11 +167,6 @@ def _attend(
         return output, last, weights
 
     return vmap_over_batch(score, one_example, inputs, (offset, 0), (noise_scale, 0), (initial, 1))
-
-
-def _allowed_only(chunk: Chunk, pairs: Array) -> Array:
-    """`pairs` [t, S] with 0 in place of masked entries."""
-    return pairs if chunk.allowed is None else jnp.where(chunk.allowed, pairs, 0)
 
 
 def _noise(rng: Array, query_positions: Array, source_length: int, dtype: jnp.dtype) -> Array:
@@ -193,11 +184,7 @@ def _start(initial: Array) -> Array:
     return jnp.min(jnp.where(initial > 0, jnp.arange(length), length), initial=length)
 
 
-def _checked_scalar(name: str, number: Any, batch_shape: tuple[int, ...]) -> Array:
+def _checked_number(name: str, number: Any, batch_shape: tuple[int, ...]) -> Array:
     """A float array that broadcasts to *B; ValueError if it does not."""
     number = float_array(name, float(number) if isinstance(number, int) else number)
-    if not broadcasts(number.shape, batch_shape):
-        raise ValueError(
-            f"{name} must broadcast to the batch axes {list(batch_shape)}; got {list(number.shape)}"
-        )
-    return number
+    return check_axes(name, number, (), batch_shape)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array, integer_array
-from attention_jax.core.varying import varying_as
-from attention_jax.pairwise.position_functions import broadcasts
+from attention_jax.core.meshes import varying_as
+from attention_jax.functional.checks import check_axes
 
 Array = jax.Array
 
@@ -93,9 +93,7 @@ def hard_monotonic_positions(probabilities: Array, start: Array | int = 0) -> Ar
     """
     choices = _checked_choices(probabilities)
     batch_shape, source_length = choices.shape[:-2], choices.shape[-1]
-    start = integer_array("start", start)
-    if not broadcasts(start.shape, batch_shape):
-        raise ValueError(f"start must broadcast to {list(batch_shape)}; got {list(start.shape)}")
+    start = check_axes("start", integer_array("start", start), (), batch_shape)
 
     # The first chosen key at or after each key, and a further column for walks that have ended.
     keys = jnp.arange(source_length, dtype=jnp.int32)
@@ -208,11 +206,4 @@ def checked_initial(initial: Any, batch_shape: tuple[int, ...], source_length: i
     """Initial weights [..., S], with axes that broadcast to *B; None: all on the first key."""
     if initial is None:
         return jnp.asarray(jnp.arange(source_length) == 0, jnp.float32)
-    initial = float_array("initial", initial)
-    shape = (*batch_shape, source_length)
-    if initial.shape[-1:] != (source_length,) or not broadcasts(initial.shape, shape):
-        raise ValueError(
-            f"initial must be [..., {source_length}] and broadcast to {list(shape)};"
-            f" got {list(initial.shape)}"
-        )
-    return initial
+    return check_axes("initial", float_array("initial", initial), (source_length,), batch_shape)

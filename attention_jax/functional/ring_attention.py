@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from attention_jax.core.explicit_axes import on_automatic_axes
+from attention_jax.core.meshes import on_automatic_axes
 from attention_jax.functional.checks import (
     check_block_sizes,
     check_statistics,
@@ -99,8 +99,8 @@ def ring_attention(
 
     Communication: in each step a device sends (S / n) (Fk + Dv) numbers in the compute dtype to the
     next device, where Fk is the number of key features of the score, and in the backward pass as
-    many numbers for their gradients. Before the first step, tokens are permuted once into an order
-    in which a causal mask gives every device the same work; the output is permuted back.
+    many numbers for their gradients. Before the first step, each device exchanges half of its
+    tokens, so that a causal mask gives every device the same work; the output is exchanged back.
 
     The result does not depend on the number of devices. It equals that of `attention` up to
     rounding, with the same dropped weights and the same contract for padding and rows without keys.
@@ -112,7 +112,7 @@ def ring_attention(
         value: float [*B, S, Dv]; S sharded like T.
         mesh: the devices. Batch axes may be sharded over its other axes.
         axis_name: the mesh axis of n devices over which sequences are sharded.
-        score: as in `attention`; its projections take the tokens of one device, in zigzag order.
+        score: as in `attention`; its projections take the tokens of one device.
         params: as in `attention`; replicated, with gradients summed over the devices.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]. Its arrays are replicated on
             every device: those of a function of positions (`causal_mask`, `segment_mask`, ...) are
@@ -136,7 +136,7 @@ def ring_attention(
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure; T or S is not a multiple
-            of 2 n; the mesh has no axis of that name.
+            of n; the mesh has no axis of that name.
         NotImplementedError: the normaliser searches for a threshold in several visits to all keys,
             each of which would send them round the ring.
 
@@ -149,7 +149,7 @@ def ring_attention(
            [1., 0.]], dtype=float32)
 
     Source: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers", section 3
-    (there for scaled dot). `implementations/zigzag.py` explains the order of tokens.
+    (there for scaled dot). `implementations/ring.py` explains the exchange.
     """
     score = get_score(score)
     check_block_sizes(block_sizes)
@@ -175,7 +175,7 @@ def ring_attention(
 
 
 def _check_cut(mesh: Any, axis_name: str, inputs: Inputs) -> None:
-    """Raises ValueError unless each sequence divides into two equal chunks per device."""
+    """Raises ValueError unless each sequence divides into equal parts, one per device."""
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh must be a jax.sharding.Mesh; got {mesh!r}")
     if axis_name not in mesh.axis_names:
@@ -183,14 +183,14 @@ def _check_cut(mesh: Any, axis_name: str, inputs: Inputs) -> None:
             f"axis_name must be an axis of mesh, one of {', '.join(mesh.axis_names)};"
             f" got {axis_name!r}"
         )
-    chunks = 2 * mesh.shape[axis_name]
+    devices = mesh.shape[axis_name]
     for name, array in (("query", inputs.query), ("key", inputs.key)):
         length = array.shape[-2]
-        if length == 0 or length % chunks:
+        if length == 0 or length % devices:
             raise ValueError(
-                f"{name} must have a length that is a multiple of {chunks}, two chunks for each"
-                f" device of mesh axis {axis_name!r}; got {list(array.shape)}: pad it, and hide the"
-                " padding by a padding_mask"
+                f"{name} must have a length that is a multiple of {devices}, the devices of mesh"
+                f" axis {axis_name!r}; got {list(array.shape)}: pad it, and hide the padding by a"
+                " padding_mask"
             )
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
-from attention_jax.core.varying import varying_as
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes, varying_as
 from attention_jax.implementations.contract import Inputs
 from attention_jax.normalizers import Normalizer, Softmax
 from attention_jax.scores import Params, ProjectedKeys, Score
@@ -38,7 +37,8 @@ def vmap_over_batch(
         function: takes `Inputs` and the extra arrays without batch axes; returns a pytree of
             arrays. It must not use arrays from a closure.
         inputs: query has exactly the axes *B; key, value and the leaves of the parameters, mask and
-            biases have axes that broadcast to *B; dropout_rng, a single key, is split.
+            biases have axes that broadcast to *B; so have several keys in dropout_rng; one key is
+            split.
         extra: pairs of an array whose leading axes broadcast to *B, and its number of axes
             without them.
         by_query: whether the axis T follows *B in every result, which is then sharded like the
@@ -83,7 +83,7 @@ def _vmapped(
     # summed over devices in every step of the loop.
     inputs, extra = varying_as((inputs, extra), inputs, extra)
     batch_shape = inputs.query.shape[:-2]
-    if inputs.dropout_rng is not None:
+    if inputs.dropout_rng is not None and inputs.dropout_rng.ndim == 0:
         inputs = inputs._replace(dropout_rng=jax.random.split(inputs.dropout_rng, batch_shape))
     core_ndims = (_core_ndims(score, normalizer, inputs), *extra_ndims)
     return map_over_batch(function, batch_shape, (inputs, *extra), core_ndims)

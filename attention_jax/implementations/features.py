@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations.contract import Inputs
-from attention_jax.scores import Score, key_features, stand_ins
+from attention_jax.scores import (
+    Score,
+    key_features,
+    needs_stand_ins,
+    stand_in_key,
+    stand_in_query,
+)
 
 
 def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -> tuple[Any, Any]:
@@ -16,19 +24,19 @@ def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -
     features to their dtype, in which a tensor core multiplies them.
     """
     q_features, k_features = score.project_query(params, query), key_features(score, params, key)
-    return _rounded(score, inputs, q_features, k_features)
-
-
-def stand_in_features(score: Score, inputs: Inputs) -> tuple[Any, Any] | None:
-    """The features that replace those of masked pairs; None if the score needs none."""
-    dtype = inputs.compute_dtype
-    params, query, key = cast_floats((inputs.params, inputs.query, inputs.key), dtype)
-    features = stand_ins(score, params, query, key)
-    return None if features is None else _rounded(score, inputs, *features)
-
-
-def _rounded(score: Score, inputs: Inputs, q_features: Any, k_features: Any) -> tuple[Any, Any]:
     dtype = inputs.token_dtype
     if dtype.itemsize > 2:
         return q_features, k_features
     return score.round_query(q_features, dtype), score.round_key(k_features, dtype)
+
+
+def stand_in_features(score: Score, inputs: Inputs) -> tuple[Any, Any] | None:
+    """The features [Fq], [Fk] that replace those of masked pairs; None if the score needs none."""
+    params, query, key = inputs.params, inputs.query, inputs.key
+    if not needs_stand_ins(score, params, query.shape[-1], key.shape[-1]):
+        return None
+    params, query, key = cast_floats((params, query, key), inputs.compute_dtype)
+    features = projected(
+        score, inputs, params, stand_in_query(query), jax.tree.map(stand_in_key, key)
+    )
+    return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf[0]), features)

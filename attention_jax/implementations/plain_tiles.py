@@ -1,4 +1,4 @@
-"""The checkpointed tile loop that JAX differentiates: the twin of `tiled` for higher derivatives.
+"""The checkpointed tile loop that JAX differentiates: `tiled`'s twin, for all but reverse mode.
 
 It is a map over tiles of queries around a scan over tiles of keys. When JAX differentiates the two
 bodies, it recomputes them instead of saving their intermediate arrays (`jax.checkpoint`). No part

@@ -8,6 +8,7 @@ as the square root of T.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,8 +18,8 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import cast_floats
+from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum
-from attention_jax.core.varying import varying_as
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
@@ -32,7 +33,7 @@ from attention_jax.implementations.tiling import (
     tile_inputs,
 )
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import Params, Score, masked_pair
+from attention_jax.scores import Params, Score
 
 Array = jax.Array
 
@@ -47,18 +48,9 @@ class Chunk(NamedTuple):
     keys: Any  # [S, Fk] features from `project_key`, or a pytree of such arrays
     values: Array  # [S, Dv]
     bias: Array | None  # [t, S]
-    allowed: Array | None  # bool [t, S], False for padding of the last chunk; None for all pairs
+    allowed: Array  # bool [t, S], False for padding of the last chunk
     positions: Array  # int [t], the positions of the queries
     stand_ins: tuple[Any, Any] | None  # features that replace those of masked pairs
-
-
-class OrderedAttention(NamedTuple):
-    """The result of attention in query order, for one example."""
-
-    output: Array  # [T, Dv] in the query's dtype; 0 for a query without keys
-    weights: Array | None  # [T, S] in the query's dtype; None unless requested
-    rows: Any  # further results per query, [T, ...]; 0 for a query without keys; None if T S = 0
-    carry: Any  # the carry after the last query
 
 
 def attend_in_order(
@@ -68,7 +60,7 @@ def attend_in_order(
     carry: Any,
     *,
     return_weights: bool,
-) -> OrderedAttention:
+) -> tuple[Array, Array | None, Any, Any]:
     """Attention whose weights depend on earlier queries; chunks are computed in order.
 
     Args:
@@ -78,51 +70,26 @@ def attend_in_order(
             (0 where masked), and further results per query, [t, ...].
         carry: the carry before the first query.
         return_weights: whether to return the weights of all queries.
-    """
-    dtype = inputs.query.dtype
-    target_length, source_length = inputs.query.shape[0], inputs.key.shape[0]
-    if any(map(is_symbolic_dim, (target_length, source_length))):
-        raise NotImplementedError(
-            "attention in order (coverage, monotonic) needs lengths that are known when it is"
-            f" traced; got T = {target_length}, S = {source_length}: export it for each length"
-        )
-    if 0 in (target_length, source_length):
-        output = jnp.zeros((target_length, inputs.value.shape[-1]), dtype)
-        weights = jnp.zeros((target_length, source_length), dtype) if return_weights else None
-        return OrderedAttention(output, weights, None, carry)
-
-    def attend(chunk: Chunk, carry: Any) -> tuple[Any, Any]:
-        carry, weights, rows = compute_weights(chunk, carry)
-        output = einsum("ts,sd->td", weights, chunk.values)
-        if chunk.allowed is not None:
-            # A NaN value that another query may see reaches a query without keys as 0 * NaN.
-            any_allowed = chunk.allowed.any(1)
-            output = jnp.where(any_allowed[:, None], output, 0)
-            rows = jax.tree.map(lambda row: jnp.where(any_allowed, row, 0), rows)
-        returned_weights = weights.astype(dtype) if return_weights else None
-        return carry, (output.astype(dtype), returned_weights, rows)
-
-    carry, (output, weights, rows) = _scan_chunks(score, inputs, attend, carry)
-    return OrderedAttention(output, weights, rows, carry)
-
-
-def _scan_chunks(
-    score: Score,
-    inputs: Inputs,
-    attend: Callable[[Chunk, Any], tuple[Any, Any]],
-    carry: Any,
-) -> tuple[Any, Any]:
-    """`carry, results = attend(chunk, carry)` for each chunk of queries, in order.
 
     Returns:
-        the last carry, and the results of all queries, each [T, ...].
+        the output [T, Dv] in the query's dtype, 0 for a query without keys; the weights [T, S] in
+        that dtype, None unless requested; the further results [T, ...], 0 for a query without
+        keys, None if T S = 0; and the carry after the last query.
     """
+    dtype, lengths = inputs.query.dtype, (inputs.query.shape[0], inputs.key.shape[0])
+    if any(map(is_symbolic_dim, lengths)):
+        raise NotImplementedError(
+            "attention in order (coverage, monotonic) needs lengths that are known when it is"
+            f" traced; got T = {lengths[0]}, S = {lengths[1]}: export it for each length"
+        )
+    if 0 in lengths:
+        weights = jnp.zeros(lengths, dtype) if return_weights else None
+        return jnp.zeros((lengths[0], inputs.value.shape[-1]), dtype), weights, None, carry
     # JAX differentiates the loop: gradients of 16-bit arrays would be summed in 16 bits.
     inputs = cast_floats(inputs, inputs.compute_dtype)
-    lengths = inputs.query.shape[0], inputs.key.shape[0]
     size = max(SMALLEST_CHUNK, math.isqrt(lengths[0]))
     plan = make_plan(Options(score, BlockSizes(size, lengths[1])), *lengths)
-    mask = mask_with_padding(plan, inputs)
+    mask = mask_with_padding(plan, inputs.mask, lengths)
     used = (None, None) if mask is None else _used_tokens(plan, mask)
     arrays, integers = tile_inputs(plan, inputs, *used)
     keys, values = jax.tree.map(lambda tiles: tiles[0], (arrays.keys, arrays.values))
@@ -133,55 +100,43 @@ def _scan_chunks(
         jnp.broadcast_to(table, (plan.query_tiles, *table.shape[1:]))
         for table in arrays.biases.tables
     ]
+    first_key, shape = jnp.asarray(0), (plan.tile.query, lengths[1])
 
-    first_key = jnp.asarray(0)
-
-    def attend_chunk(carry: Any, query_tile: Any) -> tuple[Any, Any]:
+    def attend(carry: Any, query_tile: Any) -> tuple[Any, Any]:
         index, queries, tables = query_tile
         biases = BiasTiles(tuple(table[None] for table in tables), arrays.biases.functions)
         bias = bias_tiles.tile_values(biases, integers, plan.grid, index, first_key)
-        if bias is not None:
-            bias = jnp.broadcast_to(bias, (plan.tile.query, lengths[1]))
-        allowed = None if mask is None else allowed_pairs(plan, mask, index, first_key)
+        allowed = jnp.ones(shape, bool)
         chunk = Chunk(
             params=arrays.params,
             queries=queries,
             keys=keys,
             values=values,
-            bias=bias,
-            allowed=allowed,
+            bias=None if bias is None else jnp.broadcast_to(bias, shape),
+            allowed=allowed if mask is None else allowed_pairs(plan, mask, index, first_key),
             positions=positions(index, plan.tile.query),
             stand_ins=stand_ins,
         )
-        return attend(chunk, carry)
+        carry, weights, rows = compute_weights(chunk, carry)
+        output = einsum("ts,sd->td", weights, values)
+        # A NaN value that another query may see reaches a query without keys as 0 * NaN.
+        any_allowed = chunk.allowed.any(1)
+        output = jnp.where(any_allowed[:, None], output, 0)
+        rows = jax.tree.map(lambda row: jnp.where(any_allowed, row, 0), rows)
+        returned_weights = weights.astype(dtype) if return_weights else None
+        return carry, (output.astype(dtype), returned_weights, rows)
 
+    if plan.query_tiles > 1:
+        attend = jax.checkpoint(attend, prevent_cse=False)
     query_tiles = (jnp.arange(plan.query_tiles), arrays.queries, tables)
-    recompute = plan.query_tiles > 1
-    body = jax.checkpoint(attend_chunk, prevent_cse=False) if recompute else attend_chunk
-    carry, results = _scan(body, carry, query_tiles)
-    return carry, jax.tree.map(lambda tiles: untiled(tiles, lengths[0]), results)
+    carry, results = _scan(attend, carry, query_tiles)
+    results = jax.tree.map(functools.partial(untiled, length=lengths[0]), results)
+    return *results, carry
 
 
-def pair_logits(
-    score: Score, chunk: Chunk, queries: Any, keys: Any, allowed: Array | None
-) -> Array:
-    """The logits [t, s] of t queries and s keys.
-
-    Args:
-        score: the score.
-        chunk: supplies the score's parameters and the stand-ins for masked pairs.
-        queries: features [t, Fq] of queries of the chunk.
-        keys: features [s, Fk].
-        allowed: bool [t, s]; None for all pairs.
-    """
-    logits = masked_pair(score, chunk.params, queries, keys, allowed, chunk.stand_ins)
-    shape = tuple(jax.tree.leaves(features)[0].shape[0] for features in (queries, keys))
-    if logits.shape != shape:
-        raise ValueError(
-            f"score {score} must give logits {list(shape)} for {shape[0]} queries and {shape[1]}"
-            f" keys; got {list(logits.shape)}"
-        )
-    return logits
+def allowed_only(allowed: Array, pairs: Array) -> Array:
+    """`pairs` with 0 in place of masked entries, whose cotangents then reach nothing."""
+    return jnp.where(allowed, pairs, 0)
 
 
 def _used_tokens(plan: Plan, mask: Mask) -> tuple[Array, Array]:

@@ -77,8 +77,6 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
         )
     q_features, k_features = projected(score, inputs, params, query, key)
     logits = masked_pair(score, params, q_features, k_features, mask, replacements)
-    if logits.shape != shape:
-        raise ValueError(f"score {score} must give logits {list(shape)}; got {list(logits.shape)}")
     logits = logits.astype(dtype)
     if inputs.bias is not None:
         logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape)

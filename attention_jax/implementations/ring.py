@@ -4,33 +4,41 @@ Every device keeps its queries. The keys and values go round the ring of devices
 per round. The work on a tile and its gradients are those of `tiled`, since each row saves its
 largest logit and its normaliser over the keys of all devices. In the backward pass keys and values
 travel together with their gradients. Each device needs the memory of `tiled` for T / n queries and
-S / n keys.
+S / n keys. Tokens are projected before the first round, so that features travel.
 
-Tokens are put in `zigzag` order and projected before the first round, so that features travel. The
-mask is a function of positions, so each device computes which of its tokens are used.
+With a causal mask, late queries attend to more keys than early ones. So each device first exchanges
+the second half of its tokens with its mirror image, device p with device n - 1 - p. Then each
+device has the same work, in every round:
 
-Source: Liu, Zaharia and Abbeel 2023, section 3.
+    device        0        1        2        3
+    sharded      0 1      2 3      4 5      6 7
+    mirrored     0 7      2 5      4 3      6 1
+
+Source: Liu, Zaharia and Abbeel 2023, section 3. Brandon et al. 2023 for the imbalance; they give
+each device every n-th token, so that no tile is a run of consecutive positions.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations import tiled, tiling
-from attention_jax.implementations.bias_tiles import Grid
-from attention_jax.implementations.chunks import ChunkedBias, ChunkedMask, Chunks
-from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.features import stand_in_features
 from attention_jax.implementations.num_keys import num_keys_of_tiles
 from attention_jax.implementations.rounds import Visit
-from attention_jax.implementations.tiling import Arrays, Constants, Plan, TileSchedule
-from attention_jax.implementations.zigzag import chunk_starts, from_zigzag, to_zigzag
+from attention_jax.implementations.tile_arrays import untiled
+from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics
-from attention_jax.pairwise.mask_algebra import Mask, TileStatus
+from attention_jax.pairwise.biases import ShiftedBias
+from attention_jax.pairwise.mask_algebra import ShiftedMask
+from attention_jax.pairwise.masks import Mask
+from attention_jax.pairwise.position_functions import Shifts
 
 Array = jax.Array
 
@@ -41,32 +49,21 @@ def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, Attentio
     Args:
         options: as for every implementation.
         axis: the mesh axis over which sequences are sharded.
-        inputs: query, key and value are the device's part, in natural order and of even length;
-            mask and bias are functions of positions in the whole sequences.
+        inputs: query, key and value are the device's part; mask and bias are functions of positions
+            in the whole sequences.
 
     Returns:
         the device's part of the output in the query's dtype, and of the statistics in the compute
         dtype.
     """
-    plan, arrays, constants = _prepare(options, axis, inputs)
+    lengths = inputs.query.shape[0], inputs.key.shape[0]
+    plan = tiling.make_plan(options, *(math.ceil(length / 2) for length in lengths))
+    ring = Ring(axis, lengths, plan.padded_lengths)
+    plan = _with_tiles(plan, lengths, ring)
+    arrays, constants = _prepare(plan, ring, inputs)
     output, statistics = tiled.attend_tiles(plan, arrays, constants)
     results = output.astype(inputs.query.dtype), statistics
-    return jax.tree.map(
-        lambda tiles: from_zigzag(constants.queries.remove_padding(tiles), axis), results
-    )
-
-
-class RingConstants(NamedTuple):
-    """The arrays that are not differentiated; the masks are those of the whole sequences."""
-
-    mask: Mask | None
-    dropout_mask: Mask | None  # True for the weights that dropout keeps; None without dropout
-    bias_integers: tuple[Any, ...]  # the integers of the `ChunkedBias`, if there is a bias
-    stand_ins: tuple[Any, Any] | None  # features that replace those of masked pairs
-    queries: Chunks  # the queries of this device
-    keys: Chunks  # the keys of this device before the first round
-    schedules: TileSchedule | None  # of each round, [devices, ...]; None if no pair is masked
-    num_keys: Array | None  # [query_tiles, t] among the keys of all devices, if it is read
+    return jax.tree.map(lambda tiles: ring.mirrored(untiled(tiles, lengths[0]), 0), results)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,125 +72,132 @@ class Ring:
 
     Attributes:
         axis: the name of the mesh axis.
+        lengths: the number of queries and of keys of a device.
+        halves: how many of these the device does not exchange, in whole tiles.
     """
 
     axis: str
+    lengths: tuple[int, int]
+    halves: tuple[int, int]
 
-    def fold(
-        self, constants: RingConstants, keys: Any, carry: Any, visit: Visit
-    ) -> tuple[Any, Any]:
-        """`keys, carry = visit(Constants, keys, carry)`, once per device; see `fold_rounds`."""
+    def mirrored(self, tokens: Array, side: int) -> Array:
+        """Exchanges the second half of tokens [length, ...] with the mirror image; an involution.
+
+        Args:
+            tokens: those of one device.
+            side: 0 for queries, 1 for keys.
+        """
+        devices, half = jax.lax.axis_size(self.axis), self.halves[side]
+        mirror_images = [(device, devices - 1 - device) for device in range(devices)]
+        second = jax.lax.ppermute(tokens[half:], self.axis, mirror_images)
+        return jnp.concatenate([tokens[:half], second])
+
+    def shifts(self, step: Array) -> Shifts:
+        """The positions of the queries, and of the keys that are here in round `step`."""
+        devices, device = jax.lax.axis_size(self.axis), jax.lax.axis_index(self.axis)
+        owner = (device.astype(step.dtype) - step) % devices  # each round has sent the keys on
+        queries, keys = (jnp.stack([first, devices - 1 - first]) for first in (device, owner))
+        return Shifts(self.lengths[0] * queries, self.lengths[1] * keys, self.halves)
+
+    def at_round(self, functions: Any, step: Array) -> Any:
+        """A pytree of functions of positions, for the keys of round `step`."""
+
+        def shifted(leaf: Any) -> Any:
+            return self.shifts(step) if isinstance(leaf, Shifts) else leaf
+
+        return jax.tree.map(shifted, functions, is_leaf=lambda leaf: isinstance(leaf, Shifts))
+
+    def fold(self, constants: Constants, keys: Any, carry: Any, visit: Visit) -> tuple[Any, Any]:
+        """`keys, carry = visit(constants, keys, carry)`, once per device; see `fold_rounds`."""
         devices = jax.lax.axis_size(self.axis)
         next_device = [(device, (device + 1) % devices) for device in range(devices)]
 
         def one_round(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
-            keys, carry = visit(self._constants(constants, *step_and_schedule), *state)
+            step, schedule = step_and_schedule
+            of_round = self.at_round(constants._replace(schedule=None), step)
+            keys, carry = visit(of_round._replace(schedule=schedule), *state)
             # The last permutation returns the keys to their first device. Only gradients need it;
             # the forward pass has it too, so that the program holds a single copy of the round.
             return (jax.lax.ppermute(keys, self.axis, next_device), carry), None
 
-        rounds = jnp.arange(devices), constants.schedules
+        rounds = jnp.arange(devices), constants.schedule
         (keys, carry), _ = jax.lax.scan(one_round, (keys, carry), rounds)
         return keys, carry
 
-    def keys_of_round(self, keys: Chunks, step: Array) -> Chunks:
-        """The keys that are here in round `step`, in which they have been sent on `step` times."""
-        devices = jax.lax.axis_size(self.axis)
-        owner = (jax.lax.axis_index(self.axis).astype(step.dtype) - step) % devices
-        return dataclasses.replace(keys, starts=chunk_starts(owner, devices, keys.length))
 
-    def _constants(
-        self, constants: RingConstants, step: Array, schedule: TileSchedule | None
-    ) -> Constants:
-        """The constants of round `step`."""
-        queries, keys = constants.queries, self.keys_of_round(constants.keys, step)
-        mask, dropout_mask = None, None
-        if schedule is not None:
-            mask = ChunkedMask(constants.mask, queries, keys)
-        if constants.dropout_mask is not None:
-            dropout_mask = ChunkedMask(constants.dropout_mask, queries, keys)
-        integers = tuple(dataclasses.replace(part, keys=keys) for part in constants.bias_integers)
-        return Constants(
-            mask, schedule, dropout_mask, integers, constants.stand_ins, constants.num_keys
-        )
+def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]:
+    """`tiling.prepare` for the tokens of this device.
 
-
-def _prepare(options: Options, axis: str, inputs: Inputs) -> tuple[Plan, Arrays, RingConstants]:
-    """`tiling.prepare` for the tokens of this device."""
-    devices, device = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
-    halves = inputs.query.shape[0] // 2, inputs.key.shape[0] // 2
-    plan = tiling.make_plan(options, *halves)
-    queries, keys = (
-        Chunks(chunk_starts(device, devices, length), length, tile)
-        for length, tile in zip(halves, (plan.tile.query, plan.tile.key), strict=True)
-    )
-    plan = dataclasses.replace(
-        plan, query_tiles=queries.num_tiles, key_tiles=keys.num_tiles, ring=Ring(axis)
-    )
-    used = _used_tokens(plan, inputs.mask, queries, keys, devices)
-    source_length = 2 * devices * keys.length
-    num_keys = num_keys_of_tiles(options, plan.grid, used[0], source_length, inputs.compute_dtype)
-    stand_ins = stand_in_features(options.score, inputs)
-    bias = None if inputs.bias is None else ChunkedBias(inputs.bias, queries, keys)
-    inputs = inputs._replace(
-        query=queries.add_padding(to_zigzag(inputs.query, axis)),
-        key=jax.tree.map(lambda leaf: keys.add_padding(to_zigzag(leaf, axis)), inputs.key),
-        value=keys.add_padding(to_zigzag(inputs.value, axis)),
-        bias=bias,
-    )
-    arrays, integers = tiling.tile_inputs(plan, inputs, *used)
-    constants = RingConstants(
-        mask=inputs.mask,
-        dropout_mask=tiling.make_dropout_mask(options, inputs),
-        bias_integers=integers,
-        stand_ins=stand_ins,
-        queries=queries,
-        keys=keys,
-        schedules=_schedules(Ring(axis), inputs.mask, queries, keys),
-        num_keys=num_keys,
-    )
-    return plan, arrays, constants
-
-
-def _schedules(ring: Ring, mask: Mask | None, queries: Chunks, keys: Chunks) -> TileSchedule | None:
-    """The schedule of each round, [devices, ...]; None if no pair is masked in any.
-
-    All are made before the first round, and the batch decides about all tiles together: a batch
-    that is sharded over another mesh axis then needs one small reduction, and none in a round.
+    The schedule has an axis [devices] in front, for the rounds. All are made before the first
+    round, and the batch decides about all tiles together: a batch that is sharded over another mesh
+    axis then needs one small reduction, and none in a round.
     """
-    padded = any(chunks.padded_length != chunks.length for chunks in (queries, keys))
-    if mask is None and not padded:
-        return None
-    grid = Grid(BlockSizes(queries.tile, keys.tile), (queries.num_tiles, keys.num_tiles))
-
-    def status(step: Array) -> TileStatus:
-        return tiling.tile_statuses(
-            grid, ChunkedMask(mask, queries, ring.keys_of_round(keys, step))
+    options, shifts = plan.options, ring.shifts(jnp.zeros((), int))
+    devices = jax.lax.axis_size(ring.axis)
+    mask = _shifted_mask(plan, inputs.mask, shifts, ring.lengths)
+    num_keys, used_keys = _used_tokens(plan, inputs.mask, shifts, ring.lengths, devices)
+    schedule = None
+    if mask is not None:
+        statuses = jax.lax.map(
+            lambda step: tiling.tile_statuses(plan.grid, ring.at_round(mask, step)),
+            jnp.arange(devices),
         )
+        schedule = tiling.schedule_of(statuses)
+    inputs = inputs._replace(
+        query=ring.mirrored(inputs.query, 0),
+        key=ring.mirrored(inputs.key, 1),
+        value=ring.mirrored(inputs.value, 1),
+        bias=None if inputs.bias is None else ShiftedBias(inputs.bias, shifts),
+    )
+    arrays, integers = tiling.tile_inputs(plan, inputs, num_keys, used_keys)
+    keep = tiling.make_dropout_mask(options, inputs)
+    source_length = devices * ring.lengths[1]
+    constants = Constants(
+        mask=mask,
+        schedule=schedule,
+        dropout_mask=None if keep is None else ShiftedMask(keep, shifts),
+        bias_integers=integers,
+        stand_ins=None if mask is None else stand_in_features(options.score, inputs),
+        num_keys=num_keys_of_tiles(
+            options, plan.grid, num_keys, source_length, inputs.compute_dtype
+        ),
+    )
+    return arrays, constants
 
-    return tiling.schedule_of(jax.lax.map(status, jnp.arange(jax.lax.axis_size(ring.axis))))
+
+def _with_tiles(plan: Plan, lengths: tuple[int, int], ring: Ring | None = None) -> Plan:
+    """The plan for other lengths, in tiles of the same size."""
+    tiles = zip(lengths, (plan.tile.query, plan.tile.key), strict=True)
+    query_tiles, key_tiles = (math.ceil(length / size) for length, size in tiles)
+    return dataclasses.replace(plan, query_tiles=query_tiles, key_tiles=key_tiles, ring=ring)
+
+
+def _shifted_mask(
+    plan: Plan, mask: Mask | None, shifts: Shifts, lengths: tuple[int, int]
+) -> Mask | None:
+    """`tiling.mask_with_padding` of a mask of the whole sequences."""
+    shifted = None if mask is None else ShiftedMask(mask, shifts)
+    return tiling.mask_with_padding(plan, shifted, lengths)
 
 
 def _used_tokens(
-    plan: Plan, mask: Mask | None, queries: Chunks, keys: Chunks, devices: int
-) -> tuple[Array, Array]:
-    """How many keys each query of a device may attend to, and which of its keys are used; bool."""
-    if mask is None:
-        query_length, key_length = plan.padded_lengths
-        is_query = queries.is_token(jnp.arange(query_length))
-        num_keys = jnp.where(is_query, 2 * devices * keys.length, 0)
-        return num_keys, keys.is_token(jnp.arange(key_length))
-    start = jnp.zeros(1, int)
-    all_queries, all_keys = (
-        Chunks(start, 2 * devices * chunks.length, chunks.tile) for chunks in (queries, keys)
-    )
+    plan: Plan, mask: Mask | None, shifts: Shifts, lengths: tuple[int, int], devices: int
+) -> tuple[Array | None, Array | None]:
+    """How many keys each query of a device may attend to, and which of its keys are used.
 
-    def used(queries: Chunks, keys: Chunks) -> tuple[Array, Array]:
-        chunk_plan = dataclasses.replace(
-            plan, query_tiles=queries.num_tiles, key_tiles=keys.num_tiles
+    Each is None if neither a mask nor padding hides a token.
+    """
+
+    def used(shifts: Shifts, lengths: tuple[int, int]) -> tuple[Array | None, Array | None]:
+        part_plan = _with_tiles(plan, lengths)
+        part_mask = _shifted_mask(part_plan, mask, shifts, lengths)
+        if part_mask is None:
+            return None, None
+        return tiling.used_tokens(
+            part_plan, part_mask, tiling.make_schedule(part_plan.grid, part_mask)
         )
-        chunk_mask = ChunkedMask(mask, queries, keys)
-        schedule = tiling.make_schedule(chunk_plan.grid, chunk_mask)
-        return tiling.used_tokens(chunk_plan, chunk_mask, schedule)
 
-    return used(queries, all_keys)[0], used(all_queries, keys)[1]
+    (queries, keys), unshifted = lengths, jnp.zeros(1, int)
+    num_keys, _ = used(dataclasses.replace(shifts, keys=unshifted), (queries, devices * keys))
+    _, used_keys = used(dataclasses.replace(shifts, queries=unshifted), (devices * queries, keys))
+    return num_keys, used_keys

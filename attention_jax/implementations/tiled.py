@@ -4,9 +4,8 @@ The forward pass folds the state of a normaliser over tiles of keys: for softmax
 softmax; for a normaliser with a threshold, first the search for it. It saves its inputs, the
 output, and a few numbers of each row, from which the backward pass recomputes the weights of every
 tile: for softmax, the largest logit and the sum of exponentials. (The logsumexp alone would
-suffice, but its rounding error at logits of 1e4 is 1e-3 of the weights in float32.) The tangent of
-forward mode recomputes the weights too. The derivatives of both are those of `plain_tiles`, in
-linear memory as well.
+suffice, but its rounding error at logits of 1e4 is 1e-3 of the weights in float32.) All other
+derivatives are those of `plain_tiles`, in linear memory as well.
 
 `ring` runs the same code on many devices: `rounds` loops over the keys of all devices.
 
@@ -22,14 +21,13 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.custom_vjp import custom_vjp
+from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum, tall_product
-from attention_jax.core.varying import varying_as
 from attention_jax.implementations import (
     bias_tiles,
     plain_tiles,
     reference,
     tile_arrays,
-    tiled_tangent,
     tiling,
 )
 from attention_jax.implementations.contract import Inputs, Options
@@ -55,24 +53,24 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
 
 @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=plain_tiles.attend_tiles)
 def attend_tiles(
-    plan: Plan, arrays: Arrays, constants: Any
+    plan: Plan, arrays: Arrays, constants: Constants
 ) -> tuple[Array, AttentionStatistics | None]:
     """Output [query_tiles, t, Dv], and statistics [query_tiles, t] if they are requested.
 
     Args:
         plan: the sizes and numbers of tiles, and the ring if the keys are on many devices.
         arrays: the differentiable arrays.
-        constants: `Constants`, or `ring.RingConstants` in a ring.
+        constants: those of a ring are of its first round, with the schedules of all rounds.
     """
     rows = _forward(plan, arrays, constants)
     return rows.output, rows.statistics
 
 
 class Residuals(NamedTuple):
-    """The arrays that the forward pass saves for the backward pass and the tangent."""
+    """The arrays that the forward pass saves for the backward pass."""
 
     arrays: Arrays
-    constants: Any  # the `constants` of `attend_tiles`
+    constants: Constants
     rows: FinalRows  # [query_tiles, t, ...]
 
 
@@ -85,15 +83,10 @@ def _attend_bwd(plan, residuals, cotangents):
     return _backward(plan, residuals, cotangents), None
 
 
-def _attend_tangent(plan, residuals, tangents):
-    arrays, constants, rows = residuals
-    return tiled_tangent.tangent(plan, arrays, constants, rows, tangents[0])
+attend_tiles.defvjp(_attend_fwd, _attend_bwd)
 
 
-attend_tiles.defvjp(_attend_fwd, _attend_bwd, _attend_tangent)
-
-
-def _forward(plan: Plan, arrays: Arrays, constants: Any) -> FinalRows:
+def _forward(plan: Plan, arrays: Arrays, constants: Constants) -> FinalRows:
     """The results of all rows, in tiles."""
     normalizer, params = plan.options.normalizer, arrays.normalizer_params
 

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats
-from attention_jax.core.over_batch import all_over_batch
-from attention_jax.core.varying import varying_as
+from attention_jax.core.batches import all_over_batch
+from attention_jax.core.meshes import varying_as
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
@@ -107,7 +107,7 @@ def prepare(
     """
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     plan = make_plan(options, *lengths) if plan is None else plan
-    mask = mask_with_padding(plan, inputs)
+    mask = mask_with_padding(plan, inputs.mask, lengths)
     schedule, num_keys, used_keys = None, None, None
     if mask is not None:
         schedule = make_schedule(plan.grid, mask)
@@ -127,13 +127,12 @@ def prepare(
     return plan, arrays._replace(damping=damping), constants
 
 
-def mask_with_padding(plan: Plan, inputs: Inputs) -> Mask | None:
-    """The mask, which also hides the padding to whole tiles; None if every pair is allowed."""
-    lengths = inputs.query.shape[0], inputs.key.shape[0]
+def mask_with_padding(plan: Plan, mask: Mask | None, lengths: tuple[int, int]) -> Mask | None:
+    """The mask, which also hides the padding of T and S to whole tiles; None: all are allowed."""
     if plan.padded_lengths == lengths:
-        return inputs.mask
+        return mask
     unpadded = padding_mask(*map(jnp.asarray, lengths[::-1]))
-    return unpadded if inputs.mask is None else inputs.mask & unpadded
+    return unpadded if mask is None else mask & unpadded
 
 
 def make_plan(options: Options, query_length: int, key_length: int) -> Plan:
@@ -252,14 +251,7 @@ def pair_logits(
     stand_ins: tuple[Any, Any] | None = None,
 ) -> Array:
     """The logits [t, s] of one tile; `scores.masked_pair` explains `allowed` and `stand_ins`."""
-    score = plan.options.score
-    logits = masked_pair(score, params, queries, keys, allowed, stand_ins)
-    if logits.shape != (plan.tile.query, plan.tile.key):
-        raise ValueError(
-            f"score {score} must give logits [t, s] = {[plan.tile.query, plan.tile.key]};"
-            f" got {list(logits.shape)}"
-        )
-    return logits
+    return masked_pair(plan.options.score, params, queries, keys, allowed, stand_ins)
 
 
 def tile_logits(

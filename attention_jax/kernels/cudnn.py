@@ -102,19 +102,10 @@ def _prepared(options: Options, inputs: Inputs) -> tuple[tuple[Array, ...], tupl
     return (queries, keys, values), (key_length, has_keys)
 
 
-@functools.cache
-def _library_programs() -> tuple[Any, ...]:
-    """A program that calls the library: JAX has to know the devices to lower it."""
-    token = jax.ShapeDtypeStruct((1, _HEAD_MULTIPLE), jnp.bfloat16)
-    call = functools.partial(_call_library, None, None)
-    return (jax.make_jaxpr(call)(token, token, token).jaxpr,)
-
-
 @functools.partial(
     custom_vjp,
     nondiff_argnums=(0,),
     twin=lambda options, inputs: tiled.attend(options, inputs)[0],
-    shown=_library_programs,
 )
 def _attend(options: Options, inputs: Inputs) -> Array:
     """Output [T, Dv] of one example."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from attention_jax.core.checks import check_entries
-from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.functional.memory import Memory
 
 Array = jax.Array

@@ -18,7 +18,6 @@ from attention_jax.functional.centers import (
 )
 from attention_jax.functional.local import local_attention, local_attention_weights
 from attention_jax.functional.memory import Memory
-from attention_jax.functional.windows import checked_radius
 from attention_jax.nn.attention import Attention
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
@@ -45,7 +44,7 @@ class _LocalAttention(Attention):
         **options: Any,
     ):
         super().__init__(score, query_dim, key_dim, rngs=rngs, **options)
-        self.radius, self.sigma = checked_radius(radius), sigma
+        self.radius, self.sigma = check_integer("radius", radius, 0), sigma
 
     def _through_windows(
         self, query: Array, key: Array | Memory, value: Array | None, centers: Array, **call: Any
@@ -182,7 +181,7 @@ class LocalPAttention(_LocalAttention):
         **options: Any,
     ):
         if sigma is None:
-            if checked_radius(radius) == 0:
+            if check_integer("radius", radius, 0) == 0:
                 raise ValueError("radius must be at least 1, or sigma given; got radius 0")
             sigma = radius / 2
         if not sigma > 0:

@@ -32,7 +32,7 @@ from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_no
 from attention_jax.pairwise.biases import Bias, ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
 from attention_jax.pairwise.masks import Mask, causal_mask
-from attention_jax.pairwise.position_functions import broadcasts
+from attention_jax.pairwise.position_functions import Shifts, broadcasts
 from attention_jax.scores import Score, get_score
 
 Array = jax.Array
@@ -328,9 +328,10 @@ class MultiHeadAttention(Heads):
         mask = causal_mask() if mask is None else causal_mask() & mask
         room = extended.memory.values.shape[-2]
         pairs = self._pairs(mask, bias, x.shape[:-2], room, room)
+        shifts = Shifts(queries=first[None], keys=jnp.zeros(1, int))
         arguments: Any = self._own() | {
-            "mask": ShiftedMask(pairs["mask"], first),
-            "bias": None if pairs["bias"] is None else ShiftedBias(pairs["bias"], first),
+            "mask": ShiftedMask(pairs["mask"], shifts),
+            "bias": None if pairs["bias"] is None else ShiftedBias(pairs["bias"], shifts),
         }
         with heads_as_one_axis(x.ndim - 2):
             heads = attention(

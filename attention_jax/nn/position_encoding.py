@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.checks import check_integer
-from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.nn.lookup import rows_of
 from attention_jax.nn.parameters import Dtype
 from attention_jax.nn.position_config import PositionConfig

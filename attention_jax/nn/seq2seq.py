@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from attention_jax.core.checks import check_integer
-from attention_jax.core.explicit_axes import explicit_spec, on_automatic_axes
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.nn.decoding import BeamResult, beam_search, greedy_search
 from attention_jax.nn.encoder_decoder import EncoderDecoder
 from attention_jax.nn.transformer import DecoderState

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from attention_jax.core.checks import check_choice, check_integer
+from attention_jax.core.names import check_description, describe
 from attention_jax.core.programs import Known
 from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.cross_attention import KINDS_WITH_NORMALIZER, CrossAttentionConfig
@@ -14,7 +15,7 @@ from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.position_encoding import Rotation
 from attention_jax.nn.transformer import cross_heads
 from attention_jax.normalizers import DEFAULT_NORMALIZER, get_normalizer, known_normalizer
-from attention_jax.scores import check_description, describe, get_score, known_score
+from attention_jax.scores import get_score, known_score
 
 Tie = Literal["none", "output", "all"]
 
@@ -175,8 +176,8 @@ class Seq2SeqConfig:
         """
         settings = self if settings is None else settings
         parts = (part for parts in self._named_parts().values() for _, part in parts.values())
-        digests = [part.digest for part in parts if type(part) is Known]
-        return Known(settings, " ".join(digests)) if digests else settings
+        digest = " ".join(part.digest for part in parts if type(part) is Known)
+        return Known(settings, digest, lambda: digest) if digest else settings
 
     def _named_parts(self) -> dict[str, dict[str, tuple[str, Any]]]:
         """The settings that name a score or a normaliser: {kind: {setting: (text, part)}}."""

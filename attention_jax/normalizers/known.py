@@ -16,7 +16,6 @@ from attention_jax.core.programs import (
     PartError,
     checked_array,
     close,
-    files_of,
     is_of_library,
     named,
     on_numbers,
@@ -29,7 +28,7 @@ Array = jax.Array
 
 
 def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normalizer:
-    """The normaliser, traced; one of this library is returned unchanged.
+    """The normaliser, known by its program; one of this library is returned unchanged.
 
     A program that was not seen before is run on a few rows: the weights must rise from 0 at -inf,
     and a row of them must sum to 1 where the normaliser says so.
@@ -43,10 +42,8 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     """
     if type(normalizer) is Known or is_of_library(normalizer):
         return normalizer
-    methods = ("init", "transform", "weight", "inverse")
     part = Part(
         named("normalizer", normalizer),
-        files_of(*(getattr(type(normalizer), name) for name in methods)),
         "return it from init, and give normalizer_params=",
     )
     try:
@@ -77,14 +74,20 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
 
     shapes = jax.tree.map(lambda leaf: shape(*leaf.shape), shapes)
     arrays = shape(3, 5), shape(3, 1), shape(3)  # logits, number of keys, weights
-    known: Any = Known(normalizer, trace(part, run, shapes, *arrays).digest)
+
+    def digest() -> str:
+        return trace(part, run, shapes, *arrays)
+
+    known: Any = Known(normalizer, digest(), digest)
     _check_weights(known, dtype)
     return known
 
 
 @functools.lru_cache(maxsize=512)
-def _check_weights(normalizer: Any, dtype: Any) -> None:
+def _check_weights(known: Known, dtype: Any) -> None:
     """Raises ValueError unless the weights of a few rows are as `Normalizer` says."""
+
+    normalizer: Normalizer = known.part
 
     def init() -> Any:
         return cast_floats(normalizer.init(jax.random.key(0)), dtype)
@@ -98,16 +101,25 @@ def _check_weights(normalizer: Any, dtype: Any) -> None:
         read = num_keys if normalizer.uses_num_keys else None
         return normalizer.transform(params, logits, read)
 
-    halves = [on_numbers(transform, logits[:, i : i + 3], num_keys) for i in (0, 3)]
-    if not close(on_numbers(transform, logits, num_keys), np.hstack(halves)):
-        raise ValueError(
-            f"{name} must have a transform that is elementwise; it depends on"
-            " other logits of the row"
-        )
+    def weight(shifted: Array, _: Any) -> Array:
+        return normalizer.weight(params, shifted)
+
+    for name_of_method, method in (("transform", transform), ("weight", weight)):
+        halves = [on_numbers(method, logits[:, i : i + 3], num_keys) for i in (0, 3)]
+        if not close(on_numbers(method, logits, num_keys), np.hstack(halves)):
+            raise ValueError(
+                f"{name} must have a {name_of_method} that is elementwise; it depends on other"
+                " logits of the row"
+            )
     # The largest shifted logit is that of a weight of 1, where the weights of a row sum to 1.
     top = 20.0
     if normalizer.visits(dtype):
         top = float(on_numbers(lambda weight: normalizer.inverse(params, weight), dtype(1.0)))
+        if not np.isfinite(top):
+            raise ValueError(
+                f"{name} must have a finite inverse(1), the shifted logit of a single key; got"
+                f" {top}: set sums_to_one = False if no weight reaches 1"
+            )
     shifted = np.append(-np.inf, np.linspace(top - 30, top, 61)).astype(dtype)
     weights = on_numbers(lambda shifted: normalizer.weight(params, shifted), shifted)
     for wrong, problem in (

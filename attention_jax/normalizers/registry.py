@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from attention_jax.core.names import named
 from attention_jax.normalizers.contract import Normalizer
 from attention_jax.normalizers.entmax import Entmax
 from attention_jax.normalizers.log_scaled import LogScaled
 from attention_jax.normalizers.sigmoid import Sigmoid
 from attention_jax.normalizers.softmax import Softmax
-from attention_jax.scores import Registry, required_fields
 
 # What `get_normalizer` accepts.
 NormalizerLike = str | Normalizer | type[Normalizer]
@@ -50,18 +48,7 @@ def get_normalizer(name_or_normalizer: NormalizerLike) -> Normalizer:
     >>> get_normalizer("sparsemax")
     Entmax(alpha=2.0)
     """
-    normalizer: Any = name_or_normalizer
-    registry = Registry("normalizer", Normalizer, NORMALIZERS, get_normalizer)
-    if isinstance(normalizer, str):
-        normalizer = registry.named(normalizer)
-    if isinstance(normalizer, type) and issubclass(normalizer, Normalizer):
-        missing = required_fields(normalizer)
-        if missing:
-            raise ValueError(
-                f"normalizer must be an instance where the class needs arguments; got"
-                f" {normalizer.__name__}: write {normalizer.__name__}({', '.join(missing)})"
-            )
-        normalizer = normalizer()
+    normalizer = named(name_or_normalizer, Normalizer, NORMALIZERS, get_normalizer)
     if not isinstance(normalizer, Normalizer):
         raise ValueError(f"normalizer must be a name or a Normalizer; got {name_or_normalizer!r}")
     normalizer.check_contract()

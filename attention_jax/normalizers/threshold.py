@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.varying import varying_as
+from attention_jax.core.meshes import varying_as
 from attention_jax.normalizers.row_state import RowShift, weights_and_slopes
 
 Array = jax.Array

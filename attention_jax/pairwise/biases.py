@@ -24,6 +24,7 @@ from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import check_integer
 from attention_jax.pairwise.position_functions import (
     PositionFunction,
+    Shifts,
     array_field,
     check_decorated,
     pad_rank,
@@ -118,23 +119,18 @@ class SumBias(Bias):
 
 @bias_dataclass
 class ShiftedBias(Bias):
-    """Another bias at query positions i + shift: later rows of a longer table.
-
-    For a step of decoding, whose single query has a position that is known only at run time.
-    """
+    """A bias of longer sequences, at the positions of `shifts`."""
 
     bias: Bias = part_field()
-    shift: Array = array_field()  # int [], the same for all examples
+    shifts: Shifts = part_field()
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
-        return self.bias.values(query_positions + self.shift, key_positions)
+        return self.bias.values(*self.shifts.shifted(query_positions, key_positions))
 
     def check(
         self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
     ) -> None:
-        # The table's rows count from the beginning of the longer sequence, so any T fits.
-        if self.shift.ndim:
-            raise ValueError(f"bias shift must be one integer; got {list(self.shift.shape)}")
+        """The arrays fit the longer sequences, and any T and S."""
 
 
 class RelativeBias(Bias):

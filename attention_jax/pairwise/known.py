@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from attention_jax.core.programs import (
     Part,
     PartError,
+    check_unchanged,
     checked_array,
-    files_of,
     is_of_this_package,
     trace,
     users_errors,
@@ -34,9 +34,11 @@ class KnownMask(Mask):
     mask: Mask = submask_field()
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        check_unchanged(f"mask {type(self.mask).__name__}", self.digest, _digest(self.mask))
         return self.mask.allowed(query_positions, key_positions)
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        check_unchanged(f"mask {type(self.mask).__name__}", self.digest, _digest(self.mask))
         return self.mask.tile_status(query_positions, key_positions)
 
     def most_keys(self) -> int:
@@ -51,6 +53,7 @@ class KnownBias(Bias):
     bias: Bias = part_field()
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
+        check_unchanged(f"bias {type(self.bias).__name__}", self.digest, _digest(self.bias))
         return self.bias.values(query_positions, key_positions)
 
 
@@ -65,7 +68,8 @@ def known_positions(function: Any) -> Any:
             static options cannot be hashed, or the part uses a traced array that is no field.
     """
     if not is_of_this_package(type(function)):
-        return _known(function)
+        known = KnownMask if isinstance(function, Mask) else KnownBias
+        return known(_digest(function), function)
     if isinstance(function, KnownMask | KnownBias):
         return function
     parts = {
@@ -78,14 +82,13 @@ def known_positions(function: Any) -> Any:
     return dataclasses.replace(function, **parts)
 
 
-def _known(function: PositionFunction) -> PositionFunction:
+def _digest(function: PositionFunction) -> str:
+    """Traces the methods of a user's mask or bias on a small tile, and checks their results."""
     name = type(function).__name__
     is_mask = isinstance(function, Mask)
     method, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
-    methods = (method, "tile_status") if is_mask else (method, "of_distance")
     part = Part(
         f"{function.kind} {name}",
-        files_of(*(getattr(type(function), each, None) for each in methods)),
         "make it a field, declared by array_field()",
     )
     try:
@@ -95,13 +98,14 @@ def _known(function: PositionFunction) -> PositionFunction:
             f"{part.name} must have static options that can be hashed, such as a tuple"
             f" ({error}); declare an array by array_field()"
         ) from error
-    example = jax.tree.map(
-        lambda leaf, ndim: jax.ShapeDtypeStruct(
-            jnp.shape(leaf)[jnp.ndim(leaf) - ndim :], jnp.result_type(leaf)
-        ),
-        function,
-        function.core_ndims(),
-    )
+
+    def without_batch(leaf: Any, ndim: int) -> jax.ShapeDtypeStruct:
+        dtype = jnp.result_type(leaf)
+        if jnp.issubdtype(dtype, jnp.floating):
+            dtype = jnp.result_type(float)  # tiles have other floats than a call
+        return jax.ShapeDtypeStruct(jnp.shape(leaf)[jnp.ndim(leaf) - ndim :], dtype)
+
+    example = jax.tree.map(without_batch, function, function.core_ndims())
     positions = [jax.ShapeDtypeStruct((size,), jnp.arange(0).dtype) for size in (_T, _S)]
     of = f"query_positions [{_T}] and key_positions [{_S}]"
     what = "booleans" if is_mask else "floats"
@@ -121,5 +125,4 @@ def _known(function: PositionFunction) -> PositionFunction:
         with users_errors(part, f"tile_status of {of}"):
             return result, tuple(function.tile_status(queries, keys))
 
-    digest = trace(part, run, example, *positions).digest
-    return KnownMask(digest, function) if is_mask else KnownBias(digest, function)  # type: ignore
+    return trace(part, run, example, *positions)

@@ -11,6 +11,7 @@ import numpy as np
 
 from attention_jax.pairwise.position_functions import (
     PositionFunction,
+    Shifts,
     array_field,
     check_decorated,
     pad_rank,
@@ -207,19 +208,16 @@ class NotMask(Mask):
 
 @mask_dataclass
 class ShiftedMask(Mask):
-    """Another mask at query positions i + shift: later rows of a longer table.
-
-    For a step of decoding, whose single query has a position that is known only at run time.
-    """
+    """A mask of longer sequences, at the positions of `shifts`."""
 
     mask: Mask = submask_field()
-    shift: Array = array_field()  # int [], the same for all examples
+    shifts: Shifts = submask_field()
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        return self.mask.allowed(query_positions + self.shift, key_positions)
+        return self.mask.allowed(*self.shifts.shifted(query_positions, key_positions))
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        return self.mask.tile_status(query_positions + self.shift, key_positions)
+        return self.mask.tile_status(*self.shifts.shifted(query_positions, key_positions))
 
     def most_keys(self) -> int:
         return self.mask.most_keys()
@@ -227,9 +225,7 @@ class ShiftedMask(Mask):
     def check(
         self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
     ) -> None:
-        # The table's rows count from the beginning of the longer sequence, so any T fits.
-        if self.shift.ndim:
-            raise ValueError(f"mask shift must be one integer; got {list(self.shift.shape)}")
+        """The arrays fit the longer sequences, and any T and S."""
 
 
 def as_mask(mask: Mask | Array) -> Mask:

@@ -158,6 +158,28 @@ class PositionFunction:
                 yield field.name, getattr(self, field.name), field.metadata[_CORE_AXES]
 
 
+@position_dataclass
+class Shifts(PositionFunction):
+    """The positions i + shifts[i // part] of a device's or a decoder's tokens in longer sequences.
+
+    A tile must not contain tokens of two parts, so that its positions are consecutive.
+    """
+
+    queries: Array = array_field("parts")  # int
+    keys: Array = array_field("parts")  # int
+    # The number of queries and of keys in a part; it has no effect on a single shift.
+    parts: tuple[int, int] = (1, 1)
+
+    def shifted(self, *positions: Array) -> tuple[Array, ...]:
+        """Query and key positions in the longer sequences, int [t] and [s]."""
+        return tuple(
+            i + take(shifts.astype(i.dtype), i // part, axis=-1)
+            for i, shifts, part in zip(
+                positions, (self.queries, self.keys), self.parts, strict=True
+            )
+        )
+
+
 def check_batch_axes(
     label: str, shape: tuple[int, ...], core_ndim: int, batch_shape: tuple[int, ...]
 ) -> None:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from attention_jax.core.one_line import one_line
+from attention_jax.core.programs import one_line
 from attention_jax.runs import processes
 from attention_jax.runs.digest import Description, describe, digests
 from attention_jax.runs.orbax_noise import silence_narration, without_unawaited_reads

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from attention_jax.core.one_line import one_line
+from attention_jax.core.programs import one_line
 
 
 @dataclasses.dataclass(frozen=True)

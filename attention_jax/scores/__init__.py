@@ -10,15 +10,10 @@ the scores themselves are public names of `attention_jax`.
 from attention_jax.scores.additive import Additive, Concat
 from attention_jax.scores.contract import Params, Score, TileCost
 from attention_jax.scores.cosine import Cosine
-from attention_jax.scores.description import (
-    check_description,
-    describe,
-)
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot, is_dot_product
 from attention_jax.scores.function import CallableScore, FunctionScore
 from attention_jax.scores.known import known_score
-from attention_jax.scores.named_objects import Registry, required_fields
 from attention_jax.scores.projected_keys import (
     KeyLike,
     ProjectedKeys,
@@ -26,16 +21,19 @@ from attention_jax.scores.projected_keys import (
     key_features,
     project_keys,
 )
-from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, ScoreLike, get_score
-from attention_jax.scores.score_text import score_folder
+from attention_jax.scores.registry import (
+    DEFAULT_SCORE,
+    SCORES,
+    ScoreLike,
+    get_score,
+    score_folder,
+)
 from attention_jax.scores.slopes import (
     masked_pair,
-    masked_pair_jvp,
     masked_pair_vjp,
     needs_stand_ins,
     stand_in_key,
     stand_in_query,
-    stand_ins,
 )
 from attention_jax.scores.soft_cap import SoftCap
 from attention_jax.scores.wrapped import WrappedScore
@@ -54,28 +52,22 @@ __all__ = [
     "NegativeSquaredDistance",
     "Params",
     "ProjectedKeys",
-    "Registry",
     "ScaledDot",
     "Score",
     "ScoreLike",
     "SoftCap",
     "TileCost",
     "WrappedScore",
-    "check_description",
-    "describe",
     "get_score",
     "is_dot_product",
     "key_feature_shapes",
     "key_features",
     "known_score",
     "masked_pair",
-    "masked_pair_jvp",
     "masked_pair_vjp",
     "needs_stand_ins",
     "project_keys",
-    "required_fields",
     "score_folder",
     "stand_in_key",
     "stand_in_query",
-    "stand_ins",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -86,25 +86,6 @@ class Additive(Score):
         # `pair` does not use the kernels, only the projections do.
         dparams = jax.tree.map(jnp.zeros_like, params)
         return {**dparams, "v": dv}, dq_features, dk_features
-
-    def pair_jvp(
-        self,
-        params: Params,
-        q_features: Array,
-        k_features: Array,
-        dparams: Params,
-        dq_features: Any,
-        dk_features: Any,
-    ) -> tuple[Array, Array | None]:
-        primals = (params["v"], q_features, k_features)
-        tangents = (dparams["v"], dq_features, dk_features)
-        if all(tangent is None for tangent in tangents):
-            return self.pair(params, q_features, k_features), None
-        dv, da, db = (
-            jnp.zeros_like(primal) if tangent is None else tangent
-            for primal, tangent in zip(primals, tangents, strict=True)
-        )
-        return pairwise_tanh.weighted_tanh_jvp(*primals, dv, da, db, params.get("large"))
 
     def tile_params(self, params: Params, q_features: Array) -> Params:
         return {**params, "large": pairwise_tanh.is_large(q_features)}

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 
-from attention_jax.core.partial_jvp import partial_jvp
 from attention_jax.core.programs import is_of_library
 
 Array = jax.Array
@@ -19,7 +18,6 @@ TileCost = Literal["matmul", "elementwise", "materialized"]
 # What a class says about its own `pair`.
 _DESCRIBE_PAIR = (
     "pair_vjp",
-    "pair_jvp",
     "round_query",
     "round_key",
     "tile_params",
@@ -46,8 +44,8 @@ class Score:
         is computed from stand-in features, which takes more time. None, the default: the
         operations in the program of `pair` decide.
 
-    `pair_vjp`, `pair_jvp`, `round_query`, `round_key` and `finite_slopes` describe a `pair`. A
-    class that replaces the `pair` of a base class, and inherits one of them from it, is a
+    `pair_vjp`, `round_query`, `round_key` and `finite_slopes` describe a `pair`. A class that
+    replaces the `pair` of a base class, and inherits one of them from it, is a
     TypeError; the message names the line to add.
 
     >>> import jax.numpy as jnp
@@ -114,23 +112,6 @@ class Score:
         logits, pull_back = jax.vjp(self.pair, params, q_features, k_features)
         return pull_back(dlogits.astype(logits.dtype))
 
-    def pair_jvp(
-        self,
-        params: Params,
-        q_features: Features,
-        k_features: Features,
-        dparams: Any,
-        dq_features: Any,
-        dk_features: Any,
-    ) -> tuple[Array, Array | None]:
-        """The logits [t, s] of `pair` and their tangent; override it for speed only.
-
-        A tangent is None for each array that is constant, and the tangent of the logits is None if
-        every array is.
-        """
-        primals = (params, q_features, k_features)
-        return partial_jvp(self.pair, primals, (dparams, dq_features, dk_features))
-
     def round_query(self, q_features: Features, dtype: Any) -> Features:
         """The query features that `pair` reads when the tokens are of a 16-bit `dtype`.
 
@@ -151,7 +132,7 @@ class Score:
 
         Attention calls it once, before it loops over tiles. Override it for speed only, to add what
         `pair` would otherwise decide on each tile, such as whether any query of the batch is large
-        (`core/over_batch.py`): on a sharded batch, that would take communication for each tile.
+        (`core/batches.py`): on a sharded batch, that would take communication for each tile.
         """
         del q_features
         return params

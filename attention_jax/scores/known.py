@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,8 +17,8 @@ from attention_jax.core.programs import (
     PartError,
     checked_array,
     close,
-    files_of,
     is_of_library,
+    is_of_this_package,
     named,
     on_numbers,
     trace,
@@ -29,7 +28,7 @@ from attention_jax.scores.contract import Params, Score, init_shapes
 from attention_jax.scores.function import FunctionScore
 from attention_jax.scores.wrapped import WrappedScore
 
-_METHODS = ("init", "project_query", "project_key", "pair", "pair_vjp")
+_TOKENS = 130
 _CONTRACT = "pair must give logits [t, s] of q_features [t, ...] and k_features [s, ...]"
 
 
@@ -55,15 +54,23 @@ def known_score(
     """
     if type(score) is Known or is_of_library(score):
         return score
-    if isinstance(score, WrappedScore) and type(score).init is WrappedScore.init:
-        known_score(score.score, params, query_dim, key_dim, dtype)  # its errors name the part
     if type(score).pair is Score.pair:
         raise ValueError(f"score {score} must define pair(params, q_features, k_features)")
     part = Part(
         named("score", score),
-        files_of(*_functions(score)),
         "take it as a parameter, and give attention params=",
     )
+    try:
+        return _traced(part, score, params, query_dim, key_dim, dtype)
+    except Exception:
+        if isinstance(score, WrappedScore) and type(score).init is WrappedScore.init:
+            known_score(score.score, params, query_dim, key_dim, dtype)  # names the part inside
+        raise
+
+
+def _traced(
+    part: Part, score: Score, params: Params, query_dim: int, key_dim: int, dtype: Any
+) -> Score:
     shapes = _param_shapes(part, score, params, query_dim, key_dim)
     target, source = [size for size in (3, 5, 7, 11) if size not in (query_dim, key_dim)][:2]
     shapes, query, key = jax.tree.map(
@@ -72,7 +79,7 @@ def known_score(
     )
 
     def run(params: Any, query: Any, key: Any) -> Any:
-        """The logits, and what a `pair_vjp` of the score's own makes of them."""
+        """The logits, and what the other methods of the user make of them."""
         q_features, k_features = (
             _features(part, name, getattr(score, name), params, tokens)
             for name, tokens in (("project_query", query), ("project_key", key))
@@ -84,12 +91,21 @@ def known_score(
         logits = checked_array(logits, expected)
         if logits.shape != (target, source) or not jnp.issubdtype(logits.dtype, jnp.floating):
             raise PartError(f"{expected}; got {_shapes(logits)}")
-        if not _has_own_vjp(score):
-            return logits
-        with users_errors(part, f"pair_vjp of {features}"):
-            return logits, score.pair_vjp(params, q_features, k_features, logits)
+        calls = {
+            "pair_vjp": (params, q_features, k_features, logits),
+            "round_query": (q_features, jnp.bfloat16),
+            "round_key": (k_features, jnp.bfloat16),
+        }
+        results = []
+        for name in filter(functools.partial(_is_users, score), calls):
+            with users_errors(part, f"{name} of {features}"):
+                results.append(getattr(score, name)(*calls[name]))
+        return logits, results
 
-    known: Any = Known(score, trace(part, run, shapes, query, key).digest)
+    def digest() -> str:
+        return trace(part, run, shapes, query, key)
+
+    known: Any = Known(score, digest(), digest)
     leaves, structure = jax.tree.flatten(shapes)
     _check_pairs(known, structure, tuple(leaves), query_dim, key_dim, dtype)
     return known
@@ -117,24 +133,28 @@ def _features(part: Part, name: str, project: Callable[..., Any], params: Any, t
     return features
 
 
-def _has_own_vjp(score: Score) -> bool:
-    return score.__class__.pair_vjp is not Score.pair_vjp
+def _is_users(score: Score, name: str) -> bool:
+    """Whether a user wrote a method of a score, or of the score inside of it."""
+    owner = next(cls for cls in score.__class__.__mro__ if name in vars(cls))
+    inner = isinstance(score, WrappedScore) and _is_users(score.score, name)
+    return not is_of_this_package(owner) or inner
 
 
 @functools.lru_cache(maxsize=512)
 def _check_pairs(
-    score: Score, structure: Any, shapes: tuple[Any, ...], query_dim: int, key_dim: int, dtype: Any
+    known: Known, structure: Any, shapes: tuple[Any, ...], query_dim: int, key_dim: int, dtype: Any
 ) -> None:
-    """Raises ValueError unless logits and derivatives of four random tokens are as they must be.
+    """Raises ValueError unless logits and derivatives of random tokens are as they must be.
 
-    The logits of 4 x 4 tokens must be those of their corners of 2 x 2 tokens.
+    The logits of all pairs must be those of their four corners.
     """
+    score: Score = known.part
 
     def random(seed: int, shape: tuple[int, ...], scale: float = 1.0) -> np.ndarray:
         return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
 
     params = jax.tree.unflatten(structure, [random(3, leaf.shape, 0.3) for leaf in shapes])
-    if not isinstance(score, FunctionScore):  # whose parameters may have to be positive
+    if not isinstance(score, FunctionScore):  # `init` gives numbers that are valid, such as > 0
 
         def init() -> Params:
             return cast_floats(score.init(jax.random.key(0), query_dim, key_dim), dtype)
@@ -143,41 +163,34 @@ def _check_pairs(
         noise = [random(3, leaf.shape, 0.1) for leaf in jax.tree.leaves(params)]
         structure = jax.tree.structure(params)
         params = jax.tree.map(np.add, params, jax.tree.unflatten(structure, noise))
-    query, key = random(1, (4, query_dim)), random(2, (4, key_dim))
-    halves = (slice(0, 2), slice(2, 4))
-    logits = on_numbers(score, params, query, key)
-    corners = [[on_numbers(score, params, query[i], key[j]) for j in halves] for i in halves]
+    # More tokens than a tile may have, so that a position beyond them is seen.
+    query, key = random(1, (_TOKENS, query_dim)), random(2, (_TOKENS, key_dim))
+    halves = (slice(0, _TOKENS // 2), slice(_TOKENS // 2, _TOKENS))
+    logits_of = jax.jit(lambda params, query, key: score(params, query, key))
+    logits = on_numbers(logits_of, params, query, key)
+    corners = [[on_numbers(logits_of, params, query[i], key[j]) for j in halves] for i in halves]
     if not close(logits, np.block(corners)):
         raise ValueError(
             f"{named('score', score)} must give each pair a logit that depends on its query and its"
             " key alone; it depends on positions or on other tokens: use a bias for positions, and"
             " params for what all tokens share"
         )
-    if not _has_own_vjp(score):
+    if not _is_users(score, "pair_vjp"):
         return
 
-    def derivatives(params: Any, query: Any, key: Any) -> Any:
+    def derivatives(params: Any, query: Any, key: Any, dlogits: Any) -> Any:
         features = score.project_query(params, query), score.project_key(params, key)
-        logits, pull_back = jax.vjp(score.pair, params, *features)
-        return score.pair_vjp(params, *features, logits), pull_back(logits)
+        _, pull_back = jax.vjp(score.pair, params, *features)
+        return score.pair_vjp(params, *features, dlogits), pull_back(dlogits)
 
-    own, expected = on_numbers(derivatives, params, query, key)
-    if not all(map(close, jax.tree.leaves(own), jax.tree.leaves(expected))):
+    dlogits = random(4, (5, 7))
+    own, expected = on_numbers(derivatives, params, query[:5], key[:7], dlogits)
+    same = jax.tree.structure(own) == jax.tree.structure(expected)  # type: ignore[operator]
+    if not same or not all(map(close, jax.tree.leaves(own), jax.tree.leaves(expected))):
         raise ValueError(
             f"{named('score', score)} must have a pair_vjp that is the derivative of its pair; this"
-            " one gives other numbers"
+            " one gives other numbers, or another structure"
         )
-
-
-def _functions(score: Score) -> Iterator[Any]:
-    """The functions and methods that define the score and the scores inside of it."""
-    yield from (getattr(type(score), name) for name in _METHODS)
-    if isinstance(score, FunctionScore):
-        yield score.function
-    for field in dataclasses.fields(score):
-        inner = getattr(score, field.name)
-        if isinstance(inner, Score):
-            yield from _functions(inner)
 
 
 def _shapes(arrays: Any) -> str:

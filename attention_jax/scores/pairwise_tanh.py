@@ -28,8 +28,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.over_batch import any_over_batch
-from attention_jax.core.varying import varying_as
+from attention_jax.core.batches import any_over_batch
+from attention_jax.core.meshes import varying_as
 
 Array = jax.Array
 
@@ -63,16 +63,6 @@ def weighted_tanh_vjp(
     if _is_small(a, b):
         return jax.vjp(_materialized, v, a, b)[1](dlogits)
     return _pull_back(_large(a, large), v, a, b, dlogits)
-
-
-def weighted_tanh_jvp(
-    v: Array, a: Array, b: Array, dv: Array, da: Array, db: Array, large: Array | None = None
-) -> tuple[Array, Array]:
-    """`weighted_tanh` and its tangent [t, s], given the tangents of v, a and b."""
-    if _is_small(a, b):
-        return jax.jvp(_materialized, (v, a, b), (dv, da, db))
-    large = _large(a, large)
-    return _logits(large, v, a, b), _push(large, v, a, b, dv, da, db)
 
 
 def _large(a: Array, large: Array | None) -> Array:
@@ -206,20 +196,6 @@ def _pull_back_in(form: _Form, v: Array, a: Array, b: Array, dlogits: Array) -> 
     return jnp.sum(dv, axis=1), v[None, :] * da.T, v[None, :] * db.T
 
 
-def _push_in(form: _Form, v: Array, a: Array, b: Array, dv: Array, da: Array, db: Array) -> Array:
-    """sum_f v_f tanh'_ijf (da_if + db_jf) + dv_f tanh_ijf"""
-
-    def add_features(x, y, dx, dy, dv):
-        sums = [form.join(x_f[:, None], y_f[None, :]) for x_f, y_f in zip(x, y, strict=True)]
-        dsums = [dx_f[:, None] + dy_f[None, :] for dx_f, dy_f in zip(dx, dy, strict=True)]
-        return form.slopes(dsums, sums) + form.tanhs(dv, sums)
-
-    dv, factor = _without_overflow(dv)
-    v = v / factor
-    rows = (form.prepare(a).T, form.prepare(b).T, (v[None, :] * da).T, (v[None, :] * db).T, dv)
-    return factor * _sum_over_rows(form.unroll, add_features, *rows)
-
-
 def _sum_over_tokens(terms: Callable, form: _Form, x: Array, y: Array, weights: Array) -> Array:
     """sum_i weights_ij term_fij: (x [t, A], y [A, s], weights [t, s]) -> [A, s]"""
 
@@ -277,4 +253,3 @@ def _choose_form(of_form: Callable) -> Callable:
 
 _logits = _choose_form(_logits_in)
 _pull_back = _choose_form(_pull_back_in)
-_push = _choose_form(_push_in)

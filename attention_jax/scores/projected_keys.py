@@ -7,6 +7,7 @@ decoder projects its memory once and passes the features in place of the keys.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,11 @@ from attention_jax.scores.contract import Features, Params, Score
 Array = jax.Array
 
 
-@jax.tree_util.register_pytree_node_class
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["features"],
+    meta_fields=["key_dim", "core_ndims"],
+)
 @dataclasses.dataclass(frozen=True)
 class ProjectedKeys:
     """The features of keys, from a score's `project_key`; attention functions take it as `key`.
@@ -60,16 +65,6 @@ class ProjectedKeys:
             structure,
             [function(leaf, ndim) for leaf, ndim in zip(leaves, self.core_ndims, strict=True)],
         )
-
-    def tree_flatten(self) -> tuple[tuple[Features], tuple[int, tuple[int, ...]]]:
-        """For JAX pytrees: the features hold the leaves, the sizes are static."""
-        return (self.features,), (self.key_dim, self.core_ndims)
-
-    @classmethod
-    def tree_unflatten(cls, static: tuple[int, tuple[int, ...]], children: Any) -> ProjectedKeys:
-        """The inverse of `tree_flatten`."""
-        (features,), (key_dim, core_ndims) = children, static
-        return cls(features, key_dim, core_ndims)
 
 
 def _deserialize(data: bytes) -> tuple[int, tuple[int, ...]]:

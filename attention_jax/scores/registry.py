@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 
+from attention_jax.core.names import named
 from attention_jax.scores.additive import Additive, Concat
 from attention_jax.scores.contract import Score, TileCost
 from attention_jax.scores.cosine import Cosine
@@ -18,7 +21,6 @@ from attention_jax.scores.function import (
     FunctionScore,
     is_callable_pytree,
 )
-from attention_jax.scores.named_objects import Registry, required_fields
 from attention_jax.scores.soft_cap import SoftCap
 
 # What `get_score` accepts.
@@ -66,18 +68,7 @@ def get_score(name_or_score: ScoreLike) -> Score:
     >>> get_score("softcap(score=additive(hidden_dim=32), cap=20.0)")
     SoftCap(score=Additive(hidden_dim=32), cap=20.0)
     """
-    score: Any = name_or_score
-    if isinstance(name_or_score, str):
-        score = _registry().named(name_or_score)
-    elif isinstance(score, type) and issubclass(score, Score):
-        try:
-            score = score()
-        except TypeError as error:
-            written = ", ".join(f"{name}=..." for name in required_fields(score))
-            raise ValueError(
-                f"score must be an instance where the class needs arguments; got {score.__name__}"
-                f" ({error}): write {score.__name__}({written})"
-            ) from error
+    score = named(name_or_score, Score, SCORES, get_score)
     if callable(score) and not isinstance(score, Score | type):
         return (CallableScore if is_callable_pytree(score) else FunctionScore)(score)
     if not isinstance(score, Score):
@@ -88,11 +79,20 @@ def get_score(name_or_score: ScoreLike) -> Score:
     return score
 
 
-def _registry() -> Registry:
-    return Registry("score", Score, SCORES, get_score)
+def score_folder(text: str) -> str:
+    """A name for the folder of runs with the score of this text; other texts have other names.
 
-
-# --- checks ---
+    >>> score_folder("my_scores:Distance")
+    'my_scores-Distance'
+    >>> score_folder("additive(hidden_dim=32)")
+    'additive-hidden_dim-32-e6cc57cc'
+    """
+    name = text.replace(":", "-")
+    if re.fullmatch(r"[\w.-]+", name):
+        return name
+    # The words alone would be equal for cap=1 and cap=-1.
+    words = re.sub(r"[^\w.]+", "-", name).strip("-")[:80]
+    return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _check_contract(score: Score) -> None:

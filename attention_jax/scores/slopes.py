@@ -22,73 +22,18 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from attention_jax.core.partial_jvp import partial_jvp
 from attention_jax.scores.contract import Params, Score
-from attention_jax.scores.projected_keys import key_features
 
 Array = jax.Array
 
 # Operations whose slope is finite at every finite input. A missing operation costs time only.
-_FINITE_SLOPES = frozenset(
-    [
-        "abs",
-        "add",
-        "add_any",
-        "and",
-        "argmax",
-        "argmin",
-        "atan",
-        "broadcast_in_dim",
-        "ceil",
-        "clamp",
-        "concatenate",
-        "convert_element_type",
-        "copy",
-        "cos",
-        "cumsum",
-        "dot_general",
-        "dynamic_slice",
-        "eq",
-        "erf",
-        "expand_dims",
-        "floor",
-        "gather",
-        "ge",
-        "gt",
-        "iota",
-        "is_finite",
-        "le",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "not",
-        "or",
-        "pad",
-        "reduce_and",
-        "reduce_max",
-        "reduce_min",
-        "reduce_or",
-        "reduce_sum",
-        "reshape",
-        "rev",
-        "round",
-        "select_n",
-        "sign",
-        "sin",
-        "slice",
-        "split",
-        "square",
-        "squeeze",
-        "stop_gradient",
-        "sub",
-        "tanh",
-        "transpose",
-    ]
-)
+_FINITE_SLOPES = """
+    abs add add_any and argmax argmin atan broadcast_in_dim ceil clamp concatenate
+    convert_element_type copy cos cumsum dot_general dynamic_slice eq erf expand_dims floor
+    gather ge gt iota is_finite le logistic lt max min mul ne neg not or pad reduce_and
+    reduce_max reduce_min reduce_or reduce_sum reshape rev round select_n sign sin slice split
+    square squeeze stop_gradient sub tanh transpose
+"""
 # Not "custom_jvp_call": the slope that its rule gives is not that of its program.
 _CALLS = frozenset(["jit", "pjit", "closed_call", "core_call", "checkpoint"])
 
@@ -110,15 +55,11 @@ def masked_pair(
         params: its parameters.
         q_features, k_features: projected tokens, [t, Fq] and [s, Fk] or pytrees of such arrays.
         allowed: bool [t, s], True for allowed pairs; None if all are.
-        stand_ins: the features of one query and one key, [Fq] and [Fk], from `stand_ins`; None
-            if all slopes are finite, in which case this is `pair`.
+        stand_ins: the features of one query and one key, [Fq] and [Fk], that take the place of
+            those of a hidden pair; None if all slopes are finite, in which case this is `pair`.
     """
     if allowed is None or stand_ins is None:
-        logits: Any = score.pair(params, q_features, k_features)
-        if not hasattr(logits, "shape"):
-            got = "None" if logits is None else f"a {type(logits).__name__}"
-            raise ValueError(f"score {score}: pair must return an array of logits; got {got}")
-        return logits
+        return score.pair(params, q_features, k_features)
 
     def pair_logit(query, key, allowed):
         query, key = (
@@ -164,47 +105,6 @@ def masked_pair_vjp(
     )
 
 
-def masked_pair_jvp(
-    score: Score,
-    primals: tuple[Params, Any, Any],
-    tangents: tuple[Any, Any, Any],
-    allowed: Array | None,
-    stand_ins: tuple[Any, Any] | None,
-) -> tuple[Array, Array | None]:
-    """The logits [t, s] of `masked_pair` and their tangent, with `pair_jvp` without stand-ins.
-
-    Args:
-        score: the score.
-        primals: (params, q_features, k_features).
-        tangents: those of the primals; None for each array that is constant.
-        allowed, stand_ins: as in `masked_pair`.
-
-    Returns:
-        (logits, tangent); the tangent is None if every array is constant.
-    """
-    if allowed is None or stand_ins is None:
-        return score.pair_jvp(*primals, *tangents)
-    return partial_jvp(
-        lambda params, q, k: masked_pair(score, params, q, k, allowed, stand_ins), primals, tangents
-    )
-
-
-def stand_ins(score: Score, params: Params, query: Array, key: Any) -> tuple[Any, Any] | None:
-    """The features that replace those of a hidden pair; None if all slopes are finite.
-
-    Args:
-        score: the score.
-        params: its parameters.
-        query: float [T, Dq]; only its shape and dtype matter.
-        key: float [S, Dk] or `ProjectedKeys`; only its shapes and dtypes matter.
-    """
-    q_features = score.project_query(params, stand_in_query(query))
-    k_features = key_features(score, params, jax.tree.map(stand_in_key, key))
-    if has_finite_slopes(score, params, q_features, k_features):
-        return None
-    return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf[0]), (q_features, k_features))
-
-
 # The stand-ins are not 0, not equal and not parallel: a norm, a distance and an angle are smooth
 # there.
 
@@ -225,37 +125,35 @@ def _alternating(tokens: Array, even: int, odd: int) -> Array:
     return numbers.reshape(shape).astype(tokens.dtype)
 
 
-def has_finite_slopes(score: Score, params: Params, q_features: Any, k_features: Any) -> bool:
-    """Whether every slope of the score's `pair` is known to be finite at finite features.
+def needs_stand_ins(score: Score, params: Params, query_dim: int, key_dim: int) -> bool:
+    """Whether a slope of the score's `pair` may be infinite at finite features.
 
     The score's `finite_slopes` decides; if that is None, the operations of its program do.
+
+    Args:
+        score: the score.
+        params: its parameters, of which only the shapes are read; they may have batch axes.
+        query_dim: Dq.
+        key_dim: Dk.
     """
-    if score.finite_slopes is not None:
-        return score.finite_slopes
-    program = jax.make_jaxpr(score.pair)(params, q_features, k_features).jaxpr
-    return _is_finite(program, program.invars)
-
-
-def needs_stand_ins(score: Score, params: Params, query_dim: int, key_dim: int) -> bool:
-    """Whether `stand_ins` makes any for tokens of these sizes; `params` may have batch axes."""
     if score.finite_slopes is not None:
         return not score.finite_slopes
     shapes, structure = jax.tree.flatten(score.param_shapes(params, query_dim, key_dim))
-    return _has_infinite_slopes(score, structure, tuple(shapes), query_dim, key_dim)
+    return _may_have_infinite_slopes(score, structure, tuple(shapes), query_dim, key_dim)
 
 
 @functools.lru_cache(maxsize=256)
-def _has_infinite_slopes(
+def _may_have_infinite_slopes(
     score: Score, structure: Any, shapes: tuple[Any, ...], query_dim: int, key_dim: int
 ) -> bool:
     def float32(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
 
     params = jax.tree.unflatten(structure, [float32(*leaf.shape) for leaf in shapes])
-    query, key = float32(1, query_dim), float32(1, key_dim)
-    q_features = jax.eval_shape(score.project_query, params, query)
-    k_features = jax.eval_shape(score.project_key, params, key)
-    return not has_finite_slopes(score, params, q_features, k_features)
+    q_features = jax.eval_shape(score.project_query, params, float32(1, query_dim))
+    k_features = jax.eval_shape(score.project_key, params, float32(1, key_dim))
+    program = jax.make_jaxpr(score.pair)(params, q_features, k_features).jaxpr
+    return not _is_finite(program, program.invars)
 
 
 def _is_finite(program: Any, variables: Iterable[Any]) -> bool:
@@ -267,7 +165,8 @@ def _is_finite(program: Any, variables: Iterable[Any]) -> bool:
             continue
         name = equation.primitive.name
         if name in _CALLS:
-            callee = _called_program(equation.params)
+            callee = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+            callee = getattr(callee, "jaxpr", callee)
             pairs = zip(equation.invars, callee.invars, strict=True)
             finite = _is_finite(callee, [inner for outer, inner in pairs if outer in inputs])
         elif name == "div":
@@ -275,14 +174,8 @@ def _is_finite(program: Any, variables: Iterable[Any]) -> bool:
         elif name == "integer_pow":
             finite = equation.params["y"] >= 0
         else:
-            finite = name in _FINITE_SLOPES
+            finite = name in _FINITE_SLOPES.split()
         if not finite:
             return False
         dependent.update(equation.outvars)
     return True
-
-
-def _called_program(params: dict[str, Any]) -> Any:
-    """The program that a call runs, from the parameters of the call's primitive."""
-    program = params.get("jaxpr", params.get("call_jaxpr"))
-    return getattr(program, "jaxpr", program)

@@ -12,19 +12,6 @@ from attention_jax.scores.contract import Params, Score, TileCost
 Array = jax.Array
 
 
-def check_inner_score(score: Any) -> None:
-    """Raises ValueError unless `score` is a `Score`; the message tells how to make it a score."""
-    if isinstance(score, Score):
-        return
-    hint = ""
-    if isinstance(score, type) and issubclass(score, Score):
-        hint = f": write {score.__name__}()"
-    elif isinstance(score, str) or callable(score):
-        written = repr(score) if isinstance(score, str) else getattr(score, "__name__", "function")
-        hint = f": write get_score({written})"
-    raise ValueError(f"score must be a Score; got {score!r}{hint}")
-
-
 @dataclasses.dataclass(frozen=True)
 class WrappedScore(Score):
     """The parameters, features and cost of an inner score; a subclass changes its logits.
@@ -47,7 +34,8 @@ class WrappedScore(Score):
     score: Score
 
     def __post_init__(self) -> None:
-        check_inner_score(self.score)
+        if not isinstance(self.score, Score):
+            raise ValueError(f"score must be a Score; got {self.score!r} (see get_score)")
 
     @property
     def needs_equal_dims(self) -> bool:  # type: ignore[override]

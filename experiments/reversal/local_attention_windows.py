@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.functional.centers import reversed_centers
-from attention_jax.functional.local import local_attention_weights
-from attention_jax.functional.windows import window_mask
+from attention_jax.functional.local import local_attention_weights, window_mask
 from experiments.experiment import JSON, rounded
 
 Array = jax.Array

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import attention_jax as aj
-from attention_jax.core.one_line import one_line
+from attention_jax.core.programs import one_line
 from compilation import h100, targets
 from compilation.tables import Rows, target_row
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attention_jax.functional.centers import monotonic_centers
-from attention_jax.functional.windows import window_mask
+from attention_jax.functional.local import window_mask
 from attention_jax.scores import Score
 from attention_jax.tasks.reversal.task import ReversalRun
 from experiments.reversal import local_attention as experiment

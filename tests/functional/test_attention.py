@@ -100,6 +100,17 @@ def test_optimised_programs(implementation):
     check_bits(implementation, "scaled", mask, jit)
 
 
+@every_score
+def test_weights_are_those_of_the_output(score):
+    inputs = jax.tree.map(np.float32, {**inputs_of(score)})
+    value = inputs.pop("value")
+    weights = attention_weights(**inputs, mask=TABLE, score=SCORE_CASES[score].score)
+    expected, _ = numpy_side(score, "dense")
+    np.testing.assert_allclose(np.asarray(weights).sum(-1), TABLE.any(2), atol=1e-6)
+    assert not np.any(weights[~TABLE])
+    assert_close("output", np.float64(weights) @ value, expected["output"], 2e-6)
+
+
 def check_bits(implementation, score, mask_name, jit=None):
     allowed = allowed_table(mask_name)
     clean = inputs_of(score)
@@ -235,58 +246,6 @@ def test_day_11_exercise_1(implementation):
     np.testing.assert_allclose(statistics.entropy, [1.0582, 1.0582, 1.0986], atol=5e-5)
 
 
-@every_implementation
-def test_identical_keys_and_peaked_keys(implementation):
-    value = jnp.asarray(np.random.default_rng(0).normal(size=(7, 13)), jnp.float32)
-    same = jnp.ones((7, 11))
-    query = jnp.asarray(np.random.default_rng(1).normal(size=(5, 11)), jnp.float32)
-    np.testing.assert_allclose(attention_weights(query, same), np.full((5, 7), 1 / 7), rtol=1e-6)
-    got = attention(query, same, value, implementation=implementation)
-    np.testing.assert_allclose(got, np.tile(np.float64(value).mean(0), (5, 1)), atol=1e-6)
-    peaked = 1e3 * jnp.eye(7)
-    np.testing.assert_array_equal(attention_weights(peaked, peaked), np.eye(7))
-    np.testing.assert_array_equal(
-        attention(peaked, peaked, value, implementation=implementation), value
-    )
-
-
-@every_implementation
-def test_against_jax_nn(implementation):
-    rng = np.random.default_rng(4)
-    query, key, value = (
-        jnp.asarray(rng.normal(size=(2, length, 3, 11)), jnp.float32) for length in (5, 7, 7)
-    )
-    lengths = jnp.array([3, 7])
-
-    @quick_jit
-    def both(query, key, value):
-        expected = jax.nn.dot_product_attention(
-            query, key, value, is_causal=True, key_value_seq_lengths=lengths
-        )
-        got = attention(
-            *(x.swapaxes(1, 2) for x in (query, key, value)),
-            mask=causal_mask() & padding_mask(lengths[:, None]), implementation=implementation,
-        )  # fmt: skip
-        return got.swapaxes(1, 2), expected
-
-    got, expected = both(query, key, value)
-    np.testing.assert_allclose(got, expected, atol=2e-6)
-
-
-@every_score
-def test_weights_are_rows_of_one_and_agree_with_the_output(score):
-    inputs = {name: x for name, x in inputs_of(score).items() if name != "value"}
-    inputs = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs)
-    weights = attention_weights(**inputs, mask=TABLE, score=SCORE_CASES[score].score)
-    rows = TABLE.any(2)
-    np.testing.assert_allclose(np.asarray(weights).sum(-1), rows, atol=1e-6)
-    assert not np.any(weights[~TABLE])
-    expected, _ = numpy_side(score, "dense")
-    assert_close(
-        "output", np.float64(weights) @ inputs_of(score)["value"], expected["output"], 2e-6
-    )
-
-
 # --- compilation, and what else comes in ---
 
 
@@ -322,33 +281,14 @@ def test_new_arrays_compile_nothing(implementation):
 
 
 @every_implementation
-def test_numpy_lists_checkpoint_and_float0(implementation):
+def test_lists_and_masks_without_a_tangent_space(implementation):
     run = functools.partial(attention, implementation=implementation)
-    expected = [[0.6155, 0.3845], [0.3845, 0.6155], [0.5, 0.5]]
     lists = (E11_QUERY.tolist(), E11_KEY.tolist(), E11_KEY.tolist())
-    for arguments in (lists, (E11_QUERY, E11_KEY, E11_KEY), tuple(map(np.float64, lists))):
-        np.testing.assert_allclose(run(*arguments), expected, atol=5e-5)
-
-    def losses(attend):
-        return lambda arrays: (attend(*arrays) ** 2).sum()
-
-    # An integer or boolean leaf of a mask has no tangent space, and nothing fails on it.
+    np.testing.assert_array_equal(run(*lists), run(E11_QUERY, E11_KEY, E11_KEY))
     masks = (padding_mask(jnp.array(2)), jnp.ones((3, 3), bool))
-
-    @quick_jit
-    def derivatives(arrays):
-        _, pull_back = jax.vjp(
-            lambda query, masks: run(query, *arrays[1:], mask=masks[0] & masks[1]), arrays[0], masks
-        )
-        dquery, dmasks = pull_back(jnp.eye(3, 2))
-        assert [leaf.dtype for leaf in jax.tree.leaves(dmasks)] == [jax.dtypes.float0] * 2
-        return jax.grad(losses(run))(arrays), jax.grad(losses(jax.checkpoint(run)))(arrays), dquery
-
-    plain, rematerialised, dquery = derivatives([jnp.asarray(x) for x in lists])
-    for one, other in zip(plain, rematerialised, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-        assert np.any(one)
-    assert np.any(dquery)
+    _, pull_back = jax.vjp(lambda masks: run(*lists, mask=masks[0] & masks[1]), masks)
+    (dmasks,) = pull_back(jnp.eye(3, 2))
+    assert [leaf.dtype for leaf in jax.tree.leaves(dmasks)] == [jax.dtypes.float0] * 2
 
 
 @every_implementation

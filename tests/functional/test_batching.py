@@ -89,23 +89,7 @@ BIAS_SHAPES = [
 @every_implementation
 def test_bias_of_every_shape_and_its_gradient(implementation):
     """A sum of biases of all shapes, each an argument of its own."""
-    check_biases(implementation, [normal(*shape) / 4 for shape in BIAS_SHAPES])
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        shape if shape == (N, 1, S) else pytest.param(shape, marks=pytest.mark.slow)
-        for shape in BIAS_SHAPES
-    ],
-)
-@every_implementation
-def test_bias_and_its_gradient(implementation, shape):
-    check_biases(implementation, [normal(*shape)])
-
-
-def check_biases(implementation, biases):
-    """Compares output and gradients for the sum of the biases with NumPy."""
+    biases = [normal(*shape) / 4 for shape in BIAS_SHAPES]
     kernel = normal(DQ, DK)
     cotangent = np.float64(normal(B, N, T, DV))
 
@@ -115,7 +99,7 @@ def check_biases(implementation, biases):
             bias = functools.reduce(operator.add, map(as_bias, biases))
             return aj.attention(
                 QUERY, KEY, VALUE, score="general", params={"kernel": kernel},
-                bias=bias if len(biases) > 1 else biases[0], implementation=implementation,
+                bias=bias, implementation=implementation,
             )  # fmt: skip
 
         output, pull_back = jax.vjp(attend, biases)
@@ -201,6 +185,23 @@ def test_no_queries_or_no_keys(implementation, target, source):
         np.testing.assert_array_equal(statistics.logsumexp, np.full(target, -np.inf))
         np.testing.assert_array_equal(statistics.entropy, np.zeros(target))
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
+
+
+@every_implementation
+def test_dropout_keys_with_axes_are_shared_where_an_axis_is_one(implementation):
+    rngs, values = jax.random.split(jax.random.key(0), (B, 1)), jnp.eye(S)
+
+    @quick_jit
+    def dropped(query, key, rngs):
+        return aj.attention(
+            query, key, values, score="general", params={"kernel": jnp.ones((DQ, DK))},
+            dropout_rate=0.5, dropout_rng=rngs, implementation=implementation,
+        )  # fmt: skip
+
+    kept = np.asarray(dropped(QUERY, KEY, rngs)) != 0
+    assert np.all(kept == kept[:, :1])
+    assert np.any(kept[0] != kept[1])
+    np.testing.assert_array_equal(np.asarray(dropped(QUERY[1], KEY[1], rngs[1])) != 0, kept[1])
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value", "params", "bias", "mask"])

@@ -54,18 +54,6 @@ def test_attention_and_its_gradient(implementation):
     check(attend(implementation, bias=BIAS, **DROPOUT), QUERY, KEY, VALUE)
 
 
-@pytest.mark.parametrize("implementation", IN_TILES)
-def test_what_a_mask_hides_may_be_nan(implementation):
-    hidden = aj.padding_mask(np.array([4, 4]))
-
-    def padded(query, key):
-        return aj.attention(query, key, key, mask=hidden, implementation=implementation).sum()
-
-    key = KEY.copy()
-    key[:, 4:] = np.nan
-    check(jax.grad(padded, argnums=(0, 1)), QUERY, key)
-
-
 def test_tiles_with_nan_in_padding():
     key = KEY.copy()
     key[:, 4:] = np.nan

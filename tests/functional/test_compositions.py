@@ -1,24 +1,16 @@
-"""Derivatives as users compose them, of every score and implementation, against plain JAX.
-
-The other side is a softmax written out here, with each score's formula as its paper has it. Both
-are put through the same compositions of `grad`, `vmap`, `jvp`, `scan`, `checkpoint` and the like.
-"""
-
-import functools
+"""Derivatives as users compose them, of every score in tiles, against formulas in plain JAX."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import ALL_IMPLEMENTATIONS, assert_close, named, quick_jit
+from conformance import MADE_OF_OTHERS, assert_close, named, quick_jit
+from derivative_compositions import COMPOSITIONS, K, Q, V
 
 import attention_jax as aj
 
-N, T, S, D, DV = 2, 3, 5, 2, 1  # N examples
+D = Q.shape[-1]
 TILE = aj.BlockSizes(query=2, key=3)
-
-
-# --- the scores, plainly ---
 
 
 def outer(combine, query, key):
@@ -31,7 +23,8 @@ def additive(params, query, key):
 
 
 def concat(params, query, key):
-    both = [jnp.broadcast_to(x, (T, S, D)) for x in (query[:, None, :], key[None, :, :])]
+    shape = (query.shape[0], key.shape[0], D)
+    both = [jnp.broadcast_to(x, shape) for x in (query[:, None, :], key[None, :, :])]
     return jnp.tanh(jnp.concatenate(both, axis=-1) @ params["kernel"]) @ params["v"]
 
 
@@ -56,200 +49,60 @@ LOGITS = {
 }
 
 
-def plain_attention(score_name, point):
-    logits = LOGITS[score_name](point["params"], point["query"], point["key"])
-    exponentials = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
-    return exponentials / exponentials.sum(-1, keepdims=True) @ point["value"]
+def functions_of(score_name, implementation):
+    """The library and the formula, as functions of (query, key, value) that reach all parameters.
 
-
-def library_attention(implementation, score_name, point):
-    return aj.attention(**point, score=score_name, implementation=implementation, block_sizes=TILE)
-
-
-# --- the compositions: (attend, points of N examples, directions like them) -> arrays ---
-
-
-def loss(attend, point):
-    """One number, in which no two entries count alike."""
-    output = attend(point)
-    return jnp.sum(jnp.sin(output) * jnp.cos(jnp.arange(output.size)).reshape(output.shape))
-
-
-def first(points):
-    return jax.tree.map(lambda leaf: leaf[0], points)
-
-
-def dot(left, right):
-    return sum(jnp.sum(x * y) for x, y in zip(*map(jax.tree.leaves, (left, right)), strict=True))
-
-
-def hessian(attend, points, directions):
-    """Of parameters and queries together, as a pytree of blocks."""
-    point = first(points)
-
-    def of(some):
-        return loss(attend, {**point, **some})
-
-    return jax.hessian(of)({name: point[name] for name in ("params", "query")})
-
-
-def jacobian(transformation):
-    def compose(attend, points, directions):
-        point = first(points)
-        return transformation(
-            lambda params, query: attend({**point, "params": params, "query": query}), (0, 1)
-        )(point["params"], point["query"])
-
-    return compose  # fmt: skip
-
-
-def gradients_of_examples(attend, points, directions):
-    """Parameters shared, each example's gradient of them apart."""
-    shared = first(points)["params"]
-    rest = {name: points[name] for name in ("query", "key", "value")}
-    return jax.vmap(
-        jax.value_and_grad(lambda params, rest: loss(attend, {**rest, "params": params})),
-        (None, 0),
-    )(shared, rest)  # fmt: skip
-
-
-def pulled_back(attend, points, directions):
-    """One linear function of cotangents for all of them."""
-    _, pull_back = jax.vjp(attend, first(points))
-    return jax.vmap(pull_back)(jnp.stack([points["value"][:, :T], directions["value"][:, :T]])[0])
-
-
-def gradient_of(attend):
-    return jax.grad(functools.partial(loss, attend))
-
-
-def jvp_of_grad(attend, points, directions):
-    return jax.jvp(gradient_of(attend), (first(points),), (first(directions),))[1]
-
-
-def vmap_of_jvp_of_grad(attend, points, directions):
-    gradient = gradient_of(attend)
-    return jax.vmap(lambda *x: jax.jvp(gradient, x[:1], x[1:])[1])(points, directions)
-
-
-def linearize_of_grad(attend, points, directions):
-    return jax.linearize(gradient_of(attend), first(points))[1](first(directions))
-
-
-def grad_of_grad(attend, points, directions):
-    gradient, direction = gradient_of(attend), first(directions)
-    return jax.grad(lambda point: dot(gradient(point), direction))(first(points))
-
-
-def through_scan(attend, points, directions):
-    """Steps that each attend with what the one before made, the last two axes being alike."""
-
-    def of(points):
-        def step(query, point):
-            output = attend({**point, "query": query + point["query"]})
-            return jnp.tanh(output + query), jnp.sum(output)
-
-        query, sums = jax.lax.scan(step, points["query"][0], points)
-        return jnp.sum(query) + jnp.sum(sums**2)
-
-    return jax.grad(of)(points)
-
-
-def through_checkpoint(attend, points, directions):
-    kept = jax.checkpoint(attend, policy=jax.checkpoint_policies.nothing_saveable)
-    return jax.grad(lambda point: loss(kept, point) ** 2)(first(points))
-
-
-def with_auxiliary(attend, points, directions):
-    def of(point):
-        output = attend(point)
-        return jnp.sum(output**3), {"output": output}
-
-    return jax.value_and_grad(of, has_aux=True)(first(points))
-
-
-def jvp(attend, points, directions):
-    return jax.jvp(attend, (first(points),), (first(directions),))
-
-
-def linearize(attend, points, directions):
-    return jax.linearize(attend, first(points))[1](first(directions))
-
-
-def vmap_of_jvp(attend, points, directions):
-    return jax.vmap(lambda *x: jax.jvp(attend, x[:1], x[1:]))(points, directions)
-
-
-COMPOSITIONS = {
-    "grad": lambda attend, points, _: gradient_of(attend)(first(points)),
-    "value_and_grad with auxiliary": with_auxiliary,
-    "vmap of value_and_grad": gradients_of_examples,
-    "vmap of vjp": pulled_back,
-    "jacrev": jacobian(jax.jacrev),
-    "hessian": hessian,
-    "jvp of grad": jvp_of_grad,
-    "vmap of jvp of grad": vmap_of_jvp_of_grad,
-    "linearize of grad": linearize_of_grad,
-    "grad of grad": grad_of_grad,
-    "grad of scan": through_scan,
-    "grad of checkpoint": through_checkpoint,
-    "jacfwd": jacobian(jax.jacfwd),
-    "jvp": jvp,
-    "linearize": linearize,
-    "vmap of jvp": vmap_of_jvp,
-}
-
-
-def points_of(score_name):
-    """Points of N examples, and directions to go in from there."""
-    rng = np.random.default_rng(len(score_name))
-    shapes = {"query": (N, T, D), "key": (N, S, D), "value": (N, S, DV)}
+    The parameters depend on the keys, so that each derivative is one of the parameters too.
+    """
     params = aj.SCORES[score_name].init(jax.random.key(2), D, D)
 
-    def drawn():
-        arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-        arrays["params"] = jax.tree.map(lambda leaf: rng.normal(size=(N, *leaf.shape)), params)
-        return arrays
+    def scaled_params(key):
+        factor = 1 + jnp.sum(key) / 99
+        return jax.tree.map(lambda leaf: factor * leaf.astype(key.dtype), params)
 
-    return drawn(), drawn()
+    def library(query, key, value):
+        return aj.attention(
+            query, key, value, score=score_name, params=scaled_params(key),
+            implementation=implementation, block_sizes=TILE,
+        )  # fmt: skip
 
+    def plain(query, key, value):
+        logits = LOGITS[score_name](scaled_params(key), query, key)
+        exponentials = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+        return exponentials / exponentials.sum(-1, keepdims=True) @ value
 
-def all_of(names, attend):
-    def run(points, directions):
-        return {name: COMPOSITIONS[name](attend, points, directions) for name in names}
-
-    return quick_jit(run)
-
-
-def every_nth_composition(n, start):
-    return tuple(COMPOSITIONS)[start % n :: n]
-
-
-# A composition of a tile loop compiles for one or two seconds. Each score meets all compositions
-# with the reference. With tiles, each composition meets one score in a fast test.
-EVERY_NTH = {"reference": 4, "tiled": len(aj.SCORES)}
-MORE = {"reference": 1, "tiled": 4}
-GRID = [
-    pytest.param(
-        score_name, implementation, every_nth_composition(numbers[implementation], start),
-        id=f"{score_name}-{implementation}-every-{numbers[implementation]}", marks=marks,
-    )
-    for numbers, marks in ((EVERY_NTH, []), (MORE, pytest.mark.slow))
-    for implementation in ALL_IMPLEMENTATIONS
-    for start, score_name in enumerate(aj.SCORES)
-]  # fmt: skip
+    return library, plain
 
 
-@pytest.mark.parametrize(("score_name", "implementation", "names"), GRID)
-def test_compositions(score_name, implementation, names):
+# A composition of a tile loop compiles for one or two seconds: each meets one score in a fast test.
+EVERY_NTH = {"tiled": len(aj.SCORES), "reference": 4}
+FAST = [("tiled", name) for name in aj.SCORES if name not in MADE_OF_OTHERS]
+
+
+@pytest.mark.parametrize(
+    ("score_name", "implementation", "start"),
+    [
+        pytest.param(name, which, start, marks=[] if (which, name) in FAST else pytest.mark.slow)
+        for which in EVERY_NTH
+        for start, name in enumerate(aj.SCORES)
+    ],
+)
+def test_compositions(score_name, implementation, start):
+    step = EVERY_NTH[implementation]
+    names = tuple(COMPOSITIONS)[start % step :: step]
+
+    @quick_jit
+    def run(query, key, value):
+        return [
+            {name: COMPOSITIONS[name][0](f)(query, key, value) for name in names}
+            for f in functions_of(score_name, implementation)
+        ]
+
     with jax.enable_x64(True):
-        points = points_of(score_name)
-        got, expected = (
-            all_of(names, functools.partial(*attend, score_name))(*points)
-            for attend in ((library_attention, implementation), (plain_attention,))
-        )
-        for composition, arrays in got.items():
-            arrays, others = named(arrays), named(expected[composition])
-            assert arrays.keys() == others.keys(), composition
-            for name, array in arrays.items():
-                assert_close(f"{composition} {name}", array, others[name], 1e-11)
+        got, expected = run(Q, K, V)
+    for name, arrays in got.items():
+        arrays, others = named(arrays), named(expected[name])
+        assert arrays.keys() == others.keys(), name
+        for path, array in arrays.items():
+            assert np.all(np.isfinite(array)), name
+            assert_close(f"{name} {path}", array, others[path], 1e-10)

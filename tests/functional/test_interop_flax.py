@@ -1,7 +1,6 @@
 """`interop.flax_attention_fn` against Flax."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, quick_jit
@@ -103,18 +102,6 @@ def test_equals_flax_while_decoding(implementation):
     assert_close(got, expected)
 
 
-def test_dtype_and_bias():
-    query, key, value = qkv()
-    bias = normal(8, B, HEADS, T, S)
-    ours = flax_attention_fn()(query, key, value, bias, dtype=jnp.bfloat16)
-    with jax.numpy_dtype_promotion("standard"):
-        theirs = quick_jit(nnx.dot_product_attention, static_argnames="dtype")(
-            query, key, value, bias, dtype=jnp.bfloat16
-        )
-    assert ours.dtype == theirs.dtype == jnp.bfloat16
-    assert_close(ours, theirs, 2e-2)
-
-
 def test_a_mask_without_a_table():
     x, _ = flax_inputs(B)
     table = np.tri(T, dtype=bool) & ~np.tri(T, k=-2, dtype=bool)
@@ -189,20 +176,6 @@ def test_dropout(implementation, broadcast):
     np.testing.assert_array_equal(weights(query, key)[1], dropped)
 
 
-def test_dropout_inside_a_layer():
-    x, _ = flax_inputs(B)
-
-    @quick_jit
-    def run():
-        plain, layer = layers(dropout_rate=0.5)
-        outputs = [layer(x, deterministic=flag) for flag in (False, False, True)]
-        return *outputs, plain(x, deterministic=True)
-
-    first, second, whole, expected = run()
-    assert not np.allclose(first, second)
-    assert_close(whole, expected)
-
-
 def test_the_models_state_holds_the_scores_parameters():
     heads = [numpy_params(Additive(), HEAD_DIM, HEAD_DIM, seed) for seed in range(HEADS)]
     params = jax.tree.map(lambda *leaves: np.stack(leaves), *heads)
@@ -244,17 +217,3 @@ def test_a_variable_stays_itself_and_is_shared():
     )
     assert not jax.tree.leaves(nnx.state(frozen, nnx.Param))
     assert frozen(query, key, value).shape == (B, T, HEADS, HEAD_DIM)
-
-
-def test_flax_errors():
-    query, key, value = qkv()
-    with pytest.raises(ValueError, match="score must be one of"):
-        flax_attention_fn("aditive")
-    with pytest.raises(ValueError, match="leave it out"):
-        flax_attention_fn(implementation="xla")
-    with pytest.raises(ValueError, match="params must be"):
-        flax_attention_fn("additive")(query, key, value)
-    with pytest.raises(ValueError, match="dropout_rng must be one PRNG key"):
-        flax_attention_fn()(query, key, value, dropout_rate=0.5)
-    with pytest.raises(ValueError, match=r"query and key must be \[\*B, T, N, Dq\]"):
-        flax_attention_fn()(query[0, 0], key[0, 0], value[0, 0])

@@ -9,8 +9,7 @@ import pytest
 from conformance import ALL_IMPLEMENTATIONS, TILE, quick_jit
 
 from attention_jax.functional.centers import monotonic_centers, reversed_centers
-from attention_jax.functional.local import local_attention, local_attention_weights
-from attention_jax.functional.windows import window_mask
+from attention_jax.functional.local import local_attention, local_attention_weights, window_mask
 
 B, T, S = 2, 5, 7
 RADIUS = 2

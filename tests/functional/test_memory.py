@@ -13,7 +13,6 @@ from products import product_dtypes
 from score_cases import DK, SCORE_CASES, numpy_params
 
 from attention_jax import (
-    Additive,
     Cosine,
     Dot,
     NegativeSquaredDistance,
@@ -24,7 +23,7 @@ from attention_jax import (
     attention_weights,
     padding_mask,
 )
-from attention_jax.functional.memory import key_and_value, remember
+from attention_jax.functional.memory import remember
 
 B, T, S, DV = 2, 5, 7, 13
 
@@ -140,34 +139,6 @@ def test_a_memory_of_features_that_are_trees(implementation):
     logits = wide(query) @ wide(key[:, :4]).transpose(0, 2, 1)
     np.testing.assert_allclose(output, softmax_where(logits) @ value[:, :4], atol=2e-5)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-
-
-def test_keys_and_memories_as_arguments():
-    _, key, value = tokens(DK)
-    assert key_and_value(key, None)[1] is key
-    assert key_and_value(key, value)[1] is value
-    memory = remember(Dot(), {}, key, value, query_dim=DK)
-    assert key_and_value(memory, None)[0] is memory.keys
-    with pytest.raises(ValueError, match="value must be None where key is a Memory"):
-        key_and_value(memory, value)
-
-
-def test_what_does_not_fit_is_refused():
-    query, key, value = tokens(DK)
-    memory = remember("dot", None, key, value, query_dim=DK)
-    np.testing.assert_allclose(
-        attention(query, *memory, score="dot"), attention(query, key, value, score="dot"), atol=1e-6
-    )
-    params = numpy_params(Additive(4), DK, DK)
-    for call, message in (
-        (lambda: remember("dot", None, key, value[:, 1:], query_dim=DK), "value must be"),
-        (lambda: remember("dot", None, key[0, 0], None, query_dim=DK), "key must be"),
-        (lambda: remember("dot", None, np.ones((2, DK), int), None, query_dim=DK), "key must be f"),
-        (lambda: remember("additive", None, key, value, query_dim=DK), "params must be"),
-        (lambda: attention(query, *memory, score=Additive(4), params=params), "key must hold the"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
 
 
 def test_a_wide_value_makes_wide_features():

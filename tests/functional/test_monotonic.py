@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
-from finite_differences import check_derivatives
 from numpy_model import PAIRS
 from score_cases import numpy_params
 from walk_cases import numpy_walk, numpy_weights
 
-from attention_jax import causal_mask, get_score, padding_mask
+from attention_jax import get_score, padding_mask
 from attention_jax.functional.monotonic import monotonic_attention
 from attention_jax.scores import SCORES
 
@@ -95,26 +94,6 @@ def test_masks_fully_masked_rows_and_padding_that_holds_nan(score):
     assert np.all(np.isfinite(hard))
 
 
-def test_attention_gradients_in_float64():
-    *tokens, params = arrays("additive")
-    query, key, value = tokens[0][0, :3], tokens[1][0, :5], tokens[2][0, :5, :2]
-
-    def attend(query, key, value, params, offset):
-        return monotonic_attention(
-            query, key, value, score="additive", params=params, offset=offset,
-            mask=causal_mask(offset=2),
-        )  # fmt: skip
-
-    def hard(*tokens):
-        return monotonic_attention(*tokens, score="additive", params=params, hard=True)
-
-    with jax.enable_x64(True):
-        point = jax.tree.map(np.float64, (query, key, value, params, -0.25))
-        check_derivatives(attend, *point, forward=False)
-        for results in jax.eval_shape(attend, *point), jax.eval_shape(hard, *point[:3]):
-            assert all(leaf.dtype == jnp.float64 for leaf in results)
-
-
 @pytest.mark.parametrize("hard", [False, True])
 def test_step_by_step_is_all_at_once(hard):
     query, key, value, params = arrays("additive", seed=13)
@@ -145,6 +124,14 @@ def test_hard_attention_gathers_values():
             np.testing.assert_allclose(output[b, i], expected, atol=1e-6)
             assert float(weights[b, i].sum()) == (j < S)
     assert np.all(gradient == 0)
+
+
+def test_the_hard_form_starts_at_the_first_key_with_weight():
+    zeros = np.zeros((1, 1), np.float32)  # logits of 0: the first key that is met is chosen
+    initial = np.float32([[0, 0, 0.1, 0.6], [0, 0.3, 0, 0], [0, 0, 0, 0]])
+    tokens = [np.broadcast_to(zeros, (3, length, 1)) for length in (1, 4, 4)]
+    _, weights = monotonic_attention(*tokens, score="dot", hard=True, initial=initial)
+    assert weights[:, 0].tolist() == [[0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
 
 
 def test_noise():
@@ -183,20 +170,6 @@ def test_bias_and_an_offset_for_each_head():
         np.testing.assert_allclose(weights[:, n], expected[1], atol=1e-6)
 
 
-def test_jit_and_vmap_of_attention():
-    query, key, value, params = arrays("additive")
-    options = {"score": "additive", "params": params, "mask": causal_mask(offset=2)}
-
-    def attend(*tokens):
-        return monotonic_attention(*tokens, **options)[0]
-
-    table = np.tri(T, S, 2, dtype=bool)
-    expected, _ = numpy_attention("additive", query, key, value, params, mask=table)
-    np.testing.assert_allclose(attend(query, key, value), expected, atol=1e-6)
-    np.testing.assert_allclose(quick_jit(jax.vmap(attend))(query, key, value), expected, atol=1e-6)
-    np.testing.assert_allclose(quick_jit(attend)(query, key, value), expected, atol=1e-6)
-
-
 def test_bfloat16_inputs_and_extreme_logits():
     query, key, value, _ = arrays("dot")
     narrow = [leaf.astype(jnp.bfloat16) for leaf in (query, key, value)]
@@ -208,29 +181,3 @@ def test_bfloat16_inputs_and_extreme_logits():
     soft = jitted("dot")(1e4 * query, key, value)[0]
     hard = jitted("dot", hard=True)(1e4 * query, key, value)[0]
     np.testing.assert_allclose(soft, hard, atol=1e-6)
-
-
-# --- bad input ---
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"offset": np.ones(3, np.float32)},
-            r"offset must broadcast to the batch axes \[2\]; got \[3\]",
-        ),
-        ({"offset": np.ones(2, np.int32)}, "offset must be floating-point; got dtype int32"),
-        ({"noise_rng": 0.5}, "noise_rng must be one PRNG key"),
-        ({"noise_scale": np.ones((1, 1), np.float32)}, "noise_scale must broadcast"),
-        ({"initial": np.ones(5, np.float32)}, r"initial must be \[..., 7\]"),
-        ({"hard": 1}, "hard must be True or False; got 1"),
-        ({"score": "additive"}, "params must be"),
-        ({"key": np.ones((B, S, 3), np.float32)}, "to match score Dot"),
-    ],
-)
-def test_wrong_attention_arguments(options, message):
-    query, key, value, _ = arrays("dot")
-    options = {"score": "dot", "key": key} | options
-    with pytest.raises(ValueError, match=message):
-        monotonic_attention(query, value=value, **options)

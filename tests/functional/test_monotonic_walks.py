@@ -75,16 +75,6 @@ def test_gradients_are_finite_and_right_at_0_and_1():
     np.testing.assert_allclose(gradient, expected, atol=1e-8)
 
 
-def test_jit_vmap_and_batch_axes_agree():
-    p, initial = probabilities(3, T, S), probabilities(3, S, seed=1) / S
-
-    weights = monotonic_weights
-    expected = np.stack([weights(*example) for example in zip(p, initial, strict=True)])
-    np.testing.assert_allclose(jitted_weights(p, initial), expected, atol=1e-7)
-    mapped = quick_jit(jax.vmap(weights))
-    np.testing.assert_allclose(mapped(p, initial), expected, atol=1e-7)
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_low_precision_is_computed_in_float32(dtype):
     p = probabilities(T, S).astype(dtype)
@@ -128,62 +118,15 @@ def test_a_walk_that_passes_the_last_key_ends():
     assert jitted_hard_positions(p, 3).tolist() == [3, 3, 3]
 
 
-def test_hard_is_soft_where_all_probabilities_are_0_or_1():
-    choices = np.float32(probabilities(17, T, S) < 0.4)
-    hard = np.asarray(jitted_hard_weights(choices))
-    assert 0 < np.sum(hard) < 17 * T  # some queries find a key, some do not
-    np.testing.assert_array_equal(jitted_weights(choices), hard)
-
-
-# --- bad input ---
-
-P = np.ones((B, T, S), np.float32)
+# --- the check of the range ---
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda: monotonic_weights(P > 0), "must be floating-point; got dtype bool"),
-        (lambda: monotonic_weights(P[0, 0]), r"must be \[\*B, T, S\]; got \[7\]"),
-        (lambda: monotonic_weights(P, P[0]), r"\[..., 7\] and broadcast to \[2, 7\]; got \[5, 7\]"),
-        (lambda: monotonic_weights(P, np.ones(S, np.int32)), "initial must be floating-point"),
-        (lambda: hard_monotonic_positions(P, 0.5), "start must be integers; got dtype float32"),
-        (lambda: hard_monotonic_positions(P, np.arange(3)), r"start must broadcast to \[2\]"),
-    ],
-)
-def test_wrong_weights_arguments(function, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        function()
-    assert "\n" not in str(caught.value)
-
-
-# --- probabilities that are none ---
-
-every_walk = pytest.mark.parametrize(
     "walk", [monotonic_weights, hard_monotonic_positions, hard_monotonic_weights]
 )
-
-
-@every_walk
-def test_logits_are_no_probabilities(walk):
-    p = probabilities(B, T, S)
-    for value, said in ((-3.5, "-3.5"), (1.25, "1.25"), (np.inf, "inf"), (-np.inf, "-inf")):
-        for dtype in (jnp.bfloat16, np.float32):
-            wrong = p.astype(dtype)
-            wrong[1, 2, 3] = value
-            for array in (wrong, jnp.asarray(wrong)):
-                with pytest.raises(
-                    ValueError, match=r"probabilities must be in \[0, 1\]"
-                ) as caught:
-                    walk(array)
-                assert f"got {said} (" in str(caught.value)
-
-
-@every_walk
-def test_valid_probabilities_pass(walk):
+def test_rounding_nan_and_traced_probabilities_pass(walk):
     p = probabilities(B, T, S)
     expected = walk(p)
-    np.testing.assert_array_equal(walk(p.astype(np.float16)).shape, expected.shape)
     p[0, 0, 0] = 1 + 1e-7  # rounding
     walk(p)
     # NaN reaches no key before its own and no query before its own.
@@ -194,9 +137,5 @@ def test_valid_probabilities_pass(walk):
         expected, with_nan = expected[..., :4], with_nan[..., :4]
     np.testing.assert_allclose(with_nan[:, :3], expected[:, :3], atol=1e-7)
     # What is traced has no numbers yet.
-    outside = p + 2
-    assert jax.vmap(walk)(outside).shape[0] == B
-    for function in (walk, jax.vmap(walk)):
-        assert jax.eval_shape(jax.jit(function), outside).shape[0] == B
-    if walk is monotonic_weights:
-        jax.grad(lambda p: walk(p).sum())(outside)
+    assert jax.eval_shape(jax.jit(walk), p + 2).shape[0] == B
+    assert jax.vmap(walk)(p + 2).shape[0] == B

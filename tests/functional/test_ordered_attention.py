@@ -8,12 +8,10 @@ import numpy as np
 import ordered_cases as cases
 import pytest
 from conformance import quick_jit
-from flax import nnx
-from ordered_cases import BOTH, D, S, T
+from ordered_cases import BOTH, S, T
 
 import attention_jax as aj
-from attention_jax.nn import CoverageAttention, MonotonicAttention
-from attention_jax.scores import DEFAULT_SCORE
+from attention_jax import analysis
 
 both = pytest.mark.parametrize("name", BOTH)
 HIDDEN = (66,), (0, 1), (40, 65, 66)  # queries without keys: at the end, the beginning, between
@@ -113,22 +111,20 @@ def test_weights_only_on_request():
     last_of = quick_jit(functools.partial(aj.monotonic_attention, return_weights="last"))
     none = last_of(tokens[0][:0], *tokens[1:], initial=last)
     np.testing.assert_array_equal(none[1], last)  # no query moves the walk
-    with pytest.raises(ValueError, match="return_weights must be True, False or 'last'; got 'all'"):
-        aj.monotonic_attention(*tokens, return_weights="all")
 
 
-def test_one_default_score():
-    arrays = cases.arrays()
-    tokens = [arrays[name] for name in ("query", "key", "value")]
-    kernel = {"coverage_kernel": arrays["kernel"]}
-    for attend, options in (
-        (aj.attention, {}), (aj.monotonic_attention, {}), (aj.coverage_attention, kernel)
-    ):  # fmt: skip
-        default, named = (
-            str(jax.make_jaxpr(functools.partial(attend, **options, **score))(*tokens))
-            for score in ({}, {"score": DEFAULT_SCORE})
-        )
-        assert default == named
+@both
+def test_weights_are_captured_with_the_other_matrices_only(name):
+    attend, arrays, allowed = BOTH[name][0], cases.arrays(), cases.allowed((66,))
+    results = quick_jit(attend)(arrays, allowed)
+    for matrices in (True, False):
+        captured = analysis.capture(lambda: attend(arrays, allowed), matrices=matrices)
+        seen = next(iter(captured.attentions.values()))
+        np.testing.assert_allclose(seen.output, results["output"], atol=1e-6)
+        assert (seen.mask is not None) == (seen.weights is not None) == matrices
+        if matrices:
+            np.testing.assert_allclose(seen.weights, results["weights"], atol=1e-6)
+            np.testing.assert_array_equal(seen.mask, allowed)
 
 
 # --- NaN ---
@@ -199,42 +195,6 @@ def test_a_nan_cotangent_of_the_coverage_reaches_queries_that_may_attend_to_the_
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(hidden))
     seen = gradient(np.where(np.arange(S) == 3, np.nan, 0).astype(np.float32))
     np.testing.assert_array_equal(np.isnan(seen["query"]).any(1), table.any(1))
-
-
-@pytest.mark.parametrize(
-    ("module", "hard"),
-    [(MonotonicAttention, False), (MonotonicAttention, True), (CoverageAttention, False)],
-)
-def test_modules_send_no_nan_from_queries_without_keys(module, hard):
-    rng = np.random.default_rng(2)
-    query, key = (rng.normal(size=(2, length, D)).astype(np.float32) for length in (5, S))
-    # Every query of the hard form finds a key.
-    offset = {"initial_offset": 5.0} if hard else {}
-    graph, state = nnx.split(module("additive", D, D, rngs=nnx.Rngs(0), **offset))
-    mask = aj.padding_mask(np.array([S, 4]), np.array([3, 5]))
-    options = {"hard": True} if hard else {}
-    real = np.array([[True] * 3 + [False] * 2, [True] * 5])[..., None]
-
-    @quick_jit
-    def gradients(params, query, key):
-        def loss(safe, params, query, key):
-            output = nnx.merge(graph, params)(query, key, mask=mask, **options)
-            output = output if isinstance(output, jax.Array) else output.output
-            if safe:
-                output = jnp.where(real, output, 1)
-            # A row of zeros has no direction: 0 / 0.
-            length = jnp.sqrt((output**2).sum(-1, keepdims=True))
-            return (jnp.where(real, output / length, 0) * query[:, :1]).sum()
-
-        return [
-            jax.grad(lambda *args, safe=safe: loss(safe, *args), (0, 1, 2))(params, query, key)
-            for safe in (False, True)
-        ]
-
-    found, expected = gradients(nnx.to_pure_dict(state), query, key)
-    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(expected))
-    assert np.any(expected[2])
-    same(found, expected, 1e-6)
 
 
 def test_masked_bias_may_hold_nan():

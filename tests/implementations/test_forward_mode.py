@@ -1,14 +1,11 @@
 """Forward mode of the tiles, and higher derivatives, are those of the reference."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import TILE, quick_jit
 from derivative_cases import DROPOUT, agree, loss_of, normal, numbers_of, point_of
-from jax.test_util import check_jvp
 
 import attention_jax as aj
 
@@ -53,47 +50,6 @@ def test_forward_mode_and_second_derivatives_are_those_of_the_reference(over):
     assert not any(map(np.any, jax.tree.leaves(without_keys)))
     if over == "both":
         agree(*got)
-
-
-@pytest.mark.slow
-def test_third_derivatives_in_three_orders_of_modes():
-    point = point_of("scaled")
-    with jax.enable_x64(True):
-        u, v = (jnp.asarray(normal(*point["query"].shape)) for _ in range(2))
-
-        def loss_in(implementation):
-            def loss(query):
-                arrays = {**point, "query": query}
-                return loss_of("scaled", implementation)(arrays, aj.local_mask(1, 2))
-
-            return loss
-
-        def along(function, direction):
-            return lambda x: jax.jvp(function, (x,), (direction,))[1]
-
-        def against(function, direction):
-            return jax.grad(lambda x: jnp.vdot(function(x), direction))
-
-        loss = loss_in("tiled")
-        derivatives = (
-            along(along(jax.grad(loss), u), v),
-            jax.grad(along(along(loss, u), v)),
-            against(against(jax.grad(loss), u), v),
-        )
-        expected = quick_jit(along(along(jax.grad(loss_in("reference")), u), v))(point["query"])
-        for got in quick_jit(lambda query: [f(query) for f in derivatives])(point["query"]):
-            agree(got, expected, 1e-10)
-
-
-@pytest.mark.slow
-def test_forward_mode_against_differences():
-    point = point_of("general")
-    with jax.enable_x64(True):
-
-        def loss(point):
-            return loss_of("general", "tiled")(point, aj.causal_mask())
-
-        check_jvp(quick_jit(loss), quick_jit(functools.partial(jax.jvp, loss)), (point,), rtol=1e-6)
 
 
 @pytest.mark.slow

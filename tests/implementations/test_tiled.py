@@ -303,7 +303,6 @@ class Cubed(aj.Additive):
     """A `pair` of its own, which JAX differentiates."""
 
     pair_vjp = aj.Score.pair_vjp
-    pair_jvp = aj.Score.pair_jvp
     tile_params = aj.Additive.tile_params
     finite_slopes = aj.Additive.finite_slopes
 

@@ -12,7 +12,6 @@ from attention_jax.scores import Concat, known_score
 
 class Squared(aj.Additive):
     pair_vjp = aj.Score.pair_vjp
-    pair_jvp = aj.Score.pair_jvp
     tile_params = aj.Additive.tile_params
     finite_slopes = aj.Additive.finite_slopes
 

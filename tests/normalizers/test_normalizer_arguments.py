@@ -1,4 +1,4 @@
-"""Rows without keys, dtypes, batches, memory and rings; names of normalisers, and mistakes."""
+"""Rows without keys, dtypes, batches, memory and rings, and mistakes."""
 
 import dataclasses
 
@@ -186,40 +186,7 @@ def test_ring_attention():
         aj.ring_attention(tokens, tokens, tokens, mesh=mesh, normalizer="entmax")
 
 
-# --- names and errors ---
-
-
-def test_names():
-    assert aj.get_normalizer("entmax(alpha=1.25)") == aj.Entmax(1.25)
-    assert aj.get_normalizer("normalizer_cases:OwnSoftplus") == aj.get_normalizer(
-        NORMALIZER_CASES["own_softplus"].normalizer
-    )
-    assert aj.get_normalizer(aj.Softmax) == aj.Softmax()
-
-
-@dataclasses.dataclass(frozen=True)
-class NeedsAnArgument(aj.Normalizer):
-    power: float
-
-
-@pytest.mark.parametrize(
-    ("normalizer", "words"),
-    [
-        ("softmx", "normalizer.*'softmx'.*did you mean 'softmax'"),
-        ("entmax(alpha=1.0)", r"normalizer.*alpha must be above 1.*1\.0"),
-        ("entmax(beta=2)", "normalizer.*no field 'beta'"),
-        ("entmax(1.5)", "normalizer must be name"),
-        ("softmax(sink=1)", "normalizer.*sink must be True or False; got 1"),
-        ("sigmoid(bias=inf)", "normalizer.*bias"),
-        ("log_scaled(normalizer=entmx)", "normalizer.*entmx; did you mean 'entmax'"),
-        ("log_scaled(start=0)", "normalizer.*start must be at least 1; got 0"),
-        (NeedsAnArgument, r"normalizer.*NeedsAnArgument\(power\)"),
-        (3, "normalizer must be a name or a Normalizer; got 3"),
-    ],
-)
-def test_mistakes_in_a_name(normalizer, words):
-    with pytest.raises(ValueError, match=words):
-        aj.attention(*arrays(), normalizer=normalizer)
+# --- errors ---
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from finite_differences import check_derivatives
 
 import attention_jax as aj
 from attention_jax.pairwise.biases import ShiftedBias, as_bias, relative_position_bucket
-from attention_jax.pairwise.position_functions import array_field, same_rank
+from attention_jax.pairwise.position_functions import Shifts, array_field, same_rank
 
 B, N, T, S, D = 2, 3, 5, 7, 4
 
@@ -97,7 +97,8 @@ def test_a_table_is_the_rule_of_each_pair(name):
     def tables(arrays):
         bias = build(arrays)
         empty = None if name == "sum" else bias.materialize(0, S)  # whose tables have T rows
-        return bias.materialize(T, S), ShiftedBias(bias, np.array(2)).materialize(T - 2, S), empty
+        later = ShiftedBias(bias, Shifts(queries=np.array([2]), keys=np.array([0])))
+        return bias.materialize(T, S), later.materialize(T - 2, S), empty
 
     with jax.enable_x64(True):
         table, shifted, empty = tables(arrays)

@@ -20,6 +20,7 @@ from attention_jax import (
 )
 from attention_jax.pairwise.mask_algebra import ShiftedMask
 from attention_jax.pairwise.masks import array_field, as_mask
+from attention_jax.pairwise.position_functions import Shifts
 
 
 @functools.cache
@@ -221,7 +222,7 @@ def _random_masks():
             "and": (causal & padding, False),
             "or": (local | padding, False),
             "not": (~(causal | padding), False),
-            "shifted": (ShiftedMask(local, np.full(count, 2)), True),
+            "shifted": (ShiftedMask(local, later_by(np.full((count, 1), 2))), True),
             "of all": (
                 (~local & dense) | (segment_mask(*packed) & ~padding & causal_mask(5)),
                 False,
@@ -267,20 +268,25 @@ def test_a_tiles_status_never_lies_and_tells_what_it_can():
     assert claims[1].any()
 
 
+def later_by(shift):
+    """Returns the shifts of queries by `shift` [..., 1], and of no keys."""
+    return Shifts(queries=shift, keys=np.zeros(shift.shape, np.int32))
+
+
 def test_a_shifted_mask_is_the_later_rows():
     masks = {name: as_mask(MASK_CASES[name].build()) for name in ALL_MASKS[1:]}
 
     @functools.partial(jax.jit, static_argnums=2)
     def later(masks, shift, rows):
-        return {name: ShiftedMask(mask, shift).materialize(rows, S) for name, mask in masks.items()}
+        shifts = later_by(shift)
+        return {
+            name: ShiftedMask(mask, shifts).materialize(rows, S) for name, mask in masks.items()
+        }
 
     for shift in range(T):
-        for name, table in later(masks, np.array(shift), T - shift).items():
+        for name, table in later(masks, np.array([shift]), T - shift).items():
             table = np.broadcast_to(table, (B, T - shift, S))
             np.testing.assert_array_equal(table, allowed_table(name)[:, shift:], err_msg=name)
-    for mask in masks.values():
-        with pytest.raises(ValueError, match=r"mask shift must be one integer; got \[2\]"):
-            ShiftedMask(mask, np.arange(2)).materialize(1, S)
 
 
 def test_how_many_keys_a_query_sees_at_most():
@@ -298,7 +304,7 @@ def test_how_many_keys_a_query_sees_at_most():
         (window & local_mask(0, 5) & causal_mask(), 4),
         (window | local_mask(0, 0), sys.maxsize),
         (~window, sys.maxsize),
-        (ShiftedMask(window, np.array(3)), 4),
+        (ShiftedMask(window, later_by(np.array([3]))), 4),
     ):
         assert mask.most_keys() == most
         assert np.asarray(jitted_table(T, S)(mask)).sum(-1).max() <= most

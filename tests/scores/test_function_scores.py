@@ -176,16 +176,6 @@ def test_modules_need_a_score_that_initialises_its_params():
         aj.nn.Attention(general, D, D, rngs=nnx.Rngs(0))
 
 
-def test_errors_of_wrapped_scores_tell_what_to_write():
-    for inner, written in (
-        (aj.Additive, r"Additive\(\)"),
-        ("additive", r"get_score\('additive'\)"),
-        (product, r"get_score\(product\)"),
-    ):
-        with pytest.raises(ValueError, match=f"score must be a Score; got .*: write {written}"):
-            aj.SoftCap(inner)
-
-
 @pytest.mark.parametrize("score", [aj.Additive, "additive", aj.Additive()])
 def test_missing_params(score):
     with pytest.raises(

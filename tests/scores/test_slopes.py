@@ -11,11 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
-from score_cases import features_of
 
 import attention_jax as aj
-from attention_jax.scores import masked_pair, stand_ins
-from attention_jax.scores.slopes import has_finite_slopes
+from attention_jax.scores import needs_stand_ins
 
 T, D = 7, 3
 RNG = np.random.default_rng(8)
@@ -153,9 +151,7 @@ def test_hidden_pairs_of_other_forms_of_attention(attend):
 def test_which_scores_have_finite_slopes():
     def finite(score):
         score = aj.get_score(score)
-        params = score.init(jax.random.key(0), D, D)
-        features = features_of(score, params, jnp.ones((2, D)), jnp.ones((4, D)))
-        return has_finite_slopes(score, params, *features)
+        return not needs_stand_ins(score, score.init(jax.random.key(0), D, D), D, D)
 
     assert all(map(finite, aj.SCORES))
     for smooth in (
@@ -217,14 +213,5 @@ def test_a_score_may_declare_its_slopes_finite():
         finite_slopes = True
 
     params = {"scale": jnp.ones(())}
-    assert has_finite_slopes(DeclaredFinite(), params, jnp.ones((2, D)), jnp.ones((3, D)))
-    assert stand_ins(DeclaredFinite(), params, jnp.ones((2, D)), jnp.ones((3, D))) is None
-    replacements = stand_ins(Euclidean(), params, jnp.ones((2, D)), jnp.ones((3, D)))
-    allowed = jnp.array([[True, False, True], [False, True, False]])
-    tokens = [jnp.asarray(RNG.normal(size=(n, D)), jnp.float32) for n in (2, 3)]
-    logits = masked_pair(Euclidean(), params, *tokens, allowed, replacements)
-    np.testing.assert_allclose(
-        jnp.where(allowed, logits, 0),
-        jnp.where(allowed, Euclidean().pair(params, *tokens), 0),
-        rtol=1e-5,
-    )
+    assert not needs_stand_ins(DeclaredFinite(), params, D, D)
+    assert needs_stand_ins(Euclidean(), params, D, D)

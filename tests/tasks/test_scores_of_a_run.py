@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -27,7 +28,7 @@ SCRIPTS = {
 TEXTS = Path(__file__).parents[1] / "parallel_text"
 TRANSLATED = TranslationConfig(source=TEXTS / "train.de", target=TEXTS / "train.en")
 OLD, NEW = "Temperature(temperature=4.0)", "Temperature(temperature=2.0)"
-CHANGE = f"'my_scores:MINE' was {OLD} when this run was trained, and is {NEW} now; restore"
+CHANGE = re.escape(f"'my_scores:MINE' was {OLD}") + ".* and is " + re.escape(NEW) + ".*; restore"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,8 @@ def test_other_values_under_the_name_are_refused(definition, setting, mine, tmp_
     assert description["fields"] == "Temperature(temperature=4.0)"
     assert definition.config_from(tmp_path) == config
     mine(Temperature(2.0))
-    with pytest.raises(ValueError, match="was ") as raised:
+    with pytest.raises(ValueError, match=f"^workdir {tmp_path}: {setting} {CHANGE}"):
         definition.config_from(tmp_path)
-    assert str(raised.value).startswith(f"workdir {tmp_path}: {setting} {CHANGE}")
     for read in (load_run, load_states):
         with pytest.raises(ValueError, match="is Temperature"):
             read(definition, tmp_path)
@@ -126,7 +126,7 @@ def test_another_formula_under_the_name_is_refused(mine, tmp_path):
     before = config.model.known()
     mine(formula(2.0))
     assert config.model.known() != before
-    message = f"workdir {tmp_path}: score 'my_scores:MINE' has another formula .* in config.json"
+    message = f"workdir {tmp_path}: score 'my_scores:MINE' was .*program .* and is .*program .* now"
     for read in (
         REVERSAL.config_from,
         lambda folder: load_run(REVERSAL, folder),
@@ -134,7 +134,7 @@ def test_another_formula_under_the_name_is_refused(mine, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             read(tmp_path)
-    with pytest.raises(ValueError, match="another formula"):
+    with pytest.raises(ValueError, match=message):
         train_run(REVERSAL, config, tmp_path, resume=True)
 
 
@@ -145,7 +145,7 @@ def test_another_class_of_the_same_name_is_refused(mine, tmp_path):
         return q_features @ k_features.T * self.temperature
 
     mine(type("Temperature", (Temperature,), {"__module__": "elsewhere", "pair": pair})(4.0))
-    with pytest.raises(ValueError, match=f"was {__name__}.Temperature.* is elsewhere.Temperature"):
+    with pytest.raises(ValueError, match=r"was .*_run.Temperature.* is .*elsewhere.Temperature"):
         REVERSAL.config_from(tmp_path)
     mine(SoftCap(Additive(3)))
     with pytest.raises(ValueError, match=r"and is SoftCap\(score=Additive\(hidden_dim=3\)"):
@@ -192,4 +192,4 @@ def test_every_command_line_refuses_it_in_one_line(mine, tmp_path, monkeypatch, 
         assert call(SCRIPTS[name], *words, monkeypatch=monkeypatch) == 2
         printed = capsys.readouterr().err
         assert printed.count("\n") == 1
-        assert f"score {CHANGE}" in printed
+        assert re.search(f"score {CHANGE}", printed)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.extend import core
 
-from attention_jax.core.over_batch import all_over_batch, any_over_batch
+from attention_jax.core.batches import all_over_batch, any_over_batch
 from attention_jax.implementations.tile_arrays import tiled
 from attention_jax.kernels.mosaic_tpu.scores import on_tpu
 from attention_jax.kernels.rule import Call

@@ -1,10 +1,15 @@
-"""Meshes with `Explicit` axes, where the sharding is part of every array's type.
+"""Arrays on meshes: types that name mesh axes, and the casts that code for any mesh needs.
 
-`jax.make_mesh` makes such axes by default. The type of each intermediate array then names the mesh
-axes over which it is sharded, and an operation on operands with different shardings is an error.
-Code for arbitrary shardings (a loop over tiles, an index, a mask that only some inputs have) cannot
-state the sharding of each intermediate. `on_automatic_axes` runs such code as on a mesh with `Auto`
-axes, where the compiler shards the intermediates, and then shards the results explicitly.
+The type of an array can name the axes of a mesh in two ways.
+
+- Axes that are `Explicit` (those of `jax.make_mesh`): the type of each array names the mesh axes
+  over which it is sharded, and an operation on operands with different shardings is an error. Code
+  for arbitrary shardings (a loop over tiles, an index, a mask that only some inputs have) cannot
+  state the sharding of each intermediate. `on_automatic_axes` runs such code as on a mesh with
+  `Auto` axes, where the compiler shards the intermediates, and then shards the results explicitly.
+- Inside `jax.shard_map`: the type of each array names the mesh axes over which its value differs
+  between devices. A loop's carry must keep its type, but a constant initial carry varies over no
+  axis: `varying_as` gives it the axes of the arrays that the loop reads.
 """
 
 from __future__ import annotations
@@ -16,6 +21,9 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 Results = TypeVar("Results")
+Tree = TypeVar("Tree")
+
+# --- Explicit axes ---
 
 
 def on_automatic_axes(
@@ -74,3 +82,46 @@ def _mesh_of(arrays: Any) -> AbstractMesh:
     meshes = [jax.sharding.get_abstract_mesh()]
     meshes += [jax.typeof(leaf).sharding.mesh for leaf in jax.tree.leaves(arrays)]
     return next((mesh for mesh in meshes if not mesh.empty), meshes[0])
+
+
+# --- inside jax.shard_map ---
+
+
+def varying_as(tree: Tree, *references: object) -> Tree:
+    """`tree` with its arrays cast to vary over all mesh axes that `references` vary over.
+
+    Outside of `jax.shard_map` it does nothing. Its transpose is a sum over devices, so call it
+    before a loop, not inside of it.
+
+    Args:
+        tree: a pytree of arrays.
+        references: pytrees of arrays.
+    """
+    axes = frozenset().union(*map(_varying, jax.tree.leaves(references)))
+    if not axes:
+        return tree
+
+    def cast(leaf: jax.Array) -> jax.Array:
+        missing = axes - _varying(leaf)
+        return jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
+
+    return jax.tree.map(cast, tree)
+
+
+def varying_type(like: jax.ShapeDtypeStruct, *references: object) -> jax.ShapeDtypeStruct:
+    """The type of a result that varies over all mesh axes that `references` vary over.
+
+    `pallas_call` asks for it inside `jax.shard_map`; elsewhere it is `like`.
+    """
+    axes = frozenset().union(*map(_varying, jax.tree.leaves(references)))
+    manual = jax.sharding.ManualAxisType(varying=axes)
+    return jax.ShapeDtypeStruct(like.shape, like.dtype, manual_axis_type=manual)
+
+
+def is_varying(tree: object) -> bool:
+    """Whether an array varies over a mesh axis, as the checks of `jax.shard_map` know it."""
+    return any(map(_varying, jax.tree.leaves(tree)))
+
+
+def _varying(leaf: object) -> frozenset[str]:
+    return frozenset(jax.typeof(leaf).manual_axis_type.varying)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.over_batch import all_over_batch, any_over_batch
+from attention_jax.core.batches import all_over_batch, any_over_batch
 
 FLAGS = np.array([[1, 0, 0], [0, 0, 1]], bool)
 

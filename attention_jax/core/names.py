@@ -1,0 +1,192 @@
+"""Frozen dataclasses, such as scores and normalisers, that a text names or config.json describes.
+
+A text is "name" or "module:Name", or either with fields: "name(field=value, ...)". A value is a
+Python literal, or such a text where the field is such an object. Text is read and never evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import functools
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+from attention_jax.core.programs import Known, is_of_this_package, one_line, users_line
+
+JSON = dict[str, Any]
+_NAMES = ast.Name | ast.Attribute | ast.Call
+_COLON = "ː"  # Python counts this character as a letter, so it reads moduleːName as one name
+
+
+def named(given: Any, base: type, names: Mapping[str, Any], get: Callable[[str], Any]) -> Any:
+    """What a text names, or an instance of a class; anything else is returned unchanged.
+
+    Args:
+        given: a text, a subclass of `base`, or anything else.
+        base: the class of the objects, a frozen dataclass.
+        names: the objects that have a name, with their default settings.
+        get: turns the text of a field's value into an object.
+
+    Returns:
+        an instance of `base`, or what "module:Name" names if it is no instance or subclass.
+
+    Raises:
+        ValueError: in one line: the text is not in the notation, nothing has this name, the object
+            does not have these fields, or it refuses their values.
+    """
+    noun, fields, found = base.__name__.lower(), None, given
+    if isinstance(given, str):
+        name, fields = _name_and_fields(given, noun, names, get)
+        found = names[name] if name in names else _imported(name, given, noun, names)
+    is_class = isinstance(found, type) and issubclass(found, base)
+    if fields is None and not is_class:
+        return found
+    if not is_class and not isinstance(found, base):
+        raise ValueError(
+            f"{noun} {given!r} must have no parentheses: {found!r} is no {base.__name__}"
+        )
+    make = found if is_class else functools.partial(dataclasses.replace, found)
+    try:
+        return make(**(fields or {}))
+    except (TypeError, ValueError) as error:
+        message = f"{noun} {given!r}: {one_line(error)}"
+        if isinstance(error, TypeError):  # a field is unknown or missing
+            known = [field.name for field in dataclasses.fields(found) if field.init]
+            message += f"; its fields are {', '.join(known)}" if known else "; it has no fields"
+        raise ValueError(message) from error
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of an error about an unknown name; "" if no known name is spelled like it.
+
+    >>> did_you_mean("aditive", ["additive", "dot"])
+    "; did you mean 'additive'?"
+    """
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _name_and_fields(
+    text: str, noun: str, names: Mapping[str, Any], get: Callable[[str], Any]
+) -> tuple[str, dict[str, Any] | None]:
+    """The name in a text, and the values of its fields; None without parentheses."""
+    if "(" not in text:
+        return text, None
+    python = re.sub(r"(?<=\w):(?=\w)", _COLON, text.strip())
+
+    def written(node: ast.expr) -> str:
+        return str(ast.get_source_segment(python, node)).replace(_COLON, ":")
+
+    try:
+        call = ast.parse(python, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        call = None
+    keywords = call.keywords if isinstance(call, ast.Call) else []
+    nodes = {keyword.arg: keyword.value for keyword in keywords}
+    if not isinstance(call, ast.Call) or call.args or None in nodes or len(nodes) < len(keywords):
+        raise ValueError(
+            f"{noun} must be name(field=value, ...) or module:Name(field=value, ...), with each"
+            f" field given once; got {text!r}"
+        )
+    fields: dict[str, Any] = {}
+    for field, node in nodes.items():
+        value = written(node)
+        name = value.partition("(")[0].strip()
+        if isinstance(node, _NAMES) and (name in names or ":" in name):
+            fields[str(field)] = get(value)
+            continue
+        try:
+            fields[str(field)] = ast.literal_eval(value)
+            hash(fields[str(field)])
+        except (SyntaxError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{noun} {text!r}: {field} must be a hashable Python literal or a {noun}; got"
+                f" {value}{did_you_mean(name, names)}"
+            ) from error
+    return written(call.func), fields
+
+
+def _imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
+    """The attribute of a module that "module:Name" names."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(
+            f"{noun} must be one of {', '.join(names)} or 'module:Name'; got"
+            f" {text!r}{did_you_mean(name, names)}"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        line = users_line(error)
+        raise ValueError(
+            f"{noun} {text!r}: cannot import module {module_name!r} ({type(error).__name__}:"
+            f" {one_line(error)}{f'; {line}' if line else ''})"
+        ) from error
+    if not hasattr(module, attribute):
+        raise ValueError(
+            f"{noun} {text!r}: module {module_name!r} has no {attribute!r}"
+            f"{did_you_mean(attribute, vars(module))}"
+        )
+    return getattr(module, attribute)
+
+
+# --- what config.json stores of an object ---
+
+
+def describe(part: Any) -> JSON:
+    """The class and fields of a score or normaliser; of a user's, also the digest of its program.
+
+    Args:
+        part: a part of this library, or a user's that is `Known`.
+
+    >>> from attention_jax.scores import get_score
+    >>> describe(get_score("scaled(scale=0.5)"))
+    {'class': 'attention_jax.scores.ScaledDot', 'fields': 'ScaledDot(scale=0.5)'}
+    """
+    cls = part.__class__
+    module = str(cls.__module__)
+    if is_of_this_package(cls):
+        module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
+    # The address of an object differs between processes.
+    fields = re.sub(r" at 0x[0-9a-f]+", "", repr(part))
+    description = {"class": f"{module}.{cls.__qualname__}", "fields": fields}
+    if type(part) is Known:
+        description |= {"program": part.digest, "jax": jax.__version__}
+    return description
+
+
+def check_description(setting: str, part: Any, stored: JSON) -> None:
+    """Raises ValueError unless `part` is what `describe` made `stored` of.
+
+    A part of a user is the same if its program is, whatever its class and fields are called.
+    Programs cannot be compared between versions of JAX: a difference is a warning then.
+
+    Args:
+        setting: how the part was named, for the error.
+        part: as in `describe`.
+        stored: from config.json.
+    """
+    now = describe(part)
+    changed = [name for name in now if stored.get(name) != now[name]]
+    if not changed or ("program" in now and "program" not in changed):
+        return
+    text = f"{setting} was {_words(stored)} when this run was trained, and is {_words(now)} now"
+    if changed != ["program", "jax"]:
+        raise ValueError(
+            f"{text}; restore what the run was trained with, or train a new run in another folder"
+        )
+    jax_then = stored.get("jax")
+    reason = f"this may be because jax was {jax_then} then, and is {now['jax']} now"
+    warnings.warn(f"{text}; {reason}", stacklevel=2)
+
+
+def _words(description: JSON) -> str:
+    program = f", program {str(description['program'])[:12]}" if "program" in description else ""
+    return f"{description.get('fields')} (class {description.get('class')}{program})"

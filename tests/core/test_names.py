@@ -1,0 +1,276 @@
+"""Scores and normalisers that a text names, and what config.json stores of them."""
+
+import dataclasses
+import json
+import re
+import sys
+import types
+
+import pytest
+from conformance import SCORE_CASES, OwnCosine
+from normalizer_cases import NORMALIZER_CASES
+
+import attention_jax as aj
+from attention_jax.core.names import check_description, describe
+from attention_jax.nn import Seq2SeqConfig
+from attention_jax.normalizers import NORMALIZERS
+from attention_jax.scores import FunctionScore, known_score, score_folder
+
+NAMES = "additive, concat, cosine, distance, dot, general, scaled, softcap"
+
+
+@dataclasses.dataclass(frozen=True)
+class Temperature(aj.Score):
+    temperature: float
+    name: object = None
+    score: aj.Score = aj.ScaledDot()
+
+    def __post_init__(self):
+        if self.temperature == 0:
+            raise ZeroDivisionError("temperature of zero")
+
+    def pair(self, params, q_features, k_features):
+        return q_features @ k_features.T / self.temperature
+
+
+@dataclasses.dataclass(frozen=True)
+class NeedsAPower(aj.Normalizer):
+    power: float
+
+
+def product(q, k):
+    return q @ k.T
+
+
+@pytest.fixture(autouse=True)
+def mine(monkeypatch):
+    """Modules of a user: "mine", and "folder.mine" with the same names."""
+    module = types.ModuleType("mine")
+    module.Temperature, module.WARM, module.product = Temperature, Temperature(4.0), product
+    for name in ("mine", "folder.mine"):
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+# --- a text is the object that Python would make ---
+
+
+SCORES = {
+    "additive(hidden_dim=32)": aj.Additive(32),
+    "additive()": aj.Additive(),
+    " softcap ( cap = 2 ) ": aj.SoftCap(cap=2),
+    "scaled(scale=-1.5e-1)": aj.ScaledDot(-0.15),
+    "softcap(score=additive)": aj.SoftCap(aj.Additive()),
+    "softcap(score=additive (hidden_dim=3),\n cap=20.0)": aj.SoftCap(aj.Additive(3), 20.0),
+    "softcap(score=softcap(score=dot))": aj.SoftCap(aj.SoftCap(aj.Dot())),
+    "conformance:OwnCosine": OwnCosine(),
+    "mine:WARM": Temperature(4.0),
+    "mine:Temperature(temperature=4.0)": Temperature(4.0),
+    "folder.mine:Temperature(temperature=4)": Temperature(4),
+    "mine:WARM(name='a:b (c) = @, ☃')": Temperature(4.0, "a:b (c) = @, ☃"),
+    "mine:WARM(name=(1, None, True))": Temperature(4.0, (1, None, True)),
+    "mine:WARM(temperature=2.0)": Temperature(2.0),
+    "mine:WARM()": Temperature(4.0),
+    "mine:Temperature(temperature=1, score=mine:WARM(score=dot))": Temperature(
+        1, score=Temperature(4.0, score=aj.Dot())
+    ),
+    "softcap(score=mine:product)": aj.SoftCap(FunctionScore(product)),
+}
+NORMALIZERS_OF = {
+    "entmax(alpha=1.25)": aj.Entmax(1.25),
+    "sparsemax": aj.Entmax(2.0),
+    "log_scaled(normalizer=entmax(alpha=1.25), start=7)": aj.LogScaled(aj.Entmax(1.25), start=7),
+    "normalizer_cases:OwnSoftplus": NORMALIZER_CASES["own_softplus"].normalizer,
+    aj.Softmax: aj.Softmax(),
+}
+
+
+@pytest.mark.parametrize("text", SCORES)
+def test_a_text_is_a_score(text):
+    assert aj.get_score(text) == SCORES[text]
+
+
+@pytest.mark.parametrize("text", NORMALIZERS_OF)
+def test_a_text_is_a_normalizer(text):
+    assert aj.get_normalizer(text) == NORMALIZERS_OF[text]
+
+
+def test_the_named_scores_and_what_is_returned_unchanged():
+    assert ", ".join(aj.SCORES) == NAMES
+    assert set(aj.SCORES) <= set(SCORE_CASES)  # the conformance suite runs them all
+    for name, score in aj.SCORES.items():
+        assert type(SCORE_CASES[name].score) is type(score)
+        assert aj.get_score(name) is score
+        assert aj.get_score(score) is score
+    for name, normalizer in NORMALIZERS.items():
+        assert aj.get_normalizer(name) is normalizer
+    assert aj.get_score(aj.General) == aj.General()
+
+
+# --- a mistake is one line ---
+
+
+NOTATION = "must be name(field=value, ...) or module:Name(field=value, ...)"
+MISTAKES = {
+    # names and modules
+    "aditive": "got 'aditive'; did you mean 'additive'?",
+    "zzz": f"score must be one of {NAMES} or 'module:Name'; got 'zzz'",
+    "adit(a=1)": "got 'adit(a=1)'; did you mean 'additive'?",
+    "nowhere:Name": "score 'nowhere:Name': cannot import module 'nowhere' (ModuleNotFoundError:",
+    "nowhere:Name(a=1)": "cannot import module 'nowhere'",
+    ".relative:Name": "score '.relative:Name': cannot import module '.relative'",
+    ":Name": "score ':Name': cannot import module ''",
+    "mine:Temprature": "module 'mine' has no 'Temprature'; did you mean 'Temperature'?",
+    "mine:product(a=1)": "score 'mine:product(a=1)' must have no parentheses: <function product",
+    "math:pi": "score must be a name or a Score, or a function of (q, k) or (params, q, k); got",
+    3: "or a function of (q, k) or (params, q, k); got 3",
+    None: "or a function of (q, k) or (params, q, k); got None",
+    aj.ScaledDot.__call__: "or a function of (q, k) or (params, q, k); got",
+    # fields
+    "additive(hiden_dim=3)": "; its fields are hidden_dim",
+    "dot(scale=3)": "unexpected keyword argument 'scale'; it has no fields",
+    "mine:WARM(nothing=1)": "argument 'nothing'; its fields are temperature, name, score",
+    "mine:Temperature": "missing 1 required positional argument: 'temperature'; its fields are",
+    "mine:Temperature(name=1)": "missing 1 required positional argument: 'temperature'",
+    Temperature: "missing 1 required positional argument: 'temperature'; its fields are",
+    # values
+    "additive(hidden_dim=0)": "hidden_dim must be at least 1; got 0",
+    "softcap(cap=additive)": "cap must be a finite float above 0; got Additive(",
+    "softcap(score=3)": "score must be a Score; got 3",
+    "softcap(cap=inf)": "cap must be a hashable Python literal or a score; got inf",
+    "additive(hidden_dim=4*8)": "hidden_dim must be a hashable Python literal or a score; got 4*8",
+    "additive(hidden_dim=__import__('os').getpid())": "or a score; got __import__(",
+    "mine:WARM(name=[1])": "name must be a hashable Python literal or a score; got [1]",
+    "softcap(score=aditive)": "got aditive; did you mean 'additive'?",
+    "softcap(score=aditive(hidden_dim=3))": "did you mean 'additive'?",
+    # the notation
+    **dict.fromkeys(
+        (
+            "additive(32)", "additive(**{'hidden_dim': 3})", "additive(hidden_dim=3, hidden_dim=4)",
+            "additive(hidden_dim=", "additive(hidden_dim=3", "additive(hidden_dim=3) + dot",
+            "(additive)", "additive(hidden_dim=3\0)", "softcap(score=" * 2000 + "dot" + ")" * 2000,
+        ),
+        NOTATION,
+    ),
+    "additive(hidden_dim=3)(hidden_dim=4)": "score must be one of",
+    "mine@WARM(temperature=3)": NOTATION,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", MISTAKES, ids=lambda text: getattr(text, "__name__", str(text)[:40]).replace("\0", "0")
+)
+def test_a_mistake_in_a_score(text):
+    with pytest.raises(ValueError, match=re.escape(MISTAKES[text])) as raised:
+        aj.get_score(text)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("softmx", r"normalizer must be one of .*'softmx'; did you mean 'softmax'"),
+        ("entmax(alpha=1.0)", r"normalizer.*alpha must be above 1.*1\.0"),
+        ("entmax(beta=2)", "normalizer.*argument 'beta'; its fields are alpha"),
+        ("entmax(1.5)", "normalizer must be name"),
+        ("softmax(sink=1)", "normalizer.*sink must be True or False; got 1"),
+        ("sigmoid(bias=inf)", "normalizer.*bias must be a hashable Python literal"),
+        ("log_scaled(normalizer=entmx)", "normalizer.*entmx; did you mean 'entmax'"),
+        ("log_scaled(start=0)", "normalizer.*start must be at least 1; got 0"),
+        (NeedsAPower, "normalizer .*NeedsAPower.* argument: 'power'; its fields are power"),
+        (3, "normalizer must be a name or a Normalizer; got 3"),
+    ],
+)
+def test_a_mistake_in_a_normalizer(text, message):
+    with pytest.raises(ValueError, match=message):
+        aj.get_normalizer(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("lacks", "\nimport nothing\n", "ModuleNotFoundError: No .*'nothing'; lacks.py, line 2"),
+        ("broken", "x = 1\n\nx.y\n", "AttributeError: 'int' .* 'y'; broken.py, line 3"),
+        ("unfinished", "def f(:\n", "SyntaxError: invalid syntax .unfinished.py, line 1"),
+    ],
+)
+def test_a_module_that_fails_names_its_line(name, source, message, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{name}.py").write_text(source)
+    with pytest.raises(ValueError, match=rf"^score .*: cannot import module '{name}' \({message}"):
+        aj.get_score(f"{name}:Mine")
+
+
+def test_a_bug_of_the_users_class_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        aj.get_score("mine:WARM(temperature=0)")
+
+
+def test_a_model_takes_the_text():
+    assert Seq2SeqConfig(score="additive(hidden_dim=3)").label == "additive(hidden_dim=3)"
+    with pytest.raises(ValueError, match="argument 'hidden'; its fields are hidden_dim"):
+        Seq2SeqConfig(score="additive(hidden=3)")
+
+
+# --- folders of runs ---
+
+
+def test_folders_are_safe_and_differ():
+    for name in ("scaled", "mine:Distance", "folder.mine:WARM"):
+        assert score_folder(name) == name.replace(":", "-")
+    texts = [
+        "softcap(cap=1)", "softcap(cap=-1)", "softcap(cap=1.0)", "softcap(cap= 1)", "softcap()",
+        "mine:WARM(name='../..')", "mine:WARM(name='/')", "mine:WARM(name='☃\\0')",
+        f"softcap(score={'softcap(score=' * 50}dot{')' * 50})",
+        f"softcap(score={'softcap(score=' * 51}dot{')' * 51})",
+    ]  # fmt: skip
+    folders = [score_folder(text) for text in texts]
+    assert len(set(folders)) == len(texts)
+    for folder in folders:
+        assert re.fullmatch(r"[\w.=-]+", folder)
+        assert len(folder) < 100
+        assert folder.strip(".") == folder
+
+
+# --- what config.json stores ---
+
+
+def known(score):
+    return known_score(aj.get_score(score), None, 3, 3)
+
+
+def stored(score):
+    """The description as config.json holds it."""
+    return json.loads(json.dumps(describe(known(score)), allow_nan=False))
+
+
+@pytest.mark.parametrize("name", aj.SCORES)
+def test_every_named_score_fits_its_own_description(name):
+    check_description("score", known(name), stored(name))
+    for other in aj.SCORES.keys() - {name}:
+        with pytest.raises(ValueError, match="when this run was trained, and is"):
+            check_description("score", known(other), stored(name))
+
+
+def test_what_a_description_says():
+    assert stored(aj.SoftCap(aj.Additive(3), 2.0)) == {
+        "class": "attention_jax.scores.SoftCap",
+        "fields": "SoftCap(score=Additive(hidden_dim=3), cap=2.0)",
+    }
+    assert stored(Temperature(2)).keys() == {"class", "fields", "program", "jax"}
+    assert " at 0x" not in stored(lambda q, k: q @ k.T)["fields"]
+
+
+def test_a_score_of_a_user_is_its_program():
+    # Another field that changes no number.
+    check_description("score", known(Temperature(2, name="b")), stored(Temperature(2)))
+    message = r"'mine' was Temperature\(temperature=2.* is Temperature\(temperature=3.* now; resto"
+    with pytest.raises(ValueError, match=message):
+        check_description("score 'mine'", known(Temperature(3)), stored(Temperature(2)))
+    with pytest.raises(ValueError, match=r"was Temper.*, and is ScaledDot\(scale=None\)"):
+        check_description("score", aj.ScaledDot(), stored(Temperature(2)))
+    before = stored(Temperature(2)) | {"program": "0" * 64}
+    digest = stored(Temperature(2))["program"][:12]
+    with pytest.raises(ValueError, match=rf"program 000000000000\) .* program {digest}\) now"):
+        check_description("score", known(Temperature(2)), before)
+    with pytest.warns(UserWarning, match=r"this may be because jax was 0\.0\.1 then"):
+        check_description("score", known(Temperature(2)), before | {"jax": "0.0.1"})
