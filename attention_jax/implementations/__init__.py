@@ -5,6 +5,7 @@ The table of all implementations by name stands in `attention_jax/kernels/__init
 
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 
+# The names of the implementations that run on any device.
 PORTABLE = ("reference", "tiled")
 
 __all__ = ["PORTABLE", "BlockSizes", "Inputs", "Options"]
