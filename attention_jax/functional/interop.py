@@ -7,12 +7,15 @@ never repeated for the G query heads that share them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import numbers
 import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from jax.typing import ArrayLike
@@ -35,7 +38,15 @@ from attention_jax.pairwise.biases import Bias, as_bias
 from attention_jax.pairwise.known import known_positions
 from attention_jax.pairwise.masks import Mask, as_mask, causal_mask, local_mask, padding_mask
 from attention_jax.pairwise.position_functions import pad_rank
-from attention_jax.scores import Params, Score, ScoreLike, get_score, known_score
+from attention_jax.scores import (
+    Dot,
+    Params,
+    ScaledDot,
+    Score,
+    ScoreLike,
+    get_score,
+    known_score,
+)
 
 Array = jax.Array
 
@@ -112,7 +123,7 @@ def dot_product_attention(
     """
     score = get_score(score)
     if scale is not None:
-        score, params = score.with_scale(params, scale)
+        score, params = _with_scale(score, scale)
     implementation = checked_implementation(implementation)
     query, key, value = (
         float_array(name, array)
@@ -352,6 +363,29 @@ def _as_bias(bias: Bias | ArrayLike) -> Bias:
     """A `Bias` with JAX arrays."""
     bias = as_bias(bias if isinstance(bias, Bias) else any_array("bias", bias))
     return jax.tree.map(jnp.asarray, bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScaleInParams(Dot):
+    """e(q, k) = scale (q . k), with a scale that may be traced or learned."""
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        return {"scale": jnp.asarray(key_dim**-0.5)}
+
+    def project_query(self, params: Params, query: Array) -> Array:
+        return query * params["scale"].astype(query.dtype)
+
+
+def _with_scale(score: Score, scale: Any) -> tuple[Score, Params]:
+    """The score "scaled" with another factor, and its parameters."""
+    if score != ScaledDot() or np.shape(scale) != ():
+        raise ValueError(
+            "scale must be None, or one number with score 'scaled' without a scale of its own; got"
+            f" {scale!r} with score {score}"
+        )
+    if isinstance(scale, numbers.Real):
+        return ScaledDot(float(scale)), None
+    return _ScaleInParams(), {"scale": scale}
 
 
 def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:

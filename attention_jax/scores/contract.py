@@ -142,17 +142,6 @@ class Score:
         q_features = self.project_query(params, query)
         return self.pair(params, q_features, self.project_key(params, key))
 
-    def with_scale(self, params: Params, scale: Any) -> tuple[Score, Params]:
-        """The score with `scale` in place of its default factor, and the parameters of that score.
-
-        Raises:
-            ValueError: the score has no default factor, or its factor is already set.
-        """
-        raise ValueError(
-            "scale must be None, or one number where the score has a default factor and no scale"
-            f" of its own (as 'scaled'); got {scale!r} with score {self}"
-        )
-
     def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
         """The expected shapes of `params`: a pytree of `jax.ShapeDtypeStruct`."""
         del params
