@@ -38,15 +38,7 @@ from attention_jax.pairwise.biases import Bias, as_bias
 from attention_jax.pairwise.known import known_positions
 from attention_jax.pairwise.masks import Mask, as_mask, causal_mask, local_mask, padding_mask
 from attention_jax.pairwise.position_functions import pad_rank
-from attention_jax.scores import (
-    Dot,
-    Params,
-    ScaledDot,
-    Score,
-    ScoreLike,
-    get_score,
-    known_score,
-)
+from attention_jax.scores import Dot, Params, ScaledDot, Score, ScoreLike, get_score, known_score
 
 Array = jax.Array
 
