@@ -165,5 +165,5 @@ def test_a_traced_array_from_the_enclosing_scope_is_refused():
 
 
 def test_modules_need_a_score_that_initialises_its_params():
-    with pytest.raises(ValueError, match="general takes params .* define init"):
+    with pytest.raises(ValueError, match=r"general takes params .* define init"):
         aj.nn.Attention(general, D, D, rngs=nnx.Rngs(0))
