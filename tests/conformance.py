@@ -5,9 +5,9 @@ differentiates by the complex step, d f / dx = Im f(x + ih) / h, which is exact 
 never reads masked entries, which may therefore hold anything.
 
 To add an implementation that runs on every device, name it in
-`attention_jax.implementations.PORTABLE`. To add a score, add its formula for one pair to
-`SCORE_CASES` (score_cases.py). To add a mask, add its rule for one pair to `MASK_CASES`, and name a
-score for it in `MASK_OF_SCORE`.
+`attention_jax.implementations.PORTABLE`. To add a score, add one entry to `SCORE_CASES`
+(score_cases.py). To add a mask, add its rule for one pair to `MASK_CASES`, and make it the mask of
+a score.
 """
 
 from __future__ import annotations
@@ -321,17 +321,7 @@ def assert_close(name: str, got: Any, expected: Any, tolerance: float) -> None:
 ALL_IMPLEMENTATIONS = list(PORTABLE)
 ALL_SCORES = list(SCORE_CASES)
 ALL_MASKS = list(MASK_CASES)
-# Every score meets the tables of all masks, in one compiled program. These scores also meet a mask
-# as it is, with its own rule for tiles.
-MASK_OF_SCORE = {
-    **dict.fromkeys(ALL_SCORES, "combination"),
-    "additive": "padding",
-    "concat": "none",
-    "cosine": "dense_shared",
-    "dot": "local",
-    "general": "segment",
-    "own": "causal",
-    "softcap": "dense",
-}
-# Their arithmetic is that of the other scores: their float32 programs in tiles are slow tests.
-MADE_OF_OTHERS = ("concat", "cosine", "distance", "softcap")
+# Every score meets the tables of all masks, in one compiled program, and its own mask as it is.
+MASK_OF_SCORE = {name: case.mask for name, case in SCORE_CASES.items()}
+# Their float32 programs in tiles are slow tests.
+MADE_OF_OTHERS = [name for name, case in SCORE_CASES.items() if case.made_of_others]

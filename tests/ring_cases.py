@@ -51,6 +51,8 @@ MASKS = ("none", "causal", "offset", "local", "padding", "segments", "combinatio
 class MeanOfScores(aj.Score):
     """The mean of the logits of all scores, each with its own derivative rule for a tile."""
 
+    needs_equal_dims = True
+
     def init(self, rng, query_dim, key_dim):
         return self.each(lambda name, score: score.init(rng, query_dim, key_dim))
 
@@ -76,7 +78,7 @@ class MeanOfScores(aj.Score):
         return {name: function(name, case.score) for name, case in SCORE_CASES.items()}
 
 
-CASES = {**SCORE_CASES, "all": ScoreCase(MeanOfScores(), None, query_dim=DK)}
+CASES = {**SCORE_CASES, "all": ScoreCase("all", MeanOfScores(), None)}
 
 
 def point_of(score_name, target, source):

@@ -98,19 +98,37 @@ CAP = 1.5  # as large as the logits
 
 @dataclasses.dataclass(frozen=True)
 class ScoreCase:
+    """A score and what is known of it; a new score joins all properties with one entry."""
+
+    name: str
     score: aj.Score
-    pair: Callable  # (params, q [..., Dq], k [..., Dk]) -> logit [...], in NumPy
-    query_dim: int = DQ
+    logits: Callable  # (params, q [..., Dq], k [..., Dk]) -> logit [...], in NumPy
+    params_at_64: int = 0  # numbers in its parameters where Dq = Dk = 64
+    mask: str = "combination"  # that it meets as it is, with the mask's own rule for tiles
+    made_of_others: bool = False  # its arithmetic is that of other scores: fewer fast tests
+
+    @property
+    def pair(self):
+        return self.logits
+
+    @property
+    def query_dim(self):
+        return DK if self.score.needs_equal_dims else DQ
 
 
 SCORE_CASES = {
-    "additive": ScoreCase(aj.Additive(hidden_dim=A), _additive),
-    "concat": ScoreCase(Concat(hidden_dim=A), _concat),
-    "cosine": ScoreCase(Cosine(), _cosine, query_dim=DK),
-    "distance": ScoreCase(NegativeSquaredDistance(), _distance, query_dim=DK),
-    "dot": ScoreCase(aj.Dot(), _dot, query_dim=DK),
-    "general": ScoreCase(aj.General(), _general),
-    "scaled": ScoreCase(aj.ScaledDot(), _scaled, query_dim=DK),
-    "softcap": ScoreCase(SoftCap(aj.General(), cap=CAP), _soft_capped),
-    "own": ScoreCase(OwnCosine(), _own_cosine),
+    case.name: case
+    for case in (
+        ScoreCase("additive", aj.Additive(A), _additive, 2193, "padding"),
+        ScoreCase("concat", Concat(A), _concat, 2193, "none", made_of_others=True),
+        ScoreCase("cosine", Cosine(), _cosine, 1, "dense_shared", made_of_others=True),
+        ScoreCase("distance", NegativeSquaredDistance(), _distance, made_of_others=True),
+        ScoreCase("dot", aj.Dot(), _dot, mask="local"),
+        ScoreCase("general", aj.General(), _general, 4096, "segment"),
+        ScoreCase("scaled", aj.ScaledDot(), _scaled),
+        ScoreCase(
+            "softcap", SoftCap(aj.General(), CAP), _soft_capped, 4096, "dense", made_of_others=True
+        ),
+        ScoreCase("own", OwnCosine(), _own_cosine, 4097, "causal"),
+    )
 }

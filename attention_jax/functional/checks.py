@@ -124,6 +124,7 @@ def checked_inputs(
         {} if normalizer_params is None else normalizer_params,
         normalizer.param_shapes(),
         f"normalizer {normalizer}",
+        "normalizer_params=normalizer.init(rng)",
         batch,
     )
     if isinstance(key, ProjectedKeys):
@@ -171,11 +172,17 @@ def checked_params(
     params = score.own_params if params is None else params
     expected = score.param_shapes(params, query_dim, key_dim)
     owner = f"score {score} with query [..., T, {query_dim}] and key [..., S, {key_dim}]"
-    return _checked_tree("params", params, expected, owner, batch_shape)
+    remedy = f"params=score.init(rng, {query_dim}, {key_dim})"
+    return _checked_tree("params", params, expected, owner, remedy, batch_shape)
 
 
 def _checked_tree(
-    argument: str, params: Params, expected: Any, owner: str, batch_shape: tuple[int, ...] | None
+    argument: str,
+    params: Params,
+    expected: Any,
+    owner: str,
+    remedy: str,
+    batch_shape: tuple[int, ...] | None,
 ) -> Params:
     """Parameters as JAX arrays; ValueError unless each has its expected shape after batch axes.
 
@@ -184,12 +191,13 @@ def _checked_tree(
         params: a pytree.
         expected: the same pytree with `jax.ShapeDtypeStruct`s.
         owner: what the parameters belong to, in words.
+        remedy: how to make right parameters, in code.
         batch_shape: what the batch axes must broadcast to; None for any batch axes.
     """
     if jax.tree.structure(params) != jax.tree.structure(expected):  # type: ignore[operator]
         described = jax.tree.map(lambda leaf: list(leaf.shape), expected)
         got = jax.tree.map(lambda leaf: list(np.shape(leaf)), params)
-        hint = ": its init makes them" if expected else ""
+        hint = f": give {remedy}" if expected else ""
         raise ValueError(f"{argument} must be {described} for {owner}; got {got or params!r}{hint}")
 
     def check(path, leaf, expected_leaf):

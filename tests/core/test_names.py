@@ -12,7 +12,6 @@ from normalizer_cases import NORMALIZER_CASES
 
 import attention_jax as aj
 from attention_jax.core.names import check_description, describe
-from attention_jax.nn import Seq2SeqConfig
 from attention_jax.normalizers import NORMALIZERS
 from attention_jax.scores import FunctionScore, known_score, score_folder
 
@@ -110,72 +109,59 @@ def test_the_named_scores_and_what_is_returned_unchanged():
 
 
 NOTATION = "must be name(field=value, ...) or module:Name(field=value, ...)"
-MISTAKES = {
+MISTAKES = {  # what the error says: texts
     # names and modules
-    "aditive": "got 'aditive'; did you mean 'additive'?",
-    "zzz": f"score must be one of {NAMES} or 'module:Name'; got 'zzz'",
-    "adit(a=1)": "got 'adit(a=1)'; did you mean 'additive'?",
-    "nowhere:Name": "score 'nowhere:Name': cannot import module 'nowhere' (ModuleNotFoundError:",
-    "nowhere:Name(a=1)": "cannot import module 'nowhere'",
-    ".relative:Name": "score '.relative:Name': cannot import module '.relative'",
-    ":Name": "score ':Name': cannot import module ''",
-    "mine:Temprature": "module 'mine' has no 'Temprature'; did you mean 'Temperature'?",
-    "mine:product(a=1)": "score 'mine:product(a=1)' must have no parentheses: <function product",
-    "math:pi": "score must be a name or a Score, or a function of (q, k) or (params, q, k); got",
-    3: "or a function of (q, k) or (params, q, k); got 3",
-    None: "or a function of (q, k) or (params, q, k); got None",
-    aj.ScaledDot.__call__: "or a function of (q, k) or (params, q, k); got",
+    "did you mean 'additive'?": [
+        "aditive", "adit(a=1)", "softcap(score=aditive)", "softcap(score=aditive(hidden_dim=3))",
+    ],
+    "did you mean 'Temperature'?": ["mine:Temprature"],
+    f"score must be one of {NAMES} or": ["zzz", "additive(hidden_dim=3)(hidden_dim=4)"],
+    "cannot import module": ["nowhere:Name", "nowhere:Name(a=1)", ".relative:Name", ":Name"],
+    "must have no parentheses": ["mine:product(a=1)"],
+    "or a function of (q, k)": ["math:pi", 3, None, aj.ScaledDot.__call__],
     # fields
-    "additive(hiden_dim=3)": "; its fields are hidden_dim",
-    "dot(scale=3)": "unexpected keyword argument 'scale'; it has no fields",
-    "mine:WARM(nothing=1)": "argument 'nothing'; its fields are temperature, name, score",
-    "mine:Temperature": "missing 1 required positional argument: 'temperature'; its fields are",
-    "mine:Temperature(name=1)": "missing 1 required positional argument: 'temperature'",
-    Temperature: "missing 1 required positional argument: 'temperature'; its fields are",
+    "; its fields are hidden_dim": ["additive(hiden_dim=3)"],
+    "argument 'scale'; it has no fields": ["dot(scale=3)"],
+    "argument 'nothing'; its fields are temperature, name, score": ["mine:WARM(nothing=1)"],
+    "argument: 'temperature'; its fields": [
+        "mine:Temperature", "mine:Temperature(name=1)", Temperature,
+    ],
     # values
-    "additive(hidden_dim=0)": "hidden_dim must be at least 1; got 0",
-    "softcap(cap=additive)": "cap must be a finite float above 0; got Additive(",
-    "softcap(score=3)": "score must be a Score; got 3",
-    "softcap(cap=inf)": "cap must be a hashable Python literal or a score; got inf",
-    "additive(hidden_dim=4*8)": "hidden_dim must be a hashable Python literal or a score; got 4*8",
-    "additive(hidden_dim=__import__('os').getpid())": "or a score; got __import__(",
-    "mine:WARM(name=[1])": "name must be a hashable Python literal or a score; got [1]",
-    "softcap(score=aditive)": "got aditive; did you mean 'additive'?",
-    "softcap(score=aditive(hidden_dim=3))": "did you mean 'additive'?",
-    # the notation
-    **dict.fromkeys(
-        (
-            "additive(32)", "additive(**{'hidden_dim': 3})", "additive(hidden_dim=3, hidden_dim=4)",
-            "additive(hidden_dim=", "additive(hidden_dim=3", "additive(hidden_dim=3) + dot",
-            "(additive)", "additive(hidden_dim=3\0)", "softcap(score=" * 2000 + "dot" + ")" * 2000,
-        ),
-        NOTATION,
-    ),
-    "additive(hidden_dim=3)(hidden_dim=4)": "score must be one of",
-    "mine@WARM(temperature=3)": NOTATION,
+    "hidden_dim must be": [
+        "additive(hidden_dim=0)", "additive(hidden_dim=4*8)",
+        "additive(hidden_dim=__import__('os').getpid())",
+    ],
+    "cap must be": ["softcap(cap=additive)", "softcap(cap=inf)"],
+    "score must be a Score": ["softcap(score=3)"],
+    "name must be": ["mine:WARM(name=[1])"],
+    NOTATION: [
+        "additive(32)", "additive(**{'hidden_dim': 3})", "additive(hidden_dim=3, hidden_dim=4)",
+        "additive(hidden_dim=", "additive(hidden_dim=3", "additive(hidden_dim=3) + dot",
+        "(additive)", "additive(hidden_dim=3\0)", "softcap(score=" * 2000 + "dot" + ")" * 2000,
+        "mine@WARM(temperature=3)",
+    ],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "text", MISTAKES, ids=lambda text: getattr(text, "__name__", str(text)[:40]).replace("\0", "0")
-)
-def test_a_mistake_in_a_score(text):
-    with pytest.raises(ValueError, match=re.escape(MISTAKES[text])) as raised:
-        aj.get_score(text)
-    assert "\n" not in str(raised.value)
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_in_a_score(message):
+    for text in MISTAKES[message]:
+        with pytest.raises(ValueError, match=re.escape(message)) as raised:
+            aj.get_score(text)
+        assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("softmx", r"normalizer must be one of .*'softmx'; did you mean 'softmax'"),
-        ("entmax(alpha=1.0)", r"normalizer.*alpha must be above 1.*1\.0"),
+        ("softmx", "normalizer must be one of .*did you mean 'softmax'"),
+        ("entmax(alpha=1.0)", "normalizer.*alpha must be above 1"),
         ("entmax(beta=2)", "normalizer.*argument 'beta'; its fields are alpha"),
         ("entmax(1.5)", "normalizer must be name"),
-        ("softmax(sink=1)", "normalizer.*sink must be True or False; got 1"),
-        ("sigmoid(bias=inf)", "normalizer.*bias must be a hashable Python literal"),
-        ("log_scaled(normalizer=entmx)", "normalizer.*entmx; did you mean 'entmax'"),
-        ("log_scaled(start=0)", "normalizer.*start must be at least 1; got 0"),
+        ("softmax(sink=1)", "normalizer.*sink must be"),
+        ("sigmoid(bias=inf)", "normalizer.*bias must be"),
+        ("log_scaled(normalizer=entmx)", "normalizer.*did you mean 'entmax'"),
+        ("log_scaled(start=0)", "normalizer.*start must be"),
         (NeedsAPower, "normalizer .*NeedsAPower.* argument: 'power'; its fields are power"),
         (3, "normalizer must be a name or a Normalizer; got 3"),
     ],
@@ -203,12 +189,6 @@ def test_a_module_that_fails_names_its_line(name, source, message, tmp_path, mon
 def test_a_bug_of_the_users_class_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         aj.get_score("mine:WARM(temperature=0)")
-
-
-def test_a_model_takes_the_text():
-    assert Seq2SeqConfig(score="additive(hidden_dim=3)").label == "additive(hidden_dim=3)"
-    with pytest.raises(ValueError, match="argument 'hidden'; its fields are hidden_dim"):
-        Seq2SeqConfig(score="additive(hidden=3)")
 
 
 # --- folders of runs ---
@@ -251,25 +231,20 @@ def test_every_named_score_fits_its_own_description(name):
             check_description("score", known(other), stored(name))
 
 
-def test_what_a_description_says():
+def test_a_score_of_a_user_is_its_program():
     assert stored(aj.SoftCap(aj.Additive(3), 2.0)) == {
         "class": "attention_jax.scores.SoftCap",
         "fields": "SoftCap(score=Additive(hidden_dim=3), cap=2.0)",
     }
-    assert stored(Temperature(2)).keys() == {"class", "fields", "program", "jax"}
+    before, changed = stored(Temperature(2)), "when this run was trained, and is"
+    assert before.keys() == {"class", "fields", "program", "jax"}
     assert " at 0x" not in stored(lambda q, k: q @ k.T)["fields"]
-
-
-def test_a_score_of_a_user_is_its_program():
     # Another field that changes no number.
-    check_description("score", known(Temperature(2, name="b")), stored(Temperature(2)))
-    message = r"'mine' was Temperature\(temperature=2.* is Temperature\(temperature=3.* now; resto"
-    with pytest.raises(ValueError, match=message):
-        check_description("score 'mine'", known(Temperature(3)), stored(Temperature(2)))
-    with pytest.raises(ValueError, match=r"was Temper.*, and is ScaledDot\(scale=None\)"):
-        check_description("score", aj.ScaledDot(), stored(Temperature(2)))
-    before = stored(Temperature(2)) | {"program": "0" * 64}
-    digest = stored(Temperature(2))["program"][:12]
+    check_description("score", known(Temperature(2, name="b")), before)
+    for other in (known(Temperature(3)), aj.ScaledDot()):
+        with pytest.raises(ValueError, match=rf"score 'mine' was Temp.*{changed}"):
+            check_description("score 'mine'", other, before)
+    digest, before["program"] = before["program"][:12], "0" * 64
     with pytest.raises(ValueError, match=rf"program 000000000000\) .* program {digest}\) now"):
         check_description("score", known(Temperature(2)), before)
     with pytest.warns(UserWarning, match=r"this may be because jax was 0\.0\.1 then"):

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from flax import nnx
+from oracles import assert_leaves_close, normal
 
 import attention_jax as aj
 from attention_jax import analysis, interop
 from attention_jax.scores import FunctionScore
 
 B, T, S, D = 2, 6, 8, 3
-RNG = np.random.default_rng(0)
-QUERY, KEY = (RNG.normal(size=(B, n, D)).astype(np.float32) for n in (T, S))
-VALUE = RNG.normal(size=(B, S, D)).astype(np.float32)
-KERNEL = RNG.normal(size=(D, D)).astype(np.float32)
+QUERY, KEY, VALUE = normal(B, T, D), normal(B, S, D), normal(B, S, D, seed=1)
+KERNEL = normal(D, D)
 LENGTHS = np.array([3, 8])
+close = functools.partial(assert_leaves_close, rtol=2e-5, atol=2e-6)
 
 
 def product(q, k):
@@ -27,10 +27,6 @@ def product(q, k):
 
 def general(params, q, k):
     return q @ params["kernel"] @ k.T
-
-
-def close(got, expected):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), got, expected)
 
 
 def results_of(score):
@@ -64,7 +60,9 @@ def test_every_function_and_module_takes_a_function_as_score():
     # `Dot` is the same score, with its own tests and a hand-written backward pass.
     got, expected = quick_jit(lambda: (results_of(product), results_of("dot")))()
     for name, rows in expected.items():
-        close(got[name], rows)
+        assert_leaves_close(
+            jax.tree.leaves(got[name]), jax.tree.leaves(rows), rtol=2e-5, atol=2e-6, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
@@ -81,16 +79,14 @@ def test_params_of_a_function_and_their_gradient(implementation):
         logits = jnp.einsum("btd,de,bse->bts", QUERY, params["kernel"], KEY)
         return jax.nn.softmax(jnp.where(allowed, logits, -jnp.inf)) @ VALUE
 
-    params = {"kernel": jnp.asarray(KERNEL)}
-    direction = {"kernel": jnp.asarray(QUERY[0, :D])}
-
     @quick_jit
     def derivatives(params):
         """Values, gradients, and products of the Hessian with a direction."""
+        direction = {"kernel": normal(D, D, seed=1)}
         losses = (lambda params, f=f: jnp.sum(jnp.sin(f(params))) for f in (ours, plain))
         return [jax.jvp(jax.value_and_grad(loss), (params,), (direction,)) for loss in losses]
 
-    close(*derivatives(params))
+    close(*derivatives({"kernel": KERNEL}))
 
 
 def test_each_function_compiles_once():
@@ -107,9 +103,7 @@ def test_each_function_compiles_once():
     assert once > 0
     aj.attention(QUERY, KEY, VALUE, score=lambda q, k: counted(q, k))
     assert len(traces) == 2 * once
-    assert FunctionScore(counted) == FunctionScore(counted)
-    assert hash(FunctionScore(counted)) == hash(FunctionScore(counted))
-    assert FunctionScore(counted) != FunctionScore(lambda q, k: q @ k.T)
+    assert len({FunctionScore(counted), FunctionScore(counted), FunctionScore(product)}) == 2
 
 
 def test_callables_that_count_as_functions():
@@ -118,44 +112,43 @@ def test_callables_that_count_as_functions():
     def scaled(q, k, scale=1.0):
         return scale * (q @ k.T)
 
-    for score in (
-        scaled,
-        jax.jit(product),
-        functools.partial(scaled, scale=1.0),
-        aj.get_score(f"{__name__}:product"),
-    ):
+    partial, named = functools.partial(scaled, scale=1.0), aj.get_score(f"{__name__}:product")
+    for score in (scaled, jax.jit(product), partial, named):
         close(aj.attention_weights(QUERY, KEY, score=score), expected)
-    capped = aj.SoftCap(aj.get_score(product), cap=2.0)
-    expected = aj.attention_weights(QUERY, KEY, score=aj.SoftCap(aj.Dot(), cap=2.0))
-    close(aj.attention_weights(QUERY, KEY, score=capped), expected)
+    capped, expected = (
+        aj.attention_weights(QUERY, KEY, score=aj.SoftCap(score, cap=2.0))
+        for score in (aj.get_score(product), aj.Dot())
+    )
+    close(capped, expected)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"score": lambda q: q}, r"function of \(q, k\) or \(params, q, k\); got .*<lambda>\(q\)"),
-        ({"score": lambda *tokens: 0}, r"function of \(q, k\) .*; got .*<lambda>\(\*tokens\)"),
-        ({"score": lambda q, k, *, scale: 0}, r"function of \(q, k\) .*<lambda>\(q, k, \*, scale"),
-        (
-            {"score": lambda q, k: q},
-            r"score .*<lambda>: pair must return float logits \[5, 7\] .*; got float32 \[5, 3\]",
-        ),
-        ({"score": lambda q, k: 0.0}, r"score .*<lambda>: pair must return .* got a float"),
-        ({"score": lambda q, k: (q @ k.T).astype(int)}, r"pair must return float .* got int32 "),
-        ({"score": general}, r"params must be a pytree of float arrays for score general, .*{}"),
-        (
-            {"score": general, "params": {"kernel": np.eye(D, dtype=int)}},
-            r"params\['kernel'\] must be floating-point; got dtype int",
-        ),
-        (
-            {"score": product, "params": {"kernel": KERNEL}},
-            r"params must be {} for score product .* got {'kernel': \[3, 3\]}",
-        ),
+MISTAKES = {  # what the error names: arguments
+    "score must be .*function of": [
+        {"score": lambda q: q},
+        {"score": lambda *tokens: 0},
+        {"score": lambda q, k, *, scale: 0},
     ],
-)
-def test_mistakes(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        aj.attention(QUERY, KEY, VALUE, **arguments)
+    "score .*<lambda>: pair must return float": [
+        {"score": lambda q, k: q},
+        {"score": lambda q, k: 0.0},
+        {"score": lambda q, k: (q @ k.T).astype(int)},
+    ],
+    r"params(\['kernel'\])? must be": [
+        {"score": general},
+        {"score": general, "params": {"kernel": np.eye(D, dtype=int)}},
+        {"score": product, "params": {"kernel": KERNEL}},
+    ],
+    r"params must be .*give params=score.init\(rng, 3, 3\)": [
+        {"score": score} for score in (aj.Additive, "additive", aj.Additive())
+    ],
+}
+
+
+@pytest.mark.parametrize("named", MISTAKES)
+def test_mistakes(named):
+    for arguments in MISTAKES[named]:
+        with pytest.raises(ValueError, match=named):
+            aj.attention(QUERY, KEY, VALUE, **arguments)
 
 
 def test_a_traced_array_from_the_enclosing_scope_is_refused():
@@ -167,18 +160,10 @@ def test_a_traced_array_from_the_enclosing_scope_is_refused():
         return aj.attention(QUERY, KEY, VALUE, score=score).sum()
 
     for loss in (closed_over, bound):
-        with pytest.raises(ValueError, match=r"traced array float32\[3,3\].*: take it as a param"):
+        with pytest.raises(ValueError, match=r"traced array float32\[3,3\]"):
             jax.grad(loss)(KERNEL)
 
 
 def test_modules_need_a_score_that_initialises_its_params():
-    with pytest.raises(ValueError, match=r"general takes params .* subclass Score and define init"):
+    with pytest.raises(ValueError, match=r"general takes params .* define init"):
         aj.nn.Attention(general, D, D, rngs=nnx.Rngs(0))
-
-
-@pytest.mark.parametrize("score", [aj.Additive, "additive", aj.Additive()])
-def test_missing_params(score):
-    with pytest.raises(
-        ValueError, match=r"give params=score.init\(rng, 3, 3\), where score = Additive\(hidden"
-    ):
-        aj.attention(QUERY, KEY, VALUE, score=score)

