@@ -5,6 +5,7 @@ import os
 
 import quick_compilation  # first, because JAX reads its settings when it is imported
 
+import hypothesis  # isort: skip
 import jax  # isort: skip
 import pytest
 
@@ -14,6 +15,20 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 pytest.register_assert_rewrite("conformance", "derivative_cases")
+
+
+# The same examples in every run; pytest --hypothesis-profile=nightly draws fifty times as many, new
+# ones each night. Both shrink what fails.
+hypothesis.settings.register_profile(
+    "fast", max_examples=100, deadline=None, derandomize=True, database=None,
+    phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+)  # fmt: skip
+hypothesis.settings.register_profile(
+    "nightly", max_examples=5000, deadline=None, print_blob=True,
+    phases=[hypothesis.Phase.reuse, hypothesis.Phase.generate, hypothesis.Phase.shrink],
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)  # fmt: skip
+hypothesis.settings.load_profile("fast")
 
 
 def pytest_configure():

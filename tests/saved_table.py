@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[1]
 # {part: (file of the results, README with the part)}
 TABLES = {
     "faults": ("tests/faults/results.json", "attention_jax/runs/README.md"),
-    "fuzz": ("tests/fuzz/results.json", "tests/README.md"),
 }
 
 

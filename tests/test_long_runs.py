@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 
@@ -11,12 +10,8 @@ import saved_table
 
 from tests.faults.findings import table as table_of_faults
 
-COMMANDS = {"fuzz": ("tests/fuzz",), "faults": ("-m", "tests.faults")}
-# The folder of the fuzz tests is a program and not a package.
-TABLE_OF = {
-    "fuzz": runpy.run_path(str(saved_table.ROOT / "tests" / "fuzz" / "table.py"))["table"],
-    "faults": table_of_faults,
-}
+COMMANDS = {"faults": ("-m", "tests.faults")}
+TABLE_OF = {"faults": table_of_faults}
 
 
 @pytest.mark.parametrize("part", COMMANDS)

@@ -182,7 +182,7 @@ def parse_python_command(script: str, *arguments: str) -> None:
         assert all((ROOT / path).exists() for path in paths), arguments
         return
     assert (ROOT / script).exists(), script
-    if script in ("scripts/benchmarks/readme_tables.py", "tests/fuzz"):
+    if script == "scripts/benchmarks/readme_tables.py":
         return  # without options
     parse_options(load(script), arguments)
 

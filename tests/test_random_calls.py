@@ -1,0 +1,297 @@
+"""Properties of random calls: the result is that of NumPy in float64, whatever the arrays hold.
+
+The profile `fast` draws the same few examples each time; `nightly` draws fifty times as many.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from normalizer_cases import NORMALIZER_CASES
+from strategies import (
+    F4,
+    F8,
+    SIZES,
+    assert_near,
+    averaged,
+    biases,
+    calls,
+    certain_rows,
+    examples,
+    filled,
+    fillings,
+    logits_of,
+    masks,
+    moderate,
+    seeds,
+    softmax,
+    tolerance,
+    unread_tokens,
+)
+
+import attention_jax as aj
+
+TILE = aj.BlockSizes(query=2, key=2)
+implementations = st.sampled_from(["tiled", "reference", None])
+# Infinite slopes, of alpha > 2, make the weights themselves imprecise.
+NORMALIZERS = [name for name in NORMALIZER_CASES if name not in ("softmax", "entmax_3")]
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_programs():
+    """Clears the thousands of programs of a nightly run, which fill gigabytes."""
+    yield
+    if settings().max_examples > 100:
+        jax.clear_caches()
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What NumPy makes of a call, and which rows of it are certain."""
+
+    table: np.ndarray
+    logits: np.ndarray
+    weights: np.ndarray
+    statistics: dict
+    sure: np.ndarray  # bool [*B, T], and of the output
+    sure_output: np.ndarray
+    bound: float
+
+
+def expected_of(call, also=True) -> Expected:
+    table = call.mask[1] & also
+    logits = logits_of(call, call.kept, call.bias[1], call.params)
+    sure, sure_output = certain_rows(call, table)
+    bound = tolerance(call, logits, sure, table)
+    return Expected(table, logits, *softmax(logits, table), sure, sure_output, bound)
+
+
+def check_output(call, got, weights, right, factor=1.0, terms=0.0):
+    """Asserts the dtype of the output, its certain rows, and zeros in rows without keys."""
+    assert got.dtype == call.output_dtype
+    output = averaged(weights, call.kept["value"], right.table)
+    where = right.sure_output[..., None]
+    assert_near("output", got, output, right.bound * factor, where=where, terms=terms)
+    assert not np.asarray(got, float)[~right.table.any(-1)].any(), "a row without keys"
+
+
+@examples(8)
+@given(calls(), implementations)
+def test_attention_is_right_in_each_row_that_reads_moderate_numbers(call, implementation):
+    right = expected_of(call)
+    options = {"implementation": implementation, "block_sizes": TILE, "return_statistics": True}
+    with jax.enable_x64(call.x64):
+        output, statistics = aj.attention(**call.keywords(), **options)
+        weights = aj.attention_weights(**call.keywords("value"))
+    check_output(call, output, right.weights, right)
+    for name, array in statistics._asdict().items():
+        assert array.dtype == (np.float64 if call.x64 else np.float32)
+        assert_near(name, array, right.statistics[name], right.bound, where=right.sure, terms=1.0)
+    assert weights.dtype == call.output_dtype
+    assert_near("weights", weights, right.weights, right.bound, where=right.sure[..., None])
+    masked = np.asarray(weights, float)[~right.table]
+    assert not np.nan_to_num(masked).any(), "a masked pair has a weight"
+
+
+def normalized(name, logits, table):
+    """Returns the weights [*B, T, S] of a normaliser, row by row; logits may be complex."""
+    case, weights = NORMALIZER_CASES[name], np.zeros(logits.shape, complex)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, float)[None], case.params)
+    for row in np.ndindex(table.shape[:-1]):
+        keys = table[row]
+        if keys.any():
+            weights[row][keys] = case.weights(params, logits[row][keys][None].astype(complex))[0]
+    return weights
+
+
+def with_normalizer(name):
+    params = jax.tree.map(jnp.float32, NORMALIZER_CASES[name].params)
+    return {"normalizer": NORMALIZER_CASES[name].normalizer, "normalizer_params": params}
+
+
+@examples(4)
+@given(calls(sizes=SIZES[:6]), st.sampled_from(NORMALIZERS), implementations)
+def test_attention_is_right_with_any_normalizer(call, name, implementation):
+    nothing = None, np.zeros_like(call.bias[1])
+    call = dataclasses.replace(call, bias=call.bias if moderate(call.bias[1]).all() else nothing)
+    right = expected_of(call)
+    options = {"implementation": implementation, "block_sizes": TILE}
+    with jax.enable_x64(call.x64):
+        got = aj.attention(**call.keywords(), **with_normalizer(name), **options)
+    readable = np.where(right.sure[..., None], right.logits, 0)
+    weights = normalized(name, readable, right.table).real
+    value = np.where(moderate(call.kept["value"]), call.kept["value"], 0)
+    largest = max(1.0, np.max(weights, initial=0))
+    check_output(call, got, weights, right, 4 * largest, np.max(np.abs(value), initial=0))
+
+
+@examples(5)
+@given(
+    calls(sizes=SIZES[:5], dtypes=(F4, F8), extreme=False),
+    st.sampled_from(["softmax", "softmax", *NORMALIZERS]),
+    st.sampled_from(["tiled", "reference"]),
+    seeds,
+)
+def test_gradients_are_those_of_the_complex_step(call, name, implementation, seed):
+    """<gradient, direction> of each argument is Im f(x + ih direction) / h."""
+    rng, step = np.random.default_rng(seed), 1e-30
+    table, length = call.mask[1], call.size[1]
+    inputs = {**call.kept, "bias": filled(rng, table.shape), "params": call.params}
+    doutput = filled(rng, (*call.size[0], length, call.size[5]))
+
+    def forward(arrays):
+        arrays = {**arrays, "mask": call.mask[0], "score": call.keywords()["score"]}
+        options = {"implementation": implementation, "block_sizes": TILE}
+        return aj.attention(**arrays, **options, **with_normalizer(name))
+
+    with jax.enable_x64(call.x64):
+        arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, call.dtype), inputs)
+        gradients = jax.vjp(forward, arrays)[1](jnp.asarray(doutput, call.dtype))[0]
+    for tokens, unread in unread_tokens(table).items():
+        assert not np.asarray(gradients[tokens])[unread].any(), f"gradient of unread {tokens}"
+    assert not np.asarray(gradients["bias"])[~table].any(), "gradient of a masked bias"
+    for argument, leaves in inputs.items():
+        direction = jax.tree.map(lambda leaf: filled(rng, leaf.shape), leaves)
+        moved = jax.tree.map(lambda x, d: x + 1j * step * d, leaves, direction)
+        at = {**inputs, argument: moved}
+        logits = np.where(table, logits_of(call, at, at["bias"], at["params"]), 0)
+        weights = (
+            softmax(logits, table)[0] if name == "softmax" else normalized(name, logits, table)
+        )
+        terms = doutput * averaged(weights, at["value"], table).imag / step
+        products = jax.tree.leaves(
+            jax.tree.map(lambda g, d: np.asarray(g, float) * d, gradients[argument], direction)
+        )
+        got, size = (sum(np.sum(f(x)) for x in products) for f in (np.asarray, np.abs))
+        bound = (1e-9 if call.x64 else 1e-4) * (1 + size + np.abs(terms).sum())
+        assert abs(got - terms.sum()) <= bound, f"{argument}: {got}, not {terms.sum()}"
+
+
+sides = st.sampled_from([0, 1, 2, 3, 5])
+
+
+@examples(30)
+@given(st.data())
+def test_a_mask_and_a_bias_have_the_tables_of_their_formulas(data):
+    batch, length, keys = data.draw(st.tuples(st.sampled_from([(), (2,), (0,)]), sides, sides))
+    mask, table = data.draw(masks(batch, length, keys, depth=3))
+    mask = mask & aj.local_mask(None, None)  # a table of bools becomes a Mask
+    got = np.broadcast_to(np.asarray(mask.materialize(length, keys)), table.shape)
+    assert np.array_equal(got, table)
+    bias, values = data.draw(biases(batch, length, keys, depth=2))
+    bias = aj.alibi_bias(np.zeros((), "f4")) + bias
+    got = np.broadcast_to(np.asarray(bias.materialize(length, keys)), values.shape)
+    assert_near("bias", got, values, 2e-6, where=moderate(values))
+
+
+@examples(4)
+@given(calls(scores=("scaled", "general", "dot")), st.data(), implementations)
+def test_local_attention_is_right(call, data, implementation):
+    batch, length, keys, *_ = call.size
+    rng = np.random.default_rng(data.draw(seeds))
+    lead = data.draw(st.sampled_from([batch, ()]))
+    centers = filled(rng, (*lead, length), data.draw(st.sampled_from(["plain", "nan"]))) * 2
+    around = {
+        "centers": centers.astype("f4"),
+        "radius": data.draw(st.sampled_from([1, 0, 2, 50])),
+        "sigma": data.draw(st.sampled_from([None, 0.5, 25.0])),
+    }
+    distance = np.abs(np.arange(keys) - centers[..., None])
+    right = expected_of(call, distance <= around["radius"])
+    sigma = around["sigma"] or np.inf
+    with np.errstate(all="ignore"):
+        damping = np.exp(-((distance / sigma) ** 2) / 2)
+    weights = np.where(right.table, right.weights * damping, 0)
+    with jax.enable_x64(call.x64):
+        options = {"implementation": implementation, "block_sizes": TILE, **around}
+        output = aj.local_attention(**call.keywords(), **options)
+        got = aj.local_attention_weights(**call.keywords("value"), **around)
+    # The centers are float32.
+    factor = 4 + (1e-5 / right.bound if call.x64 else 0)
+    check_output(call, output, weights, right, factor)
+    assert_near("weights", got, weights, factor * right.bound, where=right.sure[..., None])
+
+
+@examples(5)
+@given(calls(scores=("dot", "scaled"), dtypes=(F4,)), st.data())
+def test_coverage_attention_is_right(call, data):
+    """One query after another, each with keys that are moved by the weights of those before."""
+    batch, length, keys, _, dim, _ = call.size
+    rng = np.random.default_rng(data.draw(seeds))
+    kernel = filled(rng, (dim,), data.draw(st.sampled_from(["plain", "zeros"])))
+    before = np.abs(filled(rng, data.draw(st.sampled_from([(keys,), (*batch, keys)]))))
+    right = expected_of(call)
+    kept, covered = call.kept, np.broadcast_to(before, (*batch, keys))
+    weights, loss = np.zeros(right.table.shape), np.zeros((*batch, length))
+    for t in range(length):
+        query, table = kept["query"][..., t : t + 1, :], right.table[..., t : t + 1, :]
+        key = np.where(moderate(kept["key"]), kept["key"], 0) + covered[..., None] * kernel
+        bias = call.bias[1][..., t : t + 1, :]
+        logits = logits_of(call, {"query": query, "key": key}, bias, call.params)
+        row = softmax(logits, table)[0][..., 0, :]
+        weights[..., t, :] = row
+        loss[..., t] = np.where(table[..., 0, :], np.minimum(row, covered), 0).sum(-1)
+        covered = covered + row
+    got = aj.coverage_attention(
+        **call.keywords(), coverage_kernel=jnp.asarray(kernel, "f4"),
+        coverage=jnp.asarray(before, "f4"),
+    )  # fmt: skip
+    # A query's weights reach all later queries.
+    sure = right.sure.all(-1)
+    output = averaged(weights, kept["value"], right.table)
+    expected = {"output": output, "weights": weights, "coverage": covered, "loss": loss}
+    for name, array in got._asdict().items():
+        certain = sure & right.sure_output.all(-1) if name == "output" else sure
+        certain = certain.reshape(*batch, *[1] * (expected[name].ndim - len(batch)))
+        assert array.dtype == np.float32
+        assert_near(name, array, expected[name], 50 * right.bound, where=certain, terms=1.0)
+
+
+@examples(6)
+@given(
+    calls(scores=("scaled", "additive", "general"), dtypes=(F4,)),
+    st.sampled_from([0.0, -1.0, 2, 50.0, -50.0]),
+    st.booleans(),
+)
+def test_monotonic_attention_is_right(call, offset, hard):
+    right = expected_of(call)
+    with np.errstate(all="ignore"):
+        p = np.where(right.table, 1 / (1 + np.exp(-(right.logits + offset))), 0)
+    weights, sure = np.zeros(p.shape), right.sure.all(-1)
+    if hard:  # rounding may decide
+        sure = sure & ~(np.abs(p - 0.5) < 1e-5).any((-2, -1))
+        p = (p >= 0.5).astype(float)
+    previous = np.broadcast_to(np.arange(p.shape[-1]) == 0, weights[..., 0, :].shape)
+    for i in range(p.shape[-2]):
+        reached = np.zeros(p.shape[:-2])  # the probability that query i looks at key j
+        for j in range(p.shape[-1]):
+            reached = (reached * (1 - p[..., i, j - 1]) if j else 0) + previous[..., j]
+            weights[..., i, j] = p[..., i, j] * reached
+        previous = weights[..., i, :]
+    output, got = aj.monotonic_attention(**call.keywords(), offset=offset, hard=hard)[:2]
+    bound = 4 * right.bound * (1 + abs(offset))
+    assert_near("weights", got, weights, bound, where=sure[..., None, None])
+    values = moderate(call.kept["value"]).all(-1) | ~right.table.any(-2)
+    sure = (sure & values.all(-1))[..., None, None]
+    right_output = averaged(weights, call.kept["value"], right.table)
+    assert output.dtype == np.float32
+    assert_near("output", output, right_output, bound, where=sure, terms=1e-3)
+
+
+@examples(10)
+@given(st.data(), fillings, st.sampled_from([1, 8, 1e4]), st.sampled_from([-1, -2, 0]))
+def test_masked_softmax_is_right(data, filling, size, axis):
+    batch, length, keys, *_ = data.draw(st.sampled_from(SIZES))
+    mask, table = data.draw(masks(batch, length, keys))
+    rng = np.random.default_rng(data.draw(seeds))
+    logits = (filled(rng, table.shape, filling) * size).clip(-3e38, 3e38).astype("f4")
+    got = np.asarray(aj.masked_softmax(logits, mask, axis))
+    rows = [np.moveaxis(x, axis, -1) for x in (logits.astype(float), table)]
+    sure = (np.isfinite(rows[0]) | (rows[0] == -np.inf) | ~rows[1]).all(-1, keepdims=True)
+    assert got.dtype == np.float32
+    assert_near("weights", np.moveaxis(got, axis, -1), softmax(*rows)[0], 4e-6, where=sure)
+    assert not np.nan_to_num(got[~table]).any(), "a masked entry has a weight"

@@ -1,0 +1,280 @@
+"""A wrong call ends in one short line that names the argument, whatever stands in its place.
+
+Each entry of `WRONG` has a right call of a function and strategies for wrong arguments. An example
+draws one wrong value for each argument, and the arguments are tried one after another.
+"""
+
+import traceback
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import examples
+
+import attention_jax as aj
+from attention_jax import analysis, interop, nn
+
+LIBRARY = Path(aj.__file__).parent
+LONGEST_MESSAGE = 600  # characters; the longest messages list all scores or parameters
+
+
+def ones(*shape, dtype="f4"):
+    return np.ones(shape, dtype)
+
+
+def one_of(*values):
+    return st.sampled_from(values)
+
+
+# --- wrong values of a kind of argument ---
+
+no_arrays = one_of("text", b"text", {"a": 1.0}, [[[1.0], [1.0, 2.0]]], np.array([["a"]]), object())
+no_floats = no_arrays | one_of(
+    ones(2, 2, dtype=int), 3, ones(2, 2, dtype=bool), ones(2, 2, dtype=complex), {1.0}, len,
+    np.array([["2020-01-01"]], "datetime64[D]"),
+)  # fmt: skip
+no_tokens = no_floats | one_of(1.0, ones(2), ones(7, 2, 9))
+no_integers = no_arrays | one_of(ones(2), 2.0, ones(2, dtype=bool), ones(2, dtype=complex))
+no_size = one_of("2", [2], 2.5, 2.0, 0) | st.integers(max_value=-1) | st.floats()
+no_size_or_none = no_size | st.none()
+no_count = one_of("2", [2], 2.5, 2.0, None, True) | st.integers(max_value=-1)  # may be 0
+no_word = one_of("x", "", 3, [], ["x"], object) | st.text(st.characters(codec="ascii"), min_size=30)
+no_number = one_of("a", None, 1j, {}, [[1.0], []])
+no_rate = no_number | one_of(1.0, np.nan, np.inf, [0.1]) | st.floats(max_value=-1e-3)
+no_positive = one_of("a", np.nan, [1.0, 0.0], {}) | st.floats(max_value=0)
+no_mask = no_arrays | one_of(1, 1.0, ones(2, 3), ones(7, 7, dtype=bool), ones(2, 3, dtype=int))
+no_bias = no_floats.filter(lambda x: not isinstance(x, dict)) | one_of(ones(7, 7), ones(7, 1, 1, 1))
+no_score = one_of("skaled", "", ":", "nowhere:Score", "os:path", "..:x", 3, None, object(), aj.Mask)
+no_normalizer = one_of(
+    "softmx", "", "entmax(", "entmax(alpha=1.0)", "entmax(alpha='2')", "entmax(1.5, 2)",
+    "softmax(sink=1)", "sigmoid(bias=inf)", "log_scaled(normalizer=nothing)", "os:path", 3, None,
+    ["softmax"], aj.Normalizer,
+)  # fmt: skip
+no_params = one_of(3.0, "v", [1.0], {"wrong": ones(2, 2)}, {"kernel": None}, {"kernel": "text"})
+no_rng = one_of(
+    7, 1.5, "key", {}, [1, 2], np.zeros(3, np.uint32), np.zeros(2, np.int32), np.zeros(2),
+    jax.random.split(jax.random.key(0)),
+)  # fmt: skip
+no_offset = one_of(1.0, "1", None, [1]) | st.integers(min_value=2**31)
+no_side = one_of("1", [1], 1.5) | st.integers(max_value=-1) | st.integers(min_value=2**31)
+no_centers = one_of("text", None, True, 1.0, {}, [[1.0]] * 3, ones(2, dtype=complex), ones(7))
+
+# --- right calls, and their wrong arguments ---
+
+TOKENS = {"query": ones(2, 2), "key": ones(3, 2), "value": ones(3, 2)}
+HEADS = {"query": ones(2, 2, 2, 2), "key": ones(2, 3, 2, 2), "value": ones(2, 3, 2, 2)}
+PAIRS = np.full((2, 3), 1 / 3, "f4")
+STATE = {"logits": np.zeros((2, 3, 3), "f4")}
+SEARCH = {"step": lambda state, tokens: (state["logits"][:, 0], state), "state": STATE}
+SEARCH |= {"batch_size": 2, "max_length": 3, "sos": 0, "eos": 1, "pad": 2}
+tokens = dict.fromkeys(TOKENS, no_tokens)
+only_floats = dict.fromkeys(TOKENS, no_floats)
+pairs = {"mask": no_mask, "bias": no_bias}
+options = {"dropout_rate": no_rate, "implementation": no_word, "score": no_score}
+wrong_search = {
+    **dict.fromkeys(("sos", "eos", "pad"), one_of(1.0, "1", None, [1], True)),
+    "eos": st.integers(max_value=-1) | st.integers(min_value=3),
+    **dict.fromkeys(("batch_size", "max_length"), no_size_or_none | one_of(True, ones(2))),
+    "step": one_of(
+        None, 3, "step", lambda *_: None, lambda state, _: state["logits"][:, 0],
+        lambda state, _: (state["logits"], state), lambda state, _: (state["logits"][:, 0], {}),
+        lambda state, _: (state["logits"][:1, 0], state),
+        lambda state, _: (state["logits"][:, 0].astype(int), state),
+    ),
+}  # fmt: skip
+module_options = {"score": no_score, "dropout_rate": no_rate, "implementation": no_word}
+BLOCK = dict.fromkeys(("dim", "hidden_dim"), no_size)
+SOFTMAX = {"logits": ones(2, 3)}
+ROLLOUT = {"weights": ones(1, 1, 2, 2)}
+CENTERS = {**TOKENS, "centers": ones(2), "radius": 1}
+MONOTONIC = {**TOKENS, "score": "dot"}
+
+
+def using(function, **also):
+    """Returns the function with a part of its arguments, under a name for the test."""
+
+    def call(**arguments):
+        return function(**also, **arguments)
+
+    call.__name__ = f"{function.__name__}, {', '.join(also)}"
+    return call
+
+
+def combined(mask):
+    return aj.causal_mask() & mask
+
+
+def added(bias):
+    return aj.alibi_bias(0.5) + bias
+
+
+def materialized(mask):
+    return mask.materialize(2, 3)
+
+
+def made(module, **also):
+    """Returns a function that makes a Flax module."""
+    return using(module, **also, rngs=nnx.Rngs(0))
+
+
+def one_module(**arguments):
+    module = nn.Attention("scaled", 4, 4, dropout_rate=0.5, deterministic=True, rngs=nnx.Rngs(0))
+    return module(**arguments)
+
+
+def heads_module(**arguments):
+    module = nn.MultiHeadAttention(
+        "scaled", 4, num_heads=2, dropout_rate=0.5, deterministic=True, rngs=nnx.Rngs(0)
+    )
+    return module(**arguments)
+
+
+CALLED = {name: ones(2, 3, 4) for name in TOKENS}
+wrong_called = {**dict.fromkeys(TOKENS, no_floats | one_of(1.0, ones(4))), **pairs}
+wrong_called |= {"dropout_rng": no_rng}
+
+WRONG = [  # (function, a right call, {argument: wrong values})
+    (aj.attention, TOKENS, {
+        **tokens, **pairs, **options, "block_sizes": one_of((2, 2), 4, "4", {}, True, []),
+        "normalizer": no_normalizer, "params": no_params}),
+    (using(aj.attention, dropout_rate=0.5), TOKENS, {"dropout_rng": no_rng | st.none()}),
+    (using(aj.attention, normalizer="softmax(sink=True)"), TOKENS, {
+        "normalizer_params": one_of(3.0, {"sink": "text"}, {"sink": np.zeros(7, "f4")}, "sink",
+                                    {"sink": None}, {"wrong": 0.0}, {"sink": np.zeros((), int)})}),
+    (aj.BlockSizes, {}, {"query": no_size, "key": no_size}),
+    (aj.causal_mask, {}, {"offset": no_offset}),
+    (aj.local_mask, {"left": 1, "right": 1}, {"left": no_side, "right": no_side}),
+    (aj.padding_mask, {"key_lengths": 3},
+     {"key_lengths": no_integers, "query_lengths": no_integers}),
+    (aj.segment_mask, {"query_segments": [1], "key_segments": [1]},
+     {"query_segments": no_integers | st.just(3), "key_segments": no_integers | st.just(3)}),
+    (aj.window_mask, {"centers": [1.0], "radius": 1}, {
+        "centers": no_floats.filter(lambda x: getattr(x, "dtype", "") != "int64"),
+        "radius": no_count}),
+    (combined, {}, {"mask": one_of("causal", 1, 1.0, ones(2, 2), [[1, 0]], object(), {}, None)}),
+    (materialized, {}, {"mask": one_of(
+        combined(ones(5, 3, dtype=bool)), ~combined(ones(3, 2, dtype=bool)),
+        aj.window_mask(ones(3), 1), aj.segment_mask(ones(3, dtype=int), ones(3, dtype=int)))}),
+    (added, {}, {"bias": no_floats}),
+    (aj.alibi_bias, {}, {"slopes": no_floats}),
+    (aj.alibi_slopes, {}, {"num_heads": no_size_or_none}),
+    (aj.relative_bias, {}, {"table": no_floats | one_of(ones(4), 1.0)}),
+    (aj.t5_bias, {"table": ones(8)},
+     {"table": no_floats | st.just(1.0), "max_distance": one_of(0, -3, 2, 8.0, "8", None)}),
+    (aj.gaussian_bias, {"centers": ones(2), "sigma": 1.0}, {
+        "centers": no_centers.filter(lambda x: np.shape(x) not in ((3, 1), (7,))),
+        "sigma": no_positive | one_of(None, 1j)}),
+    (aj.local_attention, CENTERS, {
+        **only_floats, **pairs, "implementation": no_word, "dropout_rate": no_rate,
+        "centers": no_centers, "radius": no_count,
+        "sigma": no_positive | one_of(ones(7), True, 1j)}),
+    (aj.coverage_attention, {**MONOTONIC, "coverage_kernel": ones(2)}, {
+        **only_floats, "mask": no_mask, "score": no_score, "params": no_params,
+        "coverage_kernel": no_floats | one_of(None, 1.0, ones(3), ones(1), ones(7, 2)),
+        "coverage": no_floats | one_of(1.0, ones(2), ones(1), ones(7, 3))}),
+    (aj.monotonic_attention, MONOTONIC, {
+        **only_floats, "mask": no_mask, "score": no_score, "hard": one_of("yes", 1, None, 0.5),
+        "offset": no_number | one_of(ones(2), object()), "initial": no_floats | st.just(1.0),
+        "noise_scale": no_number | one_of(ones(2), object()), "noise_rng": no_rng}),
+    (aj.monotonic_weights, {"probabilities": PAIRS}, {
+        "probabilities": no_floats | one_of(0.5, ones(3)),
+        "initial": no_floats | one_of(1.0, ones(2), ones(7, 3))}),
+    *((function, {"probabilities": PAIRS}, {
+        "probabilities": one_of("text", b"text", {}, 3, 0.5, ones(3), ones(2, 2, dtype=complex)),
+        "start": no_integers | one_of(None, ones(2, dtype=int))})
+      for function in (aj.hard_monotonic_positions, aj.hard_monotonic_weights)),
+    (aj.greedy_search, SEARCH, wrong_search),
+    (using(aj.beam_search, beams=2), SEARCH, wrong_search | {
+        "length_penalty": no_number | one_of(-1.0, np.nan, np.inf),
+        "row_axes": one_of(5, -4, "a", 0.0, {"logits": 1}, {"other": 0}, {"logits": [0]})}),
+    (aj.beam_search, SEARCH, {"beams": no_size_or_none}),
+    (aj.masked_softmax, SOFTMAX, {
+        "logits": no_floats | st.none(), "mask": no_mask,
+        "axis": one_of(1.0, "last", None, [0], (0, 1)) | st.integers(min_value=2)}),
+    *((getattr(analysis, name), {}, {"weights": no_floats | one_of(None, 1.0, ones(3))})
+      for name in ("weight_entropy", "effective_keys")),
+    (analysis.normalized_entropy, {"weights": PAIRS}, {"weights": no_floats, "mask": no_mask}),
+    *((getattr(analysis, name), {"weights": PAIRS, **also}, {
+        **wrong, "weights": no_floats, "rows": one_of("all", 1, ones(2), ones(7, dtype=bool), {})})
+      for name, also, wrong in (
+        ("saturation", {}, {"bound": one_of(-0.5, 1.0, np.nan, "a", None, 1j)}),
+        *((name, {"alignment": [0, 1]}, {"alignment": one_of("a", None, 1.0, ones(7, dtype=int))})
+          for name in ("alignment_error", "expected_distance")))),
+    (analysis.jensen_shannon, {"weights_a": PAIRS}, {
+        "weights_b": no_floats | one_of(None, ones(3, 2), ones(1, 2, 3))}),
+    (analysis.softmax_vjp, {"weights": PAIRS}, {"dweights": no_floats | one_of(None, ones(3, 2))}),
+    *((getattr(analysis, name), {}, {"weights": no_floats})
+      for name in ("softmax_jacobian", "softmax_jacobian_norm")),
+    (analysis.logit_variance, {}, {"logits": no_floats | st.just(1.0)}),
+    (analysis.gradient_through_top_keys, {"weights": PAIRS, "dlogits": PAIRS, "k": 1}, {
+        "k": no_size_or_none | st.integers(min_value=4)}),
+    (analysis.attention_rollout, ROLLOUT, {
+        "weights": one_of("text", 3, None, [], ones(2, 3), ones(1, 1, 2, 3), ones(0, 1, 2, 2),
+                          [ones(1, 2, 2), ones(1, 3, 3)], [ones(1, 2, 2), "text"]),
+        "residual": no_rate.filter(lambda x: x != [0.1]), "head_reduction": no_word}),
+    (analysis.attention_gradients, TOKENS | {"doutput": ones(2, 2)}, {
+        **only_floats, "doutput": no_floats | one_of(None, ones(3, 2), ones(2, 2, 2))}),
+    (interop.dot_product_attention, HEADS, {
+        **dict.fromkeys(HEADS, no_floats | one_of(ones(2, 2), ones(1, 1, 1, 1, 1))), **pairs,
+        "scale": one_of("text", [1.0], ones(2), {}, np.nan, np.inf), "score": no_score,
+        **dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"), no_integers | st.just(3)),
+        "local_window_size": one_of(1.5, "1", (1,), (1, 2, 3), (-1, 0), {}, -1),
+        "implementation": no_word, "params": no_params}),
+    (made(nn.Attention), {"score": "scaled", "query_dim": 4, "key_dim": 4},
+     module_options | {"query_dim": no_size_or_none, "key_dim": no_size_or_none | st.just(3)}),
+    (made(nn.MultiHeadAttention), {"score": "scaled", "query_dim": 4, "num_heads": 2}, {
+        **module_options, **dict.fromkeys(("query_dim", "key_dim", "qkv_dim"), no_size),
+        "output_dim": no_size, "num_heads": no_size, "num_key_heads": no_size | st.just(3),
+        "rotary_wavelength": no_positive | st.just(np.inf)}),
+    (one_module, CALLED, wrong_called),
+    (heads_module, CALLED, wrong_called),
+    (nn.BlockConfig, {}, {
+        **dict.fromkeys(("dim", "hidden_dim", "num_heads", "num_key_heads"),
+                        one_of(2.5, "2", [2]) | st.integers(max_value=-1)),
+        "activation": no_word | st.none(), "norm": no_word | st.none(), "dropout_rate": no_rate}),
+    (nn.CrossAttentionConfig, {}, {
+        "radius": no_side.filter(lambda x: x != 2**31 and not (type(x) is int and x > 0)),
+        "attention": no_word | st.none(), "alignment": no_word | st.none(),
+        "normalizer": no_normalizer}),
+    (nn.Seq2SeqConfig, {}, {
+        **dict.fromkeys(("block", "cross_attention", "positions"), one_of("rotary", None, 3)),
+        "encoder_layers": no_count.filter(lambda x: x is not True),
+        "decoder_layers": one_of(2.5, "2", [2]) | st.integers(max_value=-1), "score": no_score}),
+    (nn.PositionConfig, {}, {
+        "kind": no_word | st.none(), "limit": no_size_or_none | st.just(True),
+        **dict.fromkeys(("max_wavelength", "min_wavelength", "scale"),
+                        no_positive | one_of(np.inf, None))}),
+]  # fmt: skip
+
+# A mistake may be told by another argument that it contradicts.
+ALSO_NAMED = {
+    "query": ("key",), "score": ("pair",), "normalizer": ("alpha", "bias", "scale", "sink"),
+    "normalizer_params": ("sink",), "row_axes": ("state",), "table": ("buckets",),
+    "num_heads": ("heads", "qkv_dim"), "mask": ("centers", "query_segments"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)), ids=[entry[0].__name__ for entry in WRONG])
+@examples(6)
+@given(data=st.data())
+def test_a_wrong_argument_is_named_in_one_line(number, data):
+    function, right, wrong = WRONG[number]
+    for argument, value in data.draw(st.fixed_dictionaries(wrong)).items():
+        check_refusal(function, right | {argument: value}, argument)
+
+
+def check_refusal(function, arguments, argument):
+    """Asserts that the library itself raises a ValueError of one line that names the argument."""
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is checked below
+        function(**arguments)
+    raised_in = Path(traceback.extract_tb(caught.value.__traceback__)[-1].filename)
+    assert LIBRARY in raised_in.parents, f"{argument}: {raised_in}'s error: {caught.value!r}"
+    message = str(caught.value)
+    assert "\n" not in message, message
+    assert len(message) <= LONGEST_MESSAGE, message
+    names = (argument, *ALSO_NAMED.get(argument, ()))
+    assert any(name in message for name in names), f"{argument} is not named: {message}"
