@@ -55,7 +55,10 @@ class Constant(aj.Bias):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: heads()(X, mask=jnp.ones((3, T, T), bool)), r"mask must broadcast to \[2, 5, 5\]"),
+        (
+            lambda: heads()(X, mask=jnp.ones((3, T, T), bool)),
+            r"mask must broadcast to \[2, 2, 5, 5\]",
+        ),
         (lambda: heads()(X, jnp.ones((3, T, D))), r"key must have batch axes that broadcast to \["),
         (lambda: heads()(X, X, X[:, :3]), r"value must be \[\*B, 5, ...\] to match key"),
         (lambda: heads()(X, heads().remember(X), X), "value must be None where key is a Memory"),
