@@ -29,12 +29,9 @@ class DotOnTpu(Dot):
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
+        dk_features = transposed_product(q_features, dlogits)  # first: fewer instructions
         dq_features = einsum("ts,sd->td", dlogits, k_features)
-        return (
-            jax.tree.map(jnp.zeros_like, params),
-            dq_features,
-            transposed_product(q_features, dlogits),
-        )
+        return jax.tree.map(jnp.zeros_like, params), dq_features, dk_features
 
 
 @dataclasses.dataclass(frozen=True)
