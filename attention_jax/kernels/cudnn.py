@@ -25,9 +25,10 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.custom_vjp import custom_vjp
-from attention_jax.implementations import reference, tiled
+from attention_jax.implementations import reference
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.kernels import tokens
+from attention_jax.kernels.rule import in_float32
 from attention_jax.kernels.windows import bounds_of, parts_of, windows_of
 from attention_jax.pairwise.masks import Mask, PaddingMask
 from attention_jax.scores import is_dot_product, key_feature_shapes
@@ -105,7 +106,7 @@ def _prepared(options: Options, inputs: Inputs) -> tuple[tuple[Array, ...], tupl
 @functools.partial(
     custom_vjp,
     nondiff_argnums=(0,),
-    twin=lambda options, inputs: tiled.attend(options, inputs)[0],
+    twin=lambda options, inputs: in_float32(options, inputs)[0],
 )
 def _attend(options: Options, inputs: Inputs) -> Array:
     """Output [T, Dv] of one example."""

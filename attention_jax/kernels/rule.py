@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.arrays import cast_floats
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import tiled
 from attention_jax.implementations.contract import Inputs, Options
@@ -41,6 +42,12 @@ class Kernels(NamedTuple):
     forward: Callable[[Call, Operands, Windows | None], tuple[Array, Sums]]
     # (..., terms of the rows, the cotangent of the output) -> those of the operands
     backward: Callable[[Call, Operands, Windows | None, RowTerms, Array], Operands]
+
+
+def in_float32(options: Options, inputs: Inputs) -> Any:
+    """The twin of every kernel: `tiled` without 16-bit products, whose errors would add up."""
+    output, statistics = tiled.attend(options, cast_floats(inputs, jnp.dtype(jnp.float32)))
+    return output.astype(inputs.query.dtype), statistics
 
 
 def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
@@ -82,7 +89,7 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
         terms = row_terms(sums, output, cotangents)
         return pull_back(kernels.backward(call, operands, windows, terms, cotangents[0]))
 
-    @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=tiled.attend)
+    @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=in_float32)
     def attend(options: Options, inputs: Inputs) -> Any:
         return forward(options, inputs)[0]
 

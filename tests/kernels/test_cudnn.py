@@ -73,7 +73,7 @@ def test_forward_mode_and_second_derivatives(stand_in):
 
     expected = in_float64(functools.partial(derivatives, "reference"), arrays, tangents, doutput)
     got = jax.jit(functools.partial(derivatives, "cudnn"))(arrays, tangents, doutput)
-    assert_within(got, expected, (2**-5, 2**-5))
+    assert_within(got, expected, BOUNDS)
 
 
 def test_examples_share_keys(stand_in):
