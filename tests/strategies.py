@@ -291,7 +291,7 @@ def tolerance(call: Call, logits: np.ndarray, sure: np.ndarray, table: np.ndarra
     terms += np.max(np.abs(logits), where=read, initial=1.0)
     if call.x64:
         return 1e-12 * (1 + terms)
-    rounding = {jnp.bfloat16: 2.0**-7, np.float16: 2.0**-9}.get(call.dtype, 0.0)
+    rounding = {jnp.bfloat16: 2.0**-8, np.float16: 2.0**-10}.get(call.dtype, 0.0)
     return 2e-6 + rounding + 4 * 2.0**-23 * terms
 
 
