@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
 from attention_jax.functional.capture_point import capture_point, capturing_matrices
-from attention_jax.functional.checks import check_axes, checked_inputs
+from attention_jax.functional.checks import check_axes, checked_call
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
@@ -114,7 +114,8 @@ def coverage_attention(
     are query_t, key_i, coverage_ti, weights_ti, coverage_kernel, loss_t; their W_s, W_h, v are the
     query_kernel, key_kernel, v of `Additive`, which has no b_attn. Other scores extend it.
     """
-    score, _, inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
+    score, inputs = call.options.score, call.inputs
     *batch_shape, _, query_dim = inputs.query.shape
     source_length, key_dim = inputs.key.shape[-2:]
     feature_dim = coverage_kernel_size(score, query_dim, key_dim, inputs.params)

@@ -8,7 +8,7 @@ Source: Luong, Pham and Manning 2015, section 3.2.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,7 @@ import numpy as np
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import results_of, weights_of
-from attention_jax.functional.checks import checked_inputs
-from attention_jax.implementations import BlockSizes
+from attention_jax.functional.checks import AttentionArguments, checked_call
 from attention_jax.pairwise.biases import Bias, bias_dataclass
 from attention_jax.pairwise.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
 from attention_jax.pairwise.position_functions import array_field, same_rank, take
@@ -35,14 +34,8 @@ def local_attention(
     centers: Array,
     radius: int,
     sigma: float | Array | None = None,
-    score: ScoreLike = DEFAULT_SCORE,
-    params: Params = None,
-    mask: Mask | Array | None = None,
-    bias: Bias | Array | None = None,
-    dropout_rate: float = 0.0,
-    dropout_rng: Array | None = None,
     implementation: str | None = None,
-    block_sizes: BlockSizes | None = None,
+    **arguments: Unpack[AttentionArguments],
 ) -> Array:
     """Attention in a window around a center for each query, with any score.
 
@@ -54,13 +47,14 @@ def local_attention(
     With the tiled implementation time and memory are linear in T times the window.
 
     Args:
-        query, key, value, score, params, mask, bias, dropout_rate, dropout_rng, implementation,
-            block_sizes: as in `attention`.
+        query, key, value, implementation: as in `attention`.
         centers: float or int [*B, T], p; see `monotonic_centers`, `reversed_centers`,
             `predicted_centers`. A window that contains no key gives output 0.
         radius: D, at least 0.
         sigma: standard deviation of the Gaussian, in key positions, as in `gaussian_bias`; D / 2 in
             the paper. None for no Gaussian (local-m).
+        arguments: score, params, mask, bias, dropout_rate, dropout_rng, block_sizes, as in
+            `attention`; another normaliser takes the place of softmax.
 
     Returns:
         output [*B, T, Dv] in the query's dtype.
@@ -74,10 +68,8 @@ def local_attention(
 
     Source: Luong, Pham and Manning 2015, section 3.2, equations 7, 9 and 10.
     """
-    mask = _with_window(mask, centers, radius)
-    gaussian = None if sigma is None else gaussian_bias(centers, sigma)
-    call = checked_inputs(score, query, key, value, params, mask, bias, damping=gaussian)
-    return results_of(call, dropout_rate, dropout_rng, implementation, block_sizes)[0]
+    window = _window(centers, radius, sigma, arguments.pop("mask", None))
+    return results_of(checked_call(query, key, value, **window, **arguments), implementation)
 
 
 def local_attention_weights(
@@ -109,15 +101,20 @@ def local_attention_weights(
     >>> weights.round(4)  # 1/3 for each key in the window, times exp(-2), 1, exp(-2)
     Array([[0.0451, 0.3333, 0.0451, 0.    ]], dtype=float32)
     """
-    mask = _with_window(mask, centers, radius)
-    gaussian = None if sigma is None else gaussian_bias(centers, sigma)
-    call = checked_inputs(score, query, key, None, params, mask, bias, damping=gaussian)
-    return weights_of(call)
+    window = _window(centers, radius, sigma, mask)
+    call = checked_call(query, key, None, score=score, params=params, bias=bias, **window)
+    return weights_of(call.options, call.inputs)
 
 
-def _with_window(mask: Mask | Array | None, centers: Array, radius: int) -> Mask:
+def _window(
+    centers: Array, radius: int, sigma: float | Array | None, mask: Mask | Array | None
+) -> dict[str, Any]:
+    """The arguments `mask` and `damping` of `checked_call`."""
     window = window_mask(centers, radius)
-    return window if mask is None else as_mask(mask) & window
+    return {
+        "mask": window if mask is None else as_mask(mask) & window,
+        "damping": None if sigma is None else gaussian_bias(centers, sigma),
+    }
 
 
 # --- the window and the Gaussian, as functions of position ---

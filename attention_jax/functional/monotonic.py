@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import checked_rng
 from attention_jax.functional.capture_point import capture_point, capturing_matrices
-from attention_jax.functional.checks import check_axes, checked_inputs
+from attention_jax.functional.checks import check_axes, checked_call
 from attention_jax.functional.monotonic_walks import (
     checked_initial,
     expected_weights,
@@ -103,7 +103,8 @@ def monotonic_attention(
     Source: Raffel et al. 2017, section 2.2 to 2.4 (their a(s, h) is our score, r our offset). They
         normalise additive attention's v; here the score is unchanged.
     """
-    score, _, inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
+    score, inputs = call.options.score, call.inputs
     if noise_rng is not None:
         rng = checked_rng(noise_rng, name="noise_rng")
         inputs = inputs._replace(dropout_rng=rng)  # split over the batch
