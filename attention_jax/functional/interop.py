@@ -148,12 +148,14 @@ def _dot_product_attention(
     unbatched = heads.query.ndim == 3
     if unbatched:
         heads = heads._replace(**{name: getattr(heads, name)[None] for name in heads._fields[:3]})
+    masks = list(heads.masks)
     # [B, 1]: the second axis broadcasts to the heads.
     if key_value_seq_lengths is not None:
-        heads.masks.append(padding_mask(key_value_seq_lengths[:, None]))
+        masks.append(padding_mask(key_value_seq_lengths[:, None]))
     if query_seq_lengths is not None:
         every_key = jnp.full_like(query_seq_lengths, heads.key.shape[1])
-        heads.masks.append(padding_mask(every_key[:, None], query_seq_lengths[:, None]))
+        masks.append(padding_mask(every_key[:, None], query_seq_lengths[:, None]))
+    heads = heads._replace(masks=masks)
     call = _grouped_call(score, heads, return_statistics=return_residual)
     results = _results(call, implementation)
     if return_residual:

@@ -25,7 +25,7 @@ from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, masked_pair
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike
 
 Array = jax.Array
 
@@ -142,11 +142,8 @@ def _attend(
         dtype, target_length = inputs.compute_dtype, inputs.query.shape[0]
 
         def compute_weights(chunk: Chunk, previous: Array) -> tuple[Array, Array, None]:
-            features, allowed = (chunk.queries, chunk.keys), chunk.allowed
-            logits = masked_pair(score, chunk.params, *features, allowed, chunk.stand_ins)
-            logits = logits.astype(dtype) + offset.astype(dtype)
-            if chunk.bias is not None:
-                logits = logits + chunk.bias
+            allowed = chunk.allowed
+            logits = chunk.logits(score) + offset.astype(dtype)
             if inputs.dropout_rng is not None:
                 noise = _noise(inputs.dropout_rng, chunk.positions, logits.shape[1], dtype)
                 logits = logits + noise_scale.astype(dtype) * noise
