@@ -90,15 +90,18 @@ def checked_call(
     else:
         key = float_array("key", key)
     value = jnp.zeros((*key.shape[:-1], 1)) if value is None else float_array("value", value)
-    for name, tokens, core in (("query", query, ("T", "Dq")), ("key", key, ("S", "Dk"))):
-        check_axes(name, tokens, core, None)
-        if tokens.shape[-1] == 0:
-            raise ValueError(f"{name} must have at least one feature; got {list(tokens.shape)}")
-    (*batch_axes, target_length, query_dim), (source_length, key_dim) = query.shape, key.shape[-2:]
+    *batch_axes, target_length, query_dim = check_axes("query", query, ("T", "Dq"), None).shape
     batch = tuple(batch_axes)
-    owner = f" to match score {score} with query [..., T, {query_dim}]"
-    check_axes("key", key, ("S", query_dim if score.needs_equal_dims else "Dk"), batch, owner)
+    source_length, key_dim = check_axes("key", key, ("S", "Dk"), batch).shape[-2:]
     check_axes("value", value, (source_length, "Dv"), batch, f" to match key {list(key.shape)}")
+    for name, size in (("query", query_dim), ("key", key_dim)):
+        if size == 0:
+            raise ValueError(f"{name} must have at least one feature; got [..., 0]")
+    if score.needs_equal_dims and key_dim != query_dim:
+        raise ValueError(
+            f"key must be [..., S, {query_dim}] to match score {score} with query"
+            f" [..., T, {query_dim}]; got {list(key.shape)}"
+        )
     floats = jax.tree.leaves((query, key, value, params, bias, normalizer_params))
     dtype = accumulator_dtype(*(leaf for leaf in floats if hasattr(leaf, "dtype"))).type
     score = known_score(
@@ -221,9 +224,8 @@ def check_axes(
         owner: what the array belongs to, in words.
     """
     split = array.ndim - len(core)
-    sizes = zip(core, array.shape[-len(core) :], strict=False)
-    fits = (isinstance(expected, str) or size == expected for expected, size in sizes)
-    if split < 0 or not all(fits):
+    sizes = zip(core, array.shape[max(split, 0) :], strict=False)
+    if split < 0 or any(size != got and not isinstance(size, str) for size, got in sizes):
         expected_axes = ", ".join(["...", *map(str, core)])
         raise ValueError(f"{name} must be [{expected_axes}]{owner}; got {list(array.shape)}")
     if batch_shape is not None and not broadcasts(array.shape[:split], batch_shape):

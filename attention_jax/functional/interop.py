@@ -7,7 +7,6 @@ never repeated for the G query heads that share them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import numbers
 import operator
@@ -117,7 +116,7 @@ def dot_product_attention(
     tokens = {"query": query, "key": key, "value": value}
     query, key, value = (float_array(name, array) for name, array in tokens.items())
     if scale is not None:
-        score, params = _with_scale(score, scale)
+        score, query = _with_scale(score, scale, query)
     masks = [mask, causal_mask() if is_causal else None, _window_mask(local_window_size)]
     masks = [_as_mask(mask, 4) for mask in masks if mask is not None]
     # What a user wrote is traced here, outside of the program below.
@@ -300,7 +299,10 @@ def _checked_heads(
             "query and key must be [*B, T, N, Dq] and [*B, S, K, Dk]; got"
             f" {list(query.shape)} and {list(key.shape)}"
         )
-    check_axes("value", value, (*key.shape[:-1], "Dv"), (), f" to match key {list(key.shape)}")
+    if value.shape[:-1] != key.shape[:-1]:
+        raise ValueError(
+            f"value must be [*B, S, K, Dv] to match key {list(key.shape)}; got {list(value.shape)}"
+        )
     (*batch, _, num_heads, query_dim), (num_key_heads, key_dim) = query.shape, key.shape[-2:]
     if num_heads % max(num_key_heads, 1) != 0:
         raise ValueError(
@@ -351,27 +353,18 @@ def _as_mask(mask: Mask | ArrayLike, ndim: int) -> Mask:
     return as_mask(mask if isinstance(mask, Mask) else pad_rank(any_array("mask", mask), ndim))
 
 
-def _with_scale(score: Score, scale: Any) -> tuple[Score, Params]:
-    """The score "scaled" with another factor, and its parameters."""
+def _with_scale(score: Score, scale: Any, query: Array) -> tuple[Score, Array]:
+    """The score "scaled" with another factor, and the query, into which an array goes."""
     if score != ScaledDot() or np.shape(scale) != ():
         raise ValueError(
             "scale must be None, or one number with score 'scaled' without a scale of its own; got"
             f" {scale!r} with score {score}"
         )
     if isinstance(scale, numbers.Real):
-        return ScaledDot(float(scale)), None
-    return _ScaleInParams(), {"scale": scale}
-
-
-@dataclasses.dataclass(frozen=True)
-class _ScaleInParams(Dot):
-    """e(q, k) = scale (q . k), with a scale that may be traced or learned."""
-
-    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
-        return {"scale": jnp.asarray(key_dim**-0.5)}
-
-    def project_query(self, params: Params, query: Array) -> Array:
-        return query * params["scale"].astype(query.dtype)
+        return ScaledDot(float(scale)), query
+    scale = float_array("scale", scale)
+    dtype = accumulator_dtype(query, scale)
+    return Dot(), (query.astype(dtype) * scale.astype(dtype)).astype(query.dtype)
 
 
 def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:
