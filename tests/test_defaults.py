@@ -202,17 +202,17 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
     "Normalizer.sums_to_one": True, "Normalizer.convex": False, "Normalizer.uses_num_keys": False,
     "Normalizer.is_softmax": False,
     "nn.ANY_LENGTH": DEFAULTS["ReversalConfig"]["model"].positions,
-    "implementations.choice.TILED_FROM": {"elementwise": 2**10, "matmul": 2**18,
+    "kernels.choice.TILED_FROM": {"elementwise": 2**10, "matmul": 2**18,
                                           "materialized": 2**16},
-    "implementations.choice.TILED_FROM_IN_ALL": {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26},
-    "implementations.choice.LARGEST_BLOCK": {"elementwise": 1024, "matmul": 512,
+    "kernels.choice.TILED_FROM_IN_ALL": {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26},
+    "kernels.choice.LARGEST_BLOCK": {"elementwise": 1024, "matmul": 512,
                                              "materialized": 512},
-    "implementations.choice.TILE_PAIRS": 2**20, "implementations.choice.SMALLEST_BLOCK": 64,
+    "kernels.choice.TILE_PAIRS": 2**20, "kernels.choice.SMALLEST_BLOCK": 64,
     "kernels.choice.TPU_BLOCKS": {
         "matmul": aj.BlockSizes(512, 512), "elementwise": aj.BlockSizes(256, 512),
         "materialized": aj.BlockSizes(128, 128)},
     "kernels.choice.CUDNN_GENERATION": 8.0,
-    "implementations.choice.EXAMPLES_OF_ANY_BATCH": 8,
+    "kernels.choice.EXAMPLES_OF_ANY_BATCH": 8,
     "implementations.query_chunks.SMALLEST_CHUNK": 64,
 }
 # fmt: on

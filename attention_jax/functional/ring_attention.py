@@ -14,7 +14,7 @@ from attention_jax.core.meshes import on_automatic_axes
 from attention_jax.functional.checks import AttentionArguments, checked_call
 from attention_jax.implementations import Inputs, Options, ring
 from attention_jax.implementations.batching import explicit_batch_spec, vmap_over_batch
-from attention_jax.implementations.choice import chosen_block_sizes
+from attention_jax.kernels.choice import chosen_block_sizes
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.threshold import num_visits
 from attention_jax.scores import ProjectedKeys

@@ -11,7 +11,7 @@ import attention_jax as aj
 from attention_jax.functional.centers import monotonic_centers
 from attention_jax.functional.local import gaussian_bias, local_attention, window_mask
 from attention_jax.implementations import Inputs, Options, tiling
-from attention_jax.implementations.choice import chosen_block_sizes
+from attention_jax.kernels.choice import chosen_block_sizes
 
 T, S = 5, 7
 
