@@ -117,8 +117,8 @@ def dot_product_attention(
     query, key, value = (float_array(name, array) for name, array in tokens.items())
     if scale is not None:
         score, query = _with_scale(score, scale, query)
-    masks = [mask, causal_mask() if is_causal else None, _window_mask(local_window_size)]
-    masks = [_as_mask(mask, 4) for mask in masks if mask is not None]
+    given = mask, causal_mask() if is_causal else None, _window_mask(local_window_size)
+    masks = [_as_mask(mask, 4) for mask in given if mask is not None]
     # What a user wrote is traced here, outside of the program below.
     score, heads = _checked_heads(score, params, query, key, value, bias, masks)
     batch_size = query.shape[0] if query.ndim > 3 else 1
@@ -249,8 +249,8 @@ class _FlaxAttention(nnx.Module):
         params = jax.tree.map(lambda leaf: leaf[...], self.params, is_leaf=_is_variable)
         if mask is not None and not isinstance(mask, Mask):
             mask = jnp.asarray(mask).astype(bool)  # Flax's own mask makers give float32
-        masks = [mask, causal_mask() if is_causal else None]
-        masks = [_as_mask(mask, query.ndim) for mask in masks if mask is not None]
+        given = mask, causal_mask() if is_causal else None
+        masks = [_as_mask(mask, query.ndim) for mask in given if mask is not None]
         rate = 0.0 if deterministic else dropout_rate
         if broadcast_dropout and rate:
             # `attention` would split one key over the batch and the heads; here they share it.
@@ -316,8 +316,8 @@ def _checked_heads(
     params = checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
     if bias is not None:
         bias = as_bias(bias if isinstance(bias, Bias) else any_array("bias", bias))
-        bias = known_positions(jax.tree.map(jnp.asarray, bias))
-    return score, _Heads(query, key, value, params, bias, [*map(known_positions, masks)])
+    known_bias = None if bias is None else known_positions(jax.tree.map(jnp.asarray, bias))
+    return score, _Heads(query, key, value, params, known_bias, [*map(known_positions, masks)])
 
 
 def _grouped_call(score: Score, heads: _Heads, **options: Any) -> Call:

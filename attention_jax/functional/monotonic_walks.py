@@ -96,7 +96,7 @@ def hard_monotonic_positions(probabilities: Array, start: Array | int = 0) -> Ar
         choices = _checked_probabilities(choices) >= 0.5
     check_axes("probabilities", choices, ("T", "S"), None)
     batch_shape, source_length = choices.shape[:-2], choices.shape[-1]
-    start = check_axes("start", integer_array("start", start), (), batch_shape)
+    first = check_axes("start", integer_array("start", start), (), batch_shape)
     keys = jnp.broadcast_to(
         jnp.arange(source_length, dtype=jnp.int32), (*batch_shape, source_length)
     )
@@ -106,9 +106,9 @@ def hard_monotonic_positions(probabilities: Array, start: Array | int = 0) -> Ar
         position = jnp.min(stops, axis=-1, initial=source_length)
         return position, position
 
-    start = jnp.broadcast_to(start.astype(jnp.int32), batch_shape)
-    start, choices = varying_as((start, choices), start, choices)
-    _, positions = jax.lax.scan(next_query, start, jnp.moveaxis(choices, -2, 0))
+    first = jnp.broadcast_to(first.astype(jnp.int32), batch_shape)
+    first, choices = varying_as((first, choices), first, choices)
+    _, positions = jax.lax.scan(next_query, first, jnp.moveaxis(choices, -2, 0))
     return jnp.moveaxis(positions, 0, -1)
 
 
