@@ -35,7 +35,6 @@ DEFAULTS = {  # public names -> what inspect finds
                       return_statistics=False),
     "attention_weights": dict(score="scaled", normalizer="softmax"),
     "ring_attention": dict(axis_name="context", return_statistics=False),
-    "local_attention_weights": dict(score="scaled"),
     "coverage_attention": dict(score="scaled", return_weights=True),
     "monotonic_attention": dict(score="scaled", offset=0.0, noise_scale=1.0, hard=False,
                                 return_weights=True),
