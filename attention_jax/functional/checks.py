@@ -76,7 +76,6 @@ def checked_call(
     dropout_rng: Array | None = None,
     block_sizes: BlockSizes | None = None,
     return_statistics: bool = False,
-    damping: Bias | None = None,
 ) -> Call:
     """The arguments of a call, with JAX arrays; ValueError unless their shapes and dtypes match.
 
@@ -124,7 +123,6 @@ def checked_call(
         "mask": None if mask is None else as_mask(mask),
         # A user-defined bias may hold Python numbers.
         "bias": None if bias is None else jax.tree.map(jnp.asarray, as_bias(bias)),
-        "damping": damping,
     }
     for name, function in positions.items():
         if function is not None:

@@ -113,8 +113,12 @@ def _windowed_call(
     """The call of `attention` with the mask of the window and the damping of the Gaussian."""
     window, mask = window_mask(centers, radius), arguments.get("mask")
     arguments["mask"] = window if mask is None else as_mask(mask) & window
-    damping = None if sigma is None else gaussian_bias(centers, sigma)
-    return checked_call(query, key, value, damping=damping, **arguments)
+    call = checked_call(query, key, value, **arguments)
+    if sigma is None:
+        return call
+    damping, inputs = gaussian_bias(centers, sigma), call.inputs
+    damping.check(inputs.query.shape[:-2], inputs.query.shape[-2], inputs.key.shape[-2])
+    return call._replace(inputs=inputs._replace(damping=damping))
 
 
 # --- the window and the Gaussian, as functions of position ---
