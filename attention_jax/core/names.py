@@ -18,7 +18,13 @@ from typing import Any
 
 import jax
 
-from attention_jax.core.programs import Known, is_of_this_package, one_line, users_line
+from attention_jax.core.programs import (
+    Known,
+    is_of_this_package,
+    one_line,
+    users_line,
+    without_addresses,
+)
 
 JSON = dict[str, Any]
 _NAMES = ast.Name | ast.Attribute | ast.Call
@@ -154,8 +160,7 @@ def describe(part: Any) -> JSON:
     module = str(cls.__module__)
     if is_of_this_package(cls):
         module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
-    # The address of an object differs between processes.
-    fields = re.sub(r" at 0x[0-9a-f]+", "", repr(part))
+    fields = without_addresses(repr(part))
     description = {"class": f"{module}.{cls.__qualname__}", "fields": fields}
     if type(part) is Known:
         description |= {"program": part.digest, "jax": jax.__version__}

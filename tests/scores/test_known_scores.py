@@ -74,7 +74,7 @@ class Wrong(Score):
         ("pair", "row", "got float32 [3, 1]"),
         ("pair", "integers", "got int32 [3, 5]"),
         ("pair", "booleans", "got bool [3, 5]"),
-        ("pair", "several", "got a tuple of 2 arrays"),
+        ("pair", "several", "got float32 [3, 5] and float32 [3, 5]"),
         ("pair", "nothing", "got None"),
         ("pair", "jax", "raised TypeError: "),
         ("pair", "branch", "raised TracerBoolConversionError: "),
