@@ -23,6 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in its repr; differs between processes
+
 _LIBRARY = os.path.dirname(os.path.dirname(__file__))
 _INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_OF_A_USER = ("<frozen ", *(os.path.join(folder, "") for folder in (_LIBRARY, *_INSTALLED)))
@@ -75,10 +77,11 @@ class Part:
             text = f"{name}{shapes} raised {type(error).__name__}: {one_line(error)} ({line})"
             raise ValueError(f"{self.name}: {text}{cure and f': {cure}'}") from error
 
-    def require(self, holds: bool, contract: str) -> None:
+    def require(self, holds: bool, contract: str, *got: Any) -> None:
         """Raises ValueError unless a contract holds, in words such as "pair must return ..."."""
         if not holds:
-            raise ValueError(f"{self.name}: {contract}")
+            result = f"; got {shapes_in_words(*got)}" if got else ""
+            raise ValueError(f"{self.name}: {contract}{result}")
 
     def trace(self, program: Callable[..., Any], *arguments: Any) -> str:
         """Traces a function on shapes; nothing is computed and nothing is compiled.
@@ -97,7 +100,7 @@ class Part:
         # digest is that of any mesh.
         with jax.sharding.use_abstract_mesh(_NO_MESH):
             closed = jax.make_jaxpr(lambda *arrays: program(*arrays))(*arguments)
-        digest = hashlib.sha256(without_addresses(str(closed.jaxpr)).encode())
+        digest = hashlib.sha256(ADDRESS.sub("", str(closed.jaxpr)).encode())
         for constant in _constants(closed):
             if isinstance(constant, jax.core.Tracer):
                 raise ValueError(
@@ -217,11 +220,6 @@ def shapes_in_words(tree: Any) -> str:
     dtypes = (getattr(leaf, "dtype", type(leaf).__name__) for leaf in leaves)
     words = (f"{dtype} {list(np.shape(leaf))}" for dtype, leaf in zip(dtypes, leaves, strict=True))
     return " and ".join(words) or repr(tree)
-
-
-def without_addresses(text: str) -> str:
-    """The text without the addresses of objects, which differ between processes."""
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 # --- results of a user's methods ---

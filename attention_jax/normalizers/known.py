@@ -16,7 +16,6 @@ from attention_jax.core.programs import (
     is_array,
     is_of_library,
     on_numbers,
-    shapes_in_words,
 )
 from attention_jax.normalizers.contract import Normalizer, family_of, transformed
 from attention_jax.normalizers.threshold import num_visits
@@ -48,10 +47,8 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     def elementwise(name: str, method: Any, params: Any, array: Array, *others: Any) -> Array:
         contract = f"{name} must be elementwise, {list(array.shape)} of {list(array.shape)}"
         result = part.call(name, method, params, array, *others, cure=cure or contract)
-        part.require(
-            is_array(result, jnp.floating) and result.shape == array.shape,
-            f"{contract}; got {shapes_in_words(result)}",
-        )
+        fits = is_array(result, jnp.floating) and result.shape == array.shape
+        part.require(fits, contract, result)
         return result
 
     def program(params: Any, logits: Array, num_keys: Array, weights: Array) -> Any:

@@ -13,7 +13,6 @@ from attention_jax.core.programs import (
     check_unchanged,
     is_array,
     is_of_this_package,
-    shapes_in_words,
 )
 from attention_jax.pairwise.biases import Bias, bias_dataclass
 from attention_jax.pairwise.mask_algebra import Mask, TileStatus, mask_dataclass, submask_field
@@ -87,10 +86,11 @@ def _digest(function: PositionFunction) -> str:
     """Traces the methods of a user's mask or bias on a small tile, and checks their results."""
     part = Part(function.kind, type(function).__name__, "make it a field made by array_field()")
     is_mask = isinstance(function, Mask)
-    name, words, kind = ("values", "floats", jnp.floating)
-    if is_mask:
-        name, words, kind = ("allowed", "booleans", jnp.bool_)
-    contract = f"{name} must return {words} that broadcast to {list(_TILE)} of two vectors"
+    name, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
+    contract = (
+        f"{name} must return {'booleans' if is_mask else 'floats'} that broadcast to"
+        f" {list(_TILE)} of {_TILE[0]} queries, {_TILE[1]} keys"
+    )
 
     def without_batch(leaf: Any, ndim: int) -> jax.ShapeDtypeStruct:
         dtype = jnp.result_type(leaf)
@@ -100,10 +100,8 @@ def _digest(function: PositionFunction) -> str:
 
     def program(function: Any, *positions: Array) -> Any:
         entries = part.call(name, getattr(function, name), *positions, of=positions, cure=contract)
-        part.require(
-            is_array(entries, kind) and broadcasts(entries.shape, _TILE),
-            f"{contract}; got {shapes_in_words(entries)}",
-        )
+        fits = is_array(entries, kind) and broadcasts(entries.shape, _TILE)
+        part.require(fits, contract, entries)
         if not is_mask or type(function).tile_status is Mask.tile_status:
             return entries
         return entries, part.call("tile_status", function.tile_status, *positions, of=positions)

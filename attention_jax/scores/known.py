@@ -16,7 +16,6 @@ from attention_jax.core.programs import (
     is_of_library,
     is_of_this_package,
     on_numbers,
-    shapes_in_words,
 )
 from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.wrapped import WrappedScore
@@ -69,12 +68,9 @@ def _traced(
 
     def features_of(name: str, params: Any, tokens: Any) -> Any:
         features = part.call(name, getattr(score, name), params, tokens, of=(tokens,))
-        rows = (jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(features))
-        part.require(
-            all(size == tokens.shape[:1] for size in rows),
-            f"{name} must return one row per token, [{len(tokens)}, ...], of"
-            f" {shapes_in_words(tokens)}; got {shapes_in_words(features)}",
-        )
+        rows = [jnp.shape(leaf)[:1] == tokens.shape[:1] for leaf in jax.tree.leaves(features)]
+        contract = f"{name} must return one row per token, [{len(tokens)}, ...]"
+        part.require(all(rows), contract, features)
         return features
 
     def program(params: Any, query: Any, key: Any) -> Any:
@@ -83,11 +79,11 @@ def _traced(
         k_features = features_of("project_key", params, key)
         both = (q_features, k_features)
         logits = part.call("pair", score.pair, params, *both, of=both, cure=_CONTRACT)
-        part.require(
-            is_array(logits, jnp.floating) and logits.shape == (target, source),
-            f"pair must return float logits {[target, source]} of {shapes_in_words(both)}; got"
-            f" {shapes_in_words(logits)}",
+        contract = (
+            f"pair must return float logits {[target, source]} of {target} queries, {source} keys"
         )
+        fits = is_array(logits, jnp.floating) and logits.shape == (target, source)
+        part.require(fits, contract, logits)
         others = {
             "pair_vjp": (params, *both, logits),
             "round_query": (q_features, jnp.bfloat16),
