@@ -42,11 +42,12 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
         return normalizer
     part = Part("normalizer", normalizer, "return it from init, and give normalizer_params=")
     family = normalizer.family
-    cure = "" if normalizer.uses_num_keys else _NUM_KEYS
 
     def elementwise(name: str, method: Any, params: Any, array: Array, *others: Any) -> Array:
         contract = f"{name} must be elementwise, {list(array.shape)} of {list(array.shape)}"
-        result = part.call(name, method, params, array, *others, cure=cure or contract)
+        blind = name == "transform" and not normalizer.uses_num_keys
+        cure = _NUM_KEYS if blind else contract
+        result = part.call(name, method, params, array, *others, cure=cure)
         fits = is_array(result, jnp.floating) and result.shape == array.shape
         part.require(fits, contract, result)
         return result

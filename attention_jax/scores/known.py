@@ -68,7 +68,7 @@ def _traced(
 
     def features_of(name: str, params: Any, tokens: Any) -> Any:
         features = part.call(name, getattr(score, name), params, tokens, of=(tokens,))
-        rows = [jnp.shape(leaf)[:1] == tokens.shape[:1] for leaf in jax.tree.leaves(features)]
+        rows = [np.shape(leaf)[:1] == tokens.shape[:1] for leaf in jax.tree.leaves(features)]
         contract = f"{name} must return one row per token, [{len(tokens)}, ...]"
         part.require(all(rows), contract, features)
         return features

@@ -60,8 +60,8 @@ def get_score(name_or_score: ScoreLike) -> Score:
         a `Score`.
 
     Raises:
-        ValueError: there is no score of that name, it does not have these fields, or a function
-            takes other arguments.
+        ValueError: there is no score of that name, it does not have these fields, a function takes
+            other arguments, or a class has an unknown `tile_cost` or projects both sides at once.
 
     >>> get_score("scaled")
     ScaledDot(scale=None)
@@ -75,7 +75,13 @@ def get_score(name_or_score: ScoreLike) -> Score:
         raise ValueError(
             f"score must be a name or a Score, or a function of {SIGNATURES}; got {name_or_score!r}"
         )
-    check_choice(f"tile_cost of {type(score).__name__}", score.tile_cost, TileCost)
+    name = type(score).__name__
+    check_choice(f"tile_cost of {name}", score.tile_cost, TileCost)
+    if hasattr(score, "project"):
+        raise ValueError(
+            f"score must project one side at a time; {name} defines project, which is never called:"
+            " define project_query(params, query) and project_key(params, key)"
+        )
     return score
 
 
