@@ -185,9 +185,9 @@ def is_of_library(part: Any) -> bool:
     return all(is_of_library(value) for value in values if callable(value))
 
 
-def is_of_this_package(definition: Any) -> bool:
-    """Whether a class or function is defined in this library."""
-    return definition.__module__.partition(".")[0] == __name__.partition(".")[0]
+def is_of_this_package(cls: type) -> bool:
+    """Whether a class is defined in this library."""
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 # --- the words of errors ---

@@ -103,7 +103,8 @@ def _traced(
 def _is_users(score: Score, method: str) -> bool:
     """Whether a user wrote a method of a score, or of the score inside of it."""
     inside = isinstance(score, WrappedScore) and _is_users(score.score, method)
-    return inside or not is_of_this_package(getattr(score, method))
+    owner = next(cls for cls in type(score).__mro__ if method in vars(cls))
+    return inside or not is_of_this_package(owner)
 
 
 def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) -> None:
