@@ -141,15 +141,19 @@ def test_numbers_are_those_of_now_in_every_function():
         np.testing.assert_allclose(weights[0, 0], first, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["object", "eq=False", "compare=False", "array field"])
+@pytest.mark.parametrize("kind", ["object", "closure", "eq=False", "compare=False", "array field"])
 def test_a_traced_array_that_is_no_parameter_is_refused(kind):
     shared = Plain(0.0)
 
     def loss(temperature):
         shared.temperature = temperature
-        score = shared if kind == "object" else {
-            "eq=False": WithoutEq, "compare=False": NotCompared, "array field": ArrayField,
-        }[kind](temperature)  # fmt: skip
+        score = {
+            "object": lambda temperature: shared,
+            "closure": lambda temperature: lambda q, k: temperature * (q @ k.T),
+            "eq=False": WithoutEq,
+            "compare=False": NotCompared,
+            "array field": ArrayField,
+        }[kind](temperature)
         return attention(X, X, X, score=score).sum()
 
     for derivative in (jax.grad(loss), jax.jit(loss)):

@@ -103,9 +103,7 @@ def checked_call(
         )
     floats = jax.tree.leaves((query, key, value, params, bias, normalizer_params))
     dtype = accumulator_dtype(*(leaf for leaf in floats if hasattr(leaf, "dtype"))).type
-    score = known_score(
-        score, score.own_params if params is None else params, query_dim, key_dim, dtype
-    )
+    score = known_score(score, params, query_dim, key_dim, dtype)
     normalizer = known_normalizer(normalizer, dtype)
     params = checked_params(score, params, query_dim, key_dim, batch)
     normalizer_params = _checked_tree(

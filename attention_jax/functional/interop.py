@@ -311,7 +311,6 @@ def _checked_heads(
         )
     arrays = (leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype"))
     dtype = accumulator_dtype(query, key, value, *arrays).type
-    params = score.own_params if params is None else params
     score = known_score(score, params, query_dim, key_dim, dtype)
     params = checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
     if bias is not None:

@@ -95,11 +95,14 @@ class Normalizer:
 
     def weight(self, params: Params, shifted: Array) -> Array:
         """The weights of shifted logits, elementwise: >= 0, increasing, 0 with slope 0 at -inf."""
-        raise NotImplementedError  # see `get_normalizer`
+        raise ValueError(f"normalizer {type(self).__name__} must define weight(params, shifted)")
 
     def inverse(self, params: Params, weight: Array) -> Array:
         """The shifted logit with this weight, 0 < weight <= 1, if the weights sum to one."""
-        raise NotImplementedError  # see `get_normalizer`
+        raise ValueError(
+            f"normalizer {type(self).__name__} must define inverse(params, weight), or"
+            " sums_to_one = False"
+        )
 
     def transform(self, params: Params, logits: Array, num_keys: Array | None) -> Array:
         """The logits x that are normalised, an elementwise function of the given logits.

@@ -99,7 +99,7 @@ class Score:
 
     def pair(self, params: Params, q_features: Features, k_features: Features) -> Array:
         """The logits of all pairs of a tile: ([t, Fq], [s, Fk]) -> [t, s]."""
-        raise NotImplementedError(f"{type(self).__name__} must define pair(params, q, k)")
+        raise ValueError(f"score {self} must define pair(params, q_features, k_features)")
 
     def pair_vjp(
         self, params: Params, q_features: Features, k_features: Features, dlogits: Array

@@ -217,7 +217,7 @@ def test_a_normalizer_must_define_its_methods():
             return jax.nn.relu(shifted)
 
     for normalizer, method in (
-        (aj.Normalizer, r"Normalizer must define weight\("),
+        (aj.Normalizer, r"Normalizer must define inverse\("),
         (WithoutInverse(), r"WithoutInverse must define inverse\("),
         (aj.LogScaled(WithoutInverse()), r"WithoutInverse must define inverse\("),
     ):
