@@ -46,11 +46,14 @@ def run(
         results: a NamedTuple with the number of rows of each array [n, tokens] of results, or None.
     """
     leaves = jax.tree.leaves((shared, own, other))
-    interpret = _gpu_interpret_params()
+    interpret = interpret_params()
     columns = own.features.shape[1]
     shapes = jax.tree.map(lambda n: jax.ShapeDtypeStruct((n, columns), jnp.float32), results)
     scratch = (
-        *_tile((own, other, shapes)),
+        # A tile of each array [n, tokens].
+        *jax.tree.map(
+            lambda array: plgpu.SMEM((array.shape[0], ROWS), array.dtype), (own, other, shapes)
+        ),
         plgpu.SMEM(shared.weights.shape, jnp.float32),
         # One barrier for each of the weights, the own tile and the other tile.
         *(plgpu.Barrier(num_arrivals=count) for count in (1, copies(own), copies(other))),
@@ -59,8 +62,7 @@ def run(
 
     def body(*refs: Any) -> None:
         inputs, results, memory = jax.tree.unflatten(structure, refs)
-        program = Program(*(*inputs, results, *memory))
-        kernel(Registers(ROWS, interpret is not None), program)
+        kernel(Registers(interpret is not None), Program(*inputs, results, *memory))
 
     def call(*leaves: Array) -> Any:
         outputs = plgpu.kernel(
@@ -78,17 +80,6 @@ def run(
         return on_host(call)(*leaves)
     leaves[0] = only_on("cuda", _REFUSAL, leaves[0])
     return call(*leaves)
-
-
-def _tile(arrays: Any) -> Any:
-    """The memory of a tile of each array [n, tokens]."""
-    return jax.tree.map(lambda array: plgpu.SMEM((array.shape[0], ROWS), array.dtype), arrays)
-
-
-def _gpu_interpret_params() -> Any:
-    """The parameters under `force_gpu_interpret_mode`, on any device; None outside."""
-    params = interpret_params()
-    return params if type(params).__name__ == "InterpretGPUParams" else None
 
 
 _REFUSAL = (
