@@ -23,12 +23,10 @@ from attention_jax.implementations.tile_arrays import tiled
 from attention_jax.kernels.mosaic_tpu import calls
 from attention_jax.kernels.mosaic_tpu.operands import (
     LANES,
-    Blocks,
+    blocks_of,
     in_tiles,
     program_of,
     rows_of,
-    rows_of_windows,
-    schedule_of,
 )
 from attention_jax.kernels.rows import RowTerms, Sums
 from attention_jax.kernels.rule import Call, Kernels, attention_by
@@ -74,8 +72,8 @@ def _tile(options: Options, target_length: int, source_length: int) -> tuple[int
 
 def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
     program = program_of(call, operands)
-    blocks = Blocks(in_tiles(program, operands), rows_of_windows(call, windows))
-    output, sums = calls.forward(program, schedule_of(call, windows), blocks)
+    blocks = blocks_of(call, in_tiles(program, operands), windows)
+    output, sums = calls.run(calls.forward, program, blocks)
     return output.reshape(-1, output.shape[-1]), jax.tree.map(jnp.ravel, sums)
 
 
@@ -85,10 +83,12 @@ def _backward(
     assert terms is not None  # `_forward` has sums
     program = program_of(call, operands)
     tiles, pull_back = jax.vjp(functools.partial(in_tiles, program), operands)
-    rows = rows_of(terms._replace(dlogsumexp=None), call.tiles[0])
-    doutput = tiled(doutput, call.tiles[0])
-    blocks = Blocks(tiles, rows_of_windows(call, windows), rows, doutput)
-    (doperands,) = pull_back(calls.backward(program, schedule_of(call, windows), blocks))
+    blocks = blocks_of(call, tiles, windows)._replace(
+        terms=rows_of(terms._replace(dlogsumexp=None), call.tiles[0]),
+        doutput=tiled(doutput, call.tiles[0]),
+    )
+    calls.check_memory(blocks)
+    (doperands,) = pull_back(calls.run(calls.backward, program, blocks))
     return doperands
 
 

@@ -17,9 +17,9 @@ from attention_jax.core.backend import interpret_params, only_on
 from attention_jax.core.meshes import varying_type
 from attention_jax.core.programs import one_line
 from attention_jax.kernels.mosaic_tpu import kernels, operands
-from attention_jax.kernels.mosaic_tpu.operands import LANES, Blocks, Program, Schedule
+from attention_jax.kernels.mosaic_tpu.operands import LANES, Blocks, Program
 from attention_jax.kernels.rows import Sums
-from attention_jax.kernels.tokens import Operands, refuse
+from attention_jax.kernels.tokens import refuse
 
 Array = jax.Array
 
@@ -28,28 +28,19 @@ KERNELS_SHARE = 100 / 128  # of that memory, what a kernel may use
 GRADIENTS_SHARE = 72 / 128  # what its gradients may; the tiles need the rest
 
 
-def forward(program: Program, schedule: Schedule | None, blocks: Blocks) -> tuple[Array, Sums]:
-    """(output [query_tiles, t, Dv], sums [query_tiles, 1, t])"""
-    return _run(_forward_call, program, schedule, blocks)
-
-
-def backward(program: Program, schedule: Schedule | None, blocks: Blocks) -> Operands:
-    """The gradients of the operands in tiles."""
-    _check_memory(blocks.operands[1:])
-    return _run(_backward_call, program, schedule, blocks)
-
-
-def _run(call: Callable[..., Any], program: Program, *arrays: Any) -> Any:
+def run(call: Callable[[Program, Blocks], Any], program: Program, blocks: Blocks) -> Any:
+    """`forward` or `backward`, if that can be lowered for a TPU."""
     if interpret_params() is None:
-        leaves, structure = jax.tree.flatten(arrays)
+        leaves, structure = jax.tree.flatten(blocks)
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
         _check_lowering(call, program, structure, shapes, vector_memory(), lowering_settings())
         leaves[0] = only_on("tpu", _REFUSAL, leaves[0])
-        arrays = jax.tree.unflatten(structure, leaves)
-    return call(program, *arrays)
+        blocks = jax.tree.unflatten(structure, leaves)
+    return call(program, blocks)
 
 
-def _forward_call(program: Program, schedule: Schedule | None, blocks: Blocks) -> Any:
+def forward(program: Program, blocks: Blocks) -> Any:
+    """(output [query_tiles, t, Dv], sums [query_tiles, 1, t])"""
     t, query_tiles = program.call.tile[0], program.call.tiles[0]
     value_dim = blocks.operands.values.shape[-1]
 
@@ -62,7 +53,7 @@ def _forward_call(program: Program, schedule: Schedule | None, blocks: Blocks) -
         kernels.forward_kernel,
         "attention_forward",
         program,
-        (schedule, blocks),
+        blocks,
         results,
         jax.tree.map(operands.of_query, results),
         kernels.ForwardState(sums(_per_lane(t)), pltpu.VMEM((t, value_dim), jnp.float32)),
@@ -70,7 +61,8 @@ def _forward_call(program: Program, schedule: Schedule | None, blocks: Blocks) -
     )
 
 
-def _backward_call(program: Program, schedule: Schedule | None, blocks: Blocks) -> Any:
+def backward(program: Program, blocks: Blocks) -> Any:
+    """The gradients of the operands in tiles."""
     results = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), blocks.operands
     )
@@ -92,7 +84,7 @@ def _backward_call(program: Program, schedule: Schedule | None, blocks: Blocks) 
         kernels.backward_kernel,
         "attention_backward",
         program,
-        (schedule, blocks),
+        blocks,
         results,
         specs,
         state,
@@ -104,28 +96,11 @@ def _per_lane(t: int) -> Any:
     return pltpu.VMEM((t, LANES), jnp.float32)
 
 
-def _check_memory(results: Any) -> None:
-    """Raises NotImplementedError if the gradients of one example do not fit into VMEM."""
-    needed = 0
-    for leaf in jax.tree.leaves(results):
-        *rest, lanes = leaf.shape
-        size = math.prod(rest) * -(-lanes // LANES) * LANES
-        # Two buffers of the result, and the sum in float32 if the result is narrower.
-        needed += size * (2 * leaf.dtype.itemsize + 4 * (leaf.dtype.itemsize < 4))
-    most = int(GRADIENTS_SHARE * vector_memory())
-    if needed > most:
-        refuse(
-            "mosaic_tpu",
-            f"keeps the gradients of all keys in the chip's memory: {needed / 2**20:.0f} MiB, more"
-            f" than {most / 2**20:.0f}",
-        )
-
-
 def _pallas_call(
     kernel: Callable[..., None],
     name: str,
     program: Program,
-    arrays: tuple[Schedule | None, Blocks],
+    blocks: Blocks,
     results: Any,
     specs: Any,
     scratch: Any,
@@ -134,25 +109,22 @@ def _pallas_call(
     """A call over (tiles of queries, steps), of a kernel of pytrees of references.
 
     Args:
-        kernel: a function of (program, schedule, blocks, results, scratch), references but for the
-            program.
+        kernel: a function of (program, blocks, results, scratch), references but for the program.
         name: of the kernel in compiled programs.
         program: what the kernel computes on a tile.
-        arrays: the prefetched schedule, and what the kernel reads.
+        blocks: what the kernel reads; the schedule is prefetched.
         results: the shapes of what it writes.
         specs: the `BlockSpec` of each result.
         scratch: memory that lives from step to step.
         semantics: whether the steps of each axis may run in parallel.
     """
-    schedule, blocks = arrays
-    structure = jax.tree.structure((schedule, blocks, results, scratch))
-    leaves = jax.tree.leaves(arrays)
+    leaves, structure = jax.tree.leaves(blocks), jax.tree.structure((blocks, results, scratch))
 
     def flat_kernel(*refs: Any) -> None:
         kernel(program, *jax.tree.unflatten(structure, refs))
 
     grid_spec = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=len(jax.tree.leaves(schedule)),
+        num_scalar_prefetch=len(jax.tree.leaves(blocks.schedule)),
         grid=program.call.tiles,
         in_specs=jax.tree.leaves(operands.specs(blocks)),
         out_specs=jax.tree.leaves(specs),
@@ -189,6 +161,23 @@ def vector_memory() -> int:
     return int(pltpu.get_tpu_info().vmem_capacity_bytes)
 
 
+def check_memory(blocks: Blocks) -> None:
+    """Raises NotImplementedError if the gradients of one example do not fit into VMEM."""
+    needed = 0
+    for leaf in jax.tree.leaves(blocks.operands[1:]):
+        *rest, lanes = leaf.shape
+        size = math.prod(rest) * -(-lanes // LANES) * LANES
+        # Two buffers of the result, and the sum in float32 if the result is narrower.
+        needed += size * (2 * leaf.dtype.itemsize + 4 * (leaf.dtype.itemsize < 4))
+    most = int(GRADIENTS_SHARE * vector_memory())
+    if needed > most:
+        refuse(
+            "mosaic_tpu",
+            f"keeps the gradients of all keys in the chip's memory: {needed / 2**20:.0f} MiB, more"
+            f" than {most / 2**20:.0f}",
+        )
+
+
 _REFUSAL = (
     "implementation 'mosaic_tpu' runs on a TPU, not on {platforms}: use 'tiled', or"
     " jax.experimental.pallas.tpu.force_tpu_interpret_mode(True) to interpret its kernels"
@@ -213,7 +202,7 @@ def _check_lowering(
     del surroundings  # what it depends on beside its arguments
 
     def function(*leaves: Array) -> Any:
-        return call(program, *jax.tree.unflatten(structure, leaves))
+        return call(program, jax.tree.unflatten(structure, leaves))
 
     try:
         jax.jit(function).trace(*shapes).lower(lowering_platforms=("tpu",))

@@ -22,7 +22,6 @@ from attention_jax.kernels.mosaic_tpu.operands import (
     LANES,
     Blocks,
     Program,
-    Schedule,
     key_tile,
 )
 from attention_jax.kernels.mosaic_tpu.scores import transposed_product
@@ -59,11 +58,9 @@ class Tile:
         return jnp.where(allowed, logits, -jnp.inf)
 
 
-def visit_tile(
-    program: Program, schedule: Schedule | None, refs: Blocks, visit: Callable[[Tile, bool], None]
-) -> None:
+def visit_tile(program: Program, refs: Blocks, visit: Callable[[Tile, bool], None]) -> None:
     """Calls visit(tile, masked) if the step visits a tile of keys."""
-    i, n = pl.program_id(0), pl.program_id(1)
+    i, n, schedule = pl.program_id(0), pl.program_id(1), refs.schedule
     tile = functools.partial(Tile, program, refs, key_tile(schedule, i, n))
     if schedule is None:
         visit(tile(), False)
@@ -86,7 +83,6 @@ class ForwardState(NamedTuple):
 
 def forward_kernel(
     program: Program,
-    schedule: Schedule | None,
     refs: Blocks,
     results: tuple[Any, Sums],  # [t, Dv] and [1, t]
     state: ForwardState,
@@ -99,7 +95,7 @@ def forward_kernel(
         state.sums.largest[...] = jnp.full_like(state.sums.largest, LOWEST)
         _clear((state.sums[1:], state.weighted))
 
-    visit_tile(program, schedule, refs, functools.partial(_update, state))
+    visit_tile(program, refs, functools.partial(_update, state))
 
     @pl.when(n == pl.num_programs(1) - 1)
     def _():
@@ -150,7 +146,6 @@ class BackwardState(NamedTuple):
 
 def backward_kernel(
     program: Program,
-    schedule: Schedule | None,
     refs: Blocks,
     gradients: Operands,  # [t, ...] of queries, [key_tiles, s, ...] of keys and values
     state: BackwardState,
@@ -177,11 +172,13 @@ def backward_kernel(
         # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
         scaled = jnp.where(scale != 0, refs.doutput[...].astype(jnp.float32) * scale, 0)
         state.doutput[...] = scaled.astype(state.doutput.dtype)
-        for column, row in zip(state.terms, refs.terms, strict=True):
-            if column is not None:
-                column[...] = jnp.broadcast_to(row[...].T, column.shape)
 
-    visit_tile(program, schedule, refs, functools.partial(_add_gradients, state, sums))
+        def spread(row: Any) -> Array:
+            return jnp.broadcast_to(row[...].T, (row.shape[1], LANES))
+
+        _store(state.terms, jax.tree.map(spread, refs.terms._replace(scale=None)))
+
+    visit_tile(program, refs, functools.partial(_add_gradients, state, sums))
 
     @pl.when(last_of_query)
     def _():

@@ -32,17 +32,6 @@ Array = jax.Array
 LANES = 128  # numbers in a row of a vector register
 
 
-class Blocks(NamedTuple):
-    """The arrays that a kernel reads, in tiles; or the references to them, or their blocks."""
-
-    # Features and values [tiles, t or s, ...], and a list of the parameters that `pair` reads, with
-    # at least two axes.
-    operands: Operands
-    windows: Windows  # rows [query_tiles, 1, t], [key_tiles, 1, s]; None if all see all
-    terms: RowTerms | None = None  # [query_tiles, 1, t]; of the backward kernel, without dlogsumexp
-    doutput: Any = None  # [query_tiles, t, Dv]
-
-
 class Schedule(NamedTuple):
     """The prefetched numbers by which a kernel visits tiles of keys, int32 [query_tiles] each."""
 
@@ -50,6 +39,18 @@ class Schedule(NamedTuple):
     end: Array
     first_full: Array  # the tiles between these two are not masked
     end_full: Array
+
+
+class Blocks(NamedTuple):
+    """The arrays that a kernel reads, in tiles; or the references to them, or their blocks."""
+
+    schedule: Schedule | None  # None if all tiles of keys are visited in order, without masks
+    # Features and values [tiles, t or s, ...], and a list of the parameters that `pair` reads, with
+    # at least two axes.
+    operands: Operands
+    windows: Windows  # rows [query_tiles, 1, t], [key_tiles, 1, s]; None if all see all
+    terms: RowTerms | None = None  # [query_tiles, 1, t]; of the backward kernel, without dlogsumexp
+    doutput: Any = None  # [query_tiles, t, Dv]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,19 +131,21 @@ def rows_of(rows: Any, tiles: int) -> Any:
     return jax.tree.map(lambda row: row.reshape(tiles, 1, -1), rows)
 
 
-def rows_of_windows(call: Call, windows: Windows | None) -> Windows:
-    """The windows as rows."""
-    sizes = [functools.partial(rows_of, tiles=tiles) for tiles in call.tiles]
-    return (windows or Windows(None, None)).map(*sizes)
+def blocks_of(call: Call, operands: Operands, windows: Windows | None) -> Blocks:
+    """What the forward kernel reads, and the backward kernel too.
 
-
-def schedule_of(call: Call, windows: Windows | None) -> Schedule | None:
-    """The prefetched schedule of the whole batch; None if all key tiles are visited in order."""
+    Args:
+        call: the static part.
+        operands: in tiles.
+        windows: None if each query sees each key.
+    """
     if windows is None:
-        return None
+        return Blocks(None, operands, Windows(None, None))
     visited, full = tile_statuses(windows, call.tile, call.tiles[1])
     columns = ranges(any_over_batch(visited)), ranges(all_over_batch(full))
-    return Schedule(*(column for both in columns for column in both.T))
+    schedule = Schedule(*(column for both in columns for column in both.T))
+    rows = windows.map(*(functools.partial(rows_of, tiles=tiles) for tiles in call.tiles))
+    return Blocks(schedule, operands, rows)
 
 
 def key_tile(schedule: Schedule | None, i: Any, n: Any) -> Any:
@@ -179,13 +182,12 @@ def _of_tile(array: Any, tile: Callable[..., Any]) -> pl.BlockSpec:
 
 
 def specs(blocks: Blocks) -> Blocks:
-    """The `BlockSpec` of each array that a kernel reads."""
-    queries, keys, values, params = blocks.operands
-    of_tokens = jax.tree.map(of_query, queries), jax.tree.map(of_key, (keys, values))
+    """The `BlockSpec` of each array that a kernel reads, without the schedule."""
+    _, (queries, keys, values, params), windows, *rows = blocks
+    of_keys = jax.tree.map(of_key, (keys, values))
+    operands = jax.tree.map(of_query, queries), *of_keys, jax.tree.map(of_all, params)
     return Blocks(
-        Operands(of_tokens[0], *of_tokens[1], jax.tree.map(of_all, params)),
-        blocks.windows.map(of_query, of_key),
-        *jax.tree.map(of_query, blocks[2:]),
+        None, Operands(*operands), windows.map(of_query, of_key), *jax.tree.map(of_query, rows)
     )
 
 
