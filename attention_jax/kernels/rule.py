@@ -18,7 +18,7 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import tiled
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.kernels.rows import RowTerms, Sums, row_terms, statistics_of
+from attention_jax.kernels.rows import Sums, row_terms, statistics_of
 from attention_jax.kernels.tokens import Operands, operands_of, refuse
 from attention_jax.kernels.windows import (
     Bounds,
@@ -42,6 +42,11 @@ class Call(NamedTuple):
     output_dtype: Any
     has_gradient: bool  # whether the backward kernel follows
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """(T, S) in whole tiles."""
+        return self.tile[0] * self.tiles[0], self.tile[1] * self.tiles[1]
+
 
 class Kernels(NamedTuple):
     """What an implementation computes; T and S are padded to whole tiles."""
@@ -51,8 +56,8 @@ class Kernels(NamedTuple):
     tile: Callable[[Options, int, int], tuple[int, int]]  # the tile of these lengths
     # -> output [T, Dv], and sums or None; the windows are None if each query sees each key.
     forward: Callable[[Call, Operands, Windows | None], tuple[Array, Sums | None]]
-    # (..., terms of the rows, the cotangent of the output) -> those of the operands
-    backward: Callable[[Call, Operands, Windows | None, RowTerms | None, Array], Operands]
+    # (..., `RowTerms` or None, the cotangent of the output) -> those of the operands
+    backward: Callable[[Call, Operands, Windows | None, Any, Array], Operands]
 
 
 def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
@@ -70,13 +75,13 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
 
     def prepared(call: Call, inputs: Inputs) -> tuple[Operands, Windows | None]:
         lengths = inputs.query.shape[0], inputs.key.shape[0]
-        padded = call.tiles[0] * call.tile[0], call.tiles[1] * call.tile[1]
-        if inputs.mask is None and padded == lengths:
-            return operands_of(call.options, inputs, None, *padded), None
+        padded = call.lengths != lengths
+        if inputs.mask is None and not padded:
+            return operands_of(call.options, inputs, None, *lengths), None
         windows = windows_of(inputs.mask, *lengths)
-        hidden = padded != lengths or hides_tokens(inputs.mask, *lengths)
-        operands = operands_of(call.options, inputs, windows if hidden else None, *padded)
-        return operands, padded_windows(windows, *padded)
+        hidden = windows if padded or hides_tokens(inputs.mask, *lengths) else None
+        operands = operands_of(call.options, inputs, hidden, *call.lengths)
+        return operands, padded_windows(windows, *call.lengths)
 
     def forward(call: Call, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
         output, sums = kernels.forward(call, *prepared(call, inputs))
@@ -104,7 +109,7 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
         )
 
         def pad(rows: Array) -> Array:
-            padding = call.tiles[0] * call.tile[0] - rows.shape[0]
+            padding = call.lengths[0] - rows.shape[0]
             return jnp.pad(rows, ((0, padding), *[(0, 0)] * (rows.ndim - 1)))
 
         cotangents = jax.tree.map(pad, cotangents)

@@ -43,10 +43,9 @@ class Windows(NamedTuple):
 def reason_against_mask(mask: Mask | None, *, segments: bool = False) -> str | None:
     """Why the mask is not a window for each query, with at most one mask of segments; or None."""
     parts = parts_of(mask)
+    served = CausalMask, LocalMask, PaddingMask, *[SegmentMask] * segments
     for part in parts:
-        if not isinstance(part, CausalMask | LocalMask | PaddingMask | SegmentMask) or (
-            isinstance(part, SegmentMask) and not segments
-        ):
+        if not isinstance(part, served):
             return (
                 "takes causal_mask(...), local_mask(...), padding_mask(...)"
                 f"{', segment_mask(...)' * segments} and their conjunctions; got"

@@ -23,7 +23,6 @@ from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.kernels.mosaic_gpu import calls, weighted_tanh
 from attention_jax.kernels.mosaic_gpu.kernels import (
     BackwardResults,
-    ForwardResults,
     Shared,
     Side,
     backward_kernel,
@@ -98,7 +97,7 @@ def _arrays(
 
 def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
     of_queries, _, queries, keys = _arrays(call, operands, windows)
-    results = ForwardResults(operands.values.shape[1], 3 if call.options.return_statistics else 2)
+    results = operands.values.shape[1], 3 if call.options.return_statistics else 2
     output, (largest, total, *excess) = calls.run(
         forward_kernel, "attention_forward", of_queries, queries, keys, results
     )
@@ -106,9 +105,8 @@ def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[A
 
 
 def _backward(
-    call: Call, operands: Operands, windows: Windows | None, terms: RowTerms | None, doutput: Array
+    call: Call, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
 ) -> Operands:
-    assert terms is not None  # `_forward` has sums
     of_queries, of_keys, queries, keys = _arrays(call, operands, windows)
     scale = terms.scale[:, None]
     # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
@@ -134,8 +132,5 @@ def _backward(
     return jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), gradients, operands)
 
 
-def _tile(options: Options, target_length: int, source_length: int) -> tuple[int, int]:
-    return ROWS, ROWS
-
-
-attend = attention_by(Kernels("mosaic_gpu", _reason_against, _tile, _forward, _backward))
+_KERNELS = Kernels("mosaic_gpu", _reason_against, lambda *_: (ROWS, ROWS), _forward, _backward)
+attend = attention_by(_KERNELS)

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention_jax.core.backend import interpret_params, only_on
 from attention_jax.kernels.mosaic_gpu.kernels import Program, Shared, Side, copies
-from attention_jax.kernels.mosaic_gpu.on_host import on_host
 from attention_jax.kernels.mosaic_gpu.registers import ROWS, Registers
 from attention_jax.kernels.mosaic_gpu.weighted_tanh import FEATURES_PER_STEP
 
@@ -43,7 +43,7 @@ def run(
         shared: what every program reads.
         own: the tokens of which a program has one tile.
         other: the tokens over whose tiles it loops.
-        results: a NamedTuple with the number of rows of each array [n, tokens] of results, or None.
+        results: a pytree of the number of rows of each array [n, tokens] of results.
     """
     leaves = jax.tree.leaves((shared, own, other))
     interpret = interpret_params()
@@ -77,7 +77,12 @@ def run(
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     if interpret is not None:
-        return on_host(call)(*leaves)
+        # JAX's interpreter has ordered effects, which derivatives and checkpoints refuse: in a
+        # callback nothing sees them.
+        def on_host(*args: Any) -> Any:
+            return jax.tree.map(np.asarray, jax.jit(call)(*map(np.asarray, args)))
+
+        return jax.pure_callback(on_host, shapes, *leaves, vmap_method="sequential")
     leaves[0] = only_on("cuda", _REFUSAL, leaves[0])
     return call(*leaves)
 

@@ -11,7 +11,7 @@ gradient is a sum along rows, and each program alone writes the gradients of its
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -88,12 +88,8 @@ class Program(NamedTuple):
     def store(self, i: Any) -> None:
         """Copies the results [n, 64] of the tile i into their columns of [n, tokens]."""
         plgpu.commit_smem()
-        for source, target in zip(
-            *map(jax.tree.leaves, (self.tile_results, self.results)), strict=True
-        ):
-            for rows in _boxes(source):
-                columns = pl.ds(i * ROWS, ROWS)
-                plgpu.copy_smem_to_gmem(source.at[rows], target.at[rows, columns])
+        for part, tile in _parts(self.results, self.tile_results, i):
+            plgpu.copy_smem_to_gmem(tile, part)
         plgpu.wait_smem_to_gmem(0)
 
 
@@ -108,11 +104,16 @@ def _boxes(array: Any) -> list[Any]:
     return [pl.ds(first, min(LARGEST_BOX, count - first)) for first in range(0, count, LARGEST_BOX)]
 
 
+def _parts(arrays: Any, tiles: Any, index: Any) -> Iterator[tuple[Any, Any]]:
+    """The two ends of each asynchronous copy between the columns of arrays and their tiles."""
+    for array, tile in zip(*map(jax.tree.leaves, (arrays, tiles)), strict=True):
+        for rows in _boxes(tile):
+            yield array.at[rows, pl.ds(index * ROWS, ROWS)], tile.at[rows]
+
+
 def _load(side: Side, tile: Side, index: Any, barrier: Any) -> None:
-    for source, target in zip(*map(jax.tree.leaves, (side, tile)), strict=True):
-        for rows in _boxes(source):
-            columns = pl.ds(index * ROWS, ROWS)
-            plgpu.copy_gmem_to_smem(source.at[rows, columns], target.at[rows], barrier)
+    for part, of_tile in _parts(side, tile, index):
+        plgpu.copy_gmem_to_smem(part, of_tile, barrier)
     plgpu.barrier_wait(barrier)
 
 
@@ -134,8 +135,7 @@ def _logits(
 
     def of_form(denominator: Callable) -> Array:
         def step(k: Any, logits: Array) -> Array:
-            for n in range(0, FEATURES_PER_STEP, 2):
-                d1, d2 = _denominators(registers, program, denominator, k * FEATURES_PER_STEP + n)
+            for n, d1, d2 in _denominators(registers, program, denominator, k):
                 logits = logits + two_quotients(
                     weights[k, n], weights[k, n + 1], d1, d2, registers.reciprocal
                 )
@@ -158,28 +158,26 @@ def _queries(registers: Registers, program: Program, own_keys: bool) -> tuple[An
 
 
 def _denominators(
-    registers: Registers, program: Program, denominator: Callable, first: Any
-) -> list[Array]:
-    """d of a feature and the next one."""
+    registers: Registers, program: Program, denominator: Callable, k: Any
+) -> Iterator[tuple[int, Array, Array]]:
+    """(n, d of the feature n of step k, d of the next feature) of each two features."""
     own, other = program.own.features, program.other.features
-    return [
-        denominator(registers.rows(own, f), registers.along_columns(other, f))
-        for f in (first, first + 1)
-    ]
+    for n in range(0, FEATURES_PER_STEP, 2):
+        features = k * FEATURES_PER_STEP + n, k * FEATURES_PER_STEP + n + 1
+        d1, d2 = (
+            denominator(registers.rows(own, f), registers.along_columns(other, f)) for f in features
+        )
+        yield n, d1, d2
 
 
 # --- forward ---
 
 
-class ForwardResults(NamedTuple):
-    """In the main memory, or of one tile of queries; the last rows are per query."""
-
-    output: Any  # [Dv, T]
-    sums: Any  # [3, T]: largest, total, excess; the third only with statistics
-
-
 def forward_kernel(registers: Registers, program: Program) -> None:
-    """output = sum_j exp(x_j - largest) v_j / total, total = sum_j exp(x_j - largest)"""
+    """output = sum_j exp(x_j - largest) v_j / total, total = sum_j exp(x_j - largest)
+
+    The results are the output [Dv, T] and the rows of `Sums`, [3, T] or [2, T] without statistics.
+    """
     i = lax.axis_index("tile")
     program.start(i)
     small = program.shared.small[0]
@@ -291,13 +289,13 @@ def _add_slopes(
         total[feature] = registers.row_vector(total, feature) + jnp.sum(terms, axis=1)
 
     def step(k: Any) -> None:
-        for n in range(0, FEATURES_PER_STEP, 2):
-            first = k * FEATURES_PER_STEP + n
-            d1, d2 = _denominators(registers, program, denominator, first)
-            for f, inverse in enumerate(two_inverses(d1, d2, registers.reciprocal)):
+        for n, d1, d2 in _denominators(registers, program, denominator, k):
+            inverses = two_inverses(d1, d2, registers.reciprocal)
+            for m, inverse in enumerate(inverses, n):
+                f = k * FEATURES_PER_STEP + m
                 weighted = dlogits * inverse
-                add(sums.slopes, first + f, weighted - weighted * inverse)
+                add(sums.slopes, f, weighted - weighted * inverse)
                 if sums.inverses is not None:
-                    add(sums.inverses, first + f, weighted)
+                    add(sums.inverses, f, weighted)
 
     loop(sums.slopes.shape[0] // FEATURES_PER_STEP, step)

@@ -78,9 +78,8 @@ def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[A
 
 
 def _backward(
-    call: Call, operands: Operands, windows: Windows | None, terms: RowTerms | None, doutput: Array
+    call: Call, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
 ) -> Operands:
-    assert terms is not None  # `_forward` has sums
     program = program_of(call, operands)
     tiles, pull_back = jax.vjp(functools.partial(in_tiles, program), operands)
     blocks = blocks_of(call, tiles, windows)._replace(

@@ -123,6 +123,8 @@ def _pallas_call(
     def flat_kernel(*refs: Any) -> None:
         kernel(program, *jax.tree.unflatten(structure, refs))
 
+    # On one core, the interpreter of jax 0.10.2 fails if the grid has batch axes too.
+    on_several_cores = getattr(interpret_params(), "num_cores_or_threads", 2) > 1
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=len(jax.tree.leaves(blocks.schedule)),
         grid=program.call.tiles,
@@ -136,19 +138,11 @@ def _pallas_call(
         out_shape=[varying_type(shape, leaves) for shape in jax.tree.leaves(results)],
         name=name,
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=semantics if _is_parallel(interpret_params()) else None,
+            dimension_semantics=semantics if on_several_cores else None,
             vmem_limit_bytes=int(KERNELS_SHARE * vector_memory()),
         ),
     )(*leaves)
     return jax.tree.unflatten(jax.tree.structure(results), outputs)
-
-
-def _is_parallel(interpret: Any) -> bool:
-    """Whether kernels run on several cores: on a TPU, or where the interpreter has several.
-
-    With one core, the interpreter of jax 0.10.2 fails if the grid has batch axes too.
-    """
-    return interpret is None or getattr(interpret, "num_cores_or_threads", 1) > 1
 
 
 # --- what a kernel needs ---
