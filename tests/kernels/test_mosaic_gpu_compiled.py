@@ -15,15 +15,6 @@ MOST_SPECIAL = 0.6  # operations of the special function unit per pair and featu
 NAMES = ["attention_forward", "attention_gradient_of_keys", "attention_gradient_of_queries"]
 
 
-@pytest.fixture(autouse=True)
-def _optimised():
-    """Options of XLA:CPU for quick compilation are unknown to a GPU's compiler."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 # JAX compiles equal kernels once: those of 16-bit inputs, without statistics, equal the first ones.
 # The second has the most features and values that fit into the memory of a program.
 @pytest.mark.parametrize(

@@ -63,8 +63,9 @@ def _tile(options: Options, target_length: int, source_length: int) -> tuple[int
     """Tiles of whole vector registers, as equal as can be."""
 
     def size(length: int, block: int) -> int:
-        count = math.ceil(length / max(block // LANES * LANES, LANES))
-        return LANES * math.ceil(length / (count * LANES))
+        registers = max(math.ceil(length / LANES), 1)
+        count = math.ceil(registers / max(block // LANES, 1))
+        return LANES * math.ceil(registers / count)
 
     blocks = options.block_sizes
     return size(target_length, blocks.query), size(source_length, blocks.key)
