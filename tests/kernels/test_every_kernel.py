@@ -115,3 +115,23 @@ def test_symbolic_lengths_are_refused(name):
     )
     with pytest.raises(NotImplementedError, match=f"'{name}' needs known lengths; got T = n"):
         attend.trace(query)
+
+
+def test_gradients_lower_inside_shard_map():
+    """`jax.shard_map` asks over which axes of the mesh a result varies."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    axis = jax.sharding.PartitionSpec("data")
+
+    def lowered(name, platform, check):
+        case, ((*tokens, params), _) = arrays_of(name)
+        attend = functools.partial(
+            aj.attention, score=case.score, params=params, implementation=name
+        )
+        sharded = jax.shard_map(attend, mesh=mesh, in_specs=axis, out_specs=axis, check_vma=check)
+        gradient = jax.jit(jax.grad(lambda *tokens: sharded(*tokens).sum(), (0, 1, 2)))
+        return gradient.trace(*tokens).lower(lowering_platforms=(platform,)).as_text()
+
+    assert "attention_backward" in lowered("mosaic_tpu", "tpu", True)
+    assert "attention_gradient" in lowered("mosaic_gpu", "cuda", False)
+    with pytest.raises(NotImplementedError, match="needs check_vma=False"):
+        lowered("mosaic_gpu", "cuda", True)

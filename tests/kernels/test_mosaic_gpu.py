@@ -83,24 +83,6 @@ def test_the_interpreter_finds_no_races(capfd):
     assert "RACE" not in "".join(capfd.readouterr()).upper()
 
 
-def test_inside_shard_map_it_lowers_without_the_checks_alone():
-    score, (query, key, value, params), _ = draw()
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    axis = jax.sharding.PartitionSpec("data")
-
-    def lowered(check):
-        attend = jax.shard_map(
-            lambda *tokens: aj.attention(*tokens, score=score, params=params, implementation=NAME),
-            mesh=mesh, in_specs=axis, out_specs=axis, check_vma=check,
-        )  # fmt: skip
-        gradient = jax.jit(jax.grad(lambda *tokens: attend(*tokens).sum(), (0, 1, 2)))
-        return gradient.trace(query, key, value).lower(lowering_platforms=("cuda",)).as_text()
-
-    assert "mosaic_gpu" in lowered(False)
-    with pytest.raises(NotImplementedError, match="needs check_vma=False"):
-        lowered(True)
-
-
 # --- what the kernels cannot serve ---
 
 

@@ -86,17 +86,3 @@ def test_what_one_precision_cannot_lower_is_not_remembered_for_others():
     with jax.default_matmul_precision("high"), pytest.raises(NotImplementedError, match="HIGH"):
         lower_for_a_tpu()
     lower_for_a_tpu()
-
-
-def test_it_lowers_inside_shard_map_with_its_checks():
-    """`jax.shard_map` asks over which axes of the mesh a result varies."""
-    tokens = jnp.ones((1, 128, 8))
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    axis = jax.sharding.PartitionSpec("data")
-    attend = jax.shard_map(
-        lambda tokens: aj.attention(tokens, tokens, tokens, implementation=NAME),
-        mesh=mesh, in_specs=axis, out_specs=axis,
-    )  # fmt: skip
-    gradient = jax.grad(lambda tokens: attend(tokens).sum())
-    text = jax.jit(gradient).trace(tokens).lower(lowering_platforms=("tpu",)).as_text()
-    assert "attention_backward" in text
