@@ -26,7 +26,7 @@ class Case(NamedTuple):
 MASK = aj.padding_mask(jnp.array([4, 0]), jnp.array([3, 5])) & aj.causal_mask()
 CASES = {
     "cudnn": Case(aj.General(), (5, 7), (11, 11, 13), jnp.bfloat16, (2**-6, 2**-6), MASK),
-    "mosaic_tpu": Case(aj.Dot(), (130, 140), (11, 11, 3), jnp.float32, (2e-5, 1e-4), MASK),
+    "mosaic_tpu": Case(aj.ScaledDot(), (130, 140), (11, 11, 3), jnp.float32, (2e-5, 1e-4), MASK),
     "mosaic_gpu": Case(aj.Additive(6), (67, 71), (5, 7, 2), jnp.float32, (2e-5, 1e-4), MASK),
 }
 every_kernel = pytest.mark.parametrize(

@@ -33,7 +33,9 @@ def run(call: Callable[[Program, Blocks], Any], program: Program, blocks: Blocks
     if interpret_params() is None:
         leaves, structure = jax.tree.flatten(blocks)
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-        _check_lowering(call, program, structure, shapes, vector_memory(), lowering_settings())
+        settings: Any = jax.config
+        precision, x64 = settings.jax_default_matmul_precision, settings.jax_enable_x64
+        _check_lowering(call, program, structure, shapes, vector_memory(), precision, x64)
         leaves[0] = only_on("tpu", _REFUSAL, leaves[0])
         blocks = jax.tree.unflatten(structure, leaves)
     return call(program, blocks)
@@ -176,12 +178,6 @@ _REFUSAL = (
     "implementation 'mosaic_tpu' runs on a TPU, not on {platforms}: use 'tiled', or"
     " jax.experimental.pallas.tpu.force_tpu_interpret_mode(True) to interpret its kernels"
 )
-
-
-def lowering_settings() -> tuple[Any, ...]:
-    """The settings of JAX on which it depends whether a kernel can be lowered."""
-    settings: Any = jax.config
-    return settings.jax_default_matmul_precision, settings.jax_enable_x64
 
 
 @functools.lru_cache(maxsize=256)

@@ -204,8 +204,7 @@ def _add_gradients(state: BackwardState, sums: Operands, tile: Tile, masked: boo
 
 
 def _clear(refs: Any) -> None:
-    for ref in jax.tree.leaves(refs):
-        ref[...] = jnp.zeros_like(ref)
+    _store(refs, jax.tree.map(jnp.zeros_like, refs))
 
 
 def _add(totals: Any, index: Any, addends: Any) -> None:

@@ -114,11 +114,11 @@ def program_of(call: Call, operands: Operands) -> Program:
 
 def in_tiles(program: Program, operands: Operands) -> Operands:
     """The operands as the kernels read them; see `Blocks`."""
-    query_tiles, key_tiles = program.call.tiles
+    of_queries, of_keys = (functools.partial(tiled, count=n) for n in program.call.tiles)
     return Operands(
-        queries=jax.tree.map(functools.partial(tiled, count=query_tiles), operands.queries),
-        keys=jax.tree.map(functools.partial(tiled, count=key_tiles), operands.keys),
-        values=tiled(operands.values, key_tiles),
+        queries=jax.tree.map(of_queries, operands.queries),
+        keys=jax.tree.map(of_keys, operands.keys),
+        values=of_keys(operands.values),
         params=[
             leaf.reshape((1,) * (2 - leaf.ndim) + leaf.shape)
             for leaf in program.read(operands.params)
