@@ -135,7 +135,7 @@ def _logits(
 
     def of_form(denominator: Callable) -> Array:
         def step(k: Any, logits: Array) -> Array:
-            for n, d1, d2 in _denominators(registers, program, denominator, k):
+            for n, _, d1, d2 in _denominators(registers, program, denominator, k):
                 logits = logits + two_quotients(
                     weights[k, n], weights[k, n + 1], d1, d2, registers.reciprocal
                 )
@@ -159,15 +159,16 @@ def _queries(registers: Registers, program: Program, own_keys: bool) -> tuple[An
 
 def _denominators(
     registers: Registers, program: Program, denominator: Callable, k: Any
-) -> Iterator[tuple[int, Array, Array]]:
-    """(n, d of the feature n of step k, d of the next feature) of each two features."""
+) -> Iterator[tuple[int, tuple[Any, Any], Array, Array]]:
+    """(n, the features n and n + 1 of step k, d of the first and of the second), of each two."""
     own, other = program.own.features, program.other.features
     for n in range(0, FEATURES_PER_STEP, 2):
-        features = k * FEATURES_PER_STEP + n, k * FEATURES_PER_STEP + n + 1
+        first = k * FEATURES_PER_STEP + n
+        features = first, first + 1
         d1, d2 = (
             denominator(registers.rows(own, f), registers.along_columns(other, f)) for f in features
         )
-        yield n, d1, d2
+        yield n, features, d1, d2
 
 
 # --- forward ---
@@ -289,10 +290,9 @@ def _add_slopes(
         total[feature] = registers.row_vector(total, feature) + jnp.sum(terms, axis=1)
 
     def step(k: Any) -> None:
-        for n, d1, d2 in _denominators(registers, program, denominator, k):
+        for _, features, d1, d2 in _denominators(registers, program, denominator, k):
             inverses = two_inverses(d1, d2, registers.reciprocal)
-            for m, inverse in enumerate(inverses, n):
-                f = k * FEATURES_PER_STEP + m
+            for f, inverse in zip(features, inverses, strict=True):
                 weighted = dlogits * inverse
                 add(sums.slopes, f, weighted - weighted * inverse)
                 if sums.inverses is not None:
