@@ -81,8 +81,9 @@ def _backward(
     library, (*features, doutput), has_keys = _prepared(call, windows, *operands[:3], doutput)
     # Within one program XLA merges this forward pass with that of `_forward`.
     _, pull_back = jax.vjp(library, *features)
-    gradients = pull_back(_with_keys(doutput, has_keys))
-    return Operands(*gradients, jax.tree.map(jnp.zeros_like, operands.params))
+    dqueries, dkeys, dvalues = pull_back(_with_keys(doutput, has_keys))
+    dparams = jax.tree.map(jnp.zeros_like, operands.params)
+    return Operands(dqueries, dkeys, dvalues, dparams)
 
 
 def _prepared(call: Call, windows: Windows | None, *arrays: Array) -> tuple[Any, list[Array], Any]:

@@ -86,7 +86,7 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
     def forward(call: Call, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
         output, sums = kernels.forward(call, *prepared(call, inputs))
         results = output.astype(inputs.query.dtype), statistics_of(sums)
-        residuals = inputs, None if sums is None else (sums, output)
+        residuals = inputs, sums, None if sums is None else output
         return jax.tree.map(lambda rows: rows[: inputs.query.shape[0]], results), residuals
 
     # The twin has no 16-bit products, whose errors would add up.
@@ -102,7 +102,7 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
         return forward(call_of(options, inputs, True), inputs)
 
     def with_gradient_bwd(options: Options, residuals: Any, cotangents: Any) -> tuple[Inputs]:
-        inputs, rows = residuals
+        inputs, sums, output = residuals
         call = call_of(options, inputs, True)
         operands, pull_back, windows = jax.vjp(
             functools.partial(prepared, call), inputs, has_aux=True
@@ -113,7 +113,7 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
             return jnp.pad(rows, ((0, padding), *[(0, 0)] * (rows.ndim - 1)))
 
         cotangents = jax.tree.map(pad, cotangents)
-        terms = None if rows is None else row_terms(*rows, cotangents)
+        terms = None if sums is None else row_terms(sums, output, cotangents)
         return pull_back(kernels.backward(call, operands, windows, terms, cotangents[0]))
 
     with_gradient.defvjp(with_gradient_fwd, with_gradient_bwd)

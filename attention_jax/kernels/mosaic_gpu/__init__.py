@@ -85,11 +85,11 @@ def _arrays(
     if windows is None:
         windows = windows_of(None, operands.queries.shape[0], operands.keys.shape[0])
     visited, _ = tile_statuses(windows, call.tile, call.tiles[1])
-    weights = form_of(sum_of_tanh, call.options.score, operands.params)
-    *shared, queries, keys = weighted_tanh.token_features(weights, operands.queries, operands.keys)
+    v = form_of(sum_of_tanh, call.options.score, operands.params)
+    weights, small, queries, keys = weighted_tanh.token_features(v, operands.queries, operands.keys)
     return (
-        Shared(*shared, ranges(visited)),
-        Shared(*shared, ranges(visited.T)),
+        Shared(weights, small, ranges(visited)),
+        Shared(weights, small, ranges(visited.T)),
         Side(queries, None, None, jnp.stack(windows[:2])),
         Side(keys, operands.values.astype(jnp.float32).T, None, None),
     )

@@ -62,7 +62,7 @@ def run(
 
     def body(*refs: Any) -> None:
         inputs, results, memory = jax.tree.unflatten(structure, refs)
-        kernel(Registers(interpret is not None), Program(*inputs, results, *memory))
+        kernel(Registers(interpret is not None), Program(*(*inputs, results, *memory)))
 
     def call(*leaves: Array) -> Any:
         outputs = plgpu.kernel(

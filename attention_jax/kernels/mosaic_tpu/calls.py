@@ -75,7 +75,6 @@ def backward(program: Program, blocks: Blocks) -> Any:
         shape = [size for size in spec.block_shape if size is not None]
         return None if leaf.dtype == jnp.float32 else pltpu.VMEM(shape, jnp.float32)
 
-    assert blocks.terms is not None
     terms = blocks.terms._replace(scale=None)
     state = kernels.BackwardState(
         doutput=pltpu.VMEM(blocks.doutput.shape[1:], blocks.operands.values.dtype),

@@ -20,7 +20,6 @@ from jax.extend import core
 from attention_jax.core.batches import all_over_batch, any_over_batch
 from attention_jax.implementations.tile_arrays import tiled
 from attention_jax.kernels.mosaic_tpu.scores import on_tpu
-from attention_jax.kernels.rows import RowTerms
 from attention_jax.kernels.rule import Call
 from attention_jax.kernels.score_forms import form_of
 from attention_jax.kernels.tokens import Operands, refuse
@@ -49,7 +48,8 @@ class Blocks(NamedTuple):
     # at least two axes.
     operands: Operands
     windows: Windows  # rows [query_tiles, 1, t], [key_tiles, 1, s]; None if all see all
-    terms: RowTerms | None = None  # [query_tiles, 1, t]; of the backward kernel, without dlogsumexp
+    # Of the backward kernel: `RowTerms` without dlogsumexp, [query_tiles, 1, t].
+    terms: Any = None
     doutput: Any = None  # [query_tiles, t, Dv]
 
 
