@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention_jax.core.backend import interpret_params, only_on
+from attention_jax.kernels.devices import interpret_params, only_on
 from attention_jax.kernels.mosaic_gpu.kernels import Program, Shared, Side, copies
 from attention_jax.kernels.mosaic_gpu.on_host import on_host
 from attention_jax.kernels.mosaic_gpu.registers import ROWS, Registers
