@@ -11,13 +11,15 @@ from jax.experimental import pallas as pl
 from jax.extend import core
 from jax.interpreters import batching, mlir
 
+from attention_jax.core.meshes import varying_type
+
 
 def interpret_params() -> Any:
     """What `force_tpu_interpret_mode` or `force_gpu_interpret_mode` was given; None outside.
 
     No function of JAX tells it. So it is read from the program of a kernel that does nothing.
     """
-    nothing = jax.ShapeDtypeStruct((1,), jnp.float32)
+    nothing = varying_type(jax.ShapeDtypeStruct((1,), jnp.float32))
     program = jax.make_jaxpr(pl.pallas_call(lambda ref: None, out_shape=nothing))()
     return program.eqns[0].params["interpret"] or None
 

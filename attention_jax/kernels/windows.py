@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.pairwise.mask_algebra import AndMask
-from attention_jax.pairwise.masks import CausalMask, LocalMask, Mask, PaddingMask, SegmentMask
+from attention_jax.pairwise.masks import LocalMask, Mask, PaddingMask, SegmentMask
 
 Array = jax.Array
 
@@ -44,7 +44,7 @@ def reason_against_mask(mask: Mask | None, *, segments: bool = False) -> str | N
     """Why the mask is not a window for each query, with at most one mask of segments; or None."""
     parts = parts_of(mask)
     for part in parts:
-        if not isinstance(part, CausalMask | LocalMask | PaddingMask | SegmentMask) or (
+        if not isinstance(part, LocalMask | PaddingMask | SegmentMask) or (
             isinstance(part, SegmentMask) and not segments
         ):
             return (
@@ -66,12 +66,10 @@ def parts_of(mask: Mask | None) -> list[Mask]:
 
 def bounds_of(mask: Mask | None) -> tuple[int | None, int | None]:
     """(left, right): query i sees i - left <= j <= i + right; None for no bound."""
-    parts = parts_of(mask)
-    causal = [part.offset for part in parts if isinstance(part, CausalMask)]
-    local = [part for part in parts if isinstance(part, LocalMask)]
+    local = [part for part in parts_of(mask) if isinstance(part, LocalMask)]
     left = [part.left for part in local if part.left is not None]
     right = [part.right for part in local if part.right is not None]
-    return min(left, default=None), min([*causal, *right], default=None)
+    return min(left, default=None), min(right, default=None)
 
 
 def windows_of(mask: Mask | None, target_length: int, source_length: int) -> Windows:
