@@ -41,6 +41,7 @@ def linear_map(
         types: the types of the outputs.
         shown: a program that is never run. JAX looks into it for primitives that need the devices
             while they are lowered (cuDNN's), because it cannot find these inside of functions.
+            Without inputs it is the program of `evaluate`, and has its side effects.
     """
     leaves, structure = jax.tree.flatten(residuals)
 
@@ -88,11 +89,15 @@ def _evaluate(*operands, evaluate, linear, **_):
     return evaluate(*_split(operands, linear))
 
 
+def _types_and_effects(*_, types, linear, shown, **__):
+    return list(types), set() if linear or shown is None else set(shown.effects)
+
+
 def _jvp(primals, tangents, **params):
     evaluate, linear, types = params["evaluate"], params["linear"], params["types"]
     residuals, inputs = _split(primals, linear)
     dresiduals, dinputs = _split(tangents, linear)
-    doutputs = [ad.Zero(each.to_tangent_aval()) for each in types]
+    doutputs: list[Any] = [ad.Zero(each.to_tangent_aval()) for each in types]
     perturbed = [i for i, tangent in enumerate(dresiduals) if type(tangent) is not ad.Zero]
     if perturbed:
         outputs, by_residuals = jax.jvp(
@@ -158,7 +163,7 @@ def _batch(axis, operands, axes, **params):
 
 
 linear_map_p.def_impl(_evaluate)
-linear_map_p.def_abstract_eval(lambda *_, types, **__: list(types))
+linear_map_p.def_effectful_abstract_eval(_types_and_effects)
 mlir.register_lowering(linear_map_p, mlir.lower_fun(_evaluate, multiple_results=True))
 ad.primitive_jvps[linear_map_p] = _jvp
 ad.primitive_transposes[linear_map_p] = _transpose

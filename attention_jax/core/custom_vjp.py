@@ -180,7 +180,8 @@ class _Rules:
             return function_of(self.twin, leaves, perturbed), [leaves[i] for i in perturbed]
 
         def evaluate(saved, tangents):
-            dresult = jax.tree.leaves(jax.jvp(*twin_at(saved[0]), tangents)[1])
+            twin, leaves = twin_at(saved[0])
+            dresult = jax.tree.leaves(jax.jvp(twin, leaves, tangents)[1])
             self.check("the tangent of the twin", types, dresult)
             return [dresult[i] for i in floats]
 

@@ -9,7 +9,7 @@ of a bias's array are aligned to the right, as in NumPy.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
@@ -190,7 +190,7 @@ class Stored(PositionFunction):
 class Joined(PositionFunction):
     """Two functions, joined pair by pair."""
 
-    join: ClassVar[Callable[[Array, Array], Array]]
+    join: ClassVar[Any]  # of two arrays
     left: Any = part_field()
     right: Any = part_field()
 

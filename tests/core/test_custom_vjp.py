@@ -225,6 +225,22 @@ def test_a_function_that_lowers_with_the_devices():
     np.testing.assert_allclose(jax.jit(jax.grad(lambda x: f(x).sum()))(x), np.cos(x), rtol=1e-6)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_side_effects_are_kept(ordered):
+    seen = []
+
+    def f(x):
+        jax.debug.callback(lambda x: seen.append(float(x)), x, ordered=ordered)
+        return jnp.sin(x)
+
+    g = custom_vjp(f, twin=jnp.sin)
+    g.defvjp(lambda x: (f(x), x), lambda x, ct: (ct * jnp.cos(x),))
+    jax.jit(g)(1.0)
+    jax.jit(jax.grad(g))(2.0)  # which does not need the value
+    jax.effects_barrier()
+    assert seen == [1, 2]
+
+
 # --- what costs time ---
 
 
