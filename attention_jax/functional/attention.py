@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.backend import current_backend
 from attention_jax.functional.capture_point import (
     capture_point,
     capturing,
@@ -26,7 +25,7 @@ from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_and_mask, params_of_normalizer
 from attention_jax.kernels import IMPLEMENTATIONS
-from attention_jax.kernels.choice import choose
+from attention_jax.kernels.choice import choose, current_backend
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
 from attention_jax.normalizers.contract import transformed_rows
 from attention_jax.pairwise.biases import Bias

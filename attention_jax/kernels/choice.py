@@ -13,10 +13,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from typing import Any
 
+import jax
 from jax.export import is_symbolic_dim
 
-from attention_jax.core.backend import nvidia_generation
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.scores import Score, TileCost, needs_stand_ins
 
@@ -45,6 +46,38 @@ TPU_BLOCKS: dict[TileCost, BlockSizes] = {
 
 # Compute capability from which cuDNN has fused attention: Ampere.
 CUDNN_GENERATION = 8.0
+
+
+def current_backend() -> str:
+    """The platform of `jax.default_device` if it is set, otherwise `jax.default_backend()`.
+
+    One of "cpu", "gpu" and "tpu". Arrays that were put on another device, and programs that
+    `jax.export` makes for another platform, are not seen.
+
+    >>> with jax.default_device(jax.devices("cpu")[0]):
+    ...     current_backend()
+    'cpu'
+    """
+    settings: Any = jax.config  # they are made while JAX is imported
+    device = settings.jax_default_device
+    if device is None:
+        return jax.default_backend()
+    platform: str = device if isinstance(device, str) else device.platform
+    return "gpu" if platform in ("cuda", "rocm") else platform
+
+
+def nvidia_generation() -> float | None:
+    """The compute capability of the first GPU: 9.0 for Hopper, and 0 for another maker's GPU.
+
+    None if JAX sees no GPU: a program is then compiled for one that is not there.
+    """
+    gpus = [device for device in jax.devices() if device.platform == "gpu"]
+    if jax.default_backend() != "gpu" or not gpus:
+        return None
+    try:
+        return float(gpus[0].compute_capability)
+    except (AttributeError, ValueError):  # AMD's are names, such as gfx942
+        return 0.0
 
 
 def choose(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.pairwise.mask_algebra import AndMask
-from attention_jax.pairwise.masks import CausalMask, LocalMask, Mask, PaddingMask, SegmentMask
+from attention_jax.pairwise.masks import LocalMask, Mask, PaddingMask, SegmentMask
 
 Array = jax.Array
 
@@ -43,7 +43,7 @@ class Windows(NamedTuple):
 def reason_against_mask(mask: Mask | None, *, segments: bool = False) -> str | None:
     """Why the mask is not a window for each query, with at most one mask of segments; or None."""
     parts = parts_of(mask)
-    served = CausalMask, LocalMask, PaddingMask, *[SegmentMask] * segments
+    served = LocalMask, PaddingMask, *[SegmentMask] * segments
     for part in parts:
         if not isinstance(part, served):
             return (
@@ -77,7 +77,6 @@ def bounds_of(mask: Mask | None) -> Bounds:
     local = [part for part in parts if isinstance(part, LocalMask)]
     left = [part.left for part in local if part.left is not None]
     right = [part.right for part in local if part.right is not None]
-    right += [part.offset for part in parts if isinstance(part, CausalMask)]
     padded = any(isinstance(part, PaddingMask) for part in parts)
     return Bounds(min(left, default=None), min(right, default=None), padded)
 

@@ -10,7 +10,7 @@ from conformance import quick_jit
 
 import attention_jax as aj
 from attention_jax.implementations import BlockSizes
-from attention_jax.pairwise.masks import Mask, mask_dataclass, submask_field
+from attention_jax.pairwise.mask_algebra import Mask, mask_dataclass, submask_field
 
 DV = 2
 RNG = np.random.default_rng(9)

@@ -208,7 +208,7 @@ MISTAKES = {  # what the error names: calls
     "slopes must be": lambda: aj.alibi_bias(np.arange(3)),
     "num_heads must be": lambda: aj.alibi_slopes(0),
     "table must be": lambda: aj.relative_bias(np.ones(4)),
-    "table must have": lambda: aj.relative_bias(np.ones(())),
+    "table must": lambda: aj.relative_bias(np.ones(())),
     "buckets must be": lambda: aj.t5_bias(np.ones(5)),
     "max_distance must be": lambda: aj.t5_bias(np.ones(32), max_distance=8),
     "bias must be": lambda: as_bias("near"),

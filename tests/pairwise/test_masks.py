@@ -20,9 +20,8 @@ from attention_jax import (
     segment_mask,
     token_mask,
 )
-from attention_jax.pairwise.mask_algebra import ShiftedMask
-from attention_jax.pairwise.masks import array_field, as_mask
-from attention_jax.pairwise.position_functions import Shifts
+from attention_jax.pairwise.mask_algebra import ShiftedMask, as_mask
+from attention_jax.pairwise.position_functions import Shifts, array_field
 
 NAMED_MASKS = {name: as_mask(MASK_CASES[name].build()) for name in MASK_CASES if name != "none"}
 KEYS, QUERIES = (np.random.default_rng(4).random((B, n)) < 0.6 for n in (S, T))
@@ -325,11 +324,14 @@ MISTAKES = {  # what the error names: calls
     ],
     "query_lengths must be": [lambda: padding_mask(jnp.array(1), jnp.array(True))],
     "key_segments must": [
-        lambda: segment_mask(jnp.array([1]), jnp.array(1)),
+        lambda: segment_mask(jnp.array([1]), jnp.array(1)).materialize(T, S),
         lambda: aj.masked_softmax(jnp.ones((T, S)), segment_mask(jnp.arange(T), jnp.arange(T))),
     ],
     "query_segments must": [lambda: segment_mask(jnp.arange(3), np.arange(S)).materialize(T, S)],
-    "key_tokens must": [lambda: token_mask(KEYS.astype(int)), lambda: token_mask(np.bool_(True))],
+    "key_tokens must": [
+        lambda: token_mask(KEYS.astype(int)),
+        lambda: token_mask(np.bool_(True)).materialize(T, S),
+    ],
     "query_tokens must": [lambda: token_mask(KEYS, np.ones(T))],
     "mask must": [
         lambda: causal_mask() & jnp.ones((T, S), jnp.int32),

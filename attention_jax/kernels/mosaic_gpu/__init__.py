@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.backend import nvidia_generation
 from attention_jax.core.meshes import is_varying
 from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.kernels.choice import nvidia_generation
 from attention_jax.kernels.mosaic_gpu import calls, weighted_tanh
 from attention_jax.kernels.mosaic_gpu.kernels import (
     BackwardResults,

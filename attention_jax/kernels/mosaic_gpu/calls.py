@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention_jax.core.backend import interpret_params, only_on
+from attention_jax.kernels.devices import interpret_params, only_on
 from attention_jax.kernels.mosaic_gpu.kernels import Program, Shared, Side, copies
 from attention_jax.kernels.mosaic_gpu.registers import ROWS, Registers
 from attention_jax.kernels.mosaic_gpu.weighted_tanh import FEATURES_PER_STEP

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from attention_jax.core.backend import interpret_params, only_on
 from attention_jax.core.meshes import varying_type
 from attention_jax.core.programs import one_line
+from attention_jax.kernels.devices import interpret_params, only_on
 from attention_jax.kernels.mosaic_tpu import kernels, operands
 from attention_jax.kernels.mosaic_tpu.operands import LANES, Blocks, Program
 from attention_jax.kernels.rows import Sums
