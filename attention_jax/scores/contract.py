@@ -148,12 +148,15 @@ class Score:
         return init_shapes(self, query_dim, key_dim)
 
 
-def init_shapes(score: Score, query_dim: int, key_dim: int) -> Params:
-    """The shapes of the parameters that `init` makes, as a pytree of `jax.ShapeDtypeStruct`."""
-    shapes = _init_shapes if is_of_library(score) else _init_shapes.__wrapped__
-    return shapes(score, query_dim, key_dim)
+def init_shapes(part: Any, *sizes: int) -> Params:
+    """The shapes of the parameters that `init` of a score or normaliser makes of these sizes.
+
+    They are a pytree of `jax.ShapeDtypeStruct`.
+    """
+    shapes = _init_shapes if is_of_library(part) else _init_shapes.__wrapped__
+    return shapes(part, *sizes)
 
 
 @functools.lru_cache(maxsize=256)
-def _init_shapes(score: Score, query_dim: int, key_dim: int) -> Params:
-    return jax.eval_shape(lambda rng: score.init(rng, query_dim, key_dim), jax.random.key(0))
+def _init_shapes(part: Any, *sizes: int) -> Params:
+    return jax.eval_shape(lambda rng: part.init(rng, *sizes), jax.random.key(0))

@@ -76,7 +76,7 @@ def visit_tile(
 
 
 class ForwardState(NamedTuple):
-    """The online softmax of `normalizers.row_sums`; sums over keys are kept per lane."""
+    """The online softmax of `normalizers.rows`; sums over keys are kept per lane."""
 
     largest: Any  # [t, lanes], the same in all lanes
     total: Any  # [t, lanes]
