@@ -84,7 +84,7 @@ def remember(
         narrow = narrow_or(dtype, {key.dtype})
         if narrow.itemsize > 2:
             return keys
-        return dataclasses.replace(keys, features=score.round_key(keys.features, narrow))
+        return dataclasses.replace(keys, features=score.round(keys.features, narrow))
 
     def batched(params: Params, key: Array) -> ProjectedKeys:
         return map_over_batch(project, batch_shape, (params, key), (param_ndims, 2))

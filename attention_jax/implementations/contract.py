@@ -79,7 +79,7 @@ class Inputs(NamedTuple):
     def token_dtype(self) -> jnp.dtype:
         """The dtype of queries and keys if both are bfloat16 or both float16, else compute dtype.
 
-        The score rounds its features to this dtype, see `Score.round_query`.
+        The score rounds its features to this dtype, see `Score.round`.
         """
         dtypes = {leaf.dtype for leaf in (self.query, *jax.tree.leaves(self.key))}
         return narrow_or(self.compute_dtype, dtypes)

@@ -27,7 +27,7 @@ def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -
     dtype = inputs.token_dtype
     if dtype.itemsize > 2:
         return q_features, k_features
-    return score.round_query(q_features, dtype), score.round_key(k_features, dtype)
+    return score.round(q_features, dtype), score.round(k_features, dtype)
 
 
 def stand_in_features(score: Score, inputs: Inputs) -> tuple[Any, Any] | None:

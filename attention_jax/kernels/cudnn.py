@@ -204,5 +204,5 @@ def _feature_shapes(options: Options, inputs: Inputs) -> Any:
     sizes = inputs.query.shape[-1], inputs.key.shape[-1]
     features = key_feature_shapes(options.score, inputs.params, *sizes, 1)
     return jax.eval_shape(
-        lambda features: options.score.round_key(features, inputs.token_dtype), features
+        lambda features: options.score.round(features, inputs.token_dtype), features
     )

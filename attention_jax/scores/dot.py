@@ -41,11 +41,8 @@ class Dot(Score):
         dparams = jax.tree.map(jnp.zeros_like, params)  # `pair` uses none
         return dparams, dq_features, dk_features
 
-    def round_query(self, q_features: Array, dtype: Any) -> Array:
-        return q_features.astype(dtype)
-
-    def round_key(self, k_features: Array, dtype: Any) -> Array:
-        return k_features.astype(dtype)
+    def round(self, features: Array, dtype: Any) -> Array:
+        return features.astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)

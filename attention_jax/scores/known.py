@@ -93,8 +93,7 @@ def _traced(
             raise PartError(f"{expected}; got {_shapes(logits)}")
         calls = {
             "pair_vjp": (params, q_features, k_features, logits),
-            "round_query": (q_features, jnp.bfloat16),
-            "round_key": (k_features, jnp.bfloat16),
+            "round": (q_features, jnp.bfloat16),
         }
         results = []
         for name in filter(functools.partial(_is_users, score), calls):

@@ -19,8 +19,7 @@ class WrappedScore(Score):
     A subclass defines `pair`, and says what holds for it:
 
         finite_slopes = WrappedScore.finite_slopes  # infinite only where those of the inner one are
-        round_query = WrappedScore.round_query      # it reads the features as the inner one does
-        round_key = WrappedScore.round_key
+        round = WrappedScore.round                  # it reads the features as the inner one does
         tile_params = WrappedScore.tile_params      # it hands its features to the inner one
 
     or `Score.finite_slopes`, ... where that does not hold. It sets its own `tile_cost` if its
@@ -67,8 +66,5 @@ class WrappedScore(Score):
     def project_key(self, params: Params, key: Array) -> Any:
         return self.score.project_key(params, key)
 
-    def round_query(self, q_features: Any, dtype: Any) -> Any:
-        return self.score.round_query(q_features, dtype)
-
-    def round_key(self, k_features: Any, dtype: Any) -> Any:
-        return self.score.round_key(k_features, dtype)
+    def round(self, features: Any, dtype: Any) -> Any:
+        return self.score.round(features, dtype)
