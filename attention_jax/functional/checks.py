@@ -26,15 +26,8 @@ from attention_jax.pairwise.biases import Bias, as_bias
 from attention_jax.pairwise.known import known_positions
 from attention_jax.pairwise.masks import Mask, as_mask
 from attention_jax.pairwise.position_functions import broadcasts
-from attention_jax.scores import (
-    Params,
-    ProjectedKeys,
-    Score,
-    ScoreLike,
-    get_score,
-    key_feature_shapes,
-    known_score,
-)
+from attention_jax.scores import Params, ProjectedKeys, Score, ScoreLike, get_score, known_score
+from attention_jax.scores.projected_keys import key_feature_shapes
 
 Array = jax.Array
 

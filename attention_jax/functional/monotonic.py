@@ -25,7 +25,8 @@ from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, masked_pair
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike
+from attention_jax.scores.slopes import masked_pair
 
 Array = jax.Array
 

@@ -26,7 +26,7 @@ from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import transformed_rows, weights_of_rows
 from attention_jax.normalizers.rows import summary_of_rows
 from attention_jax.pairwise import dropout
-from attention_jax.scores import masked_pair, stand_in_key, stand_in_query
+from attention_jax.scores.slopes import masked_pair, stand_in_key, stand_in_query
 
 Array = jax.Array
 

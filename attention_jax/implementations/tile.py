@@ -18,7 +18,7 @@ from attention_jax.normalizers.contract import family_of, transformed
 from attention_jax.normalizers.rows import RowSums
 from attention_jax.normalizers.threshold import find_shift, num_visits
 from attention_jax.pairwise import dropout
-from attention_jax.scores import masked_pair
+from attention_jax.scores.slopes import masked_pair
 
 Array = jax.Array
 

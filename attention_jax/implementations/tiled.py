@@ -37,7 +37,7 @@ from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import family_of
 from attention_jax.normalizers.rows import FinalRows, RowShift, RowSummary, RowSums
-from attention_jax.scores import masked_pair_vjp
+from attention_jax.scores.slopes import masked_pair_vjp
 
 Array = jax.Array
 

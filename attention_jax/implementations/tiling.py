@@ -31,7 +31,7 @@ from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import TileStatus
 from attention_jax.pairwise.masks import Mask, padding_mask
-from attention_jax.scores import stand_in_key, stand_in_query
+from attention_jax.scores.slopes import stand_in_key, stand_in_query
 
 Array = jax.Array
 

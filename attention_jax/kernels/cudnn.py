@@ -31,7 +31,8 @@ from attention_jax.kernels import tokens
 from attention_jax.kernels.rule import in_float32
 from attention_jax.kernels.windows import bounds_of, parts_of, windows_of
 from attention_jax.pairwise.masks import Mask, PaddingMask
-from attention_jax.scores import is_dot_product, key_feature_shapes
+from attention_jax.scores import is_dot_product
+from attention_jax.scores.projected_keys import key_feature_shapes
 
 Array = jax.Array
 

@@ -28,8 +28,8 @@ from attention_jax.scores import (
     SoftCap,
     WrappedScore,
     get_score,
-    project_keys,
 )
+from attention_jax.scores.projected_keys import project_keys
 
 RNG = jax.random.key(3)
 T, S = 5, 7
