@@ -208,6 +208,7 @@ class RowSums(NamedTuple):
         """
         rows = self._with_larger_shift(logits) if family.normalizer.is_softmax else self
         shifted, excess = rows.shift.shifted(logits), rows.excess
+        weights: tuple[Array, ...]
         if len(rows.sums) > 1:
             weights = family.weights_and_slopes(shifted)
         else:
