@@ -297,12 +297,19 @@ def test_numbers_of_normalizers_are_those_of_now():
             np.testing.assert_allclose(got, weights @ tokens, rtol=2e-5, atol=1e-5)
 
 
-def test_a_subclass_of_softmax_has_the_weights_of_softmax():
-    with pytest.raises(TypeError, match="normalizer Base2 must be a subclass of Normalizer"):
+def test_subclasses_of_softmax():
+    """With a transform it is softmax; with a weight of its own, a search finds the threshold."""
 
-        class Base2(aj.Softmax):
-            def weight(self, params, shifted):
-                return jnp.exp2(shifted)
+    class Base2(aj.Softmax):
+        def weight(self, params, shifted):
+            return jnp.exp2(shifted)
+
+    with pytest.raises(ValueError, match="Base2 must define inverse"):
+        attention(X, X, X, score="dot", normalizer=Base2())
+
+    class OwnInverse(Base2):
+        def inverse(self, params, weight):
+            return jnp.log2(weight)
 
     @dataclasses.dataclass(frozen=True)
     class Warm(aj.Softmax):
@@ -310,8 +317,9 @@ def test_a_subclass_of_softmax_has_the_weights_of_softmax():
             return logits / 2
 
     for implementation in ("reference", "tiled"):
-        got = attention(X, X, X, score="dot", normalizer=Warm(), implementation=implementation)
-        close(got, 0.5)
+        for normalizer, scale in ((Warm(), 0.5), (OwnInverse(), np.log(2))):
+            options = {"normalizer": normalizer, "implementation": implementation}
+            close(attention(X, X, X, score="dot", **options), scale)
 
 
 # --- changes between a call and its derivative ---

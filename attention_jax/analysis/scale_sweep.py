@@ -16,7 +16,7 @@ from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_and_mask
 from attention_jax.implementations.softmax import masked_softmax
-from attention_jax.normalizers.row_summary import summary_of_rows
+from attention_jax.normalizers.rows import summary_of_rows
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
 
@@ -100,11 +100,13 @@ def _one_example(
 
     def at_scale(scale: Array) -> tuple[Any, ...]:
         scaled = logits * scale
-        weights = masked_softmax(scaled, mask)
+        if mask is not None:
+            scaled = jnp.where(mask, scaled, -jnp.inf)
+        weights = masked_softmax(scaled)
         dlogits = softmax_vjp(weights, dweights)
         per_row = (
             jnp.sqrt(jnp.sum(dlogits * dlogits, axis=-1)),
-            summary_of_rows(scaled, mask).statistics().entropy,
+            summary_of_rows(scaled).statistics().entropy,
             softmax_jacobian_norm(weights),
         )
         return tuple(jnp.sum(numbers) for numbers in per_row)  # rows without a key have 0

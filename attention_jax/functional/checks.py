@@ -32,9 +32,9 @@ from attention_jax.scores import (
     Score,
     ScoreLike,
     get_score,
-    key_feature_shapes,
     known_score,
 )
+from attention_jax.scores.projected_keys import key_feature_shapes
 
 Array = jax.Array
 

@@ -17,14 +17,8 @@ from attention_jax.implementations.query_chunks import Chunk, allowed_only, atte
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import (
-    DEFAULT_SCORE,
-    Params,
-    Score,
-    ScoreLike,
-    get_score,
-    key_feature_shapes,
-)
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
+from attention_jax.scores.projected_keys import key_feature_shapes
 
 Array = jax.Array
 

@@ -19,7 +19,8 @@ from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.functional.checks import check_axes, checked_params
 from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
 from attention_jax.implementations.contract import narrow_or
-from attention_jax.scores import Params, ProjectedKeys, ScoreLike, get_score, project_keys
+from attention_jax.scores import Params, ProjectedKeys, ScoreLike, get_score
+from attention_jax.scores.projected_keys import project_keys
 
 Array = jax.Array
 
@@ -80,7 +81,7 @@ def remember(
         narrow = narrow_or(dtype, {key.dtype})
         if narrow.itemsize > 2:
             return keys
-        return dataclasses.replace(keys, features=score.round_key(keys.features, narrow))
+        return dataclasses.replace(keys, features=score.round(keys.features, "key", narrow))
 
     def batched(params: Params, key: Array) -> ProjectedKeys:
         return map_over_batch(project, batch_shape, (params, key), (param_ndims, 2))

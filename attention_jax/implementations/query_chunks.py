@@ -33,7 +33,8 @@ from attention_jax.implementations.tiling import (
     tile_inputs,
 )
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import Params, Score, masked_pair
+from attention_jax.scores import Params, Score
+from attention_jax.scores.slopes import masked_pair
 
 Array = jax.Array
 

@@ -29,7 +29,8 @@ from attention_jax.kernels import tokens
 from attention_jax.kernels.rule import Call, Kernels, attention_by
 from attention_jax.kernels.tokens import Operands
 from attention_jax.kernels.windows import Bounds, Windows, bounds_of
-from attention_jax.scores import is_dot_product, key_feature_shapes
+from attention_jax.scores import is_dot_product
+from attention_jax.scores.projected_keys import key_feature_shapes
 
 Array = jax.Array
 
@@ -167,7 +168,7 @@ def _feature_shapes(options: Options, inputs: Inputs) -> Any:
     sizes = inputs.query.shape[-1], inputs.key.shape[-1]
     features = key_feature_shapes(options.score, inputs.params, *sizes, 1)
     return jax.eval_shape(
-        lambda features: options.score.round_key(features, inputs.token_dtype), features
+        lambda features: options.score.round(features, "key", inputs.token_dtype), features
     )
 
 

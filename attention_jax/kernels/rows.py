@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.normalizers import AttentionStatistics, RowSummary
+from attention_jax.normalizers.rows import AttentionStatistics, RowSummary
 
 Array = jax.Array
 

@@ -84,13 +84,16 @@ def _traced(
         )
         fits = is_array(logits, jnp.floating) and logits.shape == (target, source)
         part.require(fits, contract, logits)
-        others = {
-            "pair_vjp": (params, *both, logits),
-            "round_query": (q_features, jnp.bfloat16),
-            "round_key": (k_features, jnp.bfloat16),
-        }
-        names = [name for name in others if _is_users(score, name)]
-        return logits, [part.call(n, getattr(score, n), *others[n], of=both) for n in names]
+        others = [
+            ("pair_vjp", (params, *both, logits)),
+            ("round", (q_features, "query", jnp.bfloat16)),
+            ("round", (k_features, "key", jnp.bfloat16)),
+        ]
+        return logits, [
+            part.call(name, getattr(score, name), *given, of=both)
+            for name, given in others
+            if _is_users(score, name)
+        ]
 
     known: Any = Known(
         score,

@@ -20,8 +20,7 @@ class WrappedScore(Score):
     A subclass defines `pair`, and says what holds for it:
 
         finite_slopes = WrappedScore.finite_slopes  # infinite only where those of the inner one are
-        round_query = WrappedScore.round_query      # it reads the features as the inner one does
-        round_key = WrappedScore.round_key
+        round = WrappedScore.round                  # it reads the features as the inner one does
         tile_params = WrappedScore.tile_params      # it hands its features to the inner one
 
     or `Score.finite_slopes`, ... where that does not hold. It sets its own `tile_cost` if its
@@ -45,6 +44,5 @@ class WrappedScore(Score):
     param_shapes = _of_inner("param_shapes")
     project_query = _of_inner("project_query")
     project_key = _of_inner("project_key")
-    round_query = _of_inner("round_query")
-    round_key = _of_inner("round_key")
+    round = _of_inner("round")
     tile_params = _of_inner("tile_params")

@@ -61,8 +61,7 @@ def test_mistakes_fail_before_anything_compiles():
 def test_integer_features_have_no_gradient():
     class Rounded(aj.Dot):
         pair_vjp = aj.Score.pair_vjp
-        round_query = aj.Score.round_query
-        round_key = aj.Score.round_key
+        round = aj.Score.round
         finite_slopes = aj.Score.finite_slopes
 
         def project_query(self, params, query):

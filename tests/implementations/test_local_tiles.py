@@ -78,8 +78,7 @@ class CountedDot(aj.Dot):
     """It writes down every tile that it is asked for."""
 
     pair_vjp = aj.Score.pair_vjp
-    round_query = aj.Dot.round_query
-    round_key = aj.Dot.round_key
+    round = aj.Dot.round
     finite_slopes = aj.Dot.finite_slopes
 
     def pair(self, params, q_features, k_features):

@@ -45,8 +45,7 @@ class Watched(aj.Dot):
     """Its logits are 0, and it writes down the tiles it is asked for."""
 
     pair_vjp = aj.Score.pair_vjp
-    round_query = aj.Dot.round_query
-    round_key = aj.Dot.round_key
+    round = aj.Dot.round
     finite_slopes = aj.Dot.finite_slopes
 
     def pair(self, params, q_features, k_features):

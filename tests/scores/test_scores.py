@@ -28,8 +28,8 @@ from attention_jax.scores import (
     SoftCap,
     WrappedScore,
     get_score,
-    project_keys,
 )
+from attention_jax.scores.projected_keys import project_keys
 
 RNG = jax.random.key(3)
 T, S = 5, 7
@@ -301,7 +301,7 @@ def test_a_new_pair_says_what_describes_it():
 
     with pytest.raises(TypeError, match=r"TripledAdditive .* pair_vjp = Score\.pair_vjp"):
         type("TripledAdditive", (Tripled, Additive), {})
-    with pytest.raises(TypeError, match=r"Doubled .* round_query = WrappedScore\.round_query"):
+    with pytest.raises(TypeError, match=r"Doubled .* round = WrappedScore\.round"):
         type("Doubled", (WrappedScore,), {"pair": Tripled.pair})
 
     class TripledAdditive(Tripled, Additive):

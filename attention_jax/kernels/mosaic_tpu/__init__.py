@@ -32,7 +32,7 @@ from attention_jax.kernels.rows import RowTerms, Sums
 from attention_jax.kernels.rule import Call, Kernels, attention_by
 from attention_jax.kernels.tokens import Operands, reason_against
 from attention_jax.kernels.windows import Windows
-from attention_jax.scores import needs_stand_ins
+from attention_jax.scores.slopes import needs_stand_ins
 
 Array = jax.Array
 
