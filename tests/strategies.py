@@ -126,7 +126,8 @@ def biases(draw, batch: Shape, length: int, keys: int, depth: int = 1) -> tuple[
     if kind == "sum":
         left = draw(biases(batch, length, keys, depth - 1))
         numbers = array(1, keys)
-        return left[0] + jnp.asarray(numbers), left[1] + numbers.astype(float)
+        nothing = aj.alibi_bias(jnp.float32(0))  # that sums of arrays are biases, of any ranks
+        return nothing + left[0] + jnp.asarray(numbers), left[1] + numbers.astype(float)
     if kind == "array":
         bias = array(*draw(st.sampled_from([(length, keys), (1, keys), (length, 1)])))
         values = bias.astype(float)

@@ -1,23 +1,104 @@
-"""Identities between normalisers, derivatives in every mode, and the contract for rows."""
+"""Every normaliser with every mask and implementation; identities; hard rows; derivatives."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from normalizer_cases import (
-    NORMALIZER_CASES,
-    sparsemax_by_sorting,
+from conformance import (
+    ALL_IMPLEMENTATIONS,
+    ALL_MASKS,
+    MASK_CASES,
+    TILE,
+    check_conformance,
+    inputs_of,
+    numpy_side,
 )
-from normalizer_inputs import BLOCKS, KEY, QUERY, RNG, TABLE, S, T, arrays, params_of
+from normalizer_cases import NORMALIZER_CASES, entmax_by_sorting, sparsemax_by_sorting
+from oracles import normal
 from quick_compilation import quick_jit
 
 import attention_jax as aj
-from attention_jax.implementations import PORTABLE
+
+every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+SLOW = ("softmax", "scaled_sink", "scaled_sigmoid", "sigmoid_learned", "entmax_1.2", "entmax_3")
+FAST = [name for name in NORMALIZER_CASES if name not in SLOW]
+T, S, D = 5, 11, 3
+BLOCKS = aj.BlockSizes(2, 4)
+QUERY, KEY, VALUE = (normal(n, D, seed=n, dtype=np.float64) for n in (T, S, S + 1))
+VALUE = VALUE[:S]
+TABLE = np.random.default_rng(2).random((T, S)) < 0.6
+TABLE[3] = False
+
+
+def arrays(dtype=jnp.float32):
+    """Query, key and value."""
+    return tuple(jnp.asarray(array, dtype) for array in (QUERY, KEY, VALUE))
+
+
+def params_of(normalizer):
+    """Parameters of a normaliser that are not their initial values."""
+    return jax.tree.map(lambda leaf: leaf + 0.25, normalizer.init(jax.random.key(0)))
+
+
+# --- against NumPy ---
+
+
+@every_implementation
+@pytest.mark.parametrize("name", FAST)
+def test_all_masks_with_poisoned_padding(name, implementation):
+    for mask in ALL_MASKS:
+        check_conformance(
+            implementation, "scaled", mask, jnp.float64, normalizer_name=name, poison=True,
+            as_table=True,
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+@every_implementation
+@pytest.mark.parametrize("name", NORMALIZER_CASES)
+@pytest.mark.parametrize("score_name", ["scaled", "additive", "general"])
+def test_scores_and_masks(score_name, name, implementation):
+    for mask in ALL_MASKS:
+        check_conformance(
+            implementation, score_name, mask, jnp.float64, normalizer_name=name, as_table=True
+        )
+
+
+@pytest.mark.parametrize("name", ["entmax", "sink"])
+def test_a_score_with_parameters_in_tiles(name):
+    for mask in ("dense", "none"):
+        check_conformance(
+            "tiled", "general", mask, jnp.float64, normalizer_name=name, as_table=True
+        )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "entmax")) for name in FAST],
+)
+def test_float32(name):
+    for mask in ALL_MASKS:
+        check_conformance("tiled", "scaled", mask, normalizer_name=name, as_table=True)
+
+
+@pytest.mark.parametrize("mask_name", ["none", "combination"])
+def test_a_mask_as_it_is(mask_name):
+    """A mask with its own rule for tiles, and no mask at all: n is counted all the same."""
+    for implementation in ALL_IMPLEMENTATIONS:
+        output = aj.attention(
+            **jax.tree.map(jnp.float32, inputs_of("scaled")), mask=MASK_CASES[mask_name].build(),
+            normalizer="sigmoid", implementation=implementation, block_sizes=TILE,
+        )  # fmt: skip
+        expected = numpy_side("scaled", mask_name, "sigmoid")[0]["output"]
+        np.testing.assert_allclose(output, expected, atol=2e-6)
+
 
 # --- identities ---
 
 
-@pytest.mark.parametrize("implementation", PORTABLE)
+@every_implementation
 def test_ssmax_with_factor_1_over_log_n_is_softmax(implementation):
     """Each example of a batch has its own number of keys n, and its own factor."""
     lengths = np.array([3, 7, S])
@@ -45,7 +126,7 @@ def test_log_scaling_starts_at_a_length():
 
 def test_entmax_between_softmax_and_sparsemax():
     with jax.enable_x64(True):
-        logits = jnp.asarray(RNG.normal(size=(T, S)) * 2)
+        logits = jnp.asarray(normal(T, S, dtype=np.float64) * 2)
         near_softmax = aj.Entmax(1 + 1e-7)({}, logits)
         np.testing.assert_allclose(near_softmax, jax.nn.softmax(logits), atol=1e-6)
         sparse = np.stack([sparsemax_by_sorting(row[None])[0] for row in np.asarray(logits)])
@@ -61,7 +142,7 @@ def test_known_weights():
     np.testing.assert_allclose(aj.Sigmoid()({}, jnp.zeros((1, 3))), [[0.25] * 3], atol=1e-7)
     np.testing.assert_allclose(aj.Softmax()({}, jnp.zeros((1, 4))), [[0.25] * 4])
     with jax.enable_x64(True):  # softmax as its own generic normaliser, with a search
-        logits = jnp.asarray(RNG.normal(size=(T, S)))
+        logits = jnp.asarray(normal(T, S, dtype=np.float64))
         searched = SearchedSoftmax()({}, logits)
         np.testing.assert_allclose(searched, jax.nn.softmax(logits), atol=1e-15)
 
@@ -105,16 +186,111 @@ def test_thresholds_of_hard_rows(name):
     np.testing.assert_allclose(narrow, weights, atol=3e-6)
 
 
-# --- derivatives ---
+# --- rows without keys, dtypes, batches, rings ---
 
 
-FAST = ("log_scaled", "own_power", "sink")
+@every_implementation
+def test_rows_without_keys_ignore_nan_cotangents(implementation):
+    """And no keys, and no queries."""
+    doutput = jnp.where(TABLE.any(1)[:, None], 1.0, jnp.nan) * jnp.ones((T, D))
+    normalizers = ("entmax", "sigmoid", "softmax(sink=True)", "ssmax")
+
+    def attend(name, *inputs, **options):
+        normalizer = aj.get_normalizer(name)
+        params = params_of(normalizer)
+        return aj.attention(
+            *inputs, normalizer=normalizer, normalizer_params=params, block_sizes=BLOCKS,
+            implementation=implementation, **options,
+        )  # fmt: skip
+
+    @quick_jit
+    def everything(*inputs):
+        results = {}
+        for name in normalizers:
+            call = functools.partial(attend, name, mask=jnp.asarray(TABLE))
+            output, pull_back = jax.vjp(call, *inputs)
+            results[name] = output, pull_back(doutput)
+        return results
+
+    for output, gradients in everything(*arrays()).values():
+        assert np.all(np.asarray(output)[3] == 0)
+        assert all(np.isfinite(leaf).all() for leaf in gradients)
+        assert np.all(np.asarray(gradients[0])[3] == 0)
+    for name in normalizers:
+        for target, source in ((0, 3), (3, 0)):
+            output = attend(name, *(jnp.ones((n, D)) for n in (target, source, source)))
+            np.testing.assert_array_equal(output, np.zeros((target, D)))
+
+
+@pytest.mark.parametrize("name", ["entmax", "sigmoid", "softmax(sink=True)"])
+def test_narrow_dtypes(name):
+    normalizer = aj.get_normalizer(name)
+
+    def output(dtype, implementation):
+        result = aj.attention(
+            *arrays(dtype), mask=TABLE, normalizer=normalizer, block_sizes=BLOCKS,
+            normalizer_params=jax.tree.map(lambda leaf: leaf.astype(dtype), params_of(normalizer)),
+            implementation=implementation,
+        )  # fmt: skip
+        assert result.dtype == dtype
+        return np.asarray(result, np.float32)
+
+    for implementation in ALL_IMPLEMENTATIONS:
+        expected = output(jnp.float32, implementation)
+        np.testing.assert_allclose(output(jnp.bfloat16, implementation), expected, atol=0.05)
+        np.testing.assert_allclose(output(jnp.float16, implementation), expected, atol=0.01)
+
+
+def test_batch_axes_of_params_and_vmap():
+    """One sink per head: a batch axis of the parameter; and `vmap` over a loop's examples."""
+    query, key, value = (normal(2, 3, n, D, seed=i) for i, n in enumerate((T, S, S)))
+    sinks = np.float32([-1.0, 0.0, 2.0])
+    for implementation in ALL_IMPLEMENTATIONS:
+
+        def attend(query, key, value, sink, implementation=implementation):
+            return aj.attention(
+                query, key, value, normalizer="softmax(sink=True)", block_sizes=BLOCKS,
+                normalizer_params={"sink": sink}, implementation=implementation,
+            )  # fmt: skip
+
+        at_once = attend(query, key, value, sinks)
+        by_vmap = jax.vmap(jax.vmap(attend), (0, 0, 0, None))(query, key, value, sinks)
+        one = attend(query[1, 2], key[1, 2], value[1, 2], sinks[2])
+        np.testing.assert_allclose(at_once, by_vmap, atol=1e-6)
+        np.testing.assert_allclose(at_once[1, 2], one, atol=1e-6)
+
+
+def test_weights_times_values_are_the_output():
+    for name in ("entmax", "sigmoid", "sparsemax"):
+        query, key, value = arrays()
+        weights = aj.attention_weights(query, key, mask=TABLE, normalizer=name)
+        output = aj.attention(query, key, value, mask=TABLE, normalizer=name)
+        np.testing.assert_allclose(weights @ value, output, atol=1e-6)
+        assert np.all(np.asarray(weights)[~TABLE] == 0)
+
+
+def test_ring_attention():
+    mesh = jax.make_mesh((2,), ("context",), devices=jax.devices()[:2])
+    tokens = jax.random.normal(jax.random.key(0), (6, 3))
+    for name in ("sigmoid", "softmax(sink=True)"):
+        params = params_of(aj.get_normalizer(name))
+        options = {"mask": aj.causal_mask(), "normalizer": name, "normalizer_params": params}
+        got = aj.ring_attention(tokens, tokens, tokens, mesh=mesh, **options)
+        expected = aj.attention(tokens, tokens, tokens, **options)
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+    with pytest.raises(NotImplementedError, match=r"Entmax.*threshold"):
+        aj.ring_attention(tokens, tokens, tokens, mesh=mesh, normalizer="entmax")
+
+
+# --- derivatives, and long rows ---
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+        pytest.param(
+            name, marks=[pytest.mark.slow] * (name not in ("log_scaled", "own_power", "sink"))
+        )
         for name in NORMALIZER_CASES
     ],
 )
@@ -129,38 +305,70 @@ def test_every_mode_to_third_order(name):
         def derivatives(implementation):
             def loss(query, key, value, params):
                 output = aj.attention(
-                    query,
-                    key,
-                    value,
-                    mask=TABLE,
-                    normalizer=normalizer,
-                    normalizer_params=params,
-                    dropout_rate=0.25,
-                    dropout_rng=jax.random.key(3),
+                    query, key, value, mask=TABLE, normalizer=normalizer, normalizer_params=params,
+                    dropout_rate=0.25, dropout_rng=jax.random.key(3), block_sizes=BLOCKS,
                     implementation=implementation,
-                    block_sizes=BLOCKS,
-                )
+                )  # fmt: skip
                 return jnp.sum(jnp.sin(3 * output))
 
             gradient = jax.grad(loss, (0, 1, 2, 3))
 
-            def along(primals):  # forward over reverse
-                return jax.jvp(lambda *args: gradient(*args), primals, tangents)[1]
+            def along(*primals):  # forward over reverse
+                return jax.jvp(gradient, primals, tangents)[1]
 
-            def all_modes(primals):
+            @quick_jit
+            def all_modes(*primals):
                 first = jax.jvp(loss, primals, tangents)[1]
-                return (
-                    gradient(*primals),
-                    first,
-                    jax.jvp(lambda *args: along(args), primals, tangents),
-                )
+                return gradient(*primals), first, jax.jvp(along, primals, tangents)
 
-            return quick_jit(all_modes)(primals)
+            return all_modes(*primals)
 
         got, expected = derivatives("tiled"), derivatives("reference")
+    for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        scale = np.max(np.abs(other), initial=1.0)
+        np.testing.assert_allclose(one, other, atol=1e-8 * scale)
 
-    def close(got, expected):
-        scale = np.max(np.abs(expected), initial=1.0)
-        np.testing.assert_allclose(got, expected, atol=1e-8 * scale)
 
-    jax.tree.map(close, got, expected)
+BY_SORTING = {"sparsemax": sparsemax_by_sorting, "entmax": entmax_by_sorting}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [None, aj.causal_mask()], ids=["full", "causal"])
+@pytest.mark.parametrize("name", BY_SORTING)
+def test_4096_queries_and_keys(name, mask):
+    """Against sorting; gradients by finite differences."""
+    length, dim = 4096, 64
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        inputs = [rng.normal(size=(length, dim)) for _ in range(3)]
+        doutput = rng.normal(size=(length, dim))
+
+        def attend(query, key, value):
+            options = {"normalizer": name, "mask": mask, "implementation": "tiled"}
+            return aj.attention(query, key, value, **options)
+
+        @jax.jit
+        def both(inputs):
+            output, pull_back = jax.vjp(attend, *inputs)
+            return output, pull_back(doutput)
+
+        arrays = [jnp.asarray(array) for array in inputs]
+        output, gradients = both(arrays)
+        query, key, value = inputs
+        for i in rng.choice(length, size=24, replace=False):
+            keys = slice(None) if mask is None else slice(i + 1)
+            logits = key[keys] @ query[i] / np.sqrt(dim)
+            weights = BY_SORTING[name](logits[None])[0]
+            expected = (weights @ value[keys]).real
+            np.testing.assert_allclose(output[i], expected, atol=1e-12)
+        directions = [rng.normal(size=(length, dim)) for _ in range(3)]
+        slope = sum(np.sum(d * g) for d, g in zip(directions, gradients, strict=True))
+
+        def loss(step):
+            moved = [a + step * d for a, d in zip(inputs, directions, strict=True)]
+            return np.sum(doutput * np.asarray(attend(*moved)))
+
+        step = 1e-8
+        measured = (loss(step) - loss(-step)) / (2 * step)
+        # Sparsemax has corners: some of its 16 million weights start to rise within the step.
+        np.testing.assert_allclose(slope, measured, rtol=1e-4 if name == "sparsemax" else 1e-6)
