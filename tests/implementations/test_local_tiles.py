@@ -9,7 +9,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.functional.centers import monotonic_centers
-from attention_jax.functional.local import gaussian_bias, local_attention, window_mask
+from attention_jax.functional.local import local_attention, window_mask
 from attention_jax.implementations import Inputs, Options, tiling
 from attention_jax.implementations.choice import chosen_block_sizes
 
@@ -110,40 +110,3 @@ def test_only_pairs_in_windows_are_computed_once(implementation):
 
 
 # --- mistakes ---
-
-KEY = np.ones((S, 4), np.float32)
-LOCAL = functools.partial(local_attention, KEY, KEY, KEY)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: window_mask(jnp.array(3), 1),
-            r"centers must be numbers \[\*B, T\]; got int32 \[\]",
-        ),
-        (lambda: window_mask(np.array([True]), 1), r"centers must be numbers .*; got bool \[1\]"),
-        (lambda: window_mask("middle", 1), "centers must be an array; got str"),
-        (lambda: window_mask(jnp.arange(3), -1), "radius must be at least 0; got -1"),
-        (lambda: window_mask(jnp.arange(3), 1.5), "radius must be an integer; got 1.5"),
-        (lambda: window_mask(jnp.arange(3), True), "radius must be an integer; got True"),
-        (lambda: gaussian_bias(jnp.ones(3), 0.0), "sigma must be greater than 0, .*; got 0.0"),
-        (lambda: gaussian_bias(jnp.ones(3), -1), "sigma must be greater than 0, .*; got -1"),
-        (
-            lambda: gaussian_bias(jnp.ones(3), jnp.array(1)),
-            "sigma must be floating-point; got dtype int32",
-        ),
-        (
-            lambda: LOCAL(centers=jnp.arange(T), radius=1),
-            r"mask centers must broadcast to \[7\] \(\*B, T\); got \[5\]",
-        ),
-        (
-            lambda: LOCAL(centers=jnp.arange(S), radius=1, sigma=jnp.ones(2)),
-            r"bias sigma must broadcast to \[\] \(\*B\); got \[2\]",
-        ),
-        (lambda: LOCAL(centers=jnp.arange(S), radius=1, score="dott"), "did you mean 'dot'?"),
-    ],
-)
-def test_a_mistake_names_the_argument(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -92,23 +92,3 @@ def test_lengths_beyond_the_sequence(name, lengths):
         attend(lengths)
     jax.eval_shape(attend, lengths)  # values that are not known yet
     assert jax.jit(lambda length: padding_mask(length).materialize(T, S))(99).all()
-
-
-MISTAKES = {  # what the error names: calls
-    "mask key_lengths must": [
-        lambda: (padding_mask(LENGTHS) & np.ones((B, N, T, S), bool)).materialize(T, S)
-    ],
-    "source_lengths must": [
-        lambda: aj.predicted_centers(QUERY, {"kernel": np.eye(3), "v": np.zeros(3)}, LENGTHS)
-    ],
-    "rows must": [
-        lambda: analysis.saturation(np.full((B, N, T, S), 1 / S, np.float32), rows=QUERIES)
-    ],
-}
-
-
-@pytest.mark.parametrize("named", MISTAKES)
-def test_mistakes(named):
-    for call in MISTAKES[named]:
-        with pytest.raises(ValueError, match=named):
-            call()

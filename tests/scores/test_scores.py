@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from conformance import assert_close, named, quick_jit
 from finite_differences import check_derivatives
-from oracles import normal
+from oracles import complex_step, normal
 from products import product_dtypes
-from score_cases import CAP, DK, DQ, SCORE_CASES, A, ScoreCase, features_of, numpy_params
+from score_cases import DK, DQ, SCORE_CASES, A, features_of, numpy_params
 
 from attention_jax import attention, causal_mask
 from attention_jax.scores import (
@@ -38,24 +38,6 @@ T, S = 5, 7
 def tokens(query_dim=DK, dtype=np.float32):
     return normal(T, query_dim, dtype=dtype), normal(S, DK, dtype=dtype)
 
-
-def capped(case):
-    """A cap on the score of a case."""
-    return ScoreCase(
-        f"softcap of {case.name}",
-        SoftCap(case.score, np.float64(CAP)),
-        lambda *arrays: CAP * np.tanh(case.logits(*arrays) / CAP),
-        case.params_at_64,
-    )
-
-
-CASES = SCORE_CASES | {
-    case.name: case for case in (capped(SCORE_CASES[name]) for name in SCORE_CASES)
-}
-FAST = [*SCORE_CASES, *(f"softcap of {name}" for name in ("additive", "own", "softcap"))]
-every_score = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in CASES]
-)
 
 STATE, ENCODED = [1.0, -0.5, 0.3, 0.8], [0.6, 0.2, -0.4, 1.0]  # s and h of chapter 38
 BY_HAND = [  # score, params, query, keys, logits
@@ -89,28 +71,9 @@ def test_by_hand(score, params, query, keys, logits):
     np.testing.assert_allclose(got, [logits], rtol=1e-6, atol=1e-6)
 
 
-def formula_and_gradient(case, arrays, dlogits):
-    """The logits of each pair, and by the complex step the gradient of <dlogits, logits>."""
-    leaves, structure = jax.tree.flatten(arrays)
-
-    def logits(leaves):
-        params, query, key = jax.tree.unflatten(structure, leaves)
-        pairs = np.ndindex(dlogits.shape)
-        return np.stack([case.logits(params, query[:, i], key[:, j]) for i, j in pairs], -1)
-
-    gradients = []
-    for number, leaf in enumerate(leaves):
-        moved = [other[None] for other in leaves]
-        moved[number] = leaf + 1e-30j * np.eye(leaf.size).reshape(-1, *leaf.shape)
-        slopes = logits(moved).imag @ dlogits.reshape(-1) / 1e-30
-        gradients.append(np.broadcast_to(slopes, leaf.size).reshape(leaf.shape))
-    values = logits([leaf[None] for leaf in leaves])[0].reshape(dlogits.shape)
-    return values, jax.tree.unflatten(structure, gradients)
-
-
-@every_score
+@pytest.mark.parametrize("name", SCORE_CASES)
 def test_logits_and_pair_vjp_are_those_of_the_formula(name):
-    case = CASES[name]
+    case = SCORE_CASES[name]
     params = jax.tree.map(np.float64, numpy_params(case.score, case.query_dim, DK))
     arrays = params, *(normal(n, d, dtype=float) for n, d in ((2, case.query_dim), (3, DK)))
     dlogits = normal(2, 3, dtype=float)
@@ -122,9 +85,17 @@ def test_logits_and_pair_vjp_are_those_of_the_formula(name):
         dprojected, dquery, dkey = pull_back(tuple(dfeatures))
         return case.score(*arrays), (jax.tree.map(jnp.add, dparams, dprojected), dquery, dkey)
 
+    def formula(arrays):
+        """The logits of each pair [P, 6]; the arrays have an axis of perturbations."""
+        params, query, key = arrays
+        pairs = np.ndindex(dlogits.shape)
+        return np.stack([case.logits(params, query[:, i], key[:, j]) for i, j in pairs], -1)
+
+    values = formula(jax.tree.map(lambda leaf: leaf[None], arrays))[0].reshape(dlogits.shape)
+    gradient = complex_step(lambda arrays: formula(arrays).imag @ dlogits.reshape(-1), arrays)
     with jax.enable_x64(True):
         got = named(run(arrays, dlogits))
-    for path, expected in named(formula_and_gradient(case, arrays, dlogits)).items():
+    for path, expected in named((values, gradient)).items():
         assert_close(path, got[path], expected, 1e-12)
 
 
@@ -153,10 +124,10 @@ def test_fixed_scales_and_their_dtype(scale):
 # --- initialisation ---
 
 
-@every_score
+@pytest.mark.parametrize("name", SCORE_CASES)
 def test_how_many_parameters(name):
-    shapes = jax.eval_shape(lambda: CASES[name].score.init(RNG, 64, 64))
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == CASES[name].params_at_64
+    shapes = jax.eval_shape(lambda: SCORE_CASES[name].score.init(RNG, 64, 64))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == SCORE_CASES[name].params_at_64
 
 
 @pytest.mark.parametrize("name", [name for name in SCORE_CASES if name not in ("dot", "own")])
@@ -339,33 +310,3 @@ def test_scores_are_values():
     assert get_score(score) is score
     assert len({ScaledDot(), ScaledDot(), ScaledDot(0.5), Dot(), General(), Additive(3)}) == 5
     assert Additive(3) == Additive(3) != Additive(4)
-
-
-BAD_OPTIONS = {
-    "scale": [
-        functools.partial(score, bad)
-        for score in (ScaledDot, Cosine, NegativeSquaredDistance)
-        for bad in (math.inf, math.nan, "1")
-    ],
-    "hidden_dim": [
-        functools.partial(score, bad) for score in (Additive, Concat) for bad in (0, 2.5)
-    ],
-    "cap": [functools.partial(SoftCap, Dot(), bad) for bad in (0.0, -1, math.inf, math.nan, "50")],
-    "score": [functools.partial(SoftCap, bad) for bad in ("scaled", 50.0)],
-}
-
-
-@pytest.mark.parametrize("argument", BAD_OPTIONS)
-def test_bad_options(argument):
-    for make in BAD_OPTIONS[argument]:
-        with pytest.raises(ValueError, match=f"{argument} must be"):
-            make()
-
-
-def test_a_joint_projection_is_refused():
-    class Old(Dot):
-        def project(self, params, query, key):
-            return query, key
-
-    with pytest.raises(ValueError, match=r"Old defines project.*define project_query"):
-        attention(*tokens(), tokens()[1], score=Old())

@@ -176,12 +176,3 @@ def test_hidden_pairs_of_a_rule_of_ones_own(implementation):
         return quick_jit(jax.grad(loss))(TOKENS)
 
     np.testing.assert_allclose(gradient(size), gradient(jnp.abs), rtol=1e-5, atol=1e-6)
-
-
-def test_a_score_may_declare_its_slopes_finite():
-    class DeclaredFinite(Euclidean):
-        finite_slopes = True
-
-    params = {"scale": jnp.ones(())}
-    assert not needs_stand_ins(DeclaredFinite(), params, D, D)
-    assert needs_stand_ins(Euclidean(), params, D, D)
