@@ -223,7 +223,7 @@ def library_side(
 ) -> tuple[dict, dict]:
     """Returns the same as `numpy_side`, by `attention` and its vector-Jacobian product.
 
-    `jit` compiles the function: `quick_jit` by default, or `fully_optimized_jit`, or `no_jit`.
+    `jit` compiles the function: `quick_jit` by default, or `fully_optimized_jit`.
     """
     arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), inputs)
     wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
@@ -256,11 +256,6 @@ def _forward_and_gradients(implementation, score_name, normalizer_name, jit) -> 
         return result, pull_back({name: cotangent[name] for name in result})[0]
 
     return jit(both)
-
-
-def no_jit(function: Callable) -> Callable:
-    """Returns the function as it is, in place of `jax.jit`."""
-    return function
 
 
 def fully_optimized_jit(function: Callable) -> Callable:

@@ -293,6 +293,8 @@ def tolerance(call: Call, logits: np.ndarray, sure: np.ndarray, table: np.ndarra
     if call.x64:
         return 1e-12 * (1 + terms)
     rounding = {jnp.bfloat16: 2.0**-8, np.float16: 2.0**-10}.get(call.dtype, 0.0)
+    if call.score not in ("dot", "scaled"):  # whose features are the tokens, which are not rounded
+        rounding *= 2
     return 2e-6 + rounding + 4 * 2.0**-23 * terms
 
 

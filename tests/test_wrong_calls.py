@@ -50,7 +50,14 @@ no_rate = no_number | one_of(1.0, np.nan, np.inf, [0.1]) | st.floats(max_value=-
 no_positive = one_of("a", np.nan, [1.0, 0.0], {}) | st.floats(max_value=0)
 no_mask = no_arrays | one_of(1, 1.0, ones(2, 3), ones(7, 7, dtype=bool), ones(2, 3, dtype=int))
 no_bias = no_floats.filter(lambda x: not isinstance(x, dict)) | one_of(ones(7, 7), ones(7, 1, 1, 1))
-no_score = one_of("skaled", "", ":", "nowhere:Score", "os:path", "..:x", 3, None, object(), aj.Mask)
+no_score = one_of(
+    "skaled", "", ":", "nowhere:Score", "os:path", "..:x", 3, None, object(), aj.Mask, "adit(a=1)",
+    "nowhere:Name(a=1)", "math:pi", "additive(hiden_dim=3)", "additive(hidden_dim=0)",
+    "additive(hidden_dim=__import__('os').getpid())", "softcap(cap=additive)", "softcap(score=3)",
+    "additive(32)", "additive(**{'hidden_dim': 3})", "additive(hidden_dim=3, hidden_dim=4)",
+    "additive(hidden_dim=3", "additive(hidden_dim=3) + dot", "additive(hidden_dim=3\0)",
+    "softcap(score=" * 2000 + "dot" + ")" * 2000,
+)  # fmt: skip
 no_normalizer = one_of(
     "softmx", "", "entmax(", "entmax(alpha=1.0)", "entmax(alpha='2')", "entmax(1.5, 2)",
     "softmax(sink=1)", "sigmoid(bias=inf)", "log_scaled(normalizer=nothing)", "os:path", 3, None,
@@ -59,7 +66,7 @@ no_normalizer = one_of(
 no_params = one_of(3.0, "v", [1.0], {"wrong": ones(2, 2)}, {"kernel": None}, {"kernel": "text"})
 no_rng = one_of(
     7, 1.5, "key", {}, [1, 2], np.zeros(3, np.uint32), np.zeros(2, np.int32), np.zeros(2),
-    jax.random.split(jax.random.key(0)),
+    jax.random.split(jax.random.key(0), 3),
 )  # fmt: skip
 no_offset = one_of(1.0, "1", None, [1]) | st.integers(min_value=2**31)
 no_side = one_of("1", [1], 1.5) | st.integers(max_value=-1) | st.integers(min_value=2**31)
@@ -260,7 +267,8 @@ WRONG = [  # (function, a right call, {argument: wrong values})
         **dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"), no_integers | st.just(3)),
         "local_window_size": one_of(1.5, "1", (1,), (1, 2, 3), (-1, 0), {}, -1),
         "implementation": no_word, "params": no_params}),
-    (using(interop.dot_product_attention, scale=0.3), HEADS, {"score": one_of("dot", aj.ScaledDot(0.3))}),
+    (using(interop.dot_product_attention, scale=0.3), HEADS, {
+        "score": one_of("dot", aj.ScaledDot(0.3))}),
     (interop.flax_attention_fn, {}, {"score": no_score, "implementation": no_word}),
     (made(nn.Attention), {"score": "scaled", "query_dim": 4, "key_dim": 4},
      module_options | {"query_dim": no_size_or_none, "key_dim": no_size_or_none | st.just(3)}),
@@ -293,7 +301,7 @@ ALSO_NAMED = {
     "query": ("key",), "normalizer": ("alpha", "bias", "scale", "sink"),
     "normalizer_params": ("sink",), "row_axes": ("state",), "table": ("buckets",),
     "num_heads": ("heads", "qkv_dim"), "mask": ("centers", "query_segments"),
-    "score": ("pair", "scale"), "return_statistics": ("statistics",),
+    "score": ("pair", "scale", "hidden_dim", "cap"), "return_statistics": ("statistics",),
 }  # fmt: skip
 
 
@@ -320,7 +328,7 @@ def check_refusal(function, arguments, argument):
 
 
 def test_a_traced_rate_of_dropout_is_refused():
-    with pytest.raises(ValueError, match="^dropout_rate must"):
+    with pytest.raises(ValueError, match=r"^dropout_rate must"):
         jax.jit(lambda x: aj.attention(**TOKENS, dropout_rate=x, dropout_rng=jax.random.key(0)))(
             0.5
         )

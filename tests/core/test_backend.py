@@ -1,7 +1,5 @@
 """core/backend.py: the default device, generations of GPUs, and kernels for one platform."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -17,24 +15,6 @@ def test_the_default_device_comes_before_the_default_backend(monkeypatch):
         assert backend.current_backend() == "cpu"
     with jax.default_device("cpu"):
         assert backend.current_backend() == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("capability", "generation"), [("9.0", 9.0), ("7.5", 7.5), ("gfx942", 0.0), (None, 0.0)]
-)
-def test_generations(monkeypatch, capability, generation):
-    gpu = types.SimpleNamespace(platform="gpu")
-    if capability is not None:
-        gpu.compute_capability = capability
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "devices", lambda: [gpu])
-    assert backend.nvidia_generation() == generation
-
-
-def test_without_a_gpu_nothing_is_known_of_it(monkeypatch):
-    assert backend.nvidia_generation() is None
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # compiled for one that is not there
-    assert backend.nvidia_generation() is None
 
 
 def test_kernels_are_interpreted_where_the_caller_says_so():

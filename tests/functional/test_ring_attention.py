@@ -1,7 +1,6 @@
 """Ring attention: the result of `attention`, with equal work and memory on each device."""
 
 import collections
-import dataclasses
 import functools
 
 import jax
@@ -13,7 +12,7 @@ from conformance import assert_close, named, quick_jit
 from derivative_cases import DROPOUT, agree, numbers_of
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from score_cases import DK, SCORE_CASES, ScoreCase
+from score_cases import DK, SCORE_CASES
 
 import attention_jax as aj
 from attention_jax import BlockSizes, ring_attention
@@ -55,42 +54,8 @@ def masks_of(target, source):
 MASKS = tuple(masks_of(*PART))
 
 
-@dataclasses.dataclass(frozen=True)
-class MeanOfScores(aj.Score):
-    """The mean of the logits of all scores, each with its own derivative rule for a tile."""
-
-    needs_equal_dims = True
-
-    def init(self, rng, query_dim, key_dim):
-        return self.each(lambda name, score: score.init(rng, query_dim, key_dim))
-
-    def project_query(self, params, query):
-        return self.each(lambda name, score: score.project_query(params[name], query))
-
-    def project_key(self, params, key):
-        return self.each(lambda name, score: score.project_key(params[name], key))
-
-    def pair(self, params, q, k):
-        logits = self.each(lambda name, score: score.pair(params[name], q[name], k[name]))
-        return sum(logits.values()) / len(logits)
-
-    def pair_vjp(self, params, q, k, dlogits):
-        share = dlogits / len(SCORE_CASES)
-        pulled = self.each(
-            lambda name, score: score.pair_vjp(params[name], q[name], k[name], share)
-        )
-        return tuple({name: of_score[i] for name, of_score in pulled.items()} for i in range(3))
-
-    @staticmethod
-    def each(function):
-        return {name: function(name, case.score) for name, case in SCORE_CASES.items()}
-
-
-CASES = {**SCORE_CASES, "all": ScoreCase("all", MeanOfScores(), None)}
-
-
 def point_of(score_name, target, source):
-    case, rng = CASES[score_name], np.random.default_rng(5)
+    case, rng = SCORE_CASES[score_name], np.random.default_rng(5)
     params = case.score.init(jax.random.key(1), case.query_dim, DK)
     return {
         "query": rng.normal(size=(B, target, case.query_dim)),
@@ -109,7 +74,7 @@ def loss_of(attend, score_name, **options):
     def loss(point, mask):
         point = dict(point)
         bias = aj.alibi_bias(point.pop("slopes")) + aj.relative_bias(point.pop("distances"))
-        bias, score = bias + point.pop("table"), CASES[score_name].score
+        bias, score = bias + point.pop("table"), SCORE_CASES[score_name].score
         results = attend(
             **point, score=score, mask=mask, bias=bias, return_statistics=True, **options
         )
@@ -121,11 +86,12 @@ def loss_of(attend, score_name, **options):
 @pytest.mark.parametrize(
     ("score_name", "mask_names", "devices"),
     [
-        ("all", ("combination",), 8),
+        ("additive", ("combination",), 8),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                *(("all", MASKS, devices) for devices in (1, 2, 3)),
+                *((score, MASKS, 2) for score in SCORE_CASES),
+                *(("own", MASKS, devices) for devices in (1, 3)),
                 *(("dot", (mask,), devices) for mask in MASKS for devices in (2, 8)),
             )
         ),
@@ -210,31 +176,6 @@ def test_reverse_over_reverse_of_a_small_ring():
     with jax.enable_x64(True):
         got, expected = product(ring_of(2, block_sizes=BlockSizes(1, 1))), product(reference)
     agree({"tokens": got}, {"tokens": expected})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("score_name", ["own", "additive"])
-def test_hessians_times_a_direction(score_name):
-    point, mask = point_of(score_name, *lengths_of(2)), aj.causal_mask(-1)
-    with jax.enable_x64(True):
-        direction = jax.tree.map(np.cos, point)
-
-        def products(attend):
-            gradient = jax.grad(loss_of(attend, score_name, **DROPOUT), has_aux=True)
-
-            def along(point):
-                pairs = zip(*map(jax.tree.leaves, (gradient(point, mask)[0], direction)),
-                            strict=True)  # fmt: skip
-                return sum(jnp.vdot(a, b) for a, b in pairs)
-
-            forward = jax.jvp(lambda p: gradient(p, mask)[0], (point,), (direction,))[1]
-            return forward, jax.grad(along)(point)
-
-        got, expected = (
-            quick_jit(lambda attend=attend: products(attend))()
-            for attend in (ring_of(2, block_sizes=BlockSizes(4, 8)), reference)
-        )
-    agree(jax.device_get(got), expected)
 
 
 # --- other axes of the mesh, and what is sent ---

@@ -10,11 +10,9 @@ import numpy as np
 import oracles
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, TILE, assert_close, quick_jit
-from finite_differences import check_derivatives
 
 import attention_jax as aj
-from attention_jax.pairwise.biases import ShiftedBias
-from attention_jax.pairwise.position_functions import Shifts, array_field, same_rank
+from attention_jax.pairwise.position_functions import array_field, same_rank
 
 B, N, T, S, D = 2, 3, 5, 7, 4
 
@@ -88,26 +86,6 @@ def table_of(name, arrays):
     return table + normal(B, 1, T, S) if name == "sum" else table
 
 
-@every_case
-def test_a_table_is_the_rule_of_each_pair(name):
-    build, shape, _ = CASES[name]
-    arrays = normal(*shape)
-
-    @jax.jit
-    def tables(arrays):
-        bias = build(arrays)
-        empty = None if name == "sum" else bias.materialize(0, S)  # whose tables have T rows
-        later = ShiftedBias(bias, Shifts(queries=np.array([2]), keys=np.array([0])))
-        return bias.materialize(T, S), later.materialize(T - 2, S), empty
-
-    with jax.enable_x64(True):
-        table, shifted, empty = tables(arrays)
-    table = np.broadcast_to(table, (B, N, T, S))
-    np.testing.assert_allclose(table, table_of(name, arrays), atol=1e-12)
-    np.testing.assert_array_equal(np.broadcast_to(shifted, (B, N, T - 2, S)), table[:, :, 2:])
-    assert empty is None or empty.shape[-2:] == (0, S)
-
-
 @functools.cache
 def loss_and_gradients(name, implementation):
     """Returns a compiled function of (query, arrays of the bias, or its table if name is None)."""
@@ -150,19 +128,6 @@ def test_attention_and_its_gradients_are_those_of_a_stored_table(name, implement
     expected = [np.sum(dtable * (table_of(name, unit) - zero)) for unit in units]
     assert_close("arrays", darrays, np.reshape(expected, arrays.shape), 1e-11)
     assert np.all(np.asarray(darrays) != 0) or name.startswith("t5")
-
-
-def test_second_derivatives_reach_the_arrays():
-    query, key = normal(T, D), normal(S, D)
-
-    def attend(slope, table):
-        bias = aj.alibi_bias(slope) + aj.relative_bias(table)
-        return aj.attention(
-            query, key, key, bias=bias, implementation="tiled", block_sizes=TILE
-        )  # fmt: skip
-
-    with jax.enable_x64(True):
-        check_derivatives(attend, 0.3, normal(3), forward=False)
 
 
 def test_slopes_for_any_number_of_heads():
