@@ -56,7 +56,6 @@ no_score = one_of(
     "additive(hidden_dim=__import__('os').getpid())", "softcap(cap=additive)", "softcap(score=3)",
     "additive(32)", "additive(**{'hidden_dim': 3})", "additive(hidden_dim=3, hidden_dim=4)",
     "additive(hidden_dim=3", "additive(hidden_dim=3) + dot", "additive(hidden_dim=3\0)",
-    "softcap(score=" * 2000 + "dot" + ")" * 2000,
 )  # fmt: skip
 no_normalizer = one_of(
     "softmx", "", "entmax(", "entmax(alpha=1.0)", "entmax(alpha='2')", "entmax(1.5, 2)",

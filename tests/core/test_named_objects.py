@@ -103,6 +103,11 @@ def test_the_named_scores_and_what_is_returned_unchanged():
 # --- mistakes: those of a text are in test_wrong_calls.py ---
 
 
+def test_a_text_that_is_too_deep():
+    with pytest.raises(ValueError, match=r"^score must be name\(field=value"):
+        aj.get_score("softcap(score=" * 2000 + "dot" + ")" * 2000)
+
+
 def test_a_bug_of_the_users_class_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         aj.get_score("mine:WARM(temperature=0)")
