@@ -95,8 +95,9 @@ def inputs_of(score_name: str, normalizer_name: str = "softmax") -> dict[str, An
         "value": short(rng.normal(size=(B, S, DV))),
         "bias": short(rng.normal(size=(B, T, S))),
         "params": jax.tree.map(short, params),
-        "normalizer_params": jax.tree.map(np.asarray, normalizer.params),
     }
+    if normalizer.params:
+        inputs["normalizer_params"] = jax.tree.map(np.asarray, normalizer.params)
     if normalizer.seed:
         inputs["bias"] = short(np.random.default_rng(normalizer.seed).normal(size=(B, T, S)))
     return inputs

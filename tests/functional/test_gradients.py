@@ -38,7 +38,6 @@ def library_gradients(score_name, mask, inputs, doutput, dtype):
 def check(score_name, mask_name, dtype, tolerance, as_table=False):
     inputs, allowed = inputs_of(score_name), allowed_table(mask_name)
     inputs = poisoned(inputs, allowed)
-    del inputs["normalizer_params"]
     doutput = np.where(allowed.any(-1)[..., None], DOUTPUT, np.nan)
     expected = numpy_side(score_name, mask_name, shared=False)[1]
     mask = jnp.asarray(allowed) if as_table else MASK_CASES[mask_name].build()
@@ -78,7 +77,6 @@ def test_narrower_floats_come_back_in_float32(dtype):
 
 def test_jit_vmap_and_derivatives():
     inputs = jax.tree.map(lambda leaf: leaf.astype(np.float32), inputs_of("additive"))
-    del inputs["normalizer_params"]
     params, doutput = inputs.pop("params"), DOUTPUT.astype(np.float32)
 
     def gradients(arrays, doutput):
