@@ -77,6 +77,7 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
     params = on_numbers(lambda: cast_floats(normalizer.init(jax.random.key(0)), dtype))
     family = family_of(normalizer, params)
     logits = np.random.default_rng(0).standard_normal((4, 6)).astype(dtype) * 4
+    logits[0] = 0  # equal logits, whose threshold comes from `inverse` alone
 
     def transform(logits: Array) -> Array:
         num_keys = jnp.full(len(logits), 6, dtype) if normalizer.uses_num_keys else None
@@ -96,7 +97,8 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
         " sums_to_one = False if no weight reaches 1",
     )
     shifted = np.append(-np.inf, np.linspace(top - 30, top, 61)).astype(dtype)
-    weights = on_numbers(family.weight, shifted)
+    # As the user wrote it: the library itself takes the weight of a masked key for 0.
+    weights = on_numbers(lambda x: family.normalizer.weight(family.params, x), shifted)
     for wrong, problem in (
         (np.isnan(weights), "must be numbers"),
         (weights < 0, "must not be negative"),
