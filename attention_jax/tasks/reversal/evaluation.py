@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.checks import check_integer
+from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch, reversal_batch
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalRun, bind
@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _evaluate(config: Seq2SeqConfig, beams: int, params: Params, batch: Batch) -> Evaluation:
+def _evaluate(config: ModelConfig, beams: int, params: Params, batch: Batch) -> Evaluation:
     lengths = batch.target_lengths - 1  # letters
 
     def one_seed(params: Params) -> Evaluation:

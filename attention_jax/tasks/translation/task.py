@@ -14,9 +14,8 @@ import optax
 
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import seq2seq_params
-from attention_jax.nn.block_config import BlockConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.seq2seq import Seq2Seq
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.translation.batches import Batches, encode_pairs
 from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
@@ -34,8 +33,11 @@ Precision = Literal["float32", "bfloat16"]
 ValidationMetric = Literal["bleu", "loss"]
 
 # The default model.
-MODEL = Seq2SeqConfig(
-    block=BlockConfig(dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.2),
+MODEL = ModelConfig(
+    dim=128,
+    hidden_dim=512,
+    num_heads=4,
+    dropout_rate=0.2,
     encoder_layers=3,
     decoder_layers=3,
     tied_embeddings="all",
@@ -84,7 +86,7 @@ class TranslationConfig:
     vocabulary: Sharing = "joint"
     vocabulary_size: int = 4000
     max_tokens: int = 60
-    model: Seq2SeqConfig = MODEL
+    model: ModelConfig = MODEL
     loop: LoopConfig = LOOP
     batch_tokens: int = 2560
     buckets: int = 8
@@ -137,7 +139,7 @@ class TranslationConfig:
                 raise ValueError(
                     "patience needs validation_source and validation_target; got neither"
                 )
-        self.model.positions.check_length(self.max_tokens + 1)
+        self.model.check_length(self.max_tokens + 1)
 
     @property
     def vocabulary_sizes(self) -> tuple[int, int]:
@@ -165,7 +167,7 @@ class TranslationConfig:
             for name in ("validation_source", "validation_target"):
                 value = fields.get(name)
                 fields[name] = None if value is None else Path(value)
-            model = Seq2SeqConfig.from_json(fields["model"])
+            model = ModelConfig(**fields["model"])
             model.check_parts_are(content)
             return cls(**{**fields, "model": model, "loop": LoopConfig(**fields["loop"])})
         except (KeyError, TypeError, AttributeError) as error:
