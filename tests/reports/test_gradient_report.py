@@ -42,7 +42,7 @@ CONFIG = ReversalConfig(
     loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
     batch_size=3,
 )
-LABEL = "general, softmax, positions learned limit=13"  # the positions are not the task's default
+LABEL = "general, softmax, positions learned position_limit=13"  # the positions are not the task's default
 
 
 @pytest.fixture(scope="module")
