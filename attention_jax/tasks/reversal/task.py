@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from attention_jax import nn
 from attention_jax.core.checks import check_choice, check_integer
 from attention_jax.functional.coverage import coverage_loss
-from attention_jax.nn import seq2seq_params
 from attention_jax.nn.config import ANY_LENGTH, ModelConfig
-from attention_jax.nn.seq2seq import Seq2Seq
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.vocabulary import Vocabulary
@@ -152,7 +151,7 @@ def reversal_task(config: ReversalConfig) -> Task:
     config.model.check_scores_run()
 
     def init(rng: Array) -> Params:
-        return seq2seq_params.initial_params(config.model, VOCABULARY.size, rng)
+        return nn.initial_params(config.model, VOCABULARY.size, rng)
 
     def batch(rng: Array) -> Batch:
         return random_batch(
@@ -171,7 +170,7 @@ def reversal_task(config: ReversalConfig) -> Task:
             batch.source,
             batch.source_lengths,
             batch.target_inputs,
-            dropout_rng=rng,
+            rng=rng,
             return_weights=with_coverage,
         )
         logits, weights = output if with_coverage else (output, None)
@@ -188,9 +187,9 @@ def reversal_task(config: ReversalConfig) -> Task:
     return Task(init, batch, loss)
 
 
-def bind(config: ModelConfig, params: Params) -> Seq2Seq:
+def bind(config: ModelConfig, params: Params) -> nn.Model:
     """The model with given parameters: the pure dict of a checkpoint."""
-    return seq2seq_params.bind(config, params, VOCABULARY.size)
+    return nn.bind(config, params, VOCABULARY.size)
 
 
 def optimizer(config: ReversalConfig) -> optax.GradientTransformation:

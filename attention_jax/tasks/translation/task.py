@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from attention_jax import nn
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
-from attention_jax.nn import seq2seq_params
 from attention_jax.nn.config import ModelConfig
-from attention_jax.nn.seq2seq import Seq2Seq
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.translation.batches import Batches, encode_pairs
 from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
@@ -289,7 +288,7 @@ def translation_task(config: TranslationConfig, batches: Batches | None = None) 
 
     def init(rng: Array) -> Params:
         source_size, target_size = config.vocabulary_sizes
-        return seq2seq_params.initial_params(config.model, target_size, rng, source_size)
+        return nn.initial_params(config.model, target_size, rng, source_size)
 
     def loss(params: Params, batch: Batch, rng: Array) -> tuple[Array, dict[str, Array]]:
         sums, tokens = loss_sums(config, params, batch, rng)
@@ -306,13 +305,11 @@ def loss_sums(
 ) -> tuple[CrossEntropySums, Array]:
     """Sums over the target's subwords, EOS included, and the number of these subwords."""
     model = bind(config, params)
-    features = model.features(
-        batch.source, batch.source_lengths, batch.target_inputs, dropout_rng=rng
-    )
+    features = model.features(batch.source, batch.source_lengths, batch.target_inputs, rng=rng)
     real = real_tokens(batch.target_lengths, batch.targets.shape[1])
     sums = output_cross_entropy(
         features,
-        *seq2seq_params.output_layer(model),
+        *model.output_layer(),
         batch.targets,
         real,
         label_smoothing=config.label_smoothing,
@@ -320,12 +317,12 @@ def loss_sums(
     return sums, jnp.maximum(jnp.sum(real.astype(jnp.float32)), 1)
 
 
-def bind(config: TranslationConfig, params: Params) -> Seq2Seq:
+def bind(config: TranslationConfig, params: Params) -> nn.Model:
     """The model with given parameters, cast to the dtype of its products."""
     dtype = jnp.dtype(config.precision)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(dtype), params)
     source_size, target_size = config.vocabulary_sizes
-    return seq2seq_params.bind(config.model, params, target_size, source_size)
+    return nn.bind(config.model, params, target_size, source_size)
 
 
 def optimizer(config: TranslationConfig) -> optax.GradientTransformation:
