@@ -324,7 +324,7 @@ def test_bfloat16_stays_bfloat16():
             "qkv_dim 18 / num_heads 6 must be a multiple of 2 to be rotated; got 3",
         ),
         ({"score": "adit"}, "did you mean 'additive'"),
-        ({"dropout_rate": 2}, "dropout_rate must be a Python number in"),
+        ({"dropout_rate": 2}, "dropout_rate must be a number in"),
         ({"implementation": "fast"}, "implementation must be None or one of"),
     ],
 )

@@ -179,7 +179,7 @@ def test_unequal_sizes_fail_at_construction_in_one_line(score):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dropout_rate": 2}, "dropout_rate must be a Python number in"),
+        ({"dropout_rate": 2}, "dropout_rate must be a number in"),
         ({"implementation": "fast"}, "None or one of reference, tiled, .*; got 'fast'"),
         ({"query_dim": 0}, "query_dim must be at least 1; got 0"),
         ({"key_dim": 0}, "key_dim must be at least 1; got 0"),
