@@ -8,7 +8,6 @@ import io
 import os
 import sys
 import types
-import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,7 +17,6 @@ import tyro
 from option_errors import option_error
 
 from attention_jax.core.programs import one_line
-from attention_jax.nn.position_config import NAMED_POSITIONS, PositionConfig, PositionKind
 from attention_jax.runs import processes
 
 Arguments = TypeVar("Arguments")
@@ -37,26 +35,6 @@ ScoreNames = Annotated[
 
 _SCRIPTS = Path(__file__).parent
 _PROJECT = tuple(_SCRIPTS.parent / name for name in ("attention_jax", "scripts", "experiments"))
-
-
-_REGISTRY = tyro.constructors.ConstructorRegistry()
-
-
-@_REGISTRY.primitive_rule
-def _positions(
-    info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[PositionConfig] | None:
-    """Parses --positions NAME [setting=value ...] as a `PositionConfig`."""
-    if info.type is not PositionConfig:
-        return None
-    names = [*typing.get_args(PositionKind), *NAMED_POSITIONS]
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=f"{{{','.join(names)}}} [SETTING=VALUE ...]",
-        instance_from_str=PositionConfig.from_words,
-        is_instance=lambda instance: isinstance(instance, PositionConfig),
-        str_from_instance=PositionConfig.to_words,
-    )
 
 
 def run_command(
@@ -103,17 +81,14 @@ def parse(
 ) -> Any:
     """Returns the arguments for the words of a command line; exits after --help.
 
-    A class of options may have a method `completed`, which returns the words with further ones, and
-    a method `with_other_options`, which gets the words that are not among its options and has to
-    check them.
+    A class of options may have a method `with_other_options`, which gets the words that are not
+    among its options and has to check them.
 
     Raises:
         ValueError: a word is wrong; the message is one line.
     """
     chosen: Any = arguments if isinstance(arguments, type) else arguments(words)
-    if hasattr(chosen, "completed"):
-        words = chosen.completed(words)
-    settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "registry": _REGISTRY, **shown}
+    settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), **shown}
     with _mistakes_in_one_line(words):
         if not hasattr(chosen, "with_other_options"):
             return tyro.cli(chosen, args=words, **settings)

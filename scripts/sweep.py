@@ -44,9 +44,8 @@ class Arguments:
     Attributes:
         scores: the scores to compare.
         settings: settings to compare, by the names of scripts/train.py's options: dim=32,64
-            learning_rate=1e-3,3e-3 trains four combinations with every score. "model.block.dim"
-            is the same as "dim". Values of several words need quotation marks:
-            "positions=rotary,learned limit=64".
+            learning_rate=1e-3,3e-3 trains four combinations with every score. "model.dim"
+            is the same as "dim".
         workdir: the folder of the runs and the table; made if missing. With --table, by default the
             folder of the first run.
         task: what to learn.

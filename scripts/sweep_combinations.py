@@ -102,12 +102,10 @@ def settings_of(config: Any) -> dict[str, Any]:
 
 def _is_section(kind: Any) -> bool:
     """Whether a setting is a group of options, not an option of several words."""
-    return dataclasses.is_dataclass(kind) and not hasattr(kind, "from_words")
+    return dataclasses.is_dataclass(kind)
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "to_words"):
-        return " ".join(value.to_words())
     return str(value) if isinstance(value, Path) else value
 
 

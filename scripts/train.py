@@ -11,7 +11,6 @@ from typing import Annotated, Any, Generic
 import tyro
 from command_line import run_command
 
-from attention_jax.nn.cross_attention import KINDS_WITH_NORMALIZER
 from attention_jax.runs import processes
 from attention_jax.runs.processes import Distribution
 from attention_jax.tasks import TASKS
@@ -96,17 +95,6 @@ class Arguments(Generic[Config]):
     distribution: Annotated[Distribution, tyro.conf.OmitArgPrefixes] = Distribution()
     config: Annotated[Config, tyro.conf.OmitArgPrefixes]
 
-    @staticmethod
-    def completed(words: list[str]) -> list[str]:
-        """Adds --normalizer softmax for a kind of attention that takes no other normaliser."""
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--attention", nargs="?")
-        parser.add_argument("--normalizer", nargs="?", const="")
-        given = parser.parse_known_args(words)[0]
-        if given.attention in (None, *KINDS_WITH_NORMALIZER) or given.normalizer is not None:
-            return words
-        return [*words, "--normalizer", "softmax"]
-
     def __post_init__(self) -> None:
         if self.distribution != Distribution() and not self.distributed:
             raise ValueError("coordinator, process_count and process_index need --distributed")
@@ -115,9 +103,6 @@ class Arguments(Generic[Config]):
 def main(arguments: Arguments[Any]) -> int:
     if arguments.distributed:
         processes.join(arguments.distribution)
-    attention = arguments.config.model.cross_attention.attention
-    if attention not in KINDS_WITH_NORMALIZER:
-        print(f"attention {attention}: the normalizer is softmax; global attention takes others")
     run = training.train_run(
         TASKS[arguments.task],
         arguments.config,

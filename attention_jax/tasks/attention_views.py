@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from attention_jax.analysis import AttentionView, Captured, capture, view
-from attention_jax.nn.seq2seq import Seq2Seq
+from attention_jax.nn.model import Model
 from attention_jax.tasks.vocabulary import PAD, SOS
 
 Params = Any
@@ -25,7 +25,7 @@ class Reading(NamedTuple):
 
 
 def viewer(
-    model: Callable[[Params], Seq2Seq],
+    model: Callable[[Params], Model],
     readings: Mapping[str, Reading],
     *,
     title: str,

@@ -82,7 +82,7 @@ def load_analyzed_run(workdir: Path, analysis: GradientAnalysis) -> Run:
     definition = task_of(workdir)
     config, states = load_states(definition, workdir)
     examples = EXAMPLES[definition.name](config, workdir, analysis)
-    model = config.model.with_settings(dropout_rate=0.0, attention_dropout_rate=None)
+    model = dataclasses.replace(config.model, dropout_rate=0.0, attention_dropout_rate=None)
     loss = definition.task(dataclasses.replace(config, model=model)).loss
     return Run(config, states, examples, loss)
 

@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from attention_jax.nn import cross_attention, encoder_decoder, transformer
+from attention_jax.nn import block, cross_attention, model
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.translation.batches import padded_batch
 from attention_jax.tasks.translation.task import (
@@ -150,7 +150,7 @@ def _patched(variant: str) -> Iterator[None]:
             kind = cross_attention.CrossAttention
             stack.enter_context(mock.patch.object(kind, "__call__", mean_of_memory))
         if variant == "nnx.Dropout":
-            for module in (transformer, encoder_decoder):
+            for module in (block, model):
                 stack.enter_context(mock.patch.object(module, "drop_features", _flax_dropout))
         yield
 
@@ -160,9 +160,7 @@ def _flax_dropout(x: jax.Array, rng: jax.Array | None, rate: float) -> jax.Array
 
 
 def _optax_loss(config: TranslationConfig, params: Any, batch: Batch, rng: jax.Array) -> Any:
-    logits = bind(config, params)(
-        batch.source, batch.source_lengths, batch.target_inputs, dropout_rng=rng
-    )
+    logits = bind(config, params)(batch.source, batch.source_lengths, batch.target_inputs, rng=rng)
     labels = jax.nn.one_hot(batch.targets, logits.shape[-1])
     smoothed = optax.smooth_labels(labels, config.label_smoothing)
     nats = optax.softmax_cross_entropy(logits, smoothed)

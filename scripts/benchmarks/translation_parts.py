@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from attention_jax.nn.attention import Attended
 from attention_jax.nn.cross_attention import CrossAttention
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import MultiHeadAttention
@@ -108,10 +109,8 @@ def _step(part: str, config: TranslationConfig, batch: Batch) -> tuple[Callable[
     """(a warm call that takes one step without a part, its operations)."""
     adam = optimizer(config)
     if part == _DROPOUT:
-        block = dataclasses.replace(
-            config.model.block, dropout_rate=0.0, attention_dropout_rate=0.0
-        )
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, block=block))
+        without = dataclasses.replace(config.model, dropout_rate=0.0, attention_dropout_rate=0.0)
+        config = dataclasses.replace(config, model=without)
     task = translation_task(config)
     if part == _OUTPUT:
         task = task._replace(loss=_mean_of_features(config))
@@ -152,9 +151,7 @@ def _mean_of_features(config: TranslationConfig) -> Callable[..., Any]:
 
     def loss(params: Any, batch: Batch, rng: jax.Array) -> Any:
         model = bind(config, params)
-        features = model.features(
-            batch.source, batch.source_lengths, batch.target_inputs, dropout_rng=rng
-        )
+        features = model.features(batch.source, batch.source_lengths, batch.target_inputs, rng=rng)
         return jnp.mean(features), {}
 
     return loss
@@ -172,7 +169,7 @@ def _replaced(*methods: tuple[Any, Callable[..., Any]]) -> Iterator[None]:
 def mean_of_memory(self: Any, query: jax.Array, memory: jax.Array, **_: Any) -> Any:
     """In place of cross attention: the mean of the memory for every query, and no weights."""
     mean = jnp.mean(memory, axis=-2, keepdims=True)
-    return jnp.broadcast_to(mean, query.shape), None, None
+    return Attended(jnp.broadcast_to(mean, query.shape), None, None)
 
 
 def _itself(self: Any, x: jax.Array, *_: Any, **__: Any) -> jax.Array:

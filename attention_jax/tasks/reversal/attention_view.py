@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 
 from attention_jax.analysis import AttentionView
-from attention_jax.nn.seq2seq import Seq2Seq
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
+from attention_jax.nn.model import Model
 from attention_jax.tasks.attention_views import Params, Reading, viewer
 from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.evaluation import Reversed
@@ -66,7 +66,7 @@ def words_view(
     return AttentionView.side_by_side(views)
 
 
-def _bound(config: Seq2SeqConfig, seed_index: int, params: Params) -> Seq2Seq:
+def _bound(config: ModelConfig, seed_index: int, params: Params) -> Model:
     return bind(config, jax.tree.map(lambda leaf: leaf[seed_index], params))
 
 

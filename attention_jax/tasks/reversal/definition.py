@@ -55,9 +55,9 @@ def _percent(by_seed: np.ndarray) -> Result:
 
 def _has_positions(run: ReversalRun, length: int) -> bool:
     # Outside of training nothing is drawn, and only learned positions have a limit.
-    positions = dataclasses.replace(run.config.model.positions, draw="none")
+    model = dataclasses.replace(run.config.model, position_draw="none")
     try:
-        positions.check_length(length + 1)
+        model.check_length(length + 1)
     except ValueError:
         return False
     return True

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.checks import check_integer
-from attention_jax.nn.seq2seq import Decoded, Seq2Seq
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn import Decoded, Model
+from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch, reversal_batch
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalRun, bind
@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _evaluate(config: Seq2SeqConfig, beams: int, params: Params, batch: Batch) -> Evaluation:
+def _evaluate(config: ModelConfig, beams: int, params: Params, batch: Batch) -> Evaluation:
     lengths = batch.target_lengths - 1  # letters
 
     def one_seed(params: Params) -> Evaluation:
@@ -104,9 +104,7 @@ def evaluate(
     return results
 
 
-def decode(
-    model: Seq2Seq, batch: Batch, *, beams: int = 1, return_weights: bool = False
-) -> Decoded:
+def decode(model: Model, batch: Batch, *, beams: int = 1, return_weights: bool = False) -> Decoded:
     """The model's own answer, by greedy search or the best of a beam, up to the targets' length."""
     source = (batch.source, batch.source_lengths)
     ends: Any = {"max_length": batch.targets.shape[1], "sos": SOS, "eos": EOS, "pad": PAD}

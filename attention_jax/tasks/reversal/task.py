@@ -9,13 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from attention_jax import nn
 from attention_jax.core.checks import check_choice, check_integer
 from attention_jax.functional.coverage import coverage_loss
-from attention_jax.nn import seq2seq_params
-from attention_jax.nn.cross_attention import CrossAttentionConfig
-from attention_jax.nn.position_config import ANY_LENGTH
-from attention_jax.nn.seq2seq import Seq2Seq
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ANY_LENGTH, ModelConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch
 from attention_jax.tasks.vocabulary import Vocabulary
@@ -37,12 +34,14 @@ VOCABULARY = Vocabulary()
 # score: the score under study is in its only attention, the query of letter i of the answer and the
 # key of that letter have the same position id, and logits grow with the length of the source. Nine
 # tokens are the longest source of training by default, SOS included.
-MODEL = Seq2SeqConfig(
-    cross_attention=CrossAttentionConfig(normalizer="log_scaled(start=9)"),
-    positions=ANY_LENGTH,
+MODEL = ModelConfig(
+    normalizer=None,  # `NORMALIZER`, or softmax where the kind of attention takes no other
     encoder_layers=0,
     decoder_self_attention=False,
+    **ANY_LENGTH,
 )
+# The normaliser of global attention; the other kinds have softmax.
+NORMALIZER = "log_scaled(start=9)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +69,7 @@ class ReversalConfig:
             attends with coverage; at least 0.
     """
 
-    model: Seq2SeqConfig = MODEL
+    model: ModelConfig = MODEL
     loop: LoopConfig = LoopConfig()
     batch_size: int = 64
     min_length: int = 3
@@ -84,6 +83,10 @@ class ReversalConfig:
     coverage_weight: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.model.normalizer is None:
+            usual = NORMALIZER if self.model.attention == "global" else "softmax"
+            model = dataclasses.replace(self.model, normalizer=usual)
+            object.__setattr__(self, "model", model)
         for name in ("score", "self_attention_score"):
             if not isinstance(getattr(self.model, name), str | None):
                 raise ValueError(
@@ -100,7 +103,7 @@ class ReversalConfig:
             raise ValueError(
                 f"max_length must be at least min_length {self.min_length}; got {self.max_length}"
             )
-        self.model.positions.check_length(self.max_length + 1)
+        self.model.check_length(self.max_length + 1)
         check_choice("schedule", self.schedule, Schedule)
         for name in ("learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
@@ -117,7 +120,7 @@ class ReversalConfig:
     @property
     def label(self) -> str:
         """What progress and tables call the run: the score, and what is not the default."""
-        return self.model.label_beside(MODEL)
+        return self.model.label_beside(dataclasses.replace(MODEL, normalizer=NORMALIZER))
 
     def to_json(self) -> JSON:
         """All settings and the fields of scores and normalisers, for config.json."""
@@ -135,7 +138,7 @@ class ReversalConfig:
         try:
             # Of earlier versions, whose sources had no SOS and whose optimiser was plain Adam.
             content = {"source_start": False, "weight_decay": 0.0, **content}
-            model = Seq2SeqConfig.from_json(content["model"])
+            model = ModelConfig(**content["model"])
             model.check_parts_are(parts)
             loop = LoopConfig(**content["loop"])
             return cls(**{**content, "model": model, "loop": loop})
@@ -148,7 +151,7 @@ def reversal_task(config: ReversalConfig) -> Task:
     config.model.check_scores_run()
 
     def init(rng: Array) -> Params:
-        return seq2seq_params.initial_params(config.model, VOCABULARY.size, rng)
+        return nn.initial_params(config.model, VOCABULARY.size, rng)
 
     def batch(rng: Array) -> Batch:
         return random_batch(
@@ -162,12 +165,12 @@ def reversal_task(config: ReversalConfig) -> Task:
 
     def loss(params: Params, batch: Batch, rng: Array) -> tuple[Array, dict[str, Array]]:
         model = bind(config.model, params)
-        with_coverage = config.model.cross_attention.attention == "coverage"
+        with_coverage = config.model.attention == "coverage"
         output = model(
             batch.source,
             batch.source_lengths,
             batch.target_inputs,
-            dropout_rng=rng,
+            rng=rng,
             return_weights=with_coverage,
         )
         logits, weights = output if with_coverage else (output, None)
@@ -184,9 +187,9 @@ def reversal_task(config: ReversalConfig) -> Task:
     return Task(init, batch, loss)
 
 
-def bind(config: Seq2SeqConfig, params: Params) -> Seq2Seq:
+def bind(config: ModelConfig, params: Params) -> nn.Model:
     """The model with given parameters: the pure dict of a checkpoint."""
-    return seq2seq_params.bind(config, params, VOCABULARY.size)
+    return nn.bind(config, params, VOCABULARY.size)
 
 
 def optimizer(config: ReversalConfig) -> optax.GradientTransformation:

@@ -12,11 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from attention_jax import nn
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
-from attention_jax.nn import seq2seq_params
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq import Seq2Seq
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.translation.batches import Batches, encode_pairs
 from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
@@ -34,8 +32,11 @@ Precision = Literal["float32", "bfloat16"]
 ValidationMetric = Literal["bleu", "loss"]
 
 # The default model.
-MODEL = Seq2SeqConfig(
-    block=BlockConfig(dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.2),
+MODEL = ModelConfig(
+    dim=128,
+    hidden_dim=512,
+    num_heads=4,
+    dropout_rate=0.2,
     encoder_layers=3,
     decoder_layers=3,
     tied_embeddings="all",
@@ -84,7 +85,7 @@ class TranslationConfig:
     vocabulary: Sharing = "joint"
     vocabulary_size: int = 4000
     max_tokens: int = 60
-    model: Seq2SeqConfig = MODEL
+    model: ModelConfig = MODEL
     loop: LoopConfig = LOOP
     batch_tokens: int = 2560
     buckets: int = 8
@@ -137,7 +138,7 @@ class TranslationConfig:
                 raise ValueError(
                     "patience needs validation_source and validation_target; got neither"
                 )
-        self.model.positions.check_length(self.max_tokens + 1)
+        self.model.check_length(self.max_tokens + 1)
 
     @property
     def vocabulary_sizes(self) -> tuple[int, int]:
@@ -165,7 +166,7 @@ class TranslationConfig:
             for name in ("validation_source", "validation_target"):
                 value = fields.get(name)
                 fields[name] = None if value is None else Path(value)
-            model = Seq2SeqConfig.from_json(fields["model"])
+            model = ModelConfig(**fields["model"])
             model.check_parts_are(content)
             return cls(**{**fields, "model": model, "loop": LoopConfig(**fields["loop"])})
         except (KeyError, TypeError, AttributeError) as error:
@@ -287,7 +288,7 @@ def translation_task(config: TranslationConfig, batches: Batches | None = None) 
 
     def init(rng: Array) -> Params:
         source_size, target_size = config.vocabulary_sizes
-        return seq2seq_params.initial_params(config.model, target_size, rng, source_size)
+        return nn.initial_params(config.model, target_size, rng, source_size)
 
     def loss(params: Params, batch: Batch, rng: Array) -> tuple[Array, dict[str, Array]]:
         sums, tokens = loss_sums(config, params, batch, rng)
@@ -304,13 +305,11 @@ def loss_sums(
 ) -> tuple[CrossEntropySums, Array]:
     """Sums over the target's subwords, EOS included, and the number of these subwords."""
     model = bind(config, params)
-    features = model.features(
-        batch.source, batch.source_lengths, batch.target_inputs, dropout_rng=rng
-    )
+    features = model.features(batch.source, batch.source_lengths, batch.target_inputs, rng=rng)
     real = real_tokens(batch.target_lengths, batch.targets.shape[1])
     sums = output_cross_entropy(
         features,
-        *seq2seq_params.output_layer(model),
+        *model.output_layer(),
         batch.targets,
         real,
         label_smoothing=config.label_smoothing,
@@ -318,12 +317,12 @@ def loss_sums(
     return sums, jnp.maximum(jnp.sum(real.astype(jnp.float32)), 1)
 
 
-def bind(config: TranslationConfig, params: Params) -> Seq2Seq:
+def bind(config: TranslationConfig, params: Params) -> nn.Model:
     """The model with given parameters, cast to the dtype of its products."""
     dtype = jnp.dtype(config.precision)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(dtype), params)
     source_size, target_size = config.vocabulary_sizes
-    return seq2seq_params.bind(config.model, params, target_size, source_size)
+    return nn.bind(config.model, params, target_size, source_size)
 
 
 def optimizer(config: TranslationConfig) -> optax.GradientTransformation:
