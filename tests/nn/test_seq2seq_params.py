@@ -237,7 +237,6 @@ def test_a_checkpoint_and_back(tmp_path, tie):
     params = new_params(tie)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, params)
-        checkpoints.wait()
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         restored = checkpoints.restore(shapes(tie))
         assert restored.step == 3
