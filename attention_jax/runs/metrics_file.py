@@ -25,8 +25,10 @@ class MetricsFile:
     def __init__(self, path: Path, *, after_step: int, tensorboard: Path | None = None):
         self._path = path
         lines = _lines(path)
-        kept = [line for line, content in lines if content.get("step", 0) <= after_step]
-        self.last_step = max((content.get("step", 0) for _, content in lines), default=0)
+        if not all(isinstance(content.get("step"), int) for _, content in lines):
+            raise ValueError(f"{path} cannot be read: each line must have a step")
+        kept = [line for line, content in lines if content["step"] <= after_step]
+        self.last_step = max((content["step"] for _, content in lines), default=0)
         with writing("file", path):
             write_text(path, "".join(kept))
             self._file = path.open("a")
