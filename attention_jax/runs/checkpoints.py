@@ -8,6 +8,7 @@ state of another configuration raises an error.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -15,6 +16,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -62,7 +64,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, *, keep: int = 2, keep_best: int = 0, read_only: bool = False):
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax narrates
+        _silence_orbax()
         self._folder = folder.absolute()
         self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler())
         best = policies.BestN(get_metric_fn=float, reverse=True, n=keep_best)  # smallest is best
@@ -234,6 +236,21 @@ class Checkpoints:
 
         args = ocp.args.StandardRestore(jax.tree.map(placed, like))
         return self._orbax.restore(self._folder / str(step) / "state", args=args)
+
+
+@functools.cache
+def _silence_orbax() -> None:
+    """Silences, for the whole process, its logs and the traces of writes that it abandons."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    original = sys.unraisablehook
+
+    # One failed write can print hundreds of traces, from other threads and at any time.
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            original(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _kinds(tree: State) -> dict[str, str]:
