@@ -72,7 +72,7 @@ class Checkpoints:
         self._policy = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
         if not read_only and processes.is_first():
             self._folder.mkdir(parents=True, exist_ok=True)
-            for path in self._folder.glob(f"*{_PARTIAL}"):
+            for path in self._folder.glob(f"[0-9]*{_PARTIAL}"):
                 shutil.rmtree(path)
         steps = saved_steps(self._folder)
         self._kept = [
