@@ -91,7 +91,7 @@ class Checkpoints:
             ValueError: the state could not be written. Earlier checkpoints are unchanged.
         """
         metric = metric if metric is not None and math.isfinite(metric) else None
-        manifest = {"step": step, "metric": metric, "leaves": _kinds(state)}
+        manifest: JSON = {"step": step, "metric": metric, "leaves": _kinds(state)}
         partial = self._folder / f"{step}{_PARTIAL}"
         try:
             args = ocp.args.StandardSave(state)
@@ -183,6 +183,10 @@ class Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives back what Orbax holds; nothing is left to be written."""
         self._orbax.close()
 
     def _delete_old(self, steps: list[_Kept]) -> None:

@@ -315,7 +315,7 @@ def test_dropout_reaches_embeddings_and_both_halves():
         ({"alignment": "none"}, "alignment must be one of monotonic, reversed; got 'none'"),
         ({"radius": -1}, "radius must be at least 0; got -1"),
         ({"activation": "tanh"}, "activation must be one of relu, gelu, swiglu; got 'tanh'"),
-        ({"dropout_rate": -0.1}, "dropout_rate must be a Python number in"),
+        ({"dropout_rate": -0.1}, "dropout_rate must be a number in"),
         ({"dim": None}, "dim must be an integer; got None"),
         ({"hidden_dim": 2.5}, "hidden_dim must be an integer; got 2.5"),
         ({"num_heads": "2"}, "num_heads must be an integer; got '2'"),

@@ -212,8 +212,8 @@ def test_a_rng_alone_drops_nothing():
         ({"num_heads": 4, "num_key_heads": 3}, "num_key_heads must divide 4 heads; got 3"),
         ({"activation": "tanh"}, "activation must be one of relu, gelu, swiglu; got 'tanh'"),
         ({"norm": "both"}, "norm must be one of pre, post; got 'both'"),
-        ({"attention_dropout_rate": 1.0}, r"attention_dropout_rate must be a Python number in"),
-        ({"dropout_rate": 1.0}, r"dropout_rate must be a Python number in \[0, 1\); got 1.0"),
+        ({"attention_dropout_rate": 1.0}, r"attention_dropout_rate must be a number in"),
+        ({"dropout_rate": 1.0}, r"dropout_rate must be a number in \[0, 1\); got 1.0"),
     ],
 )
 def test_bad_settings(settings, message):

@@ -125,7 +125,7 @@ VALIDATION = {"validation_source": Path("b.de"), "validation_target": Path("b.en
         ({"clip_norm": -1.0}, r"clip_norm must be greater than 0; got -1.0"),
         ({"weight_decay": -0.5}, r"weight_decay must be at least 0; got -0.5"),
         ({"weight_decay": float("nan")}, r"weight_decay must be at least 0; got nan"),
-        ({"label_smoothing": 1.0}, r"label_smoothing must be a Python number in \[0, 1\); got 1.0"),
+        ({"label_smoothing": 1.0}, r"label_smoothing must be a number in \[0, 1\); got 1.0"),
         ({"label_smoothing": float("nan")}, r"label_smoothing must be .* got nan"),
         ({"patience": 0, **VALIDATION}, r"patience must be at least 1; got 0"),
         ({"patience": 3}, r"patience needs validation_source and validation_target; got neither"),
