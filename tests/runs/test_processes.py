@@ -73,7 +73,7 @@ def train(start):
     return train
 
 
-def ended(together, timeout=120):
+def ended(together, timeout=300):
     """[(exit status, output, errors)] of processes that end by themselves."""
     results = []
     for process in together:
