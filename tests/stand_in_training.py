@@ -12,5 +12,4 @@ def scaled_at_each_step(_training, state, records, _interruption):
         params = jax.tree.map(lambda leaf, n=step: jnp.asarray(leaf * np.float32(1 + n / 6)), start)
         state = state._replace(step=jnp.full_like(state.step, step), params=params)
         records.checkpoints.save(step, state)
-    records.checkpoints.wait()
     return state

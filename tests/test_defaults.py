@@ -148,7 +148,7 @@ DEFAULTS = {  # public names -> what inspect finds
     # runs and figures
     "Checkpoints": dict(keep=2, keep_best=0, read_only=False),
     "Progress": dict(shown=True),
-    "RunFolder.begun RunFolder.create": dict(completed=dict, files=MappingProxyType({})),
+    "RunFolder.begun": dict(completed=dict, files=MappingProxyType({})),
     "RunFolder.check": dict(completed=dict),
     "new_figure": dict(rows=1, columns=1),
     "weight_heatmaps": dict(ylabel="query", xlabel="key", size=3.1),

@@ -1,38 +1,37 @@
-"""Checkpoints by Orbax, verified when they are restored. No other file uses Orbax.
+"""Checkpoints: Orbax writes the arrays, and SHA-256 finds damage. No other file uses Orbax.
 
-Each state is saved with a record of its leaves: shape, dtype and a digest of the bits
-(`digest.py`). A state is restored only if it matches its record. A damaged state is skipped in
-favour of the newest good one; a state of another configuration raises an error.
+The folder of a step holds `state/`, which Orbax writes, and `manifest.json`: the step, its metric,
+the kind of each leaf, and the SHA-256 of each file. It gets its name once all of it is on disk. A
+step is read only if every file matches. Otherwise the newest good step takes its place; a good
+state of another configuration raises an error.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
+import itertools
 import json
+import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
 
 from attention_jax.core.programs import one_line
 from attention_jax.runs import processes
-from attention_jax.runs.digest import Description, describe, digests
-from attention_jax.runs.orbax_noise import silence_narration, without_unawaited_reads
+from attention_jax.runs.run_folder import JSON, saved_steps, sync, write_json, writing
 
-Result = TypeVar("Result")
 State = Any  # a pytree of arrays
-JSON = dict[str, Any]
 StepName = int | Literal["newest", "best"]
 
-
-_ITEMS = ("state", "record")  # the parts of a checkpoint
+_PARTIAL = ".partial"  # ends the name of a step while it is written or deleted
 
 
 class Restored(NamedTuple):
@@ -43,8 +42,11 @@ class Restored(NamedTuple):
     damaged: dict[int, str]  # newer steps, and the damage to each
 
 
-class DamagedError(ValueError):
-    """Every state is damaged."""
+class _Kept(NamedTuple):
+    """A step on disk, as Orbax's policies look at it."""
+
+    step: int
+    metrics: float | None
 
 
 class Checkpoints:
@@ -62,24 +64,23 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, *, keep: int = 2, keep_best: int = 0, read_only: bool = False):
-        silence_narration()
-        if not read_only:
-            folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._policy = _NewestAndBest(keep, keep_best)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=self._policy,
-            lightweight_initialize=True,  # otherwise a damaged step raises here
-            read_only=read_only,
-            create=not read_only,
-            cleanup_tmp_directories=not read_only,
-        )
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options, item_names=_ITEMS)
-        if keep_best:
-            self._read_metrics()
+        _silence_orbax()
+        self._folder = folder.absolute()
+        self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+        best = policies.BestN(get_metric_fn=float, reverse=True, n=keep_best)  # smallest is best
+        best.keep_checkpoints_without_metrics = False
+        self._policy = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
+        if not read_only and processes.is_first():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for path in self._folder.glob(f"[0-9]*{_PARTIAL}"):
+                shutil.rmtree(path)
+        steps = saved_steps(self._folder)
+        self._kept = [
+            _Kept(step, self._read(step, check_files=False)[0].get("metric")) for step in steps
+        ]
 
     def save(self, step: int, state: State, *, metric: float | None = None) -> None:
-        """Starts to save, after the previous save has ended; returns once the state is copied.
+        """Returns once the state is on disk, and the steps that are no longer kept are deleted.
 
         Args:
             step: the name of the state.
@@ -87,42 +88,40 @@ class Checkpoints:
             metric: ranks the state; smaller is better.
 
         Raises:
-            ValueError: the disk has no room, or this state or the one before could not be written.
-                Earlier checkpoints are unchanged.
+            ValueError: the state could not be written. Earlier checkpoints are unchanged.
         """
-        with self._explained(step), processes.together():
-            if processes.is_first():
-                _check_room(self._folder, state)
         metric = metric if metric is not None and math.isfinite(metric) else None
-        record = _sealed({"step": step, "metric": metric, "leaves": digests(state)})
-        self._policy.metrics[step] = metric
-        # Save a copy: the next call donates the buffers of `state`, perhaps before they are read.
-        copied = jax.tree.map(jnp.copy, _without_empty(state))
-        items = {"state": ocp.args.StandardSave(copied), "record": ocp.args.JsonSave(record)}
-        with self._explained(step):
-            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
-
-    def wait(self) -> None:
-        """Returns once every save is on disk.
-
-        Raises:
-            ValueError: a state could not be written.
-        """
-        with self._explained(self.latest_step()):
-            self._manager.wait_until_finished()
+        manifest: JSON = {"step": step, "metric": metric, "leaves": _kinds(state)}
+        partial = self._folder / f"{step}{_PARTIAL}"
+        try:
+            args = ocp.args.StandardSave(state)
+            self._orbax.save(partial / "state", args=args, force=True)
+            with processes.together():
+                if processes.is_first():
+                    manifest["files"] = _digests(partial)
+                    for name in manifest["files"]:
+                        sync(partial / name)
+                    write_json(partial / "manifest.json", _sealed(manifest))
+                    os.rename(partial, self._folder / str(step))
+            self._delete_old([*self._kept, _Kept(step, metric)])
+        except Exception as error:  # Orbax and its dependencies raise dozens of types
+            raise ValueError(
+                f"checkpoint of step {step} could not be saved in {self._folder}:"
+                f" {one_line(error)}; the checkpoints before it are unchanged"
+            ) from error
 
     def steps(self) -> list[int]:
         """The steps that are kept, damaged ones included; the newest last."""
-        return sorted(self._manager.all_steps())
+        return [kept.step for kept in self._kept]
 
     def latest_step(self) -> int | None:
         """The newest of `steps`; None if there is none."""
-        return max(self.steps(), default=None)
+        return self._kept[-1].step if self._kept else None
 
     def best_step(self) -> int | None:
-        """The step with the smallest metric; None if no kept step has a metric."""
-        self._read_metrics()
-        return next(iter(self._policy.best(self.steps())), None)
+        """The step with the smallest metric, of equal ones the newest; None without metrics."""
+        ranked = [(kept.metrics, -kept.step) for kept in self._kept if kept.metrics is not None]
+        return -min(ranked)[1] if ranked else None
 
     def step_called(self, name: StepName) -> int | None:
         """The step of a name; None for "newest", which means the newest good step.
@@ -147,19 +146,22 @@ class Checkpoints:
             step: one of `steps`, to restore no other; None for the newest good one.
 
         Raises:
-            DamagedError: every state, or that of `step`, is damaged.
-            ValueError: a good state has another structure, or other shapes or dtypes.
+            ValueError: every state, or that of `step`, is damaged; or a good state has another
+                structure, or other shapes or dtypes.
         """
         damaged: dict[int, str] = {}
         for candidate in reversed(self.steps()) if step is None else [step]:
-            state, reason = self._checked_state(candidate, like)
+            manifest, reason = self._read(candidate, check_files=True)
+            if processes.largest(int(bool(reason))):
+                reason = reason or "another process of this run cannot read it"
             if not reason:
-                return Restored(candidate, state, damaged)
+                self._check_same(candidate, manifest["leaves"], _kinds(like))
+                return Restored(candidate, self._state(candidate, like), damaged)
             damaged[candidate] = reason
         if not damaged:
             return None
         described = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
-        raise DamagedError(
+        raise ValueError(
             f"no checkpoint in {self._folder} can be used: {described}. Train into another folder,"
             " or put a copy of a good checkpoint there"
         )
@@ -169,198 +171,111 @@ class Checkpoints:
         aside = self._folder.with_name("damaged_checkpoints")
         with processes.together():
             if processes.is_first() and steps:
-                try:
+                with writing("damaged checkpoints: folder", aside):
                     aside.mkdir(exist_ok=True)
                     for step in steps:
                         free = next(n for n in range(10**6) if not (aside / f"{step}.{n}").exists())
                         os.rename(self._folder / str(step), aside / f"{step}.{free}")
-                except OSError as error:
-                    raise ValueError(
-                        f"damaged checkpoints cannot be moved to {aside}: {error.strerror or error}"
-                    ) from error
-        self._manager.reload()
+        self._kept = [kept for kept in self._kept if kept.step not in steps]
         return aside
-
-    def close(self) -> None:
-        """Waits for saves and closes the folder."""
-        self._manager.close()
 
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            self.close()
-        except Exception:
-            if kind is None:
-                raise
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    @contextlib.contextmanager
-    def _explained(self, step: int | None) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # Orbax and its dependencies raise dozens of types
-            raise ValueError(
-                f"checkpoint of step {step} could not be saved in {self._folder}:"
-                f" {one_line(error)}; the checkpoints before it are unchanged"
-            ) from error
+    def close(self) -> None:
+        """Gives back what Orbax holds; nothing is left to be written."""
+        self._orbax.close()
+
+    def _delete_old(self, steps: list[_Kept]) -> None:
+        keep = self._policy.should_preserve(steps, context=policies.PreservationContext())
+        self._kept = list(itertools.compress(steps, keep))
+        for step in {old.step for old in steps} - {*self.steps()}:
+            if processes.is_first():
+                partial = self._folder / f"{step}{_PARTIAL}"
+                os.rename(self._folder / str(step), partial)
+                shutil.rmtree(partial)
 
     # --- one step ---
 
-    def _checked_state(self, step: int, like: State) -> tuple[State, str]:
-        """A state and "", or None and the damage; ValueError if the configuration differs."""
-        record, reason = _attempt(self._record, step)
-        if record is None:
-            return None, reason
-        self._check_same(step, record["leaves"], like)
-        state, reason = _attempt(self._state, step, like)
-        return state, reason or _difference(record["leaves"], digests(state))
+    def _read(self, step: int, *, check_files: bool) -> tuple[JSON, str]:
+        """The manifest of a step and ""; or {} and the damage to it, or to one of the files."""
+        folder = self._folder / str(step)
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text())
+            if not isinstance(manifest, dict) or _sealed(manifest) != manifest:
+                raise ValueError("manifest.json has changed")
+            if manifest["step"] != step:
+                raise ValueError(f"it was saved as step {manifest['step']}")
+            digests = _digests(folder) if check_files else manifest["files"]
+            for name, digest in manifest["files"].items():
+                if digests.get(name) != digest:
+                    raise ValueError(f"{name} has changed or is missing")
+        except (OSError, ValueError) as error:
+            return {}, one_line(error)
+        return manifest, ""
 
-    @contextlib.contextmanager
-    def _reader(self) -> Iterator[ocp.CheckpointManager]:
-        """A reader that does not wait for other processes: reading may fail on one alone."""
-        if jax.process_count() == 1:
-            yield self._manager
-            return
-        here = jax.process_index()
-        alone = ocp.options.MultiprocessingOptions(
-            primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"reader_{here}"
-        )
-        options = ocp.CheckpointManagerOptions(
-            read_only=True,
-            create=False,
-            save_interval_steps=0,
-            lightweight_initialize=True,
-            multiprocessing_options=alone,
-        )
-        folder = self._folder.absolute()
-        with ocp.CheckpointManager(folder, options=options, item_names=_ITEMS) as reader:
-            yield reader
-
-    def _record(self, step: int) -> JSON:
-        if (self._folder / str(step) / "default").is_dir():
-            raise ValueError("an older version saved it, without digests")
-        items = ocp.args.Composite(record=ocp.args.JsonRestore())
-        with self._reader() as reader:
-            record = reader.restore(step, args=items)["record"]
-        if not isinstance(record, dict) or _sealed(record) != record:
-            raise ValueError("its record of digests is damaged")
-        if record["step"] != step:
-            raise ValueError(f"it was saved as step {record['step']}")
-        return record
-
-    def _check_same(self, step: int, saved: dict[str, Description], like: State) -> None:
+    def _check_same(self, step: int, saved: dict[str, str], wanted: dict[str, str]) -> None:
         """Raises ValueError if leaves are missing or of other shapes or dtypes."""
-        wanted = describe(like)
-
-        def kind(description: Description | None) -> str:
-            return "nothing" if description is None else "{dtype}{shape}".format(**description)
-
         different = [
-            f"{path} was {kind(saved.get(path))}, now {kind(wanted.get(path))}"
-            for path in sorted(saved.keys() | wanted.keys())
-            if kind(saved.get(path)) != kind(wanted.get(path))
+            f"{name} was {saved.get(name, 'nothing')}, now {wanted.get(name, 'nothing')}"
+            for name in sorted(saved.keys() | wanted.keys())
+            if saved.get(name) != wanted.get(name)
         ]
         if different:
-            more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
             raise ValueError(
                 f"checkpoint {self._folder / str(step)} is of another configuration:"
-                f" {'; '.join(different[:5])}{more}. Use the configuration that it was saved with"
+                f" {'; '.join(different[:5])}. Use the configuration that it was saved with"
             )
-
-    def _read_metrics(self) -> None:
-        """Reads the metrics of steps that an earlier process saved."""
-        for step in self.steps():
-            if step not in self._policy.metrics:
-                record, _ = _attempt(self._record, step)
-                self._policy.metrics[step] = None if record is None else record["metric"]
 
     def _state(self, step: int, like: State) -> State:
         # By default Orbax needs the devices that saved; a run may be read on another machine.
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        abstract = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None) or here
-            ),
-            like,
-        )
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(_without_empty(abstract)))
-        with self._reader() as reader:
-            state = reader.restore(step, args=items)["state"]
-        return _with_empty(state, abstract)
+
+        def placed(leaf: Any) -> jax.ShapeDtypeStruct:
+            sharding = getattr(leaf, "sharding", None) or here
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+        args = ocp.args.StandardRestore(jax.tree.map(placed, like))
+        return self._orbax.restore(self._folder / str(step) / "state", args=args)
 
 
-class _NewestAndBest:
-    """Decides which steps Orbax keeps; a `PreservationPolicy`."""
+@functools.cache
+def _silence_orbax() -> None:
+    """Silences, for the whole process, its logs and the traces of writes that it abandons."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    original = sys.unraisablehook
 
-    def __init__(self, newest: int, best: int):
-        self.metrics: dict[int, float | None] = {}  # by step
-        self._newest, self._best = newest, best
+    # One failed write can print hundreds of traces, from other threads and at any time.
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            original(unraisable)
 
-    def best(self, steps: Iterable[int]) -> list[int]:
-        """The steps that have a metric, the best first, and of equal metrics the newest first."""
-        known = [
-            (metric, -step) for step in steps if (metric := self.metrics.get(step)) is not None
-        ]
-        return [-step for _, step in sorted(known)]
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
-        del context
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*sorted(steps)[-self._newest :], *self.best(steps)[: self._best]}
-        return [step in kept for step in steps]
+    sys.unraisablehook = hook
 
 
-def _check_room(folder: Path, state: State) -> None:
-    needed = 1.1 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + 2**20
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ValueError(
-            f"it needs about {needed / 2**20:.1f} MiB and the disk has {free / 2**20:.1f} MiB free"
-        )
+def _kinds(tree: State) -> dict[str, str]:
+    """The dtype and shape of each leaf, for example {"params.embedding": "float32[5, 3]"}."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
-def _sealed(record: JSON) -> JSON:
-    """The record with a correct digest of itself."""
-    content = {name: value for name, value in record.items() if name != "seal"}
+def _digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file in a folder, by name."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _sealed(manifest: JSON) -> JSON:
+    """The manifest with a correct digest of itself."""
+    content = {name: value for name, value in manifest.items() if name != "seal"}
     text = json.dumps(content, sort_keys=True)
     return {**content, "seal": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _difference(saved: dict[str, Description], read: dict[str, Description]) -> str:
-    """Describes the leaves whose shape, dtype or bits have changed; "" if none has."""
-    different = [path for path in saved if saved[path] != read.get(path)]
-    if not different:
-        return ""
-    return f"{len(different)} of {len(saved)} leaves changed, {different[0]} among them"
-
-
-def _without_empty(tree: State) -> State:
-    """Replaces leaves of size 0, which Orbax does not support, by None."""
-    return jax.tree.map(lambda leaf: leaf if leaf.size else None, tree)
-
-
-def _with_empty(tree: State, like: State) -> State:
-    """The inverse of `_without_empty`."""
-
-    def filled(wanted: jax.ShapeDtypeStruct, leaf: jax.Array | None) -> jax.Array:
-        if leaf is not None:
-            return leaf
-        return jnp.zeros(wanted.shape, wanted.dtype, device=wanted.sharding)
-
-    return jax.tree.map(filled, like, tree)
-
-
-def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result | None, str]:
-    """The result of a function and "", or None and the reason if it fails on any process."""
-    result, reason = None, ""
-    try:
-        with without_unawaited_reads():
-            result = function(*arguments)
-    except MemoryError:
-        raise
-    except Exception as error:  # Orbax and its dependencies raise dozens of types
-        reason = one_line(error)
-    if processes.largest(int(bool(reason))):
-        return None, reason or "another process of this run cannot read it"
-    return result, ""

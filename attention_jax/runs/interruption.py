@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import threading
 from types import FrameType
 
 from attention_jax.runs import processes
-from attention_jax.runs.progress import announce
 
 
 class Interruption:
     """While entered, the first SIGINT or SIGTERM sets `requested`; a second one ends the process.
 
-    Python handles signals only after a compiled call or a compilation, and a validation goes on to
-    its end: that may take minutes. A thread says so at once in one line. If two signals arrive
-    before Python handles the first, the thread ends the process with the signal's usual exit
-    status.
+    Python handles a signal when the compiled call or the compilation that is under way has ended.
+    A second signal within the same call counts as the first: the run saves and stops after it.
 
     Attributes:
         requested: the number of the signal that arrived, or None. A program that stops because of
@@ -41,41 +38,22 @@ class Interruption:
         return bool(number)
 
     def __enter__(self) -> Interruption:
-        read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-        self._watching = threading.Thread(target=_watch, args=(read,), daemon=True)
-        self._watching.start()
-        self._previous_write = signal.set_wakeup_fd(self._write)
-        for number in _NUMBERS:
+        for number in (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        signal.set_wakeup_fd(self._previous_write)
-        os.close(self._write)
-        self._watching.join()
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         self.requested = number
         for either in self._previous:
             signal.signal(either, signal.SIG_DFL)
-
-
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
-
-
-def _watch(read: int) -> None:
-    """Reads the numbers of signals, one byte each, until the pipe is closed."""
-    received = 0
-    while number := os.read(read, 1):
-        received += number[0] in _NUMBERS
-        if received == 1:
-            announce(
-                f"{signal.Signals(number[0]).name}: stopping after the steps, validation or save in"
-                " progress; a second signal ends at once"
-            )
-        if received == 2:
-            os._exit(128 + number[0])
-    os.close(read)
+        line = (
+            f"{signal.Signals(number).name}: stopping after the steps, validation or save in"
+            " progress; a second signal ends at once\n"
+        )
+        # A handler may interrupt a print, and must not print itself.
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            os.write(1, line.encode())

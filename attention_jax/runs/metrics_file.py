@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from attention_jax.runs.run_folder import JSON, replace_file, writing
+from attention_jax.runs.run_folder import JSON, write_text, writing
 
 
 class MetricsFile:
@@ -30,7 +30,7 @@ class MetricsFile:
         kept = [line for line, content in lines if content["step"] <= after_step]
         self.last_step = max((content["step"] for _, content in lines), default=0)
         with writing("file", path):
-            replace_file(path, "".join(kept))
+            write_text(path, "".join(kept))
             self._file = path.open("a")
         self._events = None
         if tensorboard is not None:

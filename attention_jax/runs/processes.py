@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import zlib
 from collections.abc import Iterator
 
@@ -34,21 +35,20 @@ class Distribution:
     process_index: int | None = None
 
     def __post_init__(self) -> None:
-        given = [value is not None for value in dataclasses.astuple(self)]
-        if any(given) and not all(given):
+        coordinator, count, index = dataclasses.astuple(self)
+        given = [value is not None for value in (coordinator, count, index)]
+        if not any(given):
+            return
+        if not all(given):
             raise ValueError(
                 "coordinator, process_count and process_index must be given together, or left out"
                 f" on a cluster that JAX recognises; got {dataclasses.asdict(self)}"
             )
-        if self.coordinator is None or self.process_count is None or self.process_index is None:
-            return
-        host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ValueError(f"coordinator must be host:port; got {self.coordinator!r}")
-        if not 0 <= self.process_index < self.process_count:
+        if not re.fullmatch(r".+:\d+", coordinator):
+            raise ValueError(f"coordinator must be host:port; got {coordinator!r}")
+        if not 0 <= index < count:
             raise ValueError(
-                f"process_index must be from 0 to process_count - 1 = {self.process_count - 1};"
-                f" got {self.process_index}"
+                f"process_index must be from 0 to process_count - 1 = {count - 1}; got {index}"
             )
 
 

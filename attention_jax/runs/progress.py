@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import sys
@@ -28,26 +27,25 @@ class Progress:
     """
 
     def __init__(self, description: str, *, start: int, total: int, seeds: int, shown: bool = True):
-        self._shown = shown
-        self._description, self._start, self._total, self._seeds = description, start, total, seeds
-        self._console = rich.console.Console()
+        self._description, self._total, self._seeds, self._shown = description, total, seeds, shown
         self._began = self._last_line = time.monotonic()
         self._warm: tuple[int, float] | None = None  # after the first call, which compiles
         self._now = (start, self._began)
         self._diverged = 0  # seeds whose loss is not finite
-        self._bar: rich.progress.Progress | None = None
-        if shown and self._console.is_terminal:
-            self._bar = rich.progress.Progress(
-                rich.progress.TextColumn("{task.description}", markup=False),
-                rich.progress.BarColumn(),
-                rich.progress.MofNCompleteColumn(),
-                "{task.fields[status]}",
-                rich.progress.TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._task = self._bar.add_task(
-                description, completed=start, total=total, status="compiling"
-            )
+        console = rich.console.Console()
+        self._on_terminal = shown and console.is_terminal
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}", markup=False),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            "{task.fields[status]}",
+            rich.progress.TimeRemainingColumn(),
+            console=console,
+            disable=not self._on_terminal,
+        )
+        self._task = self._bar.add_task(
+            description, completed=start, total=total, status="compiling"
+        )
 
     @property
     def rate(self) -> float | None:
@@ -76,47 +74,35 @@ class Progress:
                 " finite; a smaller learning rate may help"
             )
         status = f"loss {statistics.fmean(metrics['loss']):.4f}"
-        rate = self.rate
-        if rate is not None:
-            status += f", {rate:.0f} steps/s" if rate >= 100 else f", {rate:.3g} steps/s"
-        if self._warm is None:
+        rate, left = self.rate, ""
+        if rate is None:
             self._warm = self._now
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, status=status)
-        elif self._shown and (
-            time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES or step == self._total
-        ):
-            self._last_line = time.monotonic()
-            left = (
-                "" if rate is None else f", {(self._total - step) * self._seeds / rate:.0f} s left"
-            )
-            print(f"{self._description}: step {step}/{self._total}, {status}{left}", flush=True)
+        else:
+            status += f", {rate:.0f} steps/s" if rate >= 100 else f", {rate:.3g} steps/s"
+            left = f", {(self._total - step) * self._seeds / rate:.0f} s left"
+        self._bar.update(self._task, completed=step, status=status)
+        seconds = self._now[1] - self._last_line
+        if not self._on_terminal and (seconds > _SECONDS_BETWEEN_LINES or step == self._total):
+            self._last_line = self._now[1]
+            self.note(f"step {step}/{self._total}, {status}{left}")
 
     def note(self, text: str) -> None:
         """Shows a line of text."""
-        if self._bar is not None:
-            line = f"{self._description}: {text}"
+        line = f"{self._description}: {text}"
+        if self._on_terminal:
             self._bar.console.print(line, highlight=False, markup=False, emoji=False)
         elif self._shown:
-            print(f"{self._description}: {text}", flush=True)
+            print(line, flush=True)
 
     def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
 
 def warn(text: str) -> None:
     """Prints a warning on standard error, from the first process only."""
     if processes.is_first():
         print(f"warning: {text}", file=sys.stderr)
-
-
-def announce(text: str) -> None:
-    """Prints a line on standard output at once, from any process and thread."""
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
-        print(text, flush=True)

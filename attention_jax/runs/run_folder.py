@@ -28,67 +28,26 @@ class RunFolder:
 
     Args:
         path: the folder.
+
+    Attributes:
+        path: the folder.
+        checkpoints: the folder of `Checkpoints`.
+        metrics: training metrics, one JSON object per line.
+        gradients: gradient statistics, one JSON object per line.
+        validation: validation metrics, one JSON object per line.
     """
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder that Orbax manages."""
-        return self.path / "checkpoints"
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.gradients = self.path / "gradients.jsonl"
+        self.validation = self.path / "validation.jsonl"
 
     @property
     def newest_step(self) -> int:
         """The step of the newest checkpoint, which may be damaged; 0 if there is none."""
-        # Read without Orbax, which would wait for the other processes of the run.
-        paths = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
-        return max((int(path.name) for path in paths if path.name.isdecimal()), default=0)
-
-    @property
-    def metrics(self) -> Path:
-        """Training metrics, one JSON object per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def gradients(self) -> Path:
-        """Gradient statistics, one JSON object per line."""
-        return self.path / "gradients.jsonl"
-
-    @property
-    def validation(self) -> Path:
-        """Validation metrics, one JSON object per line."""
-        return self.path / "validation.jsonl"
-
-    def create(
-        self,
-        config: JSON,
-        *,
-        resume: bool,
-        completed: Callable[[JSON], JSON] = dict,
-        files: Mapping[str, bytes] = NO_FILES,
-    ) -> None:
-        """Makes the folder of a new run, or checks that the run in it can be resumed.
-
-        Args:
-            config: all settings, for config.json.
-            resume: whether to resume the run that is there.
-            completed: adds to stored settings the defaults of settings that are newer.
-            files: what else to write, by name.
-
-        Raises:
-            ValueError: the path is a file or cannot be written; or it holds a run and `resume` is
-                False; or it holds a run of another or an unknown configuration.
-        """
-        with writing("workdir", self.path):
-            self.check(config, resume=resume, completed=completed)
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / "config.json", config)
-            for name, content in files.items():
-                replace_file(self.path / name, content)
-            if not (self.path / "env.json").exists():
-                write_json(self.path / "env.json", environment())
-            self.checkpoints.mkdir(exist_ok=True)
+        return max(saved_steps(self.checkpoints), default=0)
 
     @contextlib.contextmanager
     def begun(
@@ -99,31 +58,38 @@ class RunFolder:
         completed: Callable[[JSON], JSON] = dict,
         files: Mapping[str, bytes] = NO_FILES,
     ) -> Iterator[None]:
-        """`create`, and `locked` while entered: of two simultaneous starts, one succeeds.
+        """Makes the folder of a new run, or opens the run in it; while entered, no other can.
+
+        Args:
+            config: all settings, for config.json.
+            resume: whether to resume the run that is there.
+            completed: adds to stored settings the defaults of settings that are newer.
+            files: what else to write, by name.
 
         Raises:
-            ValueError: see `create` and `locked`.
-        """
-        with writing("workdir", self.path):
-            self.check(config, resume=resume, completed=completed)  # before anything is made
-            self.path.mkdir(parents=True, exist_ok=True)
-        with self.locked():
-            self.create(config, resume=resume, completed=completed, files=files)
-            yield
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """While entered, no other process can train in the folder.
-
-        The lock belongs to the operating system (`flock` of the file "lock"): it ends with the
-        process that holds it, even if that process is killed.
-
-        Raises:
-            ValueError: another process is training in the folder, or it cannot be written.
+            ValueError: the path is a file or cannot be written; or it holds a run and `resume` is
+                False; or it holds a run of another or an unknown configuration; or another process
+                trains in it.
         """
         with contextlib.ExitStack() as stack:
             with writing("workdir", self.path):
-                file = stack.enter_context((self.path / "lock").open("a+"))
+                self.check(config, resume=resume, completed=completed)  # before anything is made
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(self._locked())
+                # Another start may have been faster; of two at the same time, one succeeds.
+                self.check(config, resume=resume, completed=completed)
+                write_json(self.path / "config.json", config)
+                for name, content in files.items():
+                    write_bytes(self.path / name, content)
+                if not (self.path / "env.json").exists():
+                    write_json(self.path / "env.json", environment())
+                self.checkpoints.mkdir(exist_ok=True)
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Holds `flock` of the file "lock", which ends with this process, even if it is killed."""
+        with (self.path / "lock").open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -137,10 +103,9 @@ class RunFolder:
                     f"workdir {self.path} cannot be locked ({error.strerror or error}); make sure"
                     " that no other process trains in it"
                 )
-            with writing("workdir", self.path):
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {platform.node()}\n")
-                file.flush()
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}\n")
+            file.flush()
             yield
 
     def add_timing(self, timing: JSON) -> None:
@@ -173,7 +138,6 @@ class RunFolder:
     ) -> None:
         """Raises ValueError unless the run can begin in the folder, or resume; changes nothing."""
         check_folder("workdir", self.path)
-        config = json.loads(json.dumps(config))  # as it will be read back
         names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
         if "config.json" in names:
             if not resume:
@@ -190,20 +154,40 @@ class RunFolder:
 
     def _check_same(self, config: JSON, completed: Callable[[JSON], JSON]) -> None:
         try:
-            old = json.loads(json.dumps(completed(self.read_config())))
+            stored = _flat(completed(self.read_config()))
         except ValueError as error:
             raise ValueError(f"workdir {self.path}: {error}") from error
-        stored, config = _flat(old), _flat(config)
-        names = sorted(stored.keys() | config.keys())
-        different = [name for name in names if stored.get(name) != config.get(name)]
+        config = _flat(config)
+        different = [
+            f"{name} was {stored.get(name)!r}, now {config.get(name)!r}"
+            for name in sorted(stored.keys() | config.keys())
+            if stored.get(name) != config.get(name)
+        ]
         if different:
-            described = "; ".join(
-                f"{name} was {stored.get(name)!r}, now {config.get(name)!r}" for name in different
-            )
             raise ValueError(
-                f"workdir {self.path} holds a run of another configuration: {described}. Resume"
-                " with the same settings, or name another folder"
+                f"workdir {self.path} holds a run of another configuration:"
+                f" {'; '.join(different)}. Resume with the same settings, or name another folder"
             )
+
+
+def _flat(config: JSON) -> JSON:
+    """Nested settings under dotted names, as they are read back from JSON."""
+    flat = {}
+    for name, value in json.loads(json.dumps(config)).items():
+        if isinstance(value, dict):
+            flat.update({f"{name}.{inner}": leaf for inner, leaf in _flat(value).items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def saved_steps(checkpoints: Path) -> list[int]:
+    """The steps in the folder of checkpoints, damaged ones included; the newest last."""
+    names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
+
+
+# --- files and folders ---
 
 
 def check_folder(name: str, path: Path) -> None:
@@ -231,6 +215,15 @@ def check_output(path: Path | None) -> None:
         raise ValueError(f"out must be a file in a folder that can be written; got {path}")
 
 
+@contextlib.contextmanager
+def writing(kind: str, path: Path) -> Iterator[None]:
+    """Turns an OSError into a ValueError that names the folder or file."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{kind} {path} cannot be written: {error.strerror or error}") from error
+
+
 def write_json(path: Path, content: Any) -> None:
     """Writes JSON to a file, which is never left half written; a list of numbers is one line."""
     # JSON has no line break inside a string, so these brackets are those of lists.
@@ -245,34 +238,18 @@ def _on_one_line(found: re.Match[str]) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file, which is never left half written."""
-    replace_file(path, text)
+    write_bytes(path, text.encode())
 
 
-def _flat(config: JSON) -> JSON:
-    """Nested settings under dotted names."""
-    flat = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            flat.update({f"{name}.{inner}": leaf for inner, leaf in _flat(value).items()})
-        else:
-            flat[name] = value
-    return flat
-
-
-@contextlib.contextmanager
-def writing(kind: str, path: Path) -> Iterator[None]:
-    """Turns an OSError into a ValueError that names the folder or file."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"{kind} {path} cannot be written: {error.strerror or error}") from error
-
-
-def replace_file(path: Path, content: str | bytes) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
     """Writes a file under another name, then renames it: readers see the old file or the new."""
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())  # otherwise a power cut may leave an empty file
+    temporary.write_bytes(content)
+    sync(temporary)
     os.replace(temporary, path)
+
+
+def sync(path: Path) -> None:
+    """Returns once a file is on disk; otherwise a power cut may leave it empty."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -285,7 +285,6 @@ def train(
             save(step, state, loss)
     if checkpoints.latest_step() != step:
         save(step, state, loss)
-    checkpoints.wait()
     return state
 
 

@@ -1,11 +1,9 @@
-"""Saving and restoring: every bit, the newest and the best, on any machine, or one clear error."""
+"""Checkpoints: every bit, the newest and the best; damage is found, and an older state is used."""
 
-import collections
-import json
 import math
 import os
 import shutil
-import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +18,41 @@ from attention_jax.runs.checkpoints import Checkpoints
 def state(seed=0):
     rng = np.random.default_rng(seed)
     return {
-        "params": {"kernel": jnp.array(rng.normal(size=(3, 5, 2)), jnp.float32), "empty": {}},
+        "params": {"kernel": jnp.array(rng.normal(size=(31, 17)), jnp.float32), "empty": {}},
         "layers": {0: jnp.array(rng.normal(size=7), jnp.bfloat16)},
         "moments": (jnp.array([np.nan, np.inf, -0.0, 1e-45], jnp.float32), None),
         "key": jax.random.key(seed),
-        "nothing": jnp.zeros((0, 3), jnp.int8),
         "count": jnp.array(seed, jnp.int32),
     }
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with the states of steps 1 and 2."""
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    with Checkpoints(folder) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state(step), metric=float(step))
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "checkpoints")
+
+
+def restored(folder, **options):
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        return checkpoints.restore(jax.eval_shape(state), **options)
+
+
+def assert_good(folder, step):
+    """The newest good state is that of `step`; returns the damage to newer ones."""
+    found, restored_state, damaged = restored(folder)
+    assert found == step
+    assert_bits_equal(restored_state, state(step))
+    assert all(damaged.values())
+    return damaged
 
 
 # --- every bit ---
@@ -37,13 +63,9 @@ def test_every_leaf_comes_back_bit_by_bit(tmp_path):
         assert checkpoints.latest_step() is checkpoints.best_step() is None
         assert checkpoints.restore(state()) is None
         checkpoints.save(3, state(3))
-        checkpoints.wait()
-        assert_bits_equal(checkpoints.restore(state(0)).state, state(3))
-    with Checkpoints(tmp_path / "a" / "checkpoints") as checkpoints:
         assert checkpoints.latest_step() == 3
-        step, restored, damaged = checkpoints.restore(jax.eval_shape(lambda: state(0)))
-        assert (step, damaged) == (3, {})
-        assert_bits_equal(restored, state(3))
+        assert_bits_equal(checkpoints.restore(state(0)).state, state(3))
+    assert assert_good(tmp_path / "a" / "checkpoints", 3) == {}
 
 
 KINDS = (
@@ -69,36 +91,20 @@ def test_every_kind_of_leaf_comes_back_bit_by_bit(tmp_path):
         assert [str(leaf.dtype) for leaf in saved.values()] == list(KINDS)
         for impl in ("threefry2x32", "rbg"):
             saved[impl] = jax.random.split(jax.random.key(7, impl=impl), 3)
-        saved |= {"scalar": jnp.float32(-0.0), "empty": jnp.zeros((3, 0), jnp.float64)}
         checkpoints.save(1, saved)
-        checkpoints.wait()
         assert_bits_equal(checkpoints.restore(jax.eval_shape(lambda: saved)).state, saved)
 
 
+@pytest.mark.parametrize("leaf", [jnp.ones(3, jnp.uint4), jnp.ones((0, 3))])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_kind_that_orbax_cannot_write_is_one_error(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, {"x": jnp.ones(3)})
-        checkpoints.wait()
-        match = r"step 2 could not be saved .*: .*\buint4\b"
-        with pytest.raises(ValueError, match=match):  # noqa: PT012
-            checkpoints.save(2, {"x": jnp.ones(3, jnp.uint4)})
-            checkpoints.wait()
-    with Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.steps() == [1]
-
-
-def test_restores_what_another_machine_saved(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, state(1))
-    # As if on a GPU that is not here: Orbax notes for each leaf where it lived.
-    (path,) = tmp_path.glob("1/state/_sharding")
-    shardings = json.loads(path.read_text())
-    assert shardings
-    assert all("cpu:0" in sharding for sharding in shardings.values())
-    path.write_text(path.read_text().replace("cpu:0", "cuda:3"))
-    with Checkpoints(tmp_path) as checkpoints:
-        assert_bits_equal(checkpoints.restore(jax.eval_shape(state)).state, state(1))
+def test_a_leaf_that_orbax_cannot_write_is_one_error(folder, leaf):
+    with (
+        Checkpoints(folder) as checkpoints,
+        pytest.raises(ValueError, match=r"^checkpoint of step 3 could not be saved in .+") as error,
+    ):
+        checkpoints.save(3, {"x": leaf})
+    assert "\n" not in str(error.value)
+    assert assert_good(folder, 2) == {}
 
 
 # --- which are kept ---
@@ -109,18 +115,15 @@ def test_the_newest_are_kept(tmp_path):
         for step in (2, 4, 10):
             checkpoints.save(step, state(step))
             assert checkpoints.latest_step() == step
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "4"]
-    with Checkpoints(tmp_path) as checkpoints:
-        assert_bits_equal(checkpoints.restore(state()).state, state(10))
         assert checkpoints.best_step() is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "4"]
 
 
 def test_the_best_are_kept_beside_the_newest(tmp_path):
     metrics = [0.5, math.nan, 0.1, 0.1, 0.3, None, math.inf, 0.9, -math.inf]
-    for step, metric in enumerate(metrics):  # one opening each: what is best is known again
+    for step, metric in enumerate(metrics):  # each opening knows what is best
         with Checkpoints(tmp_path, keep=2, keep_best=2) as checkpoints:
             checkpoints.save(step, state(step), metric=metric)
-            checkpoints.wait()
             seen = [
                 (value, -earlier)
                 for earlier, value in enumerate(metrics[: step + 1])
@@ -129,7 +132,6 @@ def test_the_best_are_kept_beside_the_newest(tmp_path):
             best = [-negative for _, negative in sorted(seen)]
             assert checkpoints.steps() == sorted({*range(step + 1)[-2:], *best[:2]})
             assert checkpoints.best_step() == best[0]
-    assert best[:2] == [3, 2]
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.steps() == [2, 3, 7, 8]
         assert checkpoints.step_called("newest") is None
@@ -138,129 +140,194 @@ def test_the_best_are_kept_beside_the_newest(tmp_path):
         for missing in (6, -1):
             with pytest.raises(ValueError, match=rf"one of 2, 3, 7, 8; got {missing}"):
                 checkpoints.step_called(missing)
-        for step in (2, 3, 7, 8):
-            found, restored, damaged = checkpoints.restore(state(), step=step)
-            assert (found, damaged) == (step, {})
-            assert_bits_equal(restored, state(step))
+    for step in (2, 3, 7, 8):
+        found, restored_state, damaged = restored(tmp_path, step=step)
+        assert (found, damaged) == (step, {})
+        assert_bits_equal(restored_state, state(step))
 
 
-# --- while training goes on ---
+# --- a save that is seen, killed or refused ---
 
 
-@pytest.fixture
-def held(monkeypatch):
-    """Orbax puts nothing in its place until this event is set."""
-    event, rename = threading.Event(), os.rename
-
-    def wait_and_rename(*paths):
-        assert event.wait(10)
-        rename(*paths)
-
-    monkeypatch.setattr(os, "rename", wait_and_rename)
-    yield event
-    event.set()
+class Killed(BaseException):
+    pass
 
 
-def test_training_goes_on_while_a_state_is_written(tmp_path, held):
-    spoil = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), donate_argnums=0)
-    big = {"x": jnp.arange(1_000_003, dtype=jnp.float32)}
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, big)
-        assert not (tmp_path / "1").exists()
-        for _ in range(3):  # buffers are given back and used again, under the save
-            big = spoil(big)
-        assert big["x"][7] == -1
-        held.set()
-        checkpoints.wait()
-        assert (tmp_path / "1").is_dir()
-        restored = checkpoints.restore(jax.eval_shape(lambda: big)).state
-    np.testing.assert_array_equal(restored["x"], np.arange(1_000_003, dtype=np.float32))
+def test_a_step_gets_its_name_when_all_of_it_is_on_disk(folder, monkeypatch):
+    on_disk, fsync, rename = {}, os.fsync, os.rename
+
+    def recorded_fsync(file):
+        fsync(file)
+        on_disk[os.fstat(file).st_ino] = os.fstat(file).st_size
+
+    def checked_rename(old, new):
+        if Path(new).name == "3":
+            files = [path for path in Path(old).rglob("*") if path.is_file()]
+            assert len(files) > 3
+            assert all(on_disk[path.stat().st_ino] == path.stat().st_size for path in files)
+            assert assert_good(folder, 2) == {}  # what others see meanwhile
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "rename", checked_rename)
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(3, state(3))
+    assert assert_good(folder, 3) == {}
 
 
-def test_what_was_begun_is_saved_when_an_exception_passes(tmp_path):
-    def interrupted():
-        with Checkpoints(tmp_path) as checkpoints:
-            checkpoints.save(5, state(5))
-            raise RuntimeError("elsewhere")
+@pytest.mark.parametrize(("place", "newest"), [((os, "rename"), 2), ((shutil, "rmtree"), 3)])
+def test_a_killed_save_or_deletion_is_cleared_up_by_the_next_trainer(
+    folder, monkeypatch, place, newest
+):
+    original = getattr(*place)
 
-    with pytest.raises(RuntimeError, match="elsewhere"):
-        interrupted()
-    with Checkpoints(tmp_path) as checkpoints:
-        assert_bits_equal(checkpoints.restore(state()).state, state(5))
+    def kill(path, *others):
+        if {"1.partial", "3.partial"} & {Path(path).name}:
+            raise Killed
+        original(path, *others)
 
-
-def test_who_looks_on_while_a_state_is_written_sees_the_one_before(tmp_path, held):
-    held.set()
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, state(1))
-        checkpoints.wait()
-        held.clear()
-        checkpoints.save(2, state(2))
-        with Checkpoints(tmp_path, read_only=True) as onlooker:
-            assert onlooker.steps() == [1]
-            assert_bits_equal(onlooker.restore(state()).state, state(1))
-        held.set()
-        checkpoints.wait()
-        assert_bits_equal(checkpoints.restore(state()).state, state(2))
+    with Checkpoints(folder) as checkpoints, monkeypatch.context() as patched:
+        patched.setattr(*place, kill)
+        with pytest.raises(Killed):
+            checkpoints.save(3, state(3))
+    before = snapshot(folder)
+    assert any("partial" in name for name in before)
+    assert assert_good(folder, newest) == {}
+    assert snapshot(folder) == before  # who only reads changes nothing
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(4, state(4))
+    assert {path.name for path in folder.iterdir()} == {str(newest), "4"}
 
 
-def test_what_a_killed_save_left_is_removed_by_who_trains_alone(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, state(1))
-    shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp")
-    before = snapshot(tmp_path)
-    with Checkpoints(tmp_path, read_only=True) as onlooker:
-        assert onlooker.steps() == [1]
-        assert_bits_equal(onlooker.restore(state()).state, state(1))
-    assert snapshot(tmp_path) == before
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(2, state(2))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
-    with Checkpoints(tmp_path) as checkpoints:
-        assert_bits_equal(checkpoints.restore(state()).state, state(2))
-
-
-# --- a full disk ---
-
-Usage = collections.namedtuple("Usage", "total used free")
-
-
-def test_no_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
-    big = {"x": jnp.zeros(10 * 2**18)}  # 10 MiB
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, big)
-        checkpoints.wait()
-        before = snapshot(tmp_path)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 11 * 2**20))
-        with pytest.raises(ValueError, match=r"needs about 12.0 MiB and the disk has 11.0") as told:
-            checkpoints.save(2, big)
-        assert "checkpoint of step 2 could not be saved" in str(told.value)
-        assert "\n" not in str(told.value)
-        assert snapshot(tmp_path) == before
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 0, 13 * 2**20))
-        checkpoints.save(2, big)
-        checkpoints.wait()
-        assert checkpoints.restore(big).step == 2
-
-
-@pytest.mark.parametrize("then", ["wait", "save"])
-def test_a_write_that_fails_is_one_error_and_the_old_state_stays(tmp_path, monkeypatch, then):
+def test_a_write_that_fails_is_one_error_and_the_old_state_stays(folder, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, state(1))
-        checkpoints.wait()
+    with Checkpoints(folder) as checkpoints:
         with monkeypatch.context() as patched:
-            patched.setattr(os, "rename", full)
-            with pytest.raises(ValueError, match="No space left on device") as told:  # noqa: PT012
-                checkpoints.save(2, state(2))
-                checkpoints.wait() if then == "wait" else checkpoints.save(3, state(3))
-        assert str(told.value).startswith("checkpoint of step ")
+            patched.setattr(os, "fsync", full)
+            with pytest.raises(ValueError, match=r"step 3 .* No space left on device; the") as told:
+                checkpoints.save(3, state(3))
         assert "\n" not in str(told.value)
-    with Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.steps() == [1]
-        assert_bits_equal(checkpoints.restore(state()).state, state(1))
-        checkpoints.save(2, state(2))
-        checkpoints.wait()
-        assert_bits_equal(checkpoints.restore(state()).state, state(2))
+        assert assert_good(folder, 2) == {}
+        checkpoints.save(3, state(3))
+    assert assert_good(folder, 3) == {}
+
+
+# --- damage ---
+
+
+def damages(content):
+    """{what: the file's new content, or None for a deleted file}."""
+
+    def flipped(place):
+        changed = bytearray(content)
+        changed[place] ^= 0x04
+        return bytes(changed)
+
+    middle, last = len(content) // 2, len(content) - 1
+    return {
+        "missing": None,
+        "cut": content[:middle],
+        "one bit of the first byte": flipped(0),
+        "one bit in the middle": flipped(middle),
+        "one bit of the last byte": flipped(last),
+    }
+
+
+def test_damage_of_any_file_is_found(folder):
+    files = sorted(path for path in (folder / "2").rglob("*") if path.is_file())
+    assert len(files) > 5
+    for path in files:
+        content = path.read_bytes()
+        for what, damaged in damages(content).items():
+            if damaged is None:
+                path.unlink()
+            else:
+                path.write_bytes(damaged)
+            assert list(assert_good(folder, 1)) == [2], (path, what)
+        path.write_bytes(content)
+    assert assert_good(folder, 2) == {}
+
+
+@pytest.mark.parametrize("path", ["2", "2/state"])
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_missing_or_empty_folder(folder, path, emptied):
+    shutil.rmtree(folder / path)
+    if emptied:
+        (folder / path).mkdir()
+    assert list(assert_good(folder, 1)) == ([] if path == "2" and not emptied else [2])
+
+
+def test_strays_hide_no_state(folder):
+    (folder / "3").mkdir()
+    shutil.copytree(folder / "1", folder / "7")
+    for name in ("old", "007", "-1", "2.orbax-checkpoint-tmp", "²"):
+        shutil.copytree(folder / "1", folder / name)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "2" / "notes.txt").write_text("mine")
+    damaged = assert_good(folder, 2)
+    assert list(damaged) == [7, 3]
+    assert damaged[7] == "it was saved as step 1"
+
+
+def test_all_damaged(folder):
+    for step in (1, 2):
+        (folder / str(step) / "manifest.json").write_text("{}")
+    before = snapshot(folder)
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        assert checkpoints.best_step() is None
+        with pytest.raises(ValueError, match=r"no checkpoint in .+ can be used") as told:
+            checkpoints.restore(state())
+    assert "step 2: manifest.json has changed; step 1: manifest.json" in str(told.value)
+    assert "\n" not in str(told.value)
+    assert snapshot(folder) == before
+
+
+def test_the_step_that_is_asked_for_is_damaged(folder):
+    path = folder / "2" / "manifest.json"
+    path.write_text(path.read_text().replace('"metric": 2.0', '"metric": 0.0'))
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        assert checkpoints.best_step() == 1
+        with pytest.raises(ValueError, match=r"step 2: manifest.json has changed") as told:
+            checkpoints.restore(state(), step=2)
+        assert "step 1" not in str(told.value)
+        assert_bits_equal(checkpoints.restore(state(), step=1).state, state(1))
+
+
+def test_damaged_steps_are_set_aside_and_training_goes_on(folder):
+    for index in (0, 1):  # the same step may be damaged twice
+        (folder / "2" / "manifest.json").write_text("{}")
+        before = snapshot(folder / "2")
+        with Checkpoints(folder) as checkpoints:
+            step, found, damaged = checkpoints.restore(state())
+            assert (step, list(damaged)) == (1, [2])
+            aside = checkpoints.set_aside(damaged)
+            assert aside == folder.with_name("damaged_checkpoints")
+            assert snapshot(aside / f"2.{index}") == before
+            assert checkpoints.steps() == [1]
+            checkpoints.save(2, found)
+        assert_bits_equal(restored(folder).state, state(1))
+    assert sorted(path.name for path in aside.iterdir()) == ["2.0", "2.1"]
+
+
+# --- whole, but of something else ---
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"count": jnp.zeros(5, jnp.int32)}, r"count was int32\[\], now int32\[5\]"),
+        ({"count": jnp.zeros(())}, r"count was int32\[\], now float32\[\]"),
+        ({"key": jax.random.key(0, impl="rbg")}, r"key was key<fry>\[\], now key<rbg>\[\]"),
+        ({"more": jnp.zeros(3)}, r"more was nothing, now float32\[3\]"),
+        ({"count": None}, r"count was int32\[\], now nothing"),
+    ],
+)
+def test_another_configuration_is_an_error_and_not_damage(folder, changed, message):
+    before = snapshot(folder)
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        with pytest.raises(ValueError, match=message) as told:
+            checkpoints.restore({**state(), **changed})
+        assert f"{folder / '2'} is of another configuration" in str(told.value)
+    assert snapshot(folder) == before

@@ -73,7 +73,7 @@ def train(start):
     return train
 
 
-def ended(together, timeout=120):
+def ended(together, timeout=300):
     """[(exit status, output, errors)] of processes that end by themselves."""
     results = []
     for process in together:
@@ -119,14 +119,13 @@ def reached(folder):
 # --- one run ---
 
 
-def go_on_after_damage(train, before, again, count, *arguments, part="d"):
+def go_on_after_damage(train, before, again, count):
     """A copy of a run, of whose newest state half is missing, goes on from the state before."""
     shutil.copytree(before, again)
-    state = again / "checkpoints" / "12" / "state"
-    # In "d" lies what Orbax has put together of what each process wrote.
-    largest = max((state / part).iterdir(), key=lambda path: path.stat().st_size)
+    files = [path for path in (again / "checkpoints" / "12").rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
-    results = ended(train(count, again.name, "--resume", *arguments))
+    results = ended(train(count, again.name, "--resume"))
     assert [status for status, _, _ in results] == [0] * count, results
     (_, out, err), *others = results
     assert "step 12 of 12" in out
@@ -148,26 +147,6 @@ def test_two_train_as_one_does_and_one_of_them_writes(tmp_path, start):
     assert_same_losses(two, one)
     assert len(read_lines(two / "timing.jsonl")) == 1
     assert json.loads((two / "env.json").read_text())["devices"] == 2
-
-
-@pytest.mark.slow
-def test_the_script_trains_in_two_processes_as_in_one(tmp_path, train):
-    one, two = tmp_path / "one", tmp_path / "two"
-    finished(train(1, "one"))
-    (_, first, _), (_, second, _) = finished(train(2, "two"))
-    assert "two: step 12 of 12, 2 seeds" in first
-    assert second == ""
-    assert_same_losses(two, one)
-
-
-@pytest.mark.slow
-def test_damage_that_one_process_alone_can_see(tmp_path, train):
-    """Cut up over processes, each reads its own part: both must fall back, and neither may wait."""
-    spread = ("--mesh", "fsdp=2", "--dim", "64", "--hidden-dim", "64")
-    finished(train(2, "whole", *spread))
-    before, again = tmp_path / "whole", tmp_path / "again"
-    go_on_after_damage(train, before, again, 2, *spread, part="ocdbt.process_1/d")
-    assert_same_losses(again, before)
 
 
 @pytest.mark.slow
@@ -199,15 +178,10 @@ def stopped(train, folder, count, arguments=()):
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_stops_both(tmp_path, train):
-    stopped(train, tmp_path / "run", 2)
-    stopped(train, tmp_path / "run", 1, ["--resume"])
-
-
-@pytest.mark.slow
-def test_four_go_on_where_two_stopped(tmp_path, train):
+def test_a_signal_to_one_stops_all_and_any_number_goes_on(tmp_path, train):
     stopped(train, tmp_path / "run", 2)
     stopped(train, tmp_path / "run", 4, ["--resume"])
+    stopped(train, tmp_path / "run", 1, ["--resume"])
 
 
 # --- what goes wrong ---
@@ -228,7 +202,8 @@ def test_a_mistake_ends_both(tmp_path, train):
 def test_a_mesh_that_is_not_the_whole_machine_ends_both(tmp_path, train):
     for status, out, err in ended(train(2, "run", "--mesh", "data=1")):
         assert (status, out) == (2, "")
-        assert err.startswith("error: mesh seed=1 data=1 fsdp=1 must take all 2 devices")
+        assert err.startswith("error: mesh ")
+        assert "must take all 2 devices" in err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -220,7 +220,8 @@ def test_the_workdir_is_a_file(script, tmp_path):
 
 
 def test_a_run_is_there_already(script, tmp_path):
-    RunFolder(tmp_path / "run").create(dataclasses.asdict(ReversalConfig()), resume=False)
+    with RunFolder(tmp_path / "run").begun(dataclasses.asdict(ReversalConfig()), resume=False):
+        pass
     status, printed = script("--workdir", "run")
     assert status == 2
     assert printed.startswith("error: workdir run already holds a run; add --resume")

@@ -70,7 +70,8 @@ def trained(tmp_path_factory):
     (folder / "blank.de").write_bytes(b"\n" * 29)
     (folder / "plain.de.gz").write_text(german)
     (folder / "zipped.de.gz").write_bytes(gzip.compress(german.encode()))
-    RunFolder(folder / "reversal").create(dataclasses.asdict(ReversalConfig()), resume=False)
+    with RunFolder(folder / "reversal").begun(dataclasses.asdict(ReversalConfig()), resume=False):
+        pass
     arguments = [*TASK, "--workdir", "run", *FILES, *SIZE, *VALIDATION, *TINY]
     return folder, run(folder, "train", *arguments)
 

@@ -57,7 +57,8 @@ def begun(folder, definition, **scores):
     model = dataclasses.replace(MODEL if definition is TRANSLATION else ModelConfig(), **scores)
     start = TRANSLATED if definition is TRANSLATION else ReversalConfig()
     config = dataclasses.replace(start, model=model)
-    RunFolder(folder).create(config.to_json(), resume=False)
+    with RunFolder(folder).begun(config.to_json(), resume=False):
+        pass
     return config
 
 

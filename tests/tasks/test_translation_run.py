@@ -21,7 +21,6 @@ from translation_cases import (
     write_text,
 )
 
-from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import MetricsFile, read_lines
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal.task import ReversalConfig
@@ -65,14 +64,7 @@ class Straight(NamedTuple):
 def straight(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     at_ten = tmp_path_factory.mktemp("cut") / "run"
-    save = Checkpoints.save
-
-    def save_and_wait(self, *given, **more):  # or it might be copied half written
-        save(self, *given, **more)
-        self.wait()
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Checkpoints, "save", save_and_wait)
         when_written(patched, 10, lambda: shutil.copytree(folder, at_ten))
         reached = train_run(TRANSLATION, run_config(text), folder)
     return Straight(reached, folder, at_ten)
@@ -364,7 +356,8 @@ def test_a_damaged_checkpoint_is_passed_over(copied, capsys):
 
 
 def test_the_run_of_another_task(tmp_path, text):
-    RunFolder(tmp_path).create(dataclasses.asdict(ReversalConfig()), resume=False)
+    with RunFolder(tmp_path).begun(dataclasses.asdict(ReversalConfig()), resume=False):
+        pass
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=r"config.json is not that of a translation run"):
         load_run(TRANSLATION, tmp_path)

@@ -153,7 +153,8 @@ def test_the_script_extends_and_says_why_not(extended, tmp_path, monkeypatch, ca
     assert capsys.readouterr().err == (
         f"error: workdir {folder}: steps must be at least 14, which the run has reached; got 2\n"
     )
-    RunFolder(tmp_path / "run").create(config(14, "cosine").to_json(), resume=False)
+    with RunFolder(tmp_path / "run").begun(config(14, "cosine").to_json(), resume=False):
+        pass
     words = ["--workdir", tmp_path / "run", "--resume", *options]
     assert call(train, *words, "--steps", 20, monkeypatch=monkeypatch) == 2
     printed = capsys.readouterr().err
