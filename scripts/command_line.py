@@ -8,7 +8,6 @@ import io
 import os
 import sys
 import types
-import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,8 +17,8 @@ import tyro
 from option_errors import option_error
 
 from attention_jax.core.programs import one_line
-from attention_jax.nn.position_config import NAMED_POSITIONS, PositionConfig, PositionKind
 from attention_jax.runs import processes
+from attention_jax.tasks import TASKS
 
 Arguments = TypeVar("Arguments")
 
@@ -35,28 +34,11 @@ ScoreNames = Annotated[
     ),
 ]
 
+# The type of every option --task; see `task_of`.
+TaskName = Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(TASKS)},module:Name}}")]
+
 _SCRIPTS = Path(__file__).parent
 _PROJECT = tuple(_SCRIPTS.parent / name for name in ("attention_jax", "scripts", "experiments"))
-
-
-_REGISTRY = tyro.constructors.ConstructorRegistry()
-
-
-@_REGISTRY.primitive_rule
-def _positions(
-    info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[PositionConfig] | None:
-    """Parses --positions NAME [setting=value ...] as a `PositionConfig`."""
-    if info.type is not PositionConfig:
-        return None
-    names = [*typing.get_args(PositionKind), *NAMED_POSITIONS]
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=f"{{{','.join(names)}}} [SETTING=VALUE ...]",
-        instance_from_str=PositionConfig.from_words,
-        is_instance=lambda instance: isinstance(instance, PositionConfig),
-        str_from_instance=PositionConfig.to_words,
-    )
 
 
 def run_command(
@@ -76,7 +58,8 @@ def run_command(
         main: what to run; returns the exit status, None for 0.
         **shown: what --help shows instead: `prog`, the program, and `description`.
     """
-    sys.path.insert(0, str(Path.cwd()))  # --score module:Name finds modules here
+    sys.path.insert(0, str(Path.cwd()))  # --score and --task module:Name find modules here
+    keep_compiled_programs()
     try:
         status = main(parse(arguments, sys.argv[1:], **shown))
     except (ValueError, jax.errors.JaxRuntimeError) as error:
@@ -98,22 +81,32 @@ def run_command(
     sys.exit(status)
 
 
+def keep_compiled_programs() -> None:
+    """Lets JAX keep compiled programs on disk, so that the next start does not compile them again.
+
+    They lie in `ATTENTION_JAX_CACHE`, by default `~/.cache/attention_jax`, which may be deleted at
+    any time. `ATTENTION_JAX_CACHE=off` keeps none. A folder that JAX was told to use stays.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = os.environ.get("ATTENTION_JAX_CACHE") or str(caches / "attention_jax")
+    if folder != "off" and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
 def parse(
     arguments: type[Any] | Callable[[list[str]], type[Any]], words: list[str], **shown: str
 ) -> Any:
     """Returns the arguments for the words of a command line; exits after --help.
 
-    A class of options may have a method `completed`, which returns the words with further ones, and
-    a method `with_other_options`, which gets the words that are not among its options and has to
-    check them.
+    A class of options may have a method `with_other_options`, which gets the words that are not
+    among its options and has to check them.
 
     Raises:
         ValueError: a word is wrong; the message is one line.
     """
     chosen: Any = arguments if isinstance(arguments, type) else arguments(words)
-    if hasattr(chosen, "completed"):
-        words = chosen.completed(words)
-    settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "registry": _REGISTRY, **shown}
+    settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), **shown}
     with _mistakes_in_one_line(words):
         if not hasattr(chosen, "with_other_options"):
             return tyro.cli(chosen, args=words, **settings)

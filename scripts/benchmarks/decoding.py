@@ -16,11 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from attention_jax.tasks.reversal.task import VOCABULARY
 from flax import nnx
 
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal.task import VOCABULARY
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from benchmarks.measure import (
     JSON,

@@ -11,10 +11,10 @@ import statistics
 from typing import Any
 
 import jax
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 
 from attention_jax.analysis import learning_statistics
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import TrainState, gradient_statistics, initial_state, train_steps
 from benchmarks.measure import (
     JSON,

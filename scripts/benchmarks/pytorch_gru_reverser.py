@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 
 import torch
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
 from torch import Tensor, nn
 
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 
 

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 
 from attention_jax.nn.seq2seq_config import Seq2SeqConfig
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import initial_state, train_steps
 from benchmarks.measure import (
     INSTALL,

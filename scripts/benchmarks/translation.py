@@ -21,10 +21,10 @@ from unittest import mock
 import jax
 import numpy as np
 import optax
+from attention_jax.tasks.batch import Batch
 from flax import nnx
 
 from attention_jax.nn import cross_attention, encoder_decoder, transformer
-from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.translation.batches import padded_batch
 from attention_jax.tasks.translation.task import (
     TranslationConfig,

@@ -17,11 +17,11 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import optax
+from attention_jax.tasks.batch import Batch
 
 from attention_jax.nn.cross_attention import CrossAttention
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import MultiHeadAttention
-from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.translation.task import (
     TranslationConfig,
     bind,

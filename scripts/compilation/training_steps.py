@@ -15,10 +15,10 @@ from unittest import mock
 
 import jax
 import numpy as np
-
-from attention_jax.core.programs import one_line
 from attention_jax.tasks.reversal.task import ReversalConfig, reversal_task
 from attention_jax.tasks.reversal.task import optimizer as reversal_optimizer
+
+from attention_jax.core.programs import one_line
 from attention_jax.tasks.translation.batches import padded_batch
 from attention_jax.tasks.translation.task import TranslationConfig, translation_task
 from attention_jax.tasks.translation.task import optimizer as translation_optimizer
