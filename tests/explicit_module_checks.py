@@ -21,13 +21,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from attention_jax import causal_mask, padding_mask
 from attention_jax.nn import (
     ANY_LENGTH,
-    BlockConfig,
     CrossAttention,
-    CrossAttentionConfig,
+    ModelConfig,
     MultiHeadAttention,
-    PositionConfig,
     Seq2Seq,
-    Seq2SeqConfig,
 )
 
 B, T, S, D, V = 8, 5, 7, 8, 11
@@ -136,7 +133,7 @@ def cross_attention(check=check):
         {"attention": "local-p"}, {"attention": "coverage"}, {"attention": "monotonic"},
     ):  # fmt: skip
         num_heads = settings.pop("num_heads", 1)
-        config = CrossAttentionConfig(**settings)
+        config = ModelConfig(**settings)
         module = CrossAttention("additive", D, D, config, num_heads=num_heads, **RNGS)
 
         def call(module, x, y, lengths, rng):
@@ -148,11 +145,16 @@ def cross_attention(check=check):
 
 def seq2seq(check=check):
     for settings in (
-        {"dropout_rate": 0.3, "positions": PositionConfig("learned", anchor="both", limit=9)},
-        {"positions": PositionConfig("rotary", anchor="end")},
-        {"attention": "monotonic", "positions": ANY_LENGTH},
+        {
+            "dropout_rate": 0.3,
+            "positions": "learned",
+            "position_anchor": "both",
+            "position_limit": 9,
+        },
+        {"positions": "rotary", "position_anchor": "end"},
+        {"attention": "monotonic", **ANY_LENGTH},
     ):
-        config = Seq2SeqConfig().with_settings(score="additive", dim=D, hidden_dim=7, **settings)
+        config = ModelConfig(score="additive", dim=D, hidden_dim=7, **settings)
 
         def call(model, source, lengths, target, rng):
             return model(source, lengths, target, dropout_rng=rng)
@@ -161,7 +163,7 @@ def seq2seq(check=check):
 
 
 def decoding(check=check):
-    model = Seq2Seq(Seq2SeqConfig(block=BlockConfig(dim=D, hidden_dim=7)), V, **RNGS)
+    model = Seq2Seq(ModelConfig(dim=D, hidden_dim=7), V, **RNGS)
     ends = {"max_length": 4, "sos": 1, "eos": 2, "pad": 0}
 
     def call(model, source, lengths, rng):

@@ -19,8 +19,7 @@ from numpy_model import (
 )
 from score_cases import SCORE_CASES
 
-from attention_jax.nn import Seq2Seq, Seq2SeqConfig
-from attention_jax.nn.position_config import PositionConfig
+from attention_jax.nn import ModelConfig, Seq2Seq
 
 B, T, S, V = 3, 5, 7, 11
 PAD, SOS, EOS = 0, 1, 2
@@ -31,11 +30,12 @@ BARE = {"encoder_layers": 0, "decoder_self_attention": False}
 
 
 def settings(kind="sinusoidal", anchor="start", draw="none", **rest):
-    numbers = {"limit": 17, "max_wavelength": 50.0, "scale": 2.0}
-    numbers |= {name: rest.pop(name) for name in numbers if name in rest}
-    positions = PositionConfig(kind, anchor, draw, **numbers)
-    sizes = {"score": "additive", "dim": 8, "hidden_dim": 13}
-    return Seq2SeqConfig().with_settings(**{**sizes, "positions": positions, **rest})
+    usual = {
+        "score": "additive", "dim": 8, "hidden_dim": 13, "positions": kind,
+        "position_anchor": anchor, "position_draw": draw, "position_limit": 17,
+        "max_wavelength": 50.0, "position_scale": 2.0,
+    }  # fmt: skip
+    return ModelConfig(**{**usual, **rest})
 
 
 def make(config, noise=0.5, seed=1):
@@ -62,29 +62,28 @@ def source_ids(anchor, ids, count, real):
 
 def turned(config, x, at):
     """`rotated` by the position ids `at`, each its share of the features; or x itself."""
-    if config.positions.kind != "rotary":
+    if config.positions != "rotary":
         return x
     parts = np.split(x, len(at), axis=-1)
-    wave = config.positions.max_wavelength
+    wave = config.max_wavelength
     return np.concatenate(
         [rotated(part, own, wave) for part, own in zip(parts, at, strict=True)], -1
     )
 
 
 def embedded(config, params, name, tokens, at):
-    x = params[name]["embedding"][tokens] * np.sqrt(config.block.dim)
-    positions = config.positions
-    if positions.kind in ("rotary", "none"):
+    x = params[name]["embedding"][tokens] * np.sqrt(config.dim)
+    if config.positions in ("rotary", "none"):
         return x
-    size = config.block.dim // len(at)
+    size = config.dim // len(at)
     encodings = []
     for own in at:
         exponents = 2 * np.arange(size // 2) / size
-        angles = np.array(own)[:, None] / positions.max_wavelength**exponents
+        angles = np.array(own)[:, None] / config.max_wavelength**exponents
         waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-        learned = positions.kind == "learned"
+        learned = config.positions == "learned"
         encodings.append(params["placement"]["table"][own] if learned else waves)
-    return x + positions.scale * np.concatenate(encodings, axis=1)
+    return x + config.position_scale * np.concatenate(encodings, axis=1)
 
 
 def heads_of(config, score, params, x, x_at, y, y_at, allowed):
@@ -105,7 +104,7 @@ def numpy_seq2seq(config, params, source, length, inputs, ids):
     """Logits [T, V] and the last block's weights [T, S]."""
     self_score = config.self_attention_score or config.score
     allowed = np.arange(len(source))[None, :] < length
-    at = source_ids(config.positions.anchor, ids, len(source), length)
+    at = source_ids(config.position_anchor, ids, len(source), length)
     to = [[ids[j] for j in range(len(inputs))]] * len(at)
     causal = np.tril(np.ones((len(inputs), len(inputs)), bool))
 
@@ -114,11 +113,11 @@ def numpy_seq2seq(config, params, source, length, inputs, ids):
         block = params["encoder"][layer]
         own = functools.partial(heads_of, config, self_score, block["self_attention"])
         x = residual(
-            config.block, block["self_residual"], x,
+            config, block["self_residual"], x,
             lambda x, own=own: own(x, at, x, at, allowed)[0],
         )  # fmt: skip
         feed = functools.partial(feed_forward, block["feed_forward"])
-        x = residual(config.block, block["feed_forward_residual"], x, feed)
+        x = residual(config, block["feed_forward_residual"], x, feed)
     memory = normed(params["memory_norm"], x)
 
     y, weights = embedded(config, params, "target_embedding", inputs, to), None
@@ -128,7 +127,7 @@ def numpy_seq2seq(config, params, source, length, inputs, ids):
         def look(y, block=block):
             nonlocal weights
             cross = block["cross_attention"]
-            if config.block.num_heads > 1:
+            if config.num_heads > 1:
                 found, weights = heads_of(
                     config, config.score, cross["attention"], y, to, memory, at, allowed
                 )
@@ -136,7 +135,7 @@ def numpy_seq2seq(config, params, source, length, inputs, ids):
             query, key = turned(config, y, to)[:, None, :], turned(config, memory, at)[None]
             own = cross.get("attention", {}).get("params", {})
             logits = SCORE_CASES[config.score].pair(own, query, key)
-            start = re.fullmatch(r"log_scaled\(start=(\d+)\)", config.cross_attention.normalizer)
+            start = re.fullmatch(r"log_scaled\(start=(\d+)\)", config.normalizer)
             if start:
                 logits = max(1, np.log(1 + length) / np.log(1 + int(start[1]))) * logits
             weights = softmax_where(logits, allowed)
@@ -145,10 +144,10 @@ def numpy_seq2seq(config, params, source, length, inputs, ids):
         if config.decoder_self_attention:
             own = functools.partial(heads_of, config, self_score, block["self_attention"])
             y = residual(
-                config.block, block["self_residual"], y,
+                config, block["self_residual"], y,
                 lambda y, own=own: own(y, to, y, to, causal)[0],
             )  # fmt: skip
-        y = residual(config.block, block["cross_residual"], y, look)
+        y = residual(config, block["cross_residual"], y, look)
         feed = functools.partial(feed_forward, block["feed_forward"])
-        y = residual(config.block, block["feed_forward_residual"], y, feed)
+        y = residual(config, block["feed_forward_residual"], y, feed)
     return linear(params["logits"], normed(params["output_norm"], y)), weights

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from saved_files import assert_bits_equal
 from toy_task import train_toy
 
-from attention_jax.nn import BlockConfig, Seq2SeqConfig
+from attention_jax.nn import ModelConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.digest import _sums_on, digests
 from attention_jax.runs.metrics_file import read_lines
@@ -88,9 +88,7 @@ MESHES = {
 
 def config(steps=12):
     return ReversalConfig(
-        model=Seq2SeqConfig(
-            block=BlockConfig(dim=8, hidden_dim=16), encoder_layers=0, decoder_self_attention=False
-        ),
+        model=ModelConfig(dim=8, hidden_dim=16, encoder_layers=0, decoder_self_attention=False),
         loop=LoopConfig(seeds=4, steps=steps, log_every=2, checkpoint_every=4),
         batch_size=16,
         min_length=1,

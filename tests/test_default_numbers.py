@@ -4,6 +4,7 @@
 """
 # ruff: noqa: C408 -- dict(dropout_rate=0.0) reads like the signature that it pins
 
+import dataclasses
 import math
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax import nn
-from attention_jax.nn import PositionConfig, Seq2SeqConfig
+from attention_jax.nn import ModelConfig
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.tasks.reversal.task import optimizer as reversal_optimizer
 from attention_jax.tasks.translation.task import TranslationConfig
@@ -72,8 +73,8 @@ SCORE_MEAN_SQUARES = {  # of queries of size 60, keys of size 90 and 900 hidden 
 
 def test_initial_parameters():
     """Their mean squares, and the dtype float32."""
-    config = Seq2SeqConfig(positions=PositionConfig(kind="learned"), encoder_layers=0)
-    config = config.with_settings(dim=60, hidden_dim=84, decoder_self_attention=False)
+    config = ModelConfig(positions="learned", encoder_layers=0)
+    config = dataclasses.replace(config, dim=60, hidden_dim=84, decoder_self_attention=False)
     modules = {
         "model": lambda rngs: nn.Seq2Seq(config, 100, rngs=rngs),
         "heads": lambda rngs: nn.MultiHeadAttention(
@@ -135,7 +136,7 @@ def test_sizes_that_are_left_open():
     heads = shapes(partial(nn.MultiHeadAttention, "dot", 6, num_heads=2, qkv_dim=8))
     kernels = {"query": (6, 2, 4), "key": (6, 2, 4), "value": (6, 2, 4), "output": (2, 4, 6)}
     assert heads == {f"{name}.kernel": shape for name, shape in kernels.items()}
-    model = shapes(partial(nn.Seq2Seq, Seq2SeqConfig(decoder_self_attention=False), 7))
+    model = shapes(partial(nn.Seq2Seq, ModelConfig(decoder_self_attention=False), 7))
     assert model["source_embedding.embedding"] == model["target_embedding.embedding"] == (7, 64)
 
 

@@ -19,7 +19,7 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax import analysis, interop, nn
-from attention_jax.nn import BlockConfig, CrossAttentionConfig, PositionConfig, Seq2SeqConfig
+from attention_jax.nn import ModelConfig
 from attention_jax.runs.processes import Distribution
 from attention_jax.tasks.gradient_examples import GradientAnalysis
 from attention_jax.tasks.translation.translate import Search
@@ -71,8 +71,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "CrossAttention": dict(num_heads=1, output_gate=False, num_position_ids=1, dropout_rate=0.0,
                            keep_rngs=True),
     "EncoderBlock": dict(num_position_ids=1, keep_rngs=True),
-    "DecoderBlock": dict(cross=CrossAttentionConfig(), self_attention=True, num_position_ids=1,
-                         keep_rngs=True),
+    "DecoderBlock": dict(num_position_ids=1, keep_rngs=True),
     "FeedForward": dict(activation="relu"),
     "PositionEncoding": FLOAT32,
     "Seq2Seq": dict(keep_rngs=True),
@@ -90,18 +89,14 @@ DEFAULTS = {  # public names -> what inspect finds
     "rotary": dict(max_wavelength=10000.0),
     "sinusoidal_encoding": dict(max_wavelength=10000.0, min_wavelength=1.0),
     # settings of models
-    "BlockConfig": dict(dim=64, hidden_dim=64, num_heads=1, activation="relu", norm="pre",
-                        normalize_qk=False, self_attention_normalizer="softmax",
-                        output_gate=False, dropout_rate=0.0),
-    "CrossAttentionConfig": dict(attention="global", radius=2, alignment="reversed",
-                                 normalizer="softmax"),
-    "CrossAttentionConfig.kind": dict(num_heads=1),
-    "PositionConfig": dict(kind="sinusoidal", anchor="start", draw="none", limit=512,
-                           max_wavelength=10000.0, min_wavelength=1.0, scale=1.0),
-    "Seq2SeqConfig": dict(score="scaled", self_attention_score="scaled", block=BlockConfig(),
-                          cross_attention=CrossAttentionConfig(), positions=PositionConfig(),
-                          encoder_layers=1, decoder_layers=1, decoder_self_attention=True,
-                          mask_padding=True, tied_embeddings="none"),
+    "ModelConfig": dict(
+        architecture="encoder-decoder", score="scaled", self_attention_score="scaled",
+        encoder_layers=1, decoder_layers=1, decoder_self_attention=True, dim=64, hidden_dim=64,
+        num_heads=1, activation="relu", norm="pre", normalize_qk=False,
+        self_attention_normalizer="softmax", output_gate=False, tied_embeddings="none",
+        dropout_rate=0.0, attention="global", radius=2, alignment="reversed", normalizer="softmax",
+        mask_padding=True, positions="sinusoidal", position_anchor="start", position_draw="none",
+        position_limit=512, max_wavelength=10000.0, min_wavelength=1.0, position_scale=1.0),
     # analysis
     "attention_gradients logit_scale_sweep": dict(score="scaled"),
     "attention_memory": dict(backward=False),
@@ -122,19 +117,17 @@ DEFAULTS = {  # public names -> what inspect finds
     "LoopConfig": dict(seeds=5, first_seed=0, steps=2500, log_every=25, checkpoint_every=500,
                        keep=2, keep_best=0),
     "ReversalConfig": dict(
-        model=Seq2SeqConfig(
-            cross_attention=CrossAttentionConfig(normalizer="log_scaled(start=9)"),
-            encoder_layers=0, decoder_self_attention=False, positions=PositionConfig(
-                anchor="end", draw="window", limit=8192, max_wavelength=100.0, min_wavelength=0.4,
-                scale=8.0),
+        model=ModelConfig(
+            encoder_layers=0, decoder_self_attention=False, normalizer=None,
+            position_anchor="end", position_draw="window", position_limit=8192,
+            max_wavelength=100.0, min_wavelength=0.4, position_scale=8.0,
         ),
         loop=LoopConfig(), batch_size=64, min_length=3, max_length=8, letters=26, source_start=True,
         learning_rate=0.003, schedule="cosine", clip_norm=1.0, weight_decay=0.3,
         coverage_weight=1.0),
     "TranslationConfig": dict(
         vocabulary="joint", vocabulary_size=4000, max_tokens=60,
-        model=Seq2SeqConfig(block=BlockConfig(dim=128, hidden_dim=512, num_heads=4,
-                                              dropout_rate=0.2),
+        model=ModelConfig(dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.2,
                             encoder_layers=3, decoder_layers=3, tied_embeddings="all"),
         loop=LoopConfig(seeds=1, steps=9000, keep=5, keep_best=1), batch_tokens=2560, buckets=8,
         learning_rate=0.002, warmup_steps=1000, schedule="inverse-sqrt", clip_norm=1.0,
@@ -203,7 +196,9 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
     "Score.needs_equal_dims": False, "Score.tile_cost": "materialized", "Score.finite_slopes": None,
     "Normalizer.sums_to_one": True, "Normalizer.convex": False, "Normalizer.uses_num_keys": False,
     "Normalizer.is_softmax": False,
-    "nn.ANY_LENGTH": DEFAULTS["ReversalConfig"]["model"].positions,
+    "nn.ANY_LENGTH": dict(
+        positions="sinusoidal", position_anchor="end", position_draw="window", position_limit=8192,
+        max_wavelength=100.0, min_wavelength=0.4, position_scale=8.0),
     "implementations.choice.TILED_FROM": {"elementwise": 2**10, "matmul": 2**18,
                                           "materialized": 2**16},
     "implementations.choice.TILED_FROM_IN_ALL": {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26},

@@ -232,21 +232,17 @@ WRONG = [  # (function, a right call, {argument: wrong values})
         "rotary_wavelength": no_positive | st.just(np.inf)}),
     (one_module, CALLED, wrong_called),
     (heads_module, CALLED, wrong_called),
-    (nn.BlockConfig, {}, {
-        **dict.fromkeys(("dim", "hidden_dim", "num_heads", "num_key_heads"),
+    (nn.ModelConfig, {}, {
+        **dict.fromkeys(("dim", "hidden_dim", "num_heads", "num_key_heads", "decoder_layers"),
                         one_of(2.5, "2", [2]) | st.integers(max_value=-1)),
-        "activation": no_word | st.none(), "norm": no_word | st.none(), "dropout_rate": no_rate}),
-    (nn.CrossAttentionConfig, {}, {
+        **dict.fromkeys(("architecture", "activation", "norm", "attention", "alignment",
+                         "positions", "position_anchor", "position_draw", "tied_embeddings"),
+                        no_word | st.none()),
+        "dropout_rate": no_rate, "position_limit": no_size_or_none | st.just(True),
         "radius": no_side.filter(lambda x: x != 2**31 and not (type(x) is int and x > 0)),
-        "attention": no_word | st.none(), "alignment": no_word | st.none(),
-        "normalizer": no_normalizer}),
-    (nn.Seq2SeqConfig, {}, {
-        **dict.fromkeys(("block", "cross_attention", "positions"), one_of("rotary", None, 3)),
+        "normalizer": no_normalizer.filter(lambda x: x is not None), "score": no_score,
         "encoder_layers": no_count.filter(lambda x: x is not True),
-        "decoder_layers": one_of(2.5, "2", [2]) | st.integers(max_value=-1), "score": no_score}),
-    (nn.PositionConfig, {}, {
-        "kind": no_word | st.none(), "limit": no_size_or_none | st.just(True),
-        **dict.fromkeys(("max_wavelength", "min_wavelength", "scale"),
+        **dict.fromkeys(("max_wavelength", "min_wavelength", "position_scale"),
                         no_positive | one_of(np.inf, None))}),
 ]  # fmt: skip
 

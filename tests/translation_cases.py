@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.task import TranslationConfig, optimizer, translation_task
@@ -54,7 +54,7 @@ def tiny_config(
         "warmup_steps": 3,
     }
     return TranslationConfig(
-        model=Seq2SeqConfig().with_settings(**{**tiny_model, **(model or {})}),
+        model=ModelConfig(**{**tiny_model, **(model or {})}),
         loop=LoopConfig(**{**tiny_loop, **(loop or {})}),
         **{**defaults, **settings},
     )

@@ -7,15 +7,14 @@ from attention_jax.nn.attention import (
     GeneralAttention,
     ScaledDotAttention,
 )
-from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.cache import KeyValueCache
+from attention_jax.nn.config import ANY_LENGTH, ModelConfig
 from attention_jax.nn.coverage import CoverageAttention
-from attention_jax.nn.cross_attention import CrossAttention, CrossAttentionConfig
+from attention_jax.nn.cross_attention import CrossAttention
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
-from attention_jax.nn.position_config import ANY_LENGTH, PositionConfig
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.positions import (
     anchored_positions,
@@ -26,17 +25,14 @@ from attention_jax.nn.positions import (
     sinusoidal_encoding,
 )
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.nn.transformer import DecoderBlock, EncoderBlock
 
 __all__ = [
     "ANY_LENGTH",
     "AdditiveAttention",
     "Attention",
-    "BlockConfig",
     "CoverageAttention",
     "CrossAttention",
-    "CrossAttentionConfig",
     "Decoded",
     "DecoderBlock",
     "DotAttention",
@@ -46,14 +42,13 @@ __all__ = [
     "KeyValueCache",
     "LocalMAttention",
     "LocalPAttention",
+    "ModelConfig",
     "MonotonicAttention",
     "MultiHeadAttention",
-    "PositionConfig",
     "PositionEncoding",
     "PositionIds",
     "ScaledDotAttention",
     "Seq2Seq",
-    "Seq2SeqConfig",
     "anchored_positions",
     "learned_encoding",
     "random_position_ids",

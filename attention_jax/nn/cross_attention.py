@@ -6,102 +6,56 @@ query to query is the carry; what does not depend on queries is computed once, a
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.arrays import accumulator_dtype
-from attention_jax.core.checks import check_choice, check_integer
+from attention_jax.core.checks import check_integer
 from attention_jax.functional.memory import Memory
 from attention_jax.nn import cross_attention_kinds as kinds
+from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.cross_attention_kinds import Carry, Inputs, Kind
 from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.empty_rows import project_rows
-from attention_jax.nn.local import Alignment
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.position_encoding import PositionIds, Rotation
-from attention_jax.normalizers import DEFAULT_NORMALIZER, Softmax, get_normalizer
+from attention_jax.normalizers import get_normalizer
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Score
 
 Array = jax.Array
-AttentionKind = Literal["global", "local-m", "local-p", "coverage", "monotonic"]
-KINDS_WITH_NORMALIZER = ("global",)  # the other kinds have softmax
 
 
-@dataclasses.dataclass(frozen=True)
-class CrossAttentionConfig:
-    """The kind of attention with which a decoder attends to its memory, and its settings.
-
-    Attributes:
-        attention: "global" attends to the whole memory; "local-m" and "local-p" through a window,
-            around a known or a predicted alignment; "coverage" remembers its weights; "monotonic"
-            never goes back.
-        radius: of the local kinds: keys on either side of the window's center. It may be 0 for
-            "local-m".
-        alignment: of "local-m": "reversed", p_i = S - 1 - i, the last token first; or "monotonic",
-            p_i = i.
-        normalizer: of "global", as in `get_normalizer`: "softmax", "entmax(alpha=1.5)",
-            "log_scaled(start=9)", "module:Name". The other kinds have softmax and take no other.
+def kind_of(config: ModelConfig, num_heads: int = 1, rotation: Rotation | None = None) -> Kind:
+    """The kind of cross attention, with so many heads and with this rotation by positions.
 
     Raises:
-        ValueError: there is no such kind or alignment, a number is out of range, or the kind does
-            not take a setting.
-
-    >>> CrossAttentionConfig("local-m", radius=1, alignment="monotonic").normalizer
-    'softmax'
-    >>> CrossAttentionConfig("coverage", normalizer="entmax")
-    Traceback (most recent call last):
-    ValueError: normalizer must be softmax with attention 'coverage'; got 'entmax'
+        ValueError: the kind takes neither several heads nor a rotation.
     """
-
-    attention: AttentionKind = "global"
-    radius: int = 2
-    alignment: Alignment = "reversed"
-    normalizer: str = DEFAULT_NORMALIZER
-
-    def __post_init__(self) -> None:
-        check_choice("attention", self.attention, AttentionKind)
-        check_choice("alignment", self.alignment, Alignment)
-        # The standard deviation of local-p's Gaussian is half the radius.
-        check_integer("radius", self.radius, least=int(self.attention == "local-p"))
-        takes_normalizer = self.attention in KINDS_WITH_NORMALIZER
-        if get_normalizer(self.normalizer) != Softmax() and not takes_normalizer:
+    check_integer("num_heads", num_heads)
+    if config.attention != "global":
+        if num_heads > 1:
             raise ValueError(
-                f"normalizer must be softmax with attention {self.attention!r};"
-                f" got {self.normalizer!r}"
+                f"num_heads must be 1 with attention {config.attention!r}; got {num_heads}"
             )
-
-    def kind(self, num_heads: int = 1, rotation: Rotation | None = None) -> Kind:
-        """The kind, in a model with so many heads and with this rotation by positions.
-
-        Raises:
-            ValueError: the kind takes neither several heads nor a rotation.
-        """
-        check_integer("num_heads", num_heads)
-        if self.attention != "global":
-            if num_heads > 1:
-                raise ValueError(
-                    f"num_heads must be 1 with attention {self.attention!r}; got {num_heads}"
-                )
-            if rotation is not None:
-                raise ValueError(
-                    f"attention must be global with rotary positions; got {self.attention!r}"
-                )
-        match self.attention:
-            case "global":
-                return kinds.Global() if num_heads == 1 else kinds.MultiHead(num_heads, rotation)
-            case "local-m":
-                return kinds.LocalM(self.radius, self.alignment)
-            case "local-p":
-                return kinds.LocalP(self.radius)
-            case "coverage":
-                return kinds.Coverage()
-            case "monotonic":
-                return kinds.Monotonic()
+        if rotation is not None:
+            raise ValueError(
+                f"attention must be global with rotary positions; got {config.attention!r}"
+            )
+    match config.attention:
+        case "global":
+            return kinds.Global() if num_heads == 1 else kinds.MultiHead(num_heads, rotation)
+        case "local-m":
+            return kinds.LocalM(config.radius, config.alignment)
+        case "local-p":
+            return kinds.LocalP(config.radius)
+        case "coverage":
+            return kinds.Coverage()
+        case "monotonic":
+            return kinds.Monotonic()
 
 
 class CrossAttention(DropoutModule):
@@ -130,7 +84,7 @@ class CrossAttention(DropoutModule):
         ValueError: there is no such score, it cannot pair the two sizes, or settings do not go
             together.
 
-    >>> config = CrossAttentionConfig("local-m", radius=1, alignment="monotonic")
+    >>> config = ModelConfig(attention="local-m", radius=1, alignment="monotonic")
     >>> attend = CrossAttention("dot", 4, 4, config, rngs=nnx.Rngs(0))
     >>> query, memory, lengths = jnp.ones((1, 2, 4)), jnp.ones((1, 5, 4)), jnp.array([5])
     >>> _, weights, _ = attend(query, memory, source_lengths=lengths, return_weights=True)
@@ -143,7 +97,7 @@ class CrossAttention(DropoutModule):
         score: str | Score,
         dim: int,
         memory_dim: int,
-        config: CrossAttentionConfig,
+        config: ModelConfig,
         *,
         num_heads: int = 1,
         output_gate: bool = False,
@@ -158,12 +112,12 @@ class CrossAttention(DropoutModule):
         self.rotation: Rotation | None = None
         if rotary_wavelength is not None:
             self.rotation = Rotation(rotary_wavelength, num_position_ids)
-        self.kind = config.kind(num_heads, self.rotation)
+        self.kind = kind_of(config, num_heads, self.rotation)
         settings: Any = {**options} if self.kind.has_projections else {**dtypes_of(options)}
         if self.kind.has_projections:
             settings["output_gate"] = output_gate
-        if config.attention in KINDS_WITH_NORMALIZER:
-            settings["normalizer"] = get_normalizer(config.normalizer)
+        if config.attention == "global":
+            settings["normalizer"] = get_normalizer(config.cross_normalizer)
         if self.kind.has_dropout:  # this module hands it the keys
             settings |= {"dropout_rate": dropout_rate, "keep_rngs": False}
         if self.rotation is not None and not self.kind.has_projections:

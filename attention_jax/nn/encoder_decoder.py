@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.lookup import rows_of
 from attention_jax.nn.parameters import LayerOptions, dtypes_of
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.nn.transformer import DecoderBlock, EncoderBlock, split_rng
 from attention_jax.pairwise.dropout import drop_features
 from attention_jax.pairwise.masks import Mask, padding_mask
@@ -26,7 +26,7 @@ class EncoderDecoder(DropoutModule):
 
     def __init__(
         self,
-        config: Seq2SeqConfig,
+        config: ModelConfig,
         vocabulary_size: int,
         *,
         source_vocabulary_size: int | None = None,
@@ -35,22 +35,28 @@ class EncoderDecoder(DropoutModule):
         keep_rngs: bool = True,
         **options: Unpack[LayerOptions],
     ):
-        dim, tie = config.block.dim, config.tied_embeddings
+        dim, tie = config.dim, config.tied_embeddings
         source_size = vocabulary_size if source_vocabulary_size is None else source_vocabulary_size
-        config.check_vocabularies(source_size, vocabulary_size)
+        if tie == "all" and source_size != vocabulary_size:
+            raise ValueError(
+                f"source_vocabulary_size must be {vocabulary_size}, that of the target, where all"
+                f" embeddings are tied; got {source_size}"
+            )
+        if config.architecture != "encoder-decoder":
+            raise ValueError(f"architecture must be encoder-decoder; got {config.architecture!r}")
         config.check_scores_run()
-        self_score = config.self_attention_score or config.score
+        self_score = config.self_score
         dtypes = dtypes_of(options)
         rotary: Any = {
-            "rotary_wavelength": config.positions.rotary_wavelength,
-            "num_position_ids": config.positions.num_position_ids,
+            "rotary_wavelength": config.rotary_wavelength,
+            "num_position_ids": config.num_position_ids,
         }
         self.config = config
         self.dtype = options.get("dtype")
         self.source_embedding = nnx.Embed(source_size, dim, rngs=rngs, **dtypes)
         # This module hands its blocks the keys of dropout.
         self.encoder = nnx.List(
-            EncoderBlock(self_score, config.block, **rotary, rngs=rngs, keep_rngs=False, **options)
+            EncoderBlock(self_score, config, **rotary, rngs=rngs, keep_rngs=False, **options)
             for _ in range(config.encoder_layers)
         )
         self.memory_norm = nnx.LayerNorm(dim, rngs=rngs, **dtypes)
@@ -63,9 +69,7 @@ class EncoderDecoder(DropoutModule):
             DecoderBlock(
                 self_score,
                 config.score,
-                config.block,
-                cross=config.cross_attention,
-                self_attention=config.decoder_self_attention,
+                config,
                 **rotary,
                 rngs=rngs,
                 keep_rngs=False,
@@ -79,9 +83,9 @@ class EncoderDecoder(DropoutModule):
         )
         # Checkpoints hold a learned table under the name "placement".
         self.placement = PositionEncoding(
-            config.positions, dim, param_dtype=options.get("param_dtype", jnp.float32), rngs=rngs
+            config, param_dtype=options.get("param_dtype", jnp.float32), rngs=rngs
         )
-        self._set_dropout(config.block.largest_dropout_rate, deterministic, keep_rngs, rngs)
+        self._set_dropout(config.largest_dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,
@@ -203,7 +207,7 @@ class EncoderDecoder(DropoutModule):
         if not return_weights:
             return memory
         batch_size, length = source.shape
-        no_weights = jnp.zeros((0, batch_size, self.config.block.num_heads, length, length))
+        no_weights = jnp.zeros((0, batch_size, self.config.num_heads, length, length))
         return memory, jnp.stack(weights) if weights else no_weights
 
     def decode(
@@ -277,7 +281,7 @@ class EncoderDecoder(DropoutModule):
     def _random_key(self, dropout_rng: Array | None, deterministic: bool | None) -> Array | None:
         """One key for dropout, random position ids and the noise of attention; or None."""
         has_noise = any(block.cross_attention.kind.has_noise for block in self.decoder)
-        also_random = has_noise or self.config.positions.draw != "none"
+        also_random = has_noise or self.config.position_draw != "none"
         return self._dropout_rng(dropout_rng, deterministic, also_random=also_random)
 
     def _embed(
@@ -298,7 +302,7 @@ class EncoderDecoder(DropoutModule):
         if encoding is not None:
             examples = math.prod(encoding.shape[:-2])  # 1 or B
             x = x + encoding.reshape(examples, *encoding.shape[-2:]).astype(x.dtype)
-        return drop_features(x, rng, self.config.block.dropout_rate)
+        return drop_features(x, rng, self.config.dropout_rate)
 
     def _position_ids(
         self,

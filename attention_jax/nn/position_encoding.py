@@ -11,9 +11,9 @@ from flax import nnx
 
 from attention_jax.core.checks import check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.lookup import rows_of
 from attention_jax.nn.parameters import Dtype
-from attention_jax.nn.position_config import PositionConfig
 from attention_jax.nn.positions import (
     anchored_positions,
     check_wavelength,
@@ -33,11 +33,10 @@ class PositionEncoding(nnx.Module):
 
     Args:
         config: the settings.
-        dim: size of the tokens.
         param_dtype: dtype of the table.
         rngs: where the initial table comes from.
 
-    >>> encoding = PositionEncoding(PositionConfig(anchor="end"), 8, rngs=nnx.Rngs(0))
+    >>> encoding = PositionEncoding(ModelConfig(dim=8, position_anchor="end"), rngs=nnx.Rngs(0))
     >>> ids = encoding.ids(5)
     >>> encoding.source_ids(ids, 4, jnp.array([3]))
     (Array([[2, 1, 0, 0]], dtype=int32),)
@@ -47,17 +46,15 @@ class PositionEncoding(nnx.Module):
 
     def __init__(
         self,
-        config: PositionConfig,
-        dim: int,
+        config: ModelConfig,
         *,
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        config.check_dim("dim", dim)
-        self.config, self.dim = config, dim
+        self.config = config
         self.table = (
-            nnx.Param(_initial_table(config, dim, rngs).astype(param_dtype))
-            if config.kind == "learned"
+            nnx.Param(_initial_table(config, rngs).astype(param_dtype))
+            if config.positions == "learned"
             else None
         )
 
@@ -76,19 +73,21 @@ class PositionEncoding(nnx.Module):
             ValueError: there are fewer than `count` ids.
         """
         config = self.config
-        if config.kind == "learned" or rng is not None:
+        if config.positions == "learned" or rng is not None:
             config.check_length(count)
-        if config.draw == "none" or rng is None:
-            return config.first_id + jnp.arange(count)
-        draw = random_position_ids if config.draw == "subset" else random_window_position_ids
-        return draw(rng, count, config.limit)
+        if config.position_draw == "none" or rng is None:
+            return config.first_position_id + jnp.arange(count)
+        draw = (
+            random_position_ids if config.position_draw == "subset" else random_window_position_ids
+        )
+        return draw(rng, count, config.position_limit)
 
     def source_ids(self, ids: Array, length: int, lengths: Array) -> PositionIds:
         """Ids of source tokens [*B, length], of which `lengths` [*B] are real: int [*B, length].
 
         `ids` [P] are those of the positions 0, 1, 2, ..., from `PositionEncoding.ids`.
         """
-        positions = anchored_positions(length, lengths, self.config.anchor)
+        positions = anchored_positions(length, lengths, self.config.position_anchor)
         return tuple(rows_of(ids, position) for position in positions)
 
     def target_ids(self, ids: Array, length: int, first: Array | int = 0) -> PositionIds:
@@ -98,7 +97,7 @@ class PositionEncoding(nnx.Module):
     def __call__(self, position_ids: PositionIds) -> Array | None:
         """The vectors to add to embeddings: float [*B, T, dim]; None for "rotary" and "none"."""
         config = self.config
-        if config.kind not in ("sinusoidal", "learned"):
+        if config.positions not in ("sinusoidal", "learned"):
             return None
         parts = []
         for ids in position_ids:
@@ -109,17 +108,17 @@ class PositionEncoding(nnx.Module):
                     "max_wavelength": config.max_wavelength,
                     "min_wavelength": config.min_wavelength,
                 }
-                size = self.dim // config.num_position_ids
+                size = config.dim // config.num_position_ids
                 parts.append(sinusoidal_encoding(ids, size, **wavelengths))
         # Over Explicit mesh axes, ids counted from the end are sharded as lengths are; others not.
         spec = max(map(explicit_spec, parts), key=lambda spec: len(spec) - spec.count(None))
         join = functools.partial(jnp.concatenate, axis=-1)
-        return config.scale * on_automatic_axes(join, spec, parts)
+        return config.position_scale * on_automatic_axes(join, spec, parts)
 
 
-def _initial_table(config: PositionConfig, dim: int, rngs: nnx.Rngs) -> Array:
+def _initial_table(config: ModelConfig, rngs: nnx.Rngs) -> Array:
     """Random, with the variance that sines and cosines have."""
-    shape = (config.limit, dim // config.num_position_ids)
+    shape = (config.position_limit, config.dim // config.num_position_ids)
     return jax.random.normal(rngs.params(), shape) * 0.5**0.5
 
 

@@ -71,8 +71,8 @@ class Seq2Seq(EncoderDecoder):
         ValueError: all embeddings are tied, but source and target vocabularies differ in size; or
             `rngs` lacks a stream.
 
-    >>> from attention_jax.nn import Seq2SeqConfig
-    >>> model = Seq2Seq(Seq2SeqConfig(score="additive"), 11, rngs=nnx.Rngs(0))
+    >>> from attention_jax.nn import ModelConfig
+    >>> model = Seq2Seq(ModelConfig(score="additive"), 11, rngs=nnx.Rngs(0))
     >>> model(jnp.ones((2, 5), int), jnp.array([3, 5]), jnp.ones((2, 7), int)).shape
     (2, 7, 11)
     """
@@ -157,8 +157,8 @@ class Seq2Seq(EncoderDecoder):
         Returns:
             `Decoded`.
 
-        >>> from attention_jax.nn import Seq2SeqConfig
-        >>> model = Seq2Seq(Seq2SeqConfig(), 11, rngs=nnx.Rngs(0))
+        >>> from attention_jax.nn import ModelConfig
+        >>> model = Seq2Seq(ModelConfig(), 11, rngs=nnx.Rngs(0))
         >>> source, lengths = jnp.ones((2, 5), int), jnp.array([3, 5])
         >>> decoded = model.greedy_decode(source, lengths, max_length=4, sos=1, eos=2, pad=0)
         >>> decoded.tokens.shape

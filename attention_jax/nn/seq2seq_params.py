@@ -8,14 +8,14 @@ from typing import Any
 import jax
 from flax import nnx
 
+from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.seq2seq import Seq2Seq
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 
 Array = jax.Array
 
 
 def bind(
-    config: Seq2SeqConfig,
+    config: ModelConfig,
     params: Any,
     vocabulary_size: int,
     source_vocabulary_size: int | None = None,
@@ -30,7 +30,7 @@ def bind(
 
 @functools.lru_cache(maxsize=64)
 def _graphdef(
-    config: Seq2SeqConfig, vocabulary_size: int, source_vocabulary_size: int | None
+    config: ModelConfig, vocabulary_size: int, source_vocabulary_size: int | None
 ) -> nnx.GraphDef:
     def make() -> Seq2Seq:
         return Seq2Seq(
@@ -57,7 +57,7 @@ def output_layer(model: Seq2Seq) -> tuple[Array, Array | None]:
 
 
 def initial_params(
-    config: Seq2SeqConfig,
+    config: ModelConfig,
     vocabulary_size: int,
     rng: Array,
     source_vocabulary_size: int | None = None,

@@ -9,9 +9,9 @@ import jax
 from flax import nnx
 
 from attention_jax.functional.memory import Memory
-from attention_jax.nn.block_config import BlockConfig
 from attention_jax.nn.cache import KeyValueCache
-from attention_jax.nn.cross_attention import Carry, CrossAttention, CrossAttentionConfig
+from attention_jax.nn.config import ModelConfig
+from attention_jax.nn.cross_attention import Carry, CrossAttention
 from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import MultiHeadAttention
@@ -28,7 +28,7 @@ Array = jax.Array
 class _Residual(nnx.Module):
     """x + dropout(f(norm x)), or norm(x + dropout(f(x)))."""
 
-    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs, **options: Unpack[LayerOptions]):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, **options: Unpack[LayerOptions]):
         self.norm = nnx.LayerNorm(config.dim, rngs=rngs, **dtypes_of(options))
         self.dtype = options.get("dtype")
         self.pre = config.norm == "pre"
@@ -56,7 +56,7 @@ class EncoderBlock(DropoutModule):
         options: `dtype`, `param_dtype`, `kernel_init`, `bias_init`, as in `nnx.Linear`.
 
     >>> import jax.numpy as jnp
-    >>> config = BlockConfig(dim=8, hidden_dim=16, num_heads=2)
+    >>> config = ModelConfig(dim=8, hidden_dim=16, num_heads=2)
     >>> block = EncoderBlock("additive", config, rngs=nnx.Rngs(0))
     >>> output, weights = block(jnp.ones((3, 5, 8)), return_weights=True)
     >>> output.shape, weights.shape
@@ -68,7 +68,7 @@ class EncoderBlock(DropoutModule):
     def __init__(
         self,
         score: str | Score,
-        config: BlockConfig,
+        config: ModelConfig,
         *,
         rotary_wavelength: float | None = None,
         num_position_ids: int = 1,
@@ -134,20 +134,14 @@ class DecoderState(NamedTuple):
     carry: Carry  # of the cross attention
 
 
-_GLOBAL = CrossAttentionConfig()
-
-
 class DecoderBlock(DropoutModule):
     """Causal self attention, then attention to the memory, then a feed-forward layer.
 
     Args:
         self_score: the score of the self attention.
         cross_score: the score between decoder and memory.
-        config: sizes and kinds of layers. Its `num_heads` are also those of "global" cross
-            attention.
-        cross: the kind of cross attention.
-        self_attention: False for a block without self attention, in which no output depends on the
-            other tokens.
+        config: sizes and kinds of layers, and of the cross attention. Without
+            `decoder_self_attention` no output depends on the other tokens.
         memory_dim: size of the memory's tokens; None for `config.dim`.
         rotary_wavelength, num_position_ids: as in `MultiHeadAttention`, of both attentions.
         deterministic, keep_rngs: as in `MultiHeadAttention`.
@@ -155,7 +149,7 @@ class DecoderBlock(DropoutModule):
         options: `dtype`, `param_dtype`, `kernel_init`, `bias_init`, as in `nnx.Linear`.
 
     >>> import jax.numpy as jnp
-    >>> config = BlockConfig(dim=8, hidden_dim=16)
+    >>> config = ModelConfig(dim=8, hidden_dim=16)
     >>> block = DecoderBlock("scaled", "additive", config, memory_dim=6, rngs=nnx.Rngs(0))
     >>> output, weights = block(jnp.ones((3, 4, 8)), jnp.ones((3, 5, 6)), return_weights=True)
     >>> output.shape, weights.shape
@@ -168,10 +162,8 @@ class DecoderBlock(DropoutModule):
         self,
         self_score: str | Score,
         cross_score: str | Score,
-        config: BlockConfig,
+        config: ModelConfig,
         *,
-        cross: CrossAttentionConfig = _GLOBAL,
-        self_attention: bool = True,
         memory_dim: int | None = None,
         rotary_wavelength: float | None = None,
         num_position_ids: int = 1,
@@ -181,6 +173,7 @@ class DecoderBlock(DropoutModule):
         **options: Unpack[LayerOptions],
     ):
         rotary: Any = {"rotary_wavelength": rotary_wavelength, "num_position_ids": num_position_ids}
+        self_attention = config.decoder_self_attention
         self.self_residual = _Residual(config, rngs=rngs, **options) if self_attention else None
         self.self_attention = (
             _self_attention(self_score, config, rngs, **rotary, **options)
@@ -193,8 +186,8 @@ class DecoderBlock(DropoutModule):
             cross_score,
             config.dim,
             memory_dim,
-            cross,
-            num_heads=cross_heads(config, cross),
+            config,
+            num_heads=config.cross_heads,
             output_gate=config.output_gate,
             **rotary,
             dropout_rate=config.rate_of_weights,
@@ -329,14 +322,9 @@ class DecoderBlock(DropoutModule):
         return x, DecoderState(memory, cache, carry)
 
 
-def cross_heads(config: BlockConfig, cross: CrossAttentionConfig) -> int:
-    """The heads of a block's cross attention: those of the block if it is "global", else 1."""
-    return config.num_heads if cross.attention == "global" else 1
-
-
 def _self_attention(
     score: str | Score,
-    config: BlockConfig,
+    config: ModelConfig,
     rngs: nnx.Rngs,
     *,
     rotary_wavelength: float | None,
@@ -362,7 +350,7 @@ def _self_attention(
 
 
 def _feed_forward(
-    config: BlockConfig, rngs: nnx.Rngs, **options: Unpack[LayerOptions]
+    config: ModelConfig, rngs: nnx.Rngs, **options: Unpack[LayerOptions]
 ) -> FeedForward:
     return FeedForward(
         config.dim, config.hidden_dim, activation=config.activation, rngs=rngs, **options

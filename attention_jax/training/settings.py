@@ -83,27 +83,29 @@ def task_in(workdir: Path | str) -> Task:
         ValueError: the folder holds no run, or one of a task, a score or a normaliser that has
             changed since, or settings of another version.
     """
-    return task_of_settings(RunFolder(workdir).read_config(), Path(workdir))
-
-
-def task_of_settings(content: JSON, folder: Path) -> Task:
-    """The task with the settings of a config.json; see `task_in`."""
+    content = RunFolder(workdir).read_config()
     try:
-        name = content.get("task", "reversal")
-        if ":" not in str(name):
-            raise ValueError(
-                f"config.json is of an earlier version of this library, with task {name!r}; train"
-                " the run anew"
-            )
-        cls = task_class(name)
-        extra = ("task", "scores", "normalizers", "program", "jax")
+        return _task_of(content, Path(workdir))
+    except ValueError as error:
+        raise ValueError(f"workdir {workdir}: {error}") from error
+
+
+def _task_of(content: JSON, folder: Path) -> Task:
+    """The task with the settings of a config.json; see `task_in`."""
+    name = content.get("task", "reversal")
+    if ":" not in str(name):
+        raise ValueError(
+            f"config.json is of an earlier version of this library, with task {name!r}; train the"
+            " run anew"
+        )
+    cls = task_class(name)
+    extra = ("task", "scores", "normalizers", "program", "jax")
+    try:
         task: Task = _made(cls, {k: v for k, v in content.items() if k not in extra}, name)
         task.model.check_parts_are(content)
-        _check_program(task, content, folder)
-    except ValueError as error:
-        raise ValueError(f"workdir {folder}: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"workdir {folder}: config.json is damaged: {one_line(error)}") from error
+        raise ValueError(f"config.json is damaged: {one_line(error)}") from error
+    _check_program(task, content, folder)
     return task
 
 
@@ -209,7 +211,7 @@ def resumable_settings(task: Task, settings: JSON, stored: JSON, folder: RunFold
     """
     if stored.get("task") != settings["task"]:
         raise ValueError(f"it is a run of task {stored.get('task')}; got {settings['task']}")
-    earlier = task_of_settings(stored, folder.path)
+    earlier = _task_of(stored, folder.path)
     complete = {**stored, **json.loads(json.dumps(dataclasses.asdict(earlier), default=str))}  # type: ignore[call-overload]
     # The parts and the program are unchanged. With other settings they differ, which needs no
     # second message.

@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.nn.block_config import BlockConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from experiments.entropy_limits import expected_maximum
@@ -108,8 +108,8 @@ class Config:
     trace_samples: int = 16
     seeds: int = 3
     strings: int = 64
-    dim: int = BlockConfig.dim
-    num_heads: int = BlockConfig.num_heads
+    dim: int = ModelConfig.dim
+    num_heads: int = ModelConfig.num_heads
     learning_rate: float = ReversalConfig.learning_rate
     batch_size: int = ReversalConfig.batch_size
 
@@ -135,7 +135,7 @@ class Config:
         model = {"score": score, "dim": self.dim, "num_heads": self.num_heads, **settings}
         return dataclasses.replace(
             SHORT_STRINGS,
-            model=SHORT_STRINGS.model.with_settings(**model),
+            model=dataclasses.replace(SHORT_STRINGS.model, **model),
             loop=LoopConfig(seeds=self.seeds, steps=steps),
             batch_size=self.batch_size if batch_size is None else batch_size,
             learning_rate=self.learning_rate,

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from attention_jax.nn.block_config import BlockConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
@@ -91,7 +91,7 @@ class Config(TrainingSettings):
 
     scores: ScoreNames = SCORES
     arms: tuple[str, ...] = tuple(ARMS)
-    num_heads: int = BlockConfig.num_heads
+    num_heads: int = ModelConfig.num_heads
     strings: int = 1000
     beams: int = 4
     word: str = "reversal"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from attention_jax.nn.position_config import ANY_LENGTH, PositionConfig
+from attention_jax.nn.config import ANY_LENGTH, ModelConfig
 from attention_jax.scores import Additive, ScaledDot
 from attention_jax.tasks.reversal.task import MODEL, ReversalConfig
 from experiments.reversal.multiplied_scores import LearnedTemperature
@@ -16,7 +16,7 @@ ADDITIVE = LearnedTemperature(Additive())
 
 # Scaled dot without SOS and weight decay, the other two parts of the task's default settings.
 RECIPE = ReversalConfig(
-    model=MODEL.with_settings(normalizer="log_scaled(start=40)"),
+    model=dataclasses.replace(MODEL, normalizer="log_scaled(start=40)"),
     min_length=1,
     max_length=40,
     learning_rate=1e-2,
@@ -25,29 +25,28 @@ RECIPE = ReversalConfig(
 )
 
 
-def _positions(**settings: Any) -> dict[str, Any]:
-    return {"positions": dataclasses.replace(ANY_LENGTH, **settings)}
-
-
-_PLAIN = {"positions": PositionConfig(), "normalizer": "softmax"}
+_SINUSOIDAL = {name: getattr(ModelConfig, name) for name in ANY_LENGTH}  # the default positions
+_PLAIN = {**_SINUSOIDAL, "normalizer": "softmax"}
 # {part: {arm: settings of the model that differ from the recipe's}}
 PARTS: dict[str, dict[str, dict[str, Any]]] = {
     "where the source is counted from": {
         "its end": {},
-        "its start": _positions(anchor="start"),
-        "both": _positions(anchor="both"),
+        "its start": {"position_anchor": "start"},
+        "both": {"position_anchor": "both"},
     },
     "which positions are seen in training": {
         "subsets of a random window": {},
-        "random subsets of 8,192": _positions(draw="subset"),
-        "0, 1, 2, ...": _positions(draw="none"),
+        "random subsets of 8,192": {"position_draw": "subset"},
+        "0, 1, 2, ...": {"position_draw": "none"},
     },
     "how a position enters": {
         "sinusoidal, fast waves": {},
-        "sinusoidal, 2017's": _positions(max_wavelength=10_000.0, min_wavelength=1.0, scale=1.0),
-        "learned": _positions(kind="learned"),
-        "rotary": _positions(kind="rotary"),
-        "none": _positions(kind="none"),
+        "sinusoidal, 2017's": {
+            "max_wavelength": 10_000.0, "min_wavelength": 1.0, "position_scale": 1.0,
+        },
+        "learned": {"positions": "learned"},
+        "rotary": {"positions": "rotary"},
+        "none": {"positions": "none"},
     },
     "size of logits, scaled dot": {
         "growing with log n": {},

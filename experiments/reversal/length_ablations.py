@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from attention_jax.nn.position_config import ANY_LENGTH
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.reversal.task import ReversalConfig
 from experiments.experiment import JSON, Expectation, rounded, run_experiment
@@ -67,9 +66,10 @@ class Config(TrainingSettings):
             if part not in PARTS:
                 raise ValueError(f"parts must be of {', '.join(map(repr, PARTS))}; got {part!r}")
         check_least(self, strings=1, lengths=1)
-        if max(np.ravel(self.lengths)) >= ANY_LENGTH.limit - ANY_LENGTH.first_id:
+        available = RECIPE.model.position_limit - RECIPE.model.first_position_id
+        if max(np.ravel(self.lengths)) >= available:
             raise ValueError(
-                f"lengths must be below {ANY_LENGTH.limit - ANY_LENGTH.first_id}, where learned"
+                f"lengths must be below {available}, where learned"
                 f" positions end; got {self.lengths}"
             )
         for part in self.varied:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.positions import random_position_ids
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import reversal_batch
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun, bind
@@ -160,7 +160,7 @@ def _by_chunks(look: Any, trained: ReversalRun, batch: Batch) -> tuple[np.ndarra
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _forced(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
+def _forced(config: ModelConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
     def one_seed(params: Any) -> tuple[Array, Array]:
         model = bind(config, params)
         logits = model(
@@ -173,7 +173,7 @@ def _forced(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Ar
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _free(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
+def _free(config: ModelConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
     def one_seed(params: Any) -> tuple[Array, Array]:
         decoded = bind(config, params).greedy_decode(
             batch.source, batch.source_lengths, max_length=batch.targets.shape[1],
@@ -185,7 +185,7 @@ def _free(config: Seq2SeqConfig, params: Any, batch: Batch) -> tuple[Array, Arra
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _shares(config: Seq2SeqConfig, params: Any, batch: Batch) -> Array:
+def _shares(config: ModelConfig, params: Any, batch: Batch) -> Array:
     """Per seed and string: the mean share of the right key, [seeds, B]."""
     rows = jnp.arange(batch.targets.shape[1])[None, :]
     right = jnp.maximum(batch.target_lengths[:, None] - 1 - rows, 0)  # [B, T]
@@ -217,8 +217,8 @@ def _right(predictions: Array, batch: Batch) -> tuple[Array, Array]:
     )
 
 
-def _position_ids(config: Seq2SeqConfig, batch: Batch) -> Array | None:
+def _position_ids(config: ModelConfig, batch: Batch) -> Array | None:
     """A random subset for a model trained on random subsets, as in Ruoss et al.; else None."""
-    if config.positions.draw != "subset":
+    if config.position_draw != "subset":
         return None
-    return random_position_ids(jax.random.key(0), batch.targets.shape[1], config.positions.limit)
+    return random_position_ids(jax.random.key(0), batch.targets.shape[1], config.position_limit)

@@ -14,7 +14,7 @@ Expected: mean token accuracy over lengths 41-500 of at least 99.9 % for the bes
 The recipe is the task's default one (`reversal_comparison.py` says what its parts are for), trained
 on lengths 1-40. The model has one cross attention from the letters written so far to those of the
 source, and no other attention. Positions are sines and cosines, and those of the source count from
-its end (`ANY_LENGTH` in `attention_jax/nn/position_config.py`). The i-th letter to write is the
+its end (`ANY_LENGTH` in `attention_jax/nn/config.py`). The i-th letter to write is the
 i-th from the end: query and key then have the same code, and the model has to learn to look where
 codes agree. These matching positions make it work, and they are put in by hand: one has to know
 that the answer has the order of the source from its end. `length_ablations.py` removes them, and
@@ -118,7 +118,7 @@ class Config(TrainingSettings):
 def recipe(score: str) -> ReversalConfig:
     """Returns the task's default settings, for the lengths of this training."""
     longest = TRAINED + 1  # tokens of the source, SOS included
-    model = MODEL.with_settings(score=score, normalizer=f"log_scaled(start={longest})")
+    model = dataclasses.replace(MODEL, score=score, normalizer=f"log_scaled(start={longest})")
     return ReversalConfig(model=model, min_length=1, max_length=TRAINED)
 
 

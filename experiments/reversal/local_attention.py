@@ -53,7 +53,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.functional.centers import reversed_centers
-from attention_jax.nn.block_config import BlockConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal.data import random_batch
@@ -115,7 +115,7 @@ class Config(TrainingSettings):
     radii: tuple[int, ...] = (0, 1, 2, 3, 5)
     encoder_radii: tuple[int, ...] = (0, 1, 2)
     steps: int = 1000
-    num_heads: int = BlockConfig.num_heads
+    num_heads: int = ModelConfig.num_heads
     strings: int = 1000
     samples: int = 4096
     word: str = "reversal"

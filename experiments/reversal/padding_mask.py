@@ -26,7 +26,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from attention_jax.nn.block_config import BlockConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
@@ -63,7 +63,7 @@ class Config(TrainingSettings):
 
     scores: ScoreNames = tuple(published.LETTERS_RIGHT)
     seeds: int = 5
-    num_heads: int = BlockConfig.num_heads
+    num_heads: int = ModelConfig.num_heads
     strings: int = 1000
     workdir: Path = Path("runs/padding_mask")
 

@@ -27,7 +27,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_jax.analysis import attention_rollout, cross_rollout
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
@@ -112,7 +112,7 @@ def _measure(config: Config, score: str) -> tuple[JSON, JSON]:
     )
 
 
-def _look(model_config: Seq2SeqConfig, params: Any, batch: Batch) -> dict[str, Array]:
+def _look(model_config: ModelConfig, params: Any, batch: Batch) -> dict[str, Array]:
     """Weights and rollouts of one seed with the right answers given."""
     model = bind(model_config, params)
     memory, weights = model.encode(batch.source, batch.source_lengths, return_weights=True)

@@ -109,7 +109,7 @@ class Config:
         """Returns the settings of one run, without its learning rate."""
         return dataclasses.replace(
             SHORT_STRINGS,
-            model=SHORT_STRINGS.model.with_settings(score=training.name_of(score), dim=dim),
+            model=dataclasses.replace(SHORT_STRINGS.model, score=training.name_of(score), dim=dim),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps[self.dims.index(dim)]),
             batch_size=self.batch_size,
         )

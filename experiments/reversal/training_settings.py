@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
 from attention_jax.training.loop import LoopConfig
 
@@ -15,7 +14,7 @@ from attention_jax.training.loop import LoopConfig
 # source has no SOS, and no parameter decays. A model of these settings has an encoder and a decoder
 # with self attention, and reverses no string longer than those of training.
 SHORT_STRINGS = ReversalConfig(
-    model=Seq2SeqConfig(), learning_rate=3e-3, weight_decay=0.0, source_start=False
+    model=ModelConfig(), learning_rate=3e-3, weight_decay=0.0, source_start=False
 )
 
 
@@ -35,13 +34,13 @@ class TrainingSettings:
     steps: int = 2500
     batch_size: int = SHORT_STRINGS.batch_size
     learning_rate: float = SHORT_STRINGS.learning_rate
-    dim: int = BlockConfig.dim
+    dim: int = ModelConfig.dim
 
     def training_of(self, base: ReversalConfig, **settings: Any) -> ReversalConfig:
         """Returns the settings of one run: `base` with these, and `settings` of its model."""
         return dataclasses.replace(
             base,
-            model=base.model.with_settings(dim=self.dim, **settings),
+            model=dataclasses.replace(base.model, dim=self.dim, **settings),
             loop=LoopConfig(seeds=self.seeds, steps=self.steps),
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from attention_jax.nn.seq2seq_config import Tie
+from attention_jax.nn.config import Tie
 from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
 from attention_jax.tasks.translation.task import MODEL, Schedule, TranslationConfig
 from attention_jax.training.loop import LoopConfig
@@ -87,12 +87,12 @@ class Recipe:
         steps: batches.
         checkpoint_every: batches between validations.
         warmup_steps: batches over which the rate rises.
-        dropout_rate: see `BlockConfig`.
-        attention_dropout_rate: see `BlockConfig`.
+        dropout_rate: see `ModelConfig`.
+        attention_dropout_rate: see `ModelConfig`.
         learning_rate: Adam's highest rate.
         schedule: how the rate falls, see `TranslationConfig`.
         label_smoothing: see `output_cross_entropy`.
-        tied_embeddings: see `Seq2SeqConfig`.
+        tied_embeddings: see `ModelConfig`.
         batch_tokens: most subwords of a batch, both sides and padding included.
         buckets: most shapes of batches.
         vocabulary_size: number of joint subwords.
@@ -104,8 +104,8 @@ class Recipe:
     steps: int
     checkpoint_every: int
     warmup_steps: int = 1000
-    dropout_rate: float = MODEL.block.dropout_rate
-    attention_dropout_rate: float | None = MODEL.block.attention_dropout_rate
+    dropout_rate: float = MODEL.dropout_rate
+    attention_dropout_rate: float | None = MODEL.attention_dropout_rate
     learning_rate: float = TranslationConfig.learning_rate
     schedule: Schedule = "cosine"
     label_smoothing: float = TranslationConfig.label_smoothing
@@ -113,8 +113,8 @@ class Recipe:
     batch_tokens: int = TranslationConfig.batch_tokens
     buckets: int = TranslationConfig.buckets
     vocabulary_size: int = TranslationConfig.vocabulary_size
-    dim: int = MODEL.block.dim
-    num_heads: int = MODEL.block.num_heads
+    dim: int = MODEL.dim
+    num_heads: int = MODEL.num_heads
     layers: int = MODEL.encoder_layers
 
     def training(self, corpus: Corpus | None, score: str, seed: int = 0) -> TranslationConfig:
@@ -126,7 +126,8 @@ class Recipe:
                 language = getattr(corpus, f"{side}_language")
                 files[side] = corpus.path("train", language)
                 files[f"validation_{side}"] = corpus.path(corpus.validation, language)
-        model = MODEL.with_settings(
+        model = dataclasses.replace(
+            MODEL,
             score=score,
             dim=self.dim,
             hidden_dim=4 * self.dim,

@@ -16,11 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from attention_jax.tasks.reversal.task import VOCABULARY
 from flax import nnx
 
+from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.seq2seq import Decoded, Seq2Seq
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.tasks.reversal.task import VOCABULARY
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from benchmarks.measure import (
     JSON,
@@ -71,7 +71,7 @@ def run(options: Options) -> list[Report]:
     length = max(2, _LENGTH // options.shrink)
     rows = [
         with_target(
-            _race(Seq2SeqConfig().with_settings(**settings), length, options.repeats),
+            _race(ModelConfig(**settings), length, options.repeats),
             "times_ours",
             least,
         )
@@ -98,7 +98,7 @@ def run(options: Options) -> list[Report]:
     return [report]
 
 
-def _race(config: Seq2SeqConfig, length: int, repeats: int) -> JSON:
+def _race(config: ModelConfig, length: int, repeats: int) -> JSON:
     source = jax.random.randint(jax.random.key(1), (_BATCH, length), EOS + 1, VOCABULARY.size)
     arguments = (_never_ending(config), source, jnp.full((_BATCH,), length))
     compiled = {
@@ -115,15 +115,13 @@ def _race(config: Seq2SeqConfig, length: int, repeats: int) -> JSON:
     )
     milliseconds = {name: 1000 * statistics.median(seconds[name]) for name in compiled}
     summary = ", ".join(f"{name} {value:,.1f}" for name, value in milliseconds.items())
-    print_progress(
-        f"decoding, {config.score}, {config.block.num_heads} heads: milliseconds of {summary}"
-    )
+    print_progress(f"decoding, {config.score}, {config.num_heads} heads: milliseconds of {summary}")
     tokens = _BATCH * length
     return {
         "score": config.score,
-        "heads": config.block.num_heads,
+        "heads": config.num_heads,
         "config": dataclasses.asdict(config),
-        "shape": f"B{_BATCH} T=S={length} D{config.block.dim}",
+        "shape": f"B{_BATCH} T=S={length} D{config.dim}",
         "device": jax.default_backend(),
         "tokens": tokens,
         "milliseconds": milliseconds[_CACHED],
@@ -140,11 +138,11 @@ def _race(config: Seq2SeqConfig, length: int, repeats: int) -> JSON:
     }
 
 
-def _model(config: Seq2SeqConfig) -> Seq2Seq:
+def _model(config: ModelConfig) -> Seq2Seq:
     return Seq2Seq(config, VOCABULARY.size, rngs=nnx.Rngs(0))
 
 
-def _never_ending(config: Seq2SeqConfig) -> Any:
+def _never_ending(config: ModelConfig) -> Any:
     """Random parameters, with a bias that excludes EOS."""
     params = nnx.to_pure_dict(nnx.state(_model(config)))
     params["logits"]["bias"] = params["logits"]["bias"].at[EOS].set(_NEVER)
@@ -152,7 +150,7 @@ def _never_ending(config: Seq2SeqConfig) -> Any:
 
 
 def _decoded(
-    config: Seq2SeqConfig, decode: Decode, length: int, params: Any, source: Array, lengths: Array
+    config: ModelConfig, decode: Decode, length: int, params: Any, source: Array, lengths: Array
 ) -> Decoded:
     graph = nnx.graphdef(nnx.eval_shape(lambda: _model(config)))
     return decode(nnx.merge(graph, params), source, lengths, length)

@@ -11,10 +11,10 @@ import statistics
 from typing import Any
 
 import jax
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 
 from attention_jax.analysis import learning_statistics
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import TrainState, gradient_statistics, initial_state, train_steps
 from benchmarks.measure import (
     JSON,
@@ -62,7 +62,7 @@ def run(options: Options) -> list[Report]:
 
 
 def _race(score: str, steps: int, repeats: int) -> JSON:
-    config = ReversalConfig(model=Seq2SeqConfig(score=score), weight_decay=0.0, source_start=False)
+    config = ReversalConfig(model=ModelConfig(score=score), weight_decay=0.0, source_start=False)
     state = initial_state(reversal_task(config), optimizer(config), config.loop)
     compiled = {
         _PLAIN: compile_cold(functools.partial(_steps, config, steps), state),

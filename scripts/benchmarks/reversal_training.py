@@ -3,7 +3,7 @@
 Our model trains by the compiled call of `training.loop.train`, and its metrics come to the host
 after each call. The peer trains by the usual loop, one step at a time. Both have the same batch
 size, string lengths, optimiser and number of steps. Our model has an encoder and a decoder with
-self attention (the defaults of `Seq2SeqConfig`, not those of the task). The models differ (ours has
+self attention (the defaults of `ModelConfig`, not those of the task). The models differ (ours has
 no recurrence), and so do their numbers of parameters, which the table shows: the comparison is of
 the time to run the experiment, not of two kernels.
 """
@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import initial_state, train_steps
 from benchmarks.measure import (
     INSTALL,
@@ -37,7 +37,7 @@ _OURS: dict[str, Callable[[Callable], Callable]] = {
     "ours": jax.vmap,  # as in `training.loop`
     "ours, a seed after another": lambda train_seed: functools.partial(jax.lax.map, train_seed),
 }
-_CONFIG = ReversalConfig(model=Seq2SeqConfig(), weight_decay=0.0, source_start=False)
+_CONFIG = ReversalConfig(model=ModelConfig(), weight_decay=0.0, source_start=False)
 _TRIAL_STEPS = 5  # of the peer, in each of six trials with each number of threads
 
 _COLUMNS = {

@@ -108,10 +108,8 @@ def _step(part: str, config: TranslationConfig, batch: Batch) -> tuple[Callable[
     """(a warm call that takes one step without a part, its operations)."""
     adam = optimizer(config)
     if part == _DROPOUT:
-        block = dataclasses.replace(
-            config.model.block, dropout_rate=0.0, attention_dropout_rate=0.0
-        )
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, block=block))
+        without = dataclasses.replace(config.model, dropout_rate=0.0, attention_dropout_rate=0.0)
+        config = dataclasses.replace(config, model=without)
     task = translation_task(config)
     if part == _OUTPUT:
         task = task._replace(loss=_mean_of_features(config))

@@ -14,7 +14,8 @@ from attention_jax import nn
 from attention_jax.analysis import capture, capture_gradients
 from attention_jax.functional.centers import monotonic_centers
 from attention_jax.functional.interop import dot_product_attention, flax_attention_fn
-from attention_jax.nn.cross_attention import CrossAttention, CrossAttentionConfig
+from attention_jax.nn.config import ModelConfig
+from attention_jax.nn.cross_attention import CrossAttention
 
 B, T, S, D = 2, 5, 7, 6
 LENGTHS = jnp.array([7, 4])
@@ -167,7 +168,7 @@ def test_local_p_is_seen_before_its_gaussian():
 
 @pytest.mark.parametrize("kind", ["local-m", "local-p", "coverage", "monotonic"])
 def test_decoders_with_other_kinds(kind):
-    config = CrossAttentionConfig(attention=kind, radius=1)
+    config = ModelConfig(attention=kind, radius=1)
     attend = CrossAttention("general", D, D, config, rngs=nnx.Rngs(0))
     (_, weights, _), attentions = captured(
         attend,
@@ -188,9 +189,7 @@ def test_decoders_with_other_kinds(kind):
 
 @functools.cache
 def model():
-    config = nn.Seq2SeqConfig(
-        score="additive", block=nn.BlockConfig(num_heads=2, dim=D, hidden_dim=3)
-    )
+    config = nn.ModelConfig(score="additive", num_heads=2, dim=D, hidden_dim=3)
     return nn.Seq2Seq(config, 11, rngs=nnx.Rngs(0))
 
 

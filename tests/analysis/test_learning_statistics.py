@@ -10,7 +10,7 @@ from conformance import quick_jit
 
 import attention_jax as aj
 from attention_jax.analysis.learning_statistics import learning_statistics
-from attention_jax.nn import BlockConfig, CrossAttentionConfig, Seq2SeqConfig
+from attention_jax.nn import ModelConfig
 from attention_jax.tasks.reversal.task import ReversalConfig, reversal_task
 
 B, T, S, D, DV = 2, 5, 7, 3, 2
@@ -160,10 +160,11 @@ def test_mapped_over_seeds():
 
 
 def reversal(kind):
-    model = Seq2SeqConfig(
+    model = ModelConfig(
         score="general",
-        block=BlockConfig(dim=4, hidden_dim=3),
-        cross_attention=CrossAttentionConfig(attention=kind),
+        dim=4,
+        hidden_dim=3,
+        attention=kind,
         encoder_layers=0,
     )
     return reversal_task(ReversalConfig(model=model, batch_size=5, min_length=1, max_length=3))

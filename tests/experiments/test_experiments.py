@@ -54,7 +54,7 @@ def test_every_arm_is_a_model_that_can_be_made():
     config = family.Config()
     models = {arm: config.training(arm).model for arm in (*config.scores, *family.ARMS)}
     assert len(set(models.values())) == len(family.ARMS) + 4
-    assert {model.cross_attention.attention for model in models.values()} >= {
+    assert {model.attention for model in models.values()} >= {
         "global", "local-m", "local-p", "coverage", "monotonic",
     }  # fmt: skip
     assert {*MUST_FAIL, *EXPECTED_TO_FAIL, *family.DRAWN} <= set(family.ARMS)

@@ -7,14 +7,14 @@ import pytest
 from flax import nnx
 
 import attention_jax as aj
-from attention_jax.nn import CrossAttentionConfig, FeedForward, LocalPAttention, MultiHeadAttention
+from attention_jax.nn import FeedForward, LocalPAttention, ModelConfig, MultiHeadAttention
 
 B, T, D, N = 2, 5, 4, 2
 X = jnp.ones((B, T, D))
 
 
 def cross(attention, **options):
-    config = CrossAttentionConfig(attention)
+    config = ModelConfig(attention=attention)
     return aj.nn.CrossAttention("dot", D, D, config, **options, rngs=nnx.Rngs(0))
 
 
@@ -89,7 +89,7 @@ class Constant(aj.Bias):
         (lambda: aj.predicted_centers(X, None, jnp.array(3)), "params must be {'kernel'"),
         (lambda: aj.reversed_centers(jnp.array([3]), 5), "target_length must be an integer"),
         (lambda: cross("coverage", num_heads=4), "num_heads must be 1 with attention 'coverage'"),
-        (lambda: CrossAttentionConfig("local-p", radius=0), "radius must be at least 1; got 0"),
+        (lambda: ModelConfig(attention="local-p", radius=0), "radius must be at least 1; got 0"),
         (
             lambda: Undeclared(jnp.ones(())),
             r"Undeclared.rate must be declared `rate: Array =",
@@ -124,7 +124,7 @@ def test_an_undeclared_array_is_refused_under_grad_too():
 
 
 def test_a_window_of_radius_zero_is_one_key():
-    config = CrossAttentionConfig("local-m", radius=0)
+    config = ModelConfig(attention="local-m", radius=0)
 
     @jax.jit
     def weights():

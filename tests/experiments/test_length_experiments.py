@@ -10,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.position_config import PositionConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.scores import Score
 from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun, bind, reversal_task
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
@@ -41,12 +39,14 @@ class Nearness(Score):
 @functools.lru_cache
 def untrained(draw="none", source_start=False):
     """Two seeds whose output layers prefer letters, so that some answers are right."""
-    positions = PositionConfig(anchor="end", draw=draw, limit=97)
-    model = Seq2SeqConfig(
-        block=BlockConfig(dim=8, hidden_dim=5),
+    model = ModelConfig(
+        dim=8,
+        hidden_dim=5,
         encoder_layers=0,
         decoder_self_attention=False,
-        positions=positions,
+        position_anchor="end",
+        position_draw=draw,
+        position_limit=97,
     )
     config = ReversalConfig(
         model=model, loop=LoopConfig(seeds=2), letters=2, source_start=source_start
@@ -150,7 +150,7 @@ def test_the_share_of_the_right_key_by_loops():
     """For weights that do not sum to 1, too; the row that writes EOS has SOS as its key."""
     trained = untrained(source_start=True)
     for normalizer in ("softmax", "sigmoid"):
-        model = trained.config.model.with_settings(normalizer=normalizer)
+        model = dataclasses.replace(trained.config.model, normalizer=normalizer)
         config = dataclasses.replace(trained.config, model=model)
         found = share_of_right_key(dataclasses.replace(trained, config=config), {3: 2, 5: 4})
         for length, count in ((3, 2), (5, 4)):

@@ -36,9 +36,7 @@ def test_arms_have_the_normalizers_of_their_names():
     config = Config()
     assert len(config.arms()) == 4 * len(NORMALIZERS) + 4
     normalizers = {
-        (name, long): get_normalizer(
-            config.training(score, name, long=long).model.cross_attention.normalizer
-        )
+        (name, long): get_normalizer(config.training(score, name, long=long).model.normalizer)
         for score, name, long in config.arms()
     }
     assert normalizers == {

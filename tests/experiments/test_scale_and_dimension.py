@@ -40,10 +40,7 @@ def test_every_number_comes_from_its_own_run(monkeypatch):
         model, loop = config.model, config.loop
         score = model.score.split(":")[1]
         losses = np.array(
-            [
-                [encoded(score, model.block.dim, *run, seed) for seed in range(loop.seeds)]
-                for run in runs
-            ]
+            [[encoded(score, model.dim, *run, seed) for seed in range(loop.seeds)] for run in runs]
         )
         looks = np.arange(loop.steps // every + 1)
         curves = dict.fromkeys(experiment.CURVES, losses[..., None] + looks)

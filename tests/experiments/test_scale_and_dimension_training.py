@@ -9,8 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.scores import ScaledDot
 from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
 from attention_jax.training.loop import LoopConfig
@@ -160,9 +159,10 @@ def test_a_rate_that_is_traced_is_the_rate_of_the_configuration():
 @pytest.mark.slow  # it compiles for 10 s; what `run` makes of its numbers is tested below
 def test_runs_of_one_program_have_their_own_size_and_rate():
     config = ReversalConfig(
-        model=Seq2SeqConfig(
+        model=ModelConfig(
             score=training.name_of("PROJECTED_DOT"),
-            block=BlockConfig(dim=8, hidden_dim=3),
+            dim=8,
+            hidden_dim=3,
             encoder_layers=0,
         ),
         loop=LoopConfig(seeds=2, steps=2),

@@ -42,8 +42,8 @@ from .processes import (
 
 CHANGES = [  # option, its new value, and the setting's name, old and new value in the message
     ("--score", "dot", "model.score was 'scaled', now 'dot'"),
-    ("--dim", "16", "model.block.dim was 8, now 16"),
-    ("--hidden-dim", "11", "model.block.hidden_dim was 8, now 11"),
+    ("--dim", "16", "model.dim was 8, now 16"),
+    ("--hidden-dim", "11", "model.hidden_dim was 8, now 11"),
     ("--seeds", "2", "loop.seeds was 1, now 2"),
     ("--first-seed", "5", "loop.first_seed was 0, now 5"),
     ("--steps", "300", "loop.steps was 150, now 300"),
@@ -51,7 +51,7 @@ CHANGES = [  # option, its new value, and the setting's name, old and new value 
     ("--learning-rate", "0.01", "learning_rate was 0.003, now 0.01"),
 ]
 SHAPES = [  # those of them that leaves have in their shapes
-    ("--dim", "16", ("model", "block", "dim"), 16),
+    ("--dim", "16", ("model", "dim"), 16),
     ("--seeds", "2", ("loop", "seeds"), 2),
     ("--encoder-layers", "2", ("model", "encoder_layers"), 2),
 ]

@@ -117,7 +117,7 @@ def of_module(module, *more, **options):
 
 
 def of_cross_attention():
-    config = nn.CrossAttentionConfig()
+    config = nn.ModelConfig()
     module = nn.CrossAttention("additive", D, D, config, num_heads=2, rngs=nnx.Rngs(0))
     run, arguments = of_module(module)
     return (lambda *a: run(*a)[0]), arguments

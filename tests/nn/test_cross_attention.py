@@ -18,7 +18,7 @@ from numpy_model import (
 from attention_jax import get_score, padding_mask
 from attention_jax.functional.coverage import coverage_attention
 from attention_jax.functional.monotonic import monotonic_attention
-from attention_jax.nn import CrossAttention, CrossAttentionConfig
+from attention_jax.nn import CrossAttention, ModelConfig
 
 B, T, S, DIM, MEMORY_DIM = 2, 5, 7, 12, 13
 LENGTHS = [4, 7]
@@ -37,7 +37,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 def make(kind, score="additive", **options):
     settings = dict(KINDS[kind])
     num_heads = settings.pop("num_heads", 1)
-    config = CrossAttentionConfig(**settings)
+    config = ModelConfig(**settings)
     options = {"num_heads": num_heads, "keep_rngs": False, **options}
     return scrambled(
         lambda: CrossAttention(score, DIM, MEMORY_DIM, config, **options, rngs=nnx.Rngs(0))
@@ -179,7 +179,7 @@ def test_the_carry_keeps_its_dtype(kind):
 
 def test_the_carry_keeps_its_dtype_beside_wider_parameters():
     with jax.enable_x64(True):
-        config = CrossAttentionConfig(attention="coverage")
+        config = ModelConfig(attention="coverage")
         module, params = scrambled(
             lambda: CrossAttention("dot", DIM, DIM, config, rngs=nnx.Rngs(0))
         )
@@ -253,7 +253,7 @@ def test_first_places_the_window():
 )  # fmt: skip
 def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
-        CrossAttentionConfig(**settings)
+        ModelConfig(**settings)
 
 
 @pytest.mark.parametrize(
@@ -273,6 +273,6 @@ def test_bad_settings(settings, message):
     ],
 )
 def test_settings_that_do_not_go_together(attention, options, message):
-    config = CrossAttentionConfig(attention)
+    config = ModelConfig(attention=attention)
     with pytest.raises(ValueError, match=message):
         CrossAttention("dot", DIM, MEMORY_DIM, config, **options, rngs=nnx.Rngs(0))

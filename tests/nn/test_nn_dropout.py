@@ -15,26 +15,21 @@ from quick_compilation import quick_jit
 from attention_jax.analysis import capture
 from attention_jax.nn import (
     Attention,
-    BlockConfig,
     CrossAttention,
-    CrossAttentionConfig,
     DecoderBlock,
     EncoderBlock,
     LocalMAttention,
     LocalPAttention,
+    ModelConfig,
     MultiHeadAttention,
-    PositionConfig,
     Seq2Seq,
-    Seq2SeqConfig,
 )
 from attention_jax.pairwise.dropout import drop_features
 
 B, T, S, D, V = 2, 5, 7, 12, 11
-BLOCK = BlockConfig(dim=D, hidden_dim=13, dropout_rate=0.5)
+BLOCK = ModelConfig(dim=D, hidden_dim=13, dropout_rate=0.5)
 RATE = {"dropout_rate": 0.5}
-MODEL = Seq2SeqConfig().with_settings(
-    score="dot", dim=D, hidden_dim=7, decoder_self_attention=False, **RATE
-)
+MODEL = ModelConfig(score="dot", dim=D, hidden_dim=7, decoder_self_attention=False, **RATE)
 
 
 def token_ids(length):
@@ -53,7 +48,7 @@ MODULES = {
     "local-m": (functools.partial(LocalMAttention, "dot", D, D, radius=2, **RATE), (QUERY, MEMORY)),
     "local-p": (functools.partial(LocalPAttention, "dot", D, D, radius=2, **RATE), (QUERY, MEMORY)),
     "cross": (
-        functools.partial(CrossAttention, "dot", D, D, CrossAttentionConfig(), **RATE),
+        functools.partial(CrossAttention, "dot", D, D, ModelConfig(), **RATE),
         (QUERY, MEMORY),
     ),
     "encoder": (functools.partial(EncoderBlock, "scaled", BLOCK), (QUERY,)),
@@ -181,7 +176,7 @@ def recording_key(seed, record):
 
 def test_every_dropout_of_a_model_has_a_key_of_its_own():
     config = dataclasses.replace(MODEL, encoder_layers=2, decoder_layers=2)
-    config = config.with_settings(dim=4, decoder_self_attention=True)
+    config = dataclasses.replace(config, dim=4, decoder_self_attention=True)
     model = nnx.eval_shape(lambda: Seq2Seq(config, V, rngs=nnx.Rngs(0), keep_rngs=False))
     nnx.update(model, jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), nnx.state(model)))
     one_sentence, drawn = (np.array([[4, 3, 5]]), np.array([3]), np.array([[1, 6]])), []
@@ -213,11 +208,9 @@ def test_seeds_side_by_side():
             np.testing.assert_allclose(outputs[call][index], module(QUERY), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"attention": "monotonic"}, {"positions": PositionConfig(draw="subset")}]
-)
+@pytest.mark.parametrize("settings", [{"attention": "monotonic"}, {"position_draw": "subset"}])
 def test_randomness_besides_dropout_is_not_left_out_in_silence(settings):
-    config = Seq2SeqConfig().with_settings(dim=8, hidden_dim=7, **settings)
+    config = ModelConfig(dim=8, hidden_dim=7, **settings)
     model, _ = scrambled(lambda: Seq2Seq(config, V, rngs=nnx.Rngs(0)))
     model.train()
     with pytest.raises(ValueError, match="dropout_rng must be given where deterministic is False"):
@@ -265,7 +258,7 @@ def test_weights_may_have_a_rate_of_their_own(features, weights):
 
 
 def test_a_model_that_drops_weights_alone_needs_a_key():
-    config = MODEL.with_settings(dropout_rate=0.0, attention_dropout_rate=0.5)
+    config = dataclasses.replace(MODEL, dropout_rate=0.0, attention_dropout_rate=0.5)
     model = Seq2Seq(config, V, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"deterministic must be given where dropout_rate is 0\.5"):
         model(*SENTENCES)

@@ -12,19 +12,16 @@ from products import product_dtypes
 
 from attention_jax.nn import (
     Attention,
-    BlockConfig,
     CoverageAttention,
     CrossAttention,
-    CrossAttentionConfig,
     DecoderBlock,
     EncoderBlock,
     FeedForward,
     LocalPAttention,
+    ModelConfig,
     MonotonicAttention,
     MultiHeadAttention,
-    PositionConfig,
     Seq2Seq,
-    Seq2SeqConfig,
 )
 
 B, T, S, D, V = 2, 5, 7, 12, 11
@@ -60,10 +57,14 @@ def test_scaled_with_these_settings_is_flax(dtypes):
     np.testing.assert_allclose(*wide, atol=0.1 if rough else 2e-5)
 
 
-CONFIG = Seq2SeqConfig(
+CONFIG = ModelConfig(
     score="additive",
-    block=BlockConfig(dim=D, hidden_dim=7, activation="swiglu", normalize_qk=True),
-    positions=PositionConfig("learned", limit=S),
+    dim=D,
+    hidden_dim=7,
+    activation="swiglu",
+    normalize_qk=True,
+    positions="learned",
+    position_limit=S,
 )
 SENTENCES = (
     jnp.asarray(np.random.default_rng(1).integers(3, V, (B, S))),
@@ -71,7 +72,7 @@ SENTENCES = (
     jnp.asarray(np.random.default_rng(2).integers(3, V, (B, T))),
 )
 CROSS = {
-    kind: functools.partial(CrossAttention, "additive", D, D, CrossAttentionConfig(kind))
+    kind: functools.partial(CrossAttention, "additive", D, D, ModelConfig(attention=kind))
     for kind in ("global", "local-p", "coverage", "monotonic")
 }
 CROSS["heads"] = functools.partial(CROSS["global"], num_heads=2)
@@ -89,9 +90,9 @@ MODULES = {
     "monotonic": (functools.partial(MonotonicAttention, "additive", D, D), (QUERY, MEMORY)),
     **{f"cross, {kind}": (make, (QUERY, MEMORY)) for kind, make in CROSS.items()},
     "feed-forward": (functools.partial(FeedForward, D, 7), (QUERY,)),
-    "encoder": (functools.partial(EncoderBlock, "additive", CONFIG.block), (QUERY,)),
+    "encoder": (functools.partial(EncoderBlock, "additive", CONFIG), (QUERY,)),
     "decoder": (
-        functools.partial(DecoderBlock, "scaled", "additive", CONFIG.block),
+        functools.partial(DecoderBlock, "scaled", "additive", CONFIG),
         (QUERY, MEMORY),
     ),
     "seq2seq": (functools.partial(Seq2Seq, CONFIG, V), SENTENCES),

@@ -14,16 +14,14 @@ from numpy_model import scrambled
 
 from attention_jax.nn import (
     Attention,
-    BlockConfig,
     CrossAttention,
-    CrossAttentionConfig,
     DecoderBlock,
     EncoderBlock,
     LocalMAttention,
     LocalPAttention,
+    ModelConfig,
     MultiHeadAttention,
     Seq2Seq,
-    Seq2SeqConfig,
 )
 
 # Primes, longer than tiles are: no product of other sizes is a multiple of T S. Where a module does
@@ -55,7 +53,7 @@ def variables(jaxpr):
 
 
 QUERY, MEMORY = jnp.ones((1, T, D)), jnp.ones((1, S, D))
-BLOCK = BlockConfig(dim=D, hidden_dim=5)
+BLOCK = ModelConfig(dim=D, hidden_dim=5)
 TILED = {"implementation": "tiled"}
 SENTENCES = (jnp.ones((1, S), int), jnp.array([S - 2]), jnp.ones((1, T), int))
 
@@ -64,11 +62,11 @@ def made(module_class, *arguments, **options):
     return scrambled(lambda: module_class(*arguments, **options, rngs=nnx.Rngs(0)))[0]
 
 
-SEQ2SEQ = made(Seq2Seq, Seq2SeqConfig(block=BlockConfig(dim=D, hidden_dim=5)), V)
+SEQ2SEQ = made(Seq2Seq, ModelConfig(dim=D, hidden_dim=5), V)
 
 
 def cross(attention="global", num_heads=1):
-    config = CrossAttentionConfig(attention)
+    config = ModelConfig(attention=attention)
     return made(CrossAttention, "dot", D, D, config, num_heads=num_heads)
 
 

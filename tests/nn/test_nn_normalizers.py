@@ -8,8 +8,8 @@ from flax import nnx
 from quick_compilation import quick_jit
 
 from attention_jax import analysis, attention, attention_weights, causal_mask, nn, padding_mask
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.cross_attention import CrossAttention, CrossAttentionConfig
+from attention_jax.nn.config import ModelConfig
+from attention_jax.nn.cross_attention import CrossAttention
 from attention_jax.nn.parameters import values_of
 
 B, T, S, D, N = 2, 5, 7, 8, 4
@@ -118,7 +118,7 @@ def test_a_gate_keeps_padding_out():
 @pytest.mark.parametrize("num_heads", [1, 2])
 def test_a_model(num_heads):
     """Settings by their names reach both attentions; all parameters have gradients."""
-    config = nn.Seq2SeqConfig().with_settings(
+    config = nn.ModelConfig(
         dim=8,
         hidden_dim=8,
         num_heads=num_heads,
@@ -143,11 +143,11 @@ def test_a_model(num_heads):
 
 def test_mistakes_in_settings():
     with pytest.raises(ValueError, match="normalizer must be softmax with attention 'coverage'"):
-        CrossAttentionConfig("coverage", normalizer="entmax")
+        ModelConfig(attention="coverage", normalizer="entmax")
     with pytest.raises(ValueError, match=r"normalizer must be one of .*'softmx'"):
-        CrossAttentionConfig(normalizer="softmx")
+        ModelConfig(normalizer="softmx")
     with pytest.raises(ValueError, match="alpha must be above 1"):
-        BlockConfig(self_attention_normalizer="entmax(alpha=0.5)")
+        ModelConfig(self_attention_normalizer="entmax(alpha=0.5)")
     with pytest.raises(ValueError, match="normalizer must be"):
         multi_head("nothing")
     with pytest.raises(ValueError, match="normalizer must be softmax in LocalMAttention"):
@@ -197,7 +197,7 @@ def test_captured_logits_are_those_of_the_softmax():
 
 
 def test_cross_attention_with_one_head():
-    config = CrossAttentionConfig(normalizer="sparsemax")
+    config = ModelConfig(normalizer="sparsemax")
     attend = CrossAttention("dot", D, D, config, rngs=nnx.Rngs(0))
     _, weights, _ = attend(3 * QUERY, KEY, mask=MASK, return_weights=True)
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)

@@ -7,7 +7,7 @@ import numpy_model
 import pytest
 from flax import nnx
 
-from attention_jax.nn import PositionConfig, PositionEncoding
+from attention_jax.nn import ModelConfig, PositionEncoding
 from attention_jax.nn.position_encoding import Rotation
 
 KINDS = ["sinusoidal", "learned", "rotary", "none"]
@@ -15,7 +15,7 @@ ANCHORS = ["start", "end", "both"]
 
 
 def make(dim=12, **settings):
-    return PositionEncoding(PositionConfig(**settings), dim, rngs=nnx.Rngs(0))
+    return PositionEncoding(ModelConfig(dim=dim, **settings), rngs=nnx.Rngs(0))
 
 
 # --- ids ---
@@ -23,14 +23,14 @@ def make(dim=12, **settings):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_that_are_not_random_begin_at_0(kind):
-    encoding = make(kind=kind, limit=7)
+    encoding = make(positions=kind, position_limit=7)
     for rng in (None, jax.random.key(0)):
         np.testing.assert_array_equal(encoding.ids(5, rng), [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("draw", ["subset", "window"])
 def test_ids_are_random_in_training_alone(draw):
-    encoding = make(draw=draw, limit=43)
+    encoding = make(position_draw=draw, position_limit=43)
     # 43 // 8 is 5, and evaluation may go beyond the limit: sines have none.
     np.testing.assert_array_equal(encoding.ids(3), [5, 6, 7])
     np.testing.assert_array_equal(encoding.ids(47), range(5, 52))
@@ -40,7 +40,7 @@ def test_ids_are_random_in_training_alone(draw):
     for seed, ids in enumerate(drawn):
         assert 0 <= ids[0] < ids[1] < ids[2] < 43
         assert draw_ids(seed).tolist() == ids
-    with pytest.raises(ValueError, match=r"holds 44 tokens, .*; limit 43 holds 43"):
+    with pytest.raises(ValueError, match=r"hold 44 tokens, .*; 43 holds 43"):
         encoding.ids(44, jax.random.key(0))
 
 
@@ -48,7 +48,7 @@ def test_the_draw_is_that_of_the_config():
     """Two of 997 are neighbours in 1 of 500 subsets, and in every third window or so."""
     neighbours = {}
     for draw in ("subset", "window"):
-        encoding = make(draw=draw, limit=997)
+        encoding = make(position_draw=draw, position_limit=997)
         rngs = jax.random.split(jax.random.key(0), 211)
         drawn = numpy_model.run_jit(
             jax.vmap(lambda rng, encoding=encoding: encoding.ids(2, rng)), rngs
@@ -59,11 +59,11 @@ def test_the_draw_is_that_of_the_config():
 
 @pytest.mark.parametrize(("draw", "most"), [("none", 17), ("subset", 15), ("window", 15)])
 def test_a_learned_table_ends(draw, most):
-    encoding = make(kind="learned", draw=draw, limit=17)
+    encoding = make(positions="learned", position_draw=draw, position_limit=17)
     ids = np.asarray(encoding.ids(most))
     np.testing.assert_array_equal(ids, range(17 - most, 17))
     assert np.all(np.isfinite(encoding((jnp.asarray(ids),))))
-    with pytest.raises(ValueError, match=f"holds {most + 1} tokens, .*; limit 17 holds {most}"):
+    with pytest.raises(ValueError, match=f"hold {most + 1} tokens, .*; 17 holds {most}"):
         encoding.ids(most + 1)
 
 
@@ -86,7 +86,13 @@ def ids_by_hand(anchor, length):
 @pytest.mark.parametrize("anchor", ANCHORS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_encodings_are_the_formula(kind, anchor):
-    encoding = make(kind=kind, anchor=anchor, limit=17, max_wavelength=50.0, scale=3.0)
+    encoding = make(
+        positions=kind,
+        position_anchor=anchor,
+        position_limit=17,
+        max_wavelength=50.0,
+        position_scale=3.0,
+    )
 
     def calls(ids, lengths):
         of_source, of_target = encoding.source_ids(ids, 7, lengths), encoding.target_ids(ids, 3, 2)
@@ -118,7 +124,7 @@ def test_encodings_are_the_formula(kind, anchor):
 
 
 def test_a_new_table_has_the_variance_of_sines():
-    rows = np.asarray(make(dim=62, kind="learned", limit=211).table[...])
+    rows = np.asarray(make(dim=62, positions="learned", position_limit=211).table[...])
     assert np.var(rows) == pytest.approx(0.5, rel=0.05)
     assert np.mean(rows) == pytest.approx(0, abs=0.03)
 

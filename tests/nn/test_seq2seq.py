@@ -12,7 +12,7 @@ from numpy_model import decoder_block, encoder_block, linear, normed, run_jit, s
 
 from attention_jax import Score
 from attention_jax.analysis import attention_rollout
-from attention_jax.nn import Seq2Seq, Seq2SeqConfig
+from attention_jax.nn import ModelConfig, Seq2Seq
 
 B, T, S, V = 3, 5, 7, 11
 PAD, SOS, EOS = 0, 1, 2
@@ -38,7 +38,7 @@ class Distance(Score):
 
 
 def make(score="scaled", **settings):
-    config = Seq2SeqConfig().with_settings(score=score, **{"dim": 8, "hidden_dim": 13, **settings})
+    config = ModelConfig(score=score, **{"dim": 8, "hidden_dim": 13, **settings})
     options = {"deterministic": True, "keep_rngs": False}
     return scrambled(lambda: Seq2Seq(config, V, **options, rngs=nnx.Rngs(0)))
 
@@ -65,13 +65,13 @@ def numpy_seq2seq(config, params, source, length, target_inputs):
     x, weights, encoder_weights = numpy_embed(params["source_embedding"], source), [], []
     for layer in range(config.encoder_layers):
         block = params["encoder"][layer]
-        x, found = encoder_block(self_score, config.block, block, x, allowed)
+        x, found = encoder_block(self_score, config, block, x, allowed)
         encoder_weights.append(found)
     memory = normed(params["memory_norm"], x)
     x = numpy_embed(params["target_embedding"], target_inputs)
     for layer in range(config.decoder_layers):
         block = params["decoder"][layer]
-        x, found = decoder_block(self_score, config.score, config.block, block, x, memory, allowed)
+        x, found = decoder_block(self_score, config.score, config, block, x, memory, allowed)
         weights.append(found)
     logits = linear(params["logits"], normed(params["output_norm"], x))
     return logits, np.stack(weights), encoder_weights
@@ -326,7 +326,7 @@ def test_dropout_reaches_embeddings_and_both_halves():
 )
 def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
-        Seq2SeqConfig().with_settings(**settings)
+        ModelConfig(**settings)
 
 
 def test_no_examples():

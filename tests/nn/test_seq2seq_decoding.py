@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from numpy_model import run_jit, scrambled
 
-from attention_jax.nn import Seq2Seq, Seq2SeqConfig
+from attention_jax.nn import ModelConfig, Seq2Seq
 
 B, T, S, V = 3, 5, 7, 11
 PAD, SOS, EOS = 0, 1, 2
@@ -18,9 +18,7 @@ NUMBERS = {"max_length": T, "sos": SOS, "eos": EOS, "pad": PAD}
 
 
 def make(seed=1, noise=0.2, **settings):
-    config = Seq2SeqConfig().with_settings(
-        **{"score": "additive", "dim": 8, "hidden_dim": 13, **settings}
-    )
+    config = ModelConfig(**{"score": "additive", "dim": 8, "hidden_dim": 13, **settings})
     return scrambled(lambda: Seq2Seq(config, V, rngs=nnx.Rngs(0)), seed=seed, noise=noise)[0]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attention_jax.nn import BlockConfig, Seq2Seq, Seq2SeqConfig
+from attention_jax.nn import ModelConfig, Seq2Seq
 from attention_jax.nn.seq2seq_params import bind, initial_params, output_layer
 from attention_jax.runs.checkpoints import Checkpoints
 
@@ -20,9 +20,10 @@ every_tie = pytest.mark.parametrize("tie", TIES)
 
 
 def config(tie):
-    return Seq2SeqConfig(
+    return ModelConfig(
         score="dot",
-        block=BlockConfig(dim=DIM, hidden_dim=3),
+        dim=DIM,
+        hidden_dim=3,
         encoder_layers=0,
         tied_embeddings=tie,
     )

@@ -8,7 +8,7 @@ from flax import nnx
 from numpy_model import decoder_block, encoder_block, feed_forward, normal, run_jit, scrambled
 
 from attention_jax import padding_mask
-from attention_jax.nn import BlockConfig, DecoderBlock, EncoderBlock
+from attention_jax.nn import DecoderBlock, EncoderBlock, ModelConfig
 from attention_jax.nn.transformer import FeedForward
 
 B, T, S, DIM, HIDDEN, MEMORY_DIM = 2, 5, 7, 12, 11, 13
@@ -22,7 +22,7 @@ WAVELENGTHS = {"plain": None, "post": None, "modern": 50.0}
 
 
 def block_config(name, **settings):
-    return BlockConfig(dim=DIM, hidden_dim=HIDDEN, **SETTINGS[name], **settings)
+    return ModelConfig(dim=DIM, hidden_dim=HIDDEN, **SETTINGS[name], **settings)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
@@ -218,5 +218,5 @@ def test_a_rng_alone_drops_nothing():
 )
 def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message) as error:
-        BlockConfig(**{"dim": 12, "hidden_dim": 11, **settings})
+        ModelConfig(**{"dim": 12, "hidden_dim": 11, **settings})
     assert "\n" not in str(error.value)

@@ -16,9 +16,7 @@ from stand_in_training import scaled_at_each_step
 from attention_jax.analysis import capture
 from attention_jax.analysis.attention_names import computation_order
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.position_config import PositionConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.reports import gradient_report
 from attention_jax.tasks.gradient_examples import GradientAnalysis
 from attention_jax.tasks.gradients import analyze_run
@@ -33,10 +31,12 @@ CROSS = "decoder_0/cross_attention"
 
 
 CONFIG = ReversalConfig(
-    model=Seq2SeqConfig(
+    model=ModelConfig(
         score="general",
-        block=BlockConfig(dim=8, hidden_dim=12),
-        positions=PositionConfig("learned", limit=13),
+        dim=8,
+        hidden_dim=12,
+        positions="learned",
+        position_limit=13,
         encoder_layers=0,
     ),
     loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),

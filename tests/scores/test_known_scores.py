@@ -157,13 +157,13 @@ LINE = "pair of float32 [3, {0}] and float32 [5, {0}] raised RuntimeError: broke
     ],
 )  # fmt: skip
 def test_a_model_checks_its_scores_at_its_sizes(settings, size, wrong_module):
-    config = nn.Seq2SeqConfig().with_settings(**settings)
+    config = nn.ModelConfig(**settings)
     with pytest.raises(ValueError, match=re.escape(LINE.format(size))):
         nn.Seq2Seq(config, 7, rngs=nn_rngs())
 
 
 def test_self_attention_that_is_not_there_is_not_checked(wrong_module):
-    config = nn.Seq2SeqConfig(
+    config = nn.ModelConfig(
         self_attention_score="wrong_scores:Wrong", encoder_layers=0, decoder_self_attention=False
     )
     config.check_scores_run()
@@ -187,7 +187,7 @@ def test_training_fails_before_it_makes_a_folder(wrong_module, monkeypatch, caps
 
 
 def test_translation_fails_before_it_reads_the_text(wrong_module):
-    model = MODEL.with_settings(score="wrong_scores:Wrong(size=32)")
+    model = dataclasses.replace(MODEL, score="wrong_scores:Wrong(size=32)")
     config = TranslationConfig(source="nowhere", target="nowhere", model=model)
     with pytest.raises(ValueError, match=re.escape(LINE.format(32))):
         prepare(config, wrong_module, 1)

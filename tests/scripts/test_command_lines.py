@@ -16,8 +16,7 @@ from command_line import ScoreNames, run_command
 from command_lines import ROOT, call, load
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.evaluation import reverse
 from attention_jax.tasks.reversal.task import ReversalConfig
@@ -36,9 +35,10 @@ padding_mask = importlib.import_module("experiments.reversal.padding_mask")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     config = ReversalConfig(
-        model=Seq2SeqConfig(
+        model=ModelConfig(
             score="general",
-            block=BlockConfig(dim=8, hidden_dim=12),
+            dim=8,
+            hidden_dim=12,
             encoder_layers=0,
             decoder_self_attention=False,
         ),

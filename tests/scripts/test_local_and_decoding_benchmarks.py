@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -177,7 +176,7 @@ def test_rows_of_decoding(monkeypatch, capsys, tmp_path):
 def test_both_ways_emit_the_same_tokens_and_never_end(path, settings):
     from benchmarks import decoding
 
-    config = Seq2SeqConfig().with_settings(dim=8, hidden_dim=8, encoder_layers=0, **settings)
+    config = ModelConfig(dim=8, hidden_dim=8, encoder_layers=0, **settings)
     source = np.random.default_rng(3).integers(EOS + 1, 29, (5, 7)).astype(np.int32)
     lengths = np.full(5, 7, np.int32)
 
@@ -204,9 +203,7 @@ def test_both_ways_emit_the_same_tokens_and_never_end(path, settings):
 def test_naive_decoding_stops_when_every_row_has_ended(path):
     from benchmarks import decoding
 
-    config = Seq2SeqConfig(
-        block=BlockConfig(dim=8, hidden_dim=8), encoder_layers=0, decoder_self_attention=False
-    )
+    config = ModelConfig(dim=8, hidden_dim=8, encoder_layers=0, decoder_self_attention=False)
 
     @jax.jit
     def tokens():

@@ -3,8 +3,6 @@
 import pytest
 from sweep_combinations import combinations_of, folder_name
 
-from attention_jax.tasks.reversal.task import MODEL
-
 
 def combinations(tmp_path, *settings, common=(), scores=("dot",)):
     made = combinations_of("reversal", scores, settings, tmp_path, common)
@@ -12,20 +10,22 @@ def combinations(tmp_path, *settings, common=(), scores=("dot",)):
 
 
 def test_settings_are_parsed_like_options(tmp_path):
-    settings = ["model.block.dim=16,8", "decoder-self-attention=true,False", "loop.steps=3"]
+    settings = ["model.dim=16,8", "decoder-self-attention=true,False", "loop.steps=3"]
     configs = combinations(tmp_path, *settings, common=["--seeds", "3", "--norm", "post"])
-    assert [
-        (config.model.block.dim, config.model.decoder_self_attention) for config in configs
-    ] == [(16, True), (16, False), (8, True), (8, False)]
+    assert [(config.model.dim, config.model.decoder_self_attention) for config in configs] == [
+        (16, True),
+        (16, False),
+        (8, True),
+        (8, False),
+    ]
     assert {(config.loop.steps, config.loop.seeds) for config in configs} == {(3, 3)}
-    assert {config.model.block.norm for config in configs} == {"post"}
+    assert {config.model.norm for config in configs} == {"post"}
 
 
-def test_a_value_may_have_several_words_and_none(tmp_path):
-    configs = combinations(tmp_path, "positions=any-length limit=64,rotary", "num_key_heads=None,1")
-    positions = [(c.model.positions.kind, c.model.positions.limit) for c in configs]
-    assert positions == [("sinusoidal", 64)] * 2 + [("rotary", 512)] * 2
-    assert [config.model.block.num_key_heads for config in configs] == [None, 1] * 2
+def test_a_value_may_be_none(tmp_path):
+    configs = combinations(tmp_path, "positions=learned,rotary", "num_key_heads=None,1")
+    assert [config.model.positions for config in configs] == ["learned"] * 2 + ["rotary"] * 2
+    assert [config.model.num_key_heads for config in configs] == [None, 1] * 2
 
 
 def test_commas_in_parentheses_do_not_separate(tmp_path):
@@ -38,23 +38,22 @@ def test_normalizers_with_arguments(tmp_path):
     values = "normalizer=softmax,log_scaled(normalizer=entmax,start=8)"
     common = ["--self-attention-normalizer", "softmax(sink=True)", "--output-gate"]
     configs = [c.model for c in combinations(tmp_path, values, common=common)]
-    names = [config.cross_attention.normalizer for config in configs]
+    names = [config.normalizer for config in configs]
     assert names == ["softmax", "log_scaled(normalizer=entmax,start=8)"]
-    assert {config.block.self_attention_normalizer for config in configs} == {"softmax(sink=True)"}
-    assert all(config.block.output_gate for config in configs)
+    assert {config.self_attention_normalizer for config in configs} == {"softmax(sink=True)"}
+    assert all(config.output_gate for config in configs)
 
 
 def test_kinds_without_a_normalizer_have_softmax(tmp_path):
     configs = combinations(tmp_path, "attention=global,local-p,monotonic")
-    names = [config.model.cross_attention.normalizer for config in configs]
-    assert names == [MODEL.cross_attention.normalizer, "softmax", "softmax"]
-    assert names[0] != "softmax"
+    names = [config.model.normalizer for config in configs]
+    assert names == ["log_scaled(start=9)", "softmax", "softmax"]
     with pytest.raises(ValueError, match="normalizer must be softmax with attention 'local-p'"):
         combinations(tmp_path, "attention=local-p", common=["--normalizer", "entmax"])
 
 
 def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):
-    settings = {"dim": 8, "positions": "learned anchor=both"}
+    settings = {"dim": 8, "positions": "learned"}
     texts = [
         "additive",
         "additive(a=1)",

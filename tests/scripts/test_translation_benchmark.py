@@ -7,8 +7,6 @@ import pytest
 from benchmarks import translation, translation_parts
 from benchmarks.measure import Compiled, Options
 
-from attention_jax.nn.block_config import BlockConfig
-
 SHRUNK = Options(scores=("additive",), shrink=32, repeats=1)
 
 
@@ -19,7 +17,10 @@ def test_a_part_is_left_out_alone(monkeypatch):
         vocabulary_size=64,
         model=dataclasses.replace(
             translation._config("scaled").model,
-            block=BlockConfig(dim=16, hidden_dim=64, num_heads=2, dropout_rate=0.2),
+            dim=16,
+            hidden_dim=64,
+            num_heads=2,
+            dropout_rate=0.2,
             encoder_layers=1,
             decoder_layers=1,
         ),

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from attention_jax.nn import BlockConfig, Seq2SeqConfig
+from attention_jax.nn import ModelConfig
 from attention_jax.tasks.reversal import evaluation as reversal_evaluation
 from attention_jax.tasks.reversal.evaluation import evaluate, reverse
 from attention_jax.tasks.reversal.task import (
@@ -22,7 +22,7 @@ from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.loop import LoopConfig, initial_state, train_steps
 
 SEEDS = 2
-MODEL = Seq2SeqConfig(score="general", block=BlockConfig(dim=16, hidden_dim=16), encoder_layers=0)
+MODEL = ModelConfig(score="general", dim=16, hidden_dim=16, encoder_layers=0)
 CONFIG = ReversalConfig(
     model=MODEL, loop=LoopConfig(seeds=SEEDS), batch_size=32, min_length=1, max_length=3
 )

@@ -6,27 +6,25 @@ import json
 import pytest
 
 from attention_jax import Additive
-from attention_jax.nn import BlockConfig, CrossAttentionConfig, PositionConfig, Seq2SeqConfig
+from attention_jax.nn import ModelConfig
 from attention_jax.tasks.reversal.task import MODEL, ReversalConfig
 from attention_jax.training.loop import LoopConfig
 
 
 def test_settings_survive_json():
     made = ReversalConfig(
-        model=Seq2SeqConfig(
+        model=ModelConfig(
             score="additive",
             self_attention_score=None,
-            block=BlockConfig(
-                num_heads=4,
-                num_key_heads=2,
-                activation="gelu",
-                norm="post",
-                normalize_qk=True,
-                dropout_rate=0.1,
-            ),
-            cross_attention=CrossAttentionConfig(
-                attention="coverage", radius=3, alignment="monotonic"
-            ),
+            num_heads=4,
+            num_key_heads=2,
+            activation="gelu",
+            norm="post",
+            normalize_qk=True,
+            dropout_rate=0.1,
+            attention="coverage",
+            radius=3,
+            alignment="monotonic",
             mask_padding=False,
             encoder_layers=2,
         ),
@@ -41,86 +39,22 @@ def test_settings_survive_json():
     assert ReversalConfig.from_json(content) != ReversalConfig()
 
 
-def test_config_json_of_older_runs_still_loads():
-    """As the first release wrote it, when there was one kind of attention with one head."""
-    content = json.loads(
-        """{"model": {"score": "general", "self_attention_score": "scaled", "dim": 32,
-                      "hidden_dim": 64, "encoder_layers": 1, "decoder_layers": 1,
-                      "mask_padding": true},
-            "loop": {"seeds": 2, "first_seed": 3, "steps": 100, "log_every": 25,
-                     "checkpoint_every": 50},
-            "batch_size": 16, "min_length": 3, "max_length": 8, "learning_rate": 0.003,
-            "clip_norm": 1.0}"""
-    )
-    loaded = ReversalConfig.from_json(content)
-    assert loaded.model == Seq2SeqConfig(score="general", block=BlockConfig(dim=32, hidden_dim=64))
-    assert (loaded.loop.first_seed, loaded.batch_size) == (3, 16)
-    # The positions, the attentions and the sources are those of then, not today's defaults.
-    assert (loaded.source_start, loaded.weight_decay) == (False, 0.0)
-    assert ReversalConfig().model != loaded.model.with_settings(score="scaled", dim=64)
-
-
-def test_config_json_with_flat_settings_still_loads():
-    """As versions wrote it whose settings of the model were not composed."""
-    content = json.loads(
-        """{"model": {"score": "additive", "self_attention_score": null, "attention": "coverage",
-                      "radius": 3, "alignment": "monotonic", "heads": 4, "key_heads": 2, "dim": 32,
-                      "hidden_dim": 48, "activation": "gelu", "norm": "post",
-                      "normalize_qk": true, "encoder_layers": 2, "decoder_layers": 1,
-                      "dropout_rate": 0.1, "checkpoint_blocks": true, "mask_padding": false,
-                      "positions": {"kind": "learned", "limit": 64},
-                      "decoder_self_attention": false, "sharpen_from": null,
-                      "tied_embeddings": "output"},
-            "loop": {"seeds": 2}, "batch_size": 16}"""
-    )
-    assert ReversalConfig.from_json(content).model == Seq2SeqConfig(
-        score="additive",
-        self_attention_score=None,
-        block=BlockConfig(
-            dim=32,
-            hidden_dim=48,
-            num_heads=4,
-            num_key_heads=2,
-            activation="gelu",
-            norm="post",
-            normalize_qk=True,
-            dropout_rate=0.1,
-        ),
-        cross_attention=CrossAttentionConfig("coverage", radius=3, alignment="monotonic"),
-        positions=PositionConfig("learned", limit=64),
-        encoder_layers=2,
-        decoder_self_attention=False,
-        mask_padding=False,
-        tied_embeddings="output",
-    )
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_config_json_of_runs_with_sharpened_logits_still_loads(flat):
-    """What was `sharpen_from` is the normaliser now, around another one that the run had."""
-    for normalizer, expected in (
-        (None, "log_scaled(start=7)"),
-        ("softmax", "log_scaled(start=7)"),
-        ("entmax(alpha=1.2)", "log_scaled(normalizer=entmax(alpha=1.2), start=7)"),
-    ):
-        config = ReversalConfig(model=MODEL.with_settings(normalizer=expected, radius=3))
-        content = json.loads(json.dumps(config.to_json()))
-        cross = content["model"]["cross_attention"]
-        del cross["normalizer"]
-        cross |= {"sharpen_from": 7} | ({} if normalizer is None else {"normalizer": normalizer})
-        if flat:
-            content["model"] |= content["model"].pop("cross_attention")
-        assert ReversalConfig.from_json(content) == config
-
-
 def test_labels_of_normalizers():
     labels = [
-        ReversalConfig(model=MODEL.with_settings(**settings)).label
+        ReversalConfig(model=dataclasses.replace(MODEL, **settings)).label
         for settings in (
-            {}, {"normalizer": "softmax"}, {"normalizer": "softmax", "attention": "coverage"}
+            {}, {"normalizer": "softmax"}, {"attention": "coverage"}, {"positions": "rotary"}
         )
     ]  # fmt: skip
-    assert labels == ["scaled", "scaled, softmax", "scaled, coverage"]
+    rotary = "positions rotary position_anchor=end position_draw=window position_limit=8192"
+    rotary = f"scaled, {rotary} max_wavelength=100.0 min_wavelength=0.4 position_scale=8.0"
+    assert labels == ["scaled", "scaled, softmax", "scaled, coverage", rotary]
+
+
+def test_the_usual_normalizer_is_that_of_the_kind_of_attention():
+    for attention, normalizer in (("global", "log_scaled(start=9)"), ("local-p", "softmax")):
+        made = ReversalConfig(model=dataclasses.replace(MODEL, attention=attention))
+        assert made.model.normalizer == normalizer
 
 
 @pytest.mark.parametrize(
@@ -137,10 +71,10 @@ def test_labels_of_normalizers():
         ({"coverage_weight": -0.5}, r"coverage_weight must be at least 0; got -0.5"),
         ({"coverage_weight": float("nan")}, r"coverage_weight must be at least 0; got nan"),
         (
-            {"model": Seq2SeqConfig(score=Additive(5))},
+            {"model": ModelConfig(score=Additive(5))},
             r"model.score must be a name, for config.json to hold it; got Additive",
         ),
-        ({"model": Seq2SeqConfig(self_attention_score=Additive(5))}, r"model.self_attention_score"),
+        ({"model": ModelConfig(self_attention_score=Additive(5))}, r"model.self_attention_score"),
     ],
 )
 def test_bad_settings(settings, message):
@@ -154,7 +88,7 @@ def test_bad_settings(settings, message):
         lambda content: content.pop("model"),
         lambda content: content.update(model=3),
         lambda content: content["model"].update(unknown=3),
-        lambda content: content["model"].update(block=3),
+        lambda content: content["model"].update(block={"dim": 8}),  # of earlier versions
         lambda content: content["loop"].update(unknown=3),
         lambda content: content.update(unknown=3),
     ],

@@ -1,5 +1,6 @@
 """A training run in a folder, from its configuration to its resumption."""
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from attention_jax.nn import Seq2SeqConfig
+from attention_jax.nn import ModelConfig
 from attention_jax.runs.metrics_file import MetricsFile, read_lines
 from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.task import (
@@ -37,7 +38,7 @@ def config(
         seeds=seeds, steps=steps, log_every=log_every, checkpoint_every=checkpoint_every
     )
     small = {"dim": 8, "hidden_dim": 7, "encoder_layers": 0, "decoder_self_attention": False}
-    model = Seq2SeqConfig(score=score).with_settings(**{**small, **(model or {})})
+    model = dataclasses.replace(ModelConfig(score=score), **{**small, **(model or {})})
     defaults = {"batch_size": 32, "min_length": 1, "max_length": 3, "learning_rate": 0.02}
     return ReversalConfig(model=model, loop=loop, **{**defaults, **others})
 

@@ -11,7 +11,7 @@ import pytest
 from command_lines import call, load
 
 from attention_jax import Entmax, LogScaled, Score
-from attention_jax.nn import Seq2SeqConfig
+from attention_jax.nn import ModelConfig
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.scores import Additive, SoftCap
 from attention_jax.tasks.reversal.definition import REVERSAL
@@ -54,7 +54,7 @@ def mine(monkeypatch):
 
 def begun(folder, definition, **scores):
     """A run folder as `train_run` begins it."""
-    model = (MODEL if definition is TRANSLATION else Seq2SeqConfig()).with_settings(**scores)
+    model = dataclasses.replace(MODEL if definition is TRANSLATION else ModelConfig(), **scores)
     start = TRANSLATED if definition is TRANSLATION else ReversalConfig()
     config = dataclasses.replace(start, model=model)
     RunFolder(folder).create(config.to_json(), resume=False)
@@ -164,7 +164,7 @@ def test_runs_of_earlier_versions_still_load(definition, mine, tmp_path):
 
 def test_another_name_is_one_difference(mine, tmp_path):
     config = begun(tmp_path, REVERSAL, score="my_scores:MINE")
-    other = dataclasses.replace(config, model=Seq2SeqConfig(score="dot"))
+    other = dataclasses.replace(config, model=ModelConfig(score="dot"))
     with pytest.raises(ValueError, match="another configuration") as raised:
         train_run(REVERSAL, other, tmp_path, resume=True)
     assert (

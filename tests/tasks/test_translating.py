@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.translation import translate as translating
 from attention_jax.tasks.translation.batches import padded_sources
 from attention_jax.tasks.translation.subwords import Subwords
@@ -49,8 +48,11 @@ def made(*, separate=False, **settings):
         target=Path("a.en"),
         vocabulary="separate" if separate else "joint",
         vocabulary_size=SIZE,
-        model=Seq2SeqConfig(
-            block=BlockConfig(num_heads=2, dim=8, hidden_dim=13, dropout_rate=0.5),
+        model=ModelConfig(
+            num_heads=2,
+            dim=8,
+            hidden_dim=13,
+            dropout_rate=0.5,
             encoder_layers=0,
             tied_embeddings="none" if separate else "all",
         ),

@@ -10,8 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.translation.batches import padded_batch
 from attention_jax.tasks.translation.task import (
     TranslationConfig,
@@ -24,9 +23,7 @@ from attention_jax.tasks.vocabulary import EOS
 from attention_jax.training.loop import LoopConfig
 
 V = 17  # of models that are given ids, not text
-MODEL = Seq2SeqConfig(
-    block=BlockConfig(num_heads=2, dim=8, hidden_dim=13), encoder_layers=0, tied_embeddings="all"
-)
+MODEL = ModelConfig(num_heads=2, dim=8, hidden_dim=13, encoder_layers=0, tied_embeddings="all")
 LOOP = LoopConfig(seeds=1, steps=10, log_every=2, checkpoint_every=4)
 
 
@@ -36,7 +33,7 @@ def config(*, model=None, loop=None, **settings):
         source=Path("a.de"),
         target=Path("a.en"),
         vocabulary_size=V,
-        model=MODEL.with_settings(**(model or {})),
+        model=dataclasses.replace(MODEL, **(model or {})),
         loop=dataclasses.replace(LOOP, **(loop or {})),
         **settings,
     )

@@ -90,7 +90,7 @@ def test_what_a_run_keeps(text, straight):
     }  # fmt: skip
     stored = json.loads((folder / "config.json").read_text())
     assert stored["task"] == "translation"
-    assert stored["model"]["block"]["dim"] == 8
+    assert stored["model"]["dim"] == 8
     sides = [lines_of("train", side) for side in ("de", "en")]
     written = b"".join("".join(f"{line}\n" for line in side).encode() + b"\0" for side in sides)
     assert stored["text_sha256"]["training"] == hashlib.sha256(written).hexdigest()

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.translation.batches import Batches, Pairs, padded_batch
 from attention_jax.tasks.translation.evaluation import (
     mean_loss,
@@ -90,8 +89,10 @@ def test_the_mean_loss_is_that_of_each_pair_alone(smoothing):
         target=Path("a.en"),
         vocabulary_size=V,
         label_smoothing=smoothing,
-        model=Seq2SeqConfig(
-            block=BlockConfig(dim=8, hidden_dim=7, dropout_rate=0.9),
+        model=ModelConfig(
+            dim=8,
+            hidden_dim=7,
+            dropout_rate=0.9,
             encoder_layers=0,
             tied_embeddings="all",
         ),

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from attention_jax import Additive
-from attention_jax.nn.block_config import BlockConfig
-from attention_jax.nn.position_config import PositionConfig
-from attention_jax.nn.seq2seq_config import Seq2SeqConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.translation.parallel_text import ParallelText
 from attention_jax.tasks.translation.subwords import Subwords
 from attention_jax.tasks.translation.task import (
@@ -22,7 +20,7 @@ from attention_jax.tasks.translation.task import (
 from attention_jax.training.loop import LoopConfig
 
 V = 17  # of models that are given ids, not text
-MODEL = Seq2SeqConfig(block=BlockConfig(num_heads=2, dim=8, hidden_dim=13), tied_embeddings="all")
+MODEL = ModelConfig(num_heads=2, dim=8, hidden_dim=13, tied_embeddings="all")
 LOOP = LoopConfig(seeds=1, steps=10, log_every=2, checkpoint_every=4)
 
 
@@ -32,7 +30,7 @@ def config(*, model=None, loop=None, **settings):
         "source": Path("a.de"), "target": Path("a.en"), "vocabulary_size": V, "max_tokens": 11,
     }  # fmt: skip
     return TranslationConfig(
-        model=MODEL.with_settings(**(model or {})),
+        model=dataclasses.replace(MODEL, **(model or {})),
         loop=dataclasses.replace(LOOP, **(loop or {})),
         **{**defaults, **settings},
     )
@@ -45,7 +43,8 @@ def test_settings_survive_json():
     made = config(
         model={
             "score": "additive",
-            "positions": PositionConfig("rotary", anchor="both"),
+            "positions": "rotary",
+            "position_anchor": "both",
             "num_heads": 1,
         },
         loop={"seeds": 3, "keep_best": 2},
@@ -79,20 +78,6 @@ def test_two_vocabularies_survive_json():
     made = config(vocabulary="separate", model={"tied_embeddings": "output"})
     assert TranslationConfig.from_json(json.loads(json.dumps(made.to_json()))) == made
     assert made.vocabulary_sizes == (V, V)
-
-
-def test_config_json_of_earlier_runs_still_loads():
-    """Flat settings of the first version; newer settings have their defaults."""
-    content = json.loads(
-        """{"task": "translation", "source": "a.de", "target": "a.en",
-            "model": {"score": "dot", "heads": 4, "dim": 12, "tied_embeddings": "all"},
-            "loop": {"seeds": 2, "first_seed": 5, "steps": 100}, "vocabulary_size": 300}"""
-    )
-    loaded = TranslationConfig.from_json(content)
-    assert loaded.model == Seq2SeqConfig(
-        score="dot", block=BlockConfig(num_heads=4, dim=12), tied_embeddings="all"
-    )
-    assert (loaded.loop.first_seed, loaded.vocabulary_size, loaded.accumulate) == (5, 300, 1)
 
 
 VALIDATION = {"validation_source": Path("b.de"), "validation_target": Path("b.en")}
@@ -130,8 +115,8 @@ VALIDATION = {"validation_source": Path("b.de"), "validation_target": Path("b.en
         ({"patience": 0, **VALIDATION}, r"patience must be at least 1; got 0"),
         ({"patience": 3}, r"patience needs validation_source and validation_target; got neither"),
         (
-            {"model": {"positions": PositionConfig("learned", limit=11)}},
-            r"positions must have a limit that holds 12 tokens, EOS included; limit 11 holds 11",
+            {"model": {"positions": "learned", "position_limit": 11}},
+            r"position_limit must hold 12 tokens, EOS included; 11 holds 11",
         ),
         (
             {"model": {"score": Additive(5)}},
@@ -154,7 +139,7 @@ def test_bad_settings(settings, message):
         lambda content: content.update(task="reversal"),
         lambda content: content.update(model=3),
         lambda content: content["loop"].update(unknown=3),
-        lambda content: content["model"].update(positions="top"),
+        lambda content: content["model"].update(heads=3),
         lambda content: content.update(source=5),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from command_lines import call, load
 from saved_files import assert_bits_equal
 
-from attention_jax.nn import Seq2SeqConfig
+from attention_jax.nn import ModelConfig
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal.definition import REVERSAL
@@ -34,7 +34,7 @@ def standard_promotion():
 
 def config(steps, schedule="constant", **settings):
     return ReversalConfig(
-        model=Seq2SeqConfig(score="dot").with_settings(**SMALL),
+        model=dataclasses.replace(ModelConfig(score="dot"), **SMALL),
         loop=LoopConfig(seeds=2, steps=steps, log_every=2, checkpoint_every=4, keep=9),
         batch_size=5,
         max_length=3,
@@ -142,8 +142,9 @@ def test_the_script_extends_and_says_why_not(extended, tmp_path, monkeypatch, ca
     options = [
         "--score", "dot", "--dim", 8, "--hidden-dim", 7, "--encoder-layers", 0,
         "--no-decoder-self-attention", "--seeds", 2, "--log-every", 2, "--checkpoint-every", 4,
-        "--keep", 9, "--batch-size", 5, "--max-length", 3, "--positions", "sinusoidal",
-        "--normalizer", "softmax",
+        "--keep", 9, "--batch-size", 5, "--max-length", 3, "--normalizer", "softmax",
+        "--position-anchor", "start", "--position-draw", "none", "--position-limit", 512,
+        "--max-wavelength", 10000, "--min-wavelength", 1, "--position-scale", 1,
     ]  # fmt: skip
     words = ["--workdir", folder, "--resume", "--schedule", "constant", *options]
     assert call(train, *words, "--steps", 14, monkeypatch=monkeypatch) == 0

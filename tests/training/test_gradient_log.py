@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from attention_jax.analysis.learning_statistics import learning_statistics
-from attention_jax.nn import BlockConfig, Seq2SeqConfig
+from attention_jax.nn import ModelConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import MetricsFile, read_lines
@@ -153,9 +153,7 @@ def test_as_often_as_cannot_be(every):
 
 
 CONFIG = ReversalConfig(
-    model=Seq2SeqConfig(
-        block=BlockConfig(dim=4, hidden_dim=3), encoder_layers=0, decoder_self_attention=False
-    ),
+    model=ModelConfig(dim=4, hidden_dim=3, encoder_layers=0, decoder_self_attention=False),
     loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=4),
     batch_size=5,
     min_length=1,

@@ -1,0 +1,391 @@
+"""The settings of a model: one flat dataclass, whose fields are the options of a command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from attention_jax.core.checks import check_choice, check_integer, checked_fraction, checked_rate
+from attention_jax.core.names import check_description, describe
+from attention_jax.core.programs import Known
+from attention_jax.nn.feed_forward import Activation
+from attention_jax.nn.local import Alignment
+from attention_jax.nn.positions import Anchor, check_wavelength
+from attention_jax.normalizers import DEFAULT_NORMALIZER, Softmax, get_normalizer, known_normalizer
+from attention_jax.scores import get_score, known_score
+
+Architecture = Literal["encoder-decoder", "decoder"]
+Norm = Literal["pre", "post"]
+AttentionKind = Literal["global", "local-m", "local-p", "coverage", "monotonic"]
+PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
+Draw = Literal["none", "subset", "window"]
+Tie = Literal["none", "output", "all"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The settings of a model. A kind ignores the settings of the other kinds, unless said so.
+
+    Attributes:
+        architecture: "encoder-decoder"; or "decoder", one sequence in which each token attends to
+            itself and to earlier tokens.
+        score: the score under study: a name in `SCORES`, or "module:Name" for a score of your own;
+            either may have arguments, as in "additive(hidden_dim=32)", see `get_score`. With it the
+            decoder attends to the encoder. In a "decoder" it is the score of every attention.
+        self_attention_score: the score of the self attentions of an "encoder-decoder"; None for
+            the score under study.
+        encoder_layers: number of encoder blocks. With 0 the memory is the embedded source, in which
+            no token depends on the others.
+        decoder_layers: number of decoder blocks.
+        decoder_self_attention: False for a decoder in which each output depends on the previous
+            token alone, not on earlier ones.
+        dim: size of the tokens and of every layer, a multiple of `num_heads`.
+        hidden_dim: hidden size of the feed-forward layers.
+        num_heads: heads of the self attentions, and of "global" cross attention: more than 1 makes
+            it multi-head attention, between projections. Other cross attention has one head.
+        num_key_heads: heads of keys and values in the self attentions (grouped-query), a divisor of
+            `num_heads`; None for `num_heads`.
+        activation: of the feed-forward layers, see `FeedForward`.
+        norm: where layer normalisation stands: "pre", x + f(norm x); or "post", norm(x + f(x)).
+        normalize_qk: layer normalisation of queries and keys in the self attentions.
+        self_attention_normalizer: the normaliser of the self attentions of an "encoder-decoder", as
+            in `get_normalizer`: "softmax", "entmax(alpha=1.5)", "module:Name".
+        output_gate: whether a gate multiplies the heads of multi-head attention, see
+            `MultiHeadAttention`: of the self attentions, and of "global" cross attention with
+            several heads.
+        tied_embeddings: which tables are shared: "none"; "output", target embedding and output
+            layer; "all", both embeddings and the output layer, which needs a shared vocabulary.
+        dropout_rate: of embeddings and the outputs of layers, in training.
+        attention_dropout_rate: of attention weights; None for `dropout_rate`.
+        attention: the kind of cross attention. "global" attends to the whole memory; "local-m" and
+            "local-p" through a window, around a known or a predicted alignment; "coverage"
+            remembers its weights; "monotonic" never goes back.
+        radius: of the local kinds: keys on either side of the window's center. It may be 0 for
+            "local-m".
+        alignment: of "local-m": "reversed", p_i = S - 1 - i, the last token first; or "monotonic",
+            p_i = i.
+        normalizer: of "global" attention, or of every attention in a "decoder". None leaves the
+            choice to the task that trains the model; without a task it is softmax. The other kinds
+            have softmax and take no other.
+        mask_padding: False lets every attention see padding, the flaw of a published comparison.
+        positions: how positions are encoded: "sinusoidal" or "learned" encodings, added to
+            embeddings; "rotary", a rotation of queries and keys in every attention; "none".
+        position_anchor: the end from which the source's tokens are counted: its "start", its "end",
+            or "both", each with half of the features. The target is counted from its start, because
+            its end is not known while it is generated.
+        position_draw: the position ids of training: 0, 1, 2, ... ("none"); an ordered random
+            "subset" of all `position_limit` ids; or a subset of a random "window" (see
+            `random_window_position_ids`). Source and target of a batch share them. Evaluation uses
+            consecutive ids. A model trained on subsets of a large range does better with a subset,
+            given as `position_ids`.
+        position_limit: number of position ids to draw from and, for "learned", rows of the table.
+        max_wavelength: of the slowest sines, cosines and rotations.
+        min_wavelength: of the fastest sines and cosines. Below 1, neighbours differ more.
+        position_scale: factor of the encodings. Embeddings have variance 1, sines and cosines 1/2.
+
+    Raises:
+        ValueError: a name is unknown, a number is out of range, sizes do not divide, or two
+            settings do not go together.
+
+    >>> config = ModelConfig(score="additive", num_heads=4)
+    >>> dataclasses.replace(config, num_heads=2, attention="coverage").label
+    'additive, coverage, 2 heads in self attention'
+    >>> ModelConfig(attention="coverage", normalizer="entmax")
+    Traceback (most recent call last):
+    ValueError: normalizer must be softmax with attention 'coverage'; got 'entmax'
+    """
+
+    # The layers.
+    architecture: Architecture = "encoder-decoder"
+    score: str = "scaled"
+    self_attention_score: str | None = "scaled"
+    encoder_layers: int = 1
+    decoder_layers: int = 1
+    decoder_self_attention: bool = True
+    # Every block.
+    dim: int = 64
+    hidden_dim: int = 64
+    num_heads: int = 1
+    num_key_heads: int | None = None
+    activation: Activation = "relu"
+    norm: Norm = "pre"
+    normalize_qk: bool = False
+    self_attention_normalizer: str = DEFAULT_NORMALIZER
+    output_gate: bool = False
+    tied_embeddings: Tie = "none"
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float | None = None
+    # The attention of the decoder to its memory.
+    attention: AttentionKind = "global"
+    radius: int = 2
+    alignment: Alignment = "reversed"
+    normalizer: str | None = DEFAULT_NORMALIZER
+    mask_padding: bool = True
+    # Positions.
+    positions: PositionKind = "sinusoidal"
+    position_anchor: Anchor = "start"
+    position_draw: Draw = "none"
+    position_limit: int = 512
+    max_wavelength: float = 10_000.0
+    min_wavelength: float = 1.0
+    position_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
+        for name in ("dim", "hidden_dim", "num_heads", "decoder_layers", "position_limit"):
+            check_integer(name, getattr(self, name))
+        check_integer("encoder_layers", self.encoder_layers, least=0)
+        # The standard deviation of local-p's Gaussian is half the radius.
+        check_integer("radius", self.radius, least=int(self.attention == "local-p"))
+        for name in ("max_wavelength", "min_wavelength", "position_scale"):
+            check_wavelength(name, getattr(self, name))
+        checked_rate(self.dropout_rate)
+        if self.attention_dropout_rate is not None:
+            checked_fraction("attention_dropout_rate", self.attention_dropout_rate)
+        for score in (self.score, self.self_score):
+            get_score(score)
+        get_normalizer(self.self_attention_normalizer)
+        self._check_sizes()
+        self._check_attention()
+
+    def _check_sizes(self) -> None:
+        if self.dim % self.num_heads:
+            raise ValueError(f"dim must be a multiple of {self.num_heads} heads; got {self.dim}")
+        if self.num_key_heads is not None:
+            check_integer("num_key_heads", self.num_key_heads)
+            if self.num_heads % self.num_key_heads:
+                raise ValueError(
+                    f"num_key_heads must divide {self.num_heads} heads; got {self.num_key_heads}"
+                )
+        if self.min_wavelength > self.max_wavelength:
+            raise ValueError(
+                f"max_wavelength must be at least min_wavelength {self.min_wavelength};"
+                f" got {self.max_wavelength}"
+            )
+        name, dim = "dim", self.dim
+        if self.rotary_wavelength is not None:  # each head is rotated
+            name, dim = "dim / num_heads", self.dim // self.num_heads
+        if self.positions != "none" and dim % (2 * self.num_position_ids):
+            raise ValueError(
+                f"{name} must be a multiple of {2 * self.num_position_ids}, for {self.positions}"
+                f" positions anchored at {self.position_anchor}; got {dim}"
+            )
+
+    def _check_attention(self) -> None:
+        is_softmax = get_normalizer(self.cross_normalizer) == Softmax()
+        if self.attention != "global" and not is_softmax:
+            raise ValueError(
+                f"normalizer must be softmax with attention {self.attention!r};"
+                f" got {self.normalizer!r}"
+            )
+        if self.attention != "global" and self.rotary_wavelength is not None:
+            raise ValueError(
+                f"attention must be global with rotary positions; got {self.attention!r}"
+            )
+        if self.architecture == "decoder":
+            for name, value in _OF_DECODER.items():
+                if getattr(self, name) != value:
+                    raise ValueError(
+                        f"{name} must be {value} with architecture 'decoder';"
+                        f" got {getattr(self, name)!r}"
+                    )
+
+    # --- what follows from the settings ---
+
+    @property
+    def self_score(self) -> str:
+        """The score of the self attentions."""
+        if self.architecture == "decoder" or self.self_attention_score is None:
+            return self.score
+        return self.self_attention_score
+
+    @property
+    def self_normalizer(self) -> str:
+        """The normaliser of the self attentions."""
+        is_decoder = self.architecture == "decoder"
+        return self.cross_normalizer if is_decoder else self.self_attention_normalizer
+
+    @property
+    def cross_normalizer(self) -> str:
+        """`normalizer`, or softmax for None."""
+        return DEFAULT_NORMALIZER if self.normalizer is None else self.normalizer
+
+    @property
+    def cross_heads(self) -> int:
+        """The heads of the cross attention: `num_heads` if it is "global", else 1."""
+        return self.num_heads if self.attention == "global" else 1
+
+    @property
+    def rate_of_weights(self) -> float:
+        """The dropout rate of attention weights."""
+        rate = self.attention_dropout_rate
+        return self.dropout_rate if rate is None else rate
+
+    @property
+    def largest_dropout_rate(self) -> float:
+        """0 if nothing is dropped."""
+        return max(self.dropout_rate, self.rate_of_weights)
+
+    @property
+    def num_position_ids(self) -> int:
+        """Ids of each token: 2 if tokens are counted from both ends, else 1.
+
+        Each id encodes its share of the features.
+        """
+        return 2 if self.position_anchor == "both" else 1
+
+    @property
+    def rotary_wavelength(self) -> float | None:
+        """`max_wavelength` if attention rotates queries and keys, else None."""
+        return self.max_wavelength if self.positions == "rotary" else None
+
+    @property
+    def first_position_id(self) -> int:
+        """The id of position 0 in evaluation.
+
+        Where training draws ids it is `position_limit` / 8: windows seldom reach the ends of the
+        range, so the first ids are trained little.
+        """
+        return 0 if self.position_draw == "none" else self.position_limit // 8
+
+    # --- checks that a configuration does not make by itself ---
+
+    def check_length(self, length: int) -> None:
+        """Raises ValueError unless there are position ids for `length` tokens in training.
+
+        In evaluation sines, cosines and rotations continue beyond `position_limit`, though never
+        trained.
+        """
+        is_learned = self.positions == "learned"
+        available = self.position_limit - (self.first_position_id if is_learned else 0)
+        if length > available and (self.position_draw != "none" or is_learned):
+            raise ValueError(
+                f"position_limit must hold {length} tokens, EOS included; {self.position_limit}"
+                f" holds {available}"
+            )
+
+    def check_scores_run(self) -> None:
+        """Raises ValueError if a score fails for the sizes of this model; compiles nothing.
+
+        A configuration does not do this by itself, since it may be made before JAX can be used.
+        """
+        heads_of = {self.score: {self.cross_heads}}
+        if self.encoder_layers > 0 or self.decoder_self_attention:
+            heads_of.setdefault(self.self_score, set()).add(self.num_heads)
+        for score, counts in heads_of.items():
+            for count in sorted(counts):
+                size = self.dim // count
+                known_score(get_score(score), None, size, size)
+
+    # --- the parts that settings name ---
+
+    def describe_parts(self) -> dict[str, Any]:
+        """What each score and normaliser is that the settings name; a user's is traced.
+
+        Returns:
+            {"scores": {setting: description}, "normalizers": the same}, for config.json.
+        """
+        return {
+            kind: {name: describe(part) for name, (_, part) in parts.items()}
+            for kind, parts in self._named_parts().items()
+        }
+
+    def check_parts_are(self, content: Mapping[str, Any]) -> None:
+        """Raises ValueError if a part no longer fits what `describe_parts` returned once.
+
+        Args:
+            content: of config.json; earlier versions stored no scores or no normalisers.
+        """
+        for kind, parts in self._named_parts().items():
+            stored = content.get(kind, {})
+            if not isinstance(stored, Mapping):
+                raise TypeError(f"{kind} must be a JSON object; got {stored!r}")
+            for name, (text, part) in parts.items():
+                if name in stored:
+                    check_description(f"{name} {text!r}", part, stored[name])
+
+    def known(self, settings: Any = None) -> Any:
+        """These settings, or settings that contain them, as a static argument of `jax.jit`.
+
+        A text that names a score of a user may name another one tomorrow: where a part is not of
+        this library, the result is equal to another only if the programs of all parts are.
+        """
+        settings = self if settings is None else settings
+        parts = (part for parts in self._named_parts().values() for _, part in parts.values())
+        digest = " ".join(part.digest for part in parts if type(part) is Known)
+        return Known(settings, digest, lambda: digest) if digest else settings
+
+    def _named_parts(self) -> dict[str, dict[str, tuple[str, Any]]]:
+        """The settings that name a score or a normaliser: {kind: {setting: (text, part)}}."""
+        sizes = {"score": self.dim // self.cross_heads}
+        sizes["self_attention_score"] = self.dim // self.num_heads
+        scores = {name: getattr(self, name) for name in sizes}
+        normalizers = {
+            "normalizer": self.cross_normalizer,
+            "self_attention_normalizer": self.self_attention_normalizer,
+        }
+        return {
+            "scores": {
+                name: (text, known_score(get_score(text), None, sizes[name], sizes[name]))
+                for name, text in scores.items()
+                if text is not None
+            },
+            "normalizers": {
+                name: (text, known_normalizer(get_normalizer(text)))
+                for name, text in normalizers.items()
+            },
+        }
+
+    @property
+    def label(self) -> str:
+        """The score, and the settings around it that are not the default: "additive, coverage"."""
+        return self.label_beside(ModelConfig())
+
+    def label_beside(self, usual: ModelConfig) -> str:
+        """The score, and the settings around it that differ from those of a usual model."""
+        is_global = self.attention == "global"
+        words = [self.score]
+        if not is_global:
+            words.append(self.attention)
+        elif self.cross_normalizer != usual.cross_normalizer:
+            words.append(self.cross_normalizer)
+        if self.num_heads > 1:
+            words.append(f"{self.num_heads} heads{'' if is_global else ' in self attention'}")
+        own, of_usual, default = (
+            {name: getattr(config, name) for name in ANY_LENGTH}
+            for config in (self, usual, ModelConfig())
+        )
+        if own != of_usual:
+            kind = own.pop("positions")
+            changed = [f" {name}={own[name]}" for name in own if own[name] != default[name]]
+            words.append(f"positions {kind}{''.join(changed)}")
+        return ", ".join(words)
+
+
+_CHOICES: dict[str, Any] = {
+    "architecture": Architecture,
+    "activation": Activation,
+    "norm": Norm,
+    "tied_embeddings": Tie,
+    "attention": AttentionKind,
+    "alignment": Alignment,
+    "positions": PositionKind,
+    "position_anchor": Anchor,
+    "position_draw": Draw,
+}
+_OF_DECODER = {"attention": "global", "decoder_self_attention": True, "position_anchor": "start"}
+
+# Positions that solve strings far longer than those of training, if letter i of the output is
+# letter i from the source's end: `ModelConfig(**ANY_LENGTH)`. Fast waves tell neighbours apart, the
+# scale tells encodings from letters.
+ANY_LENGTH: dict[str, Any] = {
+    "positions": "sinusoidal",
+    "position_anchor": "end",
+    "position_draw": "window",
+    "position_limit": 8192,
+    "max_wavelength": 100.0,
+    "min_wavelength": 0.4,
+    "position_scale": 8.0,
+}
