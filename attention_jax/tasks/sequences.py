@@ -39,7 +39,7 @@ from attention_jax.tasks.vocabulary import (
     padded_batch,
     padded_rows,
 )
-from attention_jax.training.losses import cross_entropy, masked_mean
+from attention_jax.training.losses import cross_entropy, masked_mean, real_tokens
 from attention_jax.training.metrics import token_accuracy
 from attention_jax.training.task import (
     Answers,
@@ -165,8 +165,8 @@ class SequenceTask(Task):
         """Adds SOS, EOS and PAD."""
         (letters, lengths), (answers, answer_lengths) = source, target
         start = jnp.full((len(letters), 1), SOS, letters.dtype)
-        letters = jnp.where(jnp.arange(letters.shape[1]) < lengths[:, None], letters, PAD)
-        positions, ends = jnp.arange(answers.shape[1] + 1), answer_lengths[:, None]
+        letters = jnp.where(real_tokens(lengths, letters.shape[1]), letters, PAD)
+        positions, ends = jnp.arange(answers.shape[1] + 1)[None, :], answer_lengths[:, None]
         answers = jnp.where(positions < ends, jnp.pad(answers, ((0, 0), (0, 1))), PAD)
         return Batch(
             source=jnp.concatenate([start, letters], axis=1) if self.source_start else letters,

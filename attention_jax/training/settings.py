@@ -154,8 +154,11 @@ def _program(task: Task, feed: Feed | None) -> JSON:
         if feed is None:
             with users_errors(part, f"batch(rng, size={task.train.batch_size})"):
                 batch = task.batch(rng, size=typing.cast(int, task.train.batch_size))
-        with users_errors(part, "loss(params, batch, rng)", "it must return (loss, metrics)"):
-            loss, metrics = task.loss(params, batch, rng)
+        with users_errors(part, "loss(params, batch, rng)"):
+            result = task.loss(params, batch, rng)
+        if not isinstance(result, tuple) or [*map(type, result[1:])] != [dict]:
+            raise PartError("loss(params, batch, rng) must return (loss, {name: metric})")
+        loss, metrics = result
         for name, value in {"loss": loss, **metrics}.items():
             if jnp.shape(value) or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
                 raise PartError(
