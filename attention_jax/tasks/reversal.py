@@ -62,18 +62,19 @@ class Reversal(SequenceTask):
 
     def pair(self, rng: Array, length: Array, *, longest: int) -> Sequences:
         letters = jax.random.randint(rng, (longest,), FIRST, FIRST + self.letters)
-        return _reversed(letters, length)
+        return reversed_pair(letters, length)
 
     def pairs(self, rng: Array, lengths: Array, longest: int) -> Sequences:
         """All letters of a batch in one draw: the batches of the runs in this project's results."""
         shape = (len(lengths), longest)
         letters = jax.random.randint(rng, shape, FIRST, FIRST + self.letters)
-        return jax.vmap(_reversed)(letters, lengths)
+        return jax.vmap(reversed_pair)(letters, lengths)
 
     def solution(self, text: str) -> str:
         return text[::-1]
 
 
-def _reversed(letters: Array, length: Array) -> Sequences:
+def reversed_pair(letters: Array, length: Array) -> Sequences:
+    """The pair of the first `length` of some letters, int32 [L]."""
     mirrored = letters[jnp.maximum(length - 1 - jnp.arange(len(letters)), 0)]
     return (letters, length), (mirrored, length)

@@ -138,7 +138,7 @@ class SequenceTask(Task):
         lengths_rng, rng = jax.random.split(rng)
         ends = (self.min_length, self.max_length) if length is None else (length, length)
         lengths = jax.random.randint(lengths_rng, (size,), ends[0], ends[1] + 1)
-        batch = self._batch_of(*self.pairs(rng, lengths, ends[1]))
+        batch = self.padded(*self.pairs(rng, lengths, ends[1]))
         if ends[1] >= self.max_length:
             return batch
         source_width, target_width = self._widths(self.max_length)
@@ -161,8 +161,8 @@ class SequenceTask(Task):
 
         return jax.vmap(one)(jax.random.split(rng, len(lengths)), lengths)
 
-    def _batch_of(self, source: tuple[Array, Array], target: tuple[Array, Array]) -> Batch:
-        """Adds SOS, EOS and PAD."""
+    def padded(self, source: tuple[Array, Array], target: tuple[Array, Array]) -> Batch:
+        """Adds SOS, EOS and PAD to pairs with a leading axis B on every array."""
         (letters, lengths), (answers, answer_lengths) = source, target
         start = jnp.full((len(letters), 1), SOS, letters.dtype)
         letters = jnp.where(real_tokens(lengths, letters.shape[1]), letters, PAD)

@@ -172,7 +172,9 @@ def test_an_edited_task_is_refused_with_both_digests(tmp_path, monkeypatch):
     train_toy(mine(), tmp_path)
     before = snapshot(tmp_path)
     monkeypatch.setattr(Mine, "factor", 2.0)
-    message = "task test_settings:Mine was program [0-9a-f]{12} .*, and is [0-9a-f]{12} now; restore"
+    message = (
+        "task test_settings:Mine was program [0-9a-f]{12} .*, and is [0-9a-f]{12} now; restore"
+    )
     for use in (
         lambda: load_run(tmp_path),
         lambda: load_states(tmp_path),
