@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from collectives import collectives
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from saved_files import assert_bits_equal
@@ -24,8 +26,6 @@ from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.digest import _sums_on, digests
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import FedTask, LoopConfig, Task, initial_state
 from attention_jax.training.run import train_run
 from attention_jax.training.sharding import Layout, MeshShape

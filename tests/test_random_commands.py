@@ -19,12 +19,12 @@ import command_lines
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_jax.tasks.batch import Batch
 from command_line import run_command
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples
 
-from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal import evaluation
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import optax
+from attention_jax.training.task_definition import TaskDefinition
 from toy_task import ToyConfig
 
 from attention_jax.runs import processes
@@ -17,7 +18,6 @@ from attention_jax.runs.processes import Distribution
 from attention_jax.training.loop import LoopConfig, Task
 from attention_jax.training.run import train_run
 from attention_jax.training.sharding import Layout, MeshShape, whole_machine
-from attention_jax.training.task_definition import TaskDefinition
 
 ROWS, FEATURES = 12, 3
 LOOP = LoopConfig(seeds=2, steps=12, log_every=2, checkpoint_every=4)

@@ -17,6 +17,7 @@ import numpy as np
 
 from attention_jax.analysis import learning_statistics
 from attention_jax.runs.metrics_file import read_lines
+from attention_jax.tasks.evaluation import Accuracies
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.loop import initial_state, train_steps
@@ -24,7 +25,7 @@ from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import TrainedRun, train_run
 from attention_jax.training.task import Task
 from experiments.experiment import JSON, Expectation, exit_if_interrupted, rounded
-from experiments.reversal.strings import VOCABULARY, Evaluation, Reversed
+from experiments.reversal.strings import VOCABULARY, Reversed
 from experiments.reversal.training_settings import SHORT_STRINGS
 
 Array = jax.Array
@@ -65,14 +66,14 @@ def _seconds(sessions: list[JSON], steps: int) -> float | None:
     return sum(session["seconds"] for session in sessions) if done == steps else None
 
 
-def accuracies(evaluations: dict[int, Evaluation]) -> JSON:
+def accuracies(evaluations: dict[int, Accuracies]) -> JSON:
     """Returns {metric: {length: one number per seed}}."""
     return {
         metric: {
             str(length): [round(float(share), 6) for share in getattr(evaluation, metric)]
             for length, evaluation in evaluations.items()
         }
-        for metric in Evaluation._fields
+        for metric in Accuracies._fields
     }
 
 

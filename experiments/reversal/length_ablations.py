@@ -56,7 +56,7 @@ class Config(TrainingSettings):
     parts: tuple[str, ...] = ()
     steps: int = 1500
     batch_size: int = 32
-    learning_rate: float = RECIPE.learning_rate
+    learning_rate: float = RECIPE.train.learning_rate
     lengths: tuple[int, ...] = (10, 20, 40, 60, 100, 200, 500, 1000, 2000, 5000)
     strings: int = 4
     workdir: Path = Path("runs/length_ablations")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_jax.tasks.reversal.definition import REVERSAL
+
 from attention_jax.training.run import load_states
 
 from .findings import Ended, Result, hashes

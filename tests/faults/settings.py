@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 
 import jax
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from attention_jax.training.loop import initial_state
 from attention_jax.training.run import load_states
 from attention_jax.training.sharding import Layout, MeshShape

@@ -1,8 +1,6 @@
 """The model with every kind of positions against float64 NumPy; random ids; sharper logits."""
 
-import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +26,6 @@ from numpy_seq2seq import (
 )
 
 from attention_jax.nn.config import ANY_LENGTH, ModelConfig
-from attention_jax.tasks.reversal.task import ReversalConfig
 
 # --- all at once, and one token after another ---
 
@@ -361,15 +358,3 @@ def test_greedy_and_beam_search(config, ids):
 def test_bad_settings(bad, message):
     with pytest.raises(ValueError, match=message):
         ModelConfig(**bad)
-
-
-@pytest.mark.parametrize(
-    "positions",
-    [{"positions": "rotary", "position_anchor": "both", "position_scale": 0.5}, ANY_LENGTH],
-)
-def test_settings_come_back_from_json(positions):
-    model = ModelConfig(**positions, normalizer=growing(5), **BARE)
-    config = ReversalConfig(model=model)
-    content = json.loads(json.dumps(dataclasses.asdict(config)))
-    assert content["model"].items() >= positions.items()
-    assert ReversalConfig.from_json(content) == config != ReversalConfig()

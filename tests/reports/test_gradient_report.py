@@ -8,6 +8,10 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
+from attention_jax.tasks.gradient_examples import GradientAnalysis
+from attention_jax.tasks.reversal.data import reversal_batch
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind
 from command_lines import call, load
 from conformance import quick_jit
 from html_reader import Reader
@@ -18,11 +22,7 @@ from attention_jax.analysis.attention_names import computation_order
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.nn.config import ModelConfig
 from attention_jax.reports import gradient_report
-from attention_jax.tasks.gradient_examples import GradientAnalysis
 from attention_jax.tasks.gradients import analyze_run
-from attention_jax.tasks.reversal.data import reversal_batch
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import load_states, train_run
 

@@ -6,6 +6,8 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
+from attention_jax.tasks.gradient_examples import GradientAnalysis
+from attention_jax.tasks.translation.definition import TRANSLATION
 from command_lines import call, load
 from conformance import quick_jit
 from stand_in_training import scaled_at_each_step
@@ -13,10 +15,8 @@ from translation_cases import lines_of, run_config, write_text
 
 from attention_jax.analysis import capture
 from attention_jax.reports import gradient_report
-from attention_jax.tasks.gradient_examples import GradientAnalysis
 from attention_jax.tasks.gradients import analyze_run
 from attention_jax.tasks.translation.batches import padded_batch
-from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.task import Vocabularies, bind
 from attention_jax.tasks.vocabulary import EOS
 from attention_jax.training.run import load_states, train_run

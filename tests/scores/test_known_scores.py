@@ -12,8 +12,8 @@ from command_lines import call, load
 
 from attention_jax import Score, SoftCap, nn
 from attention_jax.scores import SCORES, FunctionScore, get_score, known_score
-from attention_jax.tasks.translation.definition import prepare
-from attention_jax.tasks.translation.task import MODEL, TranslationConfig
+from attention_jax.tasks.translation.task import MODEL, Translation
+from attention_jax.training.run import train_run
 
 HERE = "test_known_scores.py, line "  # of this file
 
@@ -188,9 +188,9 @@ def test_training_fails_before_it_makes_a_folder(wrong_module, monkeypatch, caps
 
 def test_translation_fails_before_it_reads_the_text(wrong_module):
     model = dataclasses.replace(MODEL, score="wrong_scores:Wrong(size=32)")
-    config = TranslationConfig(source="nowhere", target="nowhere", model=model)
+    task = Translation(source="nowhere", target="nowhere", model=model)
     with pytest.raises(ValueError, match=re.escape(LINE.format(32))):
-        prepare(config, wrong_module, 1)
+        train_run(task, wrong_module / "run")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,15 +11,15 @@ import typing
 
 import numpy as np
 import pytest
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.evaluation import reverse
+from attention_jax.tasks.reversal.task import ReversalConfig
 from benchmarks.measure import Options
 from command_line import ScoreNames, run_command
 from command_lines import ROOT, call, load
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.nn.config import ModelConfig
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.evaluation import reverse
-from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import load_run, train_run
 from experiments import catalogue

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import pytest
 import translation_cases
+from attention_jax.tasks.reversal.definition import REVERSAL
 from command_lines import call, load
 from matplotlib.image import imread
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.progress import Progress
-from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.training.run import load_run, train_run
 from attention_jax.training.run_results import training_loss
 

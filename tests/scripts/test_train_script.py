@@ -13,14 +13,14 @@ from pathlib import Path
 
 import jax
 import pytest
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.task import ReversalConfig
 
 from attention_jax.nn import ModelConfig
 from attention_jax.nn.config import ANY_LENGTH
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.task import ReversalConfig
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import TrainedRun, train_run
 

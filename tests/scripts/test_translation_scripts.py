@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.translation.definition import TRANSLATION
+from attention_jax.tasks.translation.evaluation import score_translations
 from translation_cases import VOCABULARY_SIZE, lines_of, say_always, write_text
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.reversal.task import ReversalConfig
-from attention_jax.tasks.translation.definition import TRANSLATION
-from attention_jax.tasks.translation.evaluation import score_translations
 from attention_jax.tasks.translation.translate import (
     Search,
     align,

@@ -43,7 +43,14 @@ def small(name, folder):
     return cls(model=model, train=train, min_length=1, max_length=4)
 
 
-@pytest.fixture(scope="module", params=NAMES)
+# Sorting and copying differ from reversal in their pairs, which are tested below.
+SLOW = ("copy", "sort", "recall")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES],
+)
 def trained(request, tmp_path_factory):
     """A task, its run, and the folder."""
     folder = tmp_path_factory.mktemp("tasks")

@@ -6,9 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from attention_jax.tasks.translation.parallel_text import (
     ParallelText,
     check_same_length,
@@ -16,6 +13,8 @@ from attention_jax.tasks.translation.parallel_text import (
     read_parallel_text,
     read_sentences,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 SHIPPED = Path(__file__).parents[1] / "parallel_text"
 BOM = b"\xef\xbb\xbf"

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.reversal.data import random_batch, reversal_batch
+
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Vocabulary
 
 VOCABULARY = Vocabulary("abcdefgh")

@@ -6,9 +6,6 @@ import functools
 import jax
 import numpy as np
 import pytest
-
-from attention_jax.nn import ModelConfig
-from attention_jax.tasks.reversal import evaluation as reversal_evaluation
 from attention_jax.tasks.reversal.evaluation import evaluate, reverse
 from attention_jax.tasks.reversal.task import (
     VOCABULARY,
@@ -18,6 +15,9 @@ from attention_jax.tasks.reversal.task import (
     optimizer,
     reversal_task,
 )
+
+from attention_jax.nn import ModelConfig
+from attention_jax.tasks.reversal import evaluation as reversal_evaluation
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from attention_jax.training.loop import LoopConfig, initial_state, train_steps
 

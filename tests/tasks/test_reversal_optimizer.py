@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-
 from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
+
 from attention_jax.training.loop import LoopConfig
 
 

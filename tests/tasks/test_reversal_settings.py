@@ -4,10 +4,10 @@ import dataclasses
 import json
 
 import pytest
+from attention_jax.tasks.reversal.task import MODEL, ReversalConfig
 
 from attention_jax import Additive
 from attention_jax.nn import ModelConfig
-from attention_jax.tasks.reversal.task import MODEL, ReversalConfig
 from attention_jax.training.loop import LoopConfig
 
 

@@ -10,9 +10,6 @@ import signal
 import jax
 import numpy as np
 import pytest
-
-from attention_jax.nn import ModelConfig
-from attention_jax.runs.metrics_file import MetricsFile, read_lines
 from attention_jax.tasks.reversal.definition import REVERSAL
 from attention_jax.tasks.reversal.task import (
     VOCABULARY,
@@ -20,6 +17,9 @@ from attention_jax.tasks.reversal.task import (
     bind,
     reversal_task,
 )
+
+from attention_jax.nn import ModelConfig
+from attention_jax.runs.metrics_file import MetricsFile, read_lines
 from attention_jax.training.loop import LoopConfig
 from attention_jax.training.run import load_run, train_run
 

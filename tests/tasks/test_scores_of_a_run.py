@@ -8,15 +8,15 @@ import types
 from pathlib import Path
 
 import pytest
+from attention_jax.tasks.reversal.definition import REVERSAL
+from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.translation.definition import TRANSLATION
 from command_lines import call, load
 
 from attention_jax import Entmax, LogScaled, Score
 from attention_jax.nn import ModelConfig
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.scores import Additive, SoftCap
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.task import ReversalConfig
-from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.task import MODEL, TranslationConfig
 from attention_jax.training.run import load_run, load_states, train_run
 from attention_jax.training.run_results import finished_run

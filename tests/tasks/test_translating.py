@@ -7,11 +7,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from attention_jax.tasks.translation.subwords import Subwords
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.translation import translate as translating
 from attention_jax.tasks.translation.batches import padded_sources
-from attention_jax.tasks.translation.subwords import Subwords
 from attention_jax.tasks.translation.task import (
     TranslationConfig,
     Vocabularies,

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attention_jax.tasks.batch import Batch
+from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
+from attention_jax.tasks.translation.subwords import Subwords
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.translation.batches import (
     Batches,
     Pairs,
@@ -18,8 +20,6 @@ from attention_jax.tasks.translation.batches import (
     padded_batch,
     padded_sources,
 )
-from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
-from attention_jax.tasks.translation.subwords import Subwords
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 
 SHIPPED = Path(__file__).parents[1] / "parallel_text"

@@ -13,6 +13,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.translation.definition import TRANSLATION
+from attention_jax.tasks.translation.evaluation import score_translations
+from attention_jax.tasks.translation.subwords import Subwords
 from saved_files import assert_bits_equal
 from translation_cases import (
     VOCABULARY_SIZE,
@@ -24,10 +28,6 @@ from translation_cases import (
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import MetricsFile, read_lines
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.reversal.task import ReversalConfig
-from attention_jax.tasks.translation.definition import TRANSLATION
-from attention_jax.tasks.translation.evaluation import score_translations
-from attention_jax.tasks.translation.subwords import Subwords
 from attention_jax.tasks.translation.translate import translate, translator_of
 from attention_jax.training.run import TrainedRun, load_run, load_states, train_run
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_jax.tasks.translation.definition import TRANSLATION
+from attention_jax.tasks.translation.subwords import Subwords
 from translation_cases import VOCABULARY_SIZE, lines_of, run_config, tiny_config, write_text
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.translation import definition as translation_definition
-from attention_jax.tasks.translation.definition import TRANSLATION
-from attention_jax.tasks.translation.subwords import Subwords
 from attention_jax.tasks.translation.translate import translator_of
 from attention_jax.training.loop import FedTask
 from attention_jax.training.run import load_run, train_run

@@ -8,14 +8,14 @@ import jax
 import numpy as np
 import pytest
 import sacrebleu
-
-from attention_jax.nn.config import ModelConfig
-from attention_jax.tasks.translation.batches import Batches, Pairs, padded_batch
 from attention_jax.tasks.translation.evaluation import (
     mean_loss,
     require_sacrebleu,
     score_translations,
 )
+
+from attention_jax.nn.config import ModelConfig
+from attention_jax.tasks.translation.batches import Batches, Pairs, padded_batch
 from attention_jax.tasks.translation.task import TranslationConfig, bind, translation_task
 from attention_jax.tasks.vocabulary import EOS
 

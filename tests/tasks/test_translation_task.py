@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from attention_jax.tasks.translation.parallel_text import ParallelText
+from attention_jax.tasks.translation.subwords import Subwords
 
 from attention_jax import Additive
 from attention_jax.nn.config import ModelConfig
-from attention_jax.tasks.translation.parallel_text import ParallelText
-from attention_jax.tasks.translation.subwords import Subwords
 from attention_jax.tasks.translation.task import (
     TranslationConfig,
     Vocabularies,

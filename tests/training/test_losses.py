@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.training import losses
 from attention_jax.training.losses import (
     cross_entropy,
     masked_mean,

@@ -130,7 +130,7 @@ def test_an_extended_run_is_the_run_of_so_many_steps(tmp_path, extended):
         (reversal(10), "steps must be at least 12, which the run has reached; got 10"),
         (reversal(12, letters=9), r"configuration: letters was 26, now 9\. Resume"),
         (reversal(14, letters=9), r"configuration: letters was 26, now 9\. Resume"),
-        (reversal(12, "cosine"), "train.schedule was 'constant', now 'cosine'"),
+        (reversal(12, "cosine"), r"train\.schedule was 'constant', now 'cosine'"),
         (toy(steps=12), "is a run of task attention_jax.tasks:Reversal; got toy_task:Toy"),
     ],
 )
@@ -185,7 +185,7 @@ def test_an_edited_task_is_refused_with_both_digests(tmp_path, monkeypatch):
             use()
     assert snapshot(tmp_path) == before
     monkeypatch.setattr(Mine, "factor", 1.0)
-    with pytest.raises(ValueError, match="train.batch_size was 7, now 9"):
+    with pytest.raises(ValueError, match=r"train\.batch_size was 7, now 9"):
         train_run(mine(batch_size=9), tmp_path, resume=True)
     assert load_run(tmp_path).step == 4
     content = json.loads((tmp_path / "config.json").read_text())
