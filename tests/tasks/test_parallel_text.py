@@ -6,15 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
-from attention_jax.tasks.translation.parallel_text import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_jax.tasks.translation.text import (
     ParallelText,
     check_same_length,
     decode_sentences,
     read_parallel_text,
     read_sentences,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SHIPPED = Path(__file__).parents[1] / "parallel_text"
 BOM = b"\xef\xbb\xbf"
