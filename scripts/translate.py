@@ -78,9 +78,12 @@ def main(arguments: Arguments) -> int:
         sentences = decode_sentences(sys.stdin.buffer.read(), "standard input")
     else:
         sentences = read_sentences(arguments.source)
-    references = None if arguments.reference is None else read_sentences(arguments.reference)
-    if references is not None:
-        check_same_length("source", sentences, str(arguments.reference), references)
+    references = None
+    if arguments.reference is not None:
+        references = read_sentences(arguments.reference)
+        check_same_length(
+            arguments.source or "standard input", sentences, arguments.reference, references
+        )
     translations: list[str] = []
     try:
         with _written(arguments.out) as out, _progress(len(sentences)) as progress:
