@@ -17,6 +17,7 @@ from command_line import run_command
 
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.run_folder import check_output
+from attention_jax.tasks import task_in
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.tasks.translation.text import (
     check_same_length,
@@ -70,9 +71,9 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> int:
-    run = load_run(arguments.workdir, arguments.step, average=arguments.average)
-    if not isinstance(run.task, Translation):
+    if not isinstance(task_in(arguments.workdir), Translation):
         raise ValueError(f"workdir {arguments.workdir} must be a run of task translation")
+    run = load_run(arguments.workdir, arguments.step, average=arguments.average)
     translator = translator_of(run, arguments.seed_index)
     if arguments.source is None:
         sentences = decode_sentences(sys.stdin.buffer.read(), "standard input")
