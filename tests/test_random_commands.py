@@ -132,8 +132,10 @@ COMMANDS = {
     ),
     "analyze_gradients": (
         ("--workdir", "run"),
-        {"--compare": words("run", ("run", "run")), "--iterations": words("0", "3"), "--samples": words("2"), "--out": words("page.html")},
-        {"--compare": words("nowhere"), "--iterations": words("-1", "x"), "--samples": words("1", "0"),
+        {"--compare": words("run", ("run", "run")), "--iterations": words("0", "3"),
+         "--samples": words("2"), "--out": words("page.html")},
+        {"--compare": words("nowhere"), "--iterations": words("-1", "x"),
+         "--samples": words("1", "0"),
          "--out": words("page.txt", "nowhere/page.html", ".")},
         {"analyze_gradients.analyze_run": _begin},
     ),

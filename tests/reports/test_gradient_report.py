@@ -38,7 +38,7 @@ TASK = Reversal(
     ),
     TrainConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2, batch_size=3),
 )
-LABEL = "general, softmax, positions learned position_limit=13"  # the positions are not the task's default
+LABEL = "general, softmax, positions learned position_limit=13"
 
 
 @pytest.fixture(scope="module")
