@@ -22,12 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
 from attention_jax.core.programs import Part, users_errors
 from attention_jax.functional.coverage import coverage_loss
-from attention_jax.nn import ModelConfig, seq2seq_params
-from attention_jax.nn.seq2seq import Seq2Seq
+from attention_jax.nn import ModelConfig
 from attention_jax.tasks.evaluation import accuracies, decoded
 from attention_jax.tasks.vocabulary import (
     EOS,
@@ -195,14 +195,14 @@ class SequenceTask(Task):
         return dataclasses.replace(self.model, normalizer=normalizer)
 
     def init(self, rng: Array) -> Params:
-        return seq2seq_params.initial_params(self.network, self.vocabulary.size, rng)
+        return nn.initial_params(self.network, self.vocabulary.size, rng)
 
-    def bind(self, params: Params) -> Seq2Seq:
-        return seq2seq_params.bind(self.network, params, self.vocabulary.size)
+    def bind(self, params: Params) -> nn.Model:
+        return nn.bind(self.network, params, self.vocabulary.size)
 
     def loss(self, params: Params, batch: Batch, rng: Array | None) -> tuple[Array, Metrics]:
         with_coverage = self.model.attention == "coverage"
-        output = self.bind(params)(*batch.inputs, dropout_rng=rng, return_weights=with_coverage)
+        output = self.bind(params)(*batch.inputs, rng=rng, return_weights=with_coverage)
         logits, weights = output if with_coverage else (output, None)
         predictions = jnp.argmax(logits, axis=-1)
         accuracy = token_accuracy(predictions, batch.targets, batch.target_lengths)
