@@ -75,7 +75,7 @@ class Text(Task):
     def __post_init__(self) -> None:
         if self.model.architecture != "decoder":
             raise ValueError(f"architecture must be decoder; got {self.model.architecture}")
-        check_integer("batch_size", self.train.batch_size)  # type: ignore[arg-type]
+        check_integer("batch_size", self.train.batch_size)
         check_integer("length", self.length)
         checked_fraction("held_out", self.held_out)
         self.model.check_length(self.length)

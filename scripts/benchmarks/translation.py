@@ -27,6 +27,7 @@ from attention_jax.tasks.translation.task import MODEL, Translation
 from attention_jax.tasks.vocabulary import Batch, padded_batch
 from attention_jax.training.loop import initial_state, train_step
 from attention_jax.training.losses import masked_mean
+from attention_jax.training.settings import settings_of
 from benchmarks.measure import (
     JSON,
     Options,
@@ -90,7 +91,7 @@ def run(options: Options) -> Iterator[Report]:
         f" {_WIDTH} subwords, median of {options.repeats} turns",
         columns=_COLUMNS,
         rows=rows,
-        settings={**dataclasses.asdict(options), "config": config.to_json()},
+        settings={**dataclasses.asdict(options), "config": settings_of(config)},
         notes=[
             "subwords/s: source and target together",
             "without cross attention: the memory's mean in its place",

@@ -25,6 +25,7 @@ from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.loop import initial_state, train_step
+from attention_jax.training.settings import settings_of
 from benchmarks.measure import (
     JSON,
     Options,
@@ -78,7 +79,7 @@ def report(options: Options, config: Translation, batch: Batch) -> Report:
         f" pairs of sentences, median of {options.repeats} turns",
         columns=_COLUMNS,
         rows=rows,
-        settings={**dataclasses.asdict(options), "config": config.to_json()},
+        settings={**dataclasses.asdict(options), "config": settings_of(config)},
         notes=[
             "a part: what the step takes less without it, forward and backward",
             "dropout inside the layers counts twice, so that the rest looks smaller than it is",

@@ -337,7 +337,7 @@ class Translation(Task):
         source, target = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         width = translate.WIDTH * -(-max(map(len, source)) // translate.WIDTH)
         batch = padded_batch(source, target, source_width=width)
-        texts = [*zip(inputs, subwords.decode(target), right, strict=True)]
+        texts: Any = [*zip(inputs, subwords.decode(target), right, strict=True)]
         return Answers(texts, batch, self._labels(subwords, batch, source, target))
 
     def _labels(
