@@ -49,8 +49,7 @@ def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Ta
         raise ValueError(f"task {text!r} must be a subclass of Task, a frozen dataclass")
     if not isinstance(getattr(found, "name", None), str):
         raise ValueError(f"task {text!r} must have a class variable name; got none")
-    task: type[Task] = found
-    return task
+    return typing.cast(type[Task], found)
 
 
 def name_of(cls: type[Task]) -> str:
