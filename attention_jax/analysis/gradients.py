@@ -23,14 +23,14 @@ import jax.numpy as jnp
 
 from attention_jax.analysis.softmax_gradients import softmax_vjp
 from attention_jax.core.arrays import cast_floats, float_array
-from attention_jax.functional.checks import checked_inputs
+from attention_jax.functional.checks import checked_call
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_and_mask, without_padding
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import Params, Score, get_score
+from attention_jax.scores import Params, Score
 
 Array = jax.Array
 
@@ -99,8 +99,8 @@ def attention_gradients(
     Source: Dao et al. 2022, appendix B.2, for scaled dot: their dV, dP, dS, dQ, dK are dvalue,
     dweights, dlogits, dquery, dkey.
     """
-    score = get_score(score)
-    score, _, inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
+    score, inputs = call.options.score, call.inputs
     gradients = _gradients(score, inputs, checked_doutput(inputs, doutput))
     if bias is not None and not isinstance(bias, Bias):
         return gradients._replace(dbias=gradients.dbias.table)

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from attention_jax.analysis.gradients import checked_doutput, gradient_of_weights
 from attention_jax.analysis.softmax_gradients import softmax_jacobian_norm, softmax_vjp
 from attention_jax.core.arrays import float_array
-from attention_jax.functional.checks import checked_inputs
+from attention_jax.functional.checks import checked_call
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_and_mask
 from attention_jax.implementations.softmax import masked_softmax
-from attention_jax.normalizers.row_summary import summary_of_rows
+from attention_jax.normalizers.rows import summary_of_rows
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import Params, Score, get_score
+from attention_jax.scores import Params, Score
 
 Array = jax.Array
 
@@ -72,8 +72,8 @@ def logit_scale_sweep(
 
     Source: "Attention Variants", §38.4, the gradient of the largest weight over the score's scale.
     """
-    score = get_score(score)
-    score, _, inputs = checked_inputs(score, query, key, value, params, mask, None)
+    call = checked_call(query, key, value, score=score, params=params, mask=mask)
+    score, inputs = call.options.score, call.inputs
     doutput = checked_doutput(inputs, doutput)
     scales = float_array("scales", scales)
     if scales.ndim != 1:
@@ -100,11 +100,13 @@ def _one_example(
 
     def at_scale(scale: Array) -> tuple[Any, ...]:
         scaled = logits * scale
-        weights = masked_softmax(scaled, mask)
+        if mask is not None:
+            scaled = jnp.where(mask, scaled, -jnp.inf)
+        weights = masked_softmax(scaled)
         dlogits = softmax_vjp(weights, dweights)
         per_row = (
             jnp.sqrt(jnp.sum(dlogits * dlogits, axis=-1)),
-            summary_of_rows(scaled, mask).statistics().entropy,
+            summary_of_rows(scaled).statistics().entropy,
             softmax_jacobian_norm(weights),
         )
         return tuple(jnp.sum(numbers) for numbers in per_row)  # rows without a key have 0

@@ -315,7 +315,7 @@ class ModelConfig:
         settings = self if settings is None else settings
         parts = (part for parts in self._named_parts().values() for _, part in parts.values())
         digest = " ".join(part.digest for part in parts if type(part) is Known)
-        return Known(settings, digest, lambda: digest) if digest else settings
+        return Known(settings, lambda: digest) if digest else settings
 
     def _named_parts(self) -> dict[str, dict[str, tuple[str, Any]]]:
         """The settings that name a score or a normaliser: {kind: {setting: (text, part)}}."""

@@ -209,10 +209,10 @@ GOOD = np.full((L, N, T, T), 1 / T, np.float32)
         ([GOOD[0], GOOD[0].astype(np.float16)], {}, r"weights\[1\] must be float32.*got float16"),
         (GOOD.astype(int), {}, "weights must be floating-point; got dtype int"),
         ("abc", {}, "weights must be an array; got str"),
-        (GOOD, {"residual": 1}, r"residual must be a Python number in \[0, 1\); got 1"),
+        (GOOD, {"residual": 1}, r"residual must be a number in \[0, 1\); got 1"),
         (GOOD, {"residual": -0.1}, "residual must be"),
         (GOOD, {"residual": float("nan")}, "residual must be"),
-        (GOOD, {"residual": None}, "residual must be a Python number .* got None"),
+        (GOOD, {"residual": None}, "residual must be .* got None"),
         (GOOD, {"head_reduction": "sum"}, "head_reduction must be one of mean, max; got 'sum'"),
     ],
 )

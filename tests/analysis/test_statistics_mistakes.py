@@ -52,9 +52,9 @@ GOOD = np.full((B, T, S), 1 / S, np.float32)
         (lambda: logit_variance(GOOD, MASK[:, :2]), "mask must broadcast"),
         (
             lambda: saturation(GOOD, bound=1),
-            r"bound must be a Python number in \[0, 1\); got 1",
+            r"bound must be a number in \[0, 1\); got 1",
         ),
-        (lambda: saturation(GOOD, bound=-0.1), "bound must be a Python number"),
+        (lambda: saturation(GOOD, bound=-0.1), "bound must be a number"),
         (lambda: saturation(GOOD, bound=float("nan")), "bound must be .* got nan"),
         (lambda: saturation(GOOD, bound=None), "bound must be .* got None"),
         (

@@ -340,7 +340,7 @@ def test_an_explicit_rng_drops_whatever_the_setting():
             "qkv_dim 18 / num_heads 6 must be a multiple of 2 to be rotated; got 3",
         ),
         ({"score": "adit"}, "did you mean 'additive'"),
-        ({"dropout_rate": 2}, "dropout_rate must be a Python number in"),
+        ({"dropout_rate": 2}, "dropout_rate must be a number in"),
         ({"implementation": "fast"}, "implementation must be None or one of"),
     ],
 )

@@ -273,7 +273,7 @@ def test_scan_of_gradient_steps_is_a_loop_of_them():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dropout_rate": 2}, "dropout_rate must be a Python number in"),
+        ({"dropout_rate": 2}, "dropout_rate must be a number in"),
         ({"implementation": "fast"}, "None or one of reference, tiled, .*; got 'fast'"),
     ],
 )
