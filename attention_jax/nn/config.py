@@ -224,11 +224,6 @@ class ModelConfig:
         return self.dropout_rate if rate is None else rate
 
     @property
-    def largest_dropout_rate(self) -> float:
-        """0 if nothing is dropped."""
-        return max(self.dropout_rate, self.rate_of_weights)
-
-    @property
     def num_position_ids(self) -> int:
         """Ids of each token: 2 if tokens are counted from both ends, else 1.
 
