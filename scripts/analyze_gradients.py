@@ -15,8 +15,7 @@ from command_line import run_command
 
 from attention_jax.reports.gradient_report import report
 from attention_jax.runs.run_folder import check_output, write_json, write_text
-from attention_jax.tasks.gradient_examples import GradientAnalysis
-from attention_jax.tasks.gradients import analyze_run, load_analyzed_run
+from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_analyzed_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     workdirs = (arguments.workdir, *arguments.compare)
     for workdir in workdirs:  # report a wrong folder before the first takes its time
-        load_analyzed_run(workdir, arguments.analysis)
+        load_analyzed_run(workdir)
     check_output(arguments.page)
     console = rich.console.Console(stderr=True)
     start = time.perf_counter()

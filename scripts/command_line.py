@@ -18,6 +18,7 @@ from option_errors import option_error
 
 from attention_jax.core.programs import one_line
 from attention_jax.runs import processes
+from attention_jax.tasks import TASKS
 
 Arguments = TypeVar("Arguments")
 
@@ -32,6 +33,9 @@ ScoreNames = Annotated[
         ),
     ),
 ]
+
+# The type of every option --task; see `task_of`.
+TaskName = Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(TASKS)},module:Name}}")]
 
 _SCRIPTS = Path(__file__).parent
 _PROJECT = tuple(_SCRIPTS.parent / name for name in ("attention_jax", "scripts", "experiments"))
@@ -54,7 +58,8 @@ def run_command(
         main: what to run; returns the exit status, None for 0.
         **shown: what --help shows instead: `prog`, the program, and `description`.
     """
-    sys.path.insert(0, str(Path.cwd()))  # --score module:Name finds modules here
+    sys.path.insert(0, str(Path.cwd()))  # --score and --task module:Name find modules here
+    keep_compiled_programs()
     try:
         status = main(parse(arguments, sys.argv[1:], **shown))
     except (ValueError, jax.errors.JaxRuntimeError) as error:
@@ -74,6 +79,19 @@ def run_command(
     except KeyboardInterrupt:
         status = 130  # the status that shells give, without a traceback
     sys.exit(status)
+
+
+def keep_compiled_programs() -> None:
+    """Lets JAX keep compiled programs on disk, so that the next start does not compile them again.
+
+    They lie in `ATTENTION_JAX_CACHE`, by default `~/.cache/attention_jax`, which may be deleted at
+    any time. `ATTENTION_JAX_CACHE=off` keeps none. A folder that JAX was told to use stays.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = os.environ.get("ATTENTION_JAX_CACHE") or str(caches / "attention_jax")
+    if folder != "off" and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def parse(

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import tyro
-from command_line import ScoreNames, is_users_mistake, run_command
+from command_line import ScoreNames, TaskName, is_users_mistake, run_command
 from sweep_combinations import Combination, combinations_of
 from sweep_table import rows_of, write_table
-from train import TASK_NAME
 
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.progress import warn
 from attention_jax.runs.run_folder import check_folder, make_folder
 from attention_jax.scores import DEFAULT_SCORE
-from attention_jax.tasks import TASKS, task_of
+from attention_jax.tasks import task_in, task_of
 from attention_jax.training import run as training
 from attention_jax.training.run_results import FinishedRun, check_lengths, finished_run
+from attention_jax.training.settings import name_of
+from attention_jax.training.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +45,12 @@ class Arguments:
     Attributes:
         scores: the scores to compare.
         settings: settings to compare, by the names of scripts/train.py's options: dim=32,64
-            learning_rate=1e-3,3e-3 trains four combinations with every score. "model.dim"
-            is the same as "dim".
+            learning_rate=1e-3,3e-3 trains four combinations with every score. "model.dim" is the
+            same as "dim".
         workdir: the folder of the runs and the table; made if missing. With --table, by default the
             folder of the first run.
-        task: what to learn.
-        lengths: also test at these lengths of strings (reversal).
+        task: what to learn, a name or "module:Name".
+        lengths: also test at these lengths, for a task whose examples have lengths.
         table: train nothing; make the table of these run folders, made by any command. All must be
             of one task. What varies among them becomes the columns.
     """
@@ -59,7 +60,7 @@ class Arguments:
         tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE,VALUE ...")
     ] = ()
     workdir: Path | None = None
-    task: Annotated[str, TASK_NAME] = next(iter(TASKS))
+    task: TaskName = "reversal"
     lengths: tuple[int, ...] = ()
     table: tuple[Path, ...] = ()
     combinations: Annotated[tuple[Combination, ...], tyro.conf.Suppress] = ()
@@ -77,7 +78,7 @@ class Arguments:
             return self
         if self.workdir is None:
             raise ValueError("workdir must name the folder of the sweep; got none")
-        check_lengths(TASKS[self.task], self.lengths)
+        check_lengths(task_of(self.task), self.lengths)
         made = combinations_of(self.task, self.scores, self.settings, self.workdir, words)
         return dataclasses.replace(self, combinations=tuple(made))
 
@@ -114,8 +115,7 @@ def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
     for label, arguments in combinations:
         try:
             training.check_run(
-                TASKS[arguments.task],
-                arguments.config,
+                arguments.settings,
                 arguments.workdir,
                 resume=True,
                 **_options(arguments),
@@ -128,14 +128,13 @@ def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
 
 def train_combinations(combinations: Sequence[Combination], lengths: Sequence[int]) -> int:
     """Trains what is not finished; returns the exit status, 0 if all combinations are finished."""
-    finished: list[FinishedRun[Any]] = []
+    finished: list[FinishedRun] = []
     with Interruption() as interruption:  # between two runs too
         for index, (label, arguments) in enumerate(combinations):
-            definition = TASKS[arguments.task]
             title = f"combination {index + 1} of {len(combinations)}: {label}"
             with contextlib.suppress(ValueError):  # `train_run` reports it
-                run = finished_run(definition, arguments.workdir, lengths)
-                if run.config == arguments.config:  # or else this command asks for more steps
+                run = finished_run(arguments.workdir, lengths)
+                if run.task == arguments.settings:  # or else this command asks for more steps
                     finished.append(run)
                     print(f"{title}: finished", flush=True)
                     continue
@@ -143,16 +142,15 @@ def train_combinations(combinations: Sequence[Combination], lengths: Sequence[in
                 return interruption.exit_status
             print(title + _time_left(finished, combinations[index:]), flush=True)
             trained = training.train_run(
-                definition,
-                arguments.config,
+                arguments.settings,
                 arguments.workdir,
                 resume=True,
                 interruption=interruption,
                 **_options(arguments),
             )
-            if trained.step < trained.config.loop.steps and not trained.exhausted:
+            if trained.step < trained.task.train.steps and not trained.exhausted:
                 return trained.interrupted
-            finished.append(finished_run(definition, arguments.workdir, lengths))
+            finished.append(finished_run(arguments.workdir, lengths))
     return 0
 
 
@@ -161,15 +159,15 @@ def _options(arguments: Any) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in ("tensorboard", "log_gradients", "mesh")}
 
 
-def _time_left(finished: Sequence[FinishedRun[Any]], left: Sequence[Combination]) -> str:
+def _time_left(finished: Sequence[FinishedRun], left: Sequence[Combination]) -> str:
     """Estimates the time of the combinations that are left by the mean of those that are finished,
     per step and seed.
     """
-    done = sum(_work(run.config) for run in finished)
+    done = sum(_work(run.task) for run in finished)
     if not done:
         return ""
     rate = sum(run.seconds for run in finished) / done
-    seconds = rate * sum(_work(combination.arguments.config) for combination in left)
+    seconds = rate * sum(_work(combination.arguments.settings) for combination in left)
     if not seconds >= 0:  # NaN: a run was killed before it wrote its time
         return ""
     return (
@@ -177,8 +175,8 @@ def _time_left(finished: Sequence[FinishedRun[Any]], left: Sequence[Combination]
     )
 
 
-def _work(config: Any) -> int:
-    return int(config.loop.steps * config.loop.seeds)
+def _work(task: Task) -> int:
+    return task.train.steps * task.train.seeds
 
 
 def make_table(
@@ -195,21 +193,21 @@ def make_table(
     Raises:
         ValueError: there is no finished run, or the runs are of several tasks.
     """
-    runs: list[FinishedRun[Any]] = []
+    runs: list[FinishedRun] = []
     tasks: dict[str, Path] = {}
     for folder in folders:
         try:
-            definition = task_of(folder)
-            run = finished_run(definition, folder)
+            task = task_in(folder)
+            run = finished_run(folder)
         except ValueError as error:
             if not is_users_mistake(error):
                 raise
             reason = str(error).removeprefix("workdir must be the folder of a training run; ")
             warn(f"left out of {name}: {reason.removeprefix('workdir ')}")
             continue
-        check_lengths(definition, lengths)
-        runs.append(finished_run(definition, folder, lengths) if lengths else run)
-        tasks.setdefault(definition.name, folder)
+        check_lengths(task, lengths)
+        runs.append(finished_run(folder, lengths) if lengths else run)
+        tasks.setdefault(name_of(type(task)), folder)
     if len(tasks) > 1:
         named = " and ".join(f"{name} ({folder})" for name, folder in tasks.items())
         raise ValueError(f"table must be of runs of one task; got {named}")

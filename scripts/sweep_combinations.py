@@ -16,7 +16,7 @@ import command_line
 import train
 
 from attention_jax.core.names import did_you_mean
-from attention_jax.tasks import TASKS
+from attention_jax.tasks import task_of
 
 # Options of scripts/train.py that a sweep sets itself, or cannot have.
 _NOT_OPTIONS = {
@@ -45,7 +45,7 @@ def combinations_of(
     """The product of the scores and of all values of all settings, the last setting fastest.
 
     Args:
-        task: a name in `TASKS`.
+        task: a name in `TASKS`, or "module:Name".
         scores: what --score of scripts/train.py takes.
         settings: "NAME=VALUE,VALUE" each.
         workdir: the folder of all run folders.
@@ -56,7 +56,7 @@ def combinations_of(
     """
     if not scores:
         raise ValueError("scores must be one or more; got none")
-    options = option_types(TASKS[task].config_class)
+    options = option_types(task_of(task))
     by_name: dict[str, Sequence[Sequence[str]]] = {}
     for text in settings:
         name, values = _parsed_setting(text, options)
@@ -78,35 +78,26 @@ def combinations_of(
     return combinations
 
 
-def option_types(config_class: type[Any]) -> dict[str, Any]:
+def option_types(config_class: Any) -> dict[str, Any]:
     """The type of each setting of a task that is an option of scripts/train.py, by its name."""
     hints = typing.get_type_hints(config_class)
     options: dict[str, Any] = {}
     for field in dataclasses.fields(config_class):
         kind = hints[field.name]
-        options |= option_types(kind) if _is_section(kind) else {field.name: kind}
+        options |= option_types(kind) if dataclasses.is_dataclass(kind) else {field.name: kind}
     return options
 
 
-def settings_of(config: Any) -> dict[str, Any]:
-    """The value of each such setting; a setting of several words is a string."""
+def options_of(config: Any) -> dict[str, Any]:
+    """The value of each such setting."""
     settings: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if _is_section(type(value)):
-            settings |= settings_of(value)
+        if dataclasses.is_dataclass(value):
+            settings |= options_of(value)
         else:
-            settings[field.name] = _plain(value)
+            settings[field.name] = str(value) if isinstance(value, Path) else value
     return settings
-
-
-def _is_section(kind: Any) -> bool:
-    """Whether a setting is a group of options, not an option of several words."""
-    return dataclasses.is_dataclass(kind)
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _combination(words: list[str], named: str, names: list[str], workdir: Path) -> Combination:
@@ -116,7 +107,7 @@ def _combination(words: list[str], named: str, names: list[str], workdir: Path) 
         if not command_line.is_users_mistake(error):
             raise
         raise ValueError(f"combination {named}: {error}") from error
-    settings = settings_of(arguments.config)
+    settings = options_of(arguments.settings)
     # In the order of the settings, whatever the order of the command line: the folder is the same.
     values = {name: settings[name] for name in settings if name in names}
     score = settings["score"]

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import rich.console
 import rich.table
-from sweep_combinations import settings_of
+from sweep_combinations import options_of
 
 from attention_jax.reports import plotting
 from attention_jax.reports.setting_figure import Panel, results_by_setting
 from attention_jax.runs.run_folder import make_folder, write_json, write_text, writing
 from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run_results import FinishedRun
-from attention_jax.training.task_definition import Result
+from attention_jax.training.task import Result
 
 
 class Row(NamedTuple):
     """A run, and the settings that tell it from the other runs of the table."""
 
-    run: FinishedRun[Any]
+    run: FinishedRun
     settings: dict[str, Any]  # the score first
 
 
@@ -37,12 +37,12 @@ class Summary(NamedTuple):
     worst: float  # NaN if a seed diverged
 
 
-def rows_of(runs: Sequence[FinishedRun[Any]]) -> list[Row]:
+def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:
     """The runs with their score and all settings that vary among them.
 
     Runs that do not differ in any setting are told apart by their folders, as the setting "run".
     """
-    settings = [settings_of(run.config) for run in runs]
+    settings = [options_of(run.task) for run in runs]
     varying = [
         name
         for name in settings[0]
@@ -119,7 +119,7 @@ def _csv(rows: Sequence[Row]) -> str:
         for name in metrics:
             missing = Summary(math.nan, math.nan, math.nan)
             cells += summary_of(run.results[name]) if name in run.results else missing
-        cells += [run.config.loop.seeds, run.step, run.seconds]
+        cells += [run.task.train.seeds, run.step, run.seconds]
         writer.writerow([_json_number(cell) for cell in cells])
     return file.getvalue()
 
@@ -172,5 +172,5 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.run.results))
 
 
-def _name(run: FinishedRun[Any]) -> str:
+def _name(run: FinishedRun) -> str:
     return str(run.workdir)

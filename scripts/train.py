@@ -1,4 +1,4 @@
-"""Trains a model of a task, reversal or translation, with one score; see --help."""
+"""Trains a model of a task with one score; see --help."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Generic
 
 import tyro
-from command_line import run_command
+from command_line import TaskName, run_command
 
 from attention_jax.runs import processes
 from attention_jax.runs.processes import Distribution
-from attention_jax.tasks import TASKS
+from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.sharding import MeshShape
-from attention_jax.training.task_definition import Config
+from attention_jax.training.task import Settings
 
 
 def _every(words: list[str]) -> int:
@@ -45,22 +45,14 @@ _MESH = tyro.constructors.PrimitiveConstructorSpec(
     str_from_instance=lambda instance: ["None"] if instance is None else instance.to_words(),
 )
 
-# How --task is parsed.
-TASK_NAME = tyro.constructors.PrimitiveConstructorSpec(
-    nargs=1,
-    metavar=f"{{{','.join(TASKS)}}}",
-    instance_from_str=lambda words: words[0],
-    is_instance=lambda instance: instance in TASKS,
-    str_from_instance=lambda instance: [instance],
-    choices=tuple(TASKS),
-)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments(Generic[Config]):
+class Arguments(Generic[Settings]):
     """Train a model of a task with one score function and several seeds at once.
 
-    Each task has options of its own: --task translation --help shows those of translation.
+    Each task has options of its own: --task translation --help shows those of translation. The
+    fields of a task of your own are its options: --task my_tasks:Recall, for the class Recall in
+    my_tasks.py of the current folder.
 
     The run folder gets config.json, env.json, metrics.jsonl, checkpoints/ and the task's own files.
     Ctrl-C or SIGTERM saves after the steps in progress (log_every) and exits with 130 or 143; a
@@ -68,7 +60,7 @@ class Arguments(Generic[Config]):
     good checkpoint, and ends bit-identical to a run that was never stopped.
 
     Attributes:
-        task: what to learn.
+        task: what to learn, a name or "module:Name".
         workdir: the run folder; made if missing.
         resume: continue the run in `workdir`, or begin it. All other options must be those of the
             run, except --steps where the learning rate does not depend on it.
@@ -77,15 +69,14 @@ class Arguments(Generic[Config]):
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
             if left out.
         mesh: devices along each axis, for example "data=4 seed=2". "seed" spreads seeds and divides
-            their number; "data" spreads the batch; "fsdp" spreads the batch, parameters and
-            optimiser state; data times fsdp divides the batch. If left out, one device, or all
-            devices with --distributed. A run may be resumed on another mesh.
+            their number; "data" spreads the batch and divides its size. If left out, one device,
+            or all devices with --distributed. A run may be resumed on another mesh.
         distributed: this is one of several processes, each started with the same command; all of
             them must see the file system of `workdir`.
         distribution: which of the processes this is; not needed on clusters that JAX recognises.
     """
 
-    task: Annotated[str, TASK_NAME] = next(iter(TASKS))
+    task: TaskName = "reversal"
     workdir: Path
     resume: bool = False
     tensorboard: bool = False
@@ -93,7 +84,7 @@ class Arguments(Generic[Config]):
     mesh: Annotated[MeshShape | None, _MESH] = None
     distributed: bool = False
     distribution: Annotated[Distribution, tyro.conf.OmitArgPrefixes] = Distribution()
-    config: Annotated[Config, tyro.conf.OmitArgPrefixes]
+    settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]
 
     def __post_init__(self) -> None:
         if self.distribution != Distribution() and not self.distributed:
@@ -104,15 +95,14 @@ def main(arguments: Arguments[Any]) -> int:
     if arguments.distributed:
         processes.join(arguments.distribution)
     run = training.train_run(
-        TASKS[arguments.task],
-        arguments.config,
+        arguments.settings,
         arguments.workdir,
         resume=arguments.resume,
         tensorboard=arguments.tensorboard,
         log_gradients=arguments.log_gradients,
         mesh=arguments.mesh,
     )
-    loop = run.config.loop
+    loop = run.task.train
     finished = run.exhausted or run.step == loop.steps
     # A signal that arrived while the last step was saved did not stop anything.
     status = 0 if finished else run.interrupted
@@ -136,8 +126,7 @@ def arguments_of(words: list[str]) -> Any:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--task", nargs="?")
     task = parser.parse_known_args(words)[0].task
-    definition = TASKS.get(task) or next(iter(TASKS.values()))
-    return Arguments[definition.config_class]  # type: ignore[name-defined]
+    return Arguments[task_of(task or "reversal")]  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def scaled_at_each_step(_training, state, records, _interruption):
+def scaled_at_each_step(_task, _feed, _layout, state, records, _interruption):
     """Stands for training: each checkpoint has larger parameters than the one before."""
     start = jax.tree.map(np.asarray, state.params)
     for step in (2, 4, 6):

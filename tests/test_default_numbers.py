@@ -18,20 +18,18 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import nn
 from attention_jax.nn import ModelConfig
-from attention_jax.tasks.reversal.task import ReversalConfig
-from attention_jax.tasks.reversal.task import optimizer as reversal_optimizer
-from attention_jax.tasks.translation.task import TranslationConfig
-from attention_jax.tasks.translation.task import optimizer as translation_optimizer
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.translation.task import Translation
 
 FLOAT32 = dict(param_dtype=jnp.float32)
 
 OPTIMIZERS = {  # of the default settings: the rate of step n, b2, epsilon, the weight decay
     "reversal": (
-        lambda: reversal_optimizer(ReversalConfig()),
+        lambda: Reversal().optimizer(),
         lambda n: 0.003 * (1 + math.cos(math.pi * n / 2500)) / 2, 0.999, 1e-8, 0.3,
     ),
     "translation": (
-        lambda: translation_optimizer(TranslationConfig(Path("train.de"), Path("train.en"))),
+        lambda: Translation(Path("train.de"), Path("train.en")).optimizer(),
         lambda n: 0.002 * (n + 1) / 1000, 0.98, 1e-9, 0.0,
     ),
 }  # fmt: skip

@@ -5,6 +5,7 @@ function; the initialisers, which are functions, and the activations are drawn a
 """
 # ruff: noqa: C408 -- dict(dropout_rate=0.0) reads like the signature that it pins
 
+import dataclasses
 import importlib
 import inspect
 import math
@@ -21,12 +22,18 @@ import attention_jax as aj
 from attention_jax import analysis, interop, nn
 from attention_jax.nn import ModelConfig
 from attention_jax.runs.processes import Distribution
-from attention_jax.tasks.gradient_examples import GradientAnalysis
+from attention_jax.tasks.gradients import GradientAnalysis
 from attention_jax.tasks.translation.translate import Search
-from attention_jax.training.loop import LoopConfig
+from attention_jax.training.task import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 FLOAT32 = dict(param_dtype=jnp.float32)
+LENGTHS = dict(min_length=3, max_length=8, source_start=True, coverage_weight=1.0)
+STRINGS = ModelConfig(
+    encoder_layers=0, decoder_self_attention=False, normalizer=None, position_anchor="end",
+    position_draw="window", position_limit=8192, max_wavelength=100.0, min_wavelength=0.4,
+    position_scale=8.0,
+)  # fmt: skip
 
 # fmt: off
 DEFAULTS = {  # public names -> what inspect finds
@@ -104,29 +111,33 @@ DEFAULTS = {  # public names -> what inspect finds
     "AttentionView.to_frame": dict(height=720),
     "ScoreCost.flops_per_query": dict(target_length=1),
     # training and tasks
-    "LoopConfig": dict(seeds=5, first_seed=0, steps=2500, log_every=25, checkpoint_every=500,
-                       keep=2, keep_best=0),
-    "ReversalConfig": dict(
-        model=ModelConfig(
-            encoder_layers=0, decoder_self_attention=False, normalizer=None,
-            position_anchor="end", position_draw="window", position_limit=8192,
-            max_wavelength=100.0, min_wavelength=0.4, position_scale=8.0,
-        ),
-        loop=LoopConfig(), batch_size=64, min_length=3, max_length=8, letters=26, source_start=True,
-        learning_rate=0.003, schedule="cosine", clip_norm=1.0, weight_decay=0.3,
-        coverage_weight=1.0),
-    "TranslationConfig": dict(
-        vocabulary="joint", vocabulary_size=4000, max_tokens=60,
+    "TrainConfig": dict(seeds=5, first_seed=0, steps=2500, batch_size=64, learning_rate=0.003,
+                        schedule="cosine", warmup_steps=0, clip_norm=1.0, weight_decay=0.0,
+                        beta2=0.999, epsilon=1e-8, accumulate=1, log_every=25,
+                        checkpoint_every=500, keep=2, keep_best=0),
+    "SequenceTask Sort": dict(model=ModelConfig(), train=TrainConfig(), **LENGTHS),
+    "Reversal": dict(model=STRINGS, train=TrainConfig(weight_decay=0.3), **LENGTHS, letters=26),
+    "Copy": dict(model=dataclasses.replace(STRINGS, position_anchor="start"), train=TrainConfig(),
+                 **LENGTHS),
+    "Recall": dict(model=ModelConfig(encoder_layers=2), train=TrainConfig(),
+                   **{**LENGTHS, "max_length": 6}),
+    "Translation": dict(
+        vocabulary_size=4000, max_tokens=60,
         model=ModelConfig(dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.2,
                             encoder_layers=3, decoder_layers=3, tied_embeddings="all"),
-        loop=LoopConfig(seeds=1, steps=9000, keep=5, keep_best=1), batch_tokens=2560, buckets=8,
-        learning_rate=0.002, warmup_steps=1000, schedule="inverse-sqrt", clip_norm=1.0,
-        weight_decay=0.0,
-        accumulate=1, label_smoothing=0.1, precision="float32", validation_metric="bleu"),
-    "GradientAnalysis": dict(words=("reverse", "abc"), sentences=(1, 2), strings=64, iterations=20,
-                             samples=8),
+        train=TrainConfig(seeds=1, steps=9000, batch_size=None, learning_rate=0.002,
+                          warmup_steps=1000, schedule="inverse-sqrt", beta2=0.98, epsilon=1e-9,
+                          keep=5, keep_best=1),
+        batch_tokens=2560, buckets=8, label_smoothing=0.1, precision="float32",
+        validation_metric="bleu"),
+    "Text": dict(
+        model=ModelConfig("decoder", dim=128, hidden_dim=512, num_heads=4, decoder_layers=2,
+                          dropout_rate=0.1, positions="rotary"),
+        train=TrainConfig(seeds=1, steps=2000, batch_size=32, warmup_steps=100, weight_decay=0.1),
+        length=128, held_out=0.1),
+    "GradientAnalysis": dict(iterations=20, samples=8),
     "Search": dict(beams=1, length_penalty=1.0),
-    "MeshShape": dict(seed=1, data=1, fsdp=1),
+    "MeshShape": dict(seed=1, data=1),
     "Batches": dict(buckets=6, multiple_of=1),
     "Vocabulary": dict(alphabet=string.ascii_lowercase),
     "output_cross_entropy": dict(label_smoothing=0.0),
@@ -134,16 +145,18 @@ DEFAULTS = {  # public names -> what inspect finds
     "load_run": dict(step="newest", average=1),
     "finished_run": dict(lengths=()),
     "TrainedRun": dict(averaged=(), interrupted=0, exhausted=False),
-    "RunData": dict(files=MappingProxyType({}), description=""),
+    "Feed": dict(digests=MappingProxyType({}), files=MappingProxyType({}), note=""),
     "Result Panel": dict(low=0.0),
-    "words_view": dict(seed_index=0, compare=(), all_steps=False),
-    "evaluate": dict(strings=1000, seed=0, beams=1),
-    "decode": dict(beams=1, return_weights=False),
-    "reverse": dict(seed_index=0, beams=1),
-    "training_batches": dict(multiple_of=1),
+    "answers_view": dict(seed_index=0, compare=(), all_steps=False),
+    "accuracies": dict(strings=1000, seed=0, beams=1),
+    "decoded": dict(beams=1),
+    "Task.answers SequenceTask.answers Text.answers Translation.answers": dict(inputs=(), beams=1),
+    "Task.evaluate SequenceTask.evaluate Text.evaluate Translation.evaluate": dict(lengths=()),
+    "Task.feed Text.feed Translation.feed": dict(multiple_of=1),
+    "padded_batch": dict(batch_size=0, source_width=0, target_width=0),
+    "padded_rows": dict(width=0),
     "translator_of": dict(seed_index=0),
-    "batch_of_words viewer": dict(width=0),
-    "sentences_view translate align": dict(search=Search()),
+    "translate": dict(search=Search()),
     "translated_ids": dict(search=Search(), multiple=1),
     # runs and figures
     "Checkpoints": dict(keep=2, keep_best=0, read_only=False),
@@ -158,11 +171,10 @@ DEFAULTS = {  # public names -> what inspect finds
 OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
     "train.Arguments": dict(task="reversal", resume=False, tensorboard=False, distributed=False,
                             distribution=Distribution()),
-    "evaluate.ReversalArguments": dict(step="newest", lengths=(3, 4, 5, 6, 7, 8, 10), strings=1000,
-                                       seed=0, beams=1),
-    "evaluate.TranslationArguments": dict(search=Search(beams=4), step="newest", average=1),
+    "evaluate.Arguments": dict(step="newest", average=1, lengths=()),
     "translate.Arguments": dict(search=Search(beams=4), step="newest", average=1, seed_index=0),
-    "reverse.Arguments": dict(step="newest", seed_index=0, beams=1, compare=(), all_steps=False),
+    "answers.Arguments": dict(inputs=(), step="newest", seed_index=0, beams=1, compare=(),
+                              all_steps=False),
     "analyze_gradients.Arguments": dict(compare=(), analysis=GradientAnalysis()),
     "sweep.Arguments": dict(scores=("scaled",), settings=(), task="reversal", lengths=(), table=(),
                             combinations=()),

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_jax.tasks.translation.definition import prepare
 from command_lines import call as call_script
 from command_lines import load
 
 import attention_jax as aj
 from attention_jax import attention
-from attention_jax.tasks.translation.definition import prepare
 from attention_jax.tasks.translation.task import MODEL, TranslationConfig
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)

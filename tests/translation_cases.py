@@ -1,5 +1,6 @@
 """A tiny text and tiny settings for the tests of translation."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -9,10 +10,9 @@ import numpy as np
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.tasks.translation.definition import TRANSLATION
-from attention_jax.tasks.translation.task import TranslationConfig, optimizer, translation_task
+from attention_jax.tasks.translation.task import TRAIN, Translation
 from attention_jax.tasks.translation.translate import translator_of
-from attention_jax.training.loop import LoopConfig, initial_state
+from attention_jax.training.loop import initial_state
 from attention_jax.training.run import load_run
 
 TEXT = Path(__file__).parent / "parallel_text"
@@ -39,47 +39,51 @@ def write_text(folder: Path) -> Path:
     return folder
 
 
-def tiny_config(
-    folder: Path, *, model: dict | None = None, loop: dict | None = None, **settings
-) -> TranslationConfig:
-    """Returns settings of a run on the text of `write_text`; arguments override them."""
+def tiny_task(
+    folder: Path, *, model: dict | None = None, train: dict | None = None, **settings
+) -> Translation:
+    """Returns a task on the text of `write_text`; arguments override its settings."""
     tiny_model = {"dim": 8, "hidden_dim": 13, "encoder_layers": 0, "tied_embeddings": "all"}
-    tiny_loop = {"seeds": 1, "steps": 12, "log_every": 2, "checkpoint_every": 4, "keep": 3}
+    tiny_train = {
+        "seeds": 1,
+        "steps": 12,
+        "log_every": 2,
+        "checkpoint_every": 4,
+        "keep": 3,
+        "keep_best": 0,
+        "warmup_steps": 3,
+    }
     defaults = {
         "source": folder / "train.de",
         "target": folder / "train.en",
         "vocabulary_size": VOCABULARY_SIZE,
         "batch_tokens": 300,
         "buckets": 1,
-        "warmup_steps": 3,
     }
-    return TranslationConfig(
+    return Translation(
         model=ModelConfig(**{**tiny_model, **(model or {})}),
-        loop=LoopConfig(**{**tiny_loop, **(loop or {})}),
+        train=dataclasses.replace(TRAIN, **{**tiny_train, **(train or {})}),
         **{**defaults, **settings},
     )
 
 
-def run_config(folder: Path, **settings) -> TranslationConfig:
-    """Returns settings with two seeds, dropout, 4 updates of 3 batches, and 3 validations."""
+def run_task(folder: Path, *, train: dict | None = None, **settings) -> Translation:
+    """Returns a task with two seeds, dropout, 4 updates of 3 batches, and 3 validations."""
     defaults = {
         "model": {"dropout_rate": 0.1, "decoder_self_attention": False},
-        "loop": {"seeds": 2, "keep_best": 1},
-        "accumulate": 3,
-        "learning_rate": 0.02,
         "validation_source": folder / "validation.de",
         "validation_target": folder / "validation.en",
         "validation_metric": "loss",
     }
-    return tiny_config(folder, **{**defaults, **settings})
+    updates = {"seeds": 2, "keep_best": 1, "accumulate": 3, "learning_rate": 0.02}
+    return tiny_task(folder, train={**updates, **(train or {})}, **{**defaults, **settings})
 
 
 def say_always(folder, letter):
     """Adds step 6 to a run: a model that says one letter, and never ends."""
-    translator = translator_of(load_run(TRANSLATION, folder))
-    config = translator.config
-    state = initial_state(translation_task(config), optimizer(config), config.loop)
-    token = translator.vocabularies.target.encode([letter])[0][-1]
+    translator = translator_of(load_run(folder))
+    state = initial_state(translator.task)
+    token = translator.subwords.encode([letter])[0][-1]
     table = np.array(state.params["source_embedding"]["embedding"])
     table[:, token] = 9
     norm = {

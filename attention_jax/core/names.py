@@ -43,7 +43,7 @@ def named(given: Any, base: type, names: Mapping[str, Any], get: Callable[[str],
     noun, fields, found = base.__name__.lower(), None, given
     if isinstance(given, str):
         name, fields = _name_and_fields(given, noun, names, get)
-        found = names[name] if name in names else _imported(name, given, noun, names)
+        found = names[name] if name in names else imported(name, given, noun, names)
     is_class = isinstance(found, type) and issubclass(found, base)
     if fields is None and not is_class:
         return found
@@ -113,7 +113,7 @@ def _name_and_fields(
     }
 
 
-def _imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
+def imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
     """The attribute of a module that "module:Name" names."""
     module_name, colon, attribute = name.partition(":")
     if not colon:

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.interpreters.partial_eval import dce_jaxpr
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in its repr; differs between processes
 
@@ -100,7 +101,9 @@ class Part:
         # digest is that of any mesh.
         with jax.sharding.use_abstract_mesh(_NO_MESH):
             closed = jax.make_jaxpr(lambda *arrays: program(*arrays))(*arguments)
-        digest = hashlib.sha256(ADDRESS.sub("", str(closed.jaxpr)).encode())
+        # A function that fills a cache leaves operations without effect where it is first traced.
+        jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+        digest = hashlib.sha256(ADDRESS.sub("", str(jaxpr)).encode())
         for constant in _constants(closed):
             if isinstance(constant, jax.core.Tracer):
                 raise ValueError(

@@ -1,28 +1,30 @@
-"""The tasks that models are trained on. A new task is a folder here, and a line in `TASKS`."""
+"""The tasks that models are trained on. A new task is one file; see `sequences.SequenceTask`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from attention_jax.tasks.copy import Copy
+from attention_jax.tasks.recall import Recall
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.sort import Sort
+from attention_jax.tasks.text import Text
+from attention_jax.tasks.translation.task import Translation
+from attention_jax.training.settings import task_class, task_in
+from attention_jax.training.task import Task
 
-from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.translation.definition import TRANSLATION
-from attention_jax.training.task_definition import TaskDefinition
+__all__ = ["TASKS", "task_in", "task_of"]
 
-TASKS: dict[str, TaskDefinition[Any]] = {task.name: task for task in (REVERSAL, TRANSLATION)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (Reversal, Copy, Sort, Recall, Text, Translation)
+}
 
 
-def task_of(workdir: Path) -> TaskDefinition[Any]:
-    """The task of the run in a folder.
+def task_of(text: str) -> type[Task]:
+    """The task with a name in `TASKS`, or "module:Name" for a task of your own.
 
     Raises:
-        ValueError: the folder holds no run, or a run of an unknown task.
+        ValueError: in one line: there is none, or it is no task.
+
+    >>> task_of("reversal").__name__
+    'Reversal'
     """
-    # The first version of config.json did not name the task, which was reversal.
-    name = RunFolder(workdir).read_config().get("task", REVERSAL.name)
-    if name not in TASKS:
-        raise ValueError(
-            f"workdir {workdir} must hold a run of {' or '.join(TASKS)}; got task {name!r}"
-        )
-    return TASKS[name]
+    return task_class(text, TASKS)

@@ -16,27 +16,18 @@ import numpy as np
 
 from attention_jax.analysis import (
     capture_gradients,
-    learning_statistics,
     logit_scale_sweep,
     logit_variance,
 )
 from attention_jax.analysis.attention_names import computation_order
 from attention_jax.analysis.edges_and_trace import spectrum_edges_and_trace
+from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks import task_of
-from attention_jax.tasks.gradient_examples import Examples, GradientAnalysis
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.gradients import reversal_examples
-from attention_jax.tasks.translation.definition import TRANSLATION
-from attention_jax.tasks.translation.gradients import translation_examples
-from attention_jax.training.loop import (
-    AnyTask,
-    TrainState,
-    gradient_statistics,
-    next_batches,
-)
+from attention_jax.tasks.pages import first_row, last_attention
+from attention_jax.training.loop import TrainState, batches_of_step, gradient_statistics
 from attention_jax.training.run import load_states
+from attention_jax.training.task import Labels, Task
 
 Array = jax.Array
 JSON = dict[str, Any]
@@ -56,35 +47,47 @@ _PARAMETER_GROUPS = {
 }
 
 
-# What each task supplies: (settings, run folder, analysis) -> the examples to look at.
-EXAMPLES: dict[str, Callable[[Any, Path, GradientAnalysis], Examples]] = {
-    REVERSAL.name: reversal_examples,
-    TRANSLATION.name: translation_examples,
-}
+@dataclasses.dataclass(frozen=True)
+class GradientAnalysis:
+    """Settings of the analysis.
+
+    Attributes:
+        iterations: Lanczos iterations for the extreme eigenvalues of the Hessian; 0 leaves
+            curvature out.
+        samples: random vectors for the Hessian's trace.
+    """
+
+    iterations: int = 20
+    samples: int = 8
+
+    def __post_init__(self) -> None:
+        check_integer("iterations", self.iterations, 0)
+        check_integer("samples", self.samples, 2)
 
 
 class Run(NamedTuple):
     """A run to analyse."""
 
-    config: Any
+    task: Task
     states: Mapping[int, Callable[[], TrainState]]  # by step
-    examples: Examples
-    loss: Callable[..., Any]  # without dropout
+    batch: Any  # of the task's examples
+    labels: Labels  # of its first rows, which are drawn
+    loss: Callable[..., Any]  # (params, batch), without dropout
 
 
-def load_analyzed_run(workdir: Path, analysis: GradientAnalysis) -> Run:
+def load_analyzed_run(workdir: Path) -> Run:
     """Loads what the analysis of a run needs, except its states.
 
     Raises:
-        ValueError: the folder holds no run, or none that can be read; or the text that a
-            translation run learned from is missing or has changed.
+        ValueError: the folder holds no run, or none that can be read; or the data that the run
+            learned from is missing or has changed.
     """
-    definition = task_of(workdir)
-    config, states = load_states(definition, workdir)
-    examples = EXAMPLES[definition.name](config, workdir, analysis)
-    model = dataclasses.replace(config.model, dropout_rate=0.0, attention_dropout_rate=None)
-    loss = definition.task(dataclasses.replace(config, model=model)).loss
-    return Run(config, states, examples, loss)
+    task, states = load_states(workdir)
+    batch, labels = task.examples(workdir)
+    model = dataclasses.replace(task.model, dropout_rate=0.0, attention_dropout_rate=None)
+    still: Task = dataclasses.replace(task, model=model)  # type: ignore[type-var]
+    rng = jax.random.key(0)  # draws position ids, where the model does
+    return Run(task, states, batch, labels, lambda params, batch: still.loss(params, batch, rng))
 
 
 def analyze_run(
@@ -108,16 +111,16 @@ def analyze_run(
     Raises:
         ValueError: as `load_analyzed_run`.
     """
-    run = load_analyzed_run(workdir, analysis)
-    config, examples = run.config, run.examples
+    run = load_analyzed_run(workdir)
+    task = run.task
     # In NumPy, so that JAX compiles each program once for initial and for restored states.
     loaded = {step: jax.device_get(load()) for step, load in run.states.items()}
-    newest, label = max(loaded), config.label
+    newest, label = max(loaded), task.label
     looks = {str(step): loaded[step] for step in (0, newest)}
 
     def examples_of_steps() -> JSON:
         look = jax.jit(functools.partial(_of_examples, run))
-        return {step: _example_tables(examples, look(state)) for step, state in looks.items()}
+        return {step: _example_tables(run, look(state)) for step, state in looks.items()}
 
     def sweep_of_steps() -> JSON:
         sweep = jax.jit(jax.vmap(functools.partial(_scale_sweep, run)))
@@ -128,8 +131,8 @@ def analyze_run(
         return {step: _rounded(curvature(state.params)) for step, state in looks.items()}
 
     parts: dict[str, Callable[[], JSON]] = {
-        "gradients by step": functools.partial(_by_step, workdir, config, examples.task, loaded),
-        f"weights and gradients of {', '.join(examples.labels)}": examples_of_steps,
+        "gradients by step": functools.partial(_by_step, workdir, task, loaded),
+        f"weights and gradients of {', '.join(run.labels)}": examples_of_steps,
         "scales of the logits": sweep_of_steps,
     }
     if analysis.iterations:
@@ -145,7 +148,7 @@ def analyze_run(
         "label": label,
         "workdir": str(workdir),
         "step": newest,
-        "seeds": config.loop.seeds,
+        "seeds": task.train.seeds,
         "by_step": by_step,
         "gradient_norms": _norms_by_group(by_step),
         "attentions": sorted(attentions, key=computation_order),
@@ -157,16 +160,17 @@ def analyze_run(
     return numbers
 
 
-def _by_step(workdir: Path, config: Any, task: AnyTask, states: dict[int, TrainState]) -> JSON:
+def _by_step(workdir: Path, task: Task, states: dict[int, TrainState]) -> JSON:
     """{"steps", statistic: [steps][seeds]}, logged while training or computed at checkpoints."""
-    look = jax.jit(functools.partial(gradient_statistics, task, learning_statistics))
+    look = jax.jit(functools.partial(gradient_statistics, task))
+    feed = task.feed(workdir)
     lines = {line.pop("step"): line for line in read_lines(RunFolder(workdir).gradients)}
     for step, state in states.items():
         if step not in lines:
-            found = look(state, next_batches(task, config.loop, step))
+            found = look(state, batches_of_step(task, feed, step))
             lines[step] = {name: np.asarray(numbers).tolist() for name, numbers in found.items()}
     steps = sorted(lines)
-    missing = [None] * config.loop.seeds
+    missing = [None] * task.train.seeds
     names = sorted({name for line in lines.values() for name in line})
     table = {name: [_rounded(lines[step].get(name, missing)) for step in steps] for name in names}
     return {"steps": steps, **table}
@@ -183,16 +187,12 @@ def _norms_by_group(by_step: JSON) -> JSON:
     return {group: _rounded(np.sqrt(sum(parts))) for group, parts in squares.items() if parts}
 
 
-def _cross_attention(config: Any) -> str:
-    """The name of the last decoder layer's cross attention, whose score is under study."""
-    return f"decoder_{config.model.decoder_layers - 1}/cross_attention"
-
-
 def _of_examples(run: Run, state: TrainState) -> dict[str, Any]:
     """The first seed's cross-attention weights and their logits' gradients: [B, T, S]."""
     params = jax.tree.map(lambda leaf: leaf[0], state.params)
-    captured = capture_gradients(run.loss, params, run.examples.drawn, jax.random.key(0))
-    name = _cross_attention(run.config)
+    drawn = jax.tree.map(lambda leaf: leaf[: len(run.labels)], run.batch)
+    captured = capture_gradients(run.loss, params, drawn)
+    name = last_attention(captured.attentions)
     return {
         "weights": _mean_over_heads(captured.attentions[name].weights),
         "dlogits": _mean_over_heads(captured.gradients[name].dlogits),
@@ -204,16 +204,17 @@ def _mean_over_heads(pairs: Array | None) -> Array | None:
     return pairs if pairs is None or pairs.ndim == 3 else jnp.mean(pairs, axis=1)
 
 
-def _example_tables(examples: Examples, tables_of: dict[str, Any]) -> JSON:
+def _example_tables(run: Run, tables_of: dict[str, Any]) -> JSON:
     """Each example's numbers and labels; rows and columns without a label are left out."""
     tables: JSON = {}
-    for index, (example, (row_labels, column_labels)) in enumerate(examples.labels.items()):
+    first = first_row(run.task, run.batch)
+    for index, (example, (row_labels, column_labels)) in enumerate(run.labels.items()):
         rows, columns = len(row_labels), len(column_labels)
         tables[example] = {
             "row_labels": row_labels,
             "column_labels": column_labels,
             **{
-                name: None if pairs is None else _rounded(pairs[index, :rows, :columns])
+                name: None if pairs is None else _rounded(pairs[index, first:][:rows, :columns])
                 for name, pairs in tables_of.items()
             },
         }
@@ -225,8 +226,8 @@ _SCALES = np.geomspace(1 / 64, 64, 37)
 
 def _scale_sweep(run: Run, params: Any) -> dict[str, Array] | None:
     """Jacobian norm and entropy of one seed's cross attention with scaled logits: [scales]."""
-    captured = capture_gradients(run.loss, params, run.examples.batch, jax.random.key(0))
-    name = _cross_attention(run.config)
+    captured = capture_gradients(run.loss, params, run.batch)
+    name = last_attention(captured.attentions)
     attention, doutput = captured.attentions[name], captured.gradients[name].doutput
     if attention.logits is None or attention.mask is None:
         return None
@@ -251,7 +252,7 @@ def _curvature(run: Run, analysis: GradientAnalysis, params: Any) -> dict[str, A
 
     def one_seed(params: Any) -> dict[str, Array]:
         def of_params(params: Any) -> Array:
-            loss: Array = run.loss(params, run.examples.batch, jax.random.key(0))[0]
+            loss: Array = run.loss(params, run.batch)[0]
             return loss
 
         edges, trace = spectrum_edges_and_trace(

@@ -1,17 +1,74 @@
-"""Letters to token ids and back."""
+"""Letters, token ids and padded batches, which all tasks from sequence to sequence share."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Array = jax.Array
 
 PAD, SOS, EOS = 0, 1, 2  # padding, start of sequence, end of sequence
-_SPECIALS = 3
+FIRST = 3  # the id of the first letter
+
+
+class Batch(NamedTuple):
+    """Padded pairs of sequences; S is the longest source, T the longest target with its EOS."""
+
+    source: Array  # int32 [B, S], then PAD
+    source_lengths: Array  # int32 [B]
+    target_inputs: Array  # int32 [B, T]: SOS, then the target, then PAD
+    targets: Array  # int32 [B, T]: the target, then EOS, then PAD
+    target_lengths: Array  # int32 [B], EOS included
+
+    @property
+    def inputs(self) -> tuple[Array, Array, Array]:
+        """The arguments of the model."""
+        return self.source, self.source_lengths, self.target_inputs
+
+
+def padded_batch(
+    source: Sequence[Sequence[int]],
+    target: Sequence[Sequence[int]],
+    batch_size: int = 0,
+    source_width: int = 0,
+    target_width: int = 0,
+) -> Batch:
+    """A `Batch` of NumPy arrays.
+
+    Args:
+        source: rows of ids.
+        target: rows of ids, EOS last.
+        batch_size: surplus rows are empty; 0 for none.
+        source_width: S; 0 for the longest source.
+        target_width: T; 0 for the longest target.
+    """
+    batch_size = batch_size or len(source)
+    targets, target_lengths = padded_rows(target, batch_size, target_width)
+    inputs = np.concatenate([np.full((batch_size, 1), SOS, np.int32), targets[:, :-1]], axis=1)
+    arrays: Any = padded_rows(source, batch_size, source_width)
+    arrays += (np.where(inputs == EOS, PAD, inputs), targets, target_lengths)
+    return Batch(*arrays)
+
+
+def padded_rows(
+    rows: Sequence[Sequence[int]], batch_size: int, width: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of ids as int32 [batch_size, width], and their lengths int32 [batch_size]."""
+    padded = np.full((batch_size, width or max(map(len, rows))), PAD, np.int32)
+    lengths = np.zeros(batch_size, np.int32)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+        lengths[index] = len(row)
+    return padded, lengths
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The ids 0, 1, 2 are PAD, SOS, EOS; the letters of `alphabet` follow in order.
+    """The ids 0, 1, 2 are PAD, SOS, EOS; the letters of `alphabet` follow in order from `FIRST`.
 
     Attributes:
         alphabet: the letters, each once.
@@ -31,7 +88,7 @@ class Vocabulary:
     @property
     def size(self) -> int:
         """Number of ids, the three special ones included."""
-        return _SPECIALS + len(self.alphabet)
+        return FIRST + len(self.alphabet)
 
     def encode(self, text: str) -> list[int]:
         """One id per letter, without SOS or EOS."""
@@ -40,7 +97,7 @@ class Vocabulary:
                 raise ValueError(
                     f"text must consist of letters of {self.alphabet!r}; got {letter!r} in {text!r}"
                 )
-        return [_SPECIALS + self.alphabet.index(letter) for letter in text]
+        return [FIRST + self.alphabet.index(letter) for letter in text]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The letters up to the first EOS; PAD and SOS are left out."""
@@ -48,11 +105,11 @@ class Vocabulary:
         for token in map(int, ids):
             if token == EOS:
                 break
-            if token >= _SPECIALS:
-                letters.append(self.alphabet[token - _SPECIALS])
+            if token >= FIRST:
+                letters.append(self.alphabet[token - FIRST])
         return "".join(letters)
 
     def label(self, token: int) -> str:
         """The label of a token in figures: the letter itself, or PAD, SOS, EOS."""
         special = {PAD: "PAD", SOS: "SOS", EOS: "EOS"}
-        return special.get(token) or self.alphabet[token - _SPECIALS]
+        return special.get(token) or self.alphabet[token - FIRST]

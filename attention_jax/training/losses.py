@@ -14,8 +14,6 @@ from attention_jax.core.products import einsum
 
 Array = jax.Array
 
-_LOGITS = 2**24  # most logits that exist at once in `output_cross_entropy`
-
 
 def real_tokens(lengths: Array, size: int) -> Array:
     """Bool [B, size]: True for the first `lengths` [B] positions of each row."""
@@ -68,15 +66,13 @@ def output_cross_entropy(
     *,
     label_smoothing: float = 0.0,
 ) -> CrossEntropySums:
-    """The output layer and its cross entropy, with few logits in memory at a time.
+    """The output layer and its cross entropy.
 
         l_m  = features_m kernel + bias
         loss = sum over real m of logsumexp(l_m) - (1 - s) l_m[targets_m] - s mean(l_m)
 
     with s the label smoothing: the target distribution has 1 - s on the target, and s spread evenly
-    over all V tokens. Where all logits are few enough, they exist at once; otherwise they are
-    computed in chunks of M, and once more in the backward pass. A chunk contains all examples, so
-    that devices which share the examples also share every chunk.
+    over all V tokens.
 
     Args:
         features: float [*B, M, D].
@@ -103,43 +99,19 @@ def output_cross_entropy(
     smoothing = checked_fraction("label_smoothing", label_smoothing)
     dtype = accumulator_dtype(features)
     features = jnp.where(real[..., None], features, 0)  # the gradient 0 * NaN would be NaN
-    axis, length = targets.ndim - 1, targets.shape[-1]
-    chunks = -(-targets.size * kernel.shape[1] // _LOGITS)
-    chunks = min(max(1, chunks), max(1, length))
-
-    def chunk_sums(chunk: tuple[Array, Array, Array]) -> CrossEntropySums:
-        features, targets, real = chunk
-        logits = einsum("...md,dv->...mv", features, kernel).astype(dtype)
-        if bias is not None:
-            logits = logits + jnp.broadcast_to(bias.astype(dtype), logits.shape)
-        # No logit is above 0 from here on, so that exp cannot overflow.
-        logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-        # The gradient of an indexed read would scatter into an array of zeros.
-        is_target = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
-        target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
-        exists = (targets >= 0) & (targets < logits.shape[-1])
-        target_logit = jnp.where(exists, target_logit, jnp.nan)
-        logsumexp = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
-        nats = logsumexp - target_logit
-        mean_logit = jnp.mean(logits, axis=-1)
-        smoothed = logsumexp - (1 - smoothing) * target_logit - smoothing * mean_logit
-        correct = (target_logit >= 0).astype(dtype)
-        return CrossEntropySums(
-            *(jnp.sum(jnp.where(real, x, 0)) for x in (smoothed, nats, correct))
-        )
-
-    tokens = features, targets, real
-    if chunks == 1:
-        return chunk_sums(tokens)
-    padding = -length % chunks
-
-    def split(array: Array) -> Array:
-        """[*B, M, ...] -> [chunks, *B, M / chunks, ...]."""
-        widths = [(0, 0)] * array.ndim
-        widths[axis] = (0, padding)
-        padded = jnp.pad(array, widths)
-        shape = *array.shape[:axis], chunks, -1, *array.shape[axis + 1 :]
-        return jnp.moveaxis(padded.reshape(shape), axis, 0)
-
-    sums = jax.lax.map(jax.checkpoint(chunk_sums), jax.tree.map(split, tokens))
-    return jax.tree.map(jnp.sum, sums)
+    logits = einsum("...md,dv->...mv", features, kernel).astype(dtype)
+    if bias is not None:
+        logits = logits + jnp.broadcast_to(bias.astype(dtype), logits.shape)
+    # No logit is above 0 from here on, so that exp cannot overflow.
+    logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    # The gradient of an indexed read would scatter into an array of zeros.
+    is_target = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
+    target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+    exists = (targets >= 0) & (targets < logits.shape[-1])
+    target_logit = jnp.where(exists, target_logit, jnp.nan)
+    logsumexp = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
+    nats = logsumexp - target_logit
+    mean_logit = jnp.mean(logits, axis=-1)
+    smoothed = logsumexp - (1 - smoothing) * target_logit - smoothing * mean_logit
+    correct = (target_logit >= 0).astype(dtype)
+    return CrossEntropySums(*(jnp.sum(jnp.where(real, x, 0)) for x in (smoothed, nats, correct)))

@@ -8,7 +8,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,28 +20,26 @@ from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import MetricsFile, read_lines, require_tensorboard
 from attention_jax.runs.progress import Progress, warn
 from attention_jax.runs.run_folder import JSON, RunFolder
-from attention_jax.training.gradient_log import GradientLog, check_log_gradients
 from attention_jax.training.loop import (
-    Params,
+    GradientLog,
     Records,
-    Training,
     TrainState,
     initial_state,
     trace_step,
     train,
 )
-from attention_jax.training.resuming import resumable_settings
+from attention_jax.training.settings import resumable_settings, settings_of, task_in
 from attention_jax.training.sharding import Layout, MeshShape, whole_machine
-from attention_jax.training.task_definition import Config, RunData, TaskDefinition
-from attention_jax.training.validation import Validation
+from attention_jax.training.task import Feed, Params, Task
+from attention_jax.training.validation import ValidationLog
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainedRun(Generic[Config]):
+class TrainedRun:
     """A run that was trained or loaded.
 
     Attributes:
-        config: its settings.
+        task: the task, with all settings.
         params: stacked over seeds.
         step: how far it was trained.
         workdir: its folder, if it has one.
@@ -53,7 +51,7 @@ class TrainedRun(Generic[Config]):
         exhausted: whether training stopped because validation no longer improved.
     """
 
-    config: Config
+    task: Any  # a `Task`
     params: Params
     step: int
     workdir: Path | None = None
@@ -63,10 +61,16 @@ class TrainedRun(Generic[Config]):
     interrupted: int = 0
     exhausted: bool = False
 
+    def params_of(self, seed_index: int) -> Params:
+        """The parameters of one seed; ValueError if there is no such seed."""
+        seeds = self.task.train.seeds
+        if not 0 <= seed_index < seeds:
+            raise ValueError(f"seed_index must be from 0 to {seeds - 1}; got {seed_index}")
+        return jax.tree.map(lambda leaf: leaf[seed_index], self.params)
+
 
 def train_run(
-    definition: TaskDefinition[Config],
-    config: Config,
+    task: Task,
     workdir: Path,
     *,
     resume: bool = False,
@@ -74,15 +78,14 @@ def train_run(
     log_gradients: int | None = None,
     mesh: MeshShape | None = None,
     interruption: Interruption | None = None,
-) -> TrainedRun[Config]:
+) -> TrainedRun:
     """Trains in a folder, from its newest good checkpoint or from the start.
 
     Args:
-        definition: the task.
-        config: all settings.
+        task: what is learned, with all settings.
         workdir: the folder.
-        resume: continue the run that is there. `config` must be that of the run, except for
-            `loop.steps` where the learning rate does not depend on it: a finished run goes on, and
+        resume: continue the run that is there. The settings must be those of the run, except for
+            `train.steps` where the learning rate does not depend on it: a finished run goes on, and
             ends bit-identical to a run of so many steps if it had ended at a multiple of
             `log_every` (with validation, of `checkpoint_every`).
         tensorboard: also write TensorBoard events.
@@ -96,53 +99,45 @@ def train_run(
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
             all checkpoints are damaged; or a file cannot be written.
     """
-    start = _checked_start(definition, config, workdir, tensorboard, log_gradients, mesh)
-    folder, data, layout, loop = RunFolder(workdir), start.data, Layout(start.mesh), config.loop
-    processes.check_same(json.dumps([start.settings, start.mesh.to_words()], sort_keys=True))
-    training = Training(data.task, definition.optimizer(config), loop, layout)
+    mesh = mesh or whole_machine()
+    feed, settings = _checked_start(task, workdir, tensorboard, log_gradients, mesh)
+    folder, layout, config = RunFolder(workdir), Layout(mesh), task.train
+    completed = functools.partial(resumable_settings, task, settings, folder=folder)
+    processes.check_same(json.dumps([settings, mesh.to_words()], sort_keys=True))
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
         with processes.together():
             if processes.is_first():
-                stack.enter_context(
-                    folder.begun(
-                        start.settings, resume=resume, completed=start.completed, files=data.files
-                    )
-                )
+                files = {} if feed is None else feed.files
+                begun = folder.begun(settings, resume=resume, completed=completed, files=files)
+                stack.enter_context(begun)
         checkpoints = stack.enter_context(
-            Checkpoints(folder.checkpoints, keep=loop.keep, keep_best=loop.keep_best)
+            Checkpoints(folder.checkpoints, keep=config.keep, keep_best=config.keep_best)
         )
-        state, first = _first_state(training, checkpoints)
-        files = _open_files(folder, first, data, tensorboard, log_gradients is not None, stack)
+        state, first = _first_state(task, layout, checkpoints)
         progress = stack.enter_context(
             Progress(
-                config.label,
+                task.label,
                 start=first,
-                total=loop.steps,
-                seeds=loop.seeds,
+                total=config.steps,
+                seeds=config.seeds,
                 shown=processes.is_first(),
             )
         )
-        if data.description:
-            progress.note(data.description)
-        gradient_log = validation = None
-        if log_gradients is not None:
-            assert definition.gradient_statistics is not None
-            statistics = definition.gradient_statistics
-            gradient_log = GradientLog(log_gradients, statistics, files.gradients)
-        if data.validation is not None:
-            earlier = [line for line in read_lines(folder.validation) if line["step"] <= first]
-            validation = Validation(data.validation, files.validation, earlier)
-        records = Records(checkpoints, progress, files.metrics, gradient_log, validation)
-        state = train(training, state, records, interruption)
+        if feed is not None and feed.note:
+            progress.note(feed.note)
+        records = _records(
+            task, folder, first, checkpoints, progress, log_gradients, tensorboard, stack
+        )
+        state = train(task, feed, layout, state, records, interruption)
         step = int(layout.to_host(state.step)[0])
         seconds, rate = progress.seconds, progress.rate
         if step > first and processes.is_first():
             speed = {"seconds": seconds, "steps_per_second": rate}
             folder.add_timing({"from_step": first, "to_step": step, **speed})
-    exhausted = step < loop.steps and validation is not None and validation.exhausted
+    validation = records.validation
     return TrainedRun(
-        config,
+        task,
         state.params,
         step,
         folder.path,
@@ -150,13 +145,12 @@ def train_run(
         seconds=seconds,
         steps_per_second=rate,
         interrupted=interruption.exit_status,
-        exhausted=exhausted,
+        exhausted=step < config.steps and validation is not None and validation.exhausted,
     )
 
 
 def check_run(
-    definition: TaskDefinition[Config],
-    config: Config,
+    task: Task,
     workdir: Path,
     *,
     resume: bool = False,
@@ -164,38 +158,36 @@ def check_run(
     log_gradients: int | None = None,
     mesh: MeshShape | None = None,
 ) -> None:
-    """Raises the errors with which `train_run` would not begin; changes nothing.
+    """Raises the errors with which `train_run` would not begin; changes and compiles nothing.
 
     The first step is traced too, which raises the errors of a model, a score or a loss.
     """
-    start = _checked_start(definition, config, workdir, tensorboard, log_gradients, mesh)
-    RunFolder(workdir).check(start.settings, resume=resume, completed=start.completed)
-    trace_step(start.data.task, definition.optimizer(config), config.loop)
+    folder = RunFolder(workdir)
+    feed, settings = _checked_start(
+        task, workdir, tensorboard, log_gradients, mesh or whole_machine()
+    )
+    completed = functools.partial(resumable_settings, task, settings, folder=folder)
+    folder.check(settings, resume=resume, completed=completed)
+    trace_step(task, feed)
 
 
-def load_run(
-    definition: TaskDefinition[Config],
-    workdir: Path,
-    step: StepName = "newest",
-    *,
-    average: int = 1,
-) -> TrainedRun[Config]:
-    """A state of a run; nothing in its folder is changed.
+def load_run(workdir: Path | str, step: StepName = "newest", *, average: int = 1) -> TrainedRun:
+    """A state of a run, of any task; nothing in its folder is changed.
 
     Args:
-        definition: the task.
         workdir: the run's folder.
         step: "newest" for the newest good checkpoint; "best" for the kept checkpoint with the best
             validation metric, or without validation the smallest loss; or a step that is kept.
         average: parameters are the mean of those of so many of the newest checkpoints.
 
     Raises:
-        ValueError: the folder holds no run of this task, or no such checkpoint, or too few to
-            average; or the checkpoint is damaged.
+        ValueError: the folder holds no run of an unchanged task, or no such checkpoint, or too few
+            to average; or the checkpoint is damaged.
     """
     check_integer("average", average)
-    config = definition.config_from(workdir)
-    like = jax.eval_shape(functools.partial(definition.initial_state, config))
+    workdir = Path(workdir)
+    task = task_in(workdir)
+    like = jax.eval_shape(functools.partial(initial_state, task))
     with _kept_checkpoints(workdir) as checkpoints:
         kept = checkpoints.steps()
         wanted: list[int | None]
@@ -213,22 +205,21 @@ def load_run(
         by_step = [each.state.params for each in restored]
         params = jax.tree.map(lambda *leaves: np.mean(np.stack(leaves), axis=0), *by_step)
     steps = tuple(each.step for each in restored)
-    return TrainedRun(config, params, steps[-1], Path(workdir), steps)
+    return TrainedRun(task, params, steps[-1], workdir, steps)
 
 
-def load_states(
-    definition: TaskDefinition[Config], workdir: Path
-) -> tuple[Config, dict[int, Callable[[], TrainState]]]:
-    """A run's settings, and for each available step a function that loads its state.
+def load_states(workdir: Path | str) -> tuple[Task, dict[int, Callable[[], TrainState]]]:
+    """A run's task, and for each available step a function that loads its state.
 
     The state of step 0 is computed from the seeds; the others are the checkpoints that are kept.
 
     Raises:
-        ValueError: the folder holds no run of this task, or no checkpoint yet. The functions raise
-            it for a damaged state.
+        ValueError: the folder holds no run of an unchanged task, or no checkpoint yet. The
+            functions raise it for a damaged state.
     """
-    config = definition.config_from(workdir)
-    start = functools.partial(definition.initial_state, config)
+    workdir = Path(workdir)
+    task = task_in(workdir)
+    start = functools.partial(initial_state, task)
     with _kept_checkpoints(workdir) as checkpoints:
         kept = checkpoints.steps()
 
@@ -237,96 +228,82 @@ def load_states(
             state: TrainState = _restored(checkpoints, jax.eval_shape(start), step).state
         return state
 
-    return config, {0: start, **{step: functools.partial(load, step) for step in kept}}
+    return task, {0: start, **{step: functools.partial(load, step) for step in kept}}
 
 
-class _Start(NamedTuple):
-    """What a run begins with."""
-
-    data: RunData
-    settings: JSON  # for config.json
-    completed: Callable[[JSON], JSON]  # adds defaults to stored settings that are older
-    mesh: MeshShape
+# --- the start of a run ---
 
 
 def _checked_start(
-    definition: TaskDefinition[Config],
-    config: Config,
-    workdir: Path,
-    tensorboard: bool,
-    log_gradients: int | None,
-    mesh: MeshShape | None,
-) -> _Start:
+    task: Task, workdir: Path, tensorboard: bool, log_gradients: int | None, mesh: MeshShape
+) -> tuple[Feed | None, JSON]:
+    """The data of a run, and its settings for config.json."""
     if tensorboard:
         require_tensorboard()
-    if log_gradients is not None:
-        check_log_gradients(log_gradients, config.loop.log_every)
-    mesh = mesh or whole_machine()
-    mesh.check(seeds=config.loop.seeds, batch_size=definition.batch_size(config))
-    if definition.prepare is None:
-        data = RunData(definition.task(config))
-    else:
-        data = definition.prepare(config, RunFolder(workdir).path, mesh.data * mesh.fsdp)
-    settings = {**config.to_json(), **(data.digests or {})}
-    folder = RunFolder(workdir)
-    completed = functools.partial(resumable_settings, definition, settings, folder=folder)
-    return _Start(data, settings, completed, mesh)
+    if log_gradients is not None and (log_gradients < 1 or log_gradients % task.train.log_every):
+        raise ValueError(
+            f"log_gradients must be a positive multiple of log_every {task.train.log_every};"
+            f" got {log_gradients}"
+        )
+    mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
+    task.model.check_scores_run()  # before the data is read, which may take seconds
+    feed = task.feed(RunFolder(workdir).path, multiple_of=mesh.data)
+    return feed, settings_of(task, feed)
 
 
-class _Files(NamedTuple):
-    """Open files; None for those that are not written, and on all processes except the first."""
-
-    metrics: MetricsFile | None = None
-    gradients: MetricsFile | None = None
-    validation: MetricsFile | None = None
-
-
-def _first_state(training: Training, checkpoints: Checkpoints) -> tuple[TrainState, int]:
+def _first_state(task: Task, layout: Layout, checkpoints: Checkpoints) -> tuple[TrainState, int]:
     """The newest good state and its step, or the initial state; damaged checkpoints are moved."""
-    task, optimizer, loop, layout = training
-    assert layout is not None
-    start = functools.partial(initial_state, task, optimizer, loop, layout)
-    restored = checkpoints.restore(layout.placed(jax.eval_shape(start)))
-    if restored is None:
+    start = functools.partial(initial_state, task, layout)
+    if not checkpoints.steps():
         return start(), 0
+    restored = checkpoints.restore(layout.placed(jax.eval_shape(start)))
+    assert restored is not None  # there are checkpoints
     if restored.damaged:
         _warn_of_damage(restored, moved_to=checkpoints.set_aside(restored.damaged))
     return restored.state, restored.step
 
 
-def _open_files(
+def _records(
+    task: Task,
     folder: RunFolder,
     first: int,
-    data: RunData,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    log_gradients: int | None,
     tensorboard: bool,
-    gradients: bool,
     stack: contextlib.ExitStack,
-) -> _Files:
+) -> Records:
     """Opens the files of a run that starts at step `first`, without the lines after that step."""
     events = folder.path / "tensorboard" if tensorboard else None
 
-    def opened(path: Path, after_step: int, subfolder: str = "") -> MetricsFile:
+    def opened(path: Path, after_step: int, subfolder: str = "") -> MetricsFile | None:
+        if not processes.is_first():
+            return None
         tensorboard = None if events is None else events / subfolder
         return stack.enter_context(
             MetricsFile(path, after_step=after_step, tensorboard=tensorboard)
         )
 
-    files = _Files()
+    gradient_log = validation = None
     with processes.together():
-        if processes.is_first():
-            metrics = opened(folder.metrics, first)
-            if metrics.last_step < first:
-                warn(
-                    f"{folder.metrics} ends at step {metrics.last_step}, before the checkpoint of"
-                    f" step {first}: the lines between are lost"
-                )
-            files = _Files(
-                metrics,
-                # A run that begins anew writes the line of step 0 again.
-                opened(folder.gradients, first or -1, "gradients") if gradients else None,
-                None if data.validation is None else opened(folder.validation, first, "validation"),
+        metrics = opened(folder.metrics, first)
+        if metrics is not None and metrics.last_step < first:
+            warn(
+                f"{folder.metrics} ends at step {metrics.last_step}, before the checkpoint of"
+                f" step {first}: the lines between are lost"
             )
-    return files
+        if log_gradients is not None:
+            # A run that begins anew writes the line of step 0 again.
+            file = opened(folder.gradients, first or -1, "gradients")
+            gradient_log = GradientLog(log_gradients, file)
+        if task.validation is not None:
+            file = opened(folder.validation, first, "validation")
+            earlier = [line for line in read_lines(folder.validation) if line["step"] <= first]
+            validation = ValidationLog(task, folder.path, file, earlier)
+    return Records(checkpoints, progress, metrics, gradient_log, validation)
+
+
+# --- checkpoints ---
 
 
 def _kept_checkpoints(workdir: Path) -> Checkpoints:

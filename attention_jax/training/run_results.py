@@ -7,23 +7,24 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Generic
 
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.progress import warn
 from attention_jax.runs.run_folder import JSON, RunFolder, write_json
 from attention_jax.training.run import TrainedRun, load_run
-from attention_jax.training.task_definition import Config, Result, Results, TaskDefinition
+from attention_jax.training.settings import task_in
+from attention_jax.training.task import Result, Task
+from attention_jax.training.validation import stopped_early
 
 
 @dataclasses.dataclass(frozen=True)
-class FinishedRun(Generic[Config]):
+class FinishedRun:
     """A run that was trained to its end.
 
     Attributes:
         workdir: its folder.
-        config: its settings.
+        task: its task, with all settings.
         step: its last step.
         results: its results by name.
         seconds: wall time of training, of all its sessions together, compilation included.
@@ -31,48 +32,50 @@ class FinishedRun(Generic[Config]):
     """
 
     workdir: Path
-    config: Config
+    task: Task
     step: int
-    results: Results
+    results: dict[str, Result]
     seconds: float
     environment: JSON
 
 
-def finished_run(
-    definition: TaskDefinition[Config], workdir: Path, lengths: Sequence[int] = ()
-) -> FinishedRun[Config]:
+def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
     """The run in a folder with its results, read from results.json or computed and written there.
 
     Args:
-        definition: the task.
         workdir: the run's folder.
-        lengths: also the results at these lengths of the source.
+        lengths: also the results at these lengths.
 
     Raises:
-        ValueError: the folder holds no run of this task, or its run cannot be loaded, or is not
-            finished; or the task has no results by length.
+        ValueError: the folder holds no run of an unchanged task, or its run cannot be loaded, or is
+            not finished; or the task has no results by length.
     """
-    check_lengths(definition, lengths)
-    config = definition.config_from(workdir)
+    task = task_in(workdir)
+    check_lengths(task, lengths)
     folder, path = RunFolder(workdir), Path(workdir) / "results.json"
-    step = _newest_step(folder)
     content = _read(path)
-    # Of the settings of a run only the number of steps may change.
-    kept_for = {"task": definition.name, "step": step, "steps": config.loop.steps}
+    kept_for = {
+        "program": RunFolder(workdir).read_config().get("program"),
+        "step": _newest_step(folder),
+        "steps": task.train.steps,
+    }
     if kept_for != {name: content.get(name) for name in kept_for}:
-        trained = load_run(definition, workdir)
-        if trained.step < config.loop.steps and not definition.stopped_early(trained):
+        run = load_run(workdir)
+        lines = [line for line in read_lines(folder.validation) if line["step"] <= run.step]
+        if run.step < task.train.steps and not stopped_early(task, lines):
             raise ValueError(
-                f"workdir {workdir} is not finished: step {trained.step} of {config.loop.steps}"
+                f"workdir {workdir} is not finished: step {run.step} of {task.train.steps}"
             )
-        results = _to_json(definition.results(trained))
-        content = {**kept_for, "step": trained.step, "results": results}
-        content["by_length"] = _by_length(definition, trained, lengths)
+        results = {**task.evaluate(run.params, folder=folder.path)}
+        results["training loss"] = training_loss(run)
+        content = {**kept_for, "step": run.step, "results": _to_json(results), "by_length": {}}
         _write(path, content)
     missing = [length for length in lengths if str(length) not in content["by_length"]]
     if missing:
-        trained = load_run(definition, workdir)
-        content["by_length"] |= _by_length(definition, trained, missing)
+        params = load_run(workdir).params
+        for length in missing:
+            at_length = task.evaluate(params, [length], folder=folder.path)
+            content["by_length"][str(length)] = _to_json(at_length)
         _write(path, content)
     stored = {**content["results"]}
     for length in lengths:
@@ -80,26 +83,26 @@ def finished_run(
     seconds = [line["seconds"] for line in read_lines(folder.path / "timing.jsonl")]
     return FinishedRun(
         workdir=folder.path,
-        config=config,
+        task=task,
         step=content["step"],
-        results={name: _from_json(result) for name, result in stored.items()},
+        results={name: Result(**result) for name, result in _with_nan(stored).items()},
         seconds=sum(seconds) if seconds else math.nan,
         environment=_read(folder.path / "env.json"),
     )
 
 
-def check_lengths(definition: TaskDefinition[Any], lengths: Sequence[int]) -> None:
+def check_lengths(task: Task | type[Task], lengths: Sequence[int]) -> None:
     """Raises ValueError unless the task has results at these lengths."""
-    if lengths and definition.length_results is None:
+    given = " ".join(map(str, lengths))
+    if lengths and not task.by_length:
         raise ValueError(
-            f"lengths must be left out: {definition.name} has no results by length; got"
-            f" {' '.join(map(str, lengths))}"
+            f"lengths must be left out: {task.name} has no results by length; got {given}"
         )
     if min(lengths, default=1) < 1:
-        raise ValueError(f"lengths must be at least 1; got {' '.join(map(str, lengths))}")
+        raise ValueError(f"lengths must be at least 1; got {given}")
 
 
-def training_loss(run: TrainedRun[Any]) -> Result:
+def training_loss(run: TrainedRun) -> Result:
     """The last line of metrics.jsonl: each seed's mean loss over the last `log_every` steps."""
     assert run.workdir is not None
     path = RunFolder(run.workdir).metrics
@@ -116,12 +119,23 @@ def _newest_step(folder: RunFolder) -> int | None:
         return checkpoints.latest_step()
 
 
-def _by_length(
-    definition: TaskDefinition[Config], run: TrainedRun[Config], lengths: Sequence[int]
-) -> JSON:
-    if definition.length_results is None:
-        return {}
-    return {str(length): _to_json(definition.length_results(run, [length])) for length in lengths}
+def _to_json(results: dict[str, Result]) -> JSON:
+    """JSON has no NaN, and no infinity: None stands for them."""
+    return {
+        name: {
+            **result._asdict(),
+            "by_seed": [x if math.isfinite(x) else None for x in result.by_seed],
+        }
+        for name, result in results.items()
+    }
+
+
+def _with_nan(stored: JSON) -> JSON:
+    """The inverse."""
+    return {
+        name: {**result, "by_seed": [math.nan if x is None else x for x in result["by_seed"]]}
+        for name, result in stored.items()
+    }
 
 
 def _read(path: Path) -> JSON:
@@ -138,19 +152,3 @@ def _write(path: Path, content: JSON) -> None:
         write_json(path, content)
     except OSError as error:
         warn(f"{path} cannot be written: {error.strerror or error}")
-
-
-def _to_json(results: Results) -> JSON:
-    """Each result as an object; null for a number that is not finite."""
-    return {
-        name: {
-            **result._asdict(),
-            "by_seed": [value if math.isfinite(value) else None for value in result.by_seed],
-        }
-        for name, result in results.items()
-    }
-
-
-def _from_json(content: JSON) -> Result:
-    by_seed = [math.nan if value is None else value for value in content["by_seed"]]
-    return Result(**{**content, "by_seed": by_seed})

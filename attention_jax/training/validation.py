@@ -5,45 +5,37 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from attention_jax.runs import processes
 from attention_jax.runs.metrics_file import MetricsFile
-from attention_jax.runs.run_folder import JSON
-
-Line = dict[str, list[float]]
+from attention_jax.training.task import JSON, Task, Validation
 
 
-class ValidationPlan(NamedTuple):
-    """The metrics, and the one among them that chooses checkpoints."""
-
-    measure: Callable[[Any], Line]  # params stacked over seeds -> {name: one number per seed}
-    metric: str  # its mean over seeds ranks checkpoints
-    larger_is_better: bool
-    patience: int | None  # stop after so many checkpoints without a better metric; None never
-
-
-class Validation:
-    """Carries out a plan, and remembers the metric of each checkpoint.
+class ValidationLog:
+    """Measures `Task.validate` and remembers the metric of each checkpoint.
 
     Args:
-        plan: what to measure.
+        task: a task with a `validation`.
+        folder: of the run.
         file: where lines go; None on processes that write nothing.
         earlier: the lines written before the run was resumed.
     """
 
-    def __init__(self, plan: ValidationPlan, file: MetricsFile | None, earlier: list[JSON]):
+    def __init__(self, task: Task, folder: Path, file: MetricsFile | None, earlier: list[JSON]):
+        assert task.validation is not None
         self.file = file
-        self._plan = plan
-        self._losses = [self._loss(line) for line in earlier]
+        self._task, self._folder, self._rule = task, folder, task.validation
+        self._losses = [_loss(self._rule, line) for line in earlier]
 
     def validate(self, step: int, params: Any, note: Callable[[str], None]) -> float:
         """Measures, writes a line and notes it; returns a loss: smaller is better."""
-        line = self._plan.measure(params)
+        line = self._task.validate(params, self._folder)
         with processes.together():
             if self.file is not None:
                 self.file.write(step, line)
-        self._losses.append(self._loss(line))
+        self._losses.append(_loss(self._rule, line))
         means = ", ".join(f"{name} {statistics.fmean(x):.4g}" for name, x in line.items())
         note(f"step {step}, validation: {means}")
         return self._losses[-1]
@@ -51,13 +43,19 @@ class Validation:
     @property
     def exhausted(self) -> bool:
         """Whether patience has run out since the best checkpoint."""
-        if self._plan.patience is None or not self._losses:
+        patience = self._rule.patience
+        if patience is None or not self._losses:
             return False
-        since = len(self._losses) - 1 - self._losses.index(min(self._losses))
-        return since >= self._plan.patience
+        return len(self._losses) - 1 - self._losses.index(min(self._losses)) >= patience
 
-    def _loss(self, line: Any) -> float:
-        mean = statistics.fmean(line[self._plan.metric])
-        if not math.isfinite(mean):
-            return math.inf  # never the best; a line read back has NaN here, with the same result
-        return -mean if self._plan.larger_is_better else mean
+
+def stopped_early(task: Task, lines: list[JSON]) -> bool:
+    """Whether a run with these lines of validation.jsonl ended because its patience ran out."""
+    return task.validation is not None and ValidationLog(task, Path(), None, lines).exhausted
+
+
+def _loss(rule: Validation, line: Any) -> float:
+    mean = statistics.fmean(line[rule.metric])
+    if not math.isfinite(mean):
+        return math.inf  # never the best; a line read back has NaN here, with the same result
+    return -mean if rule.larger_is_better else mean

@@ -42,8 +42,7 @@ from typing import Any
 import numpy as np
 
 from attention_jax.nn.config import ModelConfig
-from attention_jax.tasks.reversal.task import ReversalConfig
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.reversal import Reversal
 from experiments.entropy_limits import expected_maximum
 from experiments.experiment import JSON, ScoreNames, run_experiment, significant
 from experiments.gradients import gradient_questions as questions
@@ -59,7 +58,7 @@ __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; all others of the models are the defaults of `ReversalConfig`.
+    """Settings; all others of the models are the defaults of `Reversal`.
 
     Attributes:
         dims: sizes d of random queries and keys.
@@ -110,8 +109,8 @@ class Config:
     strings: int = 64
     dim: int = ModelConfig.dim
     num_heads: int = ModelConfig.num_heads
-    learning_rate: float = ReversalConfig.learning_rate
-    batch_size: int = ReversalConfig.batch_size
+    learning_rate: float = Reversal.train.learning_rate
+    batch_size: int | None = Reversal.train.batch_size
 
     def __post_init__(self) -> None:
         check_some(self, "model_dims", "kernel_scales", "scores")
@@ -130,15 +129,19 @@ class Config:
 
     def training(
         self, score: str, steps: int, *, batch_size: int | None = None, **settings: Any
-    ) -> ReversalConfig:
+    ) -> Reversal:
         """Returns the settings of one run; `settings` are those of the model."""
         model = {"score": score, "dim": self.dim, "num_heads": self.num_heads, **settings}
         return dataclasses.replace(
             SHORT_STRINGS,
             model=dataclasses.replace(SHORT_STRINGS.model, **model),
-            loop=LoopConfig(seeds=self.seeds, steps=steps),
-            batch_size=self.batch_size if batch_size is None else batch_size,
-            learning_rate=self.learning_rate,
+            train=dataclasses.replace(
+                SHORT_STRINGS.train,
+                seeds=self.seeds,
+                steps=steps,
+                batch_size=self.batch_size if batch_size is None else batch_size,
+                learning_rate=self.learning_rate,
+            ),
         )
 
 

@@ -30,11 +30,11 @@ from attention_jax.analysis import (
     weight_entropy,
 )
 from attention_jax.scores import Additive, get_score
-from attention_jax.tasks.batch import Batch
-from attention_jax.tasks.reversal.data import reversal_batch
-from attention_jax.tasks.reversal.task import ReversalConfig, reversal_task
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.losses import real_tokens
 from experiments.reversal.arms import CROSS, Arrays, follow, fresh_batch, look_at_cross_attention
+from experiments.reversal.strings import reversal_batch
 
 Array = jax.Array
 
@@ -99,11 +99,9 @@ def limit_of_entropy(count: int, *, samples: int, seed: int) -> float:
     return float(-np.sum(weights * np.log(weights), axis=-1).mean())
 
 
-def learning(
-    config: ReversalConfig, *, strings: int, seed: int, every: int | None = None
-) -> Arrays:
+def learning(config: Reversal, *, strings: int, seed: int, every: int | None = None) -> Arrays:
     """Follows the loss and the cross attention's statistics on a batch that is not trained on."""
-    task = reversal_task(config)
+    task = config
     batch_rng, loss_rng = jax.random.split(jax.random.key(seed))
     batch = fresh_batch(config, batch_rng, strings)
     look = look_at_cross_attention(task, batch, loss_rng)
@@ -187,7 +185,7 @@ def _row_means(logits: Array, dlogits: Array) -> dict[str, Array]:
 # --- 3. padding ---
 
 
-def padding(config: ReversalConfig, *, width: int, strings: int, batches: int, seed: int) -> Arrays:
+def padding(config: Reversal, *, width: int, strings: int, batches: int, seed: int) -> Arrays:
     """Measures the share of weights and gradients at padding, before and after training.
 
     The strings are the same for every width: only the padding after them differs. `bare` is the
@@ -196,11 +194,11 @@ def padding(config: ReversalConfig, *, width: int, strings: int, batches: int, s
     Returns:
         {name: [2, seeds]}
     """
-    task = reversal_task(config)
-    task = task._replace(batch=lambda rng: widened(reversal_task(config).batch(rng), width))
+    task = Widened.of(config, width)
     batch_rng, loss_rng, many_rng = jax.random.split(jax.random.key(seed), 3)
     batch = widened(fresh_batch(config, batch_rng, strings), width)
-    many = jax.vmap(task.batch)(jax.random.split(many_rng, batches))
+    size = config.train.batch_size or 1
+    many = jax.vmap(lambda rng: task.batch(rng, size=size))(jax.random.split(many_rng, batches))
     shortest = dataclasses.replace(config, max_length=config.min_length)
     bare = fresh_batch(shortest, batch_rng, strings)
 
@@ -222,7 +220,7 @@ def padding(config: ReversalConfig, *, width: int, strings: int, batches: int, s
             },
         }
 
-    return follow(config, task, look, every=config.loop.steps)
+    return follow(config, task, look, every=config.train.steps)
 
 
 def padding_shares(captured: Any, gradient: Any, batch: Batch) -> dict[str, Array]:
@@ -254,14 +252,30 @@ def widened(batch: Batch, width: int) -> Batch:
     return reversal_batch(letters, batch.source_lengths, source_start=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class Widened(Reversal):
+    """The task with batches that are padded to a width."""
+
+    width: int = 0
+
+    @classmethod
+    def of(cls, task: Reversal, width: int) -> Widened:
+        """Returns the task with a width."""
+        settings = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+        return cls(**settings, width=width)
+
+    def batch(self, rng: Array, *, size: int, length: int | None = None) -> Batch:
+        return widened(super().batch(rng, size=size, length=length), self.width)
+
+
 # --- 4. curvature ---
 
 
 def curvature(
-    config: ReversalConfig, *, iterations: int, samples: int, strings: int, seed: int
+    config: Reversal, *, iterations: int, samples: int, strings: int, seed: int
 ) -> Arrays:
     """Measures the Hessian of one batch's loss before and after training, {name: [2, seeds]}."""
-    task = reversal_task(config)
+    task = config
     batch_rng, loss_rng, edges_rng, trace_rng = jax.random.split(jax.random.key(seed), 4)
     batch = fresh_batch(config, batch_rng, strings)
 
@@ -284,7 +298,7 @@ def curvature(
             "parameters": jnp.asarray(size, jnp.float32),
         }
 
-    return follow(config, task, look, every=config.loop.steps)
+    return follow(config, task, look, every=config.train.steps)
 
 
 def _sum_of_squared_eigenvalues(

@@ -6,7 +6,6 @@ folder and reads its numbers; `follow` trains in memory and looks at every seed 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -18,20 +17,15 @@ import numpy as np
 
 from attention_jax.analysis import learning_statistics
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.tasks.batch import Batch
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.evaluation import Evaluation, Reversed
-from attention_jax.tasks.reversal.task import (
-    VOCABULARY,
-    ReversalConfig,
-    ReversalRun,
-    optimizer,
-    reversal_task,
-)
-from attention_jax.training.loop import Task, initial_state, train_steps
+from attention_jax.tasks.evaluation import Accuracies
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.vocabulary import Batch
+from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run import train_run
+from attention_jax.training.run import TrainedRun, train_run
+from attention_jax.training.task import Task
 from experiments.experiment import JSON, Expectation, exit_if_interrupted, rounded
+from experiments.reversal.strings import VOCABULARY, Reversed
 from experiments.reversal.training_settings import SHORT_STRINGS
 
 Array = jax.Array
@@ -46,7 +40,7 @@ CROSS = "decoder_0/cross_attention"
 # --- an arm in a run folder ---
 
 
-def trained_arm(config: ReversalConfig, workdir: Path) -> tuple[ReversalRun, JSON]:
+def trained_arm(config: Reversal, workdir: Path) -> tuple[TrainedRun, JSON]:
     """Trains an arm in a folder, or loads it if it is finished there.
 
     A signal stops the training and ends the process; the same command then resumes the run.
@@ -54,14 +48,14 @@ def trained_arm(config: ReversalConfig, workdir: Path) -> tuple[ReversalRun, JSO
     Returns:
         the run, and {"steps", "loss", "seconds", "steps_per_second"}.
     """
-    trained = train_run(REVERSAL, config, workdir, resume=True)
+    trained = train_run(config, workdir, resume=True)
     exit_if_interrupted(trained.interrupted)
     lines = read_lines(workdir / "metrics.jsonl")
     sessions = read_lines(workdir / "timing.jsonl")  # several if the run was stopped and resumed
     return trained, {
         "steps": [line["step"] for line in lines],
         "loss": [line["loss"] for line in lines],
-        "seconds": _seconds(sessions, config.loop.steps),
+        "seconds": _seconds(sessions, config.train.steps),
         "steps_per_second": sessions[-1]["steps_per_second"] if sessions else None,
     }
 
@@ -72,14 +66,14 @@ def _seconds(sessions: list[JSON], steps: int) -> float | None:
     return sum(session["seconds"] for session in sessions) if done == steps else None
 
 
-def accuracies(evaluations: dict[int, Evaluation]) -> JSON:
+def accuracies(evaluations: dict[int, Accuracies]) -> JSON:
     """Returns {metric: {length: one number per seed}}."""
     return {
         metric: {
             str(length): [round(float(share), 6) for share in getattr(evaluation, metric)]
             for length, evaluation in evaluations.items()
         }
-        for metric in Evaluation._fields
+        for metric in Accuracies._fields
     }
 
 
@@ -113,7 +107,7 @@ def heat_map(answer: Reversed) -> JSON:
 # --- models of several seeds, looked at before and during training ---
 
 
-def follow(config: ReversalConfig, task: Task, look: Look, *, every: int | None = None) -> Arrays:
+def follow(config: Reversal, task: Task, look: Look, *, every: int | None = None) -> Arrays:
     """Looks at every seed before training and after each `every` steps.
 
     Args:
@@ -125,13 +119,12 @@ def follow(config: ReversalConfig, task: Task, look: Look, *, every: int | None 
     Returns:
         what `look` returns, with leading axes [looks, seeds].
     """
-    optimizer_ = optimizer(config)
-    state = initial_state(task, optimizer_, config.loop)
+    state = initial_state(task)
     look_at_all = jax.jit(jax.vmap(look))
     looks = [look_at_all(state.params)]
     if every is not None:
-        advance = jax.jit(jax.vmap(functools.partial(train_steps, task, optimizer_, every)))
-        for _ in range(config.loop.steps // every):
+        advance = jax.jit(jax.vmap(functools.partial(train_steps, task, every)))
+        for _ in range(config.train.steps // every):
             state, _ = advance(state)
             looks.append(look_at_all(state.params))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *looks)
@@ -152,9 +145,9 @@ def look_at_cross_attention(task: Task, batch: Batch, rng: Array) -> Look:
     return look
 
 
-def fresh_batch(config: ReversalConfig, rng: Array, strings: int) -> Batch:
+def fresh_batch(config: Reversal, rng: Array, strings: int) -> Batch:
     """Returns a batch for looks and tests; its size differs from that of training."""
-    return reversal_task(dataclasses.replace(config, batch_size=strings)).batch(rng)
+    return config.batch(rng, size=strings)
 
 
 def loss_of_guessing() -> float:

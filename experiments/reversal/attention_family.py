@@ -29,8 +29,8 @@ from attention_jax.nn.config import ModelConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
-from attention_jax.tasks.reversal.evaluation import LETTER_AXES, Evaluation, evaluate, reverse
-from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.evaluation import Accuracies
+from attention_jax.tasks.reversal import Reversal
 from experiments.experiment import JSON, ScoreNames, run_experiment
 from experiments.reversal.arms import (
     EXTRAPOLATION_LENGTH,
@@ -40,6 +40,7 @@ from experiments.reversal.arms import (
     trained_arm,
 )
 from experiments.reversal.attention_family_report import SCORES, expectations, report
+from experiments.reversal.strings import LETTER_AXES, evaluate, reverse
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings, check_word
 from experiments.setting_checks import check_least
 
@@ -109,7 +110,7 @@ class Config(TrainingSettings):
         check_word(self.word)
         check_folder("workdir", self.workdir)
 
-    def training(self, arm: str) -> ReversalConfig:
+    def training(self, arm: str) -> Reversal:
         """Returns the settings of one run."""
         settings = {name.replace("-", "_"): value for name, value in settings_of(arm).items()}
         return self.training_of(SHORT_STRINGS, **{"num_heads": self.num_heads, **settings})
@@ -144,7 +145,7 @@ def run(config: Config) -> JSON:
     return numbers
 
 
-def _free_running(evaluations: dict[int, Evaluation]) -> JSON:
+def _free_running(evaluations: dict[int, Accuracies]) -> JSON:
     """The accuracies of the model's own answers."""
     measured = accuracies(evaluations)
     return {name: measured[name] for name in ("free_running_exact", "free_running_tokens")}

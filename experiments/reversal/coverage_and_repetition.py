@@ -41,16 +41,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.functional.coverage import coverage_attention, coverage_loss
-from attention_jax.tasks.batch import Batch
-from attention_jax.tasks.reversal.data import random_batch
-from attention_jax.tasks.reversal.evaluation import decode
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind, reversal_task
+from attention_jax.tasks.evaluation import decoded
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.losses import cross_entropy, real_tokens
 from attention_jax.training.metrics import exact_match
 from experiments.experiment import JSON, Expectation, ScoreNames, near, rounded, run_experiment
 from experiments.reversal.arms import above_zero, follow
 from experiments.reversal.coverage_and_repetition_figures import CAPTIONS, plot
 from experiments.reversal.coverage_and_repetition_report import report
+from experiments.reversal.strings import VOCABULARY, random_batch
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
 from experiments.setting_checks import check_least, check_some
 
@@ -103,7 +103,7 @@ class Config(TrainingSettings):
         for score in self.scores:
             self.training(score, PLAIN)
 
-    def training(self, score: str, arm: str) -> ReversalConfig:
+    def training(self, score: str, arm: str) -> Reversal:
         """Returns the settings of one arm."""
         settings = ARMS[arm]
         plain = self.training_of(SHORT_STRINGS, score=score, attention=settings["attention"])
@@ -156,7 +156,7 @@ def stuck_decoder(kernel: float) -> JSON:
 def look_at(config: Config) -> tuple[Batch, Batch]:
     """Returns two batches that are not trained on: as long as in training, and longer."""
     near_rng, far_rng = jax.random.split(jax.random.key(1))
-    size: Any = {"vocabulary": VOCABULARY, "batch_size": config.strings, "source_start": False}
+    size: Any = {"batch_size": config.strings, "source_start": False}
     shortest, longest = SHORT_STRINGS.min_length, SHORT_STRINGS.max_length
     return (
         random_batch(near_rng, min_length=shortest, max_length=longest, **size),
@@ -164,17 +164,15 @@ def look_at(config: Config) -> tuple[Batch, Batch]:
     )
 
 
-def _learning(
-    config: Config, training: ReversalConfig, near_batch: Batch, far_batch: Batch
-) -> JSON:
+def _learning(config: Config, training: Reversal, near_batch: Batch, far_batch: Batch) -> JSON:
     def look(params: Any) -> dict[str, Any]:
-        model = bind(training.model, params)
+        model = training.bind(params)
         return {
             "trained lengths": _measure(model, near_batch),
             "longer": _measure(model, far_batch),
         }
 
-    looks = follow(training, reversal_task(training), look, every=config.look_every)
+    looks = follow(training, training, look, every=config.look_every)
     return jax.tree.map(rounded, looks)
 
 
@@ -183,7 +181,7 @@ def _measure(model: Any, batch: Batch) -> dict[str, Array]:
     logits, weights = model(
         batch.source, batch.source_lengths, batch.target_inputs, return_weights=True
     )
-    tokens = decode(model, batch).tokens
+    tokens = decoded(model, batch)
     return {
         "cross_entropy": cross_entropy(logits, batch.targets, batch.target_lengths),
         **looked_twice(weights[0], batch.target_lengths),

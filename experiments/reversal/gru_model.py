@@ -24,12 +24,12 @@ import jax.numpy as jnp
 from attention_jax.core.checks import check_integer
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.scores import get_score
-from attention_jax.tasks.batch import Batch
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, reversal_task
-from attention_jax.tasks.vocabulary import PAD
-from attention_jax.training.loop import Task
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.vocabulary import PAD, Batch
 from attention_jax.training.losses import cross_entropy, real_tokens
 from attention_jax.training.metrics import token_accuracy
+from attention_jax.training.task import Task
+from experiments.reversal.strings import VOCABULARY
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -178,20 +178,30 @@ def _embed(table: Array, tokens: Array) -> Array:
     return jnp.where((tokens == PAD)[..., None], 0, table[tokens])
 
 
-def gru_task(model: GRUConfig, config: ReversalConfig, mask_padding: Array | bool) -> Task:
-    """Returns the task of reversing strings with this model.
+class GRUTask(Task):
+    """The task of reversing strings with this model.
 
     Args:
         model: the model.
-        config: batches.
+        config: batches and training.
         mask_padding: whether the decoder does not see padding; may be traced.
     """
 
-    def loss(params: Params, batch: Batch, rng: Array) -> tuple[Array, dict[str, Array]]:
-        predicted = _logits_of(model, params, batch, mask_padding)
-        return cross_entropy(predicted, batch.targets, batch.target_lengths), {}
+    def __init__(self, model: GRUConfig, config: Reversal, mask_padding: Array | bool):
+        self.gru, self.config, self.mask_padding = model, config, mask_padding
+        self.train = config.train
 
-    return Task(lambda rng: init(model, rng), reversal_task(config).batch, loss)
+    def init(self, rng: Array) -> Params:
+        return init(self.gru, rng)
+
+    def batch(self, rng: Array, *, size: int, length: int | None = None) -> Batch:
+        return self.config.batch(rng, size=size, length=length)
+
+    def loss(
+        self, params: Params, batch: Batch, rng: Array | None
+    ) -> tuple[Array, dict[str, Array]]:
+        predicted = _logits_of(self.gru, params, batch, self.mask_padding)
+        return cross_entropy(predicted, batch.targets, batch.target_lengths), {}
 
 
 def letters_right(

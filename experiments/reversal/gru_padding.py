@@ -30,15 +30,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
-from attention_jax.tasks.batch import Batch
-from attention_jax.tasks.reversal.data import random_batch, reversal_batch
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, optimizer
-from attention_jax.training.loop import LoopConfig, TrainState, initial_state, train_steps
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.vocabulary import Batch
+from attention_jax.training.loop import TrainState, initial_state, train_steps
 from experiments.experiment import JSON, ScoreNames, run_experiment, significant
 from experiments.reversal import published
 from experiments.reversal.arms import EXTRAPOLATION_LENGTH, TRAINED_LENGTHS
-from experiments.reversal.gru_model import GRUConfig, Params, gru_task, letters_right
+from experiments.reversal.gru_model import GRUConfig, GRUTask, Params, letters_right
 from experiments.reversal.gru_padding_report import expectations, report
+from experiments.reversal.strings import random_batch, reversal_batch
 from experiments.reversal.training_settings import SHORT_STRINGS
 from experiments.score_colors import score_indices
 from experiments.setting_checks import check_least, check_some
@@ -52,7 +52,7 @@ LENGTHS = range(TRAINED_LENGTHS[0], EXTRAPOLATION_LENGTH + 1)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; those of the training that are not here are the defaults of `ReversalConfig`.
+    """Settings; those of the training that are not here are the defaults of `Reversal`.
 
     Attributes:
         scores: scores to train.
@@ -80,22 +80,26 @@ class Config:
         for score in self.scores:
             self.model(score)
         training = self.training()
-        if self.steps % training.loop.log_every:
+        if self.steps % training.train.log_every:
             raise ValueError(
-                f"steps must be a multiple of {training.loop.log_every}; got {self.steps}"
+                f"steps must be a multiple of {training.train.log_every}; got {self.steps}"
             )
 
     def model(self, score: str) -> GRUConfig:
         """Returns the settings of the model."""
         return GRUConfig(score, self.embedding_dim, self.hidden_dim)
 
-    def training(self) -> ReversalConfig:
+    def training(self) -> Reversal:
         """Returns the settings of the training."""
         return dataclasses.replace(
             SHORT_STRINGS,
-            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
+            train=dataclasses.replace(
+                SHORT_STRINGS.train,
+                seeds=self.seeds,
+                steps=self.steps,
+                batch_size=self.batch_size,
+                learning_rate=self.learning_rate,
+            ),
         )
 
 
@@ -139,20 +143,20 @@ def _both_arms(config: Config, score: str) -> JSON:
     return numbers
 
 
-def _trained(model: GRUConfig, training: ReversalConfig) -> tuple[TrainState, np.ndarray]:
+def _trained(model: GRUConfig, training: Reversal) -> tuple[TrainState, np.ndarray]:
     """All seeds without the mask, then with it, and their loss over the last steps: [2 seeds]."""
-    descent, every = optimizer(training), training.loop.log_every
+    every = training.train.log_every
 
     def advance(state: TrainState, mask_padding: Array) -> tuple[TrainState, Array]:
-        task = gru_task(model, training, mask_padding)
-        state, metrics = train_steps(task, descent, every, state)
+        task = GRUTask(model, training, mask_padding)
+        state, metrics = train_steps(task, every, state)
         return state, metrics["loss"]
 
-    seeds = initial_state(gru_task(model, training, True), descent, training.loop)
+    seeds = initial_state(GRUTask(model, training, True))
     states = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), seeds)
-    masked = jnp.arange(2 * training.loop.seeds) >= training.loop.seeds
+    masked = jnp.arange(2 * training.train.seeds) >= training.train.seeds
     advance_all = jax.jit(jax.vmap(advance), donate_argnums=0)
-    for _ in range(training.loop.steps // every):
+    for _ in range(training.train.steps // every):
         states, loss = advance_all(states, masked)
     return states, np.asarray(loss)
 
@@ -161,7 +165,6 @@ def _strings(config: Config, length: int, width: int) -> Batch:
     """Fresh strings of one length, padded to `width`."""
     batch = random_batch(
         jax.random.fold_in(jax.random.key(0), length),
-        vocabulary=VOCABULARY,
         batch_size=config.strings,
         min_length=length,
         max_length=length,

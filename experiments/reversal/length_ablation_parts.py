@@ -7,7 +7,8 @@ from typing import Any
 
 from attention_jax.nn.config import ANY_LENGTH, ModelConfig
 from attention_jax.scores import Additive, ScaledDot
-from attention_jax.tasks.reversal.task import MODEL, ReversalConfig
+from attention_jax.tasks.reversal import MODEL, Reversal
+from attention_jax.training.task import TrainConfig
 from experiments.reversal.multiplied_scores import LearnedTemperature
 
 SCALED = LearnedTemperature(ScaledDot())
@@ -15,12 +16,11 @@ ADDITIVE = LearnedTemperature(Additive())
 
 
 # Scaled dot without SOS and weight decay, the other two parts of the task's default settings.
-RECIPE = ReversalConfig(
+RECIPE = Reversal(
     model=dataclasses.replace(MODEL, normalizer="log_scaled(start=40)"),
     min_length=1,
     max_length=40,
-    learning_rate=1e-2,
-    weight_decay=0.0,
+    train=TrainConfig(learning_rate=1e-2),
     source_start=False,
 )
 

@@ -28,7 +28,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_jax.runs.run_folder import check_folder
-from attention_jax.tasks.reversal.task import ReversalConfig
+from attention_jax.tasks.reversal import Reversal
 from experiments.experiment import JSON, Expectation, rounded, run_experiment
 from experiments.reversal.arms import above_zero, trained_arm
 from experiments.reversal.length_ablation_parts import PARTS, RECIPE
@@ -56,7 +56,7 @@ class Config(TrainingSettings):
     parts: tuple[str, ...] = ()
     steps: int = 1500
     batch_size: int = 32
-    learning_rate: float = RECIPE.learning_rate
+    learning_rate: float = RECIPE.train.learning_rate
     lengths: tuple[int, ...] = (10, 20, 40, 60, 100, 200, 500, 1000, 2000, 5000)
     strings: int = 4
     workdir: Path = Path("runs/length_ablations")
@@ -81,7 +81,7 @@ class Config(TrainingSettings):
     def varied(self) -> tuple[str, ...]:
         return self.parts or tuple(PARTS)
 
-    def training(self, settings: dict[str, Any]) -> ReversalConfig:
+    def training(self, settings: dict[str, Any]) -> Reversal:
         """Returns the settings of one run."""
         return self.training_of(RECIPE, **settings)
 
@@ -93,7 +93,7 @@ QUICK = Config(
 
 def run(config: Config) -> JSON:
     """Trains and evaluates every arm once."""
-    arms: dict[ReversalConfig, JSON] = {}
+    arms: dict[Reversal, JSON] = {}
     parts: JSON = {}
     for part in config.varied:
         for arm, settings in PARTS[part].items():
@@ -104,7 +104,7 @@ def run(config: Config) -> JSON:
     return {"parts": parts}
 
 
-def _arm(config: Config, training: ReversalConfig, name: str) -> JSON:
+def _arm(config: Config, training: Reversal, name: str) -> JSON:
     folder = "".join(letter if letter.isalnum() else "-" for letter in name)
     trained, _ = trained_arm(training, config.workdir / folder)
     accuracies = teacher_forced(trained, config.lengths, strings=config.strings)

@@ -13,11 +13,11 @@ import numpy as np
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.positions import random_position_ids
-from attention_jax.tasks.batch import Batch
-from attention_jax.tasks.reversal.data import reversal_batch
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun, bind
-from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch
 from attention_jax.training.metrics import exact_match, token_accuracy
+from attention_jax.training.run import TrainedRun
+from experiments.reversal.strings import VOCABULARY, reversal_batch
 
 Array = jax.Array
 
@@ -27,7 +27,7 @@ FIRST_LETTER = VOCABULARY.size - len(VOCABULARY.alphabet)
 
 
 def teacher_forced(
-    trained: ReversalRun, lengths: Iterable[int], *, strings: int, seed: int = 0
+    trained: TrainedRun, lengths: Iterable[int], *, strings: int, seed: int = 0
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """Measures accuracy with the previous letters given.
 
@@ -39,24 +39,24 @@ def teacher_forced(
     accuracies = {}
     for length in lengths:
         width = -(-(length + 1) // WIDTH) * WIDTH - 1
-        batch = _strings(trained.config, length, width, strings, seed)
+        batch = _strings(trained.task, length, width, strings, seed)
         accuracies[length] = _by_chunks(_forced, trained, batch)
     return accuracies
 
 
 def free_running(
-    trained: ReversalRun, lengths: Iterable[int], *, strings: dict[int, int], seed: int = 0
+    trained: TrainedRun, lengths: Iterable[int], *, strings: dict[int, int], seed: int = 0
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """Measures the same with the model's own previous letters; `strings` is {length: count}."""
     accuracies = {}
     for length in lengths:
-        batch = _strings(trained.config, length, length, strings[length], seed)
+        batch = _strings(trained.task, length, length, strings[length], seed)
         accuracies[length] = _by_chunks(_free, trained, batch)
     return accuracies
 
 
 def strings_right(
-    trained: ReversalRun, strings: dict[int, int], *, seed: int = 0
+    trained: TrainedRun, strings: dict[int, int], *, seed: int = 0
 ) -> dict[int, np.ndarray]:
     """Measures whole strings right in free running, like `free_running`, with two programs.
 
@@ -73,14 +73,14 @@ def strings_right(
     for short in (True, False):
         group = {n: count for n, count in strings.items() if (4 * n <= max(strings)) == short}
         if group:
-            batch = _mixed(trained.config, group, seed)
-            _, exact = _free(trained.config.model, trained.params, batch)
+            batch = _mixed(trained.task, group, seed)
+            _, exact = _free(trained.task, trained.params, batch)
             shares |= _by_length(exact, group)
     return {length: shares[length] for length in strings}
 
 
 def share_of_right_key(
-    trained: ReversalRun, strings: dict[int, int], *, seed: int = 0
+    trained: TrainedRun, strings: dict[int, int], *, seed: int = 0
 ) -> dict[int, np.ndarray]:
     """Measures how sharp attention is: the share of a row's weights on the right key.
 
@@ -95,11 +95,11 @@ def share_of_right_key(
     Returns:
         {length: mean over queries and strings [seeds]}
     """
-    batch = _mixed(trained.config, strings, seed)
-    return _by_length(_shares(trained.config.model, trained.params, batch), strings)
+    batch = _mixed(trained.task, strings, seed)
+    return _by_length(_shares(trained.task, trained.params, batch), strings)
 
 
-def _mixed(config: ReversalConfig, strings: dict[int, int], seed: int) -> Batch:
+def _mixed(config: Reversal, strings: dict[int, int], seed: int) -> Batch:
     """A batch of strings of several lengths, one length after another."""
     width = max(strings)
     batches = [_strings(config, length, width, count, seed) for length, count in strings.items()]
@@ -113,34 +113,32 @@ def _by_length(by_string: Array, strings: dict[int, int]) -> dict[int, np.ndarra
     return {length: part.mean(1) for length, part in zip(strings, parts, strict=True)}
 
 
-def weights_on(trained: ReversalRun, length: int, *, seed: int = 0) -> np.ndarray:
+def weights_on(trained: TrainedRun, length: int, *, seed: int = 0) -> np.ndarray:
     """Returns the first seed's cross-attention weights [T, S] on one string, the answer given."""
-    batch = _strings(trained.config, length, length, 1, seed)
+    batch = _strings(trained.task, length, length, 1, seed)
     params = jax.tree.map(lambda leaf: leaf[0], trained.params)
 
     @jax.jit
     def look(params: Any) -> Array:
-        model = bind(trained.config.model, params)
+        model = trained.task.bind(params)
         return model(
             batch.source, batch.source_lengths, batch.target_inputs,
-            position_ids=_position_ids(trained.config.model, batch), return_weights=True,
+            position_ids=_position_ids(trained.task.model, batch), return_weights=True,
         )[1]  # fmt: skip
 
     return np.asarray(look(params))[-1, 0]
 
 
-def peak_memory(trained: ReversalRun, length: int) -> float:
+def peak_memory(trained: TrainedRun, length: int) -> float:
     """Returns the MiB of temporary memory, by XLA, of a teacher-forced pass over one string."""
-    batch = _strings(trained.config, length, length, 1, 0)
-    compiled = _forced.lower(trained.config.model, trained.params, batch).compile()
+    batch = _strings(trained.task, length, length, 1, 0)
+    compiled = _forced.lower(trained.task, trained.params, batch).compile()
     analysis: Any = compiled.memory_analysis()
     return analysis.temp_size_in_bytes / 2**20
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _strings(
-    config: ReversalConfig, length: Array | int, width: int, count: int, seed: int
-) -> Batch:
+def _strings(config: Reversal, length: Array | int, width: int, count: int, seed: int) -> Batch:
     """Random strings of one length, padded to a width."""
     rng = jax.random.fold_in(jax.random.key(seed), length)
     drawn = jax.random.randint(rng, (count, width), FIRST_LETTER, FIRST_LETTER + config.letters)
@@ -148,24 +146,24 @@ def _strings(
     return reversal_batch(drawn, lengths, source_start=config.source_start)
 
 
-def _by_chunks(look: Any, trained: ReversalRun, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+def _by_chunks(look: Any, trained: TrainedRun, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     count, width = batch.targets.shape
     rows = max(1, LETTERS_PER_CALL // width)
     chunks = []
     for first in range(0, count, rows):
         rows_of = operator.itemgetter(slice(first, first + rows))
-        chunks.append(look(trained.config.model, trained.params, jax.tree.map(rows_of, batch)))
+        chunks.append(look(trained.task, trained.params, jax.tree.map(rows_of, batch)))
     tokens, exact = (np.concatenate([np.asarray(chunk[k]) for chunk in chunks], 1) for k in (0, 1))
     return tokens.mean(1), exact.mean(1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _forced(config: ModelConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
+def _forced(task: Reversal, params: Any, batch: Batch) -> tuple[Array, Array]:
     def one_seed(params: Any) -> tuple[Array, Array]:
-        model = bind(config, params)
+        model = task.bind(params)
         logits = model(
             batch.source, batch.source_lengths, batch.target_inputs,
-            position_ids=_position_ids(config, batch),
+            position_ids=_position_ids(task.model, batch),
         )  # fmt: skip
         return _right(jnp.argmax(logits, axis=-1), batch)
 
@@ -173,11 +171,11 @@ def _forced(config: ModelConfig, params: Any, batch: Batch) -> tuple[Array, Arra
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _free(config: ModelConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
+def _free(task: Reversal, params: Any, batch: Batch) -> tuple[Array, Array]:
     def one_seed(params: Any) -> tuple[Array, Array]:
-        decoded = bind(config, params).greedy_decode(
+        decoded = task.bind(params).greedy_decode(
             batch.source, batch.source_lengths, max_length=batch.targets.shape[1],
-            sos=SOS, eos=EOS, pad=PAD, position_ids=_position_ids(config, batch),
+            sos=SOS, eos=EOS, pad=PAD, position_ids=_position_ids(task.model, batch),
         )  # fmt: skip
         return _right(decoded.tokens, batch)
 
@@ -185,16 +183,16 @@ def _free(config: ModelConfig, params: Any, batch: Batch) -> tuple[Array, Array]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _shares(config: ModelConfig, params: Any, batch: Batch) -> Array:
+def _shares(task: Reversal, params: Any, batch: Batch) -> Array:
     """Per seed and string: the mean share of the right key, [seeds, B]."""
     rows = jnp.arange(batch.targets.shape[1])[None, :]
     right = jnp.maximum(batch.target_lengths[:, None] - 1 - rows, 0)  # [B, T]
     real = rows < batch.target_lengths[:, None]
 
     def one_seed(params: Any) -> Array:
-        weights = bind(config, params)(
+        weights = task.bind(params)(
             batch.source, batch.source_lengths, batch.target_inputs,
-            position_ids=_position_ids(config, batch), return_weights=True,
+            position_ids=_position_ids(task.model, batch), return_weights=True,
         )[1][-1]  # fmt: skip
         of_right = jnp.take_along_axis(weights, right[:, :, None], axis=-1)[..., 0]
         sums = jnp.sum(weights, axis=-1)

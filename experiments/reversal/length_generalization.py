@@ -40,7 +40,7 @@ from matplotlib.figure import Figure
 
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
-from attention_jax.tasks.reversal.task import MODEL, ReversalConfig
+from attention_jax.tasks.reversal import MODEL, Reversal
 from experiments.experiment import JSON, Expectation, ScoreNames, rounded, run_experiment
 from experiments.reversal.arms import trained_arm
 from experiments.reversal.length_evaluation import (
@@ -89,7 +89,7 @@ class Config(TrainingSettings):
     seeds: int = 5
     steps: int = 3000
     batch_size: int = 32
-    learning_rate: float = ReversalConfig.learning_rate
+    learning_rate: float = Reversal.train.learning_rate
     strings: int = 2
     every: int = 1
     far: tuple[int, ...] = (20, 40, 100, 200, 500, 1000, 2000, 5000)
@@ -110,16 +110,16 @@ class Config(TrainingSettings):
                 self.training(score, letters)
         check_folder("workdir", self.workdir)
 
-    def training(self, score: str, letters: int) -> ReversalConfig:
+    def training(self, score: str, letters: int) -> Reversal:
         """Returns the settings of one run."""
         return dataclasses.replace(self.training_of(recipe(score)), letters=letters)
 
 
-def recipe(score: str) -> ReversalConfig:
+def recipe(score: str) -> Reversal:
     """Returns the task's default settings, for the lengths of this training."""
     longest = TRAINED + 1  # tokens of the source, SOS included
     model = dataclasses.replace(MODEL, score=score, normalizer=f"log_scaled(start={longest})")
-    return ReversalConfig(model=model, min_length=1, max_length=TRAINED)
+    return Reversal(model=model, min_length=1, max_length=TRAINED)
 
 
 QUICK = Config(

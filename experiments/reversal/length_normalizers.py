@@ -14,7 +14,7 @@ Expected: trained on 3 to 8 letters, log n keeps every score at 97 % of the stri
           and softmax reverses 90 % at twice the length of training.
 
 Every arm has the task's default settings except its score, its normaliser and fewer steps (`MODEL`
-in `attention_jax/tasks/reversal/task.py`): one cross attention and no other, shared positions, SOS
+in `attention_jax/tasks/reversal.py`): one cross attention and no other, shared positions, SOS
 in the source, weight decay. The decay also pulls the parameters of normalisers to 0: SSMax's factor
 and the logit of the sink.
 
@@ -43,8 +43,7 @@ from matplotlib.figure import Figure
 
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
-from attention_jax.tasks.reversal.task import ReversalConfig
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.reversal import Reversal
 from experiments.experiment import JSON, ScoreNames, rounded, run_experiment, significant
 from experiments.reversal.arms import trained_arm
 from experiments.reversal.length_evaluation import share_of_right_key, strings_right
@@ -86,7 +85,7 @@ class Config(TrainingSettings):
 
     normalizers: tuple[str, ...] = tuple(NORMALIZERS)
     steps: int = 1500
-    learning_rate: float = ReversalConfig.learning_rate
+    learning_rate: float = Reversal.train.learning_rate
     scores: ScoreNames = ("additive", "dot", "general", "scaled")
     lengths: tuple[int, ...] = (3, 5, 8, 10, 20, 50, 200)
     strings: tuple[int, ...] = (100, 100, 100, 100, 100, 50, 20)
@@ -117,16 +116,18 @@ class Config(TrainingSettings):
         short = itertools.product(self.scores, self.normalizers, [False])
         return [*short, *itertools.product(self.long_scores, self.long_normalizers, [True])]
 
-    def training(self, score: str, normalizer: str, *, long: bool) -> ReversalConfig:
+    def training(self, score: str, normalizer: str, *, long: bool) -> Reversal:
         """Returns the settings of one run."""
-        base = recipe(score) if long else ReversalConfig()
+        base = recipe(score) if long else Reversal()
         start = base.max_length + 1  # tokens of the longest source, SOS included
         text = NORMALIZERS.get(normalizer, normalizer).replace("{start}", str(start))
         training = self.training_of(base, score=score, normalizer=text)
         if not long:
             return training
-        loop = LoopConfig(seeds=self.seeds, steps=self.long_steps)
-        return dataclasses.replace(training, loop=loop, batch_size=self.long_batch_size)
+        train = dataclasses.replace(
+            training.train, steps=self.long_steps, batch_size=self.long_batch_size
+        )
+        return dataclasses.replace(training, train=train)
 
 
 QUICK = Config(

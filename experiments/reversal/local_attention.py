@@ -56,10 +56,9 @@ from attention_jax.functional.centers import reversed_centers
 from attention_jax.nn.config import ModelConfig
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
-from attention_jax.tasks.reversal.data import random_batch
-from attention_jax.tasks.reversal.evaluation import evaluate, reverse
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, ReversalRun, bind
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.losses import real_tokens
+from attention_jax.training.run import TrainedRun
 from experiments.experiment import JSON, Expectation, ScoreNames, rounded, run_experiment
 from experiments.reversal.arms import (
     TRAINED_LENGTHS,
@@ -71,6 +70,7 @@ from experiments.reversal.arms import (
 from experiments.reversal.local_attention_figures import CAPTIONS, plot
 from experiments.reversal.local_attention_report import report
 from experiments.reversal.local_attention_windows import chapter_masks, gaussian_mass
+from experiments.reversal.strings import VOCABULARY, evaluate, random_batch, reverse
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings, check_word
 from experiments.setting_checks import check_least, check_some
 
@@ -157,7 +157,7 @@ class Config(TrainingSettings):
             return self.encoder_radii
         return self.positive_radii if centers == "predicted" else self.radii
 
-    def training(self, score: str, encoder: str, centers: str, radius: int) -> ReversalConfig:
+    def training(self, score: str, encoder: str, centers: str, radius: int) -> Reversal:
         """Returns the settings of one run."""
         layers = SHORT_STRINGS.model.encoder_layers if encoder == WITH else 0
         return self.training_of(
@@ -222,13 +222,13 @@ def _arm(config: Config, score: str, encoder: str, centers: str, radius: int) ->
     return numbers
 
 
-def _where_it_looks(trained: ReversalRun, strings: int) -> JSON:
+def _where_it_looks(trained: TrainedRun, strings: int) -> JSON:
     """Means over the letters of random strings, with the previous letters given, by seed.
 
     `weight` is the sum of a row, and `on_the_letter` the part of it at the letter to write.
     """
     batch = random_batch(
-        jax.random.key(0), vocabulary=VOCABULARY, batch_size=strings,
+        jax.random.key(0), batch_size=strings,
         min_length=TRAINED_LENGTHS[0], max_length=TRAINED_LENGTHS[-1], source_start=False,
     )  # fmt: skip
     lengths = batch.source_lengths
@@ -236,7 +236,7 @@ def _where_it_looks(trained: ReversalRun, strings: int) -> JSON:
     @jax.jit
     @jax.vmap
     def look(params: Any) -> tuple[Array, Array]:
-        model = bind(trained.config.model, params)
+        model = trained.task.bind(params)
         _, weights = model(batch.source, lengths, batch.target_inputs, return_weights=True)
         weights = weights[0]  # of the one layer
         letters = real_tokens(lengths, weights.shape[1])

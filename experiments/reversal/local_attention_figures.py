@@ -9,10 +9,10 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
-from attention_jax.tasks.reversal.evaluation import LETTER_AXES
 from experiments.experiment import JSON
 from experiments.reversal.arms import TRAINED_LENGTHS, mean_over_lengths
 from experiments.reversal.curves import BARS, draw_shares
+from experiments.reversal.strings import LETTER_AXES
 
 CAPTIONS = {
     "local_attention": (

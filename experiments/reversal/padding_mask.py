@@ -30,8 +30,8 @@ from attention_jax.nn.config import ModelConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
-from attention_jax.tasks.reversal.evaluation import evaluate
-from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.training.run import TrainedRun
 from experiments.experiment import JSON, ScoreNames, run_experiment
 from experiments.reversal import published
 from experiments.reversal.arms import (
@@ -41,6 +41,7 @@ from experiments.reversal.arms import (
     trained_arm,
 )
 from experiments.reversal.padding_mask_report import FAR_LENGTH, expectations, report
+from experiments.reversal.strings import evaluate
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
 from experiments.score_colors import score_indices
 from experiments.setting_checks import check_least, check_some
@@ -74,7 +75,7 @@ class Config(TrainingSettings):
             self.training(score, mask_padding=True)
         check_folder("workdir", self.workdir)
 
-    def training(self, score: str, *, mask_padding: bool) -> ReversalConfig:
+    def training(self, score: str, *, mask_padding: bool) -> Reversal:
         """Returns the settings of one run."""
         return self.training_of(
             SHORT_STRINGS, score=score, mask_padding=mask_padding, num_heads=self.num_heads
@@ -96,7 +97,7 @@ def run(config: Config) -> JSON:
         trained, _ = _train(config, score, mask_padding=False)
         # Strings without padding, as the chapter tests: masked padding is as good as none.
         masked_config = config.training(score, mask_padding=True)
-        masked = dataclasses.replace(trained, config=masked_config)
+        masked = dataclasses.replace(trained, task=masked_config)
         bare = evaluate(masked, lengths=NEAR_LENGTHS, strings=config.strings)
         padded = evaluate(trained, lengths=TRAINED_LENGTHS, strings=config.strings)
         numbers["unmasked"][score] = {
@@ -106,7 +107,7 @@ def run(config: Config) -> JSON:
     return numbers
 
 
-def _train(config: Config, score: str, *, mask_padding: bool) -> tuple[ReversalRun, JSON]:
+def _train(config: Config, score: str, *, mask_padding: bool) -> tuple[TrainedRun, JSON]:
     arm = "masked" if mask_padding else "unmasked"
     workdir = config.workdir / arm / score_folder(score)
     return trained_arm(config.training(score, mask_padding=mask_padding), workdir)

@@ -10,7 +10,7 @@ Expected: trained on lengths 3-8 with the task's default settings, every score w
           beyond that: 99 %). Length 500 is measured, with a goal of 95 %.
 
 The settings are the same for all scores, and are the defaults of `scripts/train.py` (`MODEL` and
-`ReversalConfig` in `attention_jax/tasks/reversal/task.py`):
+`Reversal` in `attention_jax/tasks/reversal.py`):
 
 - The score under study is in the model's only attention. There is no encoder, and the decoder's
   tokens do not attend to each other.
@@ -38,20 +38,21 @@ from matplotlib.figure import Figure
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
-from attention_jax.tasks.reversal.evaluation import LETTER_AXES, evaluate, reverse
-from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.training.run import TrainedRun
 from experiments.experiment import JSON, ScoreNames, run_experiment, significant
 from experiments.reversal import published
 from experiments.reversal.arms import accuracies, heat_map, trained_arm
 from experiments.reversal.length_figures import strings_right_figure
 from experiments.reversal.reversal_comparison_report import expectations, report, table
+from experiments.reversal.strings import LETTER_AXES, evaluate, reverse
 from experiments.reversal.training_settings import TrainingSettings, check_word
 from experiments.score_colors import score_indices
 from experiments.setting_checks import check_least, check_some
 
 __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run", "table"]
 
-TRAINED_LENGTHS = range(ReversalConfig.min_length, ReversalConfig.max_length + 1)
+TRAINED_LENGTHS = range(Reversal.min_length, Reversal.max_length + 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Config(TrainingSettings):
 
     scores: ScoreNames = tuple(published.LETTERS_RIGHT)
     seeds: int = 5
-    learning_rate: float = ReversalConfig.learning_rate
+    learning_rate: float = Reversal.train.learning_rate
     strings: int = 1000
     near: tuple[int, ...] = (10, 20, 50)
     far: tuple[int, ...] = (200, 500)
@@ -92,9 +93,9 @@ class Config(TrainingSettings):
             self.training(score)
         check_folder("workdir", self.workdir)
 
-    def training(self, score: str) -> ReversalConfig:
+    def training(self, score: str) -> Reversal:
         """Returns the settings of one run: the task's default ones, with this score."""
-        return self.training_of(ReversalConfig(), score=score)
+        return self.training_of(Reversal(), score=score)
 
 
 QUICK = Config(
@@ -118,7 +119,7 @@ def run(config: Config) -> JSON:
     return numbers
 
 
-def _accuracy(config: Config, trained: ReversalRun) -> JSON:
+def _accuracy(config: Config, trained: TrainedRun) -> JSON:
     """Each length beyond training is a batch of its own, padded to no other length."""
     counts = dict.fromkeys(config.near, config.strings)
     counts |= dict(zip(config.far, config.far_strings, strict=True))

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.metrics import mean_and_deviation
 from experiments.experiment import JSON, Expectation
 from experiments.reversal.arms import mean_over_lengths
+from experiments.reversal.strings import VOCABULARY
 
 LETTERS = len(VOCABULARY.alphabet)
-TRAINED_LENGTHS = range(ReversalConfig.min_length, ReversalConfig.max_length + 1)
+TRAINED_LENGTHS = range(Reversal.min_length, Reversal.max_length + 1)
 # {length: (least share of whole strings right, of the worst seed)}; written before the run.
 TARGETS = {10: (0.995, 0.98), 20: (0.995, 0.98), 50: (0.995, 0.98), 200: (0.97, 0.0)}
 GOALS = {200: 0.99, 500: 0.95}  # what would be better still

@@ -27,16 +27,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_jax.analysis import attention_rollout, capture, cross_rollout
-from attention_jax.nn.config import ModelConfig
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
-from attention_jax.tasks.batch import Batch
-from attention_jax.tasks.reversal.data import random_batch
-from attention_jax.tasks.reversal.evaluation import batch_of_words, evaluate
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.vocabulary import Batch
 from experiments.experiment import JSON, Expectation, ScoreNames, rounded, run_experiment
 from experiments.reversal.arms import trained_arm
+from experiments.reversal.strings import batch_of_words, evaluate, random_batch
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings, check_word
 from experiments.setting_checks import check_least, check_some
 
@@ -74,7 +72,7 @@ class Config(TrainingSettings):
         for score in self.scores:
             self.training(score)
 
-    def training(self, score: str) -> ReversalConfig:
+    def training(self, score: str) -> Reversal:
         """Returns the settings of one run."""
         return self.training_of(
             SHORT_STRINGS, score=score, self_attention_score=None,
@@ -96,10 +94,10 @@ def run(config: Config) -> JSON:
 def _measure(config: Config, score: str) -> tuple[JSON, JSON]:
     """The means over strings, and the attention on the word."""
     trained, _ = trained_arm(config.training(score), config.workdir / score_folder(score))
-    look = functools.partial(_look, trained.config.model)
+    look = functools.partial(_look, trained.task)
     length = len(config.word)
     batch = random_batch(
-        jax.random.key(0), vocabulary=VOCABULARY, batch_size=config.strings,
+        jax.random.key(0), batch_size=config.strings,
         min_length=length, max_length=length, source_start=False,
     )  # fmt: skip
     attention = jax.jit(jax.vmap(look, in_axes=(0, None)))(trained.params, batch)
@@ -112,13 +110,12 @@ def _measure(config: Config, score: str) -> tuple[JSON, JSON]:
     )
 
 
-def _look(model_config: ModelConfig, params: Any, batch: Batch) -> dict[str, Array]:
+def _look(task: Reversal, params: Any, batch: Batch) -> dict[str, Array]:
     """Weights and rollouts of one seed with the right answers given."""
-    model = bind(model_config, params)
-    inputs = batch.source, batch.source_lengths, batch.target_inputs
-    (_, cross), attentions = capture(model, *inputs, return_weights=True)
+    (_, cross), attentions = capture(task.bind(params), *batch.inputs, return_weights=True)
     names = [name for name in attentions if name.startswith("encoder")]
-    weights = jnp.stack([attentions[name].weights for name in names])  # [L, B, N, S, S]
+    of_layers: Any = [attentions[name].weights for name in names]
+    weights = jnp.stack(of_layers)  # [L, B, N, S, S]
     rollouts = attention_rollout(weights, return_layers=True)
     letters = batch.source.shape[1]  # the last target, EOS, is aligned with no letter
     cross = cross[-1, :, :letters]

@@ -33,8 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.tasks.reversal.task import ReversalConfig
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.reversal import Reversal
 from experiments.experiment import JSON, run_experiment, significant
 from experiments.reversal import scale_and_dimension_training as training
 from experiments.reversal.arms import Arrays
@@ -49,7 +48,7 @@ __all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; all others are the defaults of `ReversalConfig`.
+    """Settings; all others are the defaults of `Reversal`.
 
     Attributes:
         dims: model sizes d of part 1, multiples of 4.
@@ -105,13 +104,17 @@ class Config:
                     f"steps must be multiples of look_every {self.look_every}; got {steps}"
                 )
 
-    def training(self, score: str, dim: int) -> ReversalConfig:
+    def training(self, score: str, dim: int) -> Reversal:
         """Returns the settings of one run, without its learning rate."""
         return dataclasses.replace(
             SHORT_STRINGS,
             model=dataclasses.replace(SHORT_STRINGS.model, score=training.name_of(score), dim=dim),
-            loop=LoopConfig(seeds=self.seeds, steps=self.steps[self.dims.index(dim)]),
-            batch_size=self.batch_size,
+            train=dataclasses.replace(
+                SHORT_STRINGS.train,
+                seeds=self.seeds,
+                steps=self.steps[self.dims.index(dim)],
+                batch_size=self.batch_size,
+            ),
         )
 
 

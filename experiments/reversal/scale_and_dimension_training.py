@@ -16,10 +16,11 @@ import numpy as np
 import optax
 
 from attention_jax.scores import Additive, Dot, General, Params
-from attention_jax.tasks.reversal.evaluation import decode
-from attention_jax.tasks.reversal.task import ReversalConfig, bind, optimizer, reversal_task
+from attention_jax.tasks.evaluation import decoded
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import TrainState, initial_state, train_steps
 from attention_jax.training.metrics import exact_match
+from attention_jax.training.task import Task
 from experiments.reversal.arms import Arrays, fresh_batch, look_at_cross_attention
 from experiments.reversal.multiplied_scores import Times
 
@@ -88,7 +89,7 @@ class Size(NamedTuple):
 
 
 def trained(
-    config: ReversalConfig,
+    config: Reversal,
     runs: Sequence[tuple[Size, float]],
     *,
     every: int,
@@ -111,17 +112,17 @@ def trained(
         "exact_match" of free-running decoding, "factor": [runs, seeds]; "parameters": the score's
         number of parameters, []}
     """
-    task = reversal_task(config)
+    task = config
     batch_rng, loss_rng, test_rng = jax.random.split(jax.random.key(seed), 3)
     batch = fresh_batch(config, batch_rng, strings)
     test = fresh_batch(config, test_rng, test_strings)
     look = look_at_cross_attention(task, batch, loss_rng)
 
     def advance(state: TrainState, rate: Array) -> TrainState:
-        return train_steps(task, optimizer_at(config, rate), every, state)[0]
+        return train_steps(AtRate(config, rate), every, state)[0]
 
     def examine(params: Any) -> dict[str, Array]:
-        tokens = decode(bind(config.model, params), test).tokens
+        tokens = decoded(config.bind(params), test)
         return {
             "loss": task.loss(params, test, loss_rng)[0],
             "exact_match": exact_match(tokens, test.targets, test.target_lengths),
@@ -130,7 +131,7 @@ def trained(
     look_at_all = jax.jit(jax.vmap(jax.vmap(look)))
     advance_all = jax.jit(jax.vmap(jax.vmap(advance, in_axes=(0, None))), donate_argnums=0)
 
-    seeds = initial_state(task, optimizer_at(config, 1.0), config.loop)
+    seeds = initial_state(AtRate(config, 1.0))
     state = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(runs)), seeds)
     deviations = np.asarray(look_at_all(state.params)["logit_sd"])
     factors = [
@@ -140,7 +141,7 @@ def trained(
     rates = jnp.array([rate for _, rate in runs], jnp.float32)
 
     looks = [look_at_all(state.params)]
-    for _ in range(config.loop.steps // every):
+    for _ in range(config.train.steps // every):
         state = advance_all(state, rates)
         looks.append(look_at_all(state.params))
     learned = score_params(seeds.params).get("score", {})  # Flax omits an empty dict
@@ -152,11 +153,17 @@ def trained(
     }
 
 
-def optimizer_at(config: ReversalConfig, rate: Array | float) -> optax.GradientTransformation:
-    """Returns the task's optimiser at a rate that may be traced."""
-    # Adam's updates are proportional to the rate: computed at rate 1, then scaled.
-    at_one = optimizer(dataclasses.replace(config, learning_rate=1.0))
-    return optax.chain(at_one, optax.scale(rate))
+class AtRate(Task):
+    """A task whose learning rate may be traced."""
+
+    def __init__(self, task: Reversal, rate: Array | float):
+        self.train, self.init, self.batch, self.loss = task.train, task.init, task.batch, task.loss  # type: ignore[method-assign]
+        self.rate = rate
+
+    def optimizer(self) -> optax.GradientTransformation:
+        # Adam's updates are proportional to the rate: computed at rate 1, then scaled.
+        at_one = dataclasses.replace(self.train, learning_rate=1.0).optimizer()
+        return optax.chain(at_one, optax.scale(self.rate))
 
 
 def score_params(params: Any) -> Any:

@@ -6,15 +6,16 @@ import dataclasses
 from typing import Any
 
 from attention_jax.nn.config import ModelConfig
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.training.task import TrainConfig
+from experiments.reversal.strings import VOCABULARY
 
 # The settings of the experiments that study strings of 3 to 8 letters alone. Positions are counted
 # from the start and are the same in training and test, logits do not grow with the length, the
 # source has no SOS, and no parameter decays. A model of these settings has an encoder and a decoder
 # with self attention, and reverses no string longer than those of training.
-SHORT_STRINGS = ReversalConfig(
-    model=ModelConfig(), learning_rate=3e-3, weight_decay=0.0, source_start=False
+SHORT_STRINGS = Reversal(
+    model=ModelConfig(), train=TrainConfig(weight_decay=0.0), source_start=False
 )
 
 
@@ -32,18 +33,22 @@ class TrainingSettings:
 
     seeds: int = 3
     steps: int = 2500
-    batch_size: int = SHORT_STRINGS.batch_size
-    learning_rate: float = SHORT_STRINGS.learning_rate
+    batch_size: int | None = SHORT_STRINGS.train.batch_size
+    learning_rate: float = SHORT_STRINGS.train.learning_rate
     dim: int = ModelConfig.dim
 
-    def training_of(self, base: ReversalConfig, **settings: Any) -> ReversalConfig:
+    def training_of(self, base: Reversal, **settings: Any) -> Reversal:
         """Returns the settings of one run: `base` with these, and `settings` of its model."""
         return dataclasses.replace(
             base,
             model=dataclasses.replace(base.model, dim=self.dim, **settings),
-            loop=LoopConfig(seeds=self.seeds, steps=self.steps),
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
+            train=dataclasses.replace(
+                base.train,
+                seeds=self.seeds,
+                steps=self.steps,
+                batch_size=self.batch_size,
+                learning_rate=self.learning_rate,
+            ),
         )
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from attention_jax.nn.config import Tie
-from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
-from attention_jax.tasks.translation.task import MODEL, Schedule, TranslationConfig
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.translation.task import MODEL, TRAIN, Translation
+from attention_jax.tasks.translation.text import ParallelText, read_parallel_text
+from attention_jax.training.task import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ SMALL_CORPUS = Corpus(
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Settings of a training; all others are the defaults of `TranslationConfig`.
+    """Settings of a training; all others are the defaults of `Translation`.
 
     Attributes:
         steps: batches.
@@ -90,7 +90,7 @@ class Recipe:
         dropout_rate: see `ModelConfig`.
         attention_dropout_rate: see `ModelConfig`.
         learning_rate: Adam's highest rate.
-        schedule: how the rate falls, see `TranslationConfig`.
+        schedule: how the rate falls, see `Translation`.
         label_smoothing: see `output_cross_entropy`.
         tied_embeddings: see `ModelConfig`.
         batch_tokens: most subwords of a batch, both sides and padding included.
@@ -106,18 +106,18 @@ class Recipe:
     warmup_steps: int = 1000
     dropout_rate: float = MODEL.dropout_rate
     attention_dropout_rate: float | None = MODEL.attention_dropout_rate
-    learning_rate: float = TranslationConfig.learning_rate
+    learning_rate: float = TRAIN.learning_rate
     schedule: Schedule = "cosine"
-    label_smoothing: float = TranslationConfig.label_smoothing
+    label_smoothing: float = Translation.label_smoothing
     tied_embeddings: Tie = MODEL.tied_embeddings
-    batch_tokens: int = TranslationConfig.batch_tokens
-    buckets: int = TranslationConfig.buckets
-    vocabulary_size: int = TranslationConfig.vocabulary_size
+    batch_tokens: int = Translation.batch_tokens
+    buckets: int = Translation.buckets
+    vocabulary_size: int = Translation.vocabulary_size
     dim: int = MODEL.dim
     num_heads: int = MODEL.num_heads
     layers: int = MODEL.encoder_layers
 
-    def training(self, corpus: Corpus | None, score: str, seed: int = 0) -> TranslationConfig:
+    def training(self, corpus: Corpus | None, score: str, seed: int = 0) -> Translation:
         """Returns the settings of a training with a score; without files if there is no corpus."""
         files: Any = {"source": Path("source"), "target": Path("target")}
         if corpus is not None:
@@ -138,18 +138,16 @@ class Recipe:
             attention_dropout_rate=self.attention_dropout_rate,
             tied_embeddings=self.tied_embeddings,
         )
-        loop = LoopConfig(
-            seeds=1, first_seed=seed, steps=self.steps, log_every=25,
-            checkpoint_every=self.checkpoint_every, keep=2, keep_best=1,
+        train = dataclasses.replace(
+            TRAIN, first_seed=seed, steps=self.steps, checkpoint_every=self.checkpoint_every,
+            keep=2, schedule=self.schedule, warmup_steps=self.warmup_steps,
+            learning_rate=self.learning_rate,
         )  # fmt: skip
-        return TranslationConfig(
+        return Translation(
             **files,
             model=model,
-            loop=loop,
-            schedule=self.schedule,
+            train=train,
             label_smoothing=self.label_smoothing,
-            warmup_steps=self.warmup_steps,
-            learning_rate=self.learning_rate,
             batch_tokens=self.batch_tokens,
             buckets=self.buckets,
             vocabulary_size=self.vocabulary_size,

@@ -15,12 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.analysis import attention_rollout, capture, cross_rollout, jensen_shannon
-from attention_jax.tasks.batch import Batch
-from attention_jax.tasks.translation.batches import padded_batch
-from attention_jax.tasks.translation.parallel_text import ParallelText
-from attention_jax.tasks.translation.task import TranslationConfig, bind
+from attention_jax.tasks.translation.task import Translation
+from attention_jax.tasks.translation.text import ParallelText
 from attention_jax.tasks.translation.translate import Translator
-from attention_jax.tasks.vocabulary import EOS
+from attention_jax.tasks.vocabulary import EOS, Batch, padded_batch
 from experiments.experiment import JSON
 
 Array = jax.Array
@@ -39,10 +37,7 @@ class Seen(NamedTuple):
 
 def attentions(translator: Translator, text: ParallelText) -> list[Seen]:
     """Returns all weights of each sentence pair, in the order of the text."""
-    sides = [
-        [[*ids, EOS] for ids in subwords.encode(sentences)]
-        for subwords, sentences in zip(translator.vocabularies, text, strict=True)
-    ]
+    sides = [[[*ids, EOS] for ids in translator.subwords.encode(sentences)] for sentences in text]
     sources, targets = sides
     widths = [
         tuple(-(-len(ids) // _WIDTH) * _WIDTH for ids in pair) for pair in zip(*sides, strict=True)
@@ -55,18 +50,18 @@ def attentions(translator: Translator, text: ParallelText) -> list[Seen]:
             batch = padded_batch(
                 [sources[i] for i in chunk], [targets[i] for i in chunk], _BATCH, *shape
             )
-            encoder, cross = map(np.asarray, _look(translator.config, translator.params, batch))
+            encoder, cross = map(np.asarray, look(translator.task, translator.params, batch))
             for row, index in enumerate(chunk):
                 s, t = len(sources[index]), len(targets[index])
-                labels = translator.vocabularies.target.labels(targets[index])
+                labels = translator.subwords.labels(targets[index])
                 captured[index] = Seen(encoder[:, row, :, :s, :s], cross[:, row, :, :t, :s], labels)
     return [pair for pair in captured if pair is not None]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _look(config: TranslationConfig, params: Any, batch: Batch) -> tuple[Array, Array]:
+def look(task: Translation, params: Any, batch: Batch) -> tuple[Array, Array]:
     """Weights of the encoder [L, B, N, S, S], and between decoder and encoder [L, B, N, T, S]."""
-    model = bind(config, params)
+    model = task.bind(params)
     captured = capture(model, batch.source, batch.source_lengths, batch.target_inputs).attentions
 
     def stacked(name: str, layers: int) -> Array:
@@ -74,8 +69,8 @@ def _look(config: TranslationConfig, params: Any, batch: Batch) -> tuple[Array, 
         return jnp.stack(weights)
 
     return (
-        stacked("encoder_{}/self_attention", config.model.encoder_layers),
-        stacked("decoder_{}/cross_attention", config.model.decoder_layers),
+        stacked("encoder_{}/self_attention", task.model.encoder_layers),
+        stacked("decoder_{}/cross_attention", task.model.decoder_layers),
     )
 
 

@@ -26,12 +26,14 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tyro
 
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.run_folder import check_folder
-from attention_jax.tasks.translation.translate import Translator, align
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.translation.translate import Translator, translated_ids
+from attention_jax.tasks.vocabulary import padded_batch
+from attention_jax.training.task import TrainConfig
 from experiments.experiment import JSON, ScoreNames, run_experiment
 from experiments.translation.recipes import MIDDLE, SMALL, SMALL_CORPUS, Corpus, Recipe
 from experiments.translation.translation_attention import (
@@ -39,6 +41,7 @@ from experiments.translation.translation_attention import (
     agreement,
     attentions,
     heads,
+    look,
     rollouts,
 )
 from experiments.translation.translation_differences import most_different
@@ -99,7 +102,7 @@ class Config:
     def training_in_equal_minutes(self) -> Training:
         """Returns a training of the second score in the minutes of the first; both have trained."""
         minutes = [minutes_of(training.workdir) for training in self.trainings().values()][:2]
-        in_one_call = LoopConfig.log_every
+        in_one_call = TrainConfig.log_every
         steps = int(self.recipe.steps * minutes[0] / minutes[1] / in_one_call) * in_one_call
         recipe = dataclasses.replace(self.recipe, steps=max(steps, in_one_call))
         folder = self.workdir / "equal_minutes"
@@ -158,13 +161,17 @@ def run(config: Config) -> JSON:
 
 
 def _drawn(translator: Translator, sentence: str) -> JSON:
-    alignment = align(translator, sentence, SEARCHES["4 beams"])
+    source, target = translated_ids(translator, sentence, SEARCHES["4 beams"])
+    batch = padded_batch([source], [target])
+    _, cross = look(translator.task, translator.params, batch)
+    subwords = translator.subwords
     return {
         "source": sentence,
-        "translation": alignment.translation,
-        "rows": alignment.target_labels,
-        "columns": alignment.source_labels,
-        "weights": alignment.weights.mean(0).round(3).tolist(),  # [T, S], mean over layers
+        "translation": subwords.decode([target])[0],
+        "rows": subwords.labels(target),
+        "columns": subwords.labels(source),
+        # [T, S], mean over layers and heads
+        "weights": np.asarray(cross[:, 0]).mean((0, 1)).round(3).tolist(),
     }
 
 

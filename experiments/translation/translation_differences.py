@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attention_jax.tasks.translation.parallel_text import ParallelText
+from attention_jax.tasks.translation.text import ParallelText
 from experiments.experiment import JSON
 
 _MOST_WORDS = 16  # of a sentence that is shown

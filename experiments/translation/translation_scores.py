@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.tasks.translation.evaluation import score_translations
-from attention_jax.tasks.translation.parallel_text import ParallelText
-from attention_jax.tasks.translation.translate import Search, Translator, translate
+from attention_jax.tasks.translation.text import ParallelText
+from attention_jax.tasks.translation.translate import (
+    Search,
+    Translator,
+    score_translations,
+    translate,
+)
 from attention_jax.training.metrics import mean_and_deviation
 from experiments.experiment import JSON
 

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
-from attention_jax.tasks.translation.parallel_text import ParallelText
+from attention_jax.tasks.translation.text import ParallelText
 from attention_jax.tasks.translation.translate import Search, Translator, translate
 from experiments.experiment import JSON, Expectation, run_experiment
 from experiments.setting_checks import check_some

@@ -11,15 +11,9 @@ import jax
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.scores import score_folder
-from attention_jax.tasks.translation.definition import TRANSLATION
-from attention_jax.tasks.translation.parallel_text import ParallelText
-from attention_jax.tasks.translation.task import TranslationConfig
-from attention_jax.tasks.translation.translate import (
-    Search,
-    Translator,
-    translate,
-    translator_of,
-)
+from attention_jax.tasks.translation.task import Translation
+from attention_jax.tasks.translation.text import ParallelText
+from attention_jax.tasks.translation.translate import Search, Translator, translate, translator_of
 from attention_jax.training.run import train_run
 from experiments.experiment import JSON, exit_if_interrupted
 from experiments.translation.recipes import Corpus, Recipe
@@ -35,7 +29,7 @@ class Training(NamedTuple):
     """Folder of a run, and its settings."""
 
     workdir: Path
-    settings: TranslationConfig
+    settings: Translation
 
 
 def training_of(workdir: Path, corpus: Corpus, recipe: Recipe, score: str, seed: int) -> Training:
@@ -48,7 +42,7 @@ def trained_translator(training: Training) -> Translator:
     """Trains, unless the run is there and finished, and returns the translator."""
     # Linux gives a process no more than 65,530 memory maps: the last training's programs can go.
     jax.clear_caches()
-    trained = train_run(TRANSLATION, training.settings, training.workdir, resume=True)
+    trained = train_run(training.settings, training.workdir, resume=True)
     exit_if_interrupted(trained.interrupted)
     return translator_of(trained)
 
@@ -75,7 +69,7 @@ def training_record(trainings: Sequence[Training]) -> JSON:
             ]
             for name in names
         },
-        "steps": trainings[0].settings.loop.steps,
+        "steps": trainings[0].settings.train.steps,
         "minutes": [round(minutes_of(workdir), 1) for workdir, _ in trainings],
         "git_commits": [
             json.loads((workdir / "env.json").read_text())["git_commit"] for workdir, _ in trainings

@@ -20,7 +20,7 @@ from flax import nnx
 
 from attention_jax.nn import Decoded, Model
 from attention_jax.nn.config import ModelConfig
-from attention_jax.tasks.reversal.task import VOCABULARY
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from benchmarks.measure import (
     JSON,
@@ -99,7 +99,9 @@ def run(options: Options) -> list[Report]:
 
 
 def _race(config: ModelConfig, length: int, repeats: int) -> JSON:
-    source = jax.random.randint(jax.random.key(1), (_BATCH, length), EOS + 1, VOCABULARY.size)
+    source = jax.random.randint(
+        jax.random.key(1), (_BATCH, length), EOS + 1, Reversal.vocabulary.size
+    )
     arguments = (_never_ending(config), source, jnp.full((_BATCH,), length))
     compiled = {
         name: compile_cold(functools.partial(_decoded, config, decode, length), *arguments)
@@ -139,7 +141,7 @@ def _race(config: ModelConfig, length: int, repeats: int) -> JSON:
 
 
 def _model(config: ModelConfig) -> Model:
-    return Model(config, VOCABULARY.size, rngs=nnx.Rngs(0))
+    return Model(config, Reversal.vocabulary.size, rngs=nnx.Rngs(0))
 
 
 def _never_ending(config: ModelConfig) -> Any:

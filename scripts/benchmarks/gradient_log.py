@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from attention_jax.analysis import learning_statistics
 from attention_jax.nn.config import ModelConfig
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import TrainState, gradient_statistics, initial_state, train_steps
+from attention_jax.training.task import TrainConfig
 from benchmarks.measure import (
     JSON,
     Options,
@@ -62,11 +62,11 @@ def run(options: Options) -> list[Report]:
 
 
 def _race(score: str, steps: int, repeats: int) -> JSON:
-    config = ReversalConfig(model=ModelConfig(score=score), weight_decay=0.0, source_start=False)
-    state = initial_state(reversal_task(config), optimizer(config), config.loop)
+    task = Reversal(ModelConfig(score=score), TrainConfig(), source_start=False)
+    state = initial_state(task)
     compiled = {
-        _PLAIN: compile_cold(functools.partial(_steps, config, steps), state),
-        _LOGGED: compile_cold(functools.partial(_steps_and_line, config, steps), state),
+        _PLAIN: compile_cold(functools.partial(_steps, task, steps), state),
+        _LOGGED: compile_cold(functools.partial(_steps_and_line, task, steps), state),
     }
     seconds = interleaved_seconds(
         {name: functools.partial(_call, program.call, state) for name, program in compiled.items()},
@@ -76,7 +76,7 @@ def _race(score: str, steps: int, repeats: int) -> JSON:
     print_progress(f"gradient-log, {score}: {plain:,.1f} ms, with a line {logged:,.1f} ms")
     row: JSON = {
         "score": score,
-        "seeds": config.loop.seeds,
+        "seeds": task.train.seeds,
         "device": jax.default_backend(),
         "plain_milliseconds": plain,
         "milliseconds": logged,
@@ -96,14 +96,13 @@ def _race(score: str, steps: int, repeats: int) -> JSON:
     return {**row, "target": target["target"], "met": target["met"]}
 
 
-def _steps(config: ReversalConfig, count: int, state: TrainState) -> Any:
-    train_seed = functools.partial(train_steps, reversal_task(config), optimizer(config), count)
-    return jax.vmap(train_seed)(state)
+def _steps(task: Reversal, count: int, state: TrainState) -> Any:
+    return jax.vmap(functools.partial(train_steps, task, count))(state)
 
 
-def _steps_and_line(config: ReversalConfig, count: int, state: TrainState) -> Any:
-    state, metrics = _steps(config, count, state)
-    return state, metrics, gradient_statistics(reversal_task(config), learning_statistics, state)
+def _steps_and_line(task: Reversal, count: int, state: TrainState) -> Any:
+    state, metrics = _steps(task, count, state)
+    return state, metrics, gradient_statistics(task, state)
 
 
 def _call(program: Any, state: TrainState) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 
 
@@ -197,15 +197,15 @@ class Training:
         return loss.item()
 
 
-def training_like_ours(score: str, config: ReversalConfig) -> Training:
+def training_like_ours(score: str, config: Reversal) -> Training:
     """The peer's training on our task, with the applicable part of `config`'s recipe."""
     return Training(
         score,
-        alphabet_size=len(VOCABULARY.alphabet),
-        batch_size=config.batch_size,
+        alphabet_size=len(Reversal.vocabulary.alphabet),
+        batch_size=config.train.batch_size or 1,
         min_length=config.min_length,
         max_length=config.max_length,
-        learning_rate=config.learning_rate,
-        clip_norm=config.clip_norm,
-        total_steps=config.loop.steps,
+        learning_rate=config.train.learning_rate,
+        clip_norm=config.train.clip_norm,
+        total_steps=config.train.steps,
     )

@@ -21,8 +21,9 @@ from typing import NamedTuple
 import jax
 
 from attention_jax.nn.config import ModelConfig
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import initial_state, train_steps
+from attention_jax.training.task import TrainConfig
 from benchmarks.measure import (
     INSTALL,
     JSON,
@@ -37,7 +38,7 @@ _OURS: dict[str, Callable[[Callable], Callable]] = {
     "ours": jax.vmap,  # as in `training.loop`
     "ours, a seed after another": lambda train_seed: functools.partial(jax.lax.map, train_seed),
 }
-_CONFIG = ReversalConfig(model=ModelConfig(), weight_decay=0.0, source_start=False)
+_CONFIG = Reversal(ModelConfig(), TrainConfig(), source_start=False)
 _TRIAL_STEPS = 5  # of the peer, in each of six trials with each number of threads
 
 _COLUMNS = {
@@ -64,7 +65,7 @@ class _Contestant(NamedTuple):
 
 def check(options: Options) -> None:
     """Raises ValueError if `steps` exceeds one compiled call without being a multiple of it."""
-    call_steps = min(_CONFIG.loop.log_every, options.steps)
+    call_steps = min(_CONFIG.train.log_every, options.steps)
     if options.steps % call_steps:
         raise ValueError(
             f"steps must be less than {call_steps}, the steps of one compiled call, or a multiple"
@@ -75,9 +76,9 @@ def check(options: Options) -> None:
 def run(options: Options) -> list[Report]:
     """Measures every score, with the default sizes and the same training for both models."""
     config = _CONFIG
-    call_steps = min(config.loop.log_every, options.steps)
-    loop = dataclasses.replace(config.loop, seeds=options.seeds)
-    config = dataclasses.replace(config, loop=loop)
+    call_steps = min(config.train.log_every, options.steps)
+    train = dataclasses.replace(config.train, seeds=options.seeds)
+    config = dataclasses.replace(config, train=train)
     rows: list[JSON] = []
     absent = {}
     for score in options.scores:
@@ -102,7 +103,7 @@ def run(options: Options) -> list[Report]:
         },
         notes=[
             "steps/s: of all seeds together; the peer trains one seed after another",
-            f"all: {options.seeds} seeds of {config.loop.steps:,} steps, extrapolated",
+            f"all: {options.seeds} seeds of {config.train.steps:,} steps, extrapolated",
             "peer / it: the peer's time for all, divided by the row's",
             *(f"{PEER} is absent: {reason}" for reason in dict.fromkeys(absent.values())),
         ],
@@ -110,15 +111,14 @@ def run(options: Options) -> list[Report]:
     return [report]
 
 
-def _ours(score: str, name: str, config: ReversalConfig, call_steps: int) -> _Contestant:
+def _ours(score: str, name: str, config: Reversal, call_steps: int) -> _Contestant:
     print_progress(f"reversal, {score}: compiling {name}")
     model = dataclasses.replace(config.model, score=score)
-    config = dataclasses.replace(config, model=model)
-    task, optimizer_ = reversal_task(config), optimizer(config)
+    task = dataclasses.replace(config, model=model)
 
     start = time.perf_counter()
-    state = jax.block_until_ready(initial_state(task, optimizer_, config.loop))
-    train_seed = functools.partial(train_steps, task, optimizer_, call_steps)
+    state = jax.block_until_ready(initial_state(task))
+    train_seed = functools.partial(train_steps, task, call_steps)
     compiled = jax.jit(_OURS[name](train_seed), donate_argnums=0).lower(state).compile()
     compile_seconds = time.perf_counter() - start
 
@@ -130,14 +130,14 @@ def _ours(score: str, name: str, config: ReversalConfig, call_steps: int) -> _Co
     return _Contestant(
         name=name,
         about={"device": jax.default_backend()},
-        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)) // config.loop.seeds,
-        seeds=config.loop.seeds,
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)) // config.train.seeds,
+        seeds=config.train.seeds,
         advance=advance,
         compile_seconds=compile_seconds,
     )
 
 
-def _peer(score: str, config: ReversalConfig, call_steps: int) -> _Contestant:
+def _peer(score: str, config: Reversal, call_steps: int) -> _Contestant:
     """The peer; a LookupError gives the reason if it is absent."""
     try:
         torch = importlib.import_module("torch")
@@ -164,7 +164,7 @@ def _race(
     ours: list[_Contestant],
     peer: _Contestant | None,
     options: Options,
-    config: ReversalConfig,
+    config: Reversal,
     call_steps: int,
 ) -> list[JSON]:
     """One row per contestant."""
@@ -179,7 +179,7 @@ def _race(
     seconds = interleaved_seconds(
         {c.name: functools.partial(repeat, c) for c in contestants}, options.repeats
     )
-    all_steps = options.seeds * config.loop.steps
+    all_steps = options.seeds * config.train.steps
     rates = {
         c.name: c.seeds * options.steps / statistics.median(seconds[c.name]) for c in contestants
     }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,16 +23,11 @@ import optax
 from flax import nnx
 
 from attention_jax.nn import block, cross_attention, model
-from attention_jax.tasks.batch import Batch
-from attention_jax.tasks.translation.batches import padded_batch
-from attention_jax.tasks.translation.task import (
-    TranslationConfig,
-    bind,
-    optimizer,
-    translation_task,
-)
-from attention_jax.training.loop import LoopConfig, initial_state, train_step
+from attention_jax.tasks.translation.task import MODEL, Translation
+from attention_jax.tasks.vocabulary import Batch, padded_batch
+from attention_jax.training.loop import initial_state, train_step
 from attention_jax.training.losses import masked_mean
+from attention_jax.training.settings import settings_of
 from benchmarks.measure import (
     JSON,
     Options,
@@ -90,14 +84,14 @@ def run(options: Options) -> Iterator[Report]:
                     "repeat_seconds": seconds[variant],
                 }
             )
-    config = _config("scaled")
+    config = _task("scaled")
     yield Report(
         name="translation",
         title=f"Training the translator: a step of {len(batch.source)} pairs of {_WIDTH} +"
         f" {_WIDTH} subwords, median of {options.repeats} turns",
         columns=_COLUMNS,
         rows=rows,
-        settings={**dataclasses.asdict(options), "config": config.to_json()},
+        settings={**dataclasses.asdict(options), "config": settings_of(config)},
         notes=[
             "subwords/s: source and target together",
             "without cross attention: the memory's mean in its place",
@@ -108,9 +102,10 @@ def run(options: Options) -> Iterator[Report]:
     yield report(options, config, batch)
 
 
-def _config(score: str) -> TranslationConfig:
-    config = TranslationConfig(Path("-"), Path("-"), loop=LoopConfig(seeds=1))
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, score=score))
+def _task(score: str, variant: str = "") -> Translation:
+    model = dataclasses.replace(MODEL, score=score)
+    make = _WithOptaxLoss if variant == "optax loss" else Translation
+    return make(Path("-"), Path("-"), model=model)
 
 
 def _batch(size: int) -> Batch:
@@ -120,16 +115,12 @@ def _batch(size: int) -> Batch:
 
 def _step(score: str, variant: str, batch: Batch) -> tuple[Callable[[], None], float]:
     """(a warm call that takes one step, the temporary memory of its program in MiB)."""
-    config = _config(score)
-    task, adam = translation_task(config), optimizer(config)
-    if variant == "optax loss":
-        task = task._replace(loss=functools.partial(_optax_loss, config))
-    state = initial_state(task, adam, config.loop)
-    state = jax.tree.map(lambda leaf: leaf[0], state)
+    task = _task(score, variant)
+    state = jax.tree.map(lambda leaf: leaf[0], initial_state(task))
 
     def train(state: Any, batch: Batch) -> Any:
         rng = jax.random.fold_in(jax.random.key(0), state.step)
-        return train_step(task, adam, state, batch, rng)[0]
+        return train_step(task, state, batch, rng)[0]
 
     with _patched(variant):
         compiled = compile_cold(train, state, batch)
@@ -159,9 +150,10 @@ def _flax_dropout(x: jax.Array, rng: jax.Array | None, rate: float) -> jax.Array
     return nnx.Dropout(rate)(x, deterministic=rng is None, rngs=rng)
 
 
-def _optax_loss(config: TranslationConfig, params: Any, batch: Batch, rng: jax.Array) -> Any:
-    logits = bind(config, params)(batch.source, batch.source_lengths, batch.target_inputs, rng=rng)
-    labels = jax.nn.one_hot(batch.targets, logits.shape[-1])
-    smoothed = optax.smooth_labels(labels, config.label_smoothing)
-    nats = optax.softmax_cross_entropy(logits, smoothed)
-    return masked_mean(nats, batch.target_lengths), {}
+class _WithOptaxLoss(Translation):
+    def loss(self, params: Any, batch: Batch, rng: jax.Array | None) -> Any:
+        logits = self.bind(params)(*batch.inputs, rng=rng)
+        labels = jax.nn.one_hot(batch.targets, logits.shape[-1])
+        smoothed = optax.smooth_labels(labels, self.label_smoothing)
+        nats = optax.softmax_cross_entropy(logits, smoothed)
+        return masked_mean(nats, batch.target_lengths), {}

@@ -22,14 +22,10 @@ from attention_jax.nn.attention import Attended
 from attention_jax.nn.cross_attention import CrossAttention
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import MultiHeadAttention
-from attention_jax.tasks.batch import Batch
-from attention_jax.tasks.translation.task import (
-    TranslationConfig,
-    bind,
-    optimizer,
-    translation_task,
-)
+from attention_jax.tasks.translation.task import Translation
+from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.loop import initial_state, train_step
+from attention_jax.training.settings import settings_of
 from benchmarks.measure import (
     JSON,
     Options,
@@ -56,7 +52,7 @@ class Measured(NamedTuple):
     operations: float
 
 
-def report(options: Options, config: TranslationConfig, batch: Batch) -> Report:
+def report(options: Options, config: Translation, batch: Batch) -> Report:
     """Times the whole step, the step without each part, and the product of two matrices."""
     print_progress(f"translation, parts of the step with {config.model.score}: compiling")
     steps = {part: _step(part, config, batch) for part in ("", *PARTS)}
@@ -83,7 +79,7 @@ def report(options: Options, config: TranslationConfig, batch: Batch) -> Report:
         f" pairs of sentences, median of {options.repeats} turns",
         columns=_COLUMNS,
         rows=rows,
-        settings={**dataclasses.asdict(options), "config": config.to_json()},
+        settings={**dataclasses.asdict(options), "config": settings_of(config)},
         notes=[
             "a part: what the step takes less without it, forward and backward",
             "dropout inside the layers counts twice, so that the rest looks smaller than it is",
@@ -105,22 +101,18 @@ def _row(part: str, measured: Measured, whole: Measured | None) -> JSON:
     }
 
 
-def _step(part: str, config: TranslationConfig, batch: Batch) -> tuple[Callable[[], None], float]:
+def _step(part: str, config: Translation, batch: Batch) -> tuple[Callable[[], None], float]:
     """(a warm call that takes one step without a part, its operations)."""
-    adam = optimizer(config)
     if part == _DROPOUT:
         without = dataclasses.replace(config.model, dropout_rate=0.0, attention_dropout_rate=0.0)
         config = dataclasses.replace(config, model=without)
-    task = translation_task(config)
-    if part == _OUTPUT:
-        task = task._replace(loss=_mean_of_features(config))
-    if part == _ADAM:
-        adam = optax.sgd(1e-6)
-    state = jax.tree.map(lambda leaf: leaf[0], initial_state(task, adam, config.loop))
+    make = {_OUTPUT: _WithoutOutput, _ADAM: _WithoutAdam}.get(part, Translation)
+    task = make(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+    state = jax.tree.map(lambda leaf: leaf[0], initial_state(task))
 
     def train(state: Any, batch: Batch) -> Any:
         rng = jax.random.fold_in(jax.random.key(0), state.step)
-        return train_step(task, adam, state, batch, rng)[0]
+        return train_step(task, state, batch, rng)[0]
 
     with _LAYERS.get(part, contextlib.nullcontext)():
         costs: Any = jax.jit(train).lower(state, batch).cost_analysis()
@@ -146,15 +138,14 @@ def _product() -> Callable[[], None]:
     return call
 
 
-def _mean_of_features(config: TranslationConfig) -> Callable[..., Any]:
-    """A loss without an output layer."""
+class _WithoutOutput(Translation):
+    def loss(self, params: Any, batch: Batch, rng: jax.Array | None) -> Any:
+        return jnp.mean(self.bind(params).features(*batch.inputs, rng=rng)), {}
 
-    def loss(params: Any, batch: Batch, rng: jax.Array) -> Any:
-        model = bind(config, params)
-        features = model.features(batch.source, batch.source_lengths, batch.target_inputs, rng=rng)
-        return jnp.mean(features), {}
 
-    return loss
+class _WithoutAdam(Translation):
+    def optimizer(self) -> optax.GradientTransformation:
+        return optax.sgd(1e-6)
 
 
 @contextlib.contextmanager

@@ -17,26 +17,18 @@ import jax
 import numpy as np
 
 from attention_jax.core.programs import one_line
-from attention_jax.tasks.reversal.task import ReversalConfig, reversal_task
-from attention_jax.tasks.reversal.task import optimizer as reversal_optimizer
-from attention_jax.tasks.translation.batches import padded_batch
-from attention_jax.tasks.translation.task import TranslationConfig, translation_task
-from attention_jax.tasks.translation.task import optimizer as translation_optimizer
-from attention_jax.training.loop import (
-    LoopConfig,
-    Task,
-    Training,
-    drawn_program,
-    fed_program,
-    initial_state,
-)
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.translation.task import Translation
+from attention_jax.tasks.vocabulary import padded_batch
+from attention_jax.training.loop import drawn_program, fed_program, initial_state
 from attention_jax.training.sharding import Layout, MeshShape
+from attention_jax.training.task import Task
 from compilation import targets
 from compilation.collectives import collectives, summary
 from compilation.xla_cycles import estimated_cycles
 
 MIB = 2**20
-_ONE_STEP = LoopConfig(seeds=1, steps=1, log_every=1, checkpoint_every=1)
+_ONE_STEP: dict[str, Any] = {"seeds": 1, "steps": 1, "log_every": 1, "checkpoint_every": 1}
 _WIDTH = 18  # subwords of a sentence, on each side: the most frequent shape of captions
 _SUBWORD = 4  # any; a program depends on shapes alone
 
@@ -48,7 +40,7 @@ class Step:
     Attributes:
         task: "reversal" or "translation", with its default settings and one seed.
         target: the device that it is compiled for.
-        mesh: "data" or "fsdp", the axis along which all devices lie.
+        mesh: the axis along which all devices lie.
         devices: their number.
     """
 
@@ -69,14 +61,14 @@ class Step:
 
 
 def steps() -> list[Step]:
-    """All steps of the report; those that compare the two meshes come first."""
+    """All steps of the report."""
     tasks = ("translation", "reversal")
     groups = [("v5e", 8), ("v5e", 1), ("v5e", 256), (targets.H100, 8)]
     return [
         Step(task, target, mesh, count)
         for target, count in groups
         for task in tasks
-        for mesh in (("data", "fsdp") if count > 1 else ("data",))
+        for mesh in ("data",)
     ]
 
 
@@ -116,41 +108,34 @@ def compile_step(step: Step) -> tuple[Any, Any]:
     shape = MeshShape(**{step.mesh: step.devices})
     layout = Layout(shape, targets.devices(step.target, step.devices))
     make = {"reversal": _reversal, "translation": _translation}[step.task]
-    training, batches = make(_examples(step, step.devices), layout)
-    state = jax.eval_shape(
-        functools.partial(initial_state, training.task, training.optimizer, training.loop)
-    )
-    placed, shardings = layout.placed(state), layout.shardings(state)
+    task, batches = make(_examples(step, step.devices))
+    state = jax.eval_shape(functools.partial(initial_state, task))
+    placed = layout.placed(state)
     # Attention asks for the backend, which would be the CPU that compiles.
     backend = "gpu" if step.target == targets.H100 else "tpu"
     with mock.patch.object(jax, "default_backend", return_value=backend):
-        if isinstance(training.task, Task):
-            lowered = drawn_program(training, shardings).lower(1, placed)
+        if batches is None:
+            lowered = drawn_program(task, layout).lower(1, placed)
         else:
-            lowered = fed_program(training, shardings).lower(placed, batches)
+            lowered = fed_program(task, layout).lower(placed, batches)
     return lowered.compile(), state
 
 
 def _examples(step: Step, devices: int) -> int:
     """The examples of a batch: as many per device as a run on one device has."""
     if step.task == "reversal":
-        return devices * ReversalConfig().batch_size
-    return devices * (_translation_config().batch_tokens // (2 * _WIDTH))
+        return devices * (Reversal.train.batch_size or 1)
+    return devices * (Translation.batch_tokens // (2 * _WIDTH))
 
 
-def _reversal(examples: int, layout: Layout) -> tuple[Training, None]:
-    config = ReversalConfig(loop=_ONE_STEP, batch_size=examples)
-    return Training(reversal_task(config), reversal_optimizer(config), _ONE_STEP, layout), None
+def _reversal(examples: int) -> tuple[Task, None]:
+    train = dataclasses.replace(Reversal.train, batch_size=examples, **_ONE_STEP)
+    return Reversal(train=train), None
 
 
-def _translation(examples: int, layout: Layout) -> tuple[Training, Any]:
-    config = _translation_config()
+def _translation(examples: int) -> tuple[Task, Any]:
     rows = np.full((examples, _WIDTH), _SUBWORD).tolist()
     batch = padded_batch(rows, rows, examples, _WIDTH, _WIDTH)
     stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), batch)
-    task, optimizer = translation_task(config), translation_optimizer(config)
-    return Training(task, optimizer, _ONE_STEP, layout), stacked
-
-
-def _translation_config() -> TranslationConfig:
-    return TranslationConfig(Path("-"), Path("-"), loop=_ONE_STEP)
+    train = dataclasses.replace(Translation.train, **_ONE_STEP)
+    return Translation(Path("-"), Path("-"), train=train), stacked

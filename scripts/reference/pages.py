@@ -21,13 +21,14 @@ LIBRARY_PAGES = {
 PROGRAM_PAGES = {
     "Training and tasks": (
         "attention_jax.training.run",
-        "attention_jax.training.task_definition",
+        "attention_jax.training.task",
         "attention_jax.training.loop",
         "attention_jax.training.losses",
         "attention_jax.training.metrics",
         "attention_jax.training.sharding",
-        "attention_jax.tasks.reversal.task",
-        "attention_jax.tasks.reversal.evaluation",
+        "attention_jax.tasks.sequences",
+        "attention_jax.tasks.evaluation",
+        "attention_jax.tasks.reversal",
         "attention_jax.tasks.translation.task",
         "attention_jax.tasks.translation.translate",
         "attention_jax.tasks.vocabulary",

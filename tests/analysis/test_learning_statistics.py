@@ -11,7 +11,7 @@ from conformance import quick_jit
 import attention_jax as aj
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.nn import ModelConfig
-from attention_jax.tasks.reversal.task import ReversalConfig, reversal_task
+from attention_jax.tasks.reversal import Reversal
 
 B, T, S, D, DV = 2, 5, 7, 3, 2
 OF_ANY = ("entropy", "largest_weight", "saturation")
@@ -167,7 +167,7 @@ def reversal(kind):
         attention=kind,
         encoder_layers=0,
     )
-    return reversal_task(ReversalConfig(model=model, batch_size=5, min_length=1, max_length=3))
+    return Reversal(model=model, min_length=1, max_length=3)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_keys_of_the_reversal_task(kind, has_softmax):
     task = reversal(kind)
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     got = jax.eval_shape(
-        lambda params, rng: learning_statistics(task.loss, params, task.batch(rng), rng),
+        lambda params, rng: learning_statistics(task.loss, params, task.batch(rng, size=5), rng),
         shapes,
         jax.random.key(0),
     )

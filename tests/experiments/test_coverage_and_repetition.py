@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from attention_jax.scores import Score
-from attention_jax.tasks.reversal.evaluation import batch_of_words
 from experiments.experiment import conduct
 from experiments.reversal import coverage_and_repetition as experiment
+from experiments.reversal.strings import batch_of_words
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 RESULTS = EXPERIMENTS / "reversal"

@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from attention_jax.tasks.reversal.evaluation import batch_of_words
 from experiments.experiment import conduct
 from experiments.reversal import attention_family as family
 from experiments.reversal.attention_family_report import EXPECTED_TO_FAIL, MUST_FAIL
+from experiments.reversal.strings import batch_of_words
 
 NAME = "no encoder, local-m, diagonal"
 

@@ -13,10 +13,10 @@ from command_lines import ROOT
 
 from attention_jax.analysis import CapturedAttention, OutputGradient
 from attention_jax.scores import Additive, Score
-from attention_jax.tasks.reversal.data import reversal_batch
 from experiments.experiment import conduct
 from experiments.gradients import gradient_analysis as analysis
 from experiments.gradients import gradient_questions as questions
+from experiments.reversal.strings import reversal_batch
 
 T, S, D, DV = 5, 7, 3, 11
 RESULTS = ROOT / "experiments" / "gradients"

@@ -14,11 +14,11 @@ from command_lines import ROOT
 from numpy_gru import numpy_logits
 
 from attention_jax import Score
-from attention_jax.tasks.reversal.data import reversal_batch
 from attention_jax.tasks.vocabulary import PAD
 from experiments.experiment import conduct
 from experiments.reversal import gru_model, published
 from experiments.reversal import gru_padding as experiment
+from experiments.reversal.strings import reversal_batch
 
 B, S, T, E, H = 3, 7, 5, 11, 13
 LENGTHS = np.array([7, 2, 5])

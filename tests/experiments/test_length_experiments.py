@@ -12,9 +12,10 @@ import pytest
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.scores import Score
-from attention_jax.tasks.reversal.task import ReversalConfig, ReversalRun, bind, reversal_task
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
-from attention_jax.training.loop import LoopConfig
+from attention_jax.training.run import TrainedRun
+from attention_jax.training.task import TrainConfig
 from experiments.reversal import length_ablations, length_evaluation, length_generalization
 from experiments.reversal.length_evaluation import (
     FIRST_LETTER,
@@ -48,13 +49,11 @@ def untrained(draw="none", source_start=False):
         position_draw=draw,
         position_limit=97,
     )
-    config = ReversalConfig(
-        model=model, loop=LoopConfig(seeds=2), letters=2, source_start=source_start
-    )
-    params = jax.jit(jax.vmap(reversal_task(config).init))(jax.random.split(jax.random.key(0), 2))
+    config = Reversal(model, TrainConfig(seeds=2), letters=2, source_start=source_start)
+    params = jax.jit(jax.vmap(config.init))(jax.random.split(jax.random.key(0), 2))
     bias = params["logits"]["bias"]
     params["logits"]["bias"] = bias.at[:, FIRST_LETTER : FIRST_LETTER + 2].add(9.0)
-    return ReversalRun(config, params, 0)
+    return TrainedRun(config, params, 0)
 
 
 def naive(trained, batch, tokens_of):
@@ -62,7 +61,7 @@ def naive(trained, batch, tokens_of):
 
     @jax.jit
     def tokens_of_seed(params):
-        return tokens_of(bind(trained.config.model, params), batch)
+        return tokens_of(trained.task.bind(params), batch)
 
     shares, params = [], jax.device_get(trained.params)
     for seed in range(2):
@@ -80,7 +79,7 @@ def naive(trained, batch, tokens_of):
 
 
 def batch_of(length, width, count, source_start=False):
-    config = untrained(source_start=source_start).config
+    config = untrained(source_start=source_start).task
     return length_evaluation._strings(config, length, width, count, 0)
 
 
@@ -139,7 +138,7 @@ def test_strings_of_several_lengths_in_two_batches(monkeypatch):
     assert list(found) == list(counts)
     for length, count in counts.items():
         width = 2 if length <= 2 else 9
-        batch = length_evaluation._strings(trained.config, length, width, count, 0)
+        batch = length_evaluation._strings(trained.task, length, width, count, 0)
         assert np.all(np.asarray(batch.source_lengths) == length + 1)
         odd = np.mean(np.sum(batch.source, axis=1) % 2)
         np.testing.assert_allclose(found[length], (odd, 1 - odd), atol=1e-6)
@@ -150,14 +149,14 @@ def test_the_share_of_the_right_key_by_loops():
     """For weights that do not sum to 1, too; the row that writes EOS has SOS as its key."""
     trained = untrained(source_start=True)
     for normalizer in ("softmax", "sigmoid"):
-        model = dataclasses.replace(trained.config.model, normalizer=normalizer)
-        config = dataclasses.replace(trained.config, model=model)
-        found = share_of_right_key(dataclasses.replace(trained, config=config), {3: 2, 5: 4})
+        model = dataclasses.replace(trained.task.model, normalizer=normalizer)
+        config = dataclasses.replace(trained.task, model=model)
+        found = share_of_right_key(dataclasses.replace(trained, task=config), {3: 2, 5: 4})
         for length, count in ((3, 2), (5, 4)):
             batch = length_evaluation._strings(config, length, 5, count, 0)
             for seed in range(2):
                 params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], trained.params)
-                _, weights = bind(model, params)(*batch[:3], return_weights=True)
+                _, weights = config.bind(params)(*batch[:3], return_weights=True)
                 shares = [
                     weights[0, row, i, length - i] / np.sum(weights[0, row, i])
                     for row in range(count)
@@ -178,8 +177,8 @@ def test_models_trained_on_subsets_get_a_subset():
 
 def untrained_arm(config, folder):
     """Stands for `trained_arm`: checks that the arm has a loss, and returns the small model."""
-    task, rng = reversal_task(config), jax.random.key(0)
-    loss = jax.eval_shape(lambda rng: task.loss(task.init(rng), task.batch(rng), rng), rng)
+    task, rng = config, jax.random.key(0)
+    loss = jax.eval_shape(lambda rng: task.loss(task.init(rng), task.batch(rng, size=2), rng), rng)
     assert all(leaf.shape == () for leaf in jax.tree.leaves(loss))
     return untrained(), {}
 

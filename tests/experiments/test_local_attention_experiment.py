@@ -14,7 +14,8 @@ import pytest
 from attention_jax.functional.centers import monotonic_centers
 from attention_jax.functional.local import window_mask
 from attention_jax.scores import Score
-from attention_jax.tasks.reversal.task import ReversalRun
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.training.run import TrainedRun
 from experiments.reversal import local_attention as experiment
 from experiments.reversal import local_attention_windows as windows
 
@@ -103,8 +104,8 @@ def test_where_a_model_looks(monkeypatch):
             seen["lengths"] = lengths
             return None, self.weights
 
-    monkeypatch.setattr(experiment, "bind", lambda _, weights: Model(weights))
-    found = experiment._where_it_looks(ReversalRun(config, jnp.asarray(random), 0), 5)
+    monkeypatch.setattr(Reversal, "bind", lambda _, weights: Model(weights))
+    found = experiment._where_it_looks(TrainedRun(config, jnp.asarray(random), 0), 5)
     rows = [(b, i, int(n)) for b, n in enumerate(seen["lengths"]) for i in range(n)]
     for seed, weights in enumerate(random[:, 0].astype(np.float64)):
         sums = [weights[b, i].sum() for b, i, _ in rows]

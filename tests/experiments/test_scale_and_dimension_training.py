@@ -11,8 +11,8 @@ import pytest
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.scores import ScaledDot
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.training.task import TrainConfig
 from experiments.reversal import scale_and_dimension_training as training
 
 T, S, D = 5, 7, 12
@@ -135,7 +135,7 @@ def test_projections_keep_unit_variance():
 
 
 def test_a_rate_that_is_traced_is_the_rate_of_the_configuration():
-    config = ReversalConfig(learning_rate=3e-3, loop=LoopConfig(steps=7))
+    config = Reversal(train=TrainConfig(learning_rate=3e-3, steps=7, weight_decay=0.3))
     params = {"x": jnp.array([1.0, -2.0, 0.5])}
     gradient = np.array([0.3, -4.0, 2.0], np.float32)
 
@@ -150,23 +150,22 @@ def test_a_rate_that_is_traced_is_the_rate_of_the_configuration():
         return moved
 
     with jax.numpy_dtype_promotion("standard"):
-        expected = steps(lambda _: optimizer(config), 1.0)
-        found = steps(functools.partial(training.optimizer_at, config), 3e-3)
+        expected = steps(lambda _: config.optimizer(), 1.0)
+        found = steps(lambda rate: training.AtRate(config, rate).optimizer(), 3e-3)
     assert not np.allclose(expected["x"], params["x"], atol=1e-3)
     np.testing.assert_allclose(found["x"], expected["x"], rtol=1e-6)
 
 
 @pytest.mark.slow  # it compiles for 10 s; what `run` makes of its numbers is tested below
 def test_runs_of_one_program_have_their_own_size_and_rate():
-    config = ReversalConfig(
+    config = Reversal(
         model=ModelConfig(
             score=training.name_of("PROJECTED_DOT"),
             dim=8,
             hidden_dim=3,
             encoder_layers=0,
         ),
-        loop=LoopConfig(seeds=2, steps=2),
-        batch_size=5,
+        train=TrainConfig(seeds=2, steps=2, batch_size=5),
         max_length=3,
     )
     runs = [(training.Size(sd=2.0), 1e-30), (training.Size(factor=3.0), 1e-2)]

@@ -9,7 +9,6 @@ import pytest
 from command_line import parse
 from command_lines import load
 
-from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.translate import Search, translate, translator_of
 from attention_jax.training.run import load_run
 from experiments.experiment import conduct
@@ -88,16 +87,16 @@ def test_the_report_has_all_numbers():
 def test_the_command_of_the_readme_is_the_short_recipe():
     text = (ROOT / "scripts" / "README.md").read_text().replace("\\\n", " ")
     (command,) = re.findall(r"scripts/train\.py (--task translation .*--attention-.*)", text)
-    config = parse(load("scripts/train.py").arguments_of, shlex.split(command)).config
+    config = parse(load("scripts/train.py").arguments_of, shlex.split(command)).settings
     assert config.validation_target.name == "val.en.gz"
-    same = {"loop": config.loop} | {
+    same = {"train": config.train} | {
         name: getattr(config, name) for name in ("source", "target", "validation_source",
                                                  "validation_target")
     }  # fmt: skip
     expected = SHORT.training(None, "scaled")
     assert config == dataclasses.replace(expected, **same)
     for name in ("steps", "seeds", "first_seed", "checkpoint_every"):
-        assert getattr(config.loop, name) == getattr(expected.loop, name)
+        assert getattr(config.train, name) == getattr(expected.train, name)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_it_trains_tests_and_draws(tmp_path):
     assert "| long | validation |" in budget.report(found)
     assert len(budget.expectations(found)) == 6
     text = config.corpus.text("validation")
-    translator = translator_of(load_run(TRANSLATION, tmp_path / "long"))
+    translator = translator_of(load_run(tmp_path / "long"))
     answers = translate(translator, text.source, Search(beams=4))
     bleu = scored([answers], text.target)["bleu"]
     assert found["recipes"]["long"]["tests"]["validation"]["beams"]["bleu"] == bleu

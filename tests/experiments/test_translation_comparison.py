@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from attention_jax import Score
-from attention_jax.tasks.translation.parallel_text import ParallelText
+from attention_jax.tasks.translation.text import ParallelText
+from attention_jax.training.settings import settings_of
 from experiments import catalogue
 from experiments.experiment import conduct
 from experiments.translation import recipes
@@ -111,14 +112,14 @@ def test_arms_differ_in_the_score_alone():
     arms = comparison.QUICK.trainings()
     assert list(arms) == ["scaled", "additive"]
     assert len({training.workdir for training in arms.values()}) == 2
-    one, other = (training.settings.to_json() for training in arms.values())
+    one, other = (settings_of(training.settings) for training in arms.values())
     assert one["model"].pop("score") == "scaled"
     assert other["model"].pop("score") == "additive"
     fields = [settings["scores"].pop("score") for settings in (one, other)]  # of the score's class
     assert fields[0] != fields[1]
     assert one == other
     later = dataclasses.replace(comparison.QUICK, seed=3).trainings()["scaled"]
-    assert later.settings.loop.first_seed == 3
+    assert later.settings.train.first_seed == 3
     assert later.workdir.name == "seed_3"
 
 
@@ -131,9 +132,10 @@ def test_equal_minutes_follow_from_measured_ones(tmp_path):
         lines = [json.dumps({"seconds": seconds}) for seconds in sessions]
         (training.workdir / "timing.jsonl").write_text("\n".join(lines) + "\n")
     shorter = config.training_in_equal_minutes()
-    assert shorter.settings.loop.steps == 750
-    whole = config.trainings()["additive"].settings.to_json()
-    assert {**whole, "loop": {**whole["loop"], "steps": 750}} == shorter.settings.to_json()
+    assert shorter.settings.train.steps == 750
+    whole = config.trainings()["additive"].settings
+    train = dataclasses.replace(whole.train, steps=750)
+    assert dataclasses.replace(whole, train=train) == shorter.settings
     assert shorter.workdir not in {training.workdir for training in config.trainings().values()}
 
 

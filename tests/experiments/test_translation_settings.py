@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from attention_jax.tasks.translation.definition import TRANSLATION
 from attention_jax.tasks.translation.translate import Search, translate, translator_of
 from attention_jax.training.run import load_run
 from experiments.translation import translation_settings as settings
@@ -117,7 +116,7 @@ def test_numbers_are_those_of_the_trainings(tmp_path):
     found = settings.run(config)
     text = config.corpus.text("validation")
     for name in ("recipe", "label-smoothing-0"):
-        translator = translator_of(load_run(TRANSLATION, tmp_path / name / "scaled" / "seed_0"))
+        translator = translator_of(load_run(tmp_path / name / "scaled" / "seed_0"))
         answers = translate(translator, text.source, Search(beams=4))
         expected = scored([answers], text.target)["bleu"][0]
         assert found["trials"][name]["scores"]["4 beams"]["bleu"][0] == expected

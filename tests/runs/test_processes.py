@@ -141,7 +141,7 @@ def test_two_train_as_one_does_and_one_of_them_writes(tmp_path, start):
     one, two = tmp_path / "one", tmp_path / "two"
     (_, first, _), (_, second, _) = finished(start(2, two_processes.__file__, "two"))
     *first, rows = first.splitlines()
-    assert "two: step 12/12" in "\n".join(first)
+    assert "toy: step 12/12" in "\n".join(first)
     assert (rows, second) == ("0 6", "6 12\n")
     two_processes.train(one)
     assert_same_losses(two, one)

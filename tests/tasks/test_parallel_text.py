@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_jax.tasks.translation.parallel_text import (
+from attention_jax.tasks.translation.text import (
     ParallelText,
     check_same_length,
     decode_sentences,

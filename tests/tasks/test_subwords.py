@@ -11,7 +11,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_jax.tasks.translation.subwords import UNKNOWN, Subwords
+from attention_jax.tasks.translation.text import UNKNOWN, Subwords
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 
 TEXT = (Path(__file__).parents[1] / "parallel_text/train.de").read_text("utf-8").splitlines()

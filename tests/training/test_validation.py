@@ -1,68 +1,91 @@
 """What is measured at checkpoints: when, what is best, when it is enough, and all of it resumed."""
 
+import dataclasses
 import json
 import math
 import os
 import shutil
 import signal
+from typing import ClassVar
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from toy_task import train_toy
+from toy_task import Toy, train_toy
 
 from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import MetricsFile, read_lines
-from attention_jax.training.loop import FedTask, LoopConfig
-from attention_jax.training.validation import Validation, ValidationPlan
+from attention_jax.training.task import Feed, TrainConfig, Validation
+from attention_jax.training.validation import ValidationLog
 
-LOOP = LoopConfig(seeds=2, steps=11, log_every=1, checkpoint_every=2, keep=2, keep_best=1)
+SHORT = {"seeds": 2, "log_every": 1, "checkpoint_every": 2, "batch_size": None}
+LOOP = TrainConfig(**SHORT, steps=11, keep=2, keep_best=1)
 CURVE = {2: 5.0, 4: 3.0, 6: 1.0, 8: 4.0, 10: 6.0, 11: 2.0}
 
 
-def task(stop=None):
+@dataclasses.dataclass(frozen=True)
+class Counting(Toy):
     """One number that falls by 1 a step: parameters tell how many steps there were.
 
-    A signal comes in the midst of step `stop`; where it is "start", before the first.
+    Its validation reads the curve's number, 1 less for one seed and 1 more for the other.
     """
 
-    signals = [signal.SIGTERM] if stop == "start" else []
+    train: TrainConfig = LOOP
+    larger: bool = False
+    patience: int | None = None
+    validated: bool = True
 
-    def init(rng):
+    # What a test sets: a step during which a signal comes ("start": before the first), and a curve.
+    stop: ClassVar[int | str | None] = None
+    curve: ClassVar[dict[int, float]] = CURVE
+    seen: ClassVar[list[int]] = []
+
+    def optimizer(self):
+        return optax.sgd(1.0)
+
+    def init(self, rng):
         del rng
-        if signals:  # one: it is traced more than once, and a second would end the process
-            os.kill(os.getpid(), signals.pop())
         return {"w": jnp.zeros(())}
 
-    def feed(seed, step):
-        if (seed, step + 1) == (0, stop):
+    def feed(self, folder, *, multiple_of=1):
+        return Feed(self.batch_of)
+
+    def batch_of(self, seed, step):
+        if (seed, step + 1) == (1, self.stop):
             os.kill(os.getpid(), signal.SIGTERM)
         return np.ones(3, np.float32)
 
-    def loss(params, batch, rng):
+    def loss(self, params, batch, rng):
         del rng
         return params["w"] * jnp.mean(batch), {}
 
-    return FedTask(init, feed, loss)
+    @property
+    def validation(self):
+        return Validation("score", self.larger, self.patience) if self.validated else None
 
-
-def plan(curve, *, larger=False, patience=None, seen=None):
-    """The curve's number at each step, 1 less for one seed and 1 more for the other."""
-
-    def measure(params):
+    def validate(self, params, folder):
         (step,) = {round(-float(w)) for w in params["w"]}
-        if seen is not None:
-            seen.append(step)
-        return {"other": [0.25, 0.75], "score": [curve[step] - 1, curve[step] + 1]}
-
-    return ValidationPlan(measure, "score", larger, patience)
+        self.seen.append(step)
+        return {"other": [0.25, 0.75], "score": [self.curve[step] - 1, self.curve[step] + 1]}
 
 
-def run(folder, curve=CURVE, *, loop=LOOP, stop=None, **settings):
-    validation = None if curve is None else plan(curve, **settings)
-    return train_toy(folder, task(stop), optax.sgd(1.0), loop, validation=validation)
+def run(folder, curve=CURVE, *, stop=None, **settings):
+    """Trains or resumes; the steps of the validations are in `Counting.seen`."""
+    Counting.seen.clear()
+    interruption = Interruption()
+    if stop == "start":
+        interruption.requested = signal.SIGTERM
+    with (
+        mock.patch.object(Counting, "stop", stop),
+        mock.patch.object(Counting, "curve", curve or CURVE),
+    ):
+        task = Counting(validated=curve is not None, **settings)
+        options = {"interruption": interruption} if stop == "start" else {}
+        return train_toy(task, folder, **options)
 
 
 def steps_of(folder):
@@ -111,8 +134,7 @@ def test_lines_at_checkpoints_and_at_the_end(straight, tmp_path):
 
 
 def test_the_end_is_a_checkpoint_like_others(tmp_path):
-    loop = LoopConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2)
-    run(tmp_path, loop=loop)
+    run(tmp_path, train=TrainConfig(**{**SHORT, "log_every": 2}, steps=4))
     assert steps_of(tmp_path) == [2, 4]  # once
 
 
@@ -151,14 +173,13 @@ def test_lines_after_the_checkpoint_are_written_anew(tmp_path, straight):
     without_step(straight[1], folder, 11)
     text = (folder / "validation.jsonl").read_text()
     (folder / "validation.jsonl").write_text(text.replace('"step": 11', '"step": 12') + '{"st')
-    seen = []
-    run(folder, seen=seen)
-    assert seen == [11]
+    run(folder)
+    assert Counting.seen == [11]
     assert content(folder) == content(straight[1])
 
 
 def test_what_the_user_is_told(tmp_path, capsys):
-    run(tmp_path, loop=LoopConfig(seeds=2, steps=2, log_every=1, checkpoint_every=2))
+    run(tmp_path, train=TrainConfig(**SHORT, steps=2))
     told = capsys.readouterr().out.splitlines()
     assert "toy: step 2, validation: other 0.5, score 5" in told
 
@@ -216,8 +237,7 @@ def test_stops_when_the_best_is_too_long_ago(tmp_path, patience, end, exhausted,
 
 def test_at_the_last_step_there_is_nothing_to_stop(tmp_path):
     curve = {2: 1.0, 4: 2.0}
-    loop = LoopConfig(seeds=2, steps=4, log_every=1, checkpoint_every=2)
-    reached = run(tmp_path, curve, loop=loop, patience=1)
+    reached = run(tmp_path, curve, train=TrainConfig(**SHORT, steps=4), patience=1)
     assert (reached.step, reached.exhausted) == (4, False)
 
 
@@ -233,9 +253,8 @@ def early(tmp_path_factory):
 def test_a_resumed_run_counts_on(tmp_path, early, stop):
     straight, folder = early
     assert run(tmp_path, PATIENT, patience=2, stop=stop).step == stop
-    seen = []
-    resumed = run(tmp_path, PATIENT, patience=2, seen=seen)
-    assert seen == [step for step in (2, 4, 6, 8) if step > stop]
+    resumed = run(tmp_path, PATIENT, patience=2)
+    assert Counting.seen == [step for step in (2, 4, 6, 8) if step > stop]
     assert (resumed.step, resumed.exhausted) == (straight.step, straight.exhausted) == (8, True)
     assert content(tmp_path) == content(folder)
     assert kept(tmp_path)[1] == kept(folder)[1] == 8
@@ -245,9 +264,8 @@ def test_what_had_stopped_early_stops_at_once_again(tmp_path, early):
     shutil.copytree(early[1], tmp_path, dirs_exist_ok=True)
     before = content(tmp_path), kept(tmp_path)
     for _ in range(2):
-        seen = []
-        again = run(tmp_path, PATIENT, patience=2, seen=seen)
-        assert (again.step, again.exhausted, seen) == (8, True, [])
+        again = run(tmp_path, PATIENT, patience=2)
+        assert (again.step, again.exhausted, Counting.seen) == (8, True, [])
         assert (content(tmp_path), kept(tmp_path)) == before
 
 
@@ -255,9 +273,8 @@ def test_killed_before_the_checkpoint_with_which_it_stops(tmp_path, early):
     """The line was written, the checkpoint was not: it must not count."""
     folder = tmp_path / "killed"
     without_step(early[1], folder, 8)
-    seen = []
-    reached = run(folder, PATIENT, patience=2, seen=seen)
-    assert (reached.step, reached.exhausted, seen) == (8, True, [8])
+    reached = run(folder, PATIENT, patience=2)
+    assert (reached.step, reached.exhausted, Counting.seen) == (8, True, [8])
     assert content(folder) == content(early[1])
 
 
@@ -266,21 +283,12 @@ def test_killed_before_the_checkpoint_with_which_it_stops(tmp_path, early):
 
 @pytest.mark.parametrize(("larger", "sign"), [(False, 1), (True, -1)])
 def test_how_good_is_the_mean_over_seeds_and_smaller_is_better(tmp_path, larger, sign):
-    told = []
+    told, params = [], {"w": np.array([-8.0, -8.0])}
     with MetricsFile(tmp_path / "validation.jsonl", after_step=0) as file:
-        validation = Validation(plan(CURVE, larger=larger), file, [])
-        assert validation.validate(8, {"w": np.array([-8.0, -8.0])}, told.append) == sign * 4.0
+        log = ValidationLog(Counting(larger=larger), tmp_path, file, [])
+        assert log.validate(8, params, told.append) == sign * 4.0
     assert told == ["step 8, validation: other 0.5, score 4"]
     assert steps_of(tmp_path) == [8]
-
-
-def test_a_process_that_writes_nothing_counts_all_the_same():
-    earlier = [{"step": 2, "score": [1.0, 3.0]}, {"step": 4, "score": [2.0, 3.0]}]
-    validation = Validation(plan({6: 9.0}, patience=2), None, earlier)
-    assert not validation.exhausted
-    validation.validate(6, {"w": np.array([-6.0, -6.0])}, lambda text: None)
-    assert validation.exhausted
-    assert not Validation(plan(CURVE, patience=1), None, []).exhausted
 
 
 @pytest.mark.parametrize("line", ['{"score": [1.0, 2.0]}', "[2]", '{"step": "two"}'])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from attention_jax.core.checks import check_integer
-from attention_jax.tasks.batch import Batch
-from attention_jax.tasks.translation.parallel_text import ParallelText
-from attention_jax.tasks.translation.subwords import Subwords
-from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+from attention_jax.tasks.translation.text import ParallelText, Subwords
+from attention_jax.tasks.vocabulary import EOS, Batch, padded_batch
 
 Ids = list[int]
 
@@ -35,13 +33,12 @@ class Bucket(NamedTuple):
     batches: int  # per epoch
 
 
-def encode_pairs(text: ParallelText, source: Subwords, target: Subwords, max_tokens: int) -> Pairs:
+def encode_pairs(text: ParallelText, subwords: Subwords, max_tokens: int) -> Pairs:
     """Encodes the pairs of a text, and leaves out those that are empty or too long.
 
     Args:
         text: all pairs.
-        source: subwords of the source.
-        target: subwords of the target.
+        subwords: of both languages.
         max_tokens: most subwords of a sentence, EOS not counted.
 
     Raises:
@@ -50,7 +47,7 @@ def encode_pairs(text: ParallelText, source: Subwords, target: Subwords, max_tok
     check_integer("max_tokens", max_tokens)
     kept: tuple[list[Ids], list[Ids]] = ([], [])
     empty = long = 0
-    encoded = (source.encode(text.source), target.encode(text.target))
+    encoded = (subwords.encode(text.source), subwords.encode(text.target))
     for pair in zip(*encoded, strict=True):
         if not all(pair):
             empty += 1
@@ -113,6 +110,24 @@ class Batches:
             for bucket in self.buckets
         )
 
+    @property
+    def description(self) -> str:
+        """What a user wants to know of the batches, in one line."""
+        skipped = "".join(
+            f"; {count} skipped, {why}"
+            for count, why in (
+                (self._pairs.skipped_empty, "one side empty"),
+                (self._pairs.skipped_long, "longer than max_tokens"),
+            )
+            if count
+        )
+        padding = 1 - self.real_tokens / self.padded_tokens
+        return (
+            f"{len(self._pairs.source)} pairs of sentences{skipped}; {self.steps_per_epoch} batches"
+            f" per epoch, of {len(self.buckets)} shapes; {self.real_tokens} subwords,"
+            f" {padding:.0%} of the batches is padding"
+        )
+
     def batch(self, seed: int, step: int) -> Batch:
         """The batch of a seed and a step, as NumPy arrays; surplus rows are empty."""
         epoch, index = divmod(step, self.steps_per_epoch)
@@ -134,31 +149,6 @@ class Batches:
         turns = np.repeat(np.arange(len(parts)), [bucket.batches for bucket in self.buckets])
         turns = turns[_shuffled(len(turns), 0, epoch, len(parts))]
         return [(int(turn), next(parts[turn])) for turn in turns]
-
-
-def padded_batch(
-    source: Sequence[Ids],
-    target: Sequence[Ids],
-    batch_size: int,
-    source_width: int,
-    target_width: int,
-) -> Batch:
-    """A `Batch` of NumPy arrays from sentences that end in EOS; surplus rows are empty."""
-    targets = _padded(target, batch_size, target_width)
-    inputs = np.concatenate([np.full((batch_size, 1), SOS, np.int32), targets[:, :-1]], axis=1)
-    arrays: Any = {
-        "source": _padded(source, batch_size, source_width),
-        "source_lengths": _lengths(source, batch_size),
-        "target_inputs": np.where(inputs == EOS, PAD, inputs),
-        "targets": targets,
-        "target_lengths": _lengths(target, batch_size),
-    }
-    return Batch(**arrays)
-
-
-def padded_sources(source: Sequence[Ids], batch_size: int, width: int) -> Any:
-    """Sources for translation: (int32 [batch_size, width], lengths int32 [batch_size])."""
-    return _padded(source, batch_size, width), _lengths(source, batch_size)
 
 
 def best_widths(lengths: np.ndarray, count: int) -> list[int]:
@@ -208,16 +198,3 @@ def _shuffled(count: int, *key: int) -> np.ndarray:
     """A permutation that depends on the key alone, in any version of NumPy."""
     entropy = np.random.SeedSequence(list(key))
     return np.argsort(np.random.Philox(entropy).random_raw(count), kind="stable")
-
-
-def _padded(rows: Sequence[Ids], batch_size: int, width: int) -> np.ndarray:
-    padded = np.full((batch_size, width), PAD, np.int32)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
-    return padded
-
-
-def _lengths(rows: Sequence[Ids], batch_size: int) -> np.ndarray:
-    lengths = np.zeros(batch_size, np.int32)
-    lengths[: len(rows)] = [len(row) for row in rows]
-    return lengths

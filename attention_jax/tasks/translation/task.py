@@ -1,35 +1,46 @@
-"""The translation task: settings, text and subwords, batches, loss and optimiser."""
+"""Translation: settings, data, loss, validation and results of a run."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 
 from attention_jax import nn
+from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
-from attention_jax.nn.config import ModelConfig
-from attention_jax.tasks.batch import Batch
+from attention_jax.nn import ModelConfig
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.run_folder import RunFolder
+from attention_jax.tasks.translation import translate
 from attention_jax.tasks.translation.batches import Batches, encode_pairs
-from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
-from attention_jax.tasks.translation.subwords import Subwords
-from attention_jax.training.loop import FedTask, LoopConfig
+from attention_jax.tasks.translation.text import ParallelText, Subwords, read_parallel_text
+from attention_jax.tasks.vocabulary import Batch, padded_batch
 from attention_jax.training.losses import CrossEntropySums, output_cross_entropy, real_tokens
+from attention_jax.training.task import (
+    Answers,
+    Feed,
+    Labels,
+    Metrics,
+    Params,
+    Result,
+    Task,
+    TrainConfig,
+    Validation,
+)
 
 Array = jax.Array
-Params = Any
-JSON = dict[str, Any]
-
-Sharing = Literal["joint", "separate"]
-Schedule = Literal["inverse-sqrt", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 ValidationMetric = Literal["bleu", "loss"]
+
+SUBWORDS = "subwords.model"  # the file in the run folder
+_EXAMPLES, _SHOWN = 64, 2  # pairs that reports look at, and draw
 
 # The default model.
 MODEL = ModelConfig(
@@ -41,13 +52,24 @@ MODEL = ModelConfig(
     decoder_layers=3,
     tied_embeddings="all",
 )
-# The default settings of the training loop.
-LOOP = LoopConfig(seeds=1, steps=9000, log_every=25, checkpoint_every=500, keep=5, keep_best=1)
+# The default training. Source: Vaswani et al. 2017, section 5.3, for Adam's constants.
+TRAIN = TrainConfig(
+    seeds=1,
+    steps=9000,
+    batch_size=None,
+    learning_rate=2e-3,
+    schedule="inverse-sqrt",
+    warmup_steps=1000,
+    beta2=0.98,
+    epsilon=1e-9,
+    keep=5,
+    keep_best=1,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationConfig:
-    """Settings of one training run; all defaults stand here and in the two parts.
+class Translation(Task):
+    """Translate sentences, learned from parallel text.
 
     Attributes:
         source: sentences to translate, one per line, UTF-8, plain or .gz.
@@ -55,20 +77,12 @@ class TranslationConfig:
         validation_source: held-out sentences for validation at each checkpoint; None for no
             validation.
         validation_target: their translations.
-        vocabulary: "joint" for one vocabulary of both languages, "separate" for one per language.
-        vocabulary_size: size of each vocabulary; the 256 bytes and 4 special tokens count.
-        max_tokens: pairs with more subwords than this on one side are left out.
         model: the model.
-        loop: steps, seeds, checkpoints.
+        train: steps, seeds, optimiser, checkpoints. `batch_tokens` takes the place of `batch_size`.
+        vocabulary_size: number of subwords, the 256 bytes and 4 special tokens included.
+        max_tokens: pairs with more subwords than this on one side are left out.
         batch_tokens: most subwords of a batch, both sides and padding included.
         buckets: most batch shapes; each is compiled once, and more shapes mean less padding.
-        learning_rate: Adam's highest rate.
-        warmup_steps: updates over which the rate rises from 0.
-        schedule: how the rate falls: as 1 / sqrt(updates) ("inverse-sqrt"), or along a cosine to 0
-            at the last step.
-        clip_norm: the gradient's norm is clipped to this.
-        weight_decay: of AdamW, times the rate; 0 for Adam.
-        accumulate: batches whose mean gradient makes one update.
         label_smoothing: see `output_cross_entropy`.
         precision: dtype of products; parameters and sums are float32.
         validation_metric: the metric that chooses the best checkpoint.
@@ -78,59 +92,38 @@ class TranslationConfig:
         ValueError: a setting is out of range, or two settings contradict each other.
     """
 
+    name: ClassVar[str] = "translation"
+
     source: Path
     target: Path
     validation_source: Path | None = None
     validation_target: Path | None = None
-    vocabulary: Sharing = "joint"
+    model: ModelConfig = MODEL
+    train: TrainConfig = TRAIN
     vocabulary_size: int = 4000
     max_tokens: int = 60
-    model: ModelConfig = MODEL
-    loop: LoopConfig = LOOP
     batch_tokens: int = 2560
     buckets: int = 8
-    learning_rate: float = 2e-3
-    warmup_steps: int = 1000
-    schedule: Schedule = "inverse-sqrt"
-    clip_norm: float = 1.0
-    weight_decay: float = 0.0
-    accumulate: int = 1
     label_smoothing: float = 0.1
     precision: Precision = "float32"
     validation_metric: ValidationMetric = "bleu"
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("score", "self_attention_score"):
-            if not isinstance(getattr(self.model, name), str | None):
-                raise ValueError(
-                    f"model.{name} must be a name, for config.json to hold it;"
-                    f" got {getattr(self.model, name)!r}"
-                )
         if (self.validation_source is None) != (self.validation_target is None):
             raise ValueError(
                 "validation_source and validation_target must be given together; got"
                 f" {self.validation_source} and {self.validation_target}"
             )
-        for name, choices in (
-            ("vocabulary", Sharing),
-            ("schedule", Schedule),
-            ("precision", Precision),
-            ("validation_metric", ValidationMetric),
-        ):
-            check_choice(name, getattr(self, name), choices)
-        if self.vocabulary == "separate" and self.model.tied_embeddings == "all":
+        if self.train.batch_size is not None:
             raise ValueError(
-                "tied_embeddings must be output or none with separate vocabularies; got all"
+                "batch_size must be left out: batch_tokens sets the size of a batch; got"
+                f" {self.train.batch_size}"
             )
-        for name in ("vocabulary_size", "max_tokens", "batch_tokens", "buckets", "accumulate"):
+        check_choice("precision", self.precision, Precision)
+        check_choice("validation_metric", self.validation_metric, ValidationMetric)
+        for name in ("vocabulary_size", "max_tokens", "batch_tokens", "buckets"):
             check_integer(name, getattr(self, name))
-        check_integer("warmup_steps", self.warmup_steps, 0)
-        for name in ("learning_rate", "clip_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be greater than 0; got {getattr(self, name)}")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay must be at least 0; got {self.weight_decay}")
         checked_fraction("label_smoothing", self.label_smoothing)
         if self.patience is not None:
             check_integer("patience", self.patience)
@@ -141,232 +134,224 @@ class TranslationConfig:
         self.model.check_length(self.max_tokens + 1)
 
     @property
-    def vocabulary_sizes(self) -> tuple[int, int]:
-        """Of the source and of the target."""
-        return self.vocabulary_size, self.vocabulary_size
-
-    @property
     def label(self) -> str:
         """What progress and tables call the run."""
-        return self.model.label
+        return str(self.model.label)
 
-    def to_json(self) -> JSON:
-        """All settings and the fields of scores and normalisers, for config.json."""
-        content: JSON = json.loads(json.dumps(dataclasses.asdict(self), default=str))
-        return {"task": "translation", **content, **self.model.describe_parts()}
+    # --- data ---
 
-    @classmethod
-    def from_json(cls, content: JSON) -> TranslationConfig:
-        """The inverse of `to_json`; ValueError if a score or normaliser has changed."""
-        try:
-            if content.get("task") != "translation":
-                raise ValueError("config.json is not that of a translation run")
-            fields = {name: value for name, value in content.items() if name not in _NO_SETTINGS}
-            fields |= {name: Path(fields[name]) for name in ("source", "target")}
-            for name in ("validation_source", "validation_target"):
-                value = fields.get(name)
-                fields[name] = None if value is None else Path(value)
-            model = ModelConfig(**fields["model"])
-            model.check_parts_are(content)
-            return cls(**{**fields, "model": model, "loop": LoopConfig(**fields["loop"])})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"config.json is not that of a translation run: {error}") from error
-
-
-# What else the config.json of a run says; see `definition.prepare` for the digests.
-_NO_SETTINGS = ("task", "scores", "normalizers", "text_sha256", "subwords_sha256")
-
-
-class Vocabularies(NamedTuple):
-    """Subwords of the source and of the target; the same object if they are joint."""
-
-    source: Subwords
-    target: Subwords
-
-    @classmethod
-    def learned(cls, config: TranslationConfig, text: ParallelText) -> Vocabularies:
-        """Learns the subwords from the training text.
-
-        Raises:
-            ValueError: the text has fewer subwords than that, or more letters.
-        """
-        if config.vocabulary == "joint":
-            joint = Subwords.learned([*text.source, *text.target], config.vocabulary_size)
-            return cls(joint, joint)
-        return cls(*(Subwords.learned(side, config.vocabulary_size) for side in text))
-
-    @staticmethod
-    def names(config: TranslationConfig) -> list[str]:
-        """Names of the files in the run folder."""
-        if config.vocabulary == "joint":
-            return ["subwords.model"]
-        return ["source_subwords.model", "target_subwords.model"]
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        """The content of each file, by name."""
-        if self.source is self.target:
-            return {"subwords.model": self.source.model}
-        return {
-            "source_subwords.model": self.source.model,
-            "target_subwords.model": self.target.model,
-        }
-
-    @classmethod
-    def kept(cls, config: TranslationConfig, folder: Path) -> Vocabularies:
-        """Reads the files of a run folder.
-
-        Raises:
-            ValueError: a file is missing or damaged.
-        """
-        subwords = [
-            _kept_subwords(folder / name, config.vocabulary_size) for name in cls.names(config)
-        ]
-        return cls(subwords[0], subwords[-1])
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of each file, by name."""
-        return {name: hashlib.sha256(model).hexdigest() for name, model in self.files.items()}
-
-
-def _kept_subwords(path: Path, size: int) -> Subwords:
-    try:
-        subwords = Subwords(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if subwords.size != size:
-        raise ValueError(f"{path} must have {size} subwords; it has {subwords.size}")
-    return subwords
-
-
-def read_text(config: TranslationConfig) -> tuple[ParallelText, ParallelText | None]:
-    """The training text and the validation text.
-
-    Raises:
-        ValueError: see `read_parallel_text`.
-    """
-    text = read_parallel_text(config.source, config.target)
-    if config.validation_source is None or config.validation_target is None:
-        return text, None
-    return text, read_parallel_text(config.validation_source, config.validation_target)
-
-
-def training_batches(
-    config: TranslationConfig, text: ParallelText, vocabularies: Vocabularies, multiple_of: int = 1
-) -> tuple[Batches, str]:
-    """Batches of the text, and a description of them for the user."""
-    pairs = encode_pairs(text, *vocabularies, config.max_tokens)
-    batches = Batches(
-        pairs, tokens=config.batch_tokens, buckets=config.buckets, multiple_of=multiple_of
-    )
-    padding = 1 - batches.real_tokens / batches.padded_tokens
-    skipped = "".join(
-        f"; {count} skipped, {why}"
-        for count, why in (
-            (pairs.skipped_empty, "one side empty"),
-            (pairs.skipped_long, f"longer than max_tokens {config.max_tokens}"),
+    def text(self, kind: Literal["training", "validation"]) -> ParallelText | None:
+        """One of the texts; None without validation. Raises the errors of `read_parallel_text`."""
+        paths = (
+            (self.source, self.target)
+            if kind == "training"
+            else (self.validation_source, self.validation_target)
         )
-        if count
-    )
-    return batches, (
-        f"{len(pairs.source)} pairs of sentences{skipped}; {batches.steps_per_epoch} batches per"
-        f" epoch, of {len(batches.buckets)} shapes; {batches.real_tokens} subwords,"
-        f" {padding:.0%} of the batches is padding"
-    )
+        return None if paths[0] is None else read_parallel_text(*paths)  # type: ignore[arg-type]
 
+    def subwords(self, folder: Path) -> Subwords:
+        """The subwords of the run in a folder.
 
-def translation_task(config: TranslationConfig, batches: Batches | None = None) -> FedTask:
-    """Initialisation, batches and loss. Without batches it can be loaded, but not trained.
+        Raises:
+            ValueError: the file is missing or damaged.
+        """
+        path = folder / SUBWORDS
+        try:
+            subwords = Subwords(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        if subwords.size != self.vocabulary_size:
+            raise ValueError(
+                f"{path} must have {self.vocabulary_size} subwords; it has {subwords.size}"
+            )
+        return subwords
 
-    Raises:
-        ValueError: a score fails for the model's sizes.
-    """
-    config.model.check_scores_run()
+    def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
+        """Reads the text; learns the subwords, or reads those of a run that has begun."""
+        text, validation = self.text("training"), self.text("validation")
+        assert text is not None
+        if validation is not None:
+            translate.require_sacrebleu()
+        if (folder / SUBWORDS).is_file():
+            subwords = self.subwords(folder)
+        else:
+            subwords = Subwords.learned([*text.source, *text.target], self.vocabulary_size)
+        pairs = encode_pairs(text, subwords, self.max_tokens)
+        batches = Batches(
+            pairs, tokens=self.batch_tokens, buckets=self.buckets, multiple_of=multiple_of
+        )
+        texts = {"training": text, "validation": validation}
+        return Feed(
+            batches.batch,
+            digests={
+                "text_sha256": {k: each.digest for k, each in texts.items() if each is not None},
+                "subwords_sha256": subwords.digest,
+            },
+            files={SUBWORDS: subwords.model},
+            note=batches.description,
+        )
 
-    def init(rng: Array) -> Params:
-        source_size, target_size = config.vocabulary_sizes
-        return nn.initial_params(config.model, target_size, rng, source_size)
+    def _text_of_run(self, folder: Path, kind: Literal["training", "validation"]) -> Any:
+        """A text, which must be the one that the run in the folder learned from; or None."""
+        text = self.text(kind)
+        digests = RunFolder(folder).read_config().get("text_sha256", {})
+        if text is not None and digests.get(kind, text.digest) != text.digest:
+            raise ValueError(
+                f"workdir {folder} must be a run on the {kind} text that config.json names; its"
+                " files have changed since"
+            )
+        return text
 
-    def loss(params: Params, batch: Batch, rng: Array) -> tuple[Array, dict[str, Array]]:
-        sums, tokens = loss_sums(config, params, batch, rng)
+    # --- model and loss ---
+
+    def init(self, rng: Array) -> Params:
+        return nn.initial_params(self.model, self.vocabulary_size, rng)
+
+    def bind(self, params: Params) -> nn.Model:
+        """The model with given parameters, cast to the dtype of its products."""
+        dtype = jnp.dtype(self.precision)
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(dtype), params)
+        return nn.bind(self.model, params, self.vocabulary_size)
+
+    def loss(self, params: Params, batch: Batch, rng: Array | None) -> tuple[Array, Metrics]:
+        sums, tokens = self._loss_sums(params, batch, rng)
         return sums.loss / tokens, {
             "negative_log_likelihood": sums.negative_log_likelihood / tokens,
             "accuracy": sums.correct / tokens,
         }
 
-    return FedTask(init, None if batches is None else batches.batch, loss)
-
-
-def loss_sums(
-    config: TranslationConfig, params: Params, batch: Batch, rng: Array | None
-) -> tuple[CrossEntropySums, Array]:
-    """Sums over the target's subwords, EOS included, and the number of these subwords."""
-    model = bind(config, params)
-    features = model.features(batch.source, batch.source_lengths, batch.target_inputs, rng=rng)
-    real = real_tokens(batch.target_lengths, batch.targets.shape[1])
-    sums = output_cross_entropy(
-        features,
-        *model.output_layer(),
-        batch.targets,
-        real,
-        label_smoothing=config.label_smoothing,
-    )
-    return sums, jnp.maximum(jnp.sum(real.astype(jnp.float32)), 1)
-
-
-def bind(config: TranslationConfig, params: Params) -> nn.Model:
-    """The model with given parameters, cast to the dtype of its products."""
-    dtype = jnp.dtype(config.precision)
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(dtype), params)
-    source_size, target_size = config.vocabulary_sizes
-    return nn.bind(config.model, params, target_size, source_size)
-
-
-def optimizer(config: TranslationConfig) -> optax.GradientTransformation:
-    """Clipping, then Adam with a warm-up, one update for every `accumulate` batches."""
-    updates = -(-config.loop.steps // config.accumulate)
-    chain = optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            rate_schedule(config, updates), b2=0.98, eps=1e-9, weight_decay=config.weight_decay
-        ),
-    )
-    if config.accumulate == 1:
-        return chain
-    steps = optax.MultiSteps(chain, config.accumulate)
-    return optax.GradientTransformation(steps.init, steps.update)
-
-
-def rate_schedule(config: TranslationConfig, updates: int) -> optax.Schedule:
-    """The rate as a function of the updates done.
-
-    Source: Vaswani et al. 2017, section 5.3, for "inverse-sqrt" and Adam's constants.
-    """
-    warmup = config.warmup_steps
-    if config.schedule == "cosine":
-        return optax.warmup_cosine_decay_schedule(
-            0.0 if warmup else config.learning_rate,
-            config.learning_rate,
-            warmup,
-            max(updates, warmup + 1),
+    def _loss_sums(
+        self, params: Params, batch: Batch, rng: Array | None
+    ) -> tuple[CrossEntropySums, Array]:
+        """Sums over the target's subwords, EOS included, and the number of these subwords."""
+        model = self.bind(params)
+        features = model.features(*batch.inputs, rng=rng)
+        real = real_tokens(batch.target_lengths, batch.targets.shape[1])
+        sums = output_cross_entropy(
+            features,
+            *model.output_layer(),
+            batch.targets,
+            real,
+            label_smoothing=self.label_smoothing,
         )
+        return sums, jnp.maximum(jnp.sum(real.astype(jnp.float32)), 1)
 
-    def inverse_sqrt(count: Array) -> Array:
-        done = jnp.asarray(count, jnp.float32) + 1.0
-        reference = float(max(warmup, 1))
-        return config.learning_rate * jnp.minimum(done / reference, jnp.sqrt(reference / done))
+    def statistics(
+        self, loss: Callable[..., Any], params: Params, batch: Batch, rng: Array
+    ) -> Metrics:
+        return learning_statistics(loss, params, batch, rng)
 
-    return inverse_sqrt
+    # --- validation and results ---
+
+    @property
+    def validation(self) -> Validation | None:
+        if self.validation_source is None:
+            return None
+        is_bleu = self.validation_metric == "bleu"
+        return Validation(self.validation_metric, is_bleu, self.patience)
+
+    def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
+        """Mean loss without dropout and greedy BLEU of each seed, on the validation text."""
+        text, subwords = self._text_of_run(folder, "validation"), self.subwords(folder)
+        batches = Batches(
+            encode_pairs(text, subwords, self.max_tokens), tokens=self.batch_tokens, buckets=3
+        )
+        line: dict[str, list[float]] = {"loss": [], "negative_log_likelihood": [], "bleu": []}
+        for seed in range(self.train.seeds):
+            of_seed = jax.tree.map(lambda leaf: leaf[seed], params)  # noqa: B023 -- used at once
+            for name, number in self.mean_loss(of_seed, batches).items():
+                line[name].append(number)
+            translator = translate.Translator(self, of_seed, subwords)
+            translations = translate.translate(translator, text.source)
+            line["bleu"].append(translate.score_translations(translations, text.target).bleu)
+        return line
+
+    def mean_loss(self, params: Params, batches: Batches) -> dict[str, float]:
+        """Mean over all pairs, without dropout, in nats per subword: {"loss" with label smoothing,
+        "negative_log_likelihood" without it}.
+        """
+        sums = np.zeros(3)
+        known = self.model.known(self)
+        for step in range(batches.steps_per_epoch):
+            batch_sums, tokens = _sums(known, params, batches.batch(0, step))
+            sums += np.array([batch_sums.loss, batch_sums.negative_log_likelihood, tokens], float)
+        return {"loss": sums[0] / sums[2], "negative_log_likelihood": sums[1] / sums[2]}
+
+    def evaluate(
+        self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
+    ) -> dict[str, Result]:
+        """Each seed's best validation loss and best greedy BLEU over the run's checkpoints.
+
+        A run without validation text has neither. `translate` scores other texts.
+        """
+        del params, lengths
+        lines = [] if folder is None else read_lines(RunFolder(folder).validation)
+        if not lines:
+            return {}
+        # NaN, from a seed that diverged, is never the best unless there is nothing else.
+        losses, bleus = (np.array([line[name] for line in lines]) for name in ("loss", "bleu"))
+        best_loss = Result(np.fmin.reduce(losses).tolist(), larger_is_better=False)
+        best_bleu = Result(np.fmax.reduce(bleus).tolist(), larger_is_better=True, high=100.0)
+        return {"best validation loss": best_loss, "best validation BLEU": best_bleu}
+
+    def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
+        """The first pairs of the validation text, or of the training text without it."""
+        assert folder is not None
+        kind: Literal["training", "validation"] = (
+            "training" if self.validation_source is None else "validation"
+        )
+        subwords = self.subwords(folder)
+        pairs = encode_pairs(self._text_of_run(folder, kind), subwords, self.max_tokens)
+        source, target = pairs.source[:_EXAMPLES], pairs.target[:_EXAMPLES]
+        batch = padded_batch(source, target)
+        return batch, self._labels(subwords, batch, source[:_SHOWN], target[:_SHOWN])
+
+    def answers(
+        self,
+        params: Params,
+        inputs: Sequence[str] = (),
+        *,
+        beams: int = 1,
+        folder: Path | None = None,
+    ) -> Answers:
+        """Translations.
+
+        Raises:
+            ValueError: a sentence has no text.
+        """
+        assert folder is not None
+        subwords, right = self.subwords(folder), [None] * len(inputs)
+        if not inputs:
+            batch, labels = self.examples(folder)
+            rows = [*np.asarray(batch.source)[: len(labels)].tolist()]
+            targets = [*np.asarray(batch.targets)[: len(labels)].tolist()]
+            inputs, right = subwords.decode(rows), subwords.decode(targets)  # type: ignore[assignment]
+        translator = translate.Translator(self, params, subwords)
+        search = translate.Search(beams=beams)
+        pairs = [
+            translate.translated_ids(translator, text, search, multiple=translate.WIDTH)
+            for text in inputs
+        ]
+        source, target = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        width = translate.WIDTH * -(-max(map(len, source)) // translate.WIDTH)
+        batch = padded_batch(source, target, source_width=width)
+        texts: Any = [*zip(inputs, subwords.decode(target), right, strict=True)]
+        return Answers(texts, batch, self._labels(subwords, batch, source, target))
+
+    def _labels(
+        self, subwords: Subwords, batch: Batch, source: Sequence[Any], target: Sequence[Any]
+    ) -> Labels:
+        labels: Labels = {}
+        for number, (row, answer) in enumerate(zip(source, target, strict=True), start=1):
+            # Padding has columns where the model sees it.
+            seen = row if self.model.mask_padding else np.asarray(batch.source)[number - 1].tolist()
+            (text,) = subwords.decode([row])
+            labels[f"{number}: {text}"] = subwords.labels(answer), subwords.labels(seen)
+        return labels
 
 
-def why_steps_are_fixed(config: TranslationConfig) -> str:
-    """Why a run cannot be extended: its schedule; "" if it can."""
-    if config.schedule == "inverse-sqrt":
-        return ""
-    return (
-        f"the learning rate falls along a cosine to 0 at step {config.loop.steps} (runs with"
-        " schedule inverse-sqrt can be extended)"
-    )
+@functools.partial(jax.jit, static_argnums=0)
+def _sums(task: Translation, params: Params, batch: Batch) -> Any:
+    return task._loss_sums(params, batch, None)

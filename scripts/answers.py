@@ -1,42 +1,40 @@
-"""Reverses words with a trained run and shows the attention; see --help."""
+"""Shows the answers of a trained run of any task, and its attention; see --help."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 
-import numpy as np
-import tyro
 from command_line import run_command
 
 from attention_jax.analysis.attention_page.view import check_page_file
+from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
 from attention_jax.runs.checkpoints import StepName
-from attention_jax.tasks.reversal.attention_view import words_view
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.evaluation import LETTER_AXES, check_beams, reverse
+from attention_jax.tasks.pages import AXES, answers_view, cross_attention
 from attention_jax.training.run import load_run
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Reverse words with a trained run; print the answers and draw the attention as a PNG.
+    """Print the answers of a trained model to some inputs, and draw its attention as a PNG.
 
     Attributes:
-        words: lower-case words.
-        workdir: a run folder made by scripts/train.py.
+        workdir: a run folder made by scripts/train.py, of any task.
+        inputs: what to answer: strings to reverse, sentences to translate, the beginnings of texts;
+            by default some examples of the task.
         step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or a step
             that is kept.
         seed_index: which of the run's seeds answers, from 0.
         beams: partial answers kept at each step of the search; 1 is greedy.
-        figure: the PNG file; None for `workdir`/figures/reverse.png.
+        figure: the PNG file; None for `workdir`/figures/answers.png.
         html: also write a page to explore every attention of the model, to this HTML file.
         compare: further run folders, whose attention stands beside that of `workdir` on the page.
         all_steps: the page has a slider through step 0 and all checkpoints that are kept.
     """
 
-    words: tyro.conf.Positional[tuple[str, ...]]
     workdir: Path
+    inputs: tuple[str, ...] = ()
     step: StepName = "newest"
     seed_index: int = 0
     beams: int = 1
@@ -46,7 +44,7 @@ class Arguments:
     all_steps: bool = False
 
     def __post_init__(self) -> None:
-        check_beams(self.beams)
+        check_integer("beams", self.beams)
         if self.html is not None:
             check_page_file(self.html)
         elif self.compare or self.all_steps:
@@ -56,29 +54,25 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    trained = load_run(REVERSAL, arguments.workdir, arguments.step)
-    config = trained.config
-    panels = {}
-    answers = reverse(
-        trained, arguments.words, seed_index=arguments.seed_index, beams=arguments.beams
-    )
-    for answer in answers:
-        right = answer.answer == answer.word[::-1]
-        note = "" if right else f"   (right would be {answer.word[::-1]})"
-        if not right and not config.min_length <= len(answer.word) <= config.max_length:
-            note += f", trained on lengths {config.min_length}-{config.max_length}"
-        print(f"{answer.word} -> {answer.answer}{note}")
-        panels[answer.word] = (np.asarray(answer.weights), answer.row_labels, answer.column_labels)
+    workdir = arguments.workdir
+    run = load_run(workdir, arguments.step)
+    params = run.params_of(arguments.seed_index)
+    answers = run.task.answers(params, arguments.inputs, beams=arguments.beams, folder=workdir)
+    for given, answer, right in answers.texts:
+        note = "" if right in (None, answer) else f"   (right would be {right})"
+        print(f"{given} -> {answer}{note}")
     if arguments.html is not None:  # first, because a run to compare with may be missing
-        shown = words_view(
-            trained,
+        shown = answers_view(
+            run,
             answers,
             seed_index=arguments.seed_index,
             compare=arguments.compare,
             all_steps=arguments.all_steps,
         )
-    figure = plotting.weight_heatmaps(panels, **LETTER_AXES)
-    path = arguments.figure or arguments.workdir / "figures" / "reverse.png"
+    panels = cross_attention(run.task, params, answers.batch, answers.labels)
+    tokens = max(max(weights.shape) for weights, _, _ in panels.values())
+    figure = plotting.weight_heatmaps(panels, **AXES, size=max(3.1, 0.22 * tokens))
+    path = arguments.figure or workdir / "figures" / "answers.png"
     try:
         print(plotting.save(figure, path))
     except OSError as error:

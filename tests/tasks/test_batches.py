@@ -9,18 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_jax.tasks.batch import Batch
 from attention_jax.tasks.translation.batches import (
     Batches,
     Pairs,
     best_widths,
     encode_pairs,
-    padded_batch,
-    padded_sources,
 )
-from attention_jax.tasks.translation.parallel_text import ParallelText, read_parallel_text
-from attention_jax.tasks.translation.subwords import Subwords
-from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+from attention_jax.tasks.translation.text import ParallelText, Subwords, read_parallel_text
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch, padded_batch, padded_rows
 
 SHIPPED = Path(__file__).parents[1] / "parallel_text"
 
@@ -80,33 +76,28 @@ def test_pairs_end_with_eos_and_what_is_left_out_is_counted():
         ["ab", "", "abc", "abcd", "c", "", "abcd", "d"],
         ["b", "a", "", "a", "abcd", "", "abcd", "abc"],
     )
-    pairs = encode_pairs(text, Letters(), Letters(), 3)
+    pairs = encode_pairs(text, Letters(), 3)
     assert pairs.source == [[3, 4, 2], [6, 2]]
     assert pairs.target == [[4, 2], [3, 4, 5, 2]]
     assert (pairs.skipped_empty, pairs.skipped_long) == (3, 3)
-    assert len(encode_pairs(text, Letters(), Letters(), 4).source) == 5
-
-
-def test_each_side_has_its_own_subwords():
-    class Shifted(Letters):
-        def encode(self, sentences):
-            return [[token + 100 for token in ids] for ids in super().encode(sentences)]
-
-    pairs = encode_pairs(ParallelText(["ab"], ["c"]), Letters(), Shifted(), 2)
-    assert pairs[:2] == ([[3, 4, 2]], [[105, 2]])
+    assert len(encode_pairs(text, Letters(), 4).source) == 5
 
 
 def test_pairs_of_the_text_that_ships():
     text = read_parallel_text(SHIPPED / "train.de", SHIPPED / "train.en")
-    source, target = (Subwords.learned(side, 331) for side in text)
-    pairs = encode_pairs(text, source, target, 97)
-    assert source.decode(pairs.source) == text.source
-    assert target.decode(pairs.target) == text.target
+    subwords = Subwords.learned([*text.source, *text.target], 331)
+    pairs = encode_pairs(text, subwords, 97)
+    assert subwords.decode(pairs.source) == text.source
+    assert subwords.decode(pairs.target) == text.target
     assert pairs[2:] == (0, 0)
     longest = max(max(map(len, side)) for side in pairs[:2]) - 1
-    shorter = encode_pairs(text, source, target, longest - 1)
+    shorter = encode_pairs(text, subwords, longest - 1)
     assert 0 < shorter.skipped_long < 300
     assert len(shorter.source) == len(shorter.target) == 300 - shorter.skipped_long
+    for each, skipped in ((pairs, ""), (shorter, f"; {shorter.skipped_long} skipped, longer than")):
+        batches = Batches(each, tokens=500)
+        assert batches.description.startswith(f"{len(each.source)} pairs of sentences{skipped}")
+        assert f"{batches.steps_per_epoch} batches per epoch, of 6 shapes" in batches.description
 
 
 def test_no_pair_is_left():
@@ -116,9 +107,9 @@ def test_no_pair_is_left():
         " max_tokens 2 subwords"
     )
     with pytest.raises(ValueError, match=f"^{message}$"):
-        encode_pairs(text, Letters(), Letters(), 2)
+        encode_pairs(text, Letters(), 2)
     with pytest.raises(ValueError, match=r"^max_tokens must be at least 1; got 0$"):
-        encode_pairs(text, Letters(), Letters(), 0)
+        encode_pairs(text, Letters(), 0)
 
 
 def padded_to(lengths: list[int], widths) -> int:
@@ -259,7 +250,7 @@ def test_a_batch_by_hand():
     assert batch.targets.tolist() == [[5, 2, 0, 0, 0], [6, 3, 4, 2, 0], [0, 0, 0, 0, 0]]
     assert batch.source_lengths.tolist() == [3, 2, 0]
     assert batch.target_lengths.tolist() == [2, 4, 0]
-    ids, lengths = padded_sources([[7, 8, 2], [9, 2]], 3, 4)
+    ids, lengths = padded_rows([[7, 8, 2], [9, 2]], 3, 4)
     np.testing.assert_array_equal(ids, batch.source)
     np.testing.assert_array_equal(lengths, batch.source_lengths)
 

@@ -1,0 +1,95 @@
+"""Accuracies of a trained sequence model, by length, and its answers to given sources."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.checks import check_integer
+from attention_jax.nn import Model, ModelConfig, bind
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch
+from attention_jax.training.metrics import exact_match, token_accuracy
+
+Array = jax.Array
+Params = Any
+
+
+class Accuracies(NamedTuple):
+    """Three accuracies on examples of one length, each [seeds].
+
+    Token accuracies count letters, not EOS; in an exact match every letter and EOS are correct.
+    """
+
+    teacher_forced_tokens: Array  # each letter predicted from the correct letters before it
+    free_running_tokens: Array  # each letter predicted from the model's own letters
+    free_running_exact: Array  # whole answers
+
+
+def accuracies(
+    task: Any,
+    params: Params,
+    lengths: Sequence[int],
+    *,
+    strings: int = 1000,
+    seed: int = 0,
+    beams: int = 1,
+) -> dict[int, Accuracies]:
+    """Accuracies by length, on fresh random examples, the same for all seeds and models.
+
+    Sources are padded to the longest of training, which a model without a padding mask sees; longer
+    sources are not padded. So the accuracy at a length does not depend on the other lengths.
+
+    Args:
+        task: a `SequenceTask`.
+        params: stacked over seeds.
+        lengths: each at least 1.
+        strings: how many examples of each length.
+        seed: of the examples.
+        beams: partial answers kept at each step of the search; 1 is greedy.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    check_integer("beams", beams)
+    check_integer("strings", strings)
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"lengths must be one or more, each at least 1; got {list(lengths)}")
+    drawn = jax.jit(task.batch, static_argnames=("size", "length"))
+    results = {}
+    for length in lengths:
+        batch = drawn(jax.random.fold_in(jax.random.key(seed), length), size=strings, length=length)
+        config = task.network.known()
+        results[length] = _accuracies(config, task.vocabulary.size, beams, params, batch)
+    return results
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _accuracies(
+    config: ModelConfig, vocabulary_size: int, beams: int, params: Params, batch: Batch
+) -> Accuracies:
+    lengths = batch.target_lengths - 1  # letters
+
+    def one_seed(params: Params) -> Accuracies:
+        model = bind(config, params, vocabulary_size)
+        forced = jnp.argmax(model(*batch.inputs), axis=-1)
+        free = decoded(model, batch, beams=beams)
+        return Accuracies(
+            token_accuracy(forced, batch.targets, lengths),
+            token_accuracy(free, batch.targets, lengths),
+            exact_match(free, batch.targets, batch.target_lengths),
+        )
+
+    return jax.vmap(one_seed)(params)
+
+
+def decoded(model: Model, batch: Batch, *, beams: int = 1) -> Array:
+    """The model's own answers, by greedy search or the best of a beam, int32 like the targets."""
+    source = (batch.source, batch.source_lengths)
+    ends: Any = {"max_length": batch.targets.shape[1], "sos": SOS, "eos": EOS, "pad": PAD}
+    if beams == 1:
+        return model.greedy_decode(*source, **ends).tokens
+    return model.beam_decode(*source, beams=beams, **ends).tokens[:, 0].astype(batch.source.dtype)

@@ -1,0 +1,140 @@
+"""The attention of a model while it reads a batch: a page to explore it, and heat maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from attention_jax.analysis import AttentionView, Captured, capture, view
+from attention_jax.training.run import TrainedRun, load_run, load_states
+from attention_jax.training.task import Answers, Labels, Params, Task
+
+# Axis labels of the heat maps of `cross_attention`.
+AXES: dict[str, Any] = {"ylabel": "token written (query)", "xlabel": "token read (key)"}
+
+
+def viewer(task: Task, batch: Any, labels: Labels) -> Callable[[Params], AttentionView]:
+    """Returns a function from one seed's parameters to a view of every attention.
+
+    The view has one example per label. A row of the decoder's attentions has the label of the token
+    that it predicts. The function compiles once for all parameters of the same shapes.
+    """
+    captured = _captured(task, batch)
+
+    def view_of(params: Params) -> AttentionView:
+        attentions = jax.device_get(captured(params))
+        title = f"Attention in the task {task.name}"
+        return AttentionView.by_example(
+            {
+                name: view(attentions, _tokens(task, batch, *sides), example=index, title=title)
+                for index, (name, sides) in enumerate(labels.items())
+            }
+        )
+
+    return view_of
+
+
+def _tokens(task: Task, batch: Any, rows: list[str], columns: list[str]) -> dict[str, Any]:
+    """The labels of queries and keys of each attention."""
+    if task.model.architecture == "decoder":
+        source = batch.source.shape[1]
+        if not source:
+            return {"*": (rows, columns)}
+        # One sequence: the source, padded, and then the target.
+        read = [*columns, *["PAD"] * (source - len(columns)), "SOS", *rows[:-1]]
+        return {"*": (read, read)}
+    return {
+        "encoder_*": (columns, columns),
+        "*/cross_attention": (rows, columns),
+        "decoder_*": (rows, ["SOS", *rows[:-1]]),
+    }
+
+
+def answers_view(
+    run: TrainedRun,
+    answers: Answers,
+    *,
+    seed_index: int = 0,
+    compare: Sequence[Path] = (),
+    all_steps: bool = False,
+) -> AttentionView:
+    """All attentions while a model reads inputs and the answers that `run` gave to them.
+
+    Every panel and every step reads the same answers, so that their rows can be compared.
+
+    Args:
+        run: the run.
+        answers: from `Task.answers`.
+        seed_index: which of each run's seeds.
+        compare: folders of further runs, whose newest checkpoints stand beside that of `run`.
+        all_steps: show step 0 and all kept checkpoints of every run under a slider.
+
+    Raises:
+        ValueError: a folder holds no run, or a run of another task or with too few seeds.
+    """
+    views: dict[str, AttentionView] = {}
+    for each in (run, *map(load_run, compare)):
+        if type(each.task) is not type(run.task):
+            raise ValueError(
+                f"compare must name runs of task {run.task.name}; {each.workdir} is one of"
+                f" {each.task.name}"
+            )
+        view_of = viewer(each.task, answers.batch, answers.labels)
+        label = each.task.label
+        label = label if label not in views else f"{label} ({each.workdir})"
+        views[label] = view_of(each.params_of(seed_index))
+        if all_steps and each.workdir is not None:
+            _, states = load_states(each.workdir)
+            by_step = {}
+            for step in sorted(states):
+                params = jax.tree.map(lambda leaf: leaf[seed_index], states[step]().params)
+                by_step[str(step)] = view_of(params)
+            views[label] = AttentionView.step_by_step(by_step)
+    return AttentionView.side_by_side(views)
+
+
+def cross_attention(
+    task: Task, params: Params, batch: Any, labels: Labels
+) -> dict[str, tuple[np.ndarray, list[str], list[str]]]:
+    """Weights of the last layer's attention to the source, the mean over heads.
+
+    Args:
+        task: the task.
+        params: of one seed.
+        batch: from `Task.examples` or `Task.answers`.
+        labels: of its first rows.
+
+    Returns:
+        by example, (weights [T, S], labels of rows, labels of columns), for
+        `plotting.weight_heatmaps`.
+    """
+    attentions = _captured(task, batch)(params).attentions
+    weights = np.asarray(attentions[last_attention(attentions)].weights)
+    first = first_row(task, batch)
+    return {
+        name: (_over_heads(weights[index])[first:][: len(rows), : len(columns)], rows, columns)
+        for index, (name, (rows, columns)) in enumerate(labels.items())
+    }
+
+
+def first_row(task: Task, batch: Any) -> int:
+    """The first query of the target: a decoder alone reads the source in the same sequence."""
+    return int(batch.source.shape[1]) if task.model.architecture == "decoder" else 0
+
+
+def last_attention(names: Any) -> str:
+    """The name of the last layer's cross attention; of its self attention in a decoder alone."""
+    cross = [name for name in names if name.endswith("cross_attention")]
+    return max(cross or list(names), key=lambda name: (len(name), name))
+
+
+def _over_heads(weights: np.ndarray) -> np.ndarray:
+    return weights if weights.ndim == 2 else weights.mean(axis=0)
+
+
+def _captured(task: Task, batch: Any) -> Callable[[Params], Captured]:
+    return jax.jit(lambda params: capture(task.bind(params), *batch.inputs))

@@ -1,0 +1,335 @@
+"""Tasks from one sequence to another: a subclass of `SequenceTask` says what is paired with what.
+
+    @dataclasses.dataclass(frozen=True)
+    class Copy(SequenceTask):
+        name: ClassVar[str] = "copy"
+
+        def pair(self, rng, length, *, longest):
+            letters = jax.random.randint(rng, (longest,), FIRST, self.vocabulary.size)
+            return (letters, length), (letters, length)
+
+Everything else is here: padding, start and end, the model, the loss, accuracies, labels, answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax import nn
+from attention_jax.analysis.learning_statistics import learning_statistics
+from attention_jax.core.checks import check_integer
+from attention_jax.core.programs import Part
+from attention_jax.functional.coverage import coverage_loss
+from attention_jax.nn import ModelConfig
+from attention_jax.tasks.evaluation import accuracies, decoded
+from attention_jax.tasks.vocabulary import (
+    EOS,
+    FIRST,
+    PAD,
+    SOS,
+    Batch,
+    Vocabulary,
+    padded_batch,
+    padded_rows,
+)
+from attention_jax.training.losses import cross_entropy, masked_mean, real_tokens
+from attention_jax.training.metrics import token_accuracy
+from attention_jax.training.settings import name_of
+from attention_jax.training.task import (
+    Answers,
+    Labels,
+    Metrics,
+    Params,
+    Result,
+    Task,
+    TrainConfig,
+)
+
+__all__ = ["EOS", "FIRST", "PAD", "SOS", "SequenceTask", "TrainConfig", "Vocabulary"]
+
+Array = jax.Array
+Sequences = tuple[tuple[Array, Array], tuple[Array, Array]]
+_SHOWN = 2  # examples that reports draw
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceTask(Task):
+    """A task whose examples are pairs of a source and a target, of letters of one vocabulary.
+
+    Attributes:
+        model: the model.
+        train: steps, seeds, optimiser, checkpoints.
+        min_length: shortest length of training, at least 1.
+        max_length: longest length of training.
+        source_start: whether the source begins with the token SOS. The query that writes EOS has no
+            letter to attend to, and SOS is the key that it attends to instead. Without that key it
+            attends to letters, and the model confuses the end with a letter.
+        coverage_weight: weight of the coverage loss, added to the cross entropy if the model
+            attends with coverage; at least 0.
+
+    Class variables:
+        vocabulary: the letters of source and target.
+        normalizer: of global attention, where `model` names none.
+    """
+
+    by_length: ClassVar[bool] = True
+    vocabulary: ClassVar[Vocabulary] = Vocabulary()
+    normalizer: ClassVar[str] = "softmax"
+
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    min_length: int = 3
+    max_length: int = 8
+    source_start: bool = True
+    coverage_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("score", "self_attention_score"):
+            if not isinstance(getattr(self.model, name), str | None):
+                raise ValueError(
+                    f"model.{name} must be a name, for config.json to hold it;"
+                    f" got {getattr(self.model, name)!r}"
+                )
+        check_integer("batch_size", self.train.batch_size)
+        for name in ("min_length", "max_length"):
+            check_integer(name, getattr(self, name))
+        if self.max_length < self.min_length:
+            raise ValueError(
+                f"max_length must be at least min_length {self.min_length}; got {self.max_length}"
+            )
+        if not self.coverage_weight >= 0:
+            raise ValueError(f"coverage_weight must be at least 0; got {self.coverage_weight}")
+        self.model.check_length(self.max_length + 1)
+
+    # --- what a task defines ---
+
+    def pair(self, rng: Array, length: Array, *, longest: int) -> Sequences:
+        """Draws one example: ((source, source_length), (target, target_length)).
+
+        Args:
+            rng: one PRNG key.
+            length: int32 [], traced, from 1 to `longest`.
+            longest: the largest length. The sizes of the arrays depend on nothing else.
+
+        Returns:
+            ids of letters, int32 [S] and int32 [T], and how many of them count, int32 [] each. Ids
+            of letters start with `FIRST`; the rest of each array is ignored.
+        """
+        raise NotImplementedError
+
+    def solution(self, text: str) -> str | None:
+        """The right answer to a source, both as letters; None if the task does not tell it."""
+        del text
+        return None
+
+    # --- batches ---
+
+    def batch(self, rng: Array, *, size: int, length: int | None = None) -> Batch:
+        """Draws `size` pairs, of lengths uniform in [min_length, max_length] or of one `length`.
+
+        They are padded to the longest of training, or to `length` if it is longer.
+        """
+        lengths_rng, rng = jax.random.split(rng)
+        ends = (self.min_length, self.max_length) if length is None else (length, length)
+        lengths = jax.random.randint(lengths_rng, (size,), ends[0], ends[1] + 1)
+        batch = self.padded(*self.pairs(rng, lengths, ends[1]))
+        if ends[1] >= self.max_length:
+            return batch
+        source_width, target_width = self._widths(self.max_length)
+        more_source = ((0, 0), (0, source_width - batch.source.shape[1]))
+        more_target = ((0, 0), (0, target_width - batch.targets.shape[1]))
+        return batch._replace(
+            source=jnp.pad(batch.source, more_source),
+            target_inputs=jnp.pad(batch.target_inputs, more_target),
+            targets=jnp.pad(batch.targets, more_target),
+        )
+
+    def pairs(self, rng: Array, lengths: Array, longest: int) -> Sequences:
+        """`pair` for each of the lengths [B], with a leading axis B on every array."""
+        part = Part("task", name_of(type(self)), "make it a field of the task")
+        method = f"pair(rng, length, longest={longest})"
+
+        def one(rng: Array, length: Array) -> Any:
+            draw = functools.partial(self.pair, longest=longest)
+            drawn = part.call(method, draw, rng, length)
+            expected = "((source, source_length), (target, target_length)), int [S], [], [T], []"
+            part.require(_is_pair(drawn), f"{method} must return {expected}", drawn)
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.int32), drawn)
+
+        return jax.vmap(one)(jax.random.split(rng, len(lengths)), lengths)
+
+    def padded(self, source: tuple[Array, Array], target: tuple[Array, Array]) -> Batch:
+        """Adds SOS, EOS and PAD to pairs with a leading axis B on every array."""
+        (letters, lengths), (answers, answer_lengths) = source, target
+        start = jnp.full((len(letters), 1), SOS, letters.dtype)
+        letters = jnp.where(real_tokens(lengths, letters.shape[1]), letters, PAD)
+        positions, ends = jnp.arange(answers.shape[1] + 1)[None, :], answer_lengths[:, None]
+        answers = jnp.where(positions < ends, jnp.pad(answers, ((0, 0), (0, 1))), PAD)
+        return Batch(
+            source=jnp.concatenate([start, letters], axis=1) if self.source_start else letters,
+            source_lengths=lengths + int(self.source_start),
+            target_inputs=jnp.concatenate([start, answers[:, :-1]], axis=1),
+            targets=jnp.where(positions == ends, EOS, answers),
+            target_lengths=answer_lengths + 1,
+        )
+
+    def _widths(self, longest: int) -> tuple[int, int]:
+        """S and T of a batch with this longest length."""
+        rng, length = jax.eval_shape(lambda: (jax.random.key(0), jnp.ones((1,), jnp.int32)))
+        (source, _), (target, _) = jax.eval_shape(
+            lambda rng, length: self.pairs(rng, length, longest), rng, length
+        )
+        return source.shape[1] + int(self.source_start), target.shape[1] + 1
+
+    # --- model and loss ---
+
+    @property
+    def network(self) -> ModelConfig:
+        """`model` with the task's normaliser where it names none."""
+        if self.model.normalizer is not None:
+            return self.model
+        normalizer = self.normalizer if self.model.attention == "global" else "softmax"
+        return dataclasses.replace(self.model, normalizer=normalizer)
+
+    def init(self, rng: Array) -> Params:
+        return nn.initial_params(self.network, self.vocabulary.size, rng)
+
+    def bind(self, params: Params) -> nn.Model:
+        return nn.bind(self.network, params, self.vocabulary.size)
+
+    def loss(self, params: Params, batch: Batch, rng: Array | None) -> tuple[Array, Metrics]:
+        with_coverage = self.model.attention == "coverage"
+        output = self.bind(params)(*batch.inputs, rng=rng, return_weights=with_coverage)
+        logits, weights = output if with_coverage else (output, None)
+        predictions = jnp.argmax(logits, axis=-1)
+        accuracy = token_accuracy(predictions, batch.targets, batch.target_lengths)
+        entropy = cross_entropy(logits, batch.targets, batch.target_lengths)
+        if weights is None:
+            return entropy, {"accuracy": accuracy}
+        repeated = jnp.mean(coverage_loss(weights), axis=0)  # over layers: [B, T]
+        repeated = masked_mean(repeated, batch.target_lengths)
+        total = entropy + self.coverage_weight * repeated
+        return total, {"accuracy": accuracy, "coverage_loss": repeated}
+
+    def statistics(
+        self, loss: Callable[..., Any], params: Params, batch: Batch, rng: Array
+    ) -> Metrics:
+        return learning_statistics(loss, params, batch, rng)
+
+    @property
+    def label(self) -> str:
+        """The score, and the settings of the model that differ from the task's own."""
+        usual = dataclasses.replace(self, model=type(self).model)
+        return self.network.label_beside(usual.network)
+
+    # --- a trained model ---
+
+    def evaluate(
+        self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
+    ) -> dict[str, Result]:
+        """Exact match of the model's own answers, on 1,000 examples of each length.
+
+        It is NaN where the learned positions end before the length.
+        """
+        del folder
+        possible = [length for length in lengths if self._has_positions(length)]
+        if not lengths:
+            possible = [*range(self.min_length, self.max_length + 1)]
+        by_length = {
+            length: 100 * np.asarray(each.free_running_exact, np.float64)
+            for length, each in (accuracies(self, params, possible) if possible else {}).items()
+        }
+        if not lengths:
+            mean = np.mean([*by_length.values()], axis=0)
+            return {"exact match (%)": Result(mean.tolist(), True, high=100.0)}
+        unknown = np.full(self.train.seeds, np.nan)
+        return {
+            f"exact match, length {length} (%)": Result(
+                by_length.get(length, unknown).tolist(), True, high=100.0
+            )
+            for length in lengths
+        }
+
+    def _has_positions(self, length: int) -> bool:
+        # Outside of training nothing is drawn, and only learned positions have a limit.
+        try:
+            dataclasses.replace(self.model, position_draw="none").check_length(length + 1)
+        except ValueError:
+            return False
+        return True
+
+    def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
+        """64 random pairs of the lengths of training."""
+        del folder
+        batch = jax.jit(self.batch, static_argnames="size")(jax.random.key(0), size=64)
+        return batch, self.labels(batch, _SHOWN)
+
+    def answers(
+        self,
+        params: Params,
+        inputs: Sequence[str] = (),
+        *,
+        beams: int = 1,
+        folder: Path | None = None,
+    ) -> Answers:
+        """Answers, greedily or by a beam search; sources are padded as in `batch`.
+
+        Raises:
+            ValueError: an input is empty or has a letter outside the vocabulary.
+        """
+        check_integer("beams", beams)
+        if not inputs:
+            batch, _ = self.examples(folder)
+            rows = np.asarray(batch.source)[:_SHOWN].tolist()
+            inputs = [self.vocabulary.decode(row) for row in rows]
+        if not all(inputs):
+            raise ValueError(f"inputs must be one or more, none of them empty; got {list(inputs)}")
+        start = [SOS] * self.source_start
+        rows = [[*start, *self.vocabulary.encode(text)] for text in inputs]
+        longest = max(len(row) - len(start) for row in rows)
+        widths = self._widths(max(longest, self.max_length))
+        source, lengths = padded_rows(rows, len(rows), max(widths[0], longest + len(start)))
+        blank: Any = np.zeros((len(rows), widths[1]), np.int32)
+        room = Batch(source, lengths, blank, blank, lengths)  # type: ignore[arg-type]
+        tokens = jax.jit(lambda params: decoded(self.bind(params), room, beams=beams))(params)
+        targets = [row[: row.index(EOS) + 1] if EOS in row else row for row in tokens.tolist()]
+        texts = [
+            (text, self.vocabulary.decode(row), self.solution(text))
+            for text, row in zip(inputs, targets, strict=True)
+        ]
+        batch = padded_batch(rows, targets, source_width=source.shape[1])
+        return Answers(texts, batch, self.labels(batch, len(rows)))
+
+    def labels(self, batch: Batch, count: int) -> Labels:
+        """The labels of the first rows of a batch."""
+        labels: Labels = {}
+        for row in range(count):
+            source, targets = np.asarray(batch.source[row]), np.asarray(batch.targets[row])
+            # Padding has columns where the model sees it.
+            seen = int(batch.source_lengths[row]) if self.model.mask_padding else len(source)
+            columns = [self.vocabulary.label(token) for token in source[:seen].tolist()]
+            ends = targets[: int(batch.target_lengths[row])].tolist()
+            name = self.vocabulary.decode(source.tolist())
+            labels[name if name not in labels else f"{name} ({row})"] = (
+                [self.vocabulary.label(token) for token in ends],
+                columns,
+            )
+        return labels
+
+
+def _is_pair(drawn: Any) -> bool:
+    """Whether `pair` has returned what it must."""
+    if str(jax.tree.structure(drawn)) != str(jax.tree.structure(((0, 0), (0, 0)))):
+        return False
+    leaves = jax.tree.leaves(drawn)
+    return [*map(jnp.ndim, leaves)] == [1, 0, 1, 0] and all(
+        jnp.issubdtype(jnp.result_type(leaf), jnp.integer) for leaf in leaves
+    )

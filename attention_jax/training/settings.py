@@ -1,0 +1,233 @@
+"""The settings of a run: a task as the content of config.json, and back.
+
+config.json knows a task by the name of its class, "module:Name", by its fields, by the scores and
+normalisers that its model names, and, if a user wrote it, by the program of its batch and loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+import typing
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.names import did_you_mean, imported
+from attention_jax.core.programs import Part, is_of_this_package, one_line
+from attention_jax.runs.run_folder import JSON, RunFolder
+from attention_jax.training.task import Feed, Task
+
+# The settings that may change when a run is resumed, if the learning rate does not depend on them.
+MAY_CHANGE = ("steps",)
+
+
+# --- a task as text and as JSON ---
+
+
+def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Task]:
+    """The task that "module:Name", or one of the names, stands for.
+
+    Raises:
+        ValueError: in one line: there is none, or it is no task.
+    """
+    known = names or {}
+    found: Any = known.get(text) or imported(text, text, "task", known)
+    is_task = isinstance(found, type) and issubclass(found, Task)
+    if not is_task or not dataclasses.is_dataclass(found):
+        raise ValueError(f"task {text!r} must be a subclass of Task, a frozen dataclass")
+    if not isinstance(getattr(found, "name", None), str):
+        raise ValueError(f"task {text!r} must have a class variable name; got none")
+    return typing.cast(type[Task], found)
+
+
+def name_of(cls: type[Task]) -> str:
+    """ "module:Name", which `task_class` reads."""
+    module = cls.__module__
+    if is_of_this_package(cls):
+        module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
+    return f"{module}:{cls.__qualname__}"
+
+
+def settings_of(task: Task, feed: Feed | None = None) -> JSON:
+    """The content of config.json.
+
+    Args:
+        task: the task.
+        feed: from `Task.feed`, if it has one.
+
+    Raises:
+        ValueError: the task is a user's, and a method of it fails; in one line, with its name.
+    """
+    fields = json.loads(json.dumps(dataclasses.asdict(task), default=str))  # type: ignore[call-overload]
+    digests = {} if feed is None else json.loads(json.dumps({**feed.digests}))
+    parts = task.model.describe_parts()
+    return {"task": name_of(type(task)), **fields, **parts, **digests, **_program(task, feed)}
+
+
+def task_in(workdir: Path | str) -> Task:
+    """The task of the run in a folder, with the settings in its config.json.
+
+    Raises:
+        ValueError: the folder holds no run, or one of a task, a score or a normaliser that has
+            changed since, or settings of another version.
+    """
+    content = RunFolder(workdir).read_config()
+    try:
+        return _task_of(content, Path(workdir))
+    except ValueError as error:
+        raise ValueError(f"workdir {workdir}: {error}") from error
+
+
+def _task_of(content: JSON, folder: Path) -> Task:
+    """The task with the settings of a config.json; see `task_in`."""
+    name = content.get("task", "reversal")
+    if ":" not in str(name):
+        raise ValueError(
+            f"config.json is of an earlier version of this library, with task {name!r}; train the"
+            " run anew"
+        )
+    cls = task_class(name)
+    extra = ("task", "scores", "normalizers", "program", "jax")
+    try:
+        task: Task = _made(cls, {k: v for k, v in content.items() if k not in extra}, name)
+        task.model.check_parts_are(content)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"config.json is damaged: {one_line(error)}") from error
+    _check_program(task, content, folder)
+    return task
+
+
+def _made(cls: type[Any], content: JSON, owner: str) -> Any:
+    """A dataclass from what `dataclasses.asdict` and JSON made of it."""
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    values = {}
+    for name, value in content.items():
+        if name in names:
+            values[name] = _value(hints[name], value, owner)
+        elif not name.endswith("_sha256"):  # digests of data
+            raise ValueError(
+                f"config.json has the setting {name!r}, which {owner} does not have"
+                f"{did_you_mean(name, names)}; train the run anew"
+            )
+    return cls(**values)
+
+
+def _value(hint: Any, value: Any, owner: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _made(typing.cast(type[Any], hint), value, owner)
+    if isinstance(value, str) and Path in (hint, *typing.get_args(hint)):
+        return Path(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+# --- the program of a user's task ---
+
+
+def _program(task: Task, feed: Feed | None) -> JSON:
+    """{"program": digest, "jax": version} of a user's task; {} for a task of this library.
+
+    Raises:
+        ValueError: in one line: a method fails, or returns what it must not.
+    """
+    if is_of_this_package(type(task)):
+        return {}
+    part = Part("task", name_of(type(task)), "make it a field of the task")
+    batch = None if feed is None else jax.eval_shape(lambda: feed.batch(task.train.first_seed, 0))
+
+    def first_loss(rng: Any, fed: Any) -> Any:
+        params, batch = part.call("init(rng)", task.init, rng), fed
+        if feed is None:
+            size = typing.cast(int, task.train.batch_size)
+            draw = functools.partial(task.batch, size=size)
+            batch = part.call(f"batch(rng, size={size})", draw, rng)
+        result = part.call("loss(params, batch, rng)", task.loss, params, batch, rng)
+        contract = "loss(params, batch, rng) must return (float [], {name: float []})"
+        is_pair = isinstance(result, tuple) and [*map(type, result[1:])] == [dict]
+        part.require(is_pair, contract)
+        for name, value in {"loss": result[0], **result[1]}.items():
+            is_scalar = not jnp.shape(value) and jnp.issubdtype(
+                jnp.result_type(value), jnp.floating
+            )
+            part.require(is_scalar, f"{contract}: {name}", value)
+        return batch, result
+
+    rng = jax.eval_shape(lambda: jax.random.key(0))
+    return {"program": part.trace(first_loss, rng, batch), "jax": jax.__version__}
+
+
+def _check_program(task: Task, stored: JSON, folder: Path) -> None:
+    """Raises ValueError if a user's task is another program than the run was trained with."""
+    if "program" not in stored and is_of_this_package(type(task)):
+        return
+    now = _program(task, task.feed(folder))
+    then = {name: str(stored.get(name)) for name in ("program", "jax")}
+    if then["program"] == now.get("program"):
+        return
+    text = (
+        f"task {name_of(type(task))} was program {then['program'][:12]} when this run was trained,"
+        f" and is {str(now.get('program'))[:12]} now"
+    )
+    if then["jax"] != now.get("jax"):
+        reason = f"this may be because jax was {then['jax']} then, and is {now.get('jax')} now"
+        warnings.warn(f"{text}; {reason}", stacklevel=2)
+        return
+    source = getattr(sys.modules.get(type(task).__module__), "__file__", None)
+    raise ValueError(
+        f"{text}; restore {source or 'the task'}, or train a new run in another folder"
+    )
+
+
+# --- resuming ---
+
+
+def resumable_settings(task: Task, settings: JSON, stored: JSON, folder: RunFolder) -> JSON:
+    """The settings with which the run in a folder may be resumed, as near to `settings` as may be.
+
+    These are the stored settings, with the defaults of settings that are newer than the run, and
+    those of `MAY_CHANGE` from `settings` if the training does not depend on them.
+
+    Args:
+        task: the task with the settings of now.
+        settings: of now, as config.json will hold them.
+        stored: the content of config.json.
+        folder: of the run.
+
+    Raises:
+        ValueError: the stored settings are not those of this task; the task, a score or a
+            normaliser has changed; or a setting of `MAY_CHANGE` is all that differs, and it cannot.
+    """
+    if stored.get("task") != settings["task"]:
+        raise ValueError(f"it is a run of task {stored.get('task')}; got {settings['task']}")
+    earlier = _task_of(stored, folder.path)
+    complete = {**stored, **json.loads(json.dumps(dataclasses.asdict(earlier), default=str))}  # type: ignore[call-overload]
+    # The parts and the program are unchanged. With other settings they differ, which needs no
+    # second message.
+    for name in ("scores", "normalizers", "program", "jax"):
+        if name in settings:
+            complete[name] = settings[name]
+    old, new = complete["train"], settings["train"]
+    changed = {name: new[name] for name in MAY_CHANGE if old[name] != new[name]}
+    with_changes = {**complete, "train": {**old, **changed}}
+    if not changed:
+        return complete
+    reached = folder.newest_step
+    if not earlier.train.rate_depends_on_steps and task.train.steps >= reached:
+        return with_changes
+    if json.dumps(with_changes, sort_keys=True) == json.dumps(settings, sort_keys=True):
+        if not earlier.train.rate_depends_on_steps:
+            raise ValueError(
+                f"steps must be at least {reached}, which the run has reached; got {new['steps']}"
+            )
+        raise ValueError(
+            f"steps was {old['steps']}, now {new['steps']}, and the learning rate falls along a"
+            f" cosine to 0 at step {old['steps']}: resume with the same steps (runs with schedule"
+            " constant or inverse-sqrt can be extended), or train anew in another folder"
+        )
+    return complete

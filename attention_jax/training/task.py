@@ -1,0 +1,289 @@
+"""The contract of a task: everything that trains, loads, evaluates and shows one asks only this."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from attention_jax.core.checks import check_choice, check_integer
+
+Array = jax.Array
+Params = Any  # a pytree of arrays
+Metrics = dict[str, Array]
+JSON = dict[str, Any]
+Schedule = Literal["cosine", "constant", "inverse-sqrt"]
+
+# By the name of an example: labels of the tokens that are predicted, of the tokens attended to.
+Labels = dict[str, tuple[list[str], list[str]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How a task is trained: length, optimiser, logs and checkpoints.
+
+    Attributes:
+        seeds: runs trained at once; they differ in initial parameters, batches and dropout.
+        first_seed: the seeds are first_seed, first_seed + 1, ...
+        steps: optimiser steps of each seed.
+        batch_size: examples per step; None for a task that chooses the sizes of its batches.
+        learning_rate: Adam's highest rate.
+        schedule: how the rate falls: along a cosine to 0 at the last step ("cosine"), not at all
+            ("constant"), or as 1 / sqrt(updates) ("inverse-sqrt"). A run whose rate does not depend
+            on the number of steps can be resumed with more steps.
+        warmup_steps: updates over which the rate rises from 0.
+        clip_norm: the gradient's norm is clipped to this.
+        weight_decay: each update also multiplies every parameter by 1 - rate * `weight_decay`
+            (AdamW); 0 for plain Adam.
+        beta2: Adam's decay of the mean of squared gradients.
+        epsilon: Adam's addend of the denominator.
+        accumulate: batches whose mean gradient makes one update.
+        log_every: steps in one compiled call, and between two lines of metrics.jsonl.
+        checkpoint_every: steps between two checkpoints, a multiple of `log_every`.
+        keep: how many of the newest checkpoints are kept.
+        keep_best: how many further checkpoints are kept, those with the best validation metric, or
+            without validation the smallest training loss (mean over `log_every` steps and all
+            seeds).
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    seeds: int = 5
+    first_seed: int = 0
+    steps: int = 2500
+    batch_size: int | None = 64
+    learning_rate: float = 3e-3
+    schedule: Schedule = "cosine"
+    warmup_steps: int = 0
+    clip_norm: float = 1.0
+    weight_decay: float = 0.0
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    accumulate: int = 1
+    log_every: int = 25
+    checkpoint_every: int = 500
+    keep: int = 2
+    keep_best: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "steps", "accumulate", "log_every", "checkpoint_every", "keep"):
+            check_integer(name, getattr(self, name))
+        for name in ("first_seed", "keep_best", "warmup_steps"):
+            check_integer(name, getattr(self, name), 0)
+        if self.batch_size is not None:
+            check_integer("batch_size", self.batch_size)
+        check_choice("schedule", self.schedule, Schedule)
+        for name in ("learning_rate", "clip_norm", "epsilon"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be greater than 0; got {getattr(self, name)}")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must be at least 0; got {self.weight_decay}")
+        if not 0 <= self.beta2 < 1:
+            raise ValueError(f"beta2 must be at least 0 and below 1; got {self.beta2}")
+        if self.first_seed + self.seeds > 2**31:
+            raise ValueError(
+                f"first_seed must leave all seeds below 2**31, as int32; got {self.first_seed}"
+            )
+        if self.checkpoint_every % self.log_every:
+            raise ValueError(
+                f"checkpoint_every must be a multiple of log_every {self.log_every};"
+                f" got {self.checkpoint_every}"
+            )
+
+    @property
+    def rate_depends_on_steps(self) -> bool:
+        """Whether the learning rate of a step depends on the number of steps."""
+        return self.schedule == "cosine"
+
+    def rate(self) -> optax.Schedule:
+        """The learning rate as a function of the updates done.
+
+        Source: Vaswani et al. 2017, section 5.3, for "inverse-sqrt".
+        """
+        highest, warmup = self.learning_rate, self.warmup_steps
+        updates = -(-self.steps // self.accumulate)
+        if self.schedule == "inverse-sqrt":
+
+            def inverse_sqrt(count: Array) -> Array:
+                done = jnp.asarray(count, jnp.float32) + 1.0
+                reference = float(max(warmup, 1))
+                return highest * jnp.minimum(done / reference, jnp.sqrt(reference / done))
+
+            return inverse_sqrt
+        if self.schedule == "cosine":
+            if not warmup:
+                return optax.cosine_decay_schedule(highest, updates)
+            return optax.warmup_cosine_decay_schedule(
+                0.0, highest, warmup, max(updates, warmup + 1)
+            )
+        if not warmup:
+            return optax.constant_schedule(highest)
+        return optax.warmup_constant_schedule(0.0, highest, warmup)
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """Clipping, then Adam or AdamW, one update for every `accumulate` batches."""
+        constants: Any = {"b2": self.beta2, "eps": self.epsilon}
+        adam = (
+            optax.adamw(self.rate(), weight_decay=self.weight_decay, **constants)
+            if self.weight_decay
+            else optax.adam(self.rate(), **constants)
+        )
+        chain = optax.chain(optax.clip_by_global_norm(self.clip_norm), adam)
+        if self.accumulate == 1:
+            return chain
+        steps = optax.MultiSteps(chain, self.accumulate)
+        return optax.GradientTransformation(steps.init, steps.update)
+
+
+class Result(NamedTuple):
+    """One measure of a trained run, and what tables and figures need to know of it."""
+
+    by_seed: Sequence[float]  # a number per seed; NaN where training diverged
+    larger_is_better: bool
+    low: float = 0.0  # the smallest number that it can be
+    high: float | None = None  # the largest; None for no bound
+
+
+class Feed(NamedTuple):
+    """Batches made on the host, and what a run keeps of the data that they come from."""
+
+    batch: Callable[[int, int], Any]  # (seed, step) -> NumPy arrays; the step fixes their shapes
+    digests: Mapping[str, Any] = MappingProxyType({})  # a run is resumed on equal digests only
+    files: Mapping[str, bytes] = MappingProxyType({})  # written to the run folder, by name
+    note: str = ""  # for the user
+
+
+class Validation(NamedTuple):
+    """What to do with the metrics that `Task.validate` measures."""
+
+    metric: str  # its mean over seeds ranks checkpoints
+    larger_is_better: bool
+    patience: int | None  # stop after so many checkpoints without a better metric; None for never
+
+
+class Answers(NamedTuple):
+    """A model's answers to a few inputs, ready to be printed and drawn."""
+
+    texts: list[tuple[str, str, str | None]]  # (input, answer, the right one if the task knows it)
+    batch: Any  # the inputs with the model's own answers as targets
+    labels: Labels  # one for each row of `batch`
+
+
+class Task:
+    """What a model learns. A task is a frozen dataclass; its fields are its settings.
+
+    Its fields, those of `model` and those of `train` are the options of the command lines, and the
+    content of config.json. `tasks.sequences.SequenceTask` implements all methods for tasks from one
+    sequence to another.
+
+    Attributes:
+        name: what labels and folders call the task.
+        by_length: whether `evaluate` takes lengths.
+        model: the settings of the model.
+        train: how it is trained.
+    """
+
+    name: ClassVar[str]
+    by_length: ClassVar[bool] = False
+    model: Any
+    train: TrainConfig
+
+    # --- training: pure functions ---
+
+    def init(self, rng: Array) -> Params:
+        """The initial parameters."""
+        raise NotImplementedError
+
+    def loss(self, params: Params, batch: Any, rng: Array | None) -> tuple[Array, Metrics]:
+        """The loss of a batch, float [], and further metrics, float [] each.
+
+        Without an `rng` there is no dropout.
+        """
+        raise NotImplementedError
+
+    def batch(self, rng: Array, *, size: int, length: int | None = None) -> Any:
+        """Draws a batch on the device; with a `length`, all its examples have this length."""
+        raise NotImplementedError
+
+    def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed | None:
+        """Batches made on the host, for example from files; None for a task that draws its own.
+
+        Args:
+            folder: of the run, which may not exist yet. Nothing is written there.
+            multiple_of: the number of examples of each batch must be a multiple of this.
+
+        Raises:
+            ValueError: the data cannot be used.
+        """
+        del folder, multiple_of
+        return None
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """Turns gradients into updates."""
+        return self.train.optimizer()
+
+    # --- validation, at each checkpoint ---
+
+    @property
+    def validation(self) -> Validation | None:
+        """What to do with the metrics of `validate`; None for no validation."""
+        return None
+
+    def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
+        """Metrics of parameters that are stacked over seeds: {name: one number per seed}."""
+        raise NotImplementedError
+
+    # --- a trained model ---
+
+    def bind(self, params: Params) -> Any:
+        """The model with these parameters; `model(*batch.inputs)` is its output for a batch."""
+        raise NotImplementedError
+
+    def evaluate(
+        self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
+    ) -> dict[str, Result]:
+        """Results by name, which carries the unit; with `lengths`, those at each of the lengths.
+
+        Args:
+            params: stacked over seeds.
+            lengths: of examples.
+            folder: of the run.
+        """
+        raise NotImplementedError
+
+    def examples(self, folder: Path | None = None) -> tuple[Any, Labels]:
+        """A batch for reports and pages, and the labels of its first rows."""
+        raise NotImplementedError
+
+    def answers(
+        self,
+        params: Params,
+        inputs: Sequence[str] = (),
+        *,
+        beams: int = 1,
+        folder: Path | None = None,
+    ) -> Answers:
+        """The answers of one seed's model to inputs, or to those of `examples`."""
+        raise NotImplementedError
+
+    def statistics(
+        self, loss: Callable[..., Any], params: Params, batch: Any, rng: Array
+    ) -> Metrics:
+        """What `log_gradients` logs of one seed: {name: float []}; pure."""
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str:
+        """What progress and tables call a run."""
+        return self.name
+
+
+# The class of a task, where it is chosen by a command line.
+Settings = TypeVar("Settings", bound=Task)

@@ -1,0 +1,335 @@
+"""Tasks from sequence to sequence: loss, accuracies and answers, against loops in Python."""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.nn import ModelConfig
+from attention_jax.scores import Additive
+from attention_jax.tasks.evaluation import accuracies
+from attention_jax.tasks.pages import cross_attention
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.sequences import EOS, FIRST, PAD, SOS, SequenceTask, TrainConfig
+from attention_jax.training.loop import initial_state, train_steps
+from attention_jax.training.run import TrainedRun, check_run, train_run
+from attention_jax.training.settings import settings_of
+
+SEEDS = 2
+SMALL = {"dim": 8, "hidden_dim": 7, "encoder_layers": 0, "decoder_self_attention": False}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def standard_promotion():
+    """Optax's Adam counts in int32 and multiplies floats by it."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def reversal(*, weight=0.0, **model):
+    settings = {"score": "additive", **SMALL, **model}
+    return Reversal(ModelConfig(**settings), max_length=3, min_length=1, coverage_weight=weight)
+
+
+# --- the loss ---
+
+
+def normal_params(task):
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes)
+
+
+@functools.cache
+def some_batch():
+    batch = jax.jit(reversal().batch, static_argnames="size")(jax.random.key(1), size=5)
+    return jax.tree.map(np.asarray, batch)
+
+
+def output_of(task):
+    """The model's own output: logits, and with coverage the weights too."""
+    options = {"return_weights": True} if task.model.attention == "coverage" else {}
+    forward = jax.jit(lambda params, *given: task.bind(params)(*given, **options))
+    return forward(normal_params(task), *some_batch().inputs)
+
+
+@functools.cache
+def losses_of(task):
+    """The task's (loss, metrics) for the seeds 0, 1 and 0 of dropout."""
+    loss, params = jax.jit(task.loss), normal_params(task)
+    found = [loss(params, some_batch(), jax.random.key(seed)) for seed in (0, 1, 0)]
+    return jax.tree.map(lambda *values: np.stack(values), *found)
+
+
+def test_the_loss_is_the_models_cross_entropy_of_real_tokens():
+    batch, ((loss, *_), metrics), logits = (
+        some_batch(),
+        losses_of(reversal()),
+        output_of(reversal()),
+    )
+    nats, right = [], []
+    for row in range(5):
+        for position in range(int(batch.target_lengths[row])):
+            at = np.asarray(logits[row, position], np.float64)
+            target = int(batch.targets[row, position])
+            nats.append(np.log(np.sum(np.exp(at))) - at[target])
+            right.append(np.argmax(at) == target)
+    assert len(nats) < batch.targets.size  # there is padding
+    np.testing.assert_allclose(loss, np.mean(nats), rtol=1e-5)
+    assert list(metrics) == ["accuracy"]
+    np.testing.assert_allclose(metrics["accuracy"][0], np.mean(right), rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.0, 3.0])
+def test_the_coverage_loss_counts_with_its_weight(weight):
+    task, batch = reversal(weight=weight, attention="coverage", decoder_layers=2), some_batch()
+    (losses, metrics), (logits, weights) = losses_of(task), output_of(task)
+    nats, again = [], []
+    for row in range(5):
+        for position in range(int(batch.target_lengths[row])):
+            at = np.asarray(logits[row, position], np.float64)
+            nats.append(np.log(np.sum(np.exp(at))) - at[int(batch.targets[row, position])])
+            for layer in np.asarray(weights[:, row], np.float64):  # [T, S]
+                before = layer[:position].sum(0)
+                again.append(np.minimum(layer[position], before).sum())
+    assert np.mean(again) > 0.1
+    np.testing.assert_allclose(metrics["coverage_loss"][0], np.mean(again), rtol=1e-5)
+    np.testing.assert_allclose(losses[0], np.mean(nats) + weight * np.mean(again), rtol=1e-5)
+
+
+def test_the_rng_is_for_dropout():
+    (without, _), (dropped, _) = losses_of(reversal()), losses_of(reversal(dropout_rate=0.3))
+    assert len(set(without.tolist())) == 1
+    assert dropped[0] == dropped[2] != dropped[1]
+
+
+def test_the_tasks_normalizer_stands_where_the_model_names_none():
+    for attention, normalizer, expected in (
+        ("global", None, "log_scaled(start=9)"),
+        ("global", "entmax", "entmax"),
+        ("coverage", None, "softmax"),
+    ):
+        model = ModelConfig(attention=attention, normalizer=normalizer)
+        assert Reversal(model).network.normalizer == expected
+
+
+# --- accuracies and answers of a trained model ---
+
+MODEL = ModelConfig(score="general", dim=16, hidden_dim=16, encoder_layers=0)
+TASK = Reversal(MODEL, TrainConfig(seeds=SEEDS, batch_size=32), min_length=1, max_length=3)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Trained to be right often, not always."""
+    steps = functools.partial(train_steps, TASK, 280)
+    state, _ = jax.jit(jax.vmap(steps))(initial_state(TASK))
+    return TrainedRun(TASK, jax.device_get(state.params), 280)
+
+
+@jax.jit
+def forward_of(params, *given):
+    return TASK.bind(params)(*given, return_weights=True)
+
+
+def forward_alone(params, source, inputs, width=3):
+    """Logits [T, V] and weights [T, S] of one source, padded to the width of training."""
+    padded = np.array([[SOS, *source, *[PAD] * (width - len(source))]], np.int32)
+    inputs = np.array([[*inputs, *[PAD] * (width + 1 - len(inputs))]], np.int32)
+    logits, weights = forward_of(params, padded, np.array([len(source) + 1], np.int32), inputs)
+    return np.asarray(logits[0]), np.asarray(weights[-1, 0])
+
+
+def answer_alone(params, source, length):
+    """Tokens of free running, EOS included if it came, and the weights of the last step."""
+    tokens = []
+    while len(tokens) < length and EOS not in tokens:
+        logits, weights = forward_alone(params, source, [SOS, *tokens])
+        tokens.append(int(np.argmax(logits[len(tokens)])))
+    return tokens, weights
+
+
+def test_accuracies_are_those_of_the_model_asked_in_a_loop(trained):
+    results = accuracies(TASK, trained.params, [3, 2], strings=31)
+    assert list(results) == [3, 2]
+    draw, seen = jax.jit(TASK.batch, static_argnames=("size", "length")), []
+    for length, found in results.items():
+        rng = jax.random.fold_in(jax.random.key(0), length)
+        sources = np.asarray(draw(rng, size=31, length=length).source)[:, 1 : length + 1].tolist()
+        for seed in range(SEEDS):
+            params, forced, free, exact = trained.params_of(seed), [], [], []
+            for source in sources:
+                right = source[::-1]
+                logits, _ = forward_alone(params, source, [SOS, *right])
+                forced += [int(np.argmax(logits[i])) == right[i] for i in range(length)]
+                tokens, _ = answer_alone(params, source, 4)
+                answer = tokens + [PAD] * 3
+                free += [answer[i] == right[i] for i in range(length)]
+                exact.append(tokens == [*right, EOS])
+            shares = [float(column[seed]) for column in found]
+            assert shares == pytest.approx([np.mean(forced), np.mean(free), np.mean(exact)])
+            seen += shares
+    assert 0 < min(seen) < max(seen) < 1
+    assert len(set(seen)) > 6
+
+
+def test_every_seed_sees_the_same_strings_and_another_seed_others(trained):
+    same = jax.tree.map(lambda leaf: leaf[[0, 0]], trained.params)
+    for column in accuracies(TASK, same, [3], strings=31)[3]:
+        assert column[0] == column[1]
+    once, again, other = (
+        np.array(accuracies(TASK, trained.params, [3], strings=31, seed=seed)[3]).tolist()
+        for seed in (0, 0, 1)
+    )
+    assert once == again != other
+
+
+UNMASKED = dataclasses.replace(TASK, model=dataclasses.replace(MODEL, mask_padding=False))
+
+
+def test_without_a_padding_mask_an_accuracy_does_not_depend_on_the_other_lengths(trained):
+    together = accuracies(UNMASKED, trained.params, (2, 5), strings=31)
+    for length in (2, 5):
+        alone = accuracies(UNMASKED, trained.params, [length], strings=31)[length]
+        np.testing.assert_array_equal(together[length], alone)
+
+
+def test_without_a_padding_mask_an_answer_does_not_depend_on_the_other_inputs(trained):
+    params = trained.params_of(0)
+    alone, beside = (UNMASKED.answers(params, inputs) for inputs in (["ab"], ["ab", "xyz"]))
+    assert alone.texts[0] == beside.texts[0]
+    _, columns = alone.labels["ab"]
+    assert columns == ["SOS", "a", "b", "PAD"]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_answers_and_their_weights_are_the_models_own(trained, seed):
+    words, params = ["abc", "q", "zz"], trained.params_of(seed)
+    answers = TASK.answers(params, words)
+    panels = cross_attention(TASK, params, answers.batch, answers.labels)
+    for word, (given, answer, right) in zip(words, answers.texts, strict=True):
+        tokens, weights = answer_alone(params, TASK.vocabulary.encode(word), 4)
+        assert (given, right) == (word, word[::-1])
+        assert answer == TASK.vocabulary.decode(tokens)
+        found, rows, columns = panels[word]
+        assert rows == [TASK.vocabulary.label(token) for token in tokens]
+        assert columns == ["SOS", *word]
+        np.testing.assert_allclose(found, weights[: len(rows), : len(columns)], atol=1e-5)
+
+
+def biased(trained, token):
+    """One seed of the model, made to say one token always."""
+    params = trained.params_of(0)
+    bias = np.array(params["logits"]["bias"])
+    bias[token] += 1e3
+    return {**params, "logits": {**params["logits"], "bias": bias}}
+
+
+@pytest.mark.parametrize(
+    ("token", "answer", "rows"),
+    [(FIRST, "aaaa", 4), (EOS, "", 1), (PAD, "", 4)],
+)
+def test_answers_that_never_end_and_answers_without_letters(trained, token, answer, rows):
+    answers = TASK.answers(biased(trained, token), ["xyz", "q"])
+    assert [text for _, text, _ in answers.texts] == [answer, answer]
+    assert {len(labels) for labels, _ in answers.labels.values()} == {rows}
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda params: accuracies(TASK, params, []), "lengths must be one or more"),
+        (lambda params: accuracies(TASK, params, [3, 0]), r"each at least 1; got \[3, 0\]"),
+        (lambda params: accuracies(TASK, params, [3], strings=0), "strings must be at least 1"),
+        (lambda params: TASK.answers(params, ["abc", ""]), "none of them empty"),
+        (lambda params: TASK.answers(params, ["Abc"]), "got 'A' in 'Abc'"),
+        (lambda params: TASK.answers(params, ["abc"], beams=0), "beams must be at least 1"),
+    ],
+)
+def test_what_cannot_be_evaluated(trained, use, message):
+    with pytest.raises(ValueError, match=message):
+        use(trained.params)
+
+
+def test_results_where_learned_positions_end_are_unknown():
+    model = ModelConfig(**SMALL, positions="learned", position_limit=6)
+    task = Reversal(model, TrainConfig(seeds=1), min_length=1, max_length=3)
+    params = jax.jit(jax.vmap(task.init))(jax.random.split(jax.random.key(0), 1))
+    results = task.evaluate(params, [5, 6])
+    known, unknown = (results[f"exact match, length {n} (%)"].by_seed for n in (5, 6))
+    assert np.isfinite(known)
+    assert np.isnan(unknown)
+
+
+# --- settings, and a user's pair ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"min_length": 0}, "min_length must be at least 1"),
+        ({"max_length": 2}, "max_length must be at least min_length 3; got 2"),
+        ({"letters": 27}, "letters must be from 1 to 26; got 27"),
+        ({"coverage_weight": -1.0}, r"coverage_weight must be at least 0; got -1\.0"),
+        ({"train": TrainConfig(batch_size=None)}, "batch_size must be"),
+        ({"model": ModelConfig(positions="learned", position_limit=8)}, "must hold 9 tokens"),
+        ({"model": ModelConfig(score=Additive(5))}, r"model\.score must be a name"),
+    ],
+)
+def test_a_setting_out_of_range(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Reversal(**settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn(SequenceTask):
+    """What `pair` returns is set by a test."""
+
+    name: ClassVar[str] = "drawn"
+    drawn: ClassVar = None
+
+    def pair(self, rng, length, *, longest):
+        return type(self).drawn(length, jnp.full((longest,), FIRST))
+
+
+@pytest.mark.parametrize(
+    ("drawn", "message"),
+    [
+        (lambda n, ids: (ids, n), r"must return .*; got int32 \[8\] and int32 \[\]"),
+        (lambda n, ids: ((ids, n), (ids[None], n)), r"must return .*int32 \[1, 8\]"),
+        (lambda n, ids: ((ids * 1.0, n), (ids, n)), r"must return .*got float32 \[8\]"),
+        (lambda n, ids: ((ids, n[None]), (ids, n)), r"must return .*int32 \[1\]"),
+        (lambda n, ids: None, r"must return .*got None"),
+        (
+            lambda n, ids: ids[: int(n)],
+            r"raised ConcretizationTypeError: .*test_sequences.py, line",
+        ),
+        (lambda n, ids: {}["x"], r"raised KeyError"),
+    ],
+)
+def test_a_mistaken_pair_is_one_line_before_anything_compiles(
+    tmp_path, monkeypatch, drawn, message
+):
+    monkeypatch.setattr(Drawn, "drawn", staticmethod(drawn))
+    for function in (train_run, check_run):
+        with pytest.raises(
+            ValueError, match=r"pair\(rng, length, longest=8\) " + message
+        ) as raised:
+            function(Drawn(), tmp_path / "run")
+        assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shorter_target_is_padded_to_its_own_width(monkeypatch):
+    monkeypatch.setattr(
+        Drawn, "drawn", staticmethod(lambda n, ids: ((ids, n), (ids[:1], jnp.int32(1))))
+    )
+    batch = Drawn().batch(jax.random.key(0), size=3)
+    assert batch.source.shape == (3, 9)
+    assert batch.targets.tolist() == [[FIRST, EOS]] * 3
+    assert batch.target_inputs.tolist() == [[SOS, FIRST]] * 3
+    assert "program" in settings_of(Drawn())

@@ -1,0 +1,289 @@
+"""config.json: what it knows of a task, what may change, and a user's task known by its program."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from saved_files import assert_bits_equal, snapshot
+from toy_task import Toy, toy, train_toy
+
+from attention_jax.nn import ModelConfig
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.tasks import TASKS, task_of
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.translation.task import TRAIN, Translation
+from attention_jax.training.run import check_run, load_run, load_states, train_run
+from attention_jax.training.settings import settings_of, task_in
+from attention_jax.training.task import TrainConfig
+
+SMALL = ModelConfig(dim=8, hidden_dim=7, encoder_layers=0, decoder_self_attention=False)
+FEW = {"seeds": 2, "log_every": 2, "checkpoint_every": 4, "keep": 9, "batch_size": 5}
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """Optax's Adam counts in int32 and multiplies floats by it."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+# --- names and settings ---
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        Reversal(SMALL, TrainConfig(steps=3, schedule="constant"), letters=5),
+        Translation(Path("a.de"), Path("a.en"), Path("b.de"), Path("b.en"), patience=2),
+        toy(steps=4),
+    ],
+)
+def test_config_json_holds_a_task(tmp_path, task):
+    content = {**settings_of(task), "text_sha256": {"training": "0"}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert task_in(tmp_path) == task
+
+
+def test_settings_that_config_json_lacks_have_their_defaults(tmp_path):
+    content = settings_of(Reversal(letters=5))
+    del content["model"]["dim"], content["train"]["steps"], content["max_length"]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert task_in(tmp_path) == Reversal(letters=5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "reversal", "loop": {}}, "is of an earlier version of this library"),
+        ({"task": "nowhere:Task"}, "cannot import module 'nowhere'"),
+        ({"task": "attention_jax.tasks:TASKS"}, "must be a subclass of Task"),
+        ({"leters": 5}, "has the setting 'leters', which .* did you mean 'letters'"),
+        ({"model": {"heads": 2}}, "has the setting 'heads'"),
+        ({"letters": 99}, "letters must be from 1 to 26; got 99"),
+        ({"train": 3}, "config.json is damaged"),
+    ],
+)
+def test_a_config_json_that_cannot_be_read(tmp_path, changes, message):
+    content = {**settings_of(Reversal()), **changes}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"^workdir {tmp_path}: .*{message}"):
+        task_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("reversl", "did you mean 'reversal'"),
+        ("toy_task:Tox", "module 'toy_task' has no 'Tox'; did you mean 'Toy'"),
+        ("toy_task:NoModel", "must be a subclass of Task, a frozen dataclass"),
+        ("attention_jax.training.task:Task", "must be a subclass of Task, a frozen dataclass"),
+    ],
+)
+def test_a_text_that_names_no_task(text, message):
+    with pytest.raises(ValueError, match=message):
+        task_of(text)
+
+
+def test_a_text_that_names_a_task():
+    assert task_of("toy_task:Toy") is Toy
+    assert {task_of(name) for name in TASKS} == set(TASKS.values())
+
+
+# --- resuming with other settings ---
+
+
+def reversal(steps, schedule="constant", **settings):
+    train = TrainConfig(**FEW, steps=steps, schedule=schedule)
+    return Reversal(dataclasses.replace(SMALL, score="dot"), train, max_length=3, **settings)
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("extended")
+    with jax.numpy_dtype_promotion("standard"):
+        for steps in (4, 6, 12):
+            assert train_run(reversal(steps), folder, resume=True).step == steps
+            assert task_in(folder).train.steps == steps
+    return folder
+
+
+def test_an_extended_run_is_the_run_of_so_many_steps(tmp_path, extended):
+    train_run(reversal(12), tmp_path)
+    assert_bits_equal(*(load_states(folder)[1][12]() for folder in (tmp_path, extended)))
+    for name in ("config.json", "metrics.jsonl"):
+        assert (tmp_path / name).read_bytes() == (extended / name).read_bytes()
+    sessions = read_lines(extended / "timing.jsonl")
+    assert [(line["from_step"], line["to_step"]) for line in sessions] == [(0, 4), (4, 6), (6, 12)]
+    losses = [line["loss"] for line in read_lines(extended / "metrics.jsonl")]
+    assert len(np.unique(losses)) == 12  # each call trains on, with new batches
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (reversal(10), "steps must be at least 12, which the run has reached; got 10"),
+        (reversal(12, letters=9), r"configuration: letters was 26, now 9\. Resume"),
+        (reversal(14, letters=9), r"configuration: letters was 26, now 9\. Resume"),
+        (reversal(12, "cosine"), r"train\.schedule was 'constant', now 'cosine'"),
+        (toy(steps=12), "is a run of task attention_jax.tasks:Reversal; got toy_task:Toy"),
+    ],
+)
+def test_other_settings_are_refused(extended, task, message):
+    before = snapshot(extended)
+    for function in (train_run, check_run):
+        with pytest.raises(ValueError, match=f"^workdir {extended}.*{message}"):
+            function(task, extended, resume=True)
+    assert snapshot(extended) == before
+
+
+def test_steps_that_the_rate_depends_on_cannot_change(tmp_path):
+    train_run(reversal(4, "cosine"), tmp_path)
+    for steps in (3, 8):
+        with pytest.raises(ValueError, match=f"steps was 4, now {steps}, .* cosine to 0 at step 4"):
+            train_run(reversal(steps, "cosine"), tmp_path, resume=True)
+    assert TRAIN.rate_depends_on_steps is False
+
+
+# --- a user's task ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Toy):
+    """A task whose formula can change between training and evaluation."""
+
+    factor: ClassVar[float] = 1.0
+
+    def loss(self, params, batch, rng):
+        loss, metrics = super().loss(params, batch, rng)
+        return self.factor * loss, metrics
+
+
+def mine(**train):
+    return toy(Mine, steps=4, log_every=2, checkpoint_every=2, **train)
+
+
+def test_an_edited_task_is_refused_with_both_digests(tmp_path, monkeypatch):
+    train_toy(mine(), tmp_path)
+    before = snapshot(tmp_path)
+    monkeypatch.setattr(Mine, "factor", 2.0)
+    message = (
+        "task test_settings:Mine was program [0-9a-f]{12} .*, and is [0-9a-f]{12} now; restore"
+    )
+    for use in (
+        lambda: load_run(tmp_path),
+        lambda: load_states(tmp_path),
+        lambda: train_run(mine(), tmp_path, resume=True),
+        lambda: check_run(mine(), tmp_path, resume=True),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use()
+    assert snapshot(tmp_path) == before
+    monkeypatch.setattr(Mine, "factor", 1.0)
+    with pytest.raises(ValueError, match=r"train\.batch_size was 7, now 9"):
+        train_run(mine(batch_size=9), tmp_path, resume=True)
+    assert load_run(tmp_path).step == 4
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**content, "program": "0", "jax": "0.9"}))
+    with pytest.warns(UserWarning, match="may be because jax was 0.9 then"):
+        load_run(tmp_path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistaken(Toy):
+    """What each method returns is set by a test."""
+
+    batch_of: ClassVar = None
+    loss_of: ClassVar = None
+
+    def batch(self, rng, *, size, length=None):
+        return self.batch_of() if self.batch_of else super().batch(rng, size=size)
+
+    def loss(self, params, batch, rng):
+        return self.loss_of() if self.loss_of else super().loss(params, batch, rng)
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "message"),
+    [
+        ("loss_of", lambda: (jnp.ones(2), {}), r"loss\(.*\) must return .*loss; got float32 \[2\]"),
+        ("loss_of", lambda: (jnp.ones((), int), {}), r"loss\(.*\) must return .*loss; got int32"),
+        ("loss_of", lambda: jnp.ones(()), r"loss\(params, batch, rng\)"),
+        ("batch_of", lambda: jnp.ones(3) @ jnp.ones(4), r"batch\(rng, size=7\) raised TypeError"),
+        ("batch_of", lambda: {}["x"], r"batch\(rng, size=7\) raised KeyError"),
+    ],
+)
+def test_a_users_mistake_is_one_line_that_names_the_method(
+    tmp_path, monkeypatch, name, result, message
+):
+    monkeypatch.setattr(Mistaken, name, staticmethod(result))
+    for function in (train_run, check_run):
+        with pytest.raises(ValueError, match=message) as raised:
+            function(toy(Mistaken), tmp_path / "run")
+        assert str(raised.value).startswith("task test_settings:Mistaken: ")
+        assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the training's own settings ---
+
+
+@pytest.mark.parametrize("schedule", ["constant", "inverse-sqrt", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_rates(schedule, warmup):
+    """Vaswani et al. 2017, section 5.3, for the inverse square root."""
+    config = TrainConfig(steps=10, schedule=schedule, warmup_steps=warmup, learning_rate=0.5)
+    found = [float(config.rate()(count)) for count in range(10)]
+    expected = []
+    for count in range(10):
+        rise = min(1.0, count / warmup) if warmup else 1.0
+        fall = 1.0
+        if schedule == "cosine":
+            fall = (1 + np.cos(np.pi * max(0, count - warmup) / (10 - warmup))) / 2
+        if schedule == "inverse-sqrt":
+            done, reference = count + 1, max(warmup, 1)
+            rise, fall = min(1.0, done / reference), min(1.0, (reference / done) ** 0.5)
+        expected.append(0.5 * rise * fall)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_one_update_for_several_batches_is_that_of_their_mean():
+    config = TrainConfig(schedule="constant", learning_rate=0.5, accumulate=2, weight_decay=0.1)
+    optimizer, single = config.optimizer(), dataclasses.replace(config, accumulate=1).optimizer()
+    params, gradients = np.ones(2, np.float32), np.float32([[3.0, -1.0], [1.0, 0.0]])
+    state = optimizer.init(params)
+    first, state = optimizer.update(gradients[0], state, params)
+    second, _ = optimizer.update(gradients[1], state, params)
+    expected, _ = single.update(gradients.mean(0), single.init(params), params)
+    assert np.all(np.asarray(first) == 0)
+    np.testing.assert_allclose(second, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seeds": 0}, "seeds must be at least 1"),
+        ({"steps": 1.5}, "steps must be"),
+        ({"first_seed": 2**31}, "first_seed must leave all seeds below"),
+        ({"checkpoint_every": 30}, "checkpoint_every must be a multiple of log_every 25; got 30"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be greater than 0"),
+        ({"clip_norm": -1.0}, "clip_norm must be greater than 0"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
+        ({"schedule": "linear"}, "schedule must be"),
+        ({"beta2": 1.0}, "beta2 must be at least 0 and below 1"),
+    ],
+)
+def test_a_setting_out_of_range(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**settings)
+
+
+def test_folders_are_copied_with_all_that_a_run_needs(tmp_path, extended):
+    shutil.copytree(extended, tmp_path / "copy")
+    assert_bits_equal(load_run(tmp_path / "copy").params, load_run(extended).params)
