@@ -199,7 +199,7 @@ def test_training_fails_before_it_makes_a_folder_or_reads_a_text(wrong_module, m
     assert printed.err.startswith(f"error: score Wrong(size=64): {LINE.format(64)} line 11)")
     assert printed.err.count("\n") == 1
     assert not (wrong_module / "run").exists()
-    model = MODEL.with_settings(score="wrong_scores:Wrong(size=32)")
+    model = dataclasses.replace(MODEL, score="wrong_scores:Wrong(size=32)")
     config = TranslationConfig(source="nowhere", target="nowhere", model=model)
     refused(re.escape(LINE.format(32)), lambda: prepare(config, wrong_module, 1))
 
