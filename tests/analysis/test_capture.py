@@ -24,7 +24,7 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import nn
 from attention_jax.analysis import capture
-from attention_jax.analysis.interpretation import points_in
+from attention_jax.analysis.jaxpr_evaluation import points_in
 from attention_jax.functional.capture_point import capturing
 
 TILE = aj.BlockSizes(query=2, key=3)

@@ -172,7 +172,7 @@ GOOD = (np.ones((5, 4)), np.ones((7, 4)), np.ones((7, 3)))
         (np.ones((5, 3)), np.ones(()), r"scales must be \[n\]; got \[\]"),
         (np.ones((5, 3)), np.ones((2, 2)), r"scales must be \[n\]; got \[2, 2\]"),
         (np.ones((5, 3)), np.arange(3), "scales must be floating-point"),
-        (np.ones((7, 3)), np.ones(2), r"doutput must be \[5, 3\]"),
+        (np.ones((7, 3)), np.ones(2), "doutput"),
     ],
 )
 def test_bad_input(doutput, scales, message):

@@ -13,7 +13,6 @@ from attention_jax import analysis
 softmax_jacobian = quick_jit(analysis.softmax_jacobian)
 softmax_jacobian_norm = quick_jit(analysis.softmax_jacobian_norm)
 softmax_vjp = quick_jit(analysis.softmax_vjp)
-gradient_through_top_keys = quick_jit(analysis.gradient_through_top_keys, static_argnums=2)
 
 B, T, S = 2, 5, 7
 
@@ -154,27 +153,6 @@ def test_a_cotangent_of_a_masked_weight_may_be_anything():
     )
 
 
-# --- the share of the largest weights ---
-
-
-def test_top_keys_by_hand():
-    weights = jnp.array([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]])
-    dlogits = jnp.array([[-1.0, 0.5, 0.5], [0.0, 0.0, 0.0]])
-    for k, share in ((1, 0.25), (2, 0.5), (3, 1.0)):
-        np.testing.assert_allclose(gradient_through_top_keys(weights, dlogits, k), [share, 0])
-
-
-def test_top_keys_against_sorting():
-    weights, dlogits = rows(B, T, S, seed=5), np.random.default_rng(6).normal(size=(B, T, S))
-    narrow = [array.astype(np.float32) for array in (weights, dlogits)]
-    for k in range(1, S + 1):
-        got = gradient_through_top_keys(*narrow, k)
-        for index in np.ndindex(B, T):
-            top = np.argsort(-weights[index])[:k]
-            expected = np.abs(dlogits[index])[top].sum() / np.abs(dlogits[index]).sum()
-            np.testing.assert_allclose(got[index], expected, rtol=1e-6)
-
-
 # --- transformations, dtypes, errors ---
 
 
@@ -185,7 +163,6 @@ def test_jit_vmap_and_dtypes():
         analysis.softmax_jacobian,
         analysis.softmax_jacobian_norm,
         lambda weights: analysis.softmax_vjp(weights, other[0, 0]),
-        lambda weights: analysis.gradient_through_top_keys(weights, other[0, 0], 2),
     ]
 
     @quick_jit
@@ -220,13 +197,6 @@ GOOD = np.full((T, S), 1 / S, np.float32)
             r"dweights must be \[5, 7\] to match.*got \[7\]",
         ),
         (lambda: analysis.softmax_vjp(GOOD, GOOD > 0), "dweights must be floating-point"),
-        (
-            lambda: analysis.gradient_through_top_keys(GOOD, GOOD.T, 1),
-            r"dlogits must be \[5, 7\].*\[7, 5\]",
-        ),
-        (lambda: analysis.gradient_through_top_keys(GOOD, GOOD, 0), "k must be at least 1; got 0"),
-        (lambda: analysis.gradient_through_top_keys(GOOD, GOOD, 8), "k must be at most 7; got 8"),
-        (lambda: analysis.gradient_through_top_keys(GOOD, GOOD, 1.0), "k must be .* got 1.0"),
     ],
 )
 def test_bad_input(call, message):

@@ -64,27 +64,27 @@ GOOD = np.full((B, T, S), 1 / S, np.float32)
         (lambda: saturation(GOOD, rows="abc"), "rows must be an array; got str"),
         (
             lambda: saturation(GOOD, rows=COUNTED[:, :1]),
-            r"rows must be \[5\], with batch axes that broadcast to \[2\]; got \[2, 1\]",
+            r"rows must be \[..., 5\]; got \[2, 1\]",
         ),
-        (lambda: saturation(GOOD[0], rows=COUNTED), r"rows must be \[5\]; got \[2, 5\]"),
-        (lambda: saturation(GOOD, rows=True), r"rows must be \[5\], .*; got \[\]"),
+        (lambda: saturation(GOOD[0], rows=COUNTED), "rows must broadcast"),
+        (lambda: saturation(GOOD, rows=True), r"rows must be \[..., 5\]; got \[\]"),
         (
             lambda: alignment_error(GOOD, ALIGNMENT.astype(np.float32)),
             "alignment must be integers; got dtype float32",
         ),
         (
             lambda: alignment_error(GOOD, ALIGNMENT[:, :3]),
-            r"alignment must be \[5\].*got \[2, 3\]",
+            r"alignment must be \[..., 5\]",
         ),
         (
             lambda: alignment_error(GOOD, ALIGNMENT, rows=COUNTED[:, 1:]),
-            r"rows must be \[5\]",
+            r"rows must be",
         ),
         (
             lambda: expected_distance(GOOD, COUNTED),
             "alignment must be integers; got dtype bool",
         ),
-        (lambda: expected_distance(GOOD, ALIGNMENT[:, :3]), r"alignment must be \[5\]"),
+        (lambda: expected_distance(GOOD, ALIGNMENT[:, :3]), "alignment must be"),
         (
             lambda: jensen_shannon(GOOD, GOOD[0]),
             r"weights_b must be \[2, 5, 7\], as weights_a is; got \[5, 7\]",

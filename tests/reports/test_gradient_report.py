@@ -18,8 +18,8 @@ from html_reader import Reader
 from stand_in_training import scaled_at_each_step
 
 from attention_jax.analysis import capture
-from attention_jax.analysis.attention_names import computation_order
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
+from attention_jax.analysis.capture import computation_order
 from attention_jax.nn.config import ModelConfig
 from attention_jax.reports import gradient_report
 from attention_jax.tasks.gradients import analyze_run

@@ -11,9 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.analysis.attention_names import computation_order
 from attention_jax.analysis.attention_page import page_data
-from attention_jax.analysis.capture import Captured, CapturedGradients, capture
+from attention_jax.analysis.capture import Captured, capture, computation_order
+from attention_jax.analysis.gradients import CapturedGradients
 from attention_jax.analysis.rollout import attention_rollout, cross_rollout
 
 JSON = dict[str, Any]
