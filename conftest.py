@@ -11,6 +11,8 @@ import pytest
 
 pytest_plugins = ["resumable"]
 
+os.environ["ATTENTION_JAX_CACHE"] = "off"  # command lines of tests leave the user's cache alone
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

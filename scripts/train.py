@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic
 
 import tyro
 from command_line import TaskName, run_command
@@ -16,9 +16,7 @@ from attention_jax.runs.processes import Distribution
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.sharding import MeshShape
-from attention_jax.training.task import Task
-
-Settings = TypeVar("Settings", bound=Task)
+from attention_jax.training.task import Settings
 
 
 def _every(words: list[str]) -> int:

@@ -17,6 +17,7 @@ from command_line import run_command
 
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.run_folder import check_output
+from attention_jax.tasks import task_in
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.tasks.translation.text import (
     check_same_length,
@@ -70,17 +71,20 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> int:
-    run = load_run(arguments.workdir, arguments.step, average=arguments.average)
-    if not isinstance(run.task, Translation):
+    if not isinstance(task_in(arguments.workdir), Translation):
         raise ValueError(f"workdir {arguments.workdir} must be a run of task translation")
+    run = load_run(arguments.workdir, arguments.step, average=arguments.average)
     translator = translator_of(run, arguments.seed_index)
     if arguments.source is None:
         sentences = decode_sentences(sys.stdin.buffer.read(), "standard input")
     else:
         sentences = read_sentences(arguments.source)
-    references = None if arguments.reference is None else read_sentences(arguments.reference)
-    if references is not None:
-        check_same_length("source", sentences, str(arguments.reference), references)
+    references = None
+    if arguments.reference is not None:
+        references = read_sentences(arguments.reference)
+        check_same_length(
+            arguments.source or "standard input", sentences, arguments.reference, references
+        )
     translations: list[str] = []
     try:
         with _written(arguments.out) as out, _progress(len(sentences)) as progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import shutil
@@ -13,22 +14,21 @@ import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 from collectives import collectives
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from saved_files import assert_bits_equal
-from toy_task import train_toy
+from toy_task import Toy, toy, train_toy
 
 from attention_jax.nn import ModelConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.digest import _sums_on, digests
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.training.loop import FedTask, LoopConfig, Task, initial_state
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.training.loop import initial_state
 from attention_jax.training.run import train_run
 from attention_jax.training.sharding import Layout, MeshShape
+from attention_jax.training.task import Feed, TrainConfig
 
 DEVICES = 8
 
@@ -81,16 +81,14 @@ def digests_move_no_leaf():
 MESHES = {
     "data": MeshShape(data=8),
     "seed": MeshShape(seed=4),
-    "all": MeshShape(data=2, seed=2, fsdp=2),
-    "fsdp": MeshShape(fsdp=8),
+    "all": MeshShape(data=4, seed=2),
 }
 
 
 def config(steps=12):
-    return ReversalConfig(
-        model=ModelConfig(dim=8, hidden_dim=16, encoder_layers=0, decoder_self_attention=False),
-        loop=LoopConfig(seeds=4, steps=steps, log_every=2, checkpoint_every=4),
-        batch_size=16,
+    return Reversal(
+        ModelConfig(dim=8, hidden_dim=16, encoder_layers=0, decoder_self_attention=False),
+        TrainConfig(seeds=4, steps=steps, log_every=2, checkpoint_every=4, batch_size=16),
         min_length=1,
         max_length=3,
     )
@@ -100,7 +98,7 @@ def config(steps=12):
 def folder_of(mesh):
     """Trains on a mesh, or on one device for None; returns the folder and the parameters."""
     folder = Path(tempfile.mkdtemp())
-    trained = train_run(REVERSAL, config(), folder, mesh=MESHES.get(mesh))
+    trained = train_run(config(), folder, mesh=MESHES.get(mesh))
     return folder, trained.params
 
 
@@ -120,27 +118,18 @@ def trains_as_one_device_does(mesh):
     folder, params = folder_of(mesh)
     np.testing.assert_allclose(losses(folder), losses(folder_of(None)[0]), rtol=TOLERANCE)
     assert_spread(params, MESHES[mesh])
-    layout = Layout(MESHES[mesh])
-    run = config()
-    state = initial_state(reversal_task(run), optimizer(run), run.loop, layout)
-    cut = assert_spread(state, MESHES[mesh])
-    assert cut > 30 or layout.shape.fsdp == 1
-    assert_bits_equal(state, initial_state(reversal_task(run), optimizer(run), run.loop))
+    state = initial_state(config(), Layout(MESHES[mesh]))
+    assert_spread(state, MESHES[mesh])
+    assert_bits_equal(state, initial_state(config()))
 
 
 def assert_spread(stacked, mesh):
-    """Asserts that devices hold their seeds and fsdp parts; returns the number of split leaves."""
-    cut = 0
+    """Asserts that devices hold their seeds."""
     for leaf in jax.tree.leaves(stacked):
-        parts = mesh.seed
-        if any(size % mesh.fsdp == 0 for size in leaf.shape[1:]):
-            parts *= mesh.fsdp
-            cut += mesh.fsdp > 1
         assert len(leaf.addressable_shards) == mesh.devices
         for shard in leaf.addressable_shards:
-            assert shard.data.size * parts == leaf.size
             assert shard.data.shape[0] * mesh.seed == leaf.shape[0]
-    return cut
+            assert shard.data.size * mesh.seed == leaf.size
 
 
 def goes_on_over_others(before, after):
@@ -148,34 +137,52 @@ def goes_on_over_others(before, after):
     folder = Path(tempfile.mkdtemp()) / "run"
     shutil.copytree(folder_of(before)[0], folder)
     shutil.rmtree(folder / "checkpoints" / "12")
-    run = config()
     layout = Layout(MESHES.get(after))
-    start = functools.partial(initial_state, reversal_task(run), optimizer(run), run.loop)
+    start = functools.partial(initial_state, config())
     with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
         alone = checkpoints.restore(jax.eval_shape(start))
         spread = checkpoints.restore(layout.placed(jax.eval_shape(start)))
     assert alone.step == spread.step == 8
     assert_bits_equal(alone.state, spread.state)
-    assert_spread(spread.state, layout.shape)
-    train_run(REVERSAL, run, folder, resume=True, mesh=MESHES.get(after))
+    assert_spread(spread.state, MESHES.get(after, MeshShape()))
+    train_run(config(), folder, resume=True, mesh=MESHES.get(after))
     np.testing.assert_allclose(losses(folder), losses(folder_of(None)[0]), rtol=TOLERANCE)
 
 
-def init(rng):
-    return {"kernel": jax.random.normal(rng, (16, 24)), "out": jnp.linspace(-1.0, 1.0, 24)}
+@dataclasses.dataclass(frozen=True)
+class Drawn(Toy):
+    """Each device draws its own part of a batch."""
+
+    def init(self, rng):
+        return {"kernel": jax.random.normal(rng, (16, 24)), "out": jnp.linspace(-1.0, 1.0, 24)}
+
+    def batch(self, rng, *, size, length=None):
+        return jax.random.normal(rng, (size, 16))
+
+    def loss(self, params, batch, rng):
+        noise = 0.1 * jax.random.normal(rng, (len(batch),))
+        return jnp.mean((jnp.tanh(batch @ params["kernel"]) @ params["out"] + noise) ** 2), {}
 
 
-def loss(params, batch, rng):
-    noise = 0.1 * jax.random.normal(rng, (len(batch),))
-    return jnp.mean((jnp.tanh(batch @ params["kernel"]) @ params["out"] + noise) ** 2), {}
+class Fed(Drawn):
+    """Batches of two shapes, made on the host; each device gets its part."""
+
+    def feed(self, folder, *, multiple_of=1):
+        def batch(seed, step):
+            rng = np.random.default_rng([seed, step])
+            return rng.normal(size=(8 + 8 * (step % 2), 16)).astype(np.float32)
+
+        return Feed(batch)
 
 
-def toy_trains_as_one_device_does(task):
-    loop = LoopConfig(seeds=4, steps=6, log_every=2, checkpoint_every=4)
+def toy_trains_as_one_device_does(cls, batch_size):
+    task = toy(
+        cls, seeds=4, steps=6, log_every=2, checkpoint_every=4, batch_size=batch_size
+    )  # fmt: skip
     runs, lines = [], []
     for mesh in (None, "all"):
         folder = RunFolder(tempfile.mkdtemp())
-        runs.append(train_toy(folder.path, task, optax.adam(0.01), loop, mesh=MESHES.get(mesh)))
+        runs.append(train_toy(task, folder.path, mesh=MESHES.get(mesh)))
         lines.append(np.array([line["loss"] for line in read_lines(folder.metrics)]))
     assert lines[0].shape == (3, 4)
     assert len(np.unique(lines[0])) == lines[0].size
@@ -183,35 +190,24 @@ def toy_trains_as_one_device_does(task):
     alone, spread = (run.params for run in runs)
     for one, other in zip(jax.tree.leaves(spread), jax.tree.leaves(alone), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-    assert assert_spread(spread, MESHES["all"]) >= 2
-    start = initial_state(task, optax.adam(0.01), loop, Layout(MESHES["all"]))
-    assert assert_spread(start, MESHES["all"]) >= 6  # Adam's moments too
-    assert_bits_equal(start, initial_state(task, optax.adam(0.01), loop))
+    assert_spread(spread, MESHES["all"])
 
 
 def drawn_trains_as_one_device_does():
-    """Each device draws its own part of a batch."""
-    toy_trains_as_one_device_does(Task(init, lambda rng: jax.random.normal(rng, (16, 16)), loss))
+    toy_trains_as_one_device_does(Drawn, 16)
 
 
 def fed_trains_as_one_device_does():
-    """Training with batches of two shapes, made outside the program; each device gets its part."""
-
-    def feed(seed, step):
-        rng = np.random.default_rng([seed, step])
-        return rng.normal(size=(8 + 8 * (step % 2), 16)).astype(np.float32)
-
-    toy_trains_as_one_device_does(FedTask(init, feed, loss))
+    toy_trains_as_one_device_does(Fed, None)
 
 
 def draws_each_part_where_it_is_used():
-    layout = Layout(MeshShape(data=4, fsdp=2))
-    task = reversal_task(config())
+    layout, task = Layout(MeshShape(data=8)), config()
     rng = jax.random.key(5)
-    draw = jax.jit(lambda rng: layout.constrained_batch(task.batch(rng)))
+    draw = jax.jit(lambda rng: layout.constrained(task.batch(rng, size=16), "data"))
     assert collectives(draw.lower(rng).compile()) == []
     drawn = draw(rng)
-    assert_bits_equal(drawn, jax.jit(task.batch)(rng))
+    assert_bits_equal(drawn, jax.jit(lambda rng: task.batch(rng, size=16))(rng))
     for leaf in jax.tree.leaves(drawn):
         rows = [shard.index[0].indices(16)[:2] for shard in leaf.addressable_shards]
         assert sorted(rows) == [(first, first + 2) for first in range(0, 16, 2)]
@@ -228,8 +224,7 @@ SLOW = {
     "-then-".join(map(str, pair)): functools.partial(goes_on_over_others, *pair)
     for pair in (
         (None, "all"),
-        ("all", "fsdp"),
-        ("fsdp", None),
+        ("all", None),
         ("data", "seed"),
         ("seed", "data"),
     )

@@ -19,13 +19,12 @@ import command_lines
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_jax.tasks.batch import Batch
 from command_line import run_command
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples
 
-from attention_jax.tasks.reversal import evaluation
+from attention_jax.tasks.evaluation import Accuracies
 
 
 class _Begun(BaseException):
@@ -36,7 +35,7 @@ def _begin(*_, **__):
     raise _Begun
 
 
-def _only_saved(_training, state, records, _interruption):
+def _only_saved(_task, _feed, _layout, state, records, _interruption):
     """Replaces training: saves two checkpoints and learns nothing."""
     for step in (1, 2):
         state = state._replace(step=jnp.full_like(state.step, step))
@@ -45,20 +44,19 @@ def _only_saved(_training, state, records, _interruption):
     return state
 
 
-def _batch(rng, *, batch_size, max_length, **_):
-    """Returns strings of one repeated letter, without compiling anything."""
-    letters = np.ones((batch_size, max_length), "i4")
-    lengths = np.full(batch_size, max_length, "i4")
-    return Batch(letters, lengths, letters, letters, lengths)
+def _accuracies(task, params, lengths):
+    return {length: Accuracies(*(np.array([0.5, 0.25]) for _ in range(3))) for length in lengths}
 
 
-def _evaluation(config, beams, params, batch):
-    return evaluation.Evaluation(*(np.array([0.5, 0.25]) for _ in range(3)))
+def _decoded(model, batch, *, beams):
+    return batch.targets
 
 
-def _decoded(model, batch, *, beams, return_weights):
-    weights = jnp.ones((1, *batch.targets.shape, batch.source.shape[1]))
-    return evaluation.Decoded(batch.targets, weights)
+def _panels(task, params, batch, labels):
+    return {
+        name: (np.ones((len(rows), len(columns))), rows, columns)
+        for name, (rows, columns) in labels.items()
+    }
 
 
 SMALL = (  # the settings of `trained_run`
@@ -86,7 +84,7 @@ def words(*values):
 
 
 # {command: (words that it needs, {option: right words}, {option: wrong words}, its slow work)}
-EVALUATION = "attention_jax.tasks.reversal.evaluation"
+SEQUENCES = "attention_jax.tasks.sequences"
 COMMANDS = {
     "train": (
         ("--workdir", "run"),
@@ -118,26 +116,26 @@ COMMANDS = {
     ),
     "evaluate": (
         ("--workdir", "run"),
-        {"--lengths": words("3", ("1", "2")), "--strings": count, "--seed": words(str(2**32 - 1)),
-         "--beams": words("1", "2"), "--out": words("out.json")},
-        {**counts("strings beams"), "--lengths": words("0", ("3", "-1"), "x", "3.5", ()),
-         "--seed": words("-1", str(2**32), "x"), "--out": words(".", "nowhere/out.json", ())},
-        {f"{EVALUATION}._evaluate": _evaluation, f"{EVALUATION}.random_batch": _batch},
+        {"--lengths": words("3", ("1", "2")), "--average": words("1", "2"),
+         "--out": words("out.json")},
+        {**counts("average"), "--lengths": words("0", ("3", "-1"), "x", "3.5"),
+         "--out": words(".", "nowhere/out.json", ())},
+        {f"{SEQUENCES}.accuracies": _accuracies},
     ),
-    "reverse": (
-        ("word", "--workdir", "run"),
-        {"--seed-index": words("0", "1"), "--beams": count,
+    "answers": (
+        ("--workdir", "run"),
+        {"--inputs": words("abc", ("a", "word")), "--seed-index": words("0", "1"), "--beams": count,
          "--figure": words("a.png", "new/a.png")},
-        {**counts("beams"), "--seed-index": words("2", "-1", "x", "0.5"), "Hello": words(()),
-         "a1": words(()), "--figure": words("a.jpg", ".png/", "run", ())},
-        {f"{EVALUATION}.decode": _decoded},
+        {**counts("beams"), "--seed-index": words("2", "-1", "x", "0.5"),
+         "--inputs": words("Hello", "a1"), "--figure": words("a.jpg", ".png/", "run", ())},
+        {f"{SEQUENCES}.decoded": _decoded, "answers.cross_attention": _panels},
     ),
     "analyze_gradients": (
         ("--workdir", "run"),
-        {"--compare": words("run", ("run", "run")), "--words": words("abc", ("a", "reverse")),
-         "--iterations": words("0", "3"), "--samples": words("2"), "--out": words("page.html")},
-        {**counts("strings"), "--compare": words("nowhere"), "--words": words("Abc", "", ()),
-         "--iterations": words("-1", "x"), "--samples": words("1", "0"),
+        {"--compare": words("run", ("run", "run")), "--iterations": words("0", "3"),
+         "--samples": words("2"), "--out": words("page.html")},
+        {"--compare": words("nowhere"), "--iterations": words("-1", "x"),
+         "--samples": words("1", "0"),
          "--out": words("page.txt", "nowhere/page.html", ".")},
         {"analyze_gradients.analyze_run": _begin},
     ),
@@ -249,13 +247,11 @@ def flat(chosen):
 def test_a_right_command_line_begins_and_a_wrong_one_leaves_no_file(name, data):
     needed, right, wrong, _ = COMMANDS[name]
     chosen = data.draw(st.fixed_dictionaries({}, optional=right))
-    kept = needed if name != "reverse" else ("abc", *needed[1:])
+    kept = needed
     with folder_of("run" in needed and name != "train") as folder:
         check_begins(*run(name, [*kept, *flat(chosen)]))
     option = data.draw(st.sampled_from([*wrong, *unknown]))
     value = data.draw((wrong | unknown)[option])
-    if name == "reverse" and not option.startswith("--"):
-        kept = kept[1:]  # a wrong word instead of the right one
     with folder_of("run" in needed and name != "train") as folder:
         before = files_below(folder)
         check_refused(*run(name, [*flat({option: value}), *kept, *flat(chosen | {option: value})]))
@@ -265,8 +261,8 @@ def test_a_right_command_line_begins_and_a_wrong_one_leaves_no_file(name, data):
 # --- damaged folders of runs ---
 
 READERS = {
-    "evaluate": ["--workdir", "run", "--strings", "3", "--out", "out.json"],
-    "reverse": ["abc", "--workdir", "run", "--figure", "a.png"],
+    "evaluate": ["--workdir", "run", "--out", "out.json"],
+    "answers": ["--inputs", "abc", "--workdir", "run", "--figure", "a.png"],
     "analyze_gradients": ["--workdir", "run", "--out", "page.html"],
     "train": ["--workdir", "run", "--resume", *SMALL.split()],
 }
@@ -345,7 +341,7 @@ def test_a_damaged_folder_is_told_in_a_short_message_and_left_as_it_is(name, dam
 @pytest.mark.parametrize("name", READERS)
 def test_a_whole_folder_is_read_and_so_is_one_with_a_damaged_newest_state(name):
     with folder_of(True) as folder:
-        if name in ("evaluate", "reverse"):
+        if name in ("evaluate", "answers"):
             for path in (folder / "run" / "checkpoints").glob("2/state/**/d/*"):
                 path.write_bytes(path.read_bytes()[:-9])
         check_begins(*run(name, READERS[name]))

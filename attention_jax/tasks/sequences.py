@@ -222,8 +222,8 @@ class SequenceTask(Task):
     @property
     def label(self) -> str:
         """The score, and the settings of the model that differ from the task's own."""
-        usual = next(f.default for f in dataclasses.fields(self) if f.name == "model")
-        return str(self.model.label_beside(usual))
+        usual = dataclasses.replace(self, model=type(self).model)
+        return self.network.label_beside(usual.network)
 
     # --- a trained model ---
 

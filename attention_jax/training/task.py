@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -282,3 +282,7 @@ class Task:
     def label(self) -> str:
         """What progress and tables call a run."""
         return self.name
+
+
+# The class of a task, where it is chosen by a command line.
+Settings = TypeVar("Settings", bound=Task)

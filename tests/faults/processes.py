@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attention_jax.tasks.reversal.definition import REVERSAL
-
 from attention_jax.training.run import load_states
 
 from .findings import Ended, Result, hashes
@@ -164,7 +162,7 @@ def steps_to_lose(workdir: Path) -> int:
 
 def result(workdir: Path, step: int = STEPS) -> Result:
     """What a run left."""
-    _, states = load_states(REVERSAL, workdir)
+    _, states = load_states(workdir)
     return Result(hashes(states[step]()), (workdir / "metrics.jsonl").read_bytes())
 
 

@@ -16,14 +16,13 @@ import time
 from pathlib import Path
 
 import jax
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.task import ReversalConfig, optimizer, reversal_task
 
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.training.loop import initial_state
 from attention_jax.training.run import load_states
+from attention_jax.training.settings import task_in
 from attention_jax.training.sharding import Layout, MeshShape
 
 from .findings import WRONG, Findings, hashes
@@ -44,15 +43,15 @@ CHANGES = [  # option, its new value, and the setting's name, old and new value 
     ("--score", "dot", "model.score was 'scaled', now 'dot'"),
     ("--dim", "16", "model.dim was 8, now 16"),
     ("--hidden-dim", "11", "model.hidden_dim was 8, now 11"),
-    ("--seeds", "2", "loop.seeds was 1, now 2"),
-    ("--first-seed", "5", "loop.first_seed was 0, now 5"),
-    ("--steps", "300", "loop.steps was 150, now 300"),
-    ("--batch-size", "7", "batch_size was 8, now 7"),
-    ("--learning-rate", "0.01", "learning_rate was 0.003, now 0.01"),
+    ("--seeds", "2", "train.seeds was 1, now 2"),
+    ("--first-seed", "5", "train.first_seed was 0, now 5"),
+    ("--steps", "300", "train.steps was 150, now 300"),
+    ("--batch-size", "7", "train.batch_size was 8, now 7"),
+    ("--learning-rate", "0.01", "train.learning_rate was 0.003, now 0.01"),
 ]
 SHAPES = [  # those of them that leaves have in their shapes
     ("--dim", "16", ("model", "dim"), 16),
-    ("--seeds", "2", ("loop", "seeds"), 2),
+    ("--seeds", "2", ("train", "seeds"), 2),
     ("--encoder-layers", "2", ("model", "encoder_layers"), 2),
 ]
 
@@ -83,7 +82,7 @@ def other_settings(place: Place, rng: random.Random, found: Findings) -> None:
 # --- other devices ---
 
 SPREAD = ("--seeds", "2", "--steps", "60")
-MESHES = [(8, ["seed=2", "data=2", "fsdp=2"]), (2, ["fsdp=2"])]
+MESHES = [(8, ["seed=2", "data=4"]), (2, ["data=2"])]
 ROUNDING = 1e-3  # relative, of a loss after 60 steps of Adam
 
 
@@ -96,7 +95,7 @@ def other_devices(place: Place, rng: random.Random, found: Findings) -> None:
         time.sleep(rng.uniform(0, 0.5))
         stop(process, signal.SIGTERM)
         step = max(map(int, saved_steps(workdir)))
-        here = hashes(load_states(REVERSAL, workdir)[1][step]())
+        here = hashes(load_states(workdir)[1][step]())
         words = ["-m", "tests.faults.settings", str(workdir), str(step), *mesh]
         there = end(place.start_python(words, devices=devices))
         if there.status or json.loads(there.out) != here:
@@ -118,10 +117,7 @@ def other_devices(place: Place, rng: random.Random, found: Findings) -> None:
 
 def print_hashes(workdir: Path, step: int, words: list[str]) -> None:
     """Of a state that is restored on a mesh, as the process sees it whose devices these are."""
-    config = ReversalConfig.from_json(RunFolder(workdir).read_config())
-    start = jax.eval_shape(
-        lambda: initial_state(reversal_task(config), optimizer(config), config.loop)
-    )
+    start = jax.eval_shape(functools.partial(initial_state, task_in(workdir)))
     layout = Layout(MeshShape.from_words(words))
     with Checkpoints(RunFolder(workdir).checkpoints, read_only=True) as checkpoints:
         restored = checkpoints.restore(layout.placed(start), step=step)

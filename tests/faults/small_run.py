@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import io
 import shutil
@@ -12,28 +13,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import optax
-from toy_task import saved_state, train_toy
+from toy_task import Toy, saved_state, toy, train_toy
 
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.training.loop import LoopConfig, Task
 
 from .findings import Ended, Result, hashes
 
 STEPS, NEWEST, BEFORE = 6, 4, 2  # the step to reach, and those that are saved on the way
-
-
-def _init(rng):
-    """No generator where none is needed: it is what takes long to compile."""
-    start = _numbers(rng, 67 * 31 + 1031)
-    return {
-        "kernel": start[: 67 * 31].reshape(67, 31),
-        "table": start[67 * 31 :],
-        "bias": jnp.zeros(31),
-    }
-
-
-def _batch(rng):
-    return _numbers(rng, 5 * 67).reshape(5, 67)
 
 
 def _numbers(rng, count):
@@ -41,17 +27,31 @@ def _numbers(rng, count):
     return jnp.sin(jnp.arange(count, dtype=jnp.float32) + phase.astype(jnp.float32))
 
 
-def _loss(params, batch, rng):
-    del rng
-    out = jnp.tanh(batch @ params["kernel"] + params["bias"][None, :])
-    return jnp.mean(out**2) + jnp.mean(params["table"] ** 2), {}
+@dataclasses.dataclass(frozen=True)
+class Small(Toy):
+    """Four arrays, and no generator where none is needed: it is what takes long to compile."""
+
+    def optimizer(self):
+        return optax.adam(0.1)
+
+    def init(self, rng):
+        start = _numbers(rng, 67 * 31 + 1031)
+        return {
+            "kernel": start[: 67 * 31].reshape(67, 31),
+            "table": start[67 * 31 :],
+            "bias": jnp.zeros(31),
+        }
+
+    def batch(self, rng, *, size, length=None):
+        return _numbers(rng, size * 67).reshape(size, 67)
+
+    def loss(self, params, batch, rng):
+        del rng
+        out = jnp.tanh(batch @ params["kernel"] + params["bias"][None, :])
+        return jnp.mean(out**2) + jnp.mean(params["table"] ** 2), {}
 
 
-RUN = (
-    Task(_init, _batch, _loss),
-    optax.adam(0.1),
-    LoopConfig(seeds=2, steps=STEPS, log_every=1, checkpoint_every=2, keep=3),
-)
+TASK = toy(Small, seeds=2, steps=STEPS, log_every=1, checkpoint_every=2, keep=3, batch_size=5)
 
 
 @functools.cache
@@ -72,7 +72,7 @@ def resumed(folder: Path) -> Ended:
     status = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            train_toy(folder, *RUN, label="small")
+            train_toy(TASK, folder)
         except ValueError as error:
             print(f"error: {error}", file=err)
             status = 2
@@ -84,7 +84,7 @@ def resumed(folder: Path) -> Ended:
 
 def result(folder: Path) -> Result:
     """What it left."""
-    state = saved_state(folder, *RUN, step=STEPS)
+    state = saved_state(TASK, folder, step=STEPS)
     return Result(hashes(state), (folder / "metrics.jsonl").read_bytes())
 
 

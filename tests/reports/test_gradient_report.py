@@ -8,10 +8,6 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from attention_jax.tasks.gradient_examples import GradientAnalysis
-from attention_jax.tasks.reversal.data import reversal_batch
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.task import VOCABULARY, ReversalConfig, bind
 from command_lines import call, load
 from conformance import quick_jit
 from html_reader import Reader
@@ -22,16 +18,17 @@ from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.analysis.capture import computation_order
 from attention_jax.nn.config import ModelConfig
 from attention_jax.reports import gradient_report
-from attention_jax.tasks.gradients import analyze_run
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.gradients import GradientAnalysis, analyze_run
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import load_states, train_run
+from attention_jax.training.task import TrainConfig
 
 script = load("scripts/analyze_gradients.py")
 CROSS = "decoder_0/cross_attention"
 
 
-CONFIG = ReversalConfig(
-    model=ModelConfig(
+TASK = Reversal(
+    ModelConfig(
         score="general",
         dim=8,
         hidden_dim=12,
@@ -39,17 +36,16 @@ CONFIG = ReversalConfig(
         position_limit=13,
         encoder_layers=0,
     ),
-    loop=LoopConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2),
-    batch_size=3,
+    TrainConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2, batch_size=3),
 )
-LABEL = "general, softmax, positions learned limit=13"  # the positions are not the task's default
+LABEL = "general, softmax, positions learned position_limit=13"
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with mock.patch("attention_jax.training.run.train", scaled_at_each_step):
-        train_run(REVERSAL, CONFIG, folder)
+        train_run(TASK, folder)
     return folder
 
 
@@ -68,7 +64,7 @@ LOGGED = {
 @pytest.fixture(scope="module")
 def run(workdir):
     (workdir / "gradients.jsonl").write_text(json.dumps({"step": 2, **LOGGED}) + "\n")
-    analysis = GradientAnalysis(words=("ab", "xyz"), strings=5, iterations=3, samples=2)
+    analysis = GradientAnalysis(iterations=3, samples=2)
     told = []
     numbers = analyze_run(workdir, analysis, progress=told.append)
     assert len(told) == 4
@@ -83,7 +79,7 @@ def test_what_was_logged_is_read_and_of_the_states_that_are_kept_computed(run):
         assert by_step[name][1] == line
         assert np.shape(by_step[name]) == (4, 2)
     # The first loss of a model that knows nothing: about log V.
-    assert by_step["loss"][0] == pytest.approx([np.log(VOCABULARY.size)] * 2, abs=1.0)
+    assert by_step["loss"][0] == pytest.approx([np.log(TASK.vocabulary.size)] * 2, abs=1.0)
     assert by_step[f"{CROSS}/saturation"][1] == [None, None]  # not in that line
     assert run["attentions"] == [ENCODER, "decoder_0/self_attention", CROSS]
     assert np.shape(run["gradient_norms"]["decoder, cross attention"]) == (4, 2)
@@ -102,23 +98,25 @@ def test_every_parameter_is_in_one_group(run):
     assert np.min(np.array(groups["positions"], float)[[0, 3]]) > 0
 
 
-def test_words_show_the_models_own_weights(workdir, run):
-    _, states = load_states(REVERSAL, workdir)
+def test_examples_show_the_models_own_weights(workdir, run):
+    _, states = load_states(workdir)
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], states[6]().params)
-    batch = reversal_batch(np.array([VOCABULARY.encode("xyz")]), np.array([3]), source_start=True)
+    batch, labels = TASK.examples()
+    assert list(run["examples"]["6"]) == list(labels)
 
     @quick_jit
-    def weights_of(params, source, lengths, targets):
-        seen = capture(bind(CONFIG.model, params), source, lengths, targets)
-        return seen.attentions[CROSS].weights[0]
+    def weights_of(params, *inputs):
+        return capture(TASK.bind(params), *inputs).attentions[CROSS].weights
 
-    weights = weights_of(params, batch.source, batch.source_lengths, batch.target_inputs)
-    table = run["examples"]["6"]["xyz"]
-    assert table["row_labels"] == ["z", "y", "x", "EOS"]
-    assert table["column_labels"] == ["SOS", "x", "y", "z"]
-    np.testing.assert_allclose(table["weights"], weights, atol=1e-5)
-    np.testing.assert_allclose(np.sum(table["dlogits"], axis=1), 0, atol=1e-5)
-    assert np.abs(table["dlogits"]).max() > 0
+    weights = weights_of(params, *(array[:2] for array in batch.inputs))
+    for index, (word, (rows, columns)) in enumerate(labels.items()):
+        table = run["examples"]["6"][word]
+        assert table["row_labels"] == rows == [*word[::-1], "EOS"]
+        assert table["column_labels"] == columns == ["SOS", *word]
+        alone = weights[index, : len(rows), : len(columns)]
+        np.testing.assert_allclose(table["weights"], alone, atol=1e-5)
+        np.testing.assert_allclose(np.sum(table["dlogits"], axis=1), 0, atol=1e-5)
+        assert np.abs(table["dlogits"]).max() > 0
 
 
 def test_the_sweep_meets_the_model_at_scale_1(run):
@@ -133,7 +131,7 @@ def test_the_sweep_meets_the_model_at_scale_1(run):
 
 
 def test_edges_enclose_the_mean_eigenvalue(run, workdir):
-    _, states = load_states(REVERSAL, workdir)
+    _, states = load_states(workdir)
     count = sum(leaf[0].size for leaf in jax.tree.leaves(states[6]().params))
     for step in ("0", "6"):
         curvature = run["curvature"][step]
@@ -146,7 +144,8 @@ def test_edges_enclose_the_mean_eigenvalue(run, workdir):
 def other(run):
     """A run of the same label in another folder, without an encoder, and with one word."""
     by_step = {k: v for k, v in run["by_step"].items() if not k.startswith(ENCODER)}
-    words = {step: {"ab": tables["ab"]} for step, tables in run["examples"].items()}
+    first, _ = run["examples"]["6"]
+    words = {step: {first: tables[first]} for step, tables in run["examples"].items()}
     return {**run, "workdir": "runs/other", "by_step": by_step, "examples": words}
 
 
@@ -169,15 +168,16 @@ def test_the_matrices_of_the_page_can_be_explored(page, run, other):
     captures = json.loads(data)["captures"]
     assert [(c["panel"], c["step"], c["example"]) for c in captures] == [
         (f"{LABEL} ({each['workdir']})", step, word)
-        for each, words in ((run, ("ab", "xyz")), (other, ("ab",)))
+        for each, words in ((run, run["examples"]["6"]), (other, other["examples"]["6"]))
         for step in ("before training", "after training")
         for word in words
     ]
     (attention,) = captures[3]["attentions"]
-    assert attention["query_tokens"] == ["z", "y", "x", "EOS"]
+    word = captures[3]["example"]
+    assert attention["query_tokens"] == [*word[::-1], "EOS"]
     for name in ("weights", "dlogits"):
         shown = decoded_numbers(attention["arrays"][name])[0]
-        np.testing.assert_allclose(shown, run["examples"]["6"]["xyz"][name], rtol=1e-6)
+        np.testing.assert_allclose(shown, run["examples"]["6"][word][name], rtol=1e-6)
 
 
 def test_runs_that_would_be_called_the_same_are_told_apart(page, run, other):
@@ -208,10 +208,10 @@ def without_softmax(run):
 def test_the_script_writes_page_and_numbers(other, workdir, tmp_path, monkeypatch, capsys):
     """Of a run without softmax, which is reported without its gradients."""
     out = tmp_path / "page.html"
-    arguments = ["--workdir", workdir, "--words", "ab"]
+    arguments = ["--workdir", workdir, "--samples", 3]
 
     def analyzed(folder, analysis, *, progress):
-        assert (folder, analysis) == (workdir, GradientAnalysis(words=("ab",)))
+        assert (folder, analysis) == (workdir, GradientAnalysis(samples=3))
         return without_softmax(other)
 
     monkeypatch.setattr(script, "analyze_run", analyzed)
@@ -231,10 +231,7 @@ def test_the_script_writes_page_and_numbers(other, workdir, tmp_path, monkeypatc
     [
         (["--workdir", "nowhere"], "workdir must be the folder of a training run"),
         (["--workdir", "{run}", "--compare", "nowhere"], "nowhere has no config.json"),
-        (["--workdir", "{foreign}"], "foreign: config.json is not that of a reversal run"),
-        (["--workdir", "{run}", "--words", "aB"], "letters"),
-        (["--workdir", "{run}", "--words", ""], "at least one letter"),
-        (["--workdir", "{run}", "--words"], "words must be at least one"),
+        (["--workdir", "{foreign}"], "foreign: config.json is of an earlier version"),
         (["--workdir", "{run}", "--out", "page.pdf"], "ends in .html"),
         (["--workdir", "{run}", "--samples", "1"], "samples must be at least 2"),
     ],

@@ -6,24 +6,20 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from attention_jax.tasks.gradient_examples import GradientAnalysis
-from attention_jax.tasks.translation.definition import TRANSLATION
 from command_lines import call, load
 from conformance import quick_jit
 from stand_in_training import scaled_at_each_step
-from translation_cases import lines_of, run_config, write_text
+from translation_cases import lines_of, run_task, write_text
 
 from attention_jax.analysis import capture
 from attention_jax.reports import gradient_report
-from attention_jax.tasks.gradients import analyze_run
-from attention_jax.tasks.translation.batches import padded_batch
-from attention_jax.tasks.translation.task import Vocabularies, bind
-from attention_jax.tasks.vocabulary import EOS
+from attention_jax.tasks.gradients import GradientAnalysis, analyze_run
+from attention_jax.tasks.vocabulary import EOS, padded_batch
 from attention_jax.training.run import load_states, train_run
 
 script = load("scripts/analyze_gradients.py")
 CROSS = "decoder_0/cross_attention"
-LINE = 3
+LINE = 1
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +31,21 @@ def text(tmp_path_factory):
 def workdir(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with mock.patch("attention_jax.training.run.train", scaled_at_each_step):
-        train_run(TRANSLATION, run_config(text), folder)
+        train_run(run_task(text), folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def run(workdir):
-    analysis = GradientAnalysis(sentences=(LINE, 1), strings=3, iterations=2, samples=2)
+    analysis = GradientAnalysis(iterations=2, samples=2)
     numbers = analyze_run(workdir, analysis, progress=lambda line: None)
     return json.loads(json.dumps(numbers))
 
 
 def test_sentences_show_the_models_own_weights_with_subwords_on_the_axes(workdir, run):
-    config, states = load_states(TRANSLATION, workdir)
+    task, states = load_states(workdir)
     params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], states[6]().params)
-    subwords = Vocabularies.kept(config, workdir).source
+    subwords = task.subwords(workdir)
     pair = [lines_of("validation", side)[LINE - 1] for side in ("de", "en")]
     sides = [[*ids, EOS] for ids in subwords.encode(pair)]
     # Alone, without the padding that the other sentence needs.
@@ -57,7 +53,7 @@ def test_sentences_show_the_models_own_weights_with_subwords_on_the_axes(workdir
 
     @quick_jit
     def weights_of(params, source, lengths, targets):
-        seen = capture(bind(config, params), source, lengths, targets)
+        seen = capture(task.bind(params), source, lengths, targets)
         return seen.attentions[CROSS].weights[0]
 
     weights = weights_of(params, batch.source, batch.source_lengths, batch.target_inputs)
@@ -82,21 +78,6 @@ def test_every_number_of_the_report_is_there(run):
     page = gradient_report.report([run], command="analyze it")
     assert page.count("<img") == 2 + 1 + 1
     assert page.count("<iframe") == 1
-
-
-@pytest.mark.parametrize(
-    ("sentences", "expected"),
-    [
-        (["0"], "sentences must be at least 1; got 0"),
-        (["5"], "sentences must be lines of the text, 1 to 4; got 5"),
-        ([], "sentences must be at least one; got none"),
-    ],
-)
-def test_wrong_sentences(sentences, expected, workdir, monkeypatch, capsys):
-    monkeypatch.setattr(script, "analyze_run", None)  # it would fail if it were called
-    arguments = ["--workdir", workdir, "--sentences", *sentences]
-    assert call(script, *arguments, monkeypatch=monkeypatch) == 2
-    assert expected in capsys.readouterr().err
 
 
 def test_text_that_has_changed_is_refused(workdir, text, monkeypatch, capsys):

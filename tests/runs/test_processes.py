@@ -142,7 +142,7 @@ def test_two_train_as_one_does_and_one_of_them_writes(tmp_path, start):
     one, two = tmp_path / "one", tmp_path / "two"
     (_, first, _), (_, second, _) = finished(start(2, two_processes.__file__, "two"))
     *first, rows = first.splitlines()
-    assert "two: step 12/12" in "\n".join(first)
+    assert "toy: step 12/12" in "\n".join(first)
     assert (rows, second) == ("0 6", "6 12\n")
     two_processes.train(one)
     assert_same_losses(two, one)
@@ -163,7 +163,7 @@ def test_the_script_trains_in_two_processes_as_in_one(tmp_path, train):
 @pytest.mark.slow
 def test_damage_that_one_process_alone_can_see(tmp_path, train):
     """Cut up over processes, each reads its own part: both must fall back, and neither may wait."""
-    spread = ("--mesh", "fsdp=2", "--dim", "64", "--hidden-dim", "64")
+    spread = ("--mesh", "seed=2", "--seeds", "2", "--dim", "64", "--hidden-dim", "64")
     finished(train(2, "whole", *spread))
     before, again = tmp_path / "whole", tmp_path / "again"
     go_on_after_damage(train, before, again, 2, *spread, part="ocdbt.process_1/d")
@@ -228,7 +228,7 @@ def test_a_mistake_ends_both(tmp_path, train):
 def test_a_mesh_that_is_not_the_whole_machine_ends_both(tmp_path, train):
     for status, out, err in ended(train(2, "run", "--mesh", "data=1")):
         assert (status, out) == (2, "")
-        assert err.startswith("error: mesh seed=1 data=1 fsdp=1 must take all 2 devices")
+        assert err.startswith("error: mesh seed=1 data=1 must take all 2 devices")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""The command lines that read a run: evaluate.py and reverse.py, and the experiment on top."""
+"""The command lines that read a run: evaluate.py and answers.py, and the experiment on top."""
 
 import dataclasses
 import importlib
@@ -11,22 +11,21 @@ import typing
 
 import numpy as np
 import pytest
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.evaluation import reverse
-from attention_jax.tasks.reversal.task import ReversalConfig
 from benchmarks.measure import Options
 from command_line import ScoreNames, run_command
 from command_lines import ROOT, call, load
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.nn.config import ModelConfig
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.pages import cross_attention
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import load_run, train_run
+from attention_jax.training.task import TrainConfig
 from experiments import catalogue
 from experiments.experiment import conduct
 
 evaluate_script = load("scripts/evaluate.py")
-reverse_script = load("scripts/reverse.py")
+answers_script = load("scripts/answers.py")
 comparison = importlib.import_module("experiments.reversal.reversal_comparison")
 padding_mask = importlib.import_module("experiments.reversal.padding_mask")
 
@@ -34,53 +33,49 @@ padding_mask = importlib.import_module("experiments.reversal.padding_mask")
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    config = ReversalConfig(
-        model=ModelConfig(
+    task = Reversal(
+        ModelConfig(
             score="general",
             dim=8,
             hidden_dim=12,
             encoder_layers=0,
             decoder_self_attention=False,
         ),
-        loop=LoopConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2),
-        batch_size=3,
+        TrainConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2, batch_size=3),
     )
-    train_run(REVERSAL, config, folder)
+    train_run(task, folder)
     return folder
 
 
-def test_evaluate_prints_a_row_a_length_and_writes_every_seed(
+def test_evaluate_prints_a_row_per_result_and_writes_every_seed(
     workdir, tmp_path, monkeypatch, capsys
 ):
     out = tmp_path / "numbers.json"
-    arguments = ["--workdir", workdir, "--lengths", "3", "5", "--strings", "7", "--out", out]
+    arguments = ["--workdir", workdir, "--lengths", "3", "5", "--out", out]
     assert call(evaluate_script, *arguments, monkeypatch=monkeypatch) == 0
     printed = capsys.readouterr().out
-    assert "general, softmax, positions sinusoidal, step 4, 2 seeds" in printed
-    accuracy = json.loads(out.read_text())["accuracy"]
-    assert list(accuracy) == ["3", "5"]
-    for by_metric in accuracy.values():
-        assert set(by_metric) == {
-            "teacher_forced_tokens",
-            "free_running_tokens",
-            "free_running_exact",
-        }
-        for shares in by_metric.values():
-            assert len(shares) == 2
-            assert all(0 <= share <= 1 for share in shares)
-    forced = np.mean(accuracy["3"]["teacher_forced_tokens"])
-    assert f"{100 * forced:.2f} ±" in printed
+    assert "general, softmax, positions sinusoidal, step 4, 2 seeds" in " ".join(printed.split())
+    written = json.loads(out.read_text())
+    names = ["exact match (%)", "exact match, length 3 (%)", "exact match, length 5 (%)"]
+    assert list(written["results"]) == names
+    assert written["steps"] == [4]
+    for name, by_seed in written["results"].items():
+        assert len(by_seed) == 2
+        assert all(0 <= share <= 100 for share in by_seed)
+        assert name in printed
 
 
-def test_reverse_prints_an_answer_a_word_and_draws(workdir, tmp_path, monkeypatch, capsys):
+def test_answers_are_printed_and_drawn(workdir, tmp_path, monkeypatch, capsys):
     figure = tmp_path / "new" / "figure.png"
-    arguments = ["hello", "abc", "--workdir", workdir, "--figure", figure]
-    assert call(reverse_script, *arguments, monkeypatch=monkeypatch) == 0
+    arguments = ["--inputs", "hello", "abc", "--workdir", workdir, "--figure", figure]
+    assert call(answers_script, *arguments, monkeypatch=monkeypatch) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("hello -> ")
-    assert lines[1].startswith("abc -> ")
+    assert "(right would be cba)" in lines[1]
     assert lines[2] == str(figure)
     assert figure.read_bytes().startswith(b"\x89PNG")
+    assert call(answers_script, "--workdir", workdir, monkeypatch=monkeypatch) == 0
+    assert (workdir / "figures" / "answers.png").exists()
 
 
 def captures_of(page):
@@ -88,52 +83,56 @@ def captures_of(page):
     return json.loads(data)["captures"]
 
 
-def test_reverse_writes_a_page_of_runs_side_by_side(workdir, tmp_path, monkeypatch, capsys):
+def test_answers_write_a_page_of_runs_side_by_side(workdir, tmp_path, monkeypatch, capsys):
     page, figure = tmp_path / "page.html", tmp_path / "figure.png"
-    words = ["hello", "abc", "--workdir", workdir, "--figure", figure]
+    words = ["--inputs", "hello", "abc", "--workdir", workdir, "--figure", figure]
     options = ["--html", page, "--all-steps", "--compare", workdir]
-    assert call(reverse_script, *words, *options, monkeypatch=monkeypatch) == 0
+    assert call(answers_script, *words, *options, monkeypatch=monkeypatch) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == str(page)
     captures = captures_of(page)
-    trained = load_run(REVERSAL, workdir)
+    run = load_run(workdir)
     assert [(c["panel"], c["step"], c["example"]) for c in captures] == [
         (panel, step, word)
-        for panel in (trained.config.label, f"{trained.config.label} ({workdir})")
+        for panel in (run.task.label, f"{run.task.label} ({workdir})")
         for step in ("0", "2", "4")
         for word in ("hello", "abc")
     ]
     (cross,) = captures[-1]["attentions"]  # the model has no other
-    answer = reverse(trained, ["hello", "abc"])[1]
-    assert cross["key_tokens"] == ["SOS", "a", "b", "c"]
-    assert cross["query_tokens"] == [*answer.answer, "EOS"]
-    rows = len(answer.row_labels)
-    weights = decoded_numbers(cross["arrays"]["weights"])[0]
-    np.testing.assert_allclose(weights[:rows], answer.weights, atol=1e-5)
+    params = run.params_of(0)
+    answers = run.task.answers(params, ["hello", "abc"])
+    panels = cross_attention(run.task, params, answers.batch, answers.labels)
+    weights, rows, columns = panels["abc"]
+    assert cross["key_tokens"] == columns == ["SOS", "a", "b", "c"]
+    assert cross["query_tokens"] == rows
+    shown = decoded_numbers(cross["arrays"]["weights"])[0]
+    np.testing.assert_allclose(shown, weights, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
         (evaluate_script, ["--workdir", "nowhere"], "nowhere has no config.json"),
-        (evaluate_script, ["--workdir", "RUN", "--lengths", "0"], "each at least 1; got [0]"),
-        (evaluate_script, ["--workdir", "RUN", "--strings", "0"], "strings must be at least 1"),
+        (
+            evaluate_script,
+            ["--workdir", "RUN", "--lengths", "0"],
+            "lengths must be at least 1; got 0",
+        ),
+        (evaluate_script, ["--workdir", "RUN", "--average", "0"], "average must be at least 1"),
         (evaluate_script, ["--workdir", "RUN", "--out", "no/x"], "out must be a file in a folder"),
         (evaluate_script, ["--workdr", "RUN"], "--workdir"),
-        (reverse_script, ["--workdir", "RUN", "Hello"], "got 'H' in 'Hello'"),
-        (reverse_script, ["--workdir", "RUN", ""], "none of them empty"),
-        (reverse_script, ["--workdir", "RUN"], "words"),
+        (answers_script, ["--workdir", "RUN", "--inputs", "Hello"], "got 'H' in 'Hello'"),
+        (answers_script, ["--workdir", "RUN", "--inputs", ""], "none of them empty"),
         (
-            reverse_script,
-            ["--workdir", "RUN", "a", "--seed-index", "2"],
+            answers_script,
+            ["--workdir", "RUN", "--seed-index", "2"],
             "seed_index must be from 0 to 1; got 2",
         ),
-        (reverse_script, ["--workdir", "nowhere", "a"], "nowhere has no config.json"),
-        (reverse_script, ["--workdir", "RUN", "a", "--figure", "a.jpg"], "ends in .png; got a.jpg"),
-        (reverse_script, ["--workdir", "RUN", "a", "--html", "a.htm"], "ends in .html; got a.htm"),
-        (reverse_script, ["--workdir", "RUN", "a", "--html", "no/a.html"], "folder that exists"),
-        (reverse_script, ["--workdir", "RUN", "a", "--all-steps"], "belong to a page, html"),
-        (evaluate_script, ["--workdir", "RUN", "--seed", "-1"], "seed must be from 0"),
+        (answers_script, ["--workdir", "nowhere"], "nowhere has no config.json"),
+        (answers_script, ["--workdir", "RUN", "--figure", "a.jpg"], "ends in .png; got a.jpg"),
+        (answers_script, ["--workdir", "RUN", "--html", "a.htm"], "ends in .html; got a.htm"),
+        (answers_script, ["--workdir", "RUN", "--html", "no/a.html"], "folder that exists"),
+        (answers_script, ["--workdir", "RUN", "--all-steps"], "belong to a page, html"),
         (evaluate_script, ["--workdir", "RUN", "--out", "RUN"], "out must be a file in a folder"),
         (comparison, ["--scores", "dot", "sclaed"], "did you mean 'scaled'?"),
         (comparison, ["--word", "Hello"], "got 'H' in 'Hello'"),
@@ -160,8 +159,7 @@ def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, monkeypatch, capsys
             path.write_text("")
 
     damage(4)
-    # Sizes of a test above share its programs.
-    arguments = ("--workdir", damaged, "--lengths", 3, 5, "--strings", 7)
+    arguments = ("--workdir", damaged)
     assert not call(evaluate_script, *arguments, monkeypatch=monkeypatch)
     captured = capsys.readouterr()
     assert captured.err.startswith("warning: the checkpoint of step 4 is damaged (")

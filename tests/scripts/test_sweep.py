@@ -12,14 +12,14 @@ import jax
 import numpy as np
 import pytest
 import translation_cases
-from attention_jax.tasks.reversal.definition import REVERSAL
 from command_lines import call, load
 from matplotlib.image import imread
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.progress import Progress
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import load_run, train_run
-from attention_jax.training.run_results import training_loss
+from attention_jax.training.settings import settings_of, task_in
 
 sweep = load("scripts/sweep.py")
 TINY = ["--hidden-dim", 7, "--batch-size", 5, "--max-length", 3, "--seeds", 2]
@@ -96,9 +96,9 @@ def test_numbers_are_those_of_train_and_evaluate(workdir, tmp_path, monkeypatch)
     assert call(train, *settings, *SHORT, monkeypatch=monkeypatch) == 0
     settings = ["--workdir", alone, "--lengths", 3, "--out", out]
     assert call(evaluate, *settings, monkeypatch=monkeypatch) == 0
-    exact = json.loads(out.read_text())["accuracy"]["3"]["free_running_exact"]
+    exact = json.loads(out.read_text())["results"]["exact match, length 3 (%)"]
     expected = {
-        "exact match (%)": [100 * share for share in exact],
+        "exact match (%)": exact,
         "training loss": read_lines(alone / "metrics.jsonl")[-1]["loss"],
     }
     measured = {
@@ -150,18 +150,17 @@ def test_the_same_command_trains_nothing_and_adds_lengths(workdir, run, monkeypa
 def test_more_steps_are_trained_where_the_schedule_allows_it(tmp_path, run, monkeypatch):
     reached = []
 
-    def trains_at_once(training, state, records, _):
+    def trains_at_once(task, feed, layout, state, records, _):
         """To step 8 at most; the loss is the step."""
-        reached.append(step := min(8, training.loop.steps))
-        records.metrics_file.write(step, {"loss": [float(step)] * training.loop.seeds})
+        reached.append(step := min(8, task.train.steps))
+        records.metrics_file.write(step, {"loss": [float(step)] * task.train.seeds})
         state = state._replace(step=jax.numpy.full_like(state.step, step))
         records.checkpoints.save(step, state)
         records.checkpoints.wait()
         return state
 
     monkeypatch.setattr("attention_jax.training.run.train", trains_at_once)
-    only_loss = dataclasses.replace(REVERSAL, results=lambda run: {"loss": training_loss(run)})
-    monkeypatch.setitem(sweep.TASKS, "reversal", only_loss)
+    monkeypatch.setattr(Reversal, "evaluate", lambda *_, **__: {})
     options = ["--workdir", tmp_path, *TINY, "--log-every", 2, "--checkpoint-every", 2]
 
     def steps_and_losses(steps, *scores):
@@ -190,10 +189,10 @@ def test_interrupted_and_resumed_equals_uninterrupted(workdir, tmp_path, run, mo
     arguments = [*COMBINATIONS, "--workdir", folder, *SHORT]
     update = Progress.update
 
-    def signal_and_train(definition, config, path, **options):
+    def signal_and_train(task, path, **options):
         if path.name == NAMES[1]:
             os.kill(os.getpid(), signal.SIGTERM)  # between two runs
-        return train_run(definition, config, path, **options)
+        return train_run(task, path, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(sweep.training, "train_run", signal_and_train)
@@ -217,7 +216,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(workdir, tmp_path, run, mo
     status, out, _ = run(*arguments)
     assert (status, out.count(": finished\n")) == (0, 1)
     for name in NAMES:
-        one, other = (load_run(REVERSAL, path / name) for path in (workdir, folder))
+        one, other = (load_run(path / name) for path in (workdir, folder))
         for leaf, other_leaf in zip(*map(jax.tree.leaves, (one.params, other.params)), strict=True):
             np.testing.assert_array_equal(leaf, other_leaf)
     by_seed = [
@@ -254,6 +253,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(workdir, tmp_path, run, mo
         (["--task", "translation", "--lengths", "3"], "translation has no results by length"),
         (["--lengths", "0"], "lengths must be at least 1; got 0"),
         (["--set", 'positions="learned'], "has no closing quotation mark"),
+        (["--task", "reversl"], "did you mean 'reversal'?"),
         (["--table", "runs", "--steps", "3"], "table must go with workdir and lengths alone"),
         (["--table", "nowhere"], "table must be of one or more finished runs; got none"),
     ],
@@ -305,14 +305,13 @@ def test_the_workdir_must_not_be_a_run(workdir, run):
 
 
 def test_table_of_mixed_runs(workdir, tmp_path, run):
-    config = REVERSAL.config_from(workdir / NAMES[0])
+    task = task_in(workdir / NAMES[0])
     other = tmp_path / "by_hand"
-    trained = config.__class__.from_json({**config.to_json(), "batch_size": 3})
-    train_run(REVERSAL, trained, other)
+    train_run(dataclasses.replace(task, train=dataclasses.replace(task.train, batch_size=3)), other)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     unfinished = tmp_path / "unfinished"
-    longer = {**config.to_json(), "loop": {**config.to_json()["loop"], "steps": 6}}
+    longer = settings_of(dataclasses.replace(task, train=dataclasses.replace(task.train, steps=6)))
     (unfinished / "checkpoints").mkdir(parents=True)
     (unfinished / "config.json").write_text(json.dumps(longer))
     for step in ("2", "4"):

@@ -2,15 +2,16 @@
 
 import pytest
 from sweep_combinations import combinations_of, folder_name
+from user_tasks import Rotate
 
 
 def combinations(tmp_path, *settings, common=(), scores=("dot",)):
     made = combinations_of("reversal", scores, settings, tmp_path, common)
-    return [combination.arguments.config for combination in made]
+    return [combination.arguments.settings for combination in made]
 
 
 def test_settings_are_parsed_like_options(tmp_path):
-    settings = ["model.dim=16,8", "decoder-self-attention=true,False", "loop.steps=3"]
+    settings = ["model.dim=16,8", "decoder-self-attention=true,False", "train.steps=3"]
     configs = combinations(tmp_path, *settings, common=["--seeds", "3", "--norm", "post"])
     assert [(config.model.dim, config.model.decoder_self_attention) for config in configs] == [
         (16, True),
@@ -18,7 +19,7 @@ def test_settings_are_parsed_like_options(tmp_path):
         (8, True),
         (8, False),
     ]
-    assert {(config.loop.steps, config.loop.seeds) for config in configs} == {(3, 3)}
+    assert {(config.train.steps, config.train.seeds) for config in configs} == {(3, 3)}
     assert {config.model.norm for config in configs} == {"post"}
 
 
@@ -45,11 +46,18 @@ def test_normalizers_with_arguments(tmp_path):
 
 
 def test_kinds_without_a_normalizer_have_softmax(tmp_path):
-    configs = combinations(tmp_path, "attention=global,local-p,monotonic")
-    names = [config.model.normalizer for config in configs]
+    tasks = combinations(tmp_path, "attention=global,local-p,monotonic")
+    names = [task.network.normalizer for task in tasks]
     assert names == ["log_scaled(start=9)", "softmax", "softmax"]
     with pytest.raises(ValueError, match="normalizer must be softmax with attention 'local-p'"):
         combinations(tmp_path, "attention=local-p", common=["--normalizer", "entmax"])
+
+
+def test_a_users_task_has_its_own_settings(tmp_path):
+    made = combinations_of("user_tasks:Rotate", ["dot"], ["by=1,2"], tmp_path, ["--dim", "8"])
+    assert [type(each.arguments.settings) for each in made] == [Rotate] * 2
+    assert [each.arguments.settings.by for each in made] == [1, 2]
+    assert [each.label for each in made] == ["dot, by 1", "dot, by 2"]
 
 
 def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):

@@ -1,6 +1,5 @@
 """scripts/train.py as a user meets it."""
 
-import dataclasses
 import json
 import os
 import re
@@ -13,16 +12,15 @@ from pathlib import Path
 
 import jax
 import pytest
-from attention_jax.tasks.reversal.definition import REVERSAL
-from attention_jax.tasks.reversal.task import ReversalConfig
 
 from attention_jax.nn import ModelConfig
 from attention_jax.nn.config import ANY_LENGTH
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.runs.run_folder import RunFolder
-from attention_jax.training.loop import LoopConfig
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import TrainedRun, train_run
+from attention_jax.training.settings import settings_of
+from attention_jax.training.task import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 SCRIPT, EVALUATE = (ROOT / "scripts" / f"{name}.py" for name in ("train", "evaluate"))
@@ -30,7 +28,6 @@ FIRST_OF_TWO = ["--process-count", "2", "--process-index", "0"]
 TINY = ["--dim", "8", "--hidden-dim", "7", "--batch-size", "5", "--max-length", "3", "--seeds", "1"]
 
 OWN_SCORE = """
-import dataclasses
 from attention_jax import Score
 
 @dataclasses.dataclass(frozen=True)
@@ -98,17 +95,13 @@ def test_positions_for_any_length(tmp_path):
 
 @pytest.mark.slow
 def test_the_best_state_is_kept_and_evaluated(tmp_path, monkeypatch, capsys):
-    run = ReversalConfig(
-        model=ModelConfig(dim=8, hidden_dim=7),
-        loop=LoopConfig(
-            seeds=1, steps=8, log_every=2, checkpoint_every=2, keep=1, keep_best=1
-        ),
-        batch_size=5,
-        max_length=3,
+    train = TrainConfig(
+        seeds=1, steps=8, log_every=2, checkpoint_every=2, keep=1, keep_best=1, batch_size=5,
         learning_rate=3.0,  # too much: it only gets worse
     )  # fmt: skip
+    run = Reversal(ModelConfig(dim=8, hidden_dim=7), train, max_length=3)
     with jax.numpy_dtype_promotion("standard"):
-        train_run(REVERSAL, run, tmp_path)
+        train_run(run, tmp_path)
     losses = {line["step"]: line["loss"][0] for line in read_lines(tmp_path / "metrics.jsonl")}
     best = min(losses, key=lambda step: (losses[step], -step))
     assert best < 8
@@ -119,7 +112,7 @@ def test_the_best_state_is_kept_and_evaluated(tmp_path, monkeypatch, capsys):
         "newest": "step 8, 1 seeds", "best": f"step {best}, 1 seeds", "8": "step 8, 1 seeds",
         "1": f"error: step must be newest, best or one of {best}, 8; got 1", "last": "--step",
     }.items():  # fmt: skip
-        arguments = ["--workdir", tmp_path, "--step", step, "--strings", 3, "--lengths", 3]
+        arguments = ["--workdir", tmp_path, "--step", step, "--lengths", 3]
         monkeypatch.setattr(sys, "argv", list(map(str, ["evaluate.py", *arguments])))
         monkeypatch.setattr(sys, "path", sys.path[:])
         with pytest.raises(SystemExit) as exited:
@@ -168,12 +161,12 @@ def script(monkeypatch, capsys, tmp_path):
         (["--learning-rate", "0"], "learning_rate must be greater than 0; got 0.0"),
         (["--positions", "polar"], "polar"),
         (["--position-anchor", "top"], "top"),
-        (["--mesh", "model=2"], "mesh must be one or more of seed=DEVICES, data=DEVICES,"),
+        (["--mesh", "model=2"], "mesh must be one or more of seed=DEVICES, data=DEVICES;"),
         (["--mesh", "data=0"], "mesh data must be at least 1; got 0"),
         (["--mesh", "data=4096"], "needs 4096 devices; there are"),
         (
             ["--mesh"],
-            "mesh must be one or more of seed=DEVICES, data=DEVICES, fsdp=DEVICES; got ''",
+            "mesh must be one or more of seed=DEVICES, data=DEVICES; got ''",
         ),
         (["--process-count", "2"], "must be given together"),
         (
@@ -186,6 +179,12 @@ def script(monkeypatch, capsys, tmp_path):
         ),
         (["--distributed"], "the processes of this run cannot be joined"),
         (["--keep-best", "-1"], "keep_best must be at least 0; got -1"),
+        (["--log-gradients", "every=often"], "--log-gradients"),
+        (["--log-gradients", "every=30"], "log_gradients must be a positive multiple of log_every"),
+        (["--task", "reversl"], "did you mean 'reversal'?"),
+        (["--task", "nowhere:Task"], "cannot import module 'nowhere'"),
+        (["--task", "user_tasks:Rotat"], "has no 'Rotat'; did you mean 'Rotate'?"),
+        (["--task", "user_tasks:Rotate", "--letters", "3"], "--letters"),
     ],
 )
 def test_bad_options(script, tmp_path, arguments, message):
@@ -220,13 +219,14 @@ def test_the_workdir_is_a_file(script, tmp_path):
 
 
 def test_a_run_is_there_already(script, tmp_path):
-    RunFolder(tmp_path / "run").create(dataclasses.asdict(ReversalConfig()), resume=False)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(settings_of(Reversal())))
     status, printed = script("--workdir", "run")
     assert status == 2
     assert printed.startswith("error: workdir run already holds a run; add --resume")
     status, printed = script("--workdir", "run", "--resume", "--score", "dot", "--steps", "5")
     assert status == 2
-    assert "loop.steps was 2500, now 5; model.score was 'scaled', now 'dot'" in printed
+    assert "model.score was 'scaled', now 'dot'; train.steps was 2500, now 5" in printed
 
 
 def test_ctrl_c_before_training(script, monkeypatch):
@@ -246,9 +246,9 @@ def test_ctrl_c_before_training(script, monkeypatch):
     ],
 )
 def test_sigterm_during_training(script, monkeypatch, step, exhausted, status, messages):
-    def train_run(task, config, workdir, **_):
+    def train_run(task, workdir, **_):
         return TrainedRun(
-            config, {}, step=step, seconds=3.0, interrupted=143, exhausted=exhausted
+            task, {}, step=step, seconds=3.0, interrupted=143, exhausted=exhausted
         )  # fmt: skip
 
     monkeypatch.setattr("attention_jax.training.run.train_run", train_run)

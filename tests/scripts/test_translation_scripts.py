@@ -1,6 +1,5 @@
-"""train.py, evaluate.py, translate.py and reverse.py, where the task is translation."""
+"""train.py, evaluate.py, translate.py and answers.py, where the task is translation."""
 
-import dataclasses
 import gzip
 import io
 import json
@@ -12,24 +11,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from attention_jax.tasks.reversal.task import ReversalConfig
-from attention_jax.tasks.translation.definition import TRANSLATION
-from attention_jax.tasks.translation.evaluation import score_translations
 from translation_cases import VOCABULARY_SIZE, lines_of, say_always, write_text
 
-from attention_jax.analysis.attention_page.page_data import decoded_numbers
-from attention_jax.runs.run_folder import RunFolder
+from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.translation.translate import (
     Search,
-    align,
     longest_answer,
+    score_translations,
     translate,
-    translate_n_best,
     translator_of,
 )
 from attention_jax.training.run import load_run
+from attention_jax.training.settings import settings_of
 
 ROOT = Path(__file__).parents[2]
 TASK = ["--task", "translation"]
@@ -70,7 +64,8 @@ def trained(tmp_path_factory):
     (folder / "blank.de").write_bytes(b"\n" * 29)
     (folder / "plain.de.gz").write_text(german)
     (folder / "zipped.de.gz").write_bytes(gzip.compress(german.encode()))
-    RunFolder(folder / "reversal").create(dataclasses.asdict(ReversalConfig()), resume=False)
+    (folder / "reversal").mkdir()
+    (folder / "reversal" / "config.json").write_text(json.dumps(settings_of(Reversal())))
     arguments = [*TASK, "--workdir", "run", *FILES, *SIZE, *VALIDATION, *TINY]
     return folder, run(folder, "train", *arguments)
 
@@ -88,7 +83,8 @@ def test_training(trained):
         assert re.search(r"negative_log_likelihood [\d.]+, bleu [\d.e-]+$", found[0])
     assert re.match(r"run: step 4 of 4, 2 seeds, \d+ s", lines[-1])
     content = json.loads((folder / "run" / "config.json").read_text())
-    assert (content["task"], content["model"]["score"]) == ("translation", "additive")
+    assert content["task"] == "attention_jax.tasks:Translation"
+    assert content["model"]["score"] == "additive"
     assert content["validation_source"] == "validation.de"
 
 
@@ -119,16 +115,6 @@ def test_translation_of_standard_input_whatever_the_locale(talkative):
     assert set(third) == set(first)
 
 
-@pytest.mark.slow
-def test_a_heatmap_beside_it(talkative):
-    arguments = ["--workdir", "run", "--beams", "1", "--heatmap", "new/looked.png"]
-    status, out, err = run(talkative, "translate", *arguments, stdin=SENTENCES, **ASCII_ONLY)
-    assert status == 0
-    assert re.fullmatch(SPEED + "new/looked.png\n", err)
-    assert out.count("\n") == 3
-    assert (talkative / "new" / "looked.png").read_bytes().startswith(b"\x89PNG")
-
-
 # --- in this process ---
 
 
@@ -149,26 +135,19 @@ def script(monkeypatch, capfd):
     return called
 
 
-def test_evaluation(trained, script):
+def test_evaluation_and_scores_of_a_text(trained, script):
     folder, _ = trained
-    arguments = ["--workdir", "run", *VALIDATED, "--average", "2", "--out", "scores.json"]
-    status, out, err = script(folder, "evaluate", *arguments)
+    status, out, err = script(folder, "evaluate", "--workdir", "run")
     assert (status, err) == (0, "")
-    written = json.loads((folder / "scores.json").read_text())
-    (folder / "scores.json").unlink()
+    assert "best validation BLEU" in out
+    arguments = ["--workdir", "run", *VALIDATED, "--average", "2"]
+    status, out, err = script(folder, "translate", *arguments)
+    assert (status, out.count("\n")) == (0, 4)
     source, target = (lines_of("validation", side) for side in ("de", "en"))
-    for seed, scores in enumerate(written["seeds"]):
-        run = load_run(TRANSLATION, folder / "run", average=2)
-        translator = translator_of(run, seed)
-        assert written["steps"] == list(run.averaged) == [2, 4]
-        found = score_translations(translate(translator, source, Search(beams=4)), target)
-        assert scores == pytest.approx(found._asdict())
-    assert (written["workdir"], written["beams"], len(written["seeds"])) == ("run", 4, 2)
-    title = "additive, step 2, 4, 2 seeds, 4 sentences, beams 4: %, mean ± sd"
-    assert title in " ".join(out.split())  # a title may be broken into lines
-    assert re.search(r"\d ± \d.*\d ± \d", out)
-    assert re.search(r"BLEU nrefs:1.case:mixed", out)
-    assert re.search(r"chrF nrefs:1.*nc:6", out)
+    translator = translator_of(load_run(folder / "run", average=2))
+    found = score_translations(translate(translator, source, Search(beams=4)), target)
+    assert f"BLEU {found.bleu:.2f} (nrefs:1|case:mixed" in err
+    assert f"chrF {found.chrf:.2f} (nrefs:1|" in err
 
 
 @pytest.mark.slow
@@ -182,49 +161,22 @@ def test_files_to_files(trained, script):
     assert re.fullmatch(SPEED, err)
     found = (folder / "found.en").read_bytes().decode().split("\n")
     (folder / "found.en").unlink()
-    translator = translator_of(load_run(TRANSLATION, folder / "run", 2), 1)
+    translator = translator_of(load_run(folder / "run", 2), 1)
     search = Search(beams=2, length_penalty=0.5)
     assert found == [*translate(translator, lines_of("train", "de"), search), ""]
 
 
-def test_the_best_translations_of_each_sentence(trained, script):
+def test_answers_are_translations(trained, script, tmp_path):
     folder, _ = trained
-    arguments = ["--workdir", "run", "--beams", "3", "--n-best", "2"]
-    status, out, err = script(folder, "translate", *arguments, stdin=b"Ja .\n\nNein .\n")
-    assert status == 0
-    assert re.fullmatch(SPEED, err)
-    translator = translator_of(load_run(TRANSLATION, folder / "run"))
-    sentences, search = ["Ja .", "", "Nein ."], Search(beams=3)
-    found = translate_n_best(translator, sentences, search, count=2)
-    assert [len(each) for each in found] == [2, 0, 2]
-    assert [each[0].translation if each else "" for each in found] == translate(
-        translator, sentences, search
-    )
-    assert out == "".join(
-        f"{number}\t{hypothesis.score:.4f}\t{hypothesis.translation}\n"
-        for number, each in enumerate(found, 1)
-        for hypothesis in each
-    )
-
-
-def test_a_page_of_the_first_sentences(trained, script):
-    folder, _ = trained
-    arguments = ["--workdir", "run", "--beams", "1", "--html", "page.html"]
-    status, out, err = script(folder, "translate", *arguments, stdin=b"\nJa .\nNein .\n")
-    assert (status, out.count("\n")) == (0, 3)
-    assert re.fullmatch(SPEED + "page.html\n", err)
-    (data,) = re.findall(r'id="data">(.*?)</script>', (folder / "page.html").read_text())
-    (folder / "page.html").unlink()
-    captures = json.loads(data)["captures"]
-    assert [capture["example"] for capture in captures] == ["1: Ja .", "2: Nein ."]
-    translator = translator_of(load_run(TRANSLATION, folder / "run"))
-    (cross,) = captures[1]["attentions"]
-    found = align(translator, "Nein .")
-    assert cross["key_tokens"] == found.source_labels
-    rows = len(found.target_labels)  # a longer answer fits beside a padded source
-    assert cross["query_tokens"][:rows] == found.target_labels
-    weights = decoded_numbers(cross["arrays"]["weights"])[:, :rows]
-    np.testing.assert_allclose(weights, found.weights, atol=1e-5)  # one head, one layer
+    files = ["--figure", str(tmp_path / "a.png"), "--html", str(tmp_path / "a.html")]
+    arguments = ["--workdir", "run", "--inputs", "Ja .", "Nein .", *files]
+    status, out, err = script(folder, "answers", *arguments)
+    assert (status, err) == (0, "")
+    translator = translator_of(load_run(folder / "run"))
+    for line, sentence in zip(out.splitlines(), ("Ja .", "Nein ."), strict=False):
+        assert line.startswith(f"{sentence} -> ")
+    assert translate(translator, ["Ja ."])[0] in out
+    assert {path.name for path in tmp_path.iterdir()} >= {"a.png", "a.html"}
 
 
 def test_nothing_in_nothing_out(trained, script):
@@ -257,9 +209,8 @@ def test_what_stops_it_on_the_way(trained, script, monkeypatch, event, status, m
     [
         (["train", "--help"], ["--task translation", "--batch-size", "2500"], "--source PATH"),
         (["train", *TASK, "--help"], ["--source", "--patience", "--score", "9000"], "--min-length"),
-        (["evaluate", "--help"], ["--workdir", "--lengths", "--beams"], "--reference"),
-        (["evaluate", "--workdir", "run", "--help"], ["--reference", "--average"], "--lengths"),
-        (["translate", "--help"], ["--heatmap", "--length-penalty", "--seed-index"], "--lengths"),
+        (["train", "--task", "user_tasks:Rotate", "--help"], ["--by", "--score"], "--letters"),
+        (["translate", "--help"], ["--reference", "--length-penalty"], "--lengths"),
     ],
 )
 def test_help_is_that_of_the_task(trained, script, arguments, expected, absent):
@@ -310,7 +261,7 @@ def no_file(name):
         ),
         ([*TRAIN, *FILES, "--validation-source", "train.de"], "must be given together; got"),
         ([*TRAIN, *FILES, "--patience", "3"], "patience needs validation_source and"),
-        ([*TRAIN, *FILES, "--vocabulary", "separate"], "must be output or none with separate"),
+        ([*TRAIN, *FILES, "--batch-size", "3"], "batch_size must be left out: batch_tokens"),
         ([*TRAIN, "--source", "train.de"], "--target"),
         ([*TRAIN, *FILES, "--min-length", "3"], "--min-length"),
         (["train", "--workdir", "new", *FILES], "--source"),
@@ -327,16 +278,12 @@ def no_file(name):
         (
             ["train", *TASK, "--workdir", "run", "--resume", *FILES, *SIZE, *VALIDATION, *TINY,
              "--steps", "3", "--clip-norm", "2"],
-            "another configuration: clip_norm was 1.0, now 2.0; loop.steps was 4, now 3.",
-        ),
-        (
-            ["translate", "--workdir", "run", "--n-best", "5"],
-            "error: n_best must be at most beams 4; got 5",
+            "configuration: train.clip_norm was 1.0, now 2.0; train.steps was 4, now 3.",
         ),
         (["translate", "--workdir", "no"], "error: workdir must be the folder of a training run"),
         (
             ["translate", "--workdir", "reversal"],
-            "error: workdir reversal: config.json is not that of a translation run",
+            "error: workdir reversal must be a run of task translation",
         ),
         ([*TRANSLATE, "--source", "no.de"], no_file("no.de")),
         ([*TRANSLATE, "--source", "latin.de"], "error: latin.de must be UTF-8; line 2 has"),
@@ -347,21 +294,14 @@ def no_file(name):
         ([*TRANSLATE, "--seed-index", "2"], "error: seed_index must be from 0 to 1; got 2"),
         ([*TRANSLATE, "--beams", "0"], "beams must be at least 1; got 0"),
         ([*TRANSLATE, "--length-penalty", "-1"], "length_penalty must be at least 0; got -1"),
-        ([*TRANSLATE, "--heatmap", "a.jpg"], "must be a file that ends in .png; got a.jpg"),
-        ([*TRANSLATE, "--html", "a.htm"], "must be a file that ends in .html; got a.htm"),
-        ([*TRANSLATE, "--html", "no/a.html"], "html must be a file in a folder that exists"),
         (["translate", "--workdir", "run", "--out", "no/new"], "out must be a file in a folder"),
-        (["reverse", "hello", "--workdir", "run"], "config.json is not that of a reversal run"),
-        ([*EVALUATE, "--lengths", "3"], "--lengths"),
-        ([*EVALUATE, "--source", "train.de"], "--reference"),
+        (["answers", "--workdir", "run", "--inputs", " "], "error: sentence must have text"),
+        ([*EVALUATE, "--lengths", "3"], "lengths must be left out: translation has no results"),
+        ([*EVALUATE, "--step", "3"], "error: step must be newest, best or one of 2, 4"),
         (
-            [*EVALUATE, "--source", "train.de", "--reference", "short.en"],
+            [*TRANSLATE, "--source", "train.de", "--reference", "short.en"],
             "error: train.de and short.en must have the same number of lines",
         ),
-        ([*EVALUATE, *VALIDATED, "--step", "3"], "error: step must be newest, best or one of 2, 4"),
-        ([*EVALUATE, *VALIDATED, "--average", "0"], "error: average must be at least 1; got 0"),
-        (["evaluate", "--workdir", "reversal", *VALIDATED], "--reference"),
-        (["evaluate", "--workdir", "no", *VALIDATED], "--reference"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_message_and_changes_nothing(trained, script, arguments, message):
@@ -377,11 +317,6 @@ def test_a_mistake_is_one_message_and_changes_nothing(trained, script, arguments
     assert err.count("\n") == 1
     assert "Traceback" not in err
     assert kept() == before
-
-
-def test_a_heatmap_of_nothing(trained, script):
-    told = script(trained[0], "translate", "--workdir", "run", "--heatmap", "a.png", stdin=b"\n\n")
-    assert told == (2, "", "error: heatmap needs a sentence; got none\n")
 
 
 def test_a_mistake_in_a_process_of_its_own(trained):

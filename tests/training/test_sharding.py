@@ -34,20 +34,19 @@ def test_on_eight_devices(name, results):
     ("words", "shape"),
     [
         (["data=4"], MeshShape(data=4)),
-        (["fsdp=2", "seed=3"], MeshShape(seed=3, fsdp=2)),
-        (["seed=5", "data=3", "fsdp=2"], MeshShape(5, 3, 2)),
+        (["data=2", "seed=3"], MeshShape(seed=3, data=2)),
     ],
 )
 def test_words(words, shape):
     assert MeshShape.from_words(words) == shape
     assert MeshShape.from_words(shape.to_words()) == shape
-    assert shape.devices == shape.seed * shape.data * shape.fsdp
+    assert shape.devices == shape.seed * shape.data
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["model=2"], "seed=DEVICES, data=DEVICES, fsdp=DEVICES; got 'model=2'"),
+        (["model=2"], "seed=DEVICES, data=DEVICES; got 'model=2'"),
         ([], "got ''"),
         (["data"], "got 'data'"),
         (["data="], "got 'data='"),
@@ -66,10 +65,10 @@ def test_bad_words(words, message):
 @pytest.mark.parametrize(
     ("shape", "devices", "processes", "message"),
     [
-        (MeshShape(data=7), 6, 1, "mesh seed=1 data=7 fsdp=1 needs 7 devices; there are 6"),
+        (MeshShape(data=7), 6, 1, "mesh seed=1 data=7 needs 7 devices; there are 6"),
         (MeshShape(data=2), 6, 3, "must take all 6 devices of the 3 processes; it takes 2"),
         (MeshShape(seed=3), 6, 1, "mesh seed must divide the 4 seeds; got 3"),
-        (MeshShape(data=3, fsdp=2), 6, 1, "must divide the batch of 10; got 3 * 2"),
+        (MeshShape(data=3), 6, 1, "must divide the batch of 10; got 3"),
     ],
 )
 def test_what_cannot_be_cut_up(monkeypatch, shape, devices, processes, message):
@@ -85,8 +84,7 @@ def test_what_cannot_be_cut_up(monkeypatch, shape, devices, processes, message):
 def test_one_device_is_left_alone():
     layout = Layout()
     state = {"w": np.ones((3, 5), np.float32)}
-    assert layout.constrained_state(state)["w"] is state["w"]
-    assert layout.constrained_batch(state)["w"] is state["w"]
-    (sharding,) = jax.tree.leaves(layout.shardings(state))
-    assert sharding.device_set == {jax.devices()[0]}
+    assert layout.constrained(state)["w"] is state["w"]
+    assert layout.constrained(state, "data")["w"] is state["w"]
+    assert layout.by_seed.device_set == {jax.devices()[0]}
     np.testing.assert_array_equal(layout.to_host(jax.numpy.ones(3)), np.ones(3))

@@ -330,7 +330,10 @@ class Translation(Task):
             inputs, right = subwords.decode(rows), subwords.decode(targets)  # type: ignore[assignment]
         translator = translate.Translator(self, params, subwords)
         search = translate.Search(beams=beams)
-        pairs = [translate.translated_ids(translator, text, search) for text in inputs]
+        pairs = [
+            translate.translated_ids(translator, text, search, multiple=translate.WIDTH)
+            for text in inputs
+        ]
         source, target = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         width = translate.WIDTH * -(-max(map(len, source)) // translate.WIDTH)
         batch = padded_batch(source, target, source_width=width)
