@@ -239,44 +239,6 @@ def test_a_notebook_gets_a_frame_without_access_to_it():
 # --- mistakes ---
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "expected"),
-    [
-        ([np.ones((T, S))], {}, "attentions must be what capture or capture_gradients returned"),
-        ([{}], {}, "attentions must be what capture"),
-        ([{"a": {"wieghts": np.ones((1, T, S))}}], {}, "wieghts"),
-        ([{"a": {"mask": np.ones((1, T, S))}}], {}, r"must have weights, logits or dlogits"),
-        ([{"a": {"weights": np.ones((T, S))}}], {}, "example must be in the batch"),
-        ([{"a": {"weights": np.ones((2, T, S))}}], {"example": 2}, "example must be in the batch"),
-        (
-            [{"a": {"weights": np.ones((1, T, S)), "mask": np.ones((1, T, T))}}],
-            {},
-            "arrays of one shape",
-        ),
-        ([{"a": {"weights": np.ones((1, T, 0))}}], {}, "without an axis of 0"),
-        ([{"a": {"weights": np.ones((1, T, S))}}, tokens("t", 6)], {}, "1 to 5 labels for the que"),
-        ([{"a": {"weights": np.ones((1, T, S))}}, "word"], {}, "got 'word'"),
-        (
-            [{"a": {"weights": np.ones((1, T, S))}}, {"b*": ("x", "y")}],
-            {},
-            "pattern that fits 'a'",
-        ),
-        ([{"a": {"weights": np.ones((1, T, S))}}, {"a": ["x"]}], {}, "must be pairs"),
-        ([{"a": {"weights": np.ones((1, T, S))}}], {"precision": "int8"}, "precision must be"),
-    ],
-)
-def test_mistakes_in_arguments(arguments, options, expected):
-    with pytest.raises(ValueError, match=expected):
-        view(*arguments, **options)
-
-
-def test_a_capture_without_matrices_is_refused():
-    attend = nn.Attention("dot", 4, 4, rngs=nnx.Rngs(0))
-    arrays = (jnp.ones((1, 3, 4)), jnp.ones((1, 5, 4)))
-    with pytest.raises(ValueError, match="matrices=True"):
-        view(analysis.capture(attend, *arrays, matrices=False))
-
-
 @pytest.mark.parametrize("name", ["page.png", "missing/page.html", "."])
 def test_saving_where_no_page_can_be(name, tmp_path):
     with pytest.raises(ValueError, match="html must be a file"):

@@ -194,27 +194,6 @@ def test_estimates_lie_within_their_errors_and_the_errors_are_those_of_theory():
     np.testing.assert_allclose(mean.sum(), trace.mean, rtol=1e-12)
 
 
-def test_the_samples_are_those_of_two_by_hand():
-    """z^T H z = trace +- 2 h: every sample is one of two numbers."""
-    loss = quadratic(np.array([[1.0, 4.0], [4.0, 2.0]]))
-
-    @quick_jit
-    def one_and_nine():
-        sample = jax.vmap(lambda rng: hessian_trace(loss, jnp.ones(2), rng, samples=1))
-        nine = hessian_trace(loss, jnp.ones(2), RNG, samples=9)
-        return sample(jax.random.split(RNG, 16)), nine
-
-    ones, trace = in_numpy(one_and_nine())
-    assert set(ones.mean.tolist()) == {-5.0, 11.0}
-    assert np.all(np.isinf(ones.standard_error))
-    # Nine samples of which k are 11: mean and error as NumPy has them.
-    k = round((float(trace.mean) + 5) / 16 * 9)
-    drawn = np.array([11.0] * k + [-5.0] * (9 - k))
-    assert 0 < k < 9
-    np.testing.assert_allclose(trace.mean, drawn.mean(), rtol=1e-6)
-    np.testing.assert_allclose(trace.standard_error, drawn.std(ddof=1) / 3, rtol=1e-6)
-
-
 def test_diagonal_hessians_are_exact_and_narrow_parameters_give_wide_numbers():
     params = {"x": np.arange(1, 4).astype(jnp.bfloat16), "y": np.ones((2, 1), np.float16)}
 
@@ -312,22 +291,6 @@ def test_the_spectrum_of_a_loss_through_attention(name, implementation):
     np.testing.assert_allclose(edges.ritz_values, eigenvalues, atol=1e-11 * scale)
     np.testing.assert_allclose(image, expected @ v, atol=1e-11 * scale)
     np.testing.assert_allclose(u @ image, v @ (dense @ u), atol=1e-10 * scale)
-
-
-def test_a_product_against_differences_of_the_gradient():
-    with jax.enable_x64(True):
-        params, loss = attention_loss("additive", "reference")
-        vector = jax.tree.map(lambda leaf: normal(*leaf.shape), params)
-        gradient = quick_jit(jax.grad(loss))
-        step = 1e-5
-        above, below = (
-            in_numpy(gradient(jax.tree.map(lambda leaf, v, h=h: leaf + h * v, params, vector)))
-            for h in (step, -step)
-        )
-        difference = jax.tree.map(lambda a, b: (a - b) / (2 * step), above, below)
-        got = quick_jit(functools.partial(hessian_vector_product, loss))(params, vector)
-    for name, leaf in got.items():
-        np.testing.assert_allclose(leaf, difference[name], atol=1e-8)
 
 
 # --- transformations ---

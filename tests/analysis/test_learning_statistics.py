@@ -121,24 +121,6 @@ def test_what_stands_in_padding_does_not_matter():
         assert_close(got, expected, 1e-12)
 
 
-def test_groups_of_parameters():
-    depths = {0: [""], 1: ["first", "second"], None: ["first/kernel", "second/value"]}
-    arguments = jax.tree.map(lambda x: x.astype(np.float32), (params(), *inputs()))
-
-    @quick_jit
-    def of_each_depth(*arguments):
-        options = [{"depth": depth} for depth in depths]
-        return [learning_statistics(loss, *arguments, *masks(False), **x) for x in options]
-
-    whole = by_hand(params(), *inputs(), *masks(False))
-    squares = [whole[f"gradient_norm/{name}"] ** 2 for name in ("first/kernel", "second/value")]
-    for got, groups in zip(of_each_depth(*arguments), depths.values(), strict=True):
-        norms = {name: value for name, value in got.items() if name.startswith("gradient_norm/")}
-        assert list(norms) == [f"gradient_norm/{group}" for group in groups]
-        total = sum(float(norm) ** 2 for norm in norms.values())
-        np.testing.assert_allclose(total, sum(squares), rtol=1e-3)
-
-
 def test_mapped_over_seeds():
     """Parameters and queries differ, keys and masks are shared."""
     with jax.enable_x64(True):

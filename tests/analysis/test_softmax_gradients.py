@@ -109,16 +109,6 @@ def test_uniform_rows_and_rows_without_keys():
 # --- vector products ---
 
 
-def test_vjp_is_the_jacobian_times_a_vector():
-    with jax.enable_x64(True):
-        weights, dweights = rows(B, T, S), np.random.default_rng(2).normal(size=(B, T, S))
-        got = softmax_vjp(weights, dweights)
-        for index in np.ndindex(B, T):
-            expected = jacobian_by_loops(weights[index]) @ dweights[index]
-            np.testing.assert_allclose(got[index], expected, atol=1e-15)
-        np.testing.assert_allclose(np.sum(got, -1), np.zeros((B, T)), atol=1e-15)
-
-
 def test_finite_differences():
     rng = np.random.default_rng(4)
     weights, dweights = rows(T, S), rng.normal(size=(T, S))
@@ -154,51 +144,3 @@ def test_a_cotangent_of_a_masked_weight_may_be_anything():
 
 
 # --- transformations, dtypes, errors ---
-
-
-def test_jit_vmap_and_dtypes():
-    weights = rows(B, T, S).astype(np.float32)
-    other = np.random.default_rng(7).normal(size=(B, T, S)).astype(np.float32)
-    functions = [
-        analysis.softmax_jacobian,
-        analysis.softmax_jacobian_norm,
-        lambda weights: analysis.softmax_vjp(weights, other[0, 0]),
-    ]
-
-    @quick_jit
-    def mapped_and_narrow(weights, narrow):
-        return [(jax.vmap(jax.vmap(function))(weights), function(narrow)) for function in functions]
-
-    results = jax.device_get(mapped_and_narrow(weights, weights[0, 0].astype(jnp.bfloat16)))
-    for function, (mapped, narrow) in zip(functions, results, strict=True):
-        for index in np.ndindex(B, T):
-            np.testing.assert_allclose(mapped[index], function(weights[index]), atol=1e-7)
-        assert narrow.dtype == jnp.float32
-        np.testing.assert_allclose(narrow, function(weights[0, 0]), atol=2e-2)
-    with jax.enable_x64(True):
-        assert softmax_vjp(weights, other.astype(np.float64)).dtype == jnp.float64
-        assert softmax_jacobian_norm(weights.astype(np.float64)).dtype == jnp.float64
-
-
-GOOD = np.full((T, S), 1 / S, np.float32)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: analysis.softmax_jacobian(np.ones((T, S), int)), "weights must be floating-point"),
-        (
-            lambda: analysis.softmax_jacobian(np.float32(1)),
-            r"weights must be \[\.\.\., S\]; got a scalar",
-        ),
-        (lambda: analysis.softmax_jacobian_norm("abc"), "weights must be an array; got str"),
-        (
-            lambda: analysis.softmax_vjp(GOOD, GOOD[0]),
-            r"dweights must be \[5, 7\] to match.*got \[7\]",
-        ),
-        (lambda: analysis.softmax_vjp(GOOD, GOOD > 0), "dweights must be floating-point"),
-    ],
-)
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -32,8 +32,6 @@ from attention_jax import (
     attention,
     attention_weights,
     causal_mask,
-    padding_mask,
-    reversed_centers,
 )
 
 # Compiled as one program each. `test_jit_vmap_and_dtypes` calls some outside of `jax.jit`.
@@ -84,16 +82,6 @@ def test_normalized_entropy_masked(mask):
     # What stands at masked places does not enter.
     anything = np.where(full, weights, np.nan)
     np.testing.assert_allclose(normalized_entropy(anything, mask), expected, atol=1e-6)
-
-
-def test_rows_of_every_length_are_uniform():
-    mask = causal_mask() & padding_mask(jnp.array([S, 3]))
-    allowed = np.broadcast_to(mask.materialize(T, S), (B, T, S))
-    uniform = allowed / allowed.sum(-1, keepdims=True)
-    expected = np.broadcast_to(np.arange(T) > 0, (B, T))  # the first query has one key
-    for same in (mask, allowed):
-        normalized = normalized_entropy(uniform.astype(np.float32), same)
-        np.testing.assert_allclose(normalized, expected, atol=1e-6)
 
 
 def test_entropy_is_that_of_attention():
@@ -147,34 +135,6 @@ def test_no_query_counts():
     for function in (alignment_error, expected_distance):
         assert function(WEIGHTS[0], np.full(T, S)) == 0
         assert function(WEIGHTS[0], np.full(T, -1)) == 0
-
-
-def test_a_reversal():
-    lengths = jnp.array([5, 3])
-    alignment = reversed_centers(T, lengths)
-    perfect = np.zeros((B, T, S), np.float32)
-    for b, length in enumerate([5, 3]):
-        for i in range(length):
-            perfect[b, i, length - 1 - i] = 1
-    perfect[1, 3:, 0] = 1  # past the end; does not count
-    np.testing.assert_array_equal(alignment_error(perfect, alignment), [0, 0])
-    np.testing.assert_array_equal(expected_distance(perfect, alignment), [0, 0])
-    beside = np.roll(perfect, 1, axis=-1)
-    np.testing.assert_array_equal(alignment_error(beside, alignment), [1, 1])
-    np.testing.assert_array_equal(expected_distance(beside, alignment), [1, 1])
-    heads = np.stack([perfect, beside], 1)  # [B, N, T, S]: one more batch axis
-    by_head = expected_distance(heads, alignment[:, None])
-    np.testing.assert_array_equal(by_head, [[0, 1], [0, 1]])
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32])
-def test_integers_of_every_width(dtype):
-    size = 200  # more than int8 holds
-    weights = rows(T, size)
-    last = np.iinfo(dtype).max if dtype == np.uint32 else 0
-    alignment = np.array([0, 3, 100, last, 127], dtype)
-    expected = error_by_hand(weights[None], alignment[None].astype(np.int64), np.ones((1, T)))[0]
-    np.testing.assert_allclose(alignment_error(weights, alignment), expected, atol=1e-6)
 
 
 def test_logit_variance():
