@@ -164,9 +164,11 @@ def _output_gradient(attention: CapturedAttention, doutput: Array) -> OutputGrad
     def gradients(
         value: Array, mask: Array, weights: Array, damping: Array | None, doutput: Array
     ) -> Any:
-        dweights = _gradient_of_weights(value, mask, doutput, weights.dtype)
-        if damping is not None:
-            dweights = dweights * damping
+        # Padding may be NaN, and its weight 0 would not remove NaN.
+        value = jnp.where(jnp.any(mask, axis=-2)[..., None], value.astype(weights.dtype), 0)
+        doutput = jnp.where(jnp.any(mask, axis=-1)[..., None], doutput.astype(weights.dtype), 0)
+        dweights = jnp.matmul(doutput, jnp.swapaxes(value, -1, -2), precision="highest")
+        dweights = jnp.where(mask, dweights if damping is None else dweights * damping, 0)
         return dweights, softmax_vjp(weights, dweights)
 
     spec = PartitionSpec(*explicit_spec(doutput)[:-1])
@@ -174,25 +176,16 @@ def _output_gradient(attention: CapturedAttention, doutput: Array) -> OutputGrad
     return OutputGradient(doutput, *on_automatic_axes(gradients, spec, *arrays))
 
 
-def _gradient_of_weights(value: Array, mask: Array, doutput: Array, dtype: jnp.dtype) -> Array:
-    """dweights [*B, T, S] in the compute dtype, 0 where masked."""
-    # Padding may be NaN, and its weight 0 would not remove NaN.
-    value = jnp.where(jnp.any(mask, axis=-2)[..., None], value.astype(dtype), 0)
-    doutput = jnp.where(jnp.any(mask, axis=-1)[..., None], doutput.astype(dtype), 0)
-    dweights = jnp.matmul(doutput, jnp.swapaxes(value, -1, -2), precision="highest")
-    return jnp.where(mask, dweights, 0)
-
-
 def _loss_and_auxiliary(result: Any) -> tuple[Array, Any]:
-    pair = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    value = pair[0]
-    if not hasattr(value, "dtype"):
-        described = f"a {type(result).__name__}"
-    elif value.shape == () and jnp.issubdtype(value.dtype, jnp.floating):
-        return pair
-    else:
-        described = f"{value.dtype} {list(value.shape)}"
-    raise ValueError(f"loss must be one float, or (one float, auxiliary arrays); got {described}")
+    value, auxiliary = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    if (
+        not jax.tree_util.all_leaves([value])
+        or value.shape
+        or not jnp.issubdtype(value.dtype, jnp.floating)
+    ):
+        got = jax.tree.map(lambda leaf: f"{leaf.dtype} {list(leaf.shape)}", result)
+        raise ValueError(f"loss must be one float, or (one float, auxiliary arrays); got {got}")
+    return value, auxiliary
 
 
 # --- one call of attention ---
