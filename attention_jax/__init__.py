@@ -25,7 +25,8 @@ every derivative. README.md is the introduction, attention_jax/README.md the gui
 - Coverage: `coverage_attention`, `coverage_loss`, `coverage_kernel_size`, `CoverageResult`.
 - Attention that only moves forward: `monotonic_attention`, `monotonic_weights`,
   `hard_monotonic_weights`, `hard_monotonic_positions`.
-- Decoding: `greedy_search`, `beam_search`; keys that are projected once: `remember`, `Memory`.
+- Decoding: `greedy_search`, `sample_search`, `beam_search`; keys that are projected once:
+  `remember`, `Memory`.
 - Flax modules: `attention_jax.nn`. Inside jax.nn and Flax: `attention_jax.functional.interop`.
 - What a model attends to, its gradients and its cost: `attention_jax.analysis`.
 - Derivatives by hand, with forward mode: `custom_vjp`.
@@ -67,7 +68,7 @@ from attention_jax.functional.ring_attention import ring_attention
 from attention_jax.implementations import BlockSizes
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.kernels import IMPLEMENTATIONS
-from attention_jax.nn.decoding import beam_search, greedy_search
+from attention_jax.nn.decoding import beam_search, greedy_search, sample_search
 from attention_jax.normalizers import (
     NORMALIZERS,
     AttentionStatistics,
@@ -171,6 +172,7 @@ __all__ = [
     "remember",
     "reversed_centers",
     "ring_attention",
+    "sample_search",
     "segment_mask",
     "t5_bias",
     "token_mask",

@@ -89,7 +89,7 @@ def keep_compiled_programs() -> None:
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = os.environ.get("ATTENTION_JAX_CACHE") or str(caches / "attention_jax")
-    if folder != "off" and jax.config.jax_compilation_cache_dir is None:
+    if folder != "off" and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

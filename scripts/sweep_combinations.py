@@ -78,7 +78,7 @@ def combinations_of(
     return combinations
 
 
-def option_types(config_class: type[Any]) -> dict[str, Any]:
+def option_types(config_class: Any) -> dict[str, Any]:
     """The type of each setting of a task that is an option of scripts/train.py, by its name."""
     hints = typing.get_type_hints(config_class)
     options: dict[str, Any] = {}

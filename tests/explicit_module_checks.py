@@ -22,13 +22,13 @@ from attention_jax import causal_mask, padding_mask
 from attention_jax.nn import (
     ANY_LENGTH,
     CrossAttention,
+    Model,
     ModelConfig,
     MultiHeadAttention,
-    Seq2Seq,
 )
 
 B, T, S, D, V = 8, 5, 7, 8, 11
-RNGS = {"rngs": nnx.Rngs(0), "keep_rngs": False}
+RNGS = {"rngs": nnx.Rngs(0), "keep_rngs": False}  # of multi-head attention
 
 
 def arrays():
@@ -132,18 +132,16 @@ def cross_attention(check=check):
         {"normalizer": "log_scaled(start=3)"}, {"num_heads": 2}, {"attention": "local-m"},
         {"attention": "local-p"}, {"attention": "coverage"}, {"attention": "monotonic"},
     ):  # fmt: skip
-        num_heads = settings.pop("num_heads", 1)
-        config = ModelConfig(**settings)
-        module = CrossAttention("additive", D, D, config, num_heads=num_heads, **RNGS)
+        module = CrossAttention(ModelConfig(score="additive", dim=D, **settings), rngs=nnx.Rngs(0))
 
         def call(module, x, y, lengths, rng):
-            options = {"source_lengths": lengths, "mask": padding_mask(lengths)}
-            return module(x, y, **options, dropout_rng=rng, return_weights=True)
+            options = {"lengths": lengths, "mask": padding_mask(lengths)}
+            return module(x, y, **options, rng=rng, return_weights=True)
 
         check(module, call, "x", "y", "lengths")
 
 
-def seq2seq(check=check):
+def model(check=check):
     for settings in (
         {
             "dropout_rate": 0.3,
@@ -153,17 +151,18 @@ def seq2seq(check=check):
         },
         {"positions": "rotary", "position_anchor": "end"},
         {"attention": "monotonic", **ANY_LENGTH},
+        {"architecture": "decoder", "positions": "rotary"},
     ):
         config = ModelConfig(score="additive", dim=D, hidden_dim=7, **settings)
 
         def call(model, source, lengths, target, rng):
-            return model(source, lengths, target, dropout_rng=rng)
+            return model(source, lengths, target, rng=rng)
 
-        check(Seq2Seq(config, V, **RNGS), call, "source", "lengths", "target")
+        check(Model(config, V, rngs=nnx.Rngs(0)), call, "source", "lengths", "target")
 
 
 def decoding(check=check):
-    model = Seq2Seq(ModelConfig(dim=D, hidden_dim=7), V, **RNGS)
+    model = Model(ModelConfig(dim=D, hidden_dim=7), V, rngs=nnx.Rngs(0))
     ends = {"max_length": 4, "sos": 1, "eos": 2, "pad": 0}
 
     def call(model, source, lengths, rng):
@@ -174,7 +173,7 @@ def decoding(check=check):
     check(model, call, "source", "lengths")
 
 
-SLOW = {check.__name__: check for check in (cross_attention, seq2seq, decoding)}
+SLOW = {check.__name__: check for check in (cross_attention, model, decoding)}
 CHECKS = {check.__name__: check for check in (multi_head, cache)} | {
     f"types_of_{name}": functools.partial(check, check_types) for name, check in SLOW.items()
 }

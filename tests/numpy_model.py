@@ -1,15 +1,17 @@
-"""Multi-head attention, blocks and their parts in float64 NumPy, one example at a time.
+"""The model and its parts in float64 NumPy, one example at a time.
 
 Parameters are the pure dicts of the modules. There are no tiles, caches or batches here.
 """
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from score_cases import SCORE_CASES
+from walk_cases import numpy_weights
 
 
 def soft_capped(params, q, k):
@@ -31,11 +33,23 @@ def softmax_where(logits, allowed=True):
     return exps / np.maximum(exps.sum(-1, keepdims=True), 1e-300)
 
 
-def weights_of(score, params, query, key, allowed=True, bias=0.0):
+def normalizer(text):
+    """Softmax, or log_scaled(start=n), as a function of (logits, allowed)."""
+    start = re.fullmatch(r"log_scaled\(start=(\d+)\)", text)
+
+    def log_scaled(logits, allowed):
+        count = np.broadcast_to(allowed, logits.shape).sum(-1, keepdims=True)
+        return softmax_where(
+            np.maximum(1, np.log(1 + count) / np.log(1 + int(start[1]))) * logits, allowed
+        )
+
+    return log_scaled if start else softmax_where
+
+
+def weights_of(score, params, query, key, allowed=True, bias=0.0, weigh=softmax_where):
     """Returns weights [T, S] of queries [T, Dq] and keys [S, Dk]."""
     pair = score if callable(score) else PAIRS[score]
-    logits = pair(params, query[:, None, :], key[None, :, :])
-    return softmax_where(logits + bias, allowed)
+    return weigh(pair(params, query[:, None, :], key[None, :, :]) + bias, allowed)
 
 
 def normed(params, x):
@@ -51,6 +65,12 @@ def rotated(x, positions, max_wavelength):
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
+def turned(x, at, wavelength):
+    """`rotated` by the position ids `at`, each its share of the features."""
+    parts = zip(np.split(x, len(at), axis=-1), at, strict=True)
+    return np.concatenate([rotated(part, ids, wavelength) for part, ids in parts], axis=-1)
+
+
 def linear(params, x):
     return x @ params["kernel"] + params.get("bias", 0.0)
 
@@ -61,24 +81,33 @@ def head_projection(params, x):
     return heads.transpose(1, 0, 2)
 
 
-def multi_head(score, params, x, y, allowed=True, bias=0.0, wavelength=None):
-    """Returns output [T, output_dim] and weights [N, T, S], to which the masks broadcast."""
+def multi_head(
+    score, params, x, y, allowed=True, bias=0.0, wavelength=None, at=None, weigh=softmax_where
+):
+    """Returns output [T, output_dim] and weights [N, T, S], to which the masks broadcast.
+
+    `at` are the position ids of x and of y, a list of one or two arrays each.
+    """
     query = head_projection(params["query"], x)
     key, value = head_projection(params["key"], y), head_projection(params["value"], y)
     if "query_norm" in params:
         query, key = normed(params["query_norm"], query), normed(params["key_norm"], key)
     if wavelength is not None:
-        query = rotated(query, np.arange(len(x)), wavelength)
-        key = rotated(key, np.arange(len(y)), wavelength)
+        x_at, y_at = at or ([np.arange(len(x))], [np.arange(len(y))])
+        query, key = turned(query, x_at, wavelength), turned(key, y_at, wavelength)
     shape = (len(query), len(x), len(y))
     allowed, bias = np.broadcast_to(allowed, shape), np.broadcast_to(bias, shape)
     group = len(query) // len(key)
     weights, output = [], 0.0
     for n in range(len(query)):
         own = jax.tree.map(lambda leaf, n=n: leaf[n], params.get("params", {}))
-        weights.append(weights_of(score, own, query[n], key[n // group], allowed[n], bias[n]))
+        one = weights_of(score, own, query[n], key[n // group], allowed[n], bias[n], weigh)
         seen = np.where(allowed[n].any(0)[:, None], value[n // group], 0)  # NaN in padding
-        output = output + weights[n] @ seen @ params["output"]["kernel"][n]
+        head = one @ seen
+        if "gate" in params:
+            head = head / (1 + np.exp(-head_projection(params["gate"], x)[n]))
+        weights.append(one)
+        output = output + head @ params["output"]["kernel"][n]
     return output + params["output"].get("bias", 0.0), np.stack(weights)
 
 
@@ -99,47 +128,125 @@ def residual(config, params, x, layer):
     return normed(params["norm"], x + layer(x))
 
 
-def encoder_block(score, config, params, x, allowed=True, *, wavelength=None):
-    """Returns tokens [S, dim] and the self attention's weights [N, S, S]."""
-    found = []
+def kind_weights(config, params, query, memory, length, allowed):
+    """Weights [T, S] of a kind of cross attention with one head."""
+    i, j = np.arange(len(query))[:, None], np.arange(len(memory))[None, :]
+    own = params["params"]
+    if config.attention == "coverage":  # of additive attention
+        covered, rows = np.zeros(len(memory)), []
+        for token in query:
+            key = memory @ own["key_kernel"] + covered[:, None] * params["coverage_kernel"]
+            logits = np.tanh(token @ own["query_kernel"] + key) @ own["v"]
+            rows.append(softmax_where(logits, allowed[0]))
+            covered = covered + rows[-1]
+        return np.stack(rows)
+    if config.attention == "monotonic":
+        logits = PAIRS[config.score](own, query[:, None, :], memory[None, :, :])
+        p = np.where(allowed, 1 / (1 + np.exp(-(logits + params["offset"]))), 0)
+        return numpy_weights(p)
+    if config.attention == "global":
+        return weights_of(
+            config.score, own, query, memory, allowed, weigh=normalizer(config.cross_normalizer)
+        )
+    center = i if config.alignment == "monotonic" else length - 1 - i
+    if config.attention == "local-p":
+        hidden = np.tanh(query @ params["position_kernel"]) @ params["position_v"]
+        center = length / (1 + np.exp(-hidden))[:, None]
+    window = allowed & (np.abs(j - center) <= config.radius)
+    weights = weights_of(config.score, own, query, memory, window)
+    if config.attention == "local-p":  # the Gaussian comes after the softmax
+        weights = weights * np.exp(-((j - center) ** 2) / (2 * (config.radius / 2) ** 2))
+    return weights
+
+
+def block(config, params, x, at, mask, memory=None, memory_at=None, length=None, seen=None):
+    """Returns tokens [T, dim] and weights: of the memory [T, S], or of the tokens [N, T, T]."""
+    found, wavelength = [], config.rotary_wavelength
 
     def attend(x):
         output, weights = multi_head(
-            score, params["self_attention"], x, x, allowed, wavelength=wavelength
-        )
+            config.self_score, params["self_attention"], x, x, mask, wavelength=wavelength,
+            at=(at, at), weigh=normalizer(config.self_normalizer),
+        )  # fmt: skip
         found.append(weights)
         return output
-
-    def feed(x):
-        return feed_forward(params["feed_forward"], x, config.activation)
-
-    x = residual(config, params["self_residual"], x, attend)
-    return residual(config, params["feed_forward_residual"], x, feed), found[0]
-
-
-def decoder_block(self_score, score, config, params, x, memory, allowed=True, *, wavelength=None):
-    """Returns tokens [T, dim] and cross attention's weights [T, S], averaged over heads."""
-    found, causal = [], np.tril(np.ones((len(x), len(x)), bool))
-
-    def attend(x):
-        own = params["self_attention"]
-        return multi_head(self_score, own, x, x, causal, wavelength=wavelength)[0]
 
     def look(x):
         own = params["cross_attention"].get("attention", {})
         if "query" in own:
-            output, weights = multi_head(score, own, x, memory, allowed, wavelength=wavelength)
+            weigh = normalizer(config.cross_normalizer)
+            options = {"wavelength": wavelength, "at": (at, memory_at), "weigh": weigh}
+            output, weights = multi_head(config.score, own, x, memory, seen, **options)
             found.append(weights.mean(0))
             return output
-        found.append(weights_of(score, own.get("params", {}), x, memory, allowed))
+        keys = memory
+        if wavelength is not None:
+            x, keys = turned(x, at, wavelength), turned(memory, memory_at, wavelength)
+        own = {"params": {}, **own}
+        found.append(kind_weights(config, own, x, keys, length, seen))
         return linear(params["cross_attention"]["output"], found[-1] @ memory)
 
-    def feed(x):
-        return feed_forward(params["feed_forward"], x, config.activation)
+    if "self_attention" in params:
+        x = residual(config, params["self_residual"], x, attend)
+    if "cross_attention" in params:
+        x = residual(config, params["cross_residual"], x, look)
+    x = residual(
+        config, params["feed_forward_residual"], x,
+        lambda x: feed_forward(params["feed_forward"], x, config.activation),
+    )  # fmt: skip
+    return x, found[-1]
 
-    x = residual(config, params["self_residual"], x, attend)
-    x = residual(config, params["cross_residual"], x, look)
-    return residual(config, params["feed_forward_residual"], x, feed), found[0]
+
+def embedded(config, params, table, tokens, at):
+    x = table["embedding"][tokens] * np.sqrt(config.dim)
+    if config.positions in ("rotary", "none"):
+        return x
+    size, encodings = config.dim // len(at), []
+    for ids in at:
+        ratio = config.max_wavelength / config.min_wavelength
+        rates = ratio ** (-2 * np.arange(size // 2) / size) / config.min_wavelength
+        angles = np.asarray(ids)[:, None] * rates
+        waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        is_learned = config.positions == "learned"
+        encodings.append(params["placement"]["table"][np.asarray(ids)] if is_learned else waves)
+    return x + config.position_scale * np.concatenate(encodings, axis=1)
+
+
+def model(config, params, source, length, inputs, ids):
+    """Logits [T, V] and weights [L, T, S] of one example; `ids` are those of 0, 1, 2, ..."""
+    ids, count, size = np.array(ids), len(inputs), len(source)
+    visible = length if config.mask_padding else size
+    own_table = params.get("target_embedding", params.get("source_embedding"))
+    weights = []
+    if config.architecture == "decoder":
+        tokens = np.concatenate([source[:visible], inputs])  # without padding
+        x = embedded(config, params, own_table, tokens, [ids[: len(tokens)]])
+        causal = np.tri(len(tokens), dtype=bool)
+        for own in params["decoder"].values():
+            x, found = block(config, own, x, [ids[: len(tokens)]], causal)
+            of_source = np.zeros((count, size))
+            of_source[:, :visible] = found.mean(0)[visible:, :visible]
+            weights.append(of_source)
+        x = x[visible:]
+    else:
+        start, end = np.arange(size), np.maximum(visible - 1 - np.arange(size), 0)
+        at = {"start": [start], "end": [end], "both": [start, end]}[config.position_anchor]
+        at = [ids[positions] for positions in at]
+        seen = np.arange(size)[None, :] < visible
+        memory = embedded(config, params, params["source_embedding"], source, at)
+        for own in params.get("encoder", {}).values():
+            memory, _ = block(config, own, memory, at, seen)
+        memory = normed(params["memory_norm"], memory)
+        to = [ids[:count]] * len(at)
+        x = embedded(config, params, own_table, inputs, to)
+        for own in params["decoder"].values():
+            causal = np.tri(count, dtype=bool)
+            x, found = block(config, own, x, to, causal, memory, at, visible, seen)
+            weights.append(found)
+    features = normed(params["output_norm"], x)
+    if "logits" in params:
+        return linear(params["logits"], features), np.stack(weights)
+    return features @ own_table["embedding"].T, np.stack(weights)
 
 
 def scrambled(make, seed=1, noise=0.2):

@@ -74,7 +74,7 @@ def test_initial_parameters():
     config = ModelConfig(positions="learned", encoder_layers=0)
     config = dataclasses.replace(config, dim=60, hidden_dim=84, decoder_self_attention=False)
     modules = {
-        "model": lambda rngs: nn.Seq2Seq(config, 100, rngs=rngs),
+        "model": lambda rngs: nn.Model(config, 100, rngs=rngs),
         "heads": lambda rngs: nn.MultiHeadAttention(
             "dot", 60, num_heads=2, key_dim=90, use_bias=True, output_gate=True, normalize_qk=True,
             rngs=rngs,
@@ -134,7 +134,7 @@ def test_sizes_that_are_left_open():
     heads = shapes(partial(nn.MultiHeadAttention, "dot", 6, num_heads=2, qkv_dim=8))
     kernels = {"query": (6, 2, 4), "key": (6, 2, 4), "value": (6, 2, 4), "output": (2, 4, 6)}
     assert heads == {f"{name}.kernel": shape for name, shape in kernels.items()}
-    model = shapes(partial(nn.Seq2Seq, ModelConfig(decoder_self_attention=False), 7))
+    model = shapes(partial(nn.Model, ModelConfig(decoder_self_attention=False), 7))
     assert model["source_embedding.embedding"] == model["target_embedding.embedding"] == (7, 64)
 
 

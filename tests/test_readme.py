@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from command_line import parse
-from command_lines import load
+from command_lines import call, load
 
 import attention_jax
 from experiments import catalogue, experiment, readme
@@ -36,7 +36,10 @@ def blocks(readme: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", readme.read_text(), flags=re.DOTALL)
 
 
-(MY_SCORES,) = (code for code in blocks(README, "python") if code.startswith("# my_scores.py"))
+MY_FILES = {  # modules that a user writes, by name
+    name: code for code in blocks(README, "python") for name in re.findall(r"^# (my_\w+)\.py", code)
+}
+MY_SCORES = MY_FILES["my_scores"]
 
 
 # --- Python ---
@@ -46,7 +49,7 @@ def run_python(readme: Path) -> dict:
     """Runs the blocks of a README one after another; returns the variables at the end."""
     namespace: dict = {}
     for code in blocks(readme, "python"):
-        if code != MY_SCORES:
+        if code not in MY_FILES.values():
             exec(code, namespace)
     return namespace
 
@@ -131,6 +134,23 @@ def test_users_own_score_starts_with_logits_near_unit_deviation():
     assert 0.8 < float(logits.std()) < 1.25
 
 
+def test_users_own_task_is_trained_swept_and_answered_by_the_commands(tmp_path, monkeypatch):
+    (tmp_path / "my_tasks.py").write_text(MY_FILES["my_tasks"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = [words for words in commands(README) if "my_tasks:Recall" in words]
+    assert [words[1] for words in lines] == ["scripts/train.py", "scripts/sweep.py"]
+    short = ["--dim", "8", "--hidden-dim", "7", "--steps", "2", "--log-every", "1", "--seeds", "1"]
+    short += ["--checkpoint-every", "1", "--batch-size", "3", "--max-length", "4"]
+    with jax.numpy_dtype_promotion("standard"):
+        for _, script, *words in lines:
+            assert call(load(script), *words, *short, monkeypatch=monkeypatch) == 0
+        assert len((tmp_path / "runs" / "recalls" / "table.csv").read_text().splitlines()) == 3
+        words = ["--workdir", "runs/recall", "--inputs", "a1b2a"]
+        assert call(load("scripts/answers.py"), *words, monkeypatch=monkeypatch) == 0
+    sys.modules.pop("my_tasks")
+
+
 # --- shell ---
 
 
@@ -149,10 +169,8 @@ def commands(readme: Path) -> list[list[str]]:
 
 @every_readme
 def test_shell_commands_parse(readme, tmp_path, monkeypatch):
-    (tmp_path / "my_scores.py").write_text(MY_SCORES)
-    translation_run = tmp_path / "runs" / "de-en"
-    translation_run.mkdir(parents=True)
-    (translation_run / "config.json").write_text('{"task": "translation"}')
+    for name, code in MY_FILES.items():
+        (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for words in commands(readme):
@@ -166,7 +184,8 @@ def test_shell_commands_parse(readme, tmp_path, monkeypatch):
             parse_python_command(*arguments)
         else:
             assert program in ("echo", "git"), program
-    sys.modules.pop("my_scores", None)
+    for name in MY_FILES:
+        sys.modules.pop(name, None)
 
 
 def parse_python_command(script: str, *arguments: str) -> None:

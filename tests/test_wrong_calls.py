@@ -189,8 +189,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
       for function in (aj.hard_monotonic_positions, aj.hard_monotonic_weights)),
     (aj.greedy_search, SEARCH, wrong_search),
     (using(aj.beam_search, beams=2), SEARCH, wrong_search | {
-        "length_penalty": no_number | one_of(-1.0, np.nan, np.inf),
-        "row_axes": one_of(5, -4, "a", 0.0, {"logits": 1}, {"other": 0}, {"logits": [0]})}),
+        "length_penalty": no_number | one_of(-1.0, np.nan, np.inf)}),
     (aj.beam_search, SEARCH, {"beams": no_size_or_none}),
     (aj.masked_softmax, SOFTMAX, {
         "logits": no_floats | st.none(), "mask": no_mask,
@@ -247,7 +246,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
 # A mistake may be told by another argument that it contradicts.
 ALSO_NAMED = {
     "query": ("key",), "score": ("pair",), "normalizer": ("alpha", "bias", "scale", "sink"),
-    "normalizer_params": ("sink",), "row_axes": ("state",), "table": ("buckets",),
+    "normalizer_params": ("sink",), "table": ("buckets",),
     "num_heads": ("heads", "qkv_dim"), "mask": ("centers", "query_segments"),
 }  # fmt: skip
 

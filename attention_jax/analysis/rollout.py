@@ -92,7 +92,7 @@ def cross_rollout(
 
     Args:
         cross_weights: float [*B, N, T, S], from one decoder layer; N heads. Give weights averaged
-            over heads, as `nn.Seq2Seq` returns them, as `weights[:, None]`.
+            over heads, as `nn.Model` returns them, as `weights[:, None]`.
         encoder_rollout: float [*B, S, S], the `attention_rollout` of the encoder.
         head_reduction: "mean" over the heads, or "max" with each row divided by its sum.
 

@@ -2,17 +2,21 @@
 
 from attention_jax.nn.attention import (
     AdditiveAttention,
+    Attended,
     Attention,
     DotAttention,
     GeneralAttention,
     ScaledDotAttention,
 )
+from attention_jax.nn.block import Block, Source
 from attention_jax.nn.cache import KeyValueCache
 from attention_jax.nn.config import ANY_LENGTH, ModelConfig
 from attention_jax.nn.coverage import CoverageAttention
 from attention_jax.nn.cross_attention import CrossAttention
 from attention_jax.nn.feed_forward import FeedForward
+from attention_jax.nn.generation import Decoded
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
+from attention_jax.nn.model import Model
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
@@ -24,32 +28,34 @@ from attention_jax.nn.positions import (
     rotary,
     sinusoidal_encoding,
 )
-from attention_jax.nn.seq2seq import Decoded, Seq2Seq
-from attention_jax.nn.transformer import DecoderBlock, EncoderBlock
+from attention_jax.nn.pure import bind, initial_params
 
 __all__ = [
     "ANY_LENGTH",
     "AdditiveAttention",
+    "Attended",
     "Attention",
+    "Block",
     "CoverageAttention",
     "CrossAttention",
     "Decoded",
-    "DecoderBlock",
     "DotAttention",
-    "EncoderBlock",
     "FeedForward",
     "GeneralAttention",
     "KeyValueCache",
     "LocalMAttention",
     "LocalPAttention",
+    "Model",
     "ModelConfig",
     "MonotonicAttention",
     "MultiHeadAttention",
     "PositionEncoding",
     "PositionIds",
     "ScaledDotAttention",
-    "Seq2Seq",
+    "Source",
     "anchored_positions",
+    "bind",
+    "initial_params",
     "learned_encoding",
     "random_position_ids",
     "random_window_position_ids",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +21,102 @@ from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Additive, Dot, General, ScaledDot, Score, get_score
 
 Array = jax.Array
+Carry = Array | None  # [*B, S], what a call hands to the call with the next queries
 
 
-class Attention(DropoutModule):
+class Attended(NamedTuple):
+    """The result of `attend`, which every kind of attention has.
+
+    >>> layer = Attention("dot", 4, 4, rngs=nnx.Rngs(0))
+    >>> layer.attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 4)), return_weights=True).weights.shape
+    (2, 5, 7)
+    """
+
+    output: Array  # [*B, T, Dv]
+    weights: Array | None  # [*B, T, S], means over heads; None unless asked for
+    carry: Carry  # None if the kind carries nothing
+
+
+class ScoreModule(nnx.Module):
+    """A score between tokens of two sizes, and its parameters.
+
+    Args:
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
+        query_dim: Dq.
+        key_dim: Dk.
+        dtype: dtype to which inputs and parameters are cast, and of the output; None for no cast
+            and an output in the query's dtype.
+        param_dtype: dtype of the parameters.
+        rngs: the stream of the initial parameters.
+
+    Raises:
+        ValueError: there is no such score, or it cannot pair Dq with Dk.
+    """
+
+    def __init__(
+        self,
+        score: str | Score,
+        query_dim: int,
+        key_dim: int,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        self.score = get_score(score)
+        for name, size in (("query_dim", query_dim), ("key_dim", key_dim)):
+            check_integer(name, size)
+        if self.score.needs_equal_dims and query_dim != key_dim:
+            raise ValueError(
+                f"key_dim must be {query_dim} to match score {self.score} with query_dim"
+                f" {query_dim}; got {key_dim}"
+            )
+        self.query_dim, self.key_dim = query_dim, key_dim
+        self.dtype, self.param_dtype = dtype, param_dtype
+        self.params = score_params(self.score.init(rngs.params(), query_dim, key_dim), param_dtype)
+
+    def remember(self, key: Array, value: Array | None = None) -> Memory:
+        """Projects keys once, for many calls that take the result as `key`.
+
+        Args:
+            key: float [*B, S, Dk].
+            value: float [*B, S, Dv]; None for `key`.
+        """
+        key = self._cast(float_array("key", key))
+        value = None if value is None else self._cast(float_array("value", value))
+        params = values_of(self.params, self.dtype)
+        return remember(self.score, params, key, value, query_dim=self.query_dim)
+
+    def first_carry(self, shape: tuple[int, ...], dtype: Dtype) -> Carry:
+        """The carry before the first query, [*B, S]; None if this kind carries nothing."""
+        del shape, dtype
+        return None
+
+    def __call__(self, query: Array, key: Array | Memory, *value: Array, **arguments: Any) -> Any:
+        """`attend` without the carry: the output; or (output, weights) with `return_weights`."""
+        output, weights, _ = self.attend(query, key, *value, **arguments)
+        return output if weights is None else (output, weights)
+
+    def attend(self, *tokens: Any, **arguments: Any) -> Attended:
+        """Each kind of attention has this method."""
+        raise NotImplementedError
+
+    def _arguments(self, query: Any, key: Any, value: Any) -> dict[str, Any]:
+        """The arguments of the functions that attend: tokens, score and parameters."""
+        query = self._cast(float_array("query", query))
+        if not isinstance(key, Memory):  # which has been cast
+            key = self._cast(float_array("key", key))
+        value = None if value is None else self._cast(float_array("value", value))
+        key, value = key_and_value(key, value)
+        params = values_of(self.params, self.dtype)
+        return {"query": query, "key": key, "value": value, "score": self.score, "params": params}
+
+    def _cast(self, array: Array) -> Array:
+        """A floating-point array as this module computes with it."""
+        return array if self.dtype is None else cast_floats(array, self.dtype)
+
+
+class Attention(ScoreModule, DropoutModule):
     """Attention with any score: `attention_jax.attention` with parameters of its own.
 
     Dropout, `deterministic`, `rngs` and the dtypes are as in `flax.nnx.MultiHeadAttention`.
@@ -34,7 +126,7 @@ class Attention(DropoutModule):
         query_dim: Dq.
         key_dim: Dk.
         normalizer: a name in `NORMALIZERS`, "module:Name", or a `Normalizer`; the module holds its
-            parameters. Attention through windows takes softmax alone.
+            parameters.
         dropout_rate: probability that a weight is dropped.
         deterministic: True disables dropout, False enables it; `module.eval()` and `module.train()`
             set it. With None and a `dropout_rate` above 0, each call needs `deterministic` or a
@@ -56,8 +148,6 @@ class Attention(DropoutModule):
     (2, 5, 6)
     """
 
-    takes_normalizers: ClassVar[bool] = True  # whether softmax can be exchanged
-
     def __init__(
         self,
         score: str | Score,
@@ -73,23 +163,8 @@ class Attention(DropoutModule):
         rngs: nnx.Rngs,
         keep_rngs: bool = True,
     ):
-        self.score = get_score(score)
+        super().__init__(score, query_dim, key_dim, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         self.normalizer = get_normalizer(normalizer)
-        if not self.takes_normalizers and self.normalizer != get_normalizer(DEFAULT_NORMALIZER):
-            raise ValueError(
-                f"normalizer must be {DEFAULT_NORMALIZER} in {type(self).__name__};"
-                f" got {normalizer!r}"
-            )
-        for name, size in (("query_dim", query_dim), ("key_dim", key_dim)):
-            check_integer(name, size)
-        if self.score.needs_equal_dims and query_dim != key_dim:
-            raise ValueError(
-                f"key_dim must be {query_dim} to match score {self.score} with query_dim"
-                f" {query_dim}; got {key_dim}"
-            )
-        self.query_dim, self.key_dim = query_dim, key_dim
-        self.dtype, self.param_dtype = dtype, param_dtype
-        self.params = score_params(self.score.init(rngs.params(), query_dim, key_dim), param_dtype)
         self.normalizer_params = normalizer_params(self.normalizer, rngs, param_dtype)
         self.implementation = checked_implementation(implementation)
         self._set_dropout(dropout_rate, deterministic, keep_rngs, rngs)
@@ -126,42 +201,15 @@ class Attention(DropoutModule):
             ValueError: an argument has the wrong shape or dtype; or a module with dropout lacks
                 `deterministic` or a PRNG key.
         """
-        return self._attend(
-            query,
-            key,
-            value,
-            attend=attention,
-            weigh=attention_weights,
-            mask=mask,
-            bias=bias,
-            normalizer=self.normalizer,
-            normalizer_params=values_of(self.normalizer_params, self.dtype),
-            deterministic=deterministic,
-            dropout_rng=dropout_rng,
-            return_weights=return_weights,
-        )
-
-    def _attend(
-        self,
-        query: Array,
-        key: Array | Memory,
-        value: Array | None,
-        *,
-        attend: Callable[..., Array],
-        weigh: Callable[..., Array],
-        deterministic: bool | None,
-        dropout_rng: Array | None,
-        return_weights: bool,
-        **arguments: Any,
-    ) -> Any:
-        """The output of `attend`, with this module's score and settings; and weights of `weigh`."""
-        own, (query, key, value), dtype = self._resolved(query, key, value)
+        arguments = self._arguments(query, key, value) | {
+            "normalizer": self.normalizer,
+            "normalizer_params": values_of(self.normalizer_params, self.dtype),
+            "mask": mask,
+            "bias": bias,
+        }
+        dtype = arguments["query"].dtype
         dropout_rng = self._dropout_rng(dropout_rng, deterministic)
-        output = attend(
-            query,
-            key,
-            value,
-            **own,
+        output = attention(
             **arguments,
             dropout_rate=0.0 if dropout_rng is None else self.dropout_rate,
             dropout_rng=dropout_rng,
@@ -169,36 +217,30 @@ class Attention(DropoutModule):
         ).astype(dtype)
         if not return_weights:
             return output
-        return output, weigh(query, key, **own, **arguments).astype(dtype)
+        del arguments["value"]
+        return output, attention_weights(**arguments).astype(dtype)
 
-    def _resolved(
-        self, query: Any, key: Any, value: Any
-    ) -> tuple[dict[str, Any], tuple[Array, Array, Array], jnp.dtype]:
-        """This module's score and parameters, what they pair, and the dtype of the output."""
-        query = self._cast(float_array("query", query))
-        if not isinstance(key, Memory):  # which has been cast
-            key = self._cast(float_array("key", key))
-        value = None if value is None else self._cast(float_array("value", value))
-        params = values_of(self.params, self.dtype)
-        dtype = query.dtype
-        key, value = key_and_value(key, value)
-        return {"score": self.score, "params": params}, (query, key, value), dtype
-
-    def _cast(self, array: Array) -> Array:
-        """A floating-point array as this module computes with it."""
-        return array if self.dtype is None else cast_floats(array, self.dtype)
-
-    def remember(self, key: Array, value: Array | None = None) -> Memory:
-        """Projects keys once, for many calls that take the result as `key`.
-
-        Args:
-            key: float [*B, S, Dk].
-            value: float [*B, S, Dv]; None for `key`.
-        """
-        key = self._cast(float_array("key", key))
-        value = None if value is None else self._cast(float_array("value", value))
-        params = values_of(self.params, self.dtype)
-        return remember(self.score, params, key, value, query_dim=self.query_dim)
+    def attend(
+        self,
+        query: Array,
+        memory: Array | Memory,
+        *,
+        mask: Mask | Array | None = None,
+        rng: Array | None = None,
+        return_weights: bool = False,
+        **others: Any,
+    ) -> Attended:
+        """A call with the signature of all kinds, see `CrossAttention`; `others` are not read."""
+        del others
+        result = self(
+            query,
+            memory,
+            mask=mask,
+            deterministic=rng is None,
+            dropout_rng=rng,
+            return_weights=return_weights,
+        )
+        return Attended(*(result if return_weights else (result, None)), None)
 
 
 class AdditiveAttention(Attention):

@@ -1,14 +1,13 @@
-"""Greedy and beam search for likely sequences, with any step function, in one compiled loop.
+"""Greedy search, sampling and beam search with any step function, in one compiled loop.
 
 The model is a function `step(state, tokens) -> (logits, state)`: `tokens` int32 [n] are the last
 tokens of n rows (SOS at first), `logits` float [n, V] are those of the next tokens, and `state` is
-any pytree of arrays that keeps its structure, shapes and dtypes. Rows that have ended read PAD, and
-their logits are ignored.
+any pytree of arrays [n, ...] that keeps its structure, shapes and dtypes. Rows that have ended read
+PAD, and their logits are ignored.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype
-from attention_jax.core.checks import check_integer
+from attention_jax.core.checks import check_integer, checked_number, checked_rng
 
 Array = jax.Array
 State = Any
@@ -36,7 +35,14 @@ class BeamResult(NamedTuple):
 
 
 def greedy_search(
-    step: Step, state: State, *, batch_size: int, max_length: int, sos: int, eos: int, pad: int
+    step: Step,
+    state: State,
+    *,
+    batch_size: int,
+    max_length: int,
+    sos: int | Array,
+    eos: int,
+    pad: int,
 ) -> Array:
     """Feeds back the likeliest token at every step, until every row has generated EOS.
 
@@ -45,10 +51,10 @@ def greedy_search(
     Args:
         step: `step(state, tokens) -> (logits, state)`, with the last tokens int32 [n] and the
             logits float [n, V] of the next ones, for n = `batch_size` rows.
-        state: the state of its first call.
+        state: the state of its first call; every array has the rows in front.
         batch_size: B.
         max_length: longest output, EOS included.
-        sos: the token that every row begins with; not in the output.
+        sos: the token that every row begins with, or one for each, int [B]; not in the output.
         eos: the token that ends a row, from 0 to V - 1.
         pad: the token that fills a row after EOS.
 
@@ -63,6 +69,69 @@ def greedy_search(
     >>> greedy_search(count, (), batch_size=1, max_length=6, sos=0, eos=4, pad=0)
     Array([[1, 2, 3, 4, 0, 0]], dtype=int32)
     """
+
+    def likeliest(t: Array, logits: Array) -> Array:
+        # top_k rather than argmax, so that ties and signed zeros are as in `beam_search`.
+        return jax.lax.top_k(logits, 1)[1][:, 0]
+
+    return _search(likeliest, step, state, batch_size, max_length, sos, eos, pad)
+
+
+def sample_search(
+    step: Step,
+    state: State,
+    rng: Array,
+    *,
+    batch_size: int,
+    max_length: int,
+    sos: int | Array,
+    eos: int,
+    pad: int,
+    temperature: float = 1.0,
+) -> Array:
+    """Feeds back a random token at every step, until every row has generated EOS.
+
+        y_t ~ softmax(logits(y_1 .. y_{t-1}) / temperature)
+
+    Args:
+        step, state, batch_size, max_length, sos, eos, pad: as in `greedy_search`.
+        rng: one PRNG key.
+        temperature: above 0; the smaller, the likelier the likeliest token.
+
+    Returns:
+        tokens int32 [B, max_length], PAD after EOS.
+
+    Raises:
+        ValueError: a number is out of range, or `step` has the wrong signature.
+
+    >>> def even(state, tokens):  # 1 and 2 are equally likely, 0 (EOS) is not
+    ...     return jnp.tile(jnp.array([-jnp.inf, 0.0, 0.0]), (len(tokens), 1)), state
+    >>> numbers = dict(batch_size=1, max_length=6, sos=0, eos=0, pad=0)
+    >>> sample_search(even, (), jax.random.key(1), **numbers).shape
+    (1, 6)
+    """
+    checked_rng(rng, name="rng")
+    if not checked_number("temperature", temperature) > 0:
+        raise ValueError(f"temperature must be above 0; got {temperature!r}")
+
+    def draw(t: Array, logits: Array) -> Array:
+        logits = logits.astype(accumulator_dtype(logits))
+        return jax.random.categorical(jax.random.fold_in(rng, t), logits / temperature)
+
+    return _search(draw, step, state, batch_size, max_length, sos, eos, pad)
+
+
+def _search(
+    choose: Callable[[Array, Array], Array],
+    step: Step,
+    state: State,
+    batch_size: int,
+    max_length: int,
+    sos: int | Array,
+    eos: int,
+    pad: int,
+) -> Array:
+    """Feeds back choose(t, logits) at step t."""
     _check_numbers(batch_size=batch_size, max_length=max_length, sos=sos, eos=eos, pad=pad)
     state = jax.tree.map(jnp.asarray, state)
     _check_step(step, state, batch_size, eos)
@@ -74,10 +143,8 @@ def greedy_search(
     def extend(carried: Any) -> Any:
         t, state, last, tokens, ended = carried
         logits, state = step(state, last)
-        # top_k rather than argmax, so that ties and signed zeros are as in `beam_search`.
-        best = jax.lax.top_k(logits, 1)[1][:, 0].astype(jnp.int32)
-        best = jnp.where(ended, pad, best)
-        return t + 1, state, best, tokens.at[:, t].set(best), ended | (best == eos)
+        chosen = jnp.where(ended, pad, choose(t, logits).astype(jnp.int32))
+        return t + 1, state, chosen, tokens.at[:, t].set(chosen), ended | (chosen == eos)
 
     last = jnp.full((batch_size,), sos, jnp.int32)
     tokens = jnp.full((batch_size, max_length), pad, jnp.int32)
@@ -97,7 +164,6 @@ def beam_search(
     eos: int,
     pad: int,
     length_penalty: float = 0.0,
-    row_axes: Any = 0,
 ) -> BeamResult:
     """Keeps the `beams` likeliest prefixes of each row, and the best hypotheses that have ended.
 
@@ -112,22 +178,20 @@ def beam_search(
 
     Args:
         step: as in `greedy_search`, for n = B * beams rows, the beams of a row adjacent.
-        state: the state of its first call for n = B rows; this function repeats it for the beams.
+        state: the state of its first call for n = B rows, which are the first axis of every array;
+            this function repeats them for the beams. The state of a row moves with its prefix.
         batch_size: B.
         beams: hypotheses kept for each row, at least 1; may be more than V.
         max_length: longest output, EOS included.
         sos, eos, pad: as in `greedy_search`.
         length_penalty: 0 ranks by log-probability; the larger, the longer the hypotheses preferred.
-        row_axes: which axis of each leaf of `state` holds the rows, None for a leaf that all rows
-            share, such as a step counter: an int, None, or a tree of them that is a prefix of
-            `state`, as `in_axes` of `jax.vmap`. The state of a row moves with its prefix.
 
     Returns:
         `BeamResult`; log-probabilities in float32 (float64 if the logits are).
 
     Raises:
-        ValueError: a number is out of range, `state` does not match `row_axes`, or `step` has the
-            wrong signature.
+        ValueError: a number is out of range, `state` has not B rows, or `step` has the wrong
+            signature.
 
     >>> def chain(state, tokens):  # after the likeliest first token, 1, nothing is likely
     ...     table = jnp.array([[0.0, 0.5, 0.5], [0.4, 0.3, 0.3], [0.9, 0.1, 0.0], [0.0, 0.6, 0.4]])
@@ -145,10 +209,18 @@ def beam_search(
     _check_numbers(
         batch_size=batch_size, beams=beams, max_length=max_length, sos=sos, eos=eos, pad=pad
     )
-    penalty = _checked_penalty(length_penalty)
+    penalty = checked_number("length_penalty", length_penalty)
+    # A negative penalty would divide longer hypotheses by less, and the stopping rule would fail.
+    if penalty < 0:
+        raise ValueError(f"length_penalty must be at least 0; got {length_penalty!r}")
     state = jax.tree.map(jnp.asarray, state)
-    axes = _checked_axes(row_axes, state, batch_size)
-    state = _per_row(lambda leaf, axis: jnp.repeat(leaf, beams, axis), axes, state)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if leaf.ndim == 0 or leaf.shape[0] != batch_size:
+            raise ValueError(
+                f"state{jax.tree_util.keystr(path)} must have {batch_size} rows on its first axis;"
+                f" got {list(leaf.shape)}"
+            )
+    state = jax.tree.map(lambda leaf: jnp.repeat(leaf, beams, axis=0), state)
     logits_dtype = _check_step(step, state, batch_size * beams, eos)
     dtype = accumulator_dtype(jnp.empty((), logits_dtype))
 
@@ -175,8 +247,8 @@ def beam_search(
         tokens = jnp.take_along_axis(search.tokens, parents[:, :, None], axis=1)
         tokens = tokens.at[:, :, search.t].set(new_tokens)
         rows = jnp.arange(batch_size, dtype=jnp.int32)[:, None] * beams + parents
-        state = _per_row(
-            lambda leaf, axis: jnp.take(leaf, rows.reshape(-1), axis, mode="clip"), axes, state
+        state = jax.tree.map(
+            lambda leaf: jnp.take(leaf, rows.reshape(-1), axis=0, mode="clip"), state
         )
 
         length = search.t + 1
@@ -241,66 +313,14 @@ def _better(kept: BeamResult, new: BeamResult) -> BeamResult:
     return jax.tree.map(take, both)
 
 
-def _per_row(function: Callable[[Array, int], Array], axes: list[int | None], state: State) -> Any:
-    """`function(leaf, axis)` of each leaf that has an axis of rows; other leaves unchanged."""
-    leaves, structure = jax.tree.flatten(state)
-    pairs = zip(leaves, axes, strict=True)
-    leaves = [leaf if axis is None else function(leaf, axis) for leaf, axis in pairs]
-    return jax.tree.unflatten(structure, leaves)
-
-
 # --- checks of arguments ---
 
 
 def _check_numbers(**numbers: Any) -> None:
     for name, number in numbers.items():  # tokens are int32, and PAD is often -1
+        if name == "sos" and isinstance(number, jax.Array):  # one for each row
+            continue
         check_integer(name, number, least=-(2**31) if name in ("sos", "eos", "pad") else 1)
-
-
-def _checked_penalty(length_penalty: Any) -> float:
-    try:
-        penalty = float(length_penalty)
-    except (TypeError, ValueError):
-        penalty = math.nan
-    # A negative penalty would divide longer hypotheses by less, and the stopping rule would fail.
-    if not 0 <= penalty < math.inf:
-        raise ValueError(
-            f"length_penalty must be a finite Python number of at least 0; got {length_penalty!r}"
-        )
-    return penalty
-
-
-def _checked_axes(row_axes: Any, state: State, batch_size: int) -> list[int | None]:
-    """One axis (not negative) or None for each leaf of the state."""
-
-    axes: list[Any] = []
-
-    def note(axis: Any, part: Any) -> None:
-        axes.extend([axis] * len(jax.tree.leaves(part)))
-
-    try:
-        jax.tree.map(note, row_axes, state, is_leaf=lambda leaf: leaf is None)
-    except ValueError as error:
-        raise ValueError(
-            "row_axes must be an int, None, or a tree of them that is a prefix of state;"
-            f" got {row_axes!r} for {jax.tree.structure(state)}"
-        ) from error
-    checked: list[int | None] = []
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    for (path, leaf), axis in zip(leaves, axes, strict=True):
-        name = f"state{jax.tree_util.keystr(path)}"
-        if axis is None:
-            checked.append(None)
-        elif not isinstance(axis, int):
-            raise ValueError(f"row_axes must hold ints and None only; got {axis!r} for {name}")
-        elif not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != batch_size:
-            raise ValueError(
-                f"{name} must have {batch_size} rows on axis {axis}; got {list(leaf.shape)}"
-                " (row_axes gives the axis; None for a leaf that all rows share)"
-            )
-        else:
-            checked.append(axis % leaf.ndim)
-    return checked
 
 
 def _check_step(step: Step, state: State, rows: int, eos: int) -> jnp.dtype:

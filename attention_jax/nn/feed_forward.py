@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import jax
 from flax import nnx
 
 from attention_jax.core.checks import check_choice
-from attention_jax.nn.parameters import LayerOptions
 
 Array = jax.Array
 Activation = Literal["relu", "gelu", "swiglu"]
@@ -26,7 +25,7 @@ class FeedForward(nnx.Module):
         hidden_dim: size of the hidden layer.
         activation: "relu", "gelu" or "swiglu", which has one more kernel and no biases.
         rngs: the stream of the initial parameters.
-        options: `dtype`, `param_dtype`, `kernel_init`, `bias_init`, as in `nnx.Linear`.
+        options: `kernel_init` and `bias_init`, as in `nnx.Linear`.
 
     Raises:
         ValueError: there is no such activation.
@@ -47,7 +46,7 @@ class FeedForward(nnx.Module):
         *,
         activation: Activation = "relu",
         rngs: nnx.Rngs,
-        **options: Unpack[LayerOptions],
+        **options: Any,
     ):
         check_choice("activation", activation, Activation)
         gated = activation == "swiglu"

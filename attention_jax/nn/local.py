@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.core.arrays import float_array
-from attention_jax.core.checks import check_choice, check_integer
+from attention_jax.core.checks import check_choice, check_integer, checked_rate
 from attention_jax.functional.centers import (
     checked_lengths,
     monotonic_centers,
     predicted_centers,
     reversed_centers,
 )
+from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.local import local_attention, local_attention_weights
 from attention_jax.functional.memory import Memory
-from attention_jax.nn.attention import Attention
+from attention_jax.nn.attention import Attended, Carry, ScoreModule
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Score
@@ -27,10 +28,10 @@ Array = jax.Array
 Alignment = Literal["monotonic", "reversed"]
 
 
-class _LocalAttention(Attention):
+class _LocalAttention(ScoreModule):
     """Attention through windows around centers, for both kinds of local attention."""
 
-    takes_normalizers = False
+    sigma: float | None = None
 
     def __init__(
         self,
@@ -39,19 +40,61 @@ class _LocalAttention(Attention):
         key_dim: int,
         *,
         radius: int,
-        sigma: float | None,
-        rngs: nnx.Rngs,
+        dropout_rate: float = 0.0,
+        implementation: str | None = None,
         **options: Any,
     ):
-        super().__init__(score, query_dim, key_dim, rngs=rngs, **options)
-        self.radius, self.sigma = check_integer("radius", radius, 0), sigma
+        super().__init__(score, query_dim, key_dim, **options)
+        self.radius = check_integer("radius", radius, 0)
+        self.dropout_rate = checked_rate(dropout_rate)
+        self.implementation = checked_implementation(implementation)
 
-    def _through_windows(
-        self, query: Array, key: Array | Memory, value: Array | None, centers: Array, **call: Any
-    ) -> Any:
-        window: Any = {"centers": centers, "radius": self.radius, "sigma": self.sigma}
-        functions: Any = {"attend": local_attention, "weigh": local_attention_weights}
-        return self._attend(query, key, value, **functions, **window, **call)
+    def attend(
+        self,
+        query: Array,
+        memory: Array | Memory,
+        value: Array | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        bias: Bias | Array | None = None,
+        lengths: Array | None = None,
+        first: Array | int = 0,
+        carry: Carry = None,
+        rng: Array | None = None,
+        centers: Array | None = None,
+        return_weights: bool = False,
+        **others: Any,
+    ) -> Attended:
+        """Attends; nothing is carried.
+
+        The arguments are those of all kinds, see `CrossAttention`; `others` are not read. `value`
+        is float [*B, S, Dv], or None for `memory`; `bias` as in `Attention`; `centers` [*B, T]
+        replace those of the module.
+        """
+        del others
+        arguments = self._arguments(query, memory, value)
+        if centers is None:
+            if lengths is None:
+                keys = memory.keys if isinstance(memory, Memory) else memory
+                lengths = jnp.asarray(keys.shape[-2])
+            centers = self._centers(arguments["query"], lengths, first)
+        arguments |= {"centers": centers, "radius": self.radius, "sigma": self.sigma}
+        arguments |= {"mask": mask, "bias": bias}
+        dtype = arguments["query"].dtype
+        output = local_attention(
+            **arguments,
+            dropout_rate=0.0 if rng is None else self.dropout_rate,
+            dropout_rng=rng,
+            implementation=self.implementation,
+        ).astype(dtype)
+        if not return_weights:
+            return Attended(output, None, carry)
+        del arguments["value"]
+        return Attended(output, local_attention_weights(**arguments).astype(dtype), carry)
+
+    @abc.abstractmethod
+    def _centers(self, query: Array, lengths: Array, first: Array | int) -> Array:
+        """The center of each query's window, [*B, T] or [T]."""
 
 
 class LocalMAttention(_LocalAttention):
@@ -61,19 +104,17 @@ class LocalMAttention(_LocalAttention):
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         query_dim: Dq.
         key_dim: Dk.
-        radius: D; a query sees the keys at most D from its center.
         alignment: "monotonic", p_i = i; or "reversed", p_i = S - 1 - i.
-        rngs: the streams of the initial parameters and of "dropout".
-        options: `dropout_rate`, `deterministic`, `keep_rngs`, `implementation`, `dtype` and
-            `param_dtype` as in `Attention`.
+        options: `radius`, D, the keys that a query sees on either side of its center; `rngs`,
+            `dropout_rate` (of weights, in calls with an `rng`), `implementation`, `dtype` and
+            `param_dtype`, as in `Attention`.
 
     Raises:
         ValueError: there is no such score or alignment, or the radius is not an integer of at
             least 0.
 
-    >>> attend = LocalMAttention("dot", 4, 4, radius=1, rngs=nnx.Rngs(0))
-    >>> _, weights = attend(jnp.ones((1, 4)), jnp.ones((5, 4)), return_weights=True)
-    >>> weights.tolist()
+    >>> layer = LocalMAttention("dot", 4, 4, radius=1, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((1, 4)), jnp.ones((5, 4)), return_weights=True)[1].tolist()
     [[0.5, 0.5, 0.0, 0.0, 0.0]]
 
     Source: Luong, Pham and Manning 2015, section 3.2, "monotonic alignment (local-m)".
@@ -85,56 +126,18 @@ class LocalMAttention(_LocalAttention):
         query_dim: int,
         key_dim: int,
         *,
-        radius: int,
         alignment: Alignment = "monotonic",
-        rngs: nnx.Rngs,
         **options: Any,
     ):
-        super().__init__(score, query_dim, key_dim, radius=radius, sigma=None, rngs=rngs, **options)
+        super().__init__(score, query_dim, key_dim, **options)
         check_choice("alignment", alignment, Alignment)
         self.alignment = alignment
 
-    def __call__(
-        self,
-        query: Array,
-        key: Array | Memory,
-        value: Array | None = None,
-        *,
-        source_lengths: Array | None = None,
-        first: Array | int = 0,
-        centers: Array | None = None,
-        mask: Mask | Array | None = None,
-        bias: Bias | Array | None = None,
-        deterministic: bool | None = None,
-        dropout_rng: Array | None = None,
-        return_weights: bool = False,
-    ) -> Any:
-        """Attends.
-
-        Args:
-            query, key, value, mask, bias, deterministic, dropout_rng, return_weights: as in
-                `Attention`.
-            source_lengths: int [*B], how many keys are real, for "reversed"; None for all. `mask`
-                must exclude padding.
-            first: position of the first query, for a part of a longer sequence.
-            centers: [*B, T], an alignment that replaces the module's.
-        """
-        if centers is None:
-            centers = monotonic_centers(query.shape[-2]) + first
-            if self.alignment == "reversed":
-                lengths = checked_lengths(_lengths(key, source_lengths), query.shape[:-2])
-                centers = reversed_centers(query.shape[-2], lengths) - first
-        return self._through_windows(
-            query,
-            key,
-            value,
-            centers,
-            mask=mask,
-            bias=bias,
-            deterministic=deterministic,
-            dropout_rng=dropout_rng,
-            return_weights=return_weights,
-        )
+    def _centers(self, query: Array, lengths: Array, first: Array | int) -> Array:
+        if self.alignment == "monotonic":
+            return monotonic_centers(query.shape[-2]) + first
+        lengths = checked_lengths(lengths, query.shape[:-2])
+        return reversed_centers(query.shape[-2], lengths) - first
 
 
 class LocalPAttention(_LocalAttention):
@@ -150,16 +153,16 @@ class LocalPAttention(_LocalAttention):
         radius: D; a query sees the keys at most D from its center.
         hidden_dim: A; None for `query_dim`.
         sigma: standard deviation of the Gaussian; None for the paper's D / 2.
-        rngs: the streams of the initial parameters and of "dropout".
-        options: `dropout_rate`, `deterministic`, `keep_rngs`, `implementation`, `dtype` and
-            `param_dtype` as in `Attention`.
+        rngs: the stream of the initial parameters.
+        options: `dropout_rate`, `implementation`, `dtype` and `param_dtype` as in
+            `LocalMAttention`.
 
     Raises:
         ValueError: there is no such score, a size is below 1, or `sigma` is not above 0 (as its
             default is with radius 0).
 
-    >>> attend = LocalPAttention("general", 4, 6, radius=2, rngs=nnx.Rngs(0))
-    >>> attend(jnp.ones((3, 5, 4)), jnp.ones((3, 7, 6))).shape
+    >>> layer = LocalPAttention("general", 4, 6, radius=2, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((3, 5, 4)), jnp.ones((3, 7, 6))).shape
     (3, 5, 6)
 
     Source: Luong, Pham and Manning 2015, section 3.2, "predictive alignment (local-p)".
@@ -174,10 +177,7 @@ class LocalPAttention(_LocalAttention):
         radius: int,
         hidden_dim: int | None = None,
         sigma: float | None = None,
-        dropout_rate: float = 0.0,
-        deterministic: bool | None = None,
         rngs: nnx.Rngs,
-        keep_rngs: bool = True,
         **options: Any,
     ):
         if sigma is None:
@@ -186,9 +186,8 @@ class LocalPAttention(_LocalAttention):
             sigma = radius / 2
         if not sigma > 0:
             raise ValueError(f"sigma must be greater than 0; got {sigma}")
-        super().__init__(
-            score, query_dim, key_dim, radius=radius, sigma=sigma, rngs=rngs, **options
-        )
+        super().__init__(score, query_dim, key_dim, radius=radius, rngs=rngs, **options)
+        self.sigma = sigma
         hidden_dim = query_dim if hidden_dim is None else hidden_dim
         check_integer("hidden_dim", hidden_dim)
         kernel = jax.random.normal(rngs.params(), (query_dim, hidden_dim)) * query_dim**-0.5
@@ -197,46 +196,9 @@ class LocalPAttention(_LocalAttention):
         self.position_kernel, self.position_v = (
             nnx.Param(param.astype(self.param_dtype)) for param in (kernel, v)
         )
-        self._set_dropout(dropout_rate, deterministic, keep_rngs, rngs)
 
-    def __call__(
-        self,
-        query: Array,
-        key: Array | Memory,
-        value: Array | None = None,
-        *,
-        source_lengths: Array | None = None,
-        mask: Mask | Array | None = None,
-        bias: Bias | Array | None = None,
-        deterministic: bool | None = None,
-        dropout_rng: Array | None = None,
-        return_weights: bool = False,
-    ) -> Any:
-        """Attends.
-
-        Args:
-            query, key, value, mask, bias, deterministic, dropout_rng, return_weights: as in
-                `Attention`.
-            source_lengths: int [*B], how many keys are real, the S of the formula; None for all.
-        """
+    def _centers(self, query: Array, lengths: Array, first: Array | int) -> Array:
+        del first  # a query predicts its center from its features alone
         params = {"kernel": self.position_kernel[...], "v": self.position_v[...]}
         params = {name: self._cast(param) for name, param in params.items()}
-        query = self._cast(float_array("query", query))
-        centers = predicted_centers(query, params, _lengths(key, source_lengths))
-        return self._through_windows(
-            query,
-            key,
-            value,
-            centers,
-            mask=mask,
-            bias=bias,
-            deterministic=deterministic,
-            dropout_rng=dropout_rng,
-            return_weights=return_weights,
-        )
-
-
-def _lengths(key: Array | Memory, source_lengths: Array | None) -> Array:
-    if source_lengths is not None:
-        return source_lengths
-    return jnp.asarray((key.keys if isinstance(key, Memory) else key).shape[-2])
+        return predicted_centers(query, params, lengths)

@@ -15,6 +15,7 @@ from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.heads import ungroup_heads
 from attention_jax.functional.memory import Memory, key_and_value, remember
+from attention_jax.nn.attention import Attended, Carry
 from attention_jax.nn.cache import KeyValueCache, appended, check_cache
 from attention_jax.nn.heads import Heads
 from attention_jax.nn.parameters import (
@@ -245,6 +246,36 @@ class MultiHeadAttention(Heads):
             return output
         weights = attention_weights(queries, keys, **arguments).astype(queries.dtype)
         return output, ungroup_heads(weights, query.ndim - 2)
+
+    def attend(
+        self,
+        query: Array,
+        memory: Array | Memory,
+        *,
+        mask: Mask | Array | None = None,
+        position_ids: PositionIds | None = None,
+        rng: Array | None = None,
+        return_weights: bool = False,
+        **others: Any,
+    ) -> Attended:
+        """A call with the signature of all kinds, see `CrossAttention`; `others` are not read."""
+        del others
+        result = self(
+            query,
+            memory,
+            mask=mask,
+            position_ids=position_ids,
+            deterministic=rng is None,
+            dropout_rng=rng,
+            return_weights=return_weights,
+        )
+        output, weights = result if return_weights else (result, None)
+        return Attended(output, None if weights is None else jnp.mean(weights, axis=-3), None)
+
+    def first_carry(self, shape: tuple[int, ...], dtype: Dtype) -> Carry:
+        """Heads carry nothing."""
+        del shape, dtype
+        return None
 
     def remember(
         self, key: Array, value: Array | None = None, *, position_ids: PositionIds | None = None

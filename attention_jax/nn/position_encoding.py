@@ -12,8 +12,6 @@ from flax import nnx
 from attention_jax.core.checks import check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.nn.config import ModelConfig
-from attention_jax.nn.lookup import rows_of
-from attention_jax.nn.parameters import Dtype
 from attention_jax.nn.positions import (
     anchored_positions,
     check_wavelength,
@@ -21,6 +19,7 @@ from attention_jax.nn.positions import (
     random_position_ids,
     random_window_position_ids,
     rotary,
+    rows_of,
     sinusoidal_encoding,
 )
 
@@ -33,7 +32,6 @@ class PositionEncoding(nnx.Module):
 
     Args:
         config: the settings.
-        param_dtype: dtype of the table.
         rngs: where the initial table comes from.
 
     >>> encoding = PositionEncoding(ModelConfig(dim=8, position_anchor="end"), rngs=nnx.Rngs(0))
@@ -44,19 +42,10 @@ class PositionEncoding(nnx.Module):
     (5, 8)
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        param_dtype: Dtype = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.table = (
-            nnx.Param(_initial_table(config, rngs).astype(param_dtype))
-            if config.positions == "learned"
-            else None
-        )
+        is_learned = config.positions == "learned"
+        self.table = nnx.Param(_initial_table(config, rngs)) if is_learned else None
 
     def ids(self, count: int, rng: Array | None = None) -> Array:
         """The ids of the positions 0, 1, 2, ...
@@ -119,7 +108,7 @@ class PositionEncoding(nnx.Module):
 def _initial_table(config: ModelConfig, rngs: nnx.Rngs) -> Array:
     """Random, with the variance that sines and cosines have."""
     shape = (config.position_limit, config.dim // config.num_position_ids)
-    return jax.random.normal(rngs.params(), shape) * 0.5**0.5
+    return jax.random.normal(rngs.params(), shape, jnp.float32) * 0.5**0.5
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ features (`rotary`). Positions are counted from the start or the end of the sequ
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.core.checks import check_choice
-from attention_jax.nn.lookup import rows_of
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.pairwise.position_functions import pad_rank
 
 Array = jax.Array
@@ -84,6 +85,16 @@ def learned_encoding(table: Array, position_ids: Array) -> Array:
     Source: Gehring et al. 2017, section 3.1.
     """
     return rows_of(table, position_ids)
+
+
+def rows_of(table: Array, ids: Array) -> Array:
+    """`jnp.take(table, ids, axis=0)`; on a mesh with Explicit axes, sharded as `ids` are.
+
+    >>> rows_of(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0, 1])).tolist()
+    [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]
+    """
+    take = functools.partial(jnp.take, axis=0)
+    return on_automatic_axes(take, explicit_spec(ids), table, ids)
 
 
 def check_wavelength(name: str, value: float) -> None:

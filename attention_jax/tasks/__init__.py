@@ -6,6 +6,7 @@ from attention_jax.tasks.copy import Copy
 from attention_jax.tasks.recall import Recall
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.sort import Sort
+from attention_jax.tasks.text import Text
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.training.settings import task_class, task_in
 from attention_jax.training.task import Task
@@ -13,7 +14,7 @@ from attention_jax.training.task import Task
 __all__ = ["TASKS", "task_in", "task_of"]
 
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Reversal, Copy, Sort, Recall, Translation)
+    task.name: task for task in (Reversal, Copy, Sort, Recall, Text, Translation)
 }
 
 

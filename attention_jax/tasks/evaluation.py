@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.checks import check_integer
-from attention_jax.nn import ModelConfig
-from attention_jax.nn.seq2seq import Seq2Seq
-from attention_jax.nn.seq2seq_params import bind
+from attention_jax.nn import Model, ModelConfig, bind
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch
 from attention_jax.training.metrics import exact_match, token_accuracy
 
@@ -88,7 +86,7 @@ def _accuracies(
     return jax.vmap(one_seed)(params)
 
 
-def decoded(model: Seq2Seq, batch: Batch, *, beams: int = 1) -> Array:
+def decoded(model: Model, batch: Batch, *, beams: int = 1) -> Array:
     """The model's own answers, by greedy search or the best of a beam, int32 like the targets."""
     source = (batch.source, batch.source_lengths)
     ends: Any = {"max_length": batch.targets.shape[1], "sos": SOS, "eos": EOS, "pad": PAD}

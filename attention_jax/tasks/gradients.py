@@ -24,7 +24,7 @@ from attention_jax.analysis.gradients import scale_sweep
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.pages import last_attention
+from attention_jax.tasks.pages import first_row, last_attention
 from attention_jax.training.loop import TrainState, batches_of_step, gradient_statistics
 from attention_jax.training.run import load_states
 from attention_jax.training.task import Labels, Task
@@ -120,7 +120,7 @@ def analyze_run(
 
     def examples_of_steps() -> JSON:
         look = jax.jit(functools.partial(_of_examples, run))
-        return {step: _example_tables(run.labels, look(state)) for step, state in looks.items()}
+        return {step: _example_tables(run, look(state)) for step, state in looks.items()}
 
     def sweep_of_steps() -> JSON:
         sweep = jax.jit(jax.vmap(functools.partial(_scale_sweep, run)))
@@ -204,16 +204,17 @@ def _mean_over_heads(pairs: Array | None) -> Array | None:
     return pairs if pairs is None or pairs.ndim == 3 else jnp.mean(pairs, axis=1)
 
 
-def _example_tables(labels: Labels, tables_of: dict[str, Any]) -> JSON:
+def _example_tables(run: Run, tables_of: dict[str, Any]) -> JSON:
     """Each example's numbers and labels; rows and columns without a label are left out."""
     tables: JSON = {}
-    for index, (example, (row_labels, column_labels)) in enumerate(labels.items()):
+    first = first_row(run.task, run.batch)
+    for index, (example, (row_labels, column_labels)) in enumerate(run.labels.items()):
         rows, columns = len(row_labels), len(column_labels)
         tables[example] = {
             "row_labels": row_labels,
             "column_labels": column_labels,
             **{
-                name: None if pairs is None else _rounded(pairs[index, :rows, :columns])
+                name: None if pairs is None else _rounded(pairs[index, first:][:rows, :columns])
                 for name, pairs in tables_of.items()
             },
         }

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from attention_jax.analysis import AttentionView, Captured, capture, view
-from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.run import TrainedRun, load_run, load_states
 from attention_jax.training.task import Answers, Labels, Params, Task
 
@@ -31,7 +30,7 @@ def viewer(task: Task, batch: Any, labels: Labels) -> Callable[[Params], Attenti
         title = f"Attention in the task {task.name}"
         return AttentionView.by_example(
             {
-                name: view(attentions, _tokens(batch, *sides), example=index, title=title)
+                name: view(attentions, _tokens(task, batch, *sides), example=index, title=title)
                 for index, (name, sides) in enumerate(labels.items())
             }
         )
@@ -39,10 +38,15 @@ def viewer(task: Task, batch: Any, labels: Labels) -> Callable[[Params], Attenti
     return view_of
 
 
-def _tokens(batch: Any, rows: list[str], columns: list[str]) -> dict[str, Any]:
+def _tokens(task: Task, batch: Any, rows: list[str], columns: list[str]) -> dict[str, Any]:
     """The labels of queries and keys of each attention."""
-    if not isinstance(batch, Batch):  # a decoder alone, which reads one sequence
-        return {"*": (rows, columns)}
+    if task.model.architecture == "decoder":
+        source = batch.source.shape[1]
+        if not source:
+            return {"*": (rows, columns)}
+        # One sequence: the source, padded, and then the target.
+        read = [*columns, *["PAD"] * (source - len(columns)), "SOS", *rows[:-1]]
+        return {"*": (read, read)}
     return {
         "encoder_*": (columns, columns),
         "*/cross_attention": (rows, columns),
@@ -110,10 +114,16 @@ def cross_attention(
     """
     attentions = _captured(task, batch)(params).attentions
     weights = np.asarray(attentions[last_attention(attentions)].weights)
+    first = first_row(task, batch)
     return {
-        name: (_over_heads(weights[index])[: len(rows), : len(columns)], rows, columns)
+        name: (_over_heads(weights[index])[first:][: len(rows), : len(columns)], rows, columns)
         for index, (name, (rows, columns)) in enumerate(labels.items())
     }
+
+
+def first_row(task: Task, batch: Any) -> int:
+    """The first query of the target: a decoder alone reads the source in the same sequence."""
+    return int(batch.source.shape[1]) if task.model.architecture == "decoder" else 0
 
 
 def last_attention(names: Any) -> str:

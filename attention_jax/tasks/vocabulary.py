@@ -49,8 +49,9 @@ def padded_batch(
     batch_size = batch_size or len(source)
     targets, target_lengths = padded_rows(target, batch_size, target_width)
     inputs = np.concatenate([np.full((batch_size, 1), SOS, np.int32), targets[:, :-1]], axis=1)
-    sources: Any = padded_rows(source, batch_size, source_width)
-    return Batch(*sources, np.where(inputs == EOS, PAD, inputs), targets, target_lengths)  # type: ignore[arg-type]
+    arrays: Any = padded_rows(source, batch_size, source_width)
+    arrays += (np.where(inputs == EOS, PAD, inputs), targets, target_lengths)
+    return Batch(*arrays)
 
 
 def padded_rows(

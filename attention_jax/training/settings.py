@@ -43,13 +43,14 @@ def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Ta
         ValueError: in one line: there is none, or it is no task.
     """
     known = names or {}
-    found = known.get(text) or imported(text, text, "task", known)
+    found: Any = known.get(text) or imported(text, text, "task", known)
     is_task = isinstance(found, type) and issubclass(found, Task)
     if not is_task or not dataclasses.is_dataclass(found):
         raise ValueError(f"task {text!r} must be a subclass of Task, a frozen dataclass")
     if not isinstance(getattr(found, "name", None), str):
         raise ValueError(f"task {text!r} must have a class variable name; got none")
-    return found
+    task: type[Task] = found
+    return task
 
 
 def name_of(cls: type[Task]) -> str:

@@ -223,6 +223,7 @@ class Task:
             ValueError: the data cannot be used.
         """
         del folder, multiple_of
+        return None
 
     def optimizer(self) -> optax.GradientTransformation:
         """Turns gradients into updates."""

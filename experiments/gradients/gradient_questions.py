@@ -197,7 +197,7 @@ def padding(config: Reversal, *, width: int, strings: int, batches: int, seed: i
     task = Widened.of(config, width)
     batch_rng, loss_rng, many_rng = jax.random.split(jax.random.key(seed), 3)
     batch = widened(fresh_batch(config, batch_rng, strings), width)
-    size = config.train.batch_size
+    size = config.train.batch_size or 1
     many = jax.vmap(lambda rng: task.batch(rng, size=size))(jax.random.split(many_rng, batches))
     shortest = dataclasses.replace(config, max_length=config.min_length)
     bare = fresh_batch(shortest, batch_rng, strings)

@@ -14,7 +14,7 @@ Expected: trained on 3 to 8 letters, log n keeps every score at 97 % of the stri
           and softmax reverses 90 % at twice the length of training.
 
 Every arm has the task's default settings except its score, its normaliser and fewer steps (`MODEL`
-in `attention_jax/tasks/reversal/task.py`): one cross attention and no other, shared positions, SOS
+in `attention_jax/tasks/reversal.py`): one cross attention and no other, shared positions, SOS
 in the source, weight decay. The decay also pulls the parameters of normalisers to 0: SSMax's factor
 and the logit of the sink.
 

@@ -97,7 +97,7 @@ def run(config: Config) -> JSON:
         trained, _ = _train(config, score, mask_padding=False)
         # Strings without padding, as the chapter tests: masked padding is as good as none.
         masked_config = config.training(score, mask_padding=True)
-        masked = dataclasses.replace(trained, config=masked_config)
+        masked = dataclasses.replace(trained, task=masked_config)
         bare = evaluate(masked, lengths=NEAR_LENGTHS, strings=config.strings)
         padded = evaluate(trained, lengths=TRAINED_LENGTHS, strings=config.strings)
         numbers["unmasked"][score] = {

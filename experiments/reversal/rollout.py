@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from attention_jax.analysis import attention_rollout, cross_rollout
+from attention_jax.analysis import attention_rollout, capture, cross_rollout
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
@@ -112,9 +112,9 @@ def _measure(config: Config, score: str) -> tuple[JSON, JSON]:
 
 def _look(task: Reversal, params: Any, batch: Batch) -> dict[str, Array]:
     """Weights and rollouts of one seed with the right answers given."""
-    model = task.bind(params)
-    memory, weights = model.encode(batch.source, batch.source_lengths, return_weights=True)
-    _, cross = model.decode(memory, batch.source_lengths, batch.target_inputs, return_weights=True)
+    (_, cross), attentions = capture(task.bind(params), *batch.inputs, return_weights=True)
+    names = [name for name in attentions if name.startswith("encoder")]
+    weights = jnp.stack([attentions[name].weights for name in names])  # [L, B, N, S, S]
     rollouts = attention_rollout(weights, return_layers=True)
     letters = batch.source.shape[1]  # the last target, EOS, is aligned with no letter
     cross = cross[-1, :, :letters]

@@ -71,4 +71,4 @@ def batch_of_words(words: Sequence[str], *, source_start: bool, width: int = 0) 
     """Words, padded to the longest or to `width` letters, and their reversals."""
     rows = [VOCABULARY.encode(word) for word in words]
     letters, lengths = padded_rows(rows, len(rows), max(width, *map(len, rows)))
-    return reversal_batch(jax.numpy.asarray(letters), lengths, source_start=source_start)
+    return reversal_batch(*map(jax.numpy.asarray, (letters, lengths)), source_start=source_start)

@@ -1,9 +1,9 @@
 """Greedy decoding with a cache, against decoding that recomputes all positions for every token.
 
 The reversal model has random parameters and never emits the end of sequence, so that every output
-has the maximal length. `Seq2Seq.greedy_decode` caches the keys and values of earlier tokens and of
-the source. The naive contestant, defined here, keeps only the encoder's output, and runs the
-decoder on all positions in every step. Both end with another pass that computes the weights.
+has the maximal length. `Model.greedy_decode` caches the keys and values of earlier tokens and of
+the source. The naive contestant, defined here, keeps nothing, and runs the model on all positions
+in every step. Both end with another pass that computes the weights.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from attention_jax.nn import Decoded, Model
 from attention_jax.nn.config import ModelConfig
-from attention_jax.nn.seq2seq import Decoded, Seq2Seq
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 from benchmarks.measure import (
@@ -34,7 +34,7 @@ from benchmarks.measure import (
 from benchmarks.targets import with_target
 
 Array = jax.Array
-Decode = Callable[[Seq2Seq, Array, Array, int], Decoded]
+Decode = Callable[[Model, Array, Array, int], Decoded]
 
 _BATCH = 64
 _LENGTH = 64  # of the source, and of the output
@@ -140,8 +140,8 @@ def _race(config: ModelConfig, length: int, repeats: int) -> JSON:
     }
 
 
-def _model(config: ModelConfig) -> Seq2Seq:
-    return Seq2Seq(config, Reversal.vocabulary.size, rngs=nnx.Rngs(0))
+def _model(config: ModelConfig) -> Model:
+    return Model(config, Reversal.vocabulary.size, rngs=nnx.Rngs(0))
 
 
 def _never_ending(config: ModelConfig) -> Any:
@@ -165,7 +165,7 @@ def _call(program: Callable[..., Any], *arguments: Any) -> None:
 # --- the two ways ---
 
 
-def _cached(model: Seq2Seq, source: Array, source_lengths: Array, max_length: int) -> Decoded:
+def _cached(model: Model, source: Array, source_lengths: Array, max_length: int) -> Decoded:
     return model.greedy_decode(
         source,
         source_lengths,
@@ -177,9 +177,8 @@ def _cached(model: Seq2Seq, source: Array, source_lengths: Array, max_length: in
     )
 
 
-def _naive(model: Seq2Seq, source: Array, source_lengths: Array, max_length: int) -> Decoded:
-    """Decoding without a cache: shapes must not change, so each step decodes all positions."""
-    memory = model.encode(source, source_lengths)
+def _naive(model: Model, source: Array, source_lengths: Array, max_length: int) -> Decoded:
+    """Decoding without a cache: shapes must not change, so each step computes all positions."""
     inputs = jnp.full((len(source), max_length + 1), PAD, source.dtype).at[:, 0].set(SOS)
 
     def unfinished(carried: Any) -> Array:
@@ -188,12 +187,12 @@ def _naive(model: Seq2Seq, source: Array, source_lengths: Array, max_length: int
 
     def extend(carried: Any) -> Any:
         step, inputs, ended = carried
-        logits = model.decode(memory, source_lengths, inputs[:, :-1])
+        logits = model(source, source_lengths, inputs[:, :-1])
         best = jnp.argmax(logits[:, step], axis=-1).astype(inputs.dtype)
         best = jnp.where(ended, jnp.asarray(PAD, inputs.dtype), best)
         return step + 1, inputs.at[:, step + 1].set(best), ended | (best == EOS)
 
     carried = (jnp.int32(0), inputs, jnp.zeros(len(source), bool))
     _, inputs, _ = jax.lax.while_loop(unfinished, extend, carried)
-    _, weights = model.decode(memory, source_lengths, inputs[:, :-1], return_weights=True)
+    _, weights = model(source, source_lengths, inputs[:, :-1], return_weights=True)
     return Decoded(inputs[:, 1:], weights)

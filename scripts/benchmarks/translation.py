@@ -22,11 +22,12 @@ import numpy as np
 import optax
 from flax import nnx
 
-from attention_jax.nn import cross_attention, encoder_decoder, transformer
+from attention_jax.nn import block, cross_attention, model
 from attention_jax.tasks.translation.task import MODEL, Translation
 from attention_jax.tasks.vocabulary import Batch, padded_batch
 from attention_jax.training.loop import initial_state, train_step
 from attention_jax.training.losses import masked_mean
+from attention_jax.training.settings import settings_of
 from benchmarks.measure import (
     JSON,
     Options,
@@ -90,7 +91,7 @@ def run(options: Options) -> Iterator[Report]:
         f" {_WIDTH} subwords, median of {options.repeats} turns",
         columns=_COLUMNS,
         rows=rows,
-        settings={**dataclasses.asdict(options), "config": config.to_json()},
+        settings={**dataclasses.asdict(options), "config": settings_of(config)},
         notes=[
             "subwords/s: source and target together",
             "without cross attention: the memory's mean in its place",
@@ -140,7 +141,7 @@ def _patched(variant: str) -> Iterator[None]:
             kind = cross_attention.CrossAttention
             stack.enter_context(mock.patch.object(kind, "__call__", mean_of_memory))
         if variant == "nnx.Dropout":
-            for module in (transformer, encoder_decoder):
+            for module in (block, model):
                 stack.enter_context(mock.patch.object(module, "drop_features", _flax_dropout))
         yield
 
@@ -151,7 +152,7 @@ def _flax_dropout(x: jax.Array, rng: jax.Array | None, rate: float) -> jax.Array
 
 class _WithOptaxLoss(Translation):
     def loss(self, params: Any, batch: Batch, rng: jax.Array | None) -> Any:
-        logits = self.bind(params)(*batch.inputs, dropout_rng=rng)
+        logits = self.bind(params)(*batch.inputs, rng=rng)
         labels = jax.nn.one_hot(batch.targets, logits.shape[-1])
         smoothed = optax.smooth_labels(labels, self.label_smoothing)
         nats = optax.softmax_cross_entropy(logits, smoothed)

@@ -18,12 +18,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from attention_jax.nn.attention import Attended
 from attention_jax.nn.cross_attention import CrossAttention
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.loop import initial_state, train_step
+from attention_jax.training.settings import settings_of
 from benchmarks.measure import (
     JSON,
     Options,
@@ -77,7 +79,7 @@ def report(options: Options, config: Translation, batch: Batch) -> Report:
         f" pairs of sentences, median of {options.repeats} turns",
         columns=_COLUMNS,
         rows=rows,
-        settings={**dataclasses.asdict(options), "config": config.to_json()},
+        settings={**dataclasses.asdict(options), "config": settings_of(config)},
         notes=[
             "a part: what the step takes less without it, forward and backward",
             "dropout inside the layers counts twice, so that the rest looks smaller than it is",
@@ -138,7 +140,7 @@ def _product() -> Callable[[], None]:
 
 class _WithoutOutput(Translation):
     def loss(self, params: Any, batch: Batch, rng: jax.Array | None) -> Any:
-        return jnp.mean(self.bind(params).features(*batch.inputs, dropout_rng=rng)), {}
+        return jnp.mean(self.bind(params).features(*batch.inputs, rng=rng)), {}
 
 
 class _WithoutAdam(Translation):
@@ -158,7 +160,7 @@ def _replaced(*methods: tuple[Any, Callable[..., Any]]) -> Iterator[None]:
 def mean_of_memory(self: Any, query: jax.Array, memory: jax.Array, **_: Any) -> Any:
     """In place of cross attention: the mean of the memory for every query, and no weights."""
     mean = jnp.mean(memory, axis=-2, keepdims=True)
-    return jnp.broadcast_to(mean, query.shape), None, None
+    return Attended(jnp.broadcast_to(mean, query.shape), None, None)
 
 
 def _itself(self: Any, x: jax.Array, *_: Any, **__: Any) -> jax.Array:

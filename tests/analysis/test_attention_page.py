@@ -48,7 +48,7 @@ def numbers(attention, quantity):
 
 @pytest.fixture(scope="module")
 def model():
-    return nn.Seq2Seq(nn.ModelConfig(encoder_layers=2), 11, rngs=nnx.Rngs(0))
+    return nn.Model(nn.ModelConfig(encoder_layers=2), 11, rngs=nnx.Rngs(0))
 
 
 SOURCE, LENGTHS, INPUTS = np.full((2, S), 3), np.array([4, S]), np.full((2, T), 2)

@@ -110,15 +110,14 @@ def of_module(module, *more, **options):
     definition, state = nnx.split(module)
 
     def run(state, *tokens):
-        result = nnx.merge(definition, state)(*tokens, *more, mask=MASK, **options)
-        return result.output if hasattr(result, "output") else result
+        return nnx.merge(definition, state)(*tokens, *more, mask=MASK, **options)
 
     return run, (state, QUERY, KEY)
 
 
 def of_cross_attention():
-    config = nn.ModelConfig()
-    module = nn.CrossAttention("additive", D, D, config, num_heads=2, rngs=nnx.Rngs(0))
+    config = nn.ModelConfig(score="additive", dim=D, num_heads=2)
+    module = nn.CrossAttention(config, rngs=nnx.Rngs(0))
     run, arguments = of_module(module)
     return (lambda *a: run(*a)[0]), arguments
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.nn.decoding import BeamResult, beam_search, greedy_search
+from attention_jax.nn.decoding import BeamResult, beam_search, greedy_search, sample_search
 
 B, V, L, EOS, PAD = 3, 5, 7, 1, -1
 SOS = 0
@@ -28,19 +28,16 @@ def tables(batch=B, vocabulary=V, seed=0, spread=1.5, dtype=np.float32):
 
 
 def chain(state, tokens):
-    """Logits of the last two tokens and the step, which is a counter that all rows share."""
+    """Logits of the last two tokens and the step."""
     rows = jnp.arange(tokens.shape[0])
     logits = state["tables"][rows, state["previous"], tokens]
-    logits = logits * sharpened(state["steps"]).astype(logits.dtype)
+    logits = logits * sharpened(state["steps"]).astype(logits.dtype)[:, None]
     return logits, state | {"previous": tokens, "steps": state["steps"] + 1}
 
 
 def chain_state(table):
     previous = np.full(table.shape[0], SOS, np.int32)
-    return {"tables": jnp.asarray(table), "previous": previous, "steps": np.int32(0)}
-
-
-ROW_AXES = {"tables": 0, "previous": 0, "steps": None}
+    return {"tables": jnp.asarray(table), "previous": previous, "steps": np.zeros_like(previous)}
 
 
 @functools.partial(jax.jit, static_argnames=("step", *NUMBERS))
@@ -50,8 +47,7 @@ def greedy(state, step=chain, **numbers):
 
 @functools.partial(jax.jit, static_argnames=("step", "beams", "length_penalty", *NUMBERS))
 def search(state, step=chain, **options):
-    axes = ROW_AXES if step is chain else None
-    return beam_search(step, state, row_axes=axes, **(NUMBERS | options))
+    return beam_search(step, state, **(NUMBERS | options))
 
 
 def log_softmax(logits):
@@ -265,10 +261,12 @@ def test_a_row_stops_when_nothing_live_can_win_and_not_before(alpha, steps, best
     def step(t, tokens):
         jax.debug.callback(lambda: calls.append(1))
         p = jnp.array([[0, 0.3, 0.7], [0, 0.6, 0.4], [0, 0, 1.0]])
-        return jnp.broadcast_to(jnp.log(p[jnp.minimum(t, 2)])[None, :], (tokens.size, 3)), t + 1
+        return jnp.log(p[jnp.minimum(t, 2)]), t + 1
 
     numbers = {"batch_size": 1, "max_length": 11, "beams": 2}
-    found = jax.tree.map(np.asarray, search(0, step, length_penalty=alpha, **numbers))
+    found = jax.tree.map(
+        np.asarray, search(jnp.zeros(1, int), step, length_penalty=alpha, **numbers)
+    )
     jax.effects_barrier()
     assert len(calls) == steps
     assert hypotheses(found, 0)[0][2] == best
@@ -291,7 +289,7 @@ def test_jit_and_vmap():
     def both(table):
         state = chain_state(table)
         first = greedy_search(chain, state, **NUMBERS)
-        return first, beam_search(chain, state, beams=3, row_axes=ROW_AXES, **NUMBERS)
+        return first, beam_search(chain, state, beams=3, **NUMBERS)
 
     mapped = jax.tree.map(np.asarray, jax.jit(jax.vmap(both))(many))
     for index in range(2):
@@ -299,26 +297,6 @@ def test_jit_and_vmap():
         for ours, theirs in zip(jax.tree.leaves(mapped), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(ours[index], theirs, rtol=1e-6)
     assert isinstance(mapped[1], BeamResult)
-
-
-def test_rows_on_any_axis_and_a_prefix_of_axes():
-    table = tables(seed=6)
-    expected = search(chain_state(table), beams=3)
-
-    def step(state, tokens):
-        rows, (steps, unused) = state
-        logits, after = chain(
-            {"tables": jnp.moveaxis(rows[0], -1, 0), "previous": rows[1], "steps": steps}, tokens
-        )
-        return logits, ((rows[0], after["previous"]), (after["steps"], unused))
-
-    state = chain_state(table)
-    moved = np.moveaxis(table, 0, -1)
-    state = ((moved, state["previous"]), (state["steps"], jax.random.key(0)))
-    options = {"beams": 3, "row_axes": (-1, None), **NUMBERS}
-    found = jax.jit(lambda state: beam_search(step, state, **options))(state)
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_narrow_logits_and_impossible_tokens():
@@ -341,6 +319,34 @@ def test_pad_may_be_eos():
     np.testing.assert_array_equal(found.tokens[:, 0], greedy(chain_state(table), pad=EOS))
 
 
+# --- samples ---
+
+
+def test_samples_have_their_probabilities_and_end():
+    """After EOS there is PAD; at a small temperature they are the likeliest."""
+    table, rows = tables(1), 3000
+    state = chain_state(np.repeat(table, rows, axis=0))
+    numbers = NUMBERS | {"batch_size": rows, "max_length": 3}
+
+    @jax.jit
+    def sample(state, rng):
+        cold = sample_search(chain, state, rng, **numbers, temperature=1e-4)
+        return cold, sample_search(chain, state, rng, **numbers, temperature=2.0)
+
+    cold, samples = map(np.asarray, sample(state, jax.random.key(0)))
+    np.testing.assert_array_equal(cold, greedy(state, batch_size=rows, max_length=3))
+    expected = np.exp(log_softmax(table[0, SOS, SOS] / 2))
+    np.testing.assert_allclose(np.bincount(samples[:, 0], minlength=V) / rows, expected, atol=0.04)
+    ended = np.cumsum(samples == EOS, axis=1) - (samples == EOS) > 0
+    assert np.all((samples == PAD) == ended)
+    first = jnp.arange(rows) % 2 * 2  # a first token for each row
+    by_first = greedy_search(chain, state, **numbers | {"sos": first})
+    assert np.all(np.asarray(by_first)[::2] == cold[0])
+    assert np.any(np.asarray(by_first)[1] != cold[0])
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        sample_search(chain, state, jax.random.key(0), **numbers, temperature=0.0)
+
+
 # --- bad input ---
 
 
@@ -350,19 +356,15 @@ def test_pad_may_be_eos():
         ({"beams": 0}, "beams must be at least 1; got 0"),
         ({"beams": 1.5}, "beams must be an integer; got 1.5"),
         ({"max_length": 0}, "max_length must be at least 1; got 0"),
-        ({"batch_size": 2}, r"state\['previous'\] must have 2 rows on axis 0; got \[3\]"),
+        ({"batch_size": 2}, r"state\['previous'\] must have 2 rows on its first axis; got \[3\]"),
         ({"eos": 5}, "eos must be from 0 to 4, a token; got 5"),
         ({"sos": None}, "sos must be an integer; got None"),
-        ({"length_penalty": -0.5}, "length_penalty must be a finite Python number of at least 0"),
+        ({"length_penalty": -0.5}, "length_penalty must be at least 0"),
         ({"length_penalty": "long"}, "length_penalty must be a finite Python number"),
-        ({"row_axes": 0}, r"state\['steps'\] must have 3 rows on axis 0; got \[\]"),
-        ({"row_axes": {"tables": 0}}, "row_axes must be an int, None, or a tree"),
-        ({"row_axes": {**ROW_AXES, "steps": "no"}}, "row_axes must hold ints and None only"),
-        ({"row_axes": {**ROW_AXES, "previous": 1}}, r"must have 3 rows on axis 1; got \[3\]"),
     ],
 )
 def test_wrong_arguments(options, message):
-    options = NUMBERS | {"beams": 2, "row_axes": ROW_AXES} | options
+    options = NUMBERS | {"beams": 2} | options
     with pytest.raises(ValueError, match=message) as caught:
         beam_search(chain, chain_state(tables()), **options)
     assert "\n" not in str(caught.value)

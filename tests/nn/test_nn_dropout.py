@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.extend.random import define_prng_impl
-from numpy_model import normal, scrambled
+from numpy_model import normal
 from quick_compilation import quick_jit
 
 from attention_jax.analysis import capture
 from attention_jax.nn import (
     Attention,
-    CrossAttention,
-    DecoderBlock,
-    EncoderBlock,
-    LocalMAttention,
-    LocalPAttention,
+    Block,
+    Model,
     ModelConfig,
     MultiHeadAttention,
-    Seq2Seq,
+    Source,
 )
 from attention_jax.pairwise.dropout import drop_features
 
@@ -32,12 +29,7 @@ RATE = {"dropout_rate": 0.5}
 MODEL = ModelConfig(score="dot", dim=D, hidden_dim=7, decoder_self_attention=False, **RATE)
 
 
-def token_ids(length):
-    return jnp.asarray(np.random.default_rng(length).integers(3, V, (B, length)))
-
-
 QUERY, MEMORY = normal(B, T, D), normal(B, S, D, seed=3)
-SENTENCES = (token_ids(S), jnp.array([4, 7]), token_ids(T))
 # name: (how the module is made, the arguments of a call)
 MODULES = {
     "attention": (functools.partial(Attention, "scaled", D, D, **RATE), (QUERY, MEMORY)),
@@ -45,27 +37,10 @@ MODULES = {
         functools.partial(MultiHeadAttention, "scaled", D, num_heads=2, **RATE),
         (QUERY,),
     ),
-    "local-m": (functools.partial(LocalMAttention, "dot", D, D, radius=2, **RATE), (QUERY, MEMORY)),
-    "local-p": (functools.partial(LocalPAttention, "dot", D, D, radius=2, **RATE), (QUERY, MEMORY)),
-    "cross": (
-        functools.partial(CrossAttention, "dot", D, D, ModelConfig(), **RATE),
-        (QUERY, MEMORY),
-    ),
-    "encoder": (functools.partial(EncoderBlock, "scaled", BLOCK), (QUERY,)),
-    "decoder": (functools.partial(DecoderBlock, "scaled", "dot", BLOCK), (QUERY, MEMORY)),
-    "seq2seq": (functools.partial(Seq2Seq, MODEL, V), SENTENCES),
 }
-every_module = pytest.mark.parametrize("name", MODULES)
 
 
-def first(found):
-    return np.asarray(found[0] if isinstance(found, tuple) else found)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "seq2seq")) for name in MODULES],
-)
+@pytest.mark.parametrize("name", MODULES)
 def test_as_flaxs_layers(name):
     make, arguments = MODULES[name]
     module, plain = make(rngs=nnx.Rngs(0)), make(rngs=nnx.Rngs(0), keep_rngs=False)
@@ -88,7 +63,7 @@ def test_as_flaxs_layers(name):
             model = nnx.merge(graph, params, rest, copy=True)
             if train is not None:
                 (model.train if train else model.eval)()
-            found = [first_array(model(*arguments, **options)) for _ in range(times)]
+            found = [model(*arguments, **options) for _ in range(times)]
             return found, model.rngs.count[...]
 
         rng = jax.random.key(3)
@@ -101,9 +76,6 @@ def test_as_flaxs_layers(name):
             "rng, unset": call(None, dropout_rng=rng),
             "rng, but true": call(None, dropout_rng=rng, deterministic=True),
         }
-
-    def first_array(found):
-        return found[0] if isinstance(found, tuple) else found
 
     found = jax.tree.map(np.asarray, calls(*nnx.state(module, nnx.Param, ...)))
     without = found["eval"][0][0]
@@ -177,10 +149,10 @@ def recording_key(seed, record):
 def test_every_dropout_of_a_model_has_a_key_of_its_own():
     config = dataclasses.replace(MODEL, encoder_layers=2, decoder_layers=2)
     config = dataclasses.replace(config, dim=4, decoder_self_attention=True)
-    model = nnx.eval_shape(lambda: Seq2Seq(config, V, rngs=nnx.Rngs(0), keep_rngs=False))
+    model = nnx.eval_shape(lambda: Model(config, V, rngs=nnx.Rngs(0)))
     nnx.update(model, jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), nnx.state(model)))
     one_sentence, drawn = (np.array([[4, 3, 5]]), np.array([3]), np.array([[1, 6]])), []
-    call = quick_jit(lambda rng: model(*one_sentence, dropout_rng=rng))
+    call = quick_jit(lambda rng: model(*one_sentence, rng=rng))
     call(recording_key(0, drawn.append))
     jax.effects_barrier()
     # Embeddings; the weights and the output of each attention; each feed-forward layer.
@@ -208,43 +180,12 @@ def test_seeds_side_by_side():
             np.testing.assert_allclose(outputs[call][index], module(QUERY), atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{"attention": "monotonic"}, {"position_draw": "subset"}])
-def test_randomness_besides_dropout_is_not_left_out_in_silence(settings):
-    config = ModelConfig(dim=8, hidden_dim=7, **settings)
-    model, _ = scrambled(lambda: Seq2Seq(config, V, rngs=nnx.Rngs(0)))
-    model.train()
-    with pytest.raises(ValueError, match="dropout_rng must be given where deterministic is False"):
-        jax.eval_shape(lambda: model(*SENTENCES))
-    model.eval()
-    assert jax.eval_shape(lambda: model(*SENTENCES)).shape == (B, T, V)
-
-
-def test_decoding_is_evaluation():
-    """The stream of a model in training changes nothing, and stays as it is."""
-    models = [
-        MODULES["seq2seq"][0](rngs=nnx.Rngs(params=0, dropout=seed), deterministic=False)
-        for seed in (1, 2)
-    ]
-    graph = nnx.graphdef(models[0])
-
-    @jax.jit
-    def greedy(state):
-        model = nnx.merge(graph, state)
-        ends = {"max_length": 3, "sos": 1, "eos": 2, "pad": 0}
-        decoded = model.greedy_decode(*SENTENCES[:2], **ends, return_weights=True)
-        return decoded, nnx.state(model, nnx.RngCount)
-
-    (one, count), (other, _) = (greedy(nnx.state(model)) for model in models)
-    jax.tree.map(np.testing.assert_array_equal, one, other)
-    assert [int(number) for number in jax.tree.leaves(count)] == [0]
-
-
 @pytest.mark.parametrize(("features", "weights"), [(0.5, 0.0), (0.0, 0.5), (0.5, None)])
 def test_weights_may_have_a_rate_of_their_own(features, weights):
     config = dataclasses.replace(BLOCK, dropout_rate=features, attention_dropout_rate=weights)
-    block, x, key = EncoderBlock("scaled", config, rngs=nnx.Rngs(0)), QUERY, jax.random.key(1)
-    found = block(x, dropout_rng=key)
-    assert not np.allclose(found, block(x, deterministic=True))
+    block, x, key = Block(config, rngs=nnx.Rngs(0)), QUERY, jax.random.key(1)
+    found = block(x, rng=key)
+    assert not np.allclose(found, block(x))
     attend, one, other = jax.random.split(key, 3)
     dropped = features if weights is None else weights
     attention = MultiHeadAttention(
@@ -257,10 +198,45 @@ def test_weights_may_have_a_rate_of_their_own(features, weights):
     np.testing.assert_allclose(found, x, rtol=1e-6, atol=1e-6)
 
 
-def test_a_model_that_drops_weights_alone_needs_a_key():
-    config = dataclasses.replace(MODEL, dropout_rate=0.0, attention_dropout_rate=0.5)
-    model = Seq2Seq(config, V, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"deterministic must be given where dropout_rate is 0\.5"):
-        model(*SENTENCES)
-    found, plain = model(*SENTENCES, deterministic=False), model(*SENTENCES, deterministic=True)
-    assert not np.allclose(found, plain)
+def left_of(block, kept):
+    """The block with the output of the other layers at 0: what is left adds what it drops from."""
+    for layer in {"self_attention", "cross_attention", "feed_forward"} - {kept}:
+        for param in jax.tree.leaves(
+            nnx.state(getattr(block, layer).output), is_leaf=lambda x: isinstance(x, nnx.Param)
+        ):
+            param[...] = jnp.zeros_like(param[...])
+    return block
+
+
+@pytest.mark.parametrize("layer", ["self_attention", "cross_attention", "feed_forward"])
+def test_every_layer_of_a_block_drops_and_keeps_the_expectation(layer):
+    config = ModelConfig(score="additive", dim=D, hidden_dim=13, dropout_rate=0.3)
+    block = left_of(Block(config, is_cross=True, rngs=nnx.Rngs(0)), layer)
+    x, source = QUERY[0], Source(MEMORY[0])
+    rngs = jax.random.split(jax.random.key(0), 3000)
+    call = jax.jit(jax.vmap(lambda rng: block(x, source, rng=rng)))
+    outputs, plain = np.asarray(call(rngs)), np.asarray(block(x, source))
+    error = np.abs(outputs.mean(0) - plain)
+    assert np.all(error <= 6 * outputs.std(0) / np.sqrt(len(rngs)) + 1e-6)
+    dropped = outputs == x
+    assert abs(dropped.mean() - 0.3) < 0.01
+    if layer == "feed_forward":  # no weights to drop: what is kept is all scaled alike
+        expected = np.broadcast_to(x + (plain - x) / 0.7, outputs.shape)
+        np.testing.assert_allclose(outputs[~dropped], expected[~dropped], atol=1e-5)
+    else:
+        kept = np.where(dropped[:, 0, 0], np.nan, outputs[:, 0, 0])
+        assert len(np.unique(kept[~np.isnan(kept)].round(4))) > 5
+
+
+def test_dropout_of_embeddings():
+    model = Model(dataclasses.replace(MODEL, encoder_layers=0), V, rngs=nnx.Rngs(0))
+    model.memory_norm = lambda x: x
+    source, lengths = (
+        jnp.asarray(np.random.default_rng(1).integers(3, V, (B, S))),
+        jnp.array([4, 7]),
+    )
+    whole = np.asarray(model.encode(source, lengths))
+    dropped = np.asarray(model.encode(source, lengths, rng=jax.random.key(0)))
+    kept = dropped != 0
+    assert 0.3 < kept.mean() < 0.7
+    np.testing.assert_allclose(dropped[kept], 2 * whole[kept], atol=1e-5)

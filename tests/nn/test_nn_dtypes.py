@@ -13,15 +13,9 @@ from products import product_dtypes
 from attention_jax.nn import (
     Attention,
     CoverageAttention,
-    CrossAttention,
-    DecoderBlock,
-    EncoderBlock,
-    FeedForward,
     LocalPAttention,
-    ModelConfig,
     MonotonicAttention,
     MultiHeadAttention,
-    Seq2Seq,
 )
 
 B, T, S, D, V = 2, 5, 7, 12, 11
@@ -57,25 +51,6 @@ def test_scaled_with_these_settings_is_flax(dtypes):
     np.testing.assert_allclose(*wide, atol=0.1 if rough else 2e-5)
 
 
-CONFIG = ModelConfig(
-    score="additive",
-    dim=D,
-    hidden_dim=7,
-    activation="swiglu",
-    normalize_qk=True,
-    positions="learned",
-    position_limit=S,
-)
-SENTENCES = (
-    jnp.asarray(np.random.default_rng(1).integers(3, V, (B, S))),
-    jnp.array([4, 7]),
-    jnp.asarray(np.random.default_rng(2).integers(3, V, (B, T))),
-)
-CROSS = {
-    kind: functools.partial(CrossAttention, "additive", D, D, ModelConfig(attention=kind))
-    for kind in ("global", "local-p", "coverage", "monotonic")
-}
-CROSS["heads"] = functools.partial(CROSS["global"], num_heads=2)
 MODULES = {
     "attention": (functools.partial(Attention, "additive", D, D), (QUERY, MEMORY)),
     "multi-head": (
@@ -88,14 +63,6 @@ MODULES = {
     ),
     "coverage": (functools.partial(CoverageAttention, "additive", D, D), (QUERY, MEMORY)),
     "monotonic": (functools.partial(MonotonicAttention, "additive", D, D), (QUERY, MEMORY)),
-    **{f"cross, {kind}": (make, (QUERY, MEMORY)) for kind, make in CROSS.items()},
-    "feed-forward": (functools.partial(FeedForward, D, 7), (QUERY,)),
-    "encoder": (functools.partial(EncoderBlock, "additive", CONFIG), (QUERY,)),
-    "decoder": (
-        functools.partial(DecoderBlock, "scaled", "additive", CONFIG),
-        (QUERY, MEMORY),
-    ),
-    "seq2seq": (functools.partial(Seq2Seq, CONFIG, V), SENTENCES),
 }
 
 
@@ -145,17 +112,16 @@ def test_a_memory_and_a_cache_are_of_the_dtype():
 def test_initializers_reach_every_projection():
     """Each kernel and bias, and nothing else, is what the initializers make it."""
     ones = {"kernel_init": nnx.initializers.ones, "bias_init": nnx.initializers.constant(2.0)}
-    model = MODULES["seq2seq"][0](**ones, rngs=nnx.Rngs(0))
-    expected = {"kernel": 1.0, "bias": 2.0}
-    seen = set()
-    for path, param in nnx.to_flat_state(nnx.state(model)):
-        is_linear = path[-1] in expected and "norm" not in path[-2]
-        if is_linear:
-            np.testing.assert_array_equal(param[...], expected[path[-1]], err_msg=str(path))
-            seen.add(path[-2])
+    options = {"num_heads": 2, "use_bias": True, "output_gate": True, "normalize_qk": True, **ones}
+    module, expected = MultiHeadAttention("additive", D, **options, rngs=nnx.Rngs(0)), {}
+    for path, param in nnx.to_flat_state(nnx.state(module)):
+        if path[-1] in ("kernel", "bias"):
+            expected.setdefault(path[0], set()).add(path[-1])
+            np.testing.assert_array_equal(param[...], {"kernel": 1.0, "bias": 2.0}[path[-1]])
         else:
             assert np.any(np.asarray(param[...]) != 2.0), path
-    assert seen == {"query", "key", "value", "output", "hidden", "gate", "logits"}
+    names = ("query", "key", "value", "output", "gate")
+    assert expected == {name: {"kernel", "bias"} for name in names}
 
 
 def test_a_module_without_projections_has_no_initializer():

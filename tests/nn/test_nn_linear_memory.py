@@ -14,14 +14,14 @@ from numpy_model import scrambled
 
 from attention_jax.nn import (
     Attention,
+    Block,
     CrossAttention,
-    DecoderBlock,
-    EncoderBlock,
     LocalMAttention,
     LocalPAttention,
+    Model,
     ModelConfig,
     MultiHeadAttention,
-    Seq2Seq,
+    Source,
 )
 
 # Primes, longer than tiles are: no product of other sizes is a multiple of T S. Where a module does
@@ -53,7 +53,6 @@ def variables(jaxpr):
 
 
 QUERY, MEMORY = jnp.ones((1, T, D)), jnp.ones((1, S, D))
-BLOCK = ModelConfig(dim=D, hidden_dim=5)
 TILED = {"implementation": "tiled"}
 SENTENCES = (jnp.ones((1, S), int), jnp.array([S - 2]), jnp.ones((1, T), int))
 
@@ -62,29 +61,27 @@ def made(module_class, *arguments, **options):
     return scrambled(lambda: module_class(*arguments, **options, rngs=nnx.Rngs(0)))[0]
 
 
-SEQ2SEQ = made(Seq2Seq, ModelConfig(dim=D, hidden_dim=5), V)
+def config(architecture="encoder-decoder", **settings):
+    return ModelConfig(architecture, score="dot", dim=D, hidden_dim=5, **settings)
 
 
 def cross(attention="global", num_heads=1):
-    config = ModelConfig(attention=attention)
-    return made(CrossAttention, "dot", D, D, config, num_heads=num_heads)
+    return made(CrossAttention, config(attention=attention, num_heads=num_heads)), (QUERY, MEMORY)
 
 
+MODELS = {name: made(Model, config(name), V) for name in ("encoder-decoder", "decoder")}
 MODULES = {
     "attention": (made(Attention, "dot", D, D, **TILED), (QUERY, MEMORY)),
     "multi-head": (made(MultiHeadAttention, "scaled", D, num_heads=2, **TILED), (QUERY,)),
     "local-m": (made(LocalMAttention, "dot", D, D, radius=2, **TILED), (QUERY, MEMORY)),
     "local-p": (made(LocalPAttention, "dot", D, D, radius=2, **TILED), (QUERY, MEMORY)),
-    "cross": (cross(), (QUERY, MEMORY)),
-    "cross, heads": (cross(num_heads=2), (QUERY, MEMORY)),
-    "cross, local-m": (cross(attention="local-m"), (QUERY, MEMORY)),
-    "cross, local-p": (cross(attention="local-p"), (QUERY, MEMORY)),
-    "encoder": (made(EncoderBlock, "scaled", BLOCK), (QUERY,)),
-    "decoder": (made(DecoderBlock, "scaled", "dot", BLOCK), (QUERY, MEMORY)),
-    "seq2seq": (SEQ2SEQ, SENTENCES),
-    "features": (SEQ2SEQ.features, SENTENCES),
-    "encode": (SEQ2SEQ.encode, SENTENCES[:2]),
-    "decode": (SEQ2SEQ.decode, (MEMORY, *SENTENCES[1:])),
+    "cross": cross(),
+    "cross, heads": cross(num_heads=2),
+    "cross, local-m": cross("local-m"),
+    "cross, local-p": cross("local-p"),
+    "block": (made(Block, config()), (QUERY,)),
+    "decoder's block": (made(Block, config(), is_cross=True), (QUERY, Source(MEMORY))),
+    **{name: (model, SENTENCES) for name, model in MODELS.items()},
 }
 
 
@@ -97,7 +94,8 @@ def test_weights_only_on_request(name):
 
 def test_greedy_decoding_makes_no_weights_either():
     ends = {"max_length": T, "sos": 1, "eos": 2, "pad": 0}
-    decode = functools.partial(SEQ2SEQ.greedy_decode, **ends)
+    decode = functools.partial(MODELS["encoder-decoder"].greedy_decode, **ends)
     assert largest(decode, *SENTENCES[:2]) is None
+    assert largest(MODELS["encoder-decoder"].encode, *SENTENCES[:2]) is None
     short = functools.partial(decode, max_length=3)
     assert jax.eval_shape(short, SENTENCES[0][:, :5], jnp.array([4])).weights is None

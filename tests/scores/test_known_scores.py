@@ -159,7 +159,7 @@ LINE = "pair of float32 [3, {0}] and float32 [5, {0}] raised RuntimeError: broke
 def test_a_model_checks_its_scores_at_its_sizes(settings, size, wrong_module):
     config = nn.ModelConfig(**settings)
     with pytest.raises(ValueError, match=re.escape(LINE.format(size))):
-        nn.Seq2Seq(config, 7, rngs=nn_rngs())
+        nn.Model(config, 7, rngs=nn_rngs())
 
 
 def test_self_attention_that_is_not_there_is_not_checked(wrong_module):

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
-from attention_jax.nn import ModelConfig, seq2seq_params
-from attention_jax.nn.seq2seq import Seq2Seq
+from attention_jax.nn import ModelConfig
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.translation import translate
@@ -207,13 +207,13 @@ class Translation(Task):
     # --- model and loss ---
 
     def init(self, rng: Array) -> Params:
-        return seq2seq_params.initial_params(self.model, self.vocabulary_size, rng)
+        return nn.initial_params(self.model, self.vocabulary_size, rng)
 
-    def bind(self, params: Params) -> Seq2Seq:
+    def bind(self, params: Params) -> nn.Model:
         """The model with given parameters, cast to the dtype of its products."""
         dtype = jnp.dtype(self.precision)
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(dtype), params)
-        return seq2seq_params.bind(self.model, params, self.vocabulary_size)
+        return nn.bind(self.model, params, self.vocabulary_size)
 
     def loss(self, params: Params, batch: Batch, rng: Array | None) -> tuple[Array, Metrics]:
         sums, tokens = self._loss_sums(params, batch, rng)
@@ -227,11 +227,11 @@ class Translation(Task):
     ) -> tuple[CrossEntropySums, Array]:
         """Sums over the target's subwords, EOS included, and the number of these subwords."""
         model = self.bind(params)
-        features = model.features(*batch.inputs, dropout_rng=rng)
+        features = model.features(*batch.inputs, rng=rng)
         real = real_tokens(batch.target_lengths, batch.targets.shape[1])
         sums = output_cross_entropy(
             features,
-            *seq2seq_params.output_layer(model),
+            *model.output_layer(),
             batch.targets,
             real,
             label_smoothing=self.label_smoothing,
@@ -337,7 +337,7 @@ class Translation(Task):
         source, target = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         width = translate.WIDTH * -(-max(map(len, source)) // translate.WIDTH)
         batch = padded_batch(source, target, source_width=width)
-        texts = [*zip(inputs, subwords.decode(target), right, strict=True)]
+        texts: Any = [*zip(inputs, subwords.decode(target), right, strict=True)]
         return Answers(texts, batch, self._labels(subwords, batch, source, target))
 
     def _labels(

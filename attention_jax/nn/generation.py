@@ -1,0 +1,174 @@
+"""Whole answers of a model that reads one token after another: greedy, sampled, by beam search."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.nn import decoding
+from attention_jax.nn.decoding import BeamResult
+
+Array = jax.Array
+
+
+class Decoded(NamedTuple):
+    """A generated answer.
+
+    >>> from attention_jax.nn import Model, ModelConfig
+    >>> model = Model(ModelConfig(), 11, rngs=nnx.Rngs(0))
+    >>> source, lengths = jnp.ones((2, 5), int), jnp.array([3, 5])
+    >>> model.greedy_decode(source, lengths, max_length=4, sos=1, eos=2, pad=0).tokens.shape
+    (2, 4)
+    """
+
+    tokens: Array  # int [B, max_length], PAD after EOS
+    weights: Array | None  # [L, B, max_length, S], those of a call; None without `return_weights`
+
+
+class Generator(nnx.Module):
+    """A module with the methods `start_decoding` and `decode_step`, see `Model`.
+
+    The state is a NamedTuple whose first field is what no token changes; every array has the batch
+    axis in front.
+    """
+
+    start_decoding: Callable[..., Any]
+    decode_step: Callable[..., Any]
+
+    def greedy_decode(
+        self,
+        source: Array,
+        source_lengths: Array,
+        *,
+        max_length: int,
+        sos: int | Array,
+        eos: int,
+        pad: int,
+        position_ids: Array | None = None,
+        return_weights: bool = False,
+    ) -> Decoded:
+        """Feeds back the likeliest token at every step, until every row has generated EOS.
+
+        Args:
+            source, source_lengths: as in `start_decoding`.
+            max_length: longest output, EOS included.
+            sos: the token every decoder input begins with, or one for each row, int [B]: in a
+                language model the last token of the prompt, whose other tokens are the source.
+            eos: the token that ends a row.
+            pad: the token that fills a row after EOS.
+            position_ids: as in a call.
+            return_weights: also compute the weights of the answer, with one more call of the model
+                on all tokens at once.
+        """
+        find: Any = functools.partial(decoding.greedy_search, sos=sos, eos=eos, pad=pad)
+        tokens = self._found(find, source, source_lengths, max_length, position_ids)
+        tokens = tokens.astype(source.dtype)
+        if not return_weights:
+            return Decoded(tokens, None)
+        ids = {"sos": sos, "position_ids": position_ids}
+        return Decoded(tokens, self.weights_of(source, source_lengths, tokens, **ids))
+
+    def sample_decode(
+        self,
+        source: Array,
+        source_lengths: Array,
+        rng: Array,
+        *,
+        max_length: int,
+        sos: int | Array,
+        eos: int,
+        pad: int,
+        temperature: float = 1.0,
+        position_ids: Array | None = None,
+    ) -> Array:
+        """Random answers, int [B, max_length]: each token is drawn from softmax(logits / t).
+
+        Args:
+            source, source_lengths, max_length, sos, eos, pad, position_ids: as in `greedy_decode`.
+            rng: one PRNG key.
+            temperature: t, above 0; the smaller, the likelier the likeliest token.
+        """
+        find: Any = functools.partial(
+            decoding.sample_search, temperature=temperature, sos=sos, eos=eos, pad=pad
+        )
+        tokens = self._found(find, source, source_lengths, max_length, position_ids, rng=rng)
+        return tokens.astype(source.dtype)
+
+    def beam_decode(
+        self,
+        source: Array,
+        source_lengths: Array,
+        *,
+        beams: int,
+        max_length: int,
+        sos: int,
+        eos: int,
+        pad: int,
+        length_penalty: float = 0.0,
+        position_ids: Array | None = None,
+    ) -> BeamResult:
+        """The best answers of a beam search, best first; see `decoding.beam_search`.
+
+        Args:
+            source, source_lengths, max_length, sos, eos, pad, position_ids: as in `greedy_decode`.
+            beams: hypotheses kept for each row; 1 is greedy decoding.
+            length_penalty: the larger, the longer the answers preferred; 0 for no preference.
+        """
+        find: Any = functools.partial(
+            decoding.beam_search, beams=beams, length_penalty=length_penalty
+        )
+        find = functools.partial(find, sos=sos, eos=eos, pad=pad)
+        return self._found(find, source, source_lengths, max_length, position_ids, beams)
+
+    def weights_of(
+        self,
+        source: Array,
+        source_lengths: Array,
+        tokens: Array,
+        *,
+        sos: int | Array,
+        position_ids: Array | None = None,
+    ) -> Array:
+        """The weights [L, B, T, S] of a call whose right answer is `tokens`, int [B, T]."""
+        first = jnp.asarray(sos, tokens.dtype).reshape(-1, 1)  # [1 or B, 1]
+        inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))
+        inputs = jnp.where(jnp.arange(tokens.shape[1])[None, :] == 0, first, inputs)
+        return self(source, source_lengths, inputs, position_ids=position_ids, return_weights=True)[
+            1
+        ]
+
+    def _found(
+        self,
+        find: Callable[..., Any],
+        source: Array,
+        source_lengths: Array,
+        max_length: int,
+        position_ids: Array | None,
+        copies: int = 1,
+        rng: Array | None = None,
+    ) -> Any:
+        """The result of a search, with so many prefixes of each row."""
+        definition, variables = nnx.split(self)
+
+        def search(variables: Any, source: Array, lengths: Array, ids: Any, *rng: Array) -> Any:
+            model = nnx.merge(definition, variables)
+            state = model.start_decoding(source, lengths, max_length=max_length, position_ids=ids)
+            fixed, *moving = state
+            # All prefixes of a row read the same source: it does not move with them.
+            fixed = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=0), fixed)
+
+            def step(moving: Any, tokens: Array) -> tuple[Array, Any]:
+                logits, (_, *moving) = model.decode_step(type(state)(fixed, *moving), tokens)
+                return logits, moving
+
+            return find(step, moving, *rng, batch_size=source.shape[0], max_length=max_length)
+
+        arrays = variables, source, source_lengths, position_ids, *([] if rng is None else [rng])
+        return on_automatic_axes(search, PartitionSpec(explicit_spec(source)[0]), *arrays)

@@ -1,0 +1,250 @@
+"""A language model: the next character of a text, by a decoder alone.
+
+The model reads the bytes of the text in UTF-8, so that it can be loaded and asked without the text.
+The results are in bits per character.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax import nn
+from attention_jax.analysis.learning_statistics import learning_statistics
+from attention_jax.core.checks import check_integer, checked_fraction
+from attention_jax.nn import ModelConfig
+from attention_jax.tasks.vocabulary import EOS, FIRST, PAD, Batch
+from attention_jax.training.losses import cross_entropy
+from attention_jax.training.metrics import token_accuracy
+from attention_jax.training.task import (
+    Answers,
+    Feed,
+    Labels,
+    Metrics,
+    Params,
+    Result,
+    Task,
+    TrainConfig,
+    Validation,
+)
+
+Array = jax.Array
+
+MODEL = ModelConfig(
+    "decoder",
+    dim=128,
+    hidden_dim=512,
+    num_heads=4,
+    decoder_layers=2,
+    dropout_rate=0.1,
+    positions="rotary",
+)
+TRAIN = TrainConfig(seeds=1, steps=2000, batch_size=32, warmup_steps=100, weight_decay=0.1)
+_ANSWER, _EXAMPLE = 64, 32  # bytes of an answer, and of an example
+_EXAMPLES, _SHOWN = 64, 2  # windows that reports look at, and draw
+
+
+@dataclasses.dataclass(frozen=True)
+class Text(Task):
+    """Predict the next character of a text.
+
+    Attributes:
+        text: the file, UTF-8.
+        model: the model, a "decoder".
+        train: steps, seeds, optimiser, checkpoints.
+        length: bytes of an example.
+        held_out: the share of the text, at its end, that is for validation.
+    """
+
+    name: ClassVar[str] = "text"
+
+    text: Path
+    model: ModelConfig = MODEL
+    train: TrainConfig = TRAIN
+    length: int = 128
+    held_out: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.model.architecture != "decoder":
+            raise ValueError(f"architecture must be decoder; got {self.model.architecture}")
+        check_integer("batch_size", self.train.batch_size)
+        check_integer("length", self.length)
+        checked_fraction("held_out", self.held_out)
+        self.model.check_length(self.length)
+
+    @property
+    def label(self) -> str:
+        return self.model.label_beside(MODEL)
+
+    # --- data ---
+
+    def parts(self) -> tuple[bytes, bytes]:
+        """The text for training, and the held-out text, which begins with a whole character.
+
+        Raises:
+            ValueError: the file cannot be read, is not UTF-8, or a part is too short.
+        """
+        try:
+            content = self.text.read_bytes()
+            characters = content.decode()
+        except OSError as error:
+            raise ValueError(f"text {self.text} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"text {self.text} must be UTF-8; {error.reason}") from error
+        end = len(characters) - int(self.held_out * len(characters))
+        parts = characters[:end].encode(), characters[end:].encode()
+        if min(map(len, parts)) <= self.length:
+            raise ValueError(
+                f"text {self.text} must have more than length {self.length} bytes for training and"
+                f" as many held out; got {len(parts[0])} and {len(parts[1])}"
+            )
+        return parts
+
+    def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
+        """Random windows of the text."""
+        del folder, multiple_of
+        train, held_out = self.parts()
+        size = self.train.batch_size
+
+        def batch(seed: int, step: int) -> Batch:
+            rng = np.random.default_rng([seed, step])
+            return _windows(train, rng.integers(0, len(train) - self.length, size), self.length)
+
+        digests = {"text_sha256": hashlib.sha256(train + held_out).hexdigest()}
+        return Feed(batch, digests=digests, note=f"{len(train) + len(held_out):,} bytes of text")
+
+    # --- model and loss ---
+
+    def init(self, rng: Array) -> Params:
+        return nn.initial_params(self.model, FIRST + 256, rng)
+
+    def bind(self, params: Params) -> nn.Model:
+        return nn.bind(self.model, params, FIRST + 256)
+
+    def loss(self, params: Params, batch: Batch, rng: Array | None) -> tuple[Array, Metrics]:
+        logits = self.bind(params)(*batch.inputs, rng=rng)
+        accuracy = token_accuracy(jnp.argmax(logits, -1), batch.targets, batch.target_lengths)
+        return cross_entropy(logits, batch.targets, batch.target_lengths), {"accuracy": accuracy}
+
+    def statistics(
+        self, loss: Callable[..., Any], params: Params, batch: Batch, rng: Array
+    ) -> Metrics:
+        return learning_statistics(loss, params, batch, rng)
+
+    # --- a trained model ---
+
+    def bits_per_character(self, params: Params) -> list[float]:
+        """The cost of the held-out text in windows of `length`, for each seed."""
+        held_out = self.parts()[1]
+        starts = np.arange(0, len(held_out) - self.length, self.length)
+        text = held_out[: len(starts) * self.length + 1]
+
+        @jax.jit
+        def nats_of(params: Params, batch: Batch) -> Array:
+            return jax.vmap(lambda params: self.loss(params, batch, None)[0])(params)
+
+        nats = sum(
+            np.asarray(nats_of(params, _windows(text, [start], self.length)), np.float64)
+            for start in starts
+        )
+        characters = len(text.decode(errors="ignore")) - 1
+        return (self.length * np.asarray(nats) / math.log(2) / characters).tolist()
+
+    @property
+    def validation(self) -> Validation:
+        return Validation("bits_per_character", larger_is_better=False, patience=None)
+
+    def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
+        del folder
+        return {"bits_per_character": self.bits_per_character(params)}
+
+    def evaluate(
+        self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
+    ) -> dict[str, Result]:
+        """Bits per character of the held-out text."""
+        del lengths, folder
+        return {"bits per character": Result(self.bits_per_character(params), False)}
+
+    def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
+        """Short windows of the held-out text."""
+        del folder
+        text, size = self.parts()[1], min(self.length, _EXAMPLE)
+        batch = _windows(text, np.linspace(0, len(text) - size - 1, _EXAMPLES).astype(int), size)
+        return batch, _labels(batch, _SHOWN)
+
+    def answers(
+        self,
+        params: Params,
+        inputs: Sequence[str] = (),
+        *,
+        beams: int = 1,
+        folder: Path | None = None,
+    ) -> Answers:
+        """The likeliest continuation of each input, byte by byte or by a beam search.
+
+        Raises:
+            ValueError: an input is empty.
+        """
+        check_integer("beams", beams)
+        if not inputs:
+            batch, _ = self.examples(folder)
+            inputs = [_decoded(row) for row in np.asarray(batch.target_inputs)[:_SHOWN]]
+        if not all(inputs):
+            raise ValueError(f"inputs must be one or more, none of them empty; got {list(inputs)}")
+        model = self.bind(params)
+        texts: list[tuple[str, str, str | None]] = []
+        sequences = []
+        for text in inputs:
+            prompt = FIRST + np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+            options: Any = {"max_length": _ANSWER, "eos": EOS, "pad": PAD, "sos": int(prompt[-1])}
+            source = jnp.asarray(prompt[None, :-1]), jnp.array([len(prompt) - 1], jnp.int32)
+            if beams == 1:
+                (answer,) = np.asarray(model.greedy_decode(*source, **options).tokens)
+            else:
+                answer = np.asarray(model.beam_decode(*source, beams=beams, **options).tokens)[0, 0]
+            texts.append((text, _decoded(answer), None))
+            sequences.append(np.concatenate([prompt, answer]))
+        size = min(map(len, sequences)) - 1
+        batch = _pairs(np.stack([sequence[: size + 1] for sequence in sequences]))
+        return Answers(texts, batch, _labels(batch, len(texts)))
+
+
+def _windows(text: bytes, starts: Any, length: int) -> Batch:
+    """Windows of `length` bytes, and the byte after each of them."""
+    ids = FIRST + np.frombuffer(text, np.uint8).astype(np.int32)
+    return _pairs(np.stack([ids[start : start + length + 1] for start in starts]))
+
+
+def _pairs(ids: np.ndarray) -> Batch:
+    """A batch without a source: each token of [B, T + 1] is the target of the one before it."""
+    none = np.zeros(len(ids), np.int32)
+    lengths = np.full(len(ids), ids.shape[1] - 1, np.int32)
+    return Batch(none[:, None][:, :0], none, ids[:, :-1], ids[:, 1:], lengths)  # type: ignore[arg-type]
+
+
+def _decoded(ids: np.ndarray) -> str:
+    return bytes(int(token) - FIRST for token in ids if token >= FIRST).decode(errors="replace")
+
+
+def _labels(batch: Batch, count: int) -> Labels:
+    labels: Labels = {}
+    for row in range(count):
+        rows, columns = ([_label(token) for token in side[row]] for side in batch[3:1:-1])
+        labels[f"{row + 1}: {_decoded(np.asarray(batch.target_inputs[row]))[:40]}"] = rows, columns
+    return labels
+
+
+def _label(token: int) -> str:
+    """A visible character; two hexadecimal digits for any other byte."""
+    letter = chr(max(int(token) - FIRST, 0))
+    if letter == " ":
+        return "␣"
+    return letter if letter.isascii() and letter.isprintable() else f"{ord(letter):02x}"

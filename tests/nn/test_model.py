@@ -1,0 +1,334 @@
+"""The model over a table of configurations: it is its formula, token by token and all at once."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_model
+import pytest
+from flax import nnx
+
+from attention_jax import Score
+from attention_jax.nn import ANY_LENGTH, Model, ModelConfig, bind, initial_params
+
+B, T, S, V = 3, 5, 7, 11
+PAD, SOS = 0, 1
+LENGTHS = [4, 7, 1]
+GAPS = (2, 3, 7, 8, 13, 14, 15, 21, 22, 29, 30, 31, 39)  # position ids, some of them neighbours
+BARE = {"encoder_layers": 0, "decoder_self_attention": False}
+HEADS = {"num_heads": 4, "num_key_heads": 2, "normalize_qk": True}
+
+
+def config_of(**settings):
+    usual = {
+        "score": "additive", "dim": 8, "hidden_dim": 13, "position_limit": 40,
+        "max_wavelength": 50.0, "position_scale": 2.0,
+    }  # fmt: skip
+    return ModelConfig(**{**usual, **settings})
+
+
+CASES = {  # the settings, and the position ids that are given
+    "plain": ({}, None),
+    "from the end": ({"score": "general", "self_attention_score": None, "position_anchor": "end",
+                      "encoder_layers": 2}, None),
+    "both ends": ({"score": "dot", "self_attention_score": "additive", "position_anchor": "both",
+                   "position_draw": "window", "norm": "post", "activation": "gelu"}, None),
+    "post": ({"norm": "post", "decoder_layers": 2, **HEADS}, GAPS),
+    "modern": ({"num_heads": 2, "dim": 12, "activation": "swiglu", "output_gate": True,
+                "positions": "rotary", "position_anchor": "start", "score": "cosine"}, None),
+    "any length": ({**BARE, **ANY_LENGTH, "position_limit": 64, "score": "scaled",
+                    "normalizer": "log_scaled(start=3)", "tied_embeddings": "output"}, None),
+    "learned": ({"positions": "learned", "position_draw": "subset", "encoder_layers": 0,
+                 "position_anchor": "both", "decoder_self_attention": False}, None),
+    "rotary": ({"positions": "rotary", "position_anchor": "both", "score": "general",
+                "normalizer": "log_scaled(start=2)"}, GAPS),
+    "unmasked": ({"mask_padding": False, "encoder_layers": 0, "tied_embeddings": "all",
+                  "positions": "none"}, None),
+    "local-m": ({"attention": "local-m", "radius": 1, "encoder_layers": 0}, None),
+    "local-m, monotonic": ({"attention": "local-m", "alignment": "monotonic", **BARE,
+                            "mask_padding": False}, None),
+    "local-p": ({"attention": "local-p", "num_heads": 2, "encoder_layers": 0}, None),
+    "coverage": ({"attention": "coverage", "decoder_layers": 2, **BARE}, None),
+    "monotonic": ({"attention": "monotonic", **BARE}, None),
+    "decoder": ({"architecture": "decoder"}, None),
+    "decoder, rotary": ({"architecture": "decoder", "positions": "rotary", "score": "general",
+                         "decoder_layers": 2, "normalizer": "log_scaled(start=3)", **HEADS}, GAPS),
+    "decoder, learned": ({"architecture": "decoder", "positions": "learned", "score": "distance",
+                          "tied_embeddings": "all", "norm": "post"}, None),
+}  # fmt: skip
+SLOW = ("from the end", "both ends", "modern", "learned", "local-m, monotonic", "decoder, learned")
+every_case = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES]
+)
+
+
+def make(config, noise=0.2, seed=1):
+    return numpy_model.scrambled(lambda: Model(config, V, rngs=nnx.Rngs(0)), seed, noise)
+
+
+def tokens(length, seed, size=V):
+    return np.random.default_rng(seed).integers(3, size, size=(B, length)).astype(np.int32)
+
+
+def stepped(model, source, lengths, inputs, ids=None, max_length=T + 1):
+    """The logits of all inputs, one token after another."""
+
+    def step(state, tokens):
+        logits, state = model.decode_step(state, tokens)
+        return state, logits
+
+    state = model.start_decoding(source, lengths, max_length=max_length, position_ids=ids)
+    return jnp.swapaxes(jax.lax.scan(step, state, inputs.T)[1], 0, 1)
+
+
+@functools.cache
+def answers(case):
+    """Parameters; logits and weights at once, logits by steps; and these with other padding.
+
+    In float64, because some of these models amplify rounding.
+    """
+    settings, ids = CASES[case]
+    model, params = make(config_of(**settings))
+    graph = nnx.graphdef(model)
+
+    @jax.jit
+    def run(params, source, lengths, inputs, ids):
+        model = nnx.merge(graph, params)
+        at_once = model(source, lengths, inputs, position_ids=ids, return_weights=True)
+        return *at_once, stepped(model, source, lengths, inputs, ids)
+
+    given = None if ids is None else np.array(ids)
+    real = np.arange(S)[None, :] < np.array(LENGTHS)[:, None]
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        found = [
+            run(params, np.where(real, tokens(S, 4), pad), np.array(LENGTHS), tokens(T, 5), given)
+            for pad in (PAD, 9)
+        ]
+    return model.config, params, *jax.tree.map(np.asarray, found)
+
+
+@every_case
+def test_is_the_formula(case):
+    config, params, (logits, weights, _), _ = answers(case)
+    assert logits.shape == (B, T, V)
+    assert weights.shape == (config.decoder_layers, B, T, S)
+    first = config.first_position_id
+    ids = CASES[case][1] or range(first, first + S + T)
+    source = np.where(np.arange(S) < np.array(LENGTHS)[:, None], tokens(S, 4), PAD)
+    for row, length in enumerate(LENGTHS):
+        expected_logits, expected_weights = numpy_model.model(
+            config, params, source[row], length, tokens(T, 5)[row], ids
+        )
+        np.testing.assert_allclose(logits[row], expected_logits, atol=1e-5)
+        np.testing.assert_allclose(weights[:, row], expected_weights, atol=1e-6)
+
+
+@every_case
+def test_step_by_step_is_all_at_once(case):
+    _, _, (logits, _, by_steps), _ = answers(case)
+    np.testing.assert_allclose(by_steps, logits, atol=1e-7)
+    assert np.min(np.std(logits, axis=1)) > 1e-4  # positions differ
+
+
+@every_case
+def test_padding_is_invisible(case):
+    config, _, one, other = answers(case)
+    if config.mask_padding:
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+    else:  # rows 0 and 2 have padding, row 1 has none
+        changed = np.max(np.abs(one[0] - other[0]), axis=(1, 2))
+        assert min(changed[0], changed[2]) > 1e-3 > changed[1]
+
+
+def test_a_decoder_without_a_source():
+    """A language model: its first token is the first of the sequence."""
+    model, params = make(config_of(architecture="decoder", score="general"))
+    inputs, nothing = tokens(T, 5), (jnp.zeros((B, 0), int), jnp.zeros(B, int))
+    alone, empty, by_steps = numpy_model.run_jit(
+        lambda inputs: (
+            model(None, None, inputs), model(*nothing, inputs), stepped(model, *nothing, inputs)
+        ),
+        inputs,
+    )  # fmt: skip
+    np.testing.assert_array_equal(alone, empty)
+    np.testing.assert_allclose(by_steps, alone, atol=5e-5)
+    for row in range(B):
+        expected, _ = numpy_model.model(
+            model.config, params, np.zeros(0, int), 0, inputs[row], range(T)
+        )
+        np.testing.assert_allclose(alone[row], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder"])
+def test_the_gradient_sees_neither_later_tokens_nor_padding(architecture):
+    config = config_of(architecture=architecture, self_attention_score=None, dropout_rate=0.1)
+    graph, params = nnx.split(make(config)[0])
+    inputs, source = np.array([[SOS, 3, 4, 5, 6]]), np.array([[7, 8, 9, 10]])  # all different
+
+    def logits_of(params, rng):
+        return nnx.merge(graph, params)(source, jnp.array([3]), inputs, rng=rng)
+
+    def mixed(params):
+        return jnp.sum(logits_of(params, None)[0] * jnp.linspace(-1.0, 1.0, V)[None, :], axis=-1)
+
+    def tables(params):
+        table = nnx.to_pure_dict(jax.jacrev(mixed)(params))["target_embedding"]["embedding"]
+        first, other = (logits_of(params, jax.random.key(seed)) for seed in (0, 1))
+        return table, first, other
+
+    table, first, other = numpy_model.run_jit(tables, params)  # [T, V, dim]
+    touched = np.any(table != 0, axis=-1)
+    np.testing.assert_array_equal(touched[:, inputs[0]], np.tri(T, dtype=bool))
+    is_read = architecture == "decoder"
+    np.testing.assert_array_equal(touched[:, source[0]], [[is_read] * 3 + [False]] * T)
+    assert np.all(np.max(np.abs(first - other), axis=-1) > 1e-4)  # dropout
+
+
+def test_beyond_max_length_there_is_no_number():
+    for settings in ({}, {"decoder_self_attention": False}, {"architecture": "decoder"}):
+        model, _ = make(config_of(encoder_layers=0, **settings))
+        logits = numpy_model.run_jit(
+            lambda source, inputs, model=model: stepped(
+                model, source, jnp.array(LENGTHS), inputs, max_length=T - 1
+            ),
+            tokens(S, 4),
+            tokens(T, 5),
+        )
+        assert np.all(np.isfinite(logits[:, :-1]))
+        assert np.all(np.isnan(logits[:, -1]))
+
+
+def test_no_examples():
+    for architecture in ("encoder-decoder", "decoder"):
+        model, _ = make(config_of(architecture=architecture))
+        none = jnp.zeros((0, S), int), jnp.zeros(0, int), jnp.zeros((0, T), int)
+        assert jax.jit(model)(*none).shape == (0, T, V)
+        assert jax.jit(functools.partial(stepped, model))(*none).shape == (0, T, V)
+
+
+def test_position_ids_that_are_too_few():
+    model, _ = make(config_of())
+    source, lengths = tokens(S, 4), jnp.array(LENGTHS)
+    with pytest.raises(ValueError, match=r"position_ids must be \[P\], P at least 7 .*; got \[6\]"):
+        model(source, lengths, tokens(T, 5), position_ids=jnp.arange(6))
+    model, _ = make(config_of(positions="learned", position_limit=S))
+    jax.eval_shape(model, source, lengths, tokens(T, 5))  # just long enough
+    with pytest.raises(ValueError, match=rf"hold {S + 1} tokens, .*; {S} holds {S}"):
+        model.start_decoding(source, lengths, max_length=S + 1)
+
+
+# --- random position ids ---
+
+
+def test_source_and_target_share_the_drawn_ids():
+    """Letters from the source's end have the ids of the answer's letters: their dot is larger."""
+    config = config_of(
+        **BARE, score="dot", dim=64, position_draw="subset", position_limit=4096,
+        position_anchor="end", position_scale=50.0,
+    )  # fmt: skip
+    model = Model(config, V, rngs=nnx.Rngs(0))
+    source, lengths, inputs = tokens(S, 4), jnp.full(B, S), tokens(S, 5)
+
+    def weights(rng):
+        return model(source, lengths, inputs, rng=rng, return_weights=True)[1][0]
+
+    found = numpy_model.run_jit(jax.vmap(weights), jax.random.split(jax.random.key(0), 5))
+    right = np.arange(S), np.arange(S)[::-1]  # token i of the answer is the i-th from the end
+    assert np.mean(found[:, :, *right]) > 0.9
+    assert np.any(found[0] != found[1])
+
+
+# --- parameters ---
+
+TABLES = {  # of each tie, for a source vocabulary of 13
+    "none": {"source_embedding": (13, 8), "target_embedding": (V, 8), "logits": (8, V)},
+    "output": {"source_embedding": (13, 8), "target_embedding": (V, 8)},
+    "all": {"source_embedding": (V, 8)},
+}
+
+
+@pytest.mark.parametrize("tie", TABLES)
+def test_initial_and_bound_parameters(tie):
+    config, size = config_of(tied_embeddings=tie, **BARE), None if tie == "all" else 13
+    params = initial_params(config, V, jax.random.key(7), size)
+    tables = {
+        name: next(leaf.shape for leaf in jax.tree.leaves(params[name]) if leaf.ndim == 2)
+        for name in ("source_embedding", "target_embedding", "logits")
+        if name in params
+    }
+    assert tables == TABLES[tie]
+    model = Model(config, V, source_vocabulary_size=size, rngs=nnx.Rngs(params=jax.random.key(7)))
+    for found in (model, bind(config, params, V, size)):
+        jax.tree.map(
+            np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(found, nnx.Param)), params
+        )
+    other = initial_params(config, V, jax.random.key(8), size)
+    table = params["source_embedding"]["embedding"]
+    assert np.all(table != other["source_embedding"]["embedding"])
+    assert 0.5 < np.std(table) * 8**0.5 < 1.5  # of variance 1 / dim
+    kernel, bias = model.output_layer()
+    assert kernel.shape == (8, V)
+    assert (bias is None) == (tie != "none")
+
+
+def test_a_shared_table_needs_one_vocabulary():
+    for settings in ({"tied_embeddings": "all"}, {"architecture": "decoder"}):
+        with pytest.raises(ValueError, match=r"source_vocabulary_size must be 11, .*; got 13"):
+            initial_params(config_of(**settings), V, jax.random.key(0), 13)
+
+
+@pytest.mark.parametrize("tie", ["output", "all"])
+def test_the_gradient_of_a_shared_table_is_the_sum_of_those_of_its_uses(tie):
+    tied = initial_params(config_of(tied_embeddings=tie, **BARE), V, jax.random.key(0))
+    table = tied["source_embedding"]["embedding"]
+    of_target = tied["target_embedding"]["embedding"] if tie == "output" else table
+    logits = {"kernel": of_target.T, "bias": jnp.zeros(V)}
+    untied = {**tied, "target_embedding": {"embedding": of_target}, "logits": logits}
+
+    def gradient(params, tie):
+        def loss(params):
+            model = bind(config_of(tied_embeddings=tie, **BARE), params, V)
+            return jnp.sum(jnp.sin(model(tokens(S, 4), jnp.array(LENGTHS), tokens(T, 5))))
+
+        return jax.grad(loss)(params)
+
+    found, parts = numpy_model.run_jit(
+        lambda tied, untied: (gradient(tied, tie), gradient(untied, "none")), tied, untied
+    )
+    expected = parts["target_embedding"]["embedding"] + parts["logits"]["kernel"].T
+    if tie == "all":
+        expected = expected + parts["source_embedding"]["embedding"]
+    name = "source_embedding" if tie == "all" else "target_embedding"
+    np.testing.assert_allclose(found[name]["embedding"], expected, atol=1e-4)
+
+
+def test_where_the_score_under_study_stands():
+    """A user's own score, in the cross attention alone, in all attentions, or in a decoder's."""
+
+    def with_rate(**settings):
+        config = config_of(score="test_model:Distance", **settings)
+        params = nnx.to_pure_dict(
+            nnx.state(nnx.eval_shape(lambda: Model(config, V, rngs=nnx.Rngs(0))))
+        )
+        paths = jax.tree_util.tree_leaves_with_path(params)
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+        return {name.rsplit("/", 2)[0] for name in names if name.endswith("rate")}
+
+    assert with_rate() == {"decoder/0/cross_attention/attention"}
+    in_self = {"encoder/0/self_attention", "decoder/0/self_attention"}
+    assert with_rate(self_attention_score=None) == with_rate() | in_self
+    assert with_rate(architecture="decoder") == {"decoder/0/self_attention"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Distance(Score):
+    """A user's own: minus the squared distance, weighed by a learned rate."""
+
+    def init(self, rng, query_dim, key_dim):
+        return {"rate": jnp.full((), 0.25)}
+
+    def pair(self, params, q_features, k_features):
+        difference = q_features[:, None, :] - k_features[None, :, :]
+        return -params["rate"] * jnp.sum(difference**2, axis=-1)
