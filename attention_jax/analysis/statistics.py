@@ -88,7 +88,7 @@ def normalized_entropy(weights: Array, mask: Mask | Array | None = None) -> Arra
 
     Source: Pielou 1966 (evenness, H / H_max), applied to attention.
     """
-    weights, allowed, _, _ = _checked(weights, mask)
+    weights, allowed, _ = _checked(weights, mask)
     num_keys = jnp.sum(allowed, axis=-1)
     has_choice = num_keys > 1
     largest_entropy = jnp.log(jnp.where(has_choice, num_keys, 2).astype(weights.dtype))
@@ -146,7 +146,7 @@ def saturation(weights: Array, *, bound: float = 0.99, rows: Array | None = None
     Source: Vaswani et al. 2017, section 3.2.1, for the regime; the measure is ours.
     """
     bound = checked_fraction("bound", bound)
-    weights = _checked(weights, rows=rows).of_rows()
+    weights = _checked(weights, rows=rows).pairs
     largest = jnp.max(weights, axis=-1, initial=0)
     saturated = (largest > bound).astype(weights.dtype)
     return mean_over_rows(jnp.where(jnp.isnan(largest), jnp.nan, saturated), has_keys(weights))
@@ -181,7 +181,7 @@ def logit_variance(
     Source: Vaswani et al. 2017, section 3.2.1, footnote 4: Dk for a dot product of unit-variance
     features, 1 for a scaled dot product.
     """
-    logits, allowed, _, _ = _checked(logits, mask, name="logits")
+    logits, allowed, _ = _checked(logits, mask, name="logits")
     allowed = allowed & (logits != -jnp.inf)
     axes = (-1,) if per_row else (-2, -1)
     pairs = jnp.maximum(jnp.sum(allowed, axis=axes, keepdims=True), 1).astype(logits.dtype)
@@ -218,8 +218,8 @@ def alignment_error(weights: Array, alignment: Array, *, rows: Array | None = No
 
     Source: Koehn and Knowles 2017, section 3.5: 1 - their probability mass score.
     """
-    checked = _checked(weights, rows=rows, alignment=alignment)
-    weights, aligned = checked.of_rows(), checked.distances == 0
+    weights, _, distances = _checked(weights, rows=rows, alignment=alignment)
+    aligned = distances == 0
     aligned_weights = jnp.sum(jnp.where(aligned, weights, 0), axis=-1)
     return mean_over_rows(1 - aligned_weights, has_keys(weights) & jnp.any(aligned, axis=-1))
 
@@ -248,8 +248,7 @@ def expected_distance(weights: Array, alignment: Array, *, rows: Array | None = 
     Source: Vig and Belinkov 2019 (mean attention distance), with the distance from a_i instead of
     i.
     """
-    checked = _checked(weights, rows=rows, alignment=alignment)
-    weights, distances = checked.of_rows(), checked.distances
+    weights, _, distances = _checked(weights, rows=rows, alignment=alignment)
     expected = jnp.sum(weights * distances.astype(weights.dtype), axis=-1)
     return mean_over_rows(expected, has_keys(weights) & jnp.any(distances == 0, axis=-1))
 
@@ -321,12 +320,12 @@ def attention_summary(
     >>> summary.effective_keys.round(4), summary.alignment_error
     (Array(1.5, dtype=float32), Array(0.75, dtype=float32))
     """
-    checked = _checked(weights, mask, rows, alignment)
-    weights = jnp.where(checked.allowed, checked.of_rows(), 0)
+    weights, allowed, _ = _checked(weights, mask, rows, alignment)
+    weights = jnp.where(allowed, weights, 0)
     counted = has_keys(weights)
     return AttentionSummary(
         entropy=mean_over_rows(weight_entropy(weights), counted),
-        normalized_entropy=mean_over_rows(normalized_entropy(weights, checked.allowed), counted),
+        normalized_entropy=mean_over_rows(normalized_entropy(weights, allowed), counted),
         effective_keys=mean_over_rows(effective_keys(weights), counted),
         largest_weight=mean_over_rows(jnp.max(weights, axis=-1, initial=0), counted),
         saturation=saturation(weights, bound=bound),
@@ -355,21 +354,9 @@ def mean_over_rows(values: Array, counted: Array) -> Array:
 class _Checked(NamedTuple):
     """Weights or logits, and what counts of them, each with the batch axes *B."""
 
-    pairs: Array  # [*B, T, S] in at least float32
+    pairs: Array  # [*B, T, S] in at least float32; 0 in the rows of queries that do not count
     allowed: Array  # bool [*B, T, S]
-    rows: Array  # bool [*B, T], the queries that count
-    alignment: Array | None  # int32 [*B, T]
-
-    def of_rows(self) -> Array:
-        """The pairs, with 0 in the rows of queries that do not count, whatever stands there."""
-        return jnp.where(self.rows[..., None], self.pairs, 0)
-
-    @property
-    def distances(self) -> Array:
-        """|j - a_i|, int32 [*B, T, S]"""
-        assert self.alignment is not None
-        keys = jax.lax.broadcasted_iota(jnp.int32, self.pairs.shape, self.pairs.ndim - 1)
-        return jnp.abs(keys - self.alignment[..., None])
+    distances: Array  # |j - a_i|, int32 [*B, T, S]; of key 0 without an alignment
 
 
 def _checked(
@@ -381,17 +368,17 @@ def _checked(
     *batch, target_length, source_length = pairs.shape
     mask = as_mask(jnp.ones((1, 1), bool) if mask is None else mask)
     mask.check(tuple(batch), target_length, source_length)
-    rows = jnp.ones(target_length, bool) if rows is None else bool_array("rows", rows, "counts")
 
     def per_query(name: str, array: Array) -> Array:
         check_axes(name, array, (target_length,), tuple(batch))
-        return jnp.broadcast_to(array, pairs.shape[:-1])
+        return jnp.broadcast_to(array, pairs.shape[:-1])[..., None]
 
+    kept = pairs.astype(accumulator_dtype(pairs))
+    if rows is not None:
+        kept = jnp.where(per_query("rows", bool_array("rows", rows, "counts")), kept, 0)
+    distances = jax.lax.broadcasted_iota(jnp.int32, pairs.shape, pairs.ndim - 1)
     if alignment is not None:
-        alignment = per_query("alignment", integer_array("alignment", alignment).astype(jnp.int32))
-    return _Checked(
-        pairs.astype(accumulator_dtype(pairs)),
-        jnp.broadcast_to(mask.materialize(target_length, source_length), pairs.shape),
-        per_query("rows", rows),
-        alignment,
-    )
+        alignment = integer_array("alignment", alignment).astype(jnp.int32)
+        distances = jnp.abs(distances - per_query("alignment", alignment))
+    allowed = jnp.broadcast_to(mask.materialize(target_length, source_length), pairs.shape)
+    return _Checked(kept, allowed, distances)

@@ -41,22 +41,12 @@ def attention_entries(
         for name, arrays in _arrays_of(attentions, inputs).items()
     }
     _add_rollout(heads)
-    cut = {}
-    for name in sorted(heads, key=computation_order):
-        labels = _labels_of(name, heads[name], tokens)
-        rows, columns = map(len, labels)
-        cut[name] = (
-            labels,
-            {
-                key: array[:, :rows] if key == "entropy" else array[:, :rows, :columns]
-                for key, array in heads[name].items()
-            },
-        )
-    sizes = [
-        array.size for _, arrays in cut.values() for key, array in arrays.items() if key != "mask"
+    count = sum(a.size for arrays in heads.values() for key, a in arrays.items() if key != "mask")
+    dtype = precision or ("float32" if count <= _MOST_WIDE_NUMBERS else "float16")
+    return [
+        _entry(name, _labels_of(name, heads[name], tokens), heads[name], dtype)
+        for name in sorted(heads, key=computation_order)
     ]
-    dtype = precision or ("float32" if sum(sizes) <= _MOST_WIDE_NUMBERS else "float16")
-    return [_entry(name, labels, arrays, dtype) for name, (labels, arrays) in cut.items()]
 
 
 def _arrays_of(attentions: Any, inputs: Sequence[Any] | None) -> dict[str, Arrays]:
@@ -176,7 +166,10 @@ def _labels_of(name: str, arrays: Arrays, tokens: Tokens) -> tuple[list[str], li
 
 
 def _entry(name: str, labels: tuple[list[str], list[str]], arrays: Arrays, dtype: str) -> JSON:
-    mask = arrays.get("mask")
+    """The rows and columns with a label."""
+    kept = (slice(None), *(slice(len(side)) for side in labels))
+    cut = {key: array[kept[: array.ndim]] for key, array in arrays.items()}
+    mask = cut.get("mask")
     if mask is not None and np.all(mask == mask[:1]):
         mask = mask[:1]
     return {
@@ -185,8 +178,8 @@ def _entry(name: str, labels: tuple[list[str], list[str]], arrays: Arrays, dtype
         "key_tokens": labels[1],
         "mask": None if mask is None or mask.all() else page_data.encoded_mask(mask),
         "arrays": {
-            key: page_data.encoded_numbers(arrays[key], dtype)
+            key: page_data.encoded_numbers(cut[key], dtype)
             for key in page_data.QUANTITIES
-            if key in arrays
+            if key in cut
         },
     }
