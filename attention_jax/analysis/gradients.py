@@ -240,13 +240,13 @@ def attention_gradients(
     dweights, dlogits, dquery, dkey.
     """
     captured = _captured((score, query, key, value, params, mask, bias), doutput)
-    gradient = captured.gradients["attention"]
+    _, dweights, dlogits = captured.gradients["attention"]
+    assert dweights is not None
+    assert dlogits is not None
     dquery, dkey, dvalue, dparams, dbias = captured.dparams
     if bias is not None and not isinstance(bias, Bias):
         dbias = dbias.table
-    return AttentionGradients(
-        dvalue, gradient.dweights, gradient.dlogits, dquery, dkey, dparams, dbias
-    )
+    return AttentionGradients(dvalue, dweights, dlogits, dquery, dkey, dparams, dbias)
 
 
 def logit_scale_sweep(

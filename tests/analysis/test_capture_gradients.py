@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, quick_jit
-from flax import nnx
 
 import attention_jax as aj
-from attention_jax import nn
 from attention_jax.analysis import attention_gradients, capture_gradients
 
 B, T, S, D, DV = 2, 5, 7, 3, 2
@@ -120,18 +118,6 @@ def test_without_matrices():
     assert lean.auxiliary is None
 
 
-def test_attention_without_softmax_has_the_gradient_of_its_output():
-    def loss(query):
-        return number_of(aj.monotonic_attention(query, query, query, score="dot")[0])
-
-    query = normal(0, T, D)
-    found = quick_jit(lambda query: capture_gradients(loss, query))(query)
-    gradient = found.gradients["attention"]
-    assert (gradient.dweights, gradient.dlogits) == (None, None)
-    output = np.asarray(found.attentions["attention"].output)
-    close(gradient.doutput, np.cos(np.arange(T * D).reshape(T, D)) * np.cos(output), 1e-5)
-
-
 # --- attention inside of transformations: a bias of zeros for each call is the other side ---
 
 
@@ -176,26 +162,6 @@ def test_inside_of_transformations(case):
         dlogits = found.gradients["attention"].dlogits
         close(dlogits.reshape(dbias.shape), dbias)
         assert np.all(np.any(dlogits, axis=(-1, -2)))
-
-
-def test_grouped_heads_are_one_axis():
-    with jax.enable_x64(True):
-        module = nn.MultiHeadAttention("general", 6, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
-        definition, state = nnx.split(module)
-        params = jax.tree.map(lambda x: x.astype(jnp.float64), nnx.to_pure_dict(state))
-
-        def loss(params, x, bias):
-            return number_of(nnx.merge(definition, params)(x, bias=bias))
-
-        @quick_jit
-        def both(params, x, bias):
-            return capture_gradients(loss, params, x, bias), jax.grad(loss, (0, 2))(params, x, bias)
-
-        zeros = jnp.zeros((B, 6, T, T))
-        found, (dparams, dbias) = both(params, normal(0, B, T, 6), zeros)
-        close(found.dparams, dparams)
-        assert found.gradients["attention"].doutput.shape == (B, 6, T, 1)
-        close(found.gradients["attention"].dlogits, dbias)
 
 
 @jax.custom_vjp

@@ -118,30 +118,6 @@ def test_cross_rollout(reduction):
     np.testing.assert_allclose(np.sum(rollout, -1), sums, atol=1e-6)
 
 
-def test_jit_vmap_and_dtypes():
-    weights = rows(L, B, N, T, T)
-    cross = rows(B, N, 2, T)
-    together = analysis.attention_rollout(weights)
-    crossed = analysis.cross_rollout(cross, together)
-
-    @quick_jit
-    def all_ways(weights, narrow, cross):
-        rollout = analysis.attention_rollout(weights, residual=0.5)
-        return (
-            (rollout, jax.vmap(analysis.attention_rollout, in_axes=1)(weights)),
-            jax.vmap(analysis.cross_rollout)(cross, rollout),
-            analysis.attention_rollout(narrow),
-        )
-
-    same, mapped, narrow = all_ways(weights, weights.astype(jnp.bfloat16), cross)
-    for rollout in same:
-        np.testing.assert_allclose(rollout, together, atol=1e-6)
-    np.testing.assert_allclose(mapped, crossed, atol=1e-6)
-    assert narrow.dtype == jnp.float32
-    np.testing.assert_allclose(narrow, together, atol=1e-2)
-    np.testing.assert_allclose(np.sum(narrow, -1), np.ones((B, T)), atol=1e-6)
-
-
 def test_gradients():
     weights = rows(L, 2, 3, 3).astype(np.float64)
     weights[:, :, 1] = 0

@@ -69,29 +69,6 @@ def test_against_numpy_a_row_at_a_time(score_name, mask_name):
         np.testing.assert_array_equal(got.scales, SCALES)
 
 
-def test_the_gradient_of_the_largest_weight():
-    """16 scores evenly from -1 to 1, times a scale ("Attention Variants", §38.4). The chapter reads
-    off its curve a peak near scale 1 and next to nothing from 10 on; neither is in it."""
-    scores = np.linspace(-1, 1, 16)
-    scales = np.linspace(0.1, 20, 60)
-    top = np.eye(16)[-1]
-    with jax.enable_x64(True):
-        got = logit_scale_sweep(
-            np.ones((1, 1)), scores[:, None], np.eye(16), top[None], scales, score="dot"
-        )
-        expected = []
-        for scale in scales:
-            weights = softmax(scale * scores, True)
-            expected.append(np.linalg.norm(weights[-1] * (top - weights)))
-        np.testing.assert_allclose(got.gradient_norm, expected, rtol=1e-12)
-        np.testing.assert_allclose(got.entropy[0], np.log(16), atol=1e-2)
-        assert np.all(np.diff(got.entropy) < 0)
-    peak = np.argmax(expected)
-    assert 5.5 < scales[peak] < 6.5
-    at_one, at_ten, at_twenty = np.interp([1, 10, 20], scales, expected) / expected[peak]
-    np.testing.assert_allclose([at_one, at_ten, at_twenty], [0.44, 0.84, 0.30], atol=0.01)
-
-
 def test_limits():
     # Scale 0 is uniform; a large scale leaves one key.
     query, key = jnp.ones((1, 1)), jnp.array([[0.0], [1.0], [2.0], [3.0]])

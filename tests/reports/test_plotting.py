@@ -43,21 +43,6 @@ def test_words_stand_upright_and_letters_do_not(draw, labels, rotation):
     assert {label.get_rotation() for label in axes.get_yticklabels()} == {0.0}
 
 
-def test_heatmaps_are_named_and_sized():
-    panel = (np.eye(2), ["a", "b"], ["a", "b"])
-    panels = dict.fromkeys(("dot", "scaled", "additive"), panel)
-    plain = plotting.weight_heatmaps(panels)
-    assert [ax.get_xlabel() for ax in plain.axes[:3]] == ["key"] * 3
-    assert [ax.get_ylabel() for ax in plain.axes[:3]] == ["query", "", ""]
-    np.testing.assert_allclose(plain.get_size_inches(), [3 * 3.1 + 0.6, 3.5])
-    figure = plotting.weight_heatmaps(
-        panels, columns=2, xlabel="source subword", ylabel="written", size=5
-    )
-    assert [ax.get_xlabel() for ax in figure.axes[:3]] == ["source subword"] * 3
-    assert [ax.get_ylabel() for ax in figure.axes[:3]] == ["written", "", "written"]
-    np.testing.assert_allclose(figure.get_size_inches(), [2 * 5 + 0.6, 2 * 5.4])
-
-
 def test_loss_curves_are_geometric_means_over_seeds():
     figure = plotting.loss_curves([1, 2], {"dot": np.array([[1.0, 4.0], [9.0, 9.0]])}, title="t")
     axes = figure.axes[0]
@@ -72,14 +57,6 @@ def test_bands_end_at_the_limits_of_what_can_be():
     edges = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert edges.min() == 0
     assert edges.max() == 1
-
-
-def test_seven_scores_have_a_color_and_a_marker_each():
-    _, (axes,) = plotting.new_figure(2, 1)
-    for index in range(7):
-        plotting.draw_band(axes, [0, 1], np.ones((2, 1)), index=index, label="")
-    assert len({line.get_color() for line in axes.lines}) == 7
-    assert len({line.get_marker() for line in axes.lines}) == 7
 
 
 def test_save_makes_the_folder_and_a_readable_png(tmp_path):
