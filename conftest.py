@@ -15,6 +15,7 @@ os.environ["ATTENTION_JAX_CACHE"] = "off"  # command lines of tests leave the us
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_num_cpu_devices", 8)  # for meshes; all other tests use the first
 
 pytest.register_assert_rewrite("conformance", "derivative_cases")
 

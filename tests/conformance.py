@@ -5,9 +5,9 @@ differentiates by the complex step, d f / dx = Im f(x + ih) / h, which is exact 
 never reads masked entries, which may therefore hold anything.
 
 To add an implementation that runs on every device, name it in
-`attention_jax.implementations.PORTABLE`. To add a score, add one entry to `SCORE_CASES`
-(score_cases.py). To add a mask, add its rule for one pair to `MASK_CASES`, and make it the mask of
-a score.
+`attention_jax.implementations.PORTABLE`. To add a score or a normaliser, add one entry to
+`SCORE_CASES` (score_cases.py) or `NORMALIZER_CASES` (normalizer_cases.py). To add a mask, add its
+rule for one pair to `MASK_CASES`, and make it the mask of a score.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from normalizer_cases import NORMALIZER_CASES
+from oracles import complex_step
 from quick_compilation import quick_jit
 from score_cases import DK, DQ, SCORE_CASES, OwnCosine, _general  # noqa: F401  taken from here
 
@@ -81,19 +83,24 @@ def allowed_table(mask_name: str) -> np.ndarray:
 
 
 @functools.cache
-def inputs_of(score_name: str) -> dict[str, Any]:
-    """Returns {"query", "key", "value", "bias", "params"} for a batch of B examples."""
-    case = SCORE_CASES[score_name]
+def inputs_of(score_name: str, normalizer_name: str = "softmax") -> dict[str, Any]:
+    """A batch's query, key, value and bias, and the parameters, which all examples share."""
+    case, normalizer = SCORE_CASES[score_name], NORMALIZER_CASES[normalizer_name]
     rng = np.random.default_rng(len(score_name))
     with jax.enable_x64(False):  # the same numbers whichever test asks first
         params = case.score.init(jax.random.key(11), case.query_dim, DK)
-    return {
+    inputs = {
         "query": short(rng.normal(size=(B, T, case.query_dim))),
         "key": short(rng.normal(size=(B, S, DK)) / (2 if score_name == "dot" else 1)),
         "value": short(rng.normal(size=(B, S, DV))),
         "bias": short(rng.normal(size=(B, T, S))),
         "params": jax.tree.map(short, params),
     }
+    if normalizer.params:
+        inputs["normalizer_params"] = jax.tree.map(np.asarray, normalizer.params)
+    if normalizer.seed:
+        inputs["bias"] = short(np.random.default_rng(normalizer.seed).normal(size=(B, T, S)))
+    return inputs
 
 
 @functools.cache
@@ -125,83 +132,82 @@ def poisoned(inputs: dict[str, Any], allowed: np.ndarray) -> dict[str, Any]:
 # --- the NumPy side: arrays have a leading axis, of size 1 or of P perturbations ---
 
 
-def _attend(pair, query, key, value, bias, params, allowed) -> dict[str, np.ndarray]:
-    rows: dict[str, list] = {"output": [], "logsumexp": [], "entropy": [], "max_logit": []}
-    for i in range(query.shape[1]):
-        keys = np.flatnonzero(allowed[i])
-        if keys.size == 0:
-            empty = (np.zeros((1, value.shape[-1])), -np.inf, 0.0, -np.inf)
-            for name, entry in zip(rows, empty, strict=True):
-                rows[name].append(np.asarray(entry) if name == "output" else np.full(1, entry))
-            continue
-        logits = [pair(params, query[:, i], key[:, j]) + bias[:, i, j] for j in keys]
-        largest = max(logit.real.max() for logit in logits)
-        exponentials = [np.exp(logit - largest) for logit in logits]
-        total = sum(exponentials)
-        weights = [exponential / total for exponential in exponentials]
-        rows["output"].append(
-            sum(w[:, None] * value[:, j] for w, j in zip(weights, keys, strict=True))
-        )
-        rows["logsumexp"].append(np.log(total) + largest)
-        rows["entropy"].append(-sum(w * np.log(np.where(w == 0, 1, w)) for w in weights))
-        rows["max_logit"].append(np.max([logit.real for logit in logits], axis=0))
-    return {
-        name: np.stack(np.broadcast_arrays(*_one_size(entries)), axis=1)
-        for name, entries in rows.items()
+def attend_in_numpy(pair, weights_of_row, inputs, allowed) -> dict[str, np.ndarray]:
+    """Output and statistics of one example, query by query, over the allowed keys."""
+    value, size = inputs["value"], max(len(leaf) for leaf in jax.tree.leaves(inputs))
+    rows = {
+        "output": np.zeros((size, len(allowed), value.shape[-1]), complex),
+        "logsumexp": np.full((size, len(allowed)), -np.inf, complex),
+        "entropy": np.zeros((size, len(allowed)), complex),
+        "max_logit": np.full((size, len(allowed)), -np.inf, complex),
     }
+    for i, row in enumerate(allowed):
+        keys = np.flatnonzero(row)
+        if keys.size == 0:
+            continue
+        query, params = inputs["query"][:, i], inputs["params"]
+        logits = [pair(params, query, inputs["key"][:, j]) + inputs["bias"][:, i, j] for j in keys]
+        logits = np.stack([np.broadcast_to(logit, size) for logit in logits], axis=1)
+        weights = weights_of_row(inputs["normalizer_params"], logits)
+        largest = logits.real.max()
+        rows["output"][:, i] = (weights[..., None] * value[:, keys]).sum(1)
+        rows["logsumexp"][:, i] = np.log(np.exp(logits - largest).sum(1)) + largest
+        rows["entropy"][:, i] = -(weights * np.log(np.where(weights == 0, 1, weights))).sum(1)
+        rows["max_logit"][:, i] = largest
+    return rows
 
 
-def _one_size(entries):
-    size = max(len(entry) for entry in entries)
-    return [np.broadcast_to(entry, (size, *entry.shape[1:])) for entry in entries]
-
-
-def numpy_example(pair, inputs: dict, allowed: np.ndarray, cotangent: dict | None = None):
+def numpy_example(pair, inputs: dict, allowed: np.ndarray, cotangent=None, weights_of_row=None):
     """Returns forward {name: array} and gradients {name: array} of <cotangent, forward>.
 
     The cotangents of a fully masked row's logsumexp (-inf, a constant) and of max_logit (no
     gradient, by contract) are ignored.
     """
-    leaves, structure = jax.tree.flatten(inputs)
+    weights_of_row = weights_of_row or NORMALIZER_CASES["softmax"].weights
+    inputs = {"normalizer_params": {}, **inputs}
 
-    def forward(leaves):
-        return _attend(pair, **jax.tree.unflatten(structure, leaves), allowed=allowed)
+    def forward(inputs):
+        return attend_in_numpy(pair, weights_of_row, inputs, allowed)
 
-    result = {name: out[0].real for name, out in forward([leaf[None] for leaf in leaves]).items()}
+    result = forward(jax.tree.map(lambda leaf: leaf[None], inputs))
+    result = {name: out[0].real for name, out in result.items()}
     if cotangent is None:
         return result, None
-    step = 1e-30
-    gradients = []
-    for number, leaf in enumerate(leaves):
-        perturbed = [other[None].astype(complex) for other in leaves]
-        directions = np.eye(leaf.size).reshape(leaf.size, *leaf.shape)
-        perturbed[number] = leaf + 1j * step * directions
-        total = np.zeros(leaf.size)
-        for name in ("output", "logsumexp", "entropy"):
-            out = forward(perturbed)[name].imag / step
-            total = total + (cotangent[name] * out).reshape(len(out), -1).sum(1)
-        gradients.append(total.reshape(leaf.shape))
-    return result, jax.tree.unflatten(structure, gradients)
+
+    def total(inputs):
+        rows, names = forward(inputs), ("output", "logsumexp", "entropy")
+        products = [cotangent[name] * rows[name].imag for name in names if name in cotangent]
+        return sum(product.reshape(len(product), -1).sum(1) for product in products)
+
+    return result, complex_step(total, inputs)
 
 
 @functools.cache
-def numpy_side(score_name: str, mask_name: str) -> tuple[dict, dict]:
-    """Returns forward and gradients of a batch; gradients of the shared parameters are summed."""
-    inputs, allowed = inputs_of(score_name), allowed_table(mask_name)
-    results, gradients = [], []
+def numpy_side(
+    score_name: str, mask_name: str, normalizer_name: str = "softmax", shared: bool = True
+) -> tuple[dict, dict]:
+    """Returns forward and gradients of a batch.
+
+    With normalisers other than softmax, and without `shared`, they are those of the output alone.
+    Gradients of parameters are summed, or, without `shared`, those of each example.
+    """
+    inputs, allowed = inputs_of(score_name, normalizer_name), allowed_table(mask_name)
+    names = cotangents() if normalizer_name == "softmax" and shared else ("output",)
+    examples = []
     for b in range(B):
-        example = {name: inputs[name][b] for name in ("query", "key", "value", "bias")}
-        example["params"] = inputs["params"]
-        cotangent = {name: array[b] for name, array in cotangents().items()}
-        result, gradient = numpy_example(
-            SCORE_CASES[score_name].pair, example, allowed[b], cotangent
-        )
-        results.append(result)
-        gradients.append(gradient)
-    forward = {name: np.stack([result[name] for result in results]) for name in results[0]}
-    stacked = jax.tree.map(lambda *examples: np.stack(examples), *gradients)
-    stacked["params"] = jax.tree.map(lambda leaf: leaf.sum(0), stacked["params"])
-    return forward, stacked
+        example = inputs | {name: inputs[name][b] for name in ("query", "key", "value", "bias")}
+        cotangent = {name: cotangents()[name][b] for name in names}
+        examples.append(
+            numpy_example(
+                SCORE_CASES[score_name].pair, example, allowed[b], cotangent,
+                NORMALIZER_CASES[normalizer_name].weights,
+            )
+        )  # fmt: skip
+    forward, gradients = jax.tree.map(lambda *leaves: np.stack(leaves), *examples)
+    if shared:
+        for name in ("params", "normalizer_params"):
+            gradients[name] = jax.tree.map(lambda leaf: leaf.sum(0), gradients[name])
+    return {name: forward[name] for name in names}, gradients
 
 
 # --- the library side, and the comparison ---
@@ -214,10 +220,11 @@ def library_side(
     inputs: dict,
     dtype: Any,
     jit: Callable | None = None,
+    normalizer_name: str = "softmax",
 ) -> tuple[dict, dict]:
     """Returns the same as `numpy_side`, by `attention` and its vector-Jacobian product.
 
-    `jit` compiles the function: `quick_jit` by default, or `fully_optimized_jit`, or `no_jit`.
+    `jit` compiles the function: `quick_jit` by default, or `fully_optimized_jit`.
     """
     arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), inputs)
     wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
@@ -225,33 +232,31 @@ def library_side(
         name: jnp.asarray(array, dtype if name == "output" else wide)
         for name, array in cotangents().items()
     }
-    both = _forward_and_gradients(implementation, score_name, jit or quick_jit)
+    both = _forward_and_gradients(implementation, score_name, normalizer_name, jit or quick_jit)
     return both(arrays, mask, cotangent)
 
 
 @functools.cache  # so that calls with arrays of the same shapes share one compiled program
-def _forward_and_gradients(implementation: str, score_name: str, jit: Callable) -> Callable:
+def _forward_and_gradients(implementation, score_name, normalizer_name, jit) -> Callable:
+    statistics = normalizer_name == "softmax"
+
     def forward(arrays, mask):
-        output, statistics = aj.attention(
+        results = aj.attention(
             **arrays,
             mask=mask,
             score=SCORE_CASES[score_name].score,
+            normalizer=NORMALIZER_CASES[normalizer_name].normalizer,
             implementation=implementation,
             block_sizes=TILE,
-            return_statistics=True,
+            return_statistics=statistics,
         )
-        return {"output": output, **statistics._asdict()}
+        return {"output": results[0], **results[1]._asdict()} if statistics else {"output": results}
 
     def both(arrays, mask, cotangent):
         result, pull_back = jax.vjp(lambda arrays: forward(arrays, mask), arrays)
-        return result, pull_back(cotangent)[0]
+        return result, pull_back({name: cotangent[name] for name in result})[0]
 
     return jit(both)
-
-
-def no_jit(function: Callable) -> Callable:
-    """Returns the function as it is, in place of `jax.jit`."""
-    return function
 
 
 def fully_optimized_jit(function: Callable) -> Callable:
@@ -266,6 +271,7 @@ def check_conformance(
     mask_name: str,
     dtype: Any = jnp.float32,
     *,
+    normalizer_name: str = "softmax",
     jit: Callable | None = None,
     poison: bool = False,
     as_table: bool = False,
@@ -274,31 +280,33 @@ def check_conformance(
 
     `as_table` gives the mask as its bool table. All masks then share one compiled program.
     """
-    inputs = inputs_of(score_name)
+    inputs = inputs_of(score_name, normalizer_name)
     if poison:
         inputs = poisoned(inputs, allowed_table(mask_name))
-    expected, expected_gradients = numpy_side(score_name, mask_name)
+    expected, expected_gradients = numpy_side(score_name, mask_name, normalizer_name)
     with jax.enable_x64(dtype == jnp.float64):
         table = allowed_table(mask_name)
         mask = jnp.asarray(table) if as_table else MASK_CASES[mask_name].build()
-        got, gradients = library_side(implementation, score_name, mask, inputs, dtype, jit)
+        got, gradients = library_side(
+            implementation, score_name, mask, inputs, dtype, jit, normalizer_name
+        )
     # 16-bit inputs are multiplied in their own dtype: features, weights and gradients of logits are
     # rounded to it, and so are the results. The bounds count these roundings.
     rounding = {jnp.bfloat16: 2**-8, jnp.float16: 2**-10}.get(dtype, 0.0)
     exact = dtype == jnp.float64
+    search = 1 if normalizer_name == "softmax" else 10  # others search for a threshold
     for name, array in got.items():
-        tolerance = 1e-13 if exact else 2e-6 + (2 if name == "output" else 1) * rounding
+        tolerance = 1e-13 * search if exact else 2e-6 + (2 if name == "output" else 1) * rounding
         assert_close(f"{mask_name}: {name}", array, expected[name], tolerance)
         assert array.dtype == (dtype if name == "output" or exact else jnp.float32), name
     gradients, expected_gradients = named(gradients), named(expected_gradients)
     assert gradients.keys() == expected_gradients.keys()
+    tolerance = 1e-12 * search if exact else 2e-5 + 4 * rounding
     for name, array in gradients.items():
-        assert_close(
-            f"{mask_name}: gradient of {name}",
-            array,
-            expected_gradients[name],
-            1e-12 if exact else 2e-5 + 4 * rounding,
-        )
+        # Of a parameter of a normaliser: a sum over all pairs, whose terms may nearly cancel.
+        terms = 1.0 if "normalizer_params" in name else 0.0
+        what = f"{mask_name}: gradient of {name}"
+        assert_close(what, array, expected_gradients[name], tolerance, terms)
         assert array.dtype == dtype, name
 
 
@@ -307,13 +315,13 @@ def named(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-def assert_close(name: str, got: Any, expected: Any, tolerance: float) -> None:
-    """Equal shapes, infinities in the same places, and errors within tolerance * max |expected|."""
+def assert_close(name: str, got: Any, expected: Any, tolerance: float, terms: float = 0.0) -> None:
+    """Equal shapes and infinities, and errors within tolerance * max |expected|, or of `terms`."""
     got, expected = np.asarray(got).astype(np.float64), np.asarray(expected)
     assert got.shape == expected.shape, f"{name}: shape {got.shape}, not {expected.shape}"
     finite = np.isfinite(expected)
     assert np.array_equal(got[~finite], expected[~finite]), f"{name}: not {expected[~finite]}"
-    scale = np.max(np.abs(expected[finite]), initial=0.0)
+    scale = np.max(np.abs(expected[finite]), initial=terms)
     error = np.max(np.abs(got[finite] - expected[finite]), initial=0.0)
     assert error <= tolerance * scale, f"{name}: error {error:.3g} at scale {scale:.3g}"
 

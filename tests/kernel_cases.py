@@ -6,18 +6,41 @@ without keys.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
 from quick_compilation import quick_jit
 
 import attention_jax as aj
+from attention_jax.kernels import cudnn
 
 # Bounds of the numerics contract, forward and backward, and of 16 bits: some roundings to 2^-8.
 FLOAT32, BFLOAT16 = (2e-6, 2e-5), (2**-6, 2**-5)
+
+
+@contextlib.contextmanager
+def runnable(name: str):
+    """An implementation computes on this CPU: interpreted by JAX; for cuDNN, XLA stands in."""
+    if name == "cudnn":
+        jax.clear_caches()
+        # XLA's attention promotes dtypes.
+        with mock.patch.object(cudnn, "LIBRARY", "xla"), jax.numpy_dtype_promotion("standard"):
+            yield
+        jax.clear_caches()
+    elif name == "mosaic_tpu":
+        with pltpu.force_tpu_interpret_mode(True):  # which `jax.jit` compiles
+            yield
+    else:  # JAX's interpreter of these kernels is not public yet
+        params = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params")
+        with params.force_gpu_interpret_mode(params.InterpretGPUParams(uninitialized_memory="nan")):
+            yield
 
 
 def draw(score: Any, lengths: tuple[int, int], dims: tuple[int, int, int], dtype=jnp.float32):

@@ -126,7 +126,9 @@ def biases(draw, batch: Shape, length: int, keys: int, depth: int = 1) -> tuple[
     if kind == "sum":
         left = draw(biases(batch, length, keys, depth - 1))
         numbers = array(1, keys)
-        return left[0] + jnp.asarray(numbers), left[1] + numbers.astype(float)
+        nothing = aj.alibi_bias(jnp.float32(0))  # that sums of arrays are biases, of any ranks
+        with np.errstate(invalid="ignore"):  # of infinities of both signs
+            return nothing + left[0] + jnp.asarray(numbers), left[1] + numbers.astype(float)
     if kind == "array":
         bias = array(*draw(st.sampled_from([(length, keys), (1, keys), (length, 1)])))
         values = bias.astype(float)
@@ -280,7 +282,10 @@ def certain_rows(call: Call, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     bias = call.bias[1]
     pairs = query[..., :, None] & key[..., None, :] & (moderate(bias) | (bias == -np.inf))
     sure = (pairs | ~table).all(-1)
-    return sure, sure & (value[..., None, :] | ~table).all(-1)
+    # A value that is not finite and that any query sees may reach all of its example: 0 times NaN.
+    spoiled = ~np.isfinite(call.kept["value"]).all(-1) & table.any(-2)
+    sure_output = sure & (value[..., None, :] | ~table).all(-1) & ~spoiled.any(-1)[..., None]
+    return sure, sure_output
 
 
 def tolerance(call: Call, logits: np.ndarray, sure: np.ndarray, table: np.ndarray) -> float:
@@ -292,6 +297,8 @@ def tolerance(call: Call, logits: np.ndarray, sure: np.ndarray, table: np.ndarra
     if call.x64:
         return 1e-12 * (1 + terms)
     rounding = {jnp.bfloat16: 2.0**-8, np.float16: 2.0**-10}.get(call.dtype, 0.0)
+    if call.score not in ("dot", "scaled"):  # whose features are the tokens, which are not rounded
+        rounding *= 2
     return 2e-6 + rounding + 4 * 2.0**-23 * terms
 
 

@@ -41,10 +41,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "attention": dict(score="scaled", normalizer="softmax", dropout_rate=0.0,
                       return_statistics=False),
     "attention_weights": dict(score="scaled", normalizer="softmax"),
-    "ring_attention": dict(axis_name="context", score="scaled", normalizer="softmax",
-                           dropout_rate=0.0, return_statistics=False),
-    "local_attention": dict(score="scaled", dropout_rate=0.0),
-    "local_attention_weights": dict(score="scaled"),
+    "ring_attention": dict(axis_name="context", return_statistics=False),
     "coverage_attention": dict(score="scaled", return_weights=True),
     "monotonic_attention": dict(score="scaled", offset=0.0, noise_scale=1.0, hard=False,
                                 return_weights=True),
@@ -86,7 +83,6 @@ DEFAULTS = {  # public names -> what inspect finds
     "Generator.sample_decode sample_search": dict(temperature=1.0),
     "Generator.beam_decode": dict(length_penalty=0.0),
     "MultiHeadAttention.empty_cache": dict(dtype=jnp.float32),
-    "PositionEncoding.target_ids": dict(first=0),
     "rotary": dict(max_wavelength=10000.0),
     "sinusoidal_encoding": dict(max_wavelength=10000.0, min_wavelength=1.0),
     # settings of models
@@ -205,17 +201,17 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
     "nn.ANY_LENGTH": dict(
         positions="sinusoidal", position_anchor="end", position_draw="window", position_limit=8192,
         max_wavelength=100.0, min_wavelength=0.4, position_scale=8.0),
-    "implementations.choice.TILED_FROM": {"elementwise": 2**10, "matmul": 2**18,
+    "kernels.choice.TILED_FROM": {"elementwise": 2**10, "matmul": 2**18,
                                           "materialized": 2**16},
-    "implementations.choice.TILED_FROM_IN_ALL": {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26},
-    "implementations.choice.LARGEST_BLOCK": {"elementwise": 1024, "matmul": 512,
+    "kernels.choice.TILED_FROM_IN_ALL": {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26},
+    "kernels.choice.LARGEST_BLOCK": {"elementwise": 1024, "matmul": 512,
                                              "materialized": 512},
-    "implementations.choice.TILE_PAIRS": 2**20, "implementations.choice.SMALLEST_BLOCK": 64,
+    "kernels.choice.TILE_PAIRS": 2**20, "kernels.choice.SMALLEST_BLOCK": 64,
     "kernels.choice.TPU_BLOCKS": {
         "matmul": aj.BlockSizes(512, 512), "elementwise": aj.BlockSizes(256, 512),
         "materialized": aj.BlockSizes(128, 128)},
     "kernels.choice.CUDNN_GENERATION": 8.0,
-    "implementations.choice.EXAMPLES_OF_ANY_BATCH": 8,
+    "kernels.choice.EXAMPLES_OF_ANY_BATCH": 8,
     "implementations.query_chunks.SMALLEST_CHUNK": 64,
 }
 # fmt: on

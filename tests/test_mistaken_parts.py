@@ -1,228 +1,245 @@
 """Parts of a user that break their contract: one line names the part, the method and the cure."""
 
 import dataclasses
+import inspect
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from attention_jax.tasks.translation.definition import prepare
+from command_lines import call as call_script
+from command_lines import load
 
 import attention_jax as aj
 from attention_jax import attention
+from attention_jax.tasks.translation.task import MODEL, TranslationConfig
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+HERE = "test_mistaken_parts.py, line "
+
+
+def refused(message, *calls):
+    """Asserts that each call ends in one line that begins with what the pattern says."""
+    for call in calls:
+        with pytest.raises(ValueError, match=message) as error:
+            call()
+        assert "\n" not in str(error.value)
+
 
 # --- masks and biases ---
 
 
-def masks():
-    def mask(allowed, **fields):
-        annotations = {"__annotations__": dict.fromkeys(fields, jax.Array)}
-        return aj.mask_dataclass(
-            type("Mine", (aj.Mask,), {"allowed": allowed, **fields, **annotations})
-        )
-
-    return {
-        "floats": mask(lambda _, i, j: jnp.where(j[None] <= i[:, None], 0.0, -1e9))(),
-        "integers": mask(lambda _, i, j: (j[None] <= i[:, None]).astype(int))(),
-        "vectors": mask(lambda _, i, j: j <= i)(),
-        "transposed": mask(lambda _, i, j: j[:, None] <= i[None])(),
-        "nothing": mask(lambda _, i, j: None)(),
-        "numpy": mask(lambda _, i, j: np.less_equal.outer(i, j))(),
-        "a value of an array": mask(
-            lambda self, i, j: (j[None] >= int(self.start)) & (i[:, None] >= 0),
-            start=aj.array_field(),
-        )(jnp.array(1)),
-        "a closure": mask(lambda _, i, j: (j[None] <= i[:, None]) & (TRACED[0] > 0))(),
-    }
+def mask_of(allowed, **fields):
+    annotations = {"__annotations__": dict.fromkeys(fields, jax.Array)}
+    mine = type("Mine", (aj.Mask,), {"allowed": allowed, **fields, **annotations})
+    return aj.mask_dataclass(mine)
 
 
 TRACED = [1.0]
+WRONG_MASKS = [
+    (lambda _, i, j: jnp.where(j[None] <= i[:, None], 0.0, -1e9),
+     r"must return booleans .*got float32 \[3, 5\]"),
+    (lambda _, i, j: j <= i, r".* raised TypeError.*must return booleans .* \[3, 5\]"),
+    (lambda _, i, j: j[:, None] <= i[None], r"must return .*got bool \[5, 3\]"),
+    (lambda _, i, j: None, "must return .*got None"),
+    (lambda _, i, j: np.less_equal.outer(i, j), r".* raised TracerArray.*line \d+\): use jax.nump"),
+    (lambda self, i, j: (j[None] >= int(self.start)) & (i[:, None] >= 0),
+     r".* raised Concretization.*: use jnp functions"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("floats", r"allowed must return booleans .*got float32 \[3, 5\]"),
-        ("integers", r"allowed must return booleans .*got int32 \[3, 5\]"),
-        ("vectors", r"allowed .* raised TypeError.*must return booleans .* \[3, 5\]"),
-        ("transposed", r"allowed must return .*got bool \[5, 3\]"),
-        ("nothing", "allowed must return .*got None"),
-        ("numpy", r"allowed .* raised TracerArray.*line \d+\): use jax.numpy"),
-        ("a value of an array", r"allowed .* raised Concretization.*: use jnp functions"),
-    ],
-)
-def test_a_wrong_mask_is_named_in_one_line(kind, message):
-    mask = masks()[kind]
+@pytest.mark.parametrize(("allowed", "message"), WRONG_MASKS)
+def test_a_wrong_mask(allowed, message):
+    mask = mask_of(allowed, start=aj.array_field())(jnp.array(1))
 
     def loss(query, mask):
         return attention(query, X, X, mask=mask).sum()
 
-    for call in (loss, jax.jit(loss), jax.grad(loss)):
-        with pytest.raises(ValueError, match=f"^mask Mine: {message}") as error:
-            call(X, mask)
-        assert "\n" not in str(error.value)
+    calls = (lambda how=how: how(X, mask) for how in (loss, jax.jit(loss), jax.grad(loss)))
+    refused(f"^mask Mine: allowed {message}", *calls)
 
 
-def test_a_mask_that_reads_a_traced_array_is_refused():
+def test_a_mask_that_reads_a_traced_array():
+    mask = mask_of(lambda _, i, j: (j[None] <= i[:, None]) & (TRACED[0] > 0))()
+
     def loss(limit):
         TRACED[0] = limit
-        return attention(X, X, X, mask=masks()["a closure"]).sum()
+        return attention(X, X, X, mask=mask).sum()
 
-    with pytest.raises(ValueError, match=r"mask Mine must not use the traced .*array_field\(\)"):
-        jax.grad(loss)(1.0)
+    refused(r"mask Mine must not use the traced .*array_field\(\)", lambda: jax.grad(loss)(1.0))
 
 
-def test_a_wrong_bias_is_named_in_one_line():
+def test_a_wrong_bias():
     for wrong, message in (
         (lambda _, i, j: j > i, r"bias Mine: values .* raised TypeError"),
         (lambda _, i, j: j[None] > i[:, None], "bias Mine: values must return floats .*got bool"),
     ):
         bias = aj.bias_dataclass(type("Mine", (aj.Bias,), {"values": wrong}))()
-        with pytest.raises(ValueError, match=message):
-            attention(X, X, X, bias=bias)
+        refused(message, lambda bias=bias: attention(X, X, X, bias=bias))
 
 
 # --- scores that are none ---
 
 
-@pytest.mark.parametrize(
-    ("score", "message"),
-    [
-        (lambda q, k: q @ k.T - abs(jnp.indices((len(q), len(k)), q.dtype)[0]),
-         "depends on positions .*: use a bias"),
-        (lambda q, k: q @ (k - k.mean(0, keepdims=True)).T, "on other tokens"),
-        (lambda q, k: q @ k.T / len(k), "on other tokens"),
-        (lambda q, k: q @ k.T - jnp.where(jnp.arange(len(k)) < 64, 0.0, 1.0)[None], "positions"),
-        (lambda q, k: k @ (q**2).T, r"pair must return float logits .*got float32 \[5, 3\]"),
-        (lambda q, k: q @ k, "pair .* raised TypeError.*pair must give logits"),
-        (lambda q, k: jnp.vdot(q, k), "pair .* raised .*pair must give logits"),
-        (lambda q, k: np.dot(q, k.T), r"pair .* raised TracerArrayConv.*: use jax.numpy"),
-        (lambda q, k: q @ k.T if q.sum() > 0 else k @ q.T, r"pair .* raised .*: use jnp.where"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("jitted", [False, True])
-def test_a_wrong_score_is_named_in_one_line(score, message, jitted):
+WRONG_FUNCTIONS = [
+    (lambda q, k: q @ k.T - abs(jnp.indices((len(q), len(k)), q.dtype)[0]),
+     "depends on positions .*: use a bias"),
+    (lambda q, k: q @ (k - k.mean(0, keepdims=True)).T, "on other tokens"),
+    (lambda q, k: q @ k.T / len(k), "on other tokens"),
+    (lambda q, k: k @ (q**2).T, r"pair must return float logits .*got float32 \[5, 3\]"),
+    (lambda q, k: (q @ k.T).astype(int), "pair must return float logits .*got int32"),
+    (lambda q, k: None, "pair must return float logits .*got None"),
+    (lambda q, k: (q @ k.T, k), r"pair must return float logits .*got float32 \[3, 5\] and"),
+    (lambda q, k: q @ k, "pair .* raised TypeError.*pair must give logits"),
+    (lambda q, k: np.dot(q, k.T), r"pair .* raised TracerArrayConv.*: use jax.numpy"),
+    (lambda q, k: q @ k.T if q.sum() > 0 else k @ q.T, r"pair .* raised .*: use jnp.where"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("score", "message"), WRONG_FUNCTIONS)
+def test_a_wrong_function_as_score(score, message):
     def call(tokens):
         return attention(tokens, tokens, tokens, score=score)
 
-    with pytest.raises(ValueError, match=f"score .*<lambda>.*{message}") as error:
-        (jax.jit(call) if jitted else call)(X)
-    assert "\n" not in str(error.value)
+    message = f"score .*<lambda>.*{message}"
+    refused(message, lambda: call(X), lambda: jax.jit(call)(X))
 
 
 @dataclasses.dataclass(frozen=True)
-class CentredKeys(aj.Score):
+class Wrong(aj.Score):
+    """A score of which one method is wrong."""
+
+    method: str = ""
+
+    def init(self, rng, query_dim, key_dim):
+        return {"kernel": jax.random.normal(rng, (query_dim, key_dim))}
+
+    def project_query(self, params, query):
+        self._fail("project_query")
+        return query.T if self.method == "transposed" else query @ params["kernel"]
+
     def project_key(self, params, key):
-        return key - key.mean(0, keepdims=True)
+        self._fail("project_key")
+        return key - key.mean(0, keepdims=True) if self.method == "centred" else key
 
     def pair(self, params, q, k):
+        self._fail("pair")
         return q @ k.T
+
+    def _fail(self, method):
+        if self.method == method:
+            raise LookupError("first line\nsecond line")
 
 
 @dataclasses.dataclass(frozen=True)
 class WrongVjp(aj.Score):
+    kind: str = "factor"
+
     def pair(self, params, q, k):
         return q @ k.T
 
     def pair_vjp(self, params, q, k, dlogits):
+        if self.kind == "two":
+            return dlogits @ k, dlogits.T @ q
+        dlogits = q @ k.T if self.kind == "no cotangent" else dlogits
         return params, dlogits @ k, 2 * dlogits.T @ q
 
 
-@dataclasses.dataclass(frozen=True)
-class WithoutCotangent(aj.Score):
-    def pair(self, params, q, k):
-        return q @ k.T
-
-    def pair_vjp(self, params, q, k, dlogits):
-        logits = q @ k.T
-        return params, logits @ k, logits.T @ q
-
-
-@dataclasses.dataclass(frozen=True)
-class TwoCotangents(aj.Score):
-    def pair(self, params, q, k):
-        return q @ k.T
-
-    def pair_vjp(self, params, q, k, dlogits):
-        return dlogits @ k, dlogits.T @ q
+@pytest.mark.parametrize("method", ["project_query", "project_key", "pair"])
+def test_the_line_of_a_method_that_raises(method):
+    lines, first = inspect.getsourcelines(Wrong)
+    line = first + next(i for i, line in enumerate(lines) if "raise LookupError" in line)
+    for score in (Wrong(method), aj.SoftCap(Wrong(method))):
+        message = rf"^score .*{method}.* raised LookupError: first line \({HERE}{line}\)"
+        options = {"score": score, "params": {"kernel": np.eye(8, dtype=np.float32)}}
+        refused(message, lambda options=options: attention(X, X, X, **options))
 
 
-@dataclasses.dataclass(frozen=True)
-class Whole(aj.Score):
-    """Whole numbers as features, which have no gradient."""
+def test_projections_and_derivatives():
+    params = {"kernel": np.eye(8, dtype=np.float32)}
 
-    def project_query(self, params, query):
-        return {"x": query, "n": query[:, 0].astype(int)}
+    def call(score, params=None):
+        return lambda: attention(X, X, X, score=score, params=params)
 
-    project_key = project_query
+    refused("project_query must return one row per token", call(Wrong("transposed"), params))
+    refused("on other tokens", call(Wrong("centred"), params))
+    for kind in ("factor", "no cotangent", "two"):
+        for score in (WrongVjp(kind), aj.SoftCap(WrongVjp(kind))):
+            refused("score .* must have a pair_vjp that is the derivat", call(score))
+    without_pair = dataclasses.dataclass(frozen=True)(type("WithoutPair", (aj.Score,), {}))()
+    refused(r"score WithoutPair\(\) must define pair\(params, ", call(without_pair))
 
-    def pair(self, params, q, k):
-        return q["x"] @ k["x"].T + (q["n"][:, None] == k["n"][None]).astype(q["x"].dtype)
 
-    def pair_vjp(self, params, q, k, dlogits):
-        return jax.vjp(self.pair, params, q, k)[1](dlogits)
+# --- before a model or a run is made ---
+
+LINE = "pair of float32 [3, {0}] and float32 [5, {0}] raised RuntimeError: broken (wrong_scores.py,"
 
 
-def test_projections_and_derivatives_are_checked_too():
-    with pytest.raises(ValueError, match=r"CentredKeys.*on other tokens"):
-        attention(X, X, X, score=CentredKeys())
-    with pytest.raises(ValueError, match=r"CentredKeys.*on other tokens"):
-        aj.nn.MultiHeadAttention(CentredKeys(), 8, num_heads=2, rngs=nnx.Rngs(0))(X)
-    for wrong in (WrongVjp(), WithoutCotangent(), TwoCotangents(), aj.SoftCap(WrongVjp())):
-        with pytest.raises(ValueError, match=r"score .* must have a pair_vjp that is the derivat"):
-            attention(X, X, X, score=wrong)
-    attention(X, X, X, score=Whole())
+@pytest.fixture
+def wrong_module(tmp_path, monkeypatch):
+    """A module of a user in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    head = "import dataclasses\nfrom attention_jax import Score\n\n\n"
+    (tmp_path / "wrong_scores.py").write_text(
+        f"{head}@dataclasses.dataclass(frozen=True)\nclass Wrong(Score):\n    size: int = 64\n\n"
+        "    def pair(self, params, q, k):\n        if q.shape[1] == self.size:\n"
+        "            raise RuntimeError('broken')\n        return q @ k.T\n"
+    )
+    return tmp_path
+
+
+def test_training_fails_before_it_makes_a_folder_or_reads_a_text(wrong_module, monkeypatch, capsys):
+    words = ["--score", "wrong_scores:Wrong", "--workdir", "run"]
+    assert call_script(load("scripts/train.py"), *words, monkeypatch=monkeypatch) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"error: score Wrong(size=64): {LINE.format(64)} line 11)")
+    assert printed.err.count("\n") == 1
+    assert not (wrong_module / "run").exists()
+    model = MODEL.with_settings(score="wrong_scores:Wrong(size=32)")
+    config = TranslationConfig(source="nowhere", target="nowhere", model=model)
+    refused(re.escape(LINE.format(32)), lambda: prepare(config, wrong_module, 1))
 
 
 # --- normalisers that break the contract ---
 
 
-def normalizer(**members):
+def normalizer(weight, **members):
+    members = {"sums_to_one": False, "weight": weight, **members}
     return dataclasses.dataclass(frozen=True)(type("Mine", (aj.Normalizer,), members))()
 
 
-FREE = {"sums_to_one": False}
-WRONG_NORMALIZERS = {
-    "negative": (
-        normalizer(weight=lambda _, p, x: x, **FREE), "weights must not be negative"),
-    "falling": (
-        normalizer(weight=lambda _, p, x: jnp.exp(-x * x), **FREE), "weights must not fall"),
-    "not 0 at -inf": (
-        normalizer(weight=lambda _, p, x: 1 + jax.nn.sigmoid(x), **FREE), "weights must be 0 at"),
-    "no sum of 1": (
-        normalizer(weight=lambda _, p, x: jax.nn.sigmoid(x), inverse=lambda _, p, w: w),
-        "must have weights that sum to 1"),
-    "of the row": (
-        normalizer(weight=lambda _, p, x: jax.nn.sigmoid(x), **FREE,
-                   transform=lambda _, p, x, n: x - x.max(1, keepdims=True)),
-        "transform that is elementwise"),
-    "n without uses_num_keys": (
-        normalizer(weight=lambda _, p, x: jax.nn.sigmoid(x), **FREE,
-                   transform=lambda _, p, x, n: x - jnp.log(n)),
-        "transform raised TypeError.*: set uses_num_keys = True"),
-    "of all logits": (
-        normalizer(weight=lambda _, p, x: jax.nn.softmax(x), **FREE), "weight that is elementwise"),
-    "no inverse(1)": (
-        normalizer(weight=lambda _, p, x: jax.nn.sigmoid(x),
-                   inverse=lambda _, p, w: jnp.log(w) - jnp.log1p(-w)),
-        r"must have a finite inverse\(1\)"),
-    "not elementwise": (
-        normalizer(weight=lambda _, p, x: jnp.exp(x).sum(1), **FREE), "weight must be elementwise"),
-}  # fmt: skip
+def sigmoid(_, params, x):
+    return jax.nn.sigmoid(x)
 
 
-@pytest.mark.parametrize("kind", WRONG_NORMALIZERS)
-def test_a_wrong_normalizer_is_named_in_one_line(kind):
-    wrong, message = WRONG_NORMALIZERS[kind]
-    for call in (attention, jax.jit(attention, static_argnames="normalizer")):
-        with pytest.raises(ValueError, match=rf"normalizer Mine\(\).*{message}") as error:
-            call(X, X, X, normalizer=wrong)
-        assert "\n" not in str(error.value)
+WRONG_NORMALIZERS = [
+    (normalizer(lambda _, p, x: x), "weights must not be negative"),
+    (normalizer(lambda _, p, x: jnp.exp(-x * x)), "weights must not fall"),
+    (normalizer(lambda _, p, x: 1 + jax.nn.sigmoid(x)), "weights must be 0 at"),
+    (normalizer(sigmoid, sums_to_one=True, inverse=lambda _, p, w: w),
+     "must have weights that sum to 1"),
+    (normalizer(sigmoid, transform=lambda _, p, x, n: x - x.max(1, keepdims=True)),
+     "transform that is elementwise"),
+    (normalizer(sigmoid, transform=lambda _, p, x, n: x - jnp.log(n)),
+     "transform raised TypeError.*: set uses_num_keys = True"),
+    (normalizer(lambda _, p, x: jax.nn.softmax(x)), "weight that is elementwise"),
+    (normalizer(lambda _, p, x: jnp.exp(x).sum(1)), "weight must be elementwise"),
+    (normalizer(sigmoid, sums_to_one=True, inverse=lambda _, p, w: jnp.log(w) - jnp.log1p(-w)),
+     r"must have a finite inverse\(1\)"),
+    (normalizer(sigmoid, sums_to_one=True), r"must define inverse\("),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG_NORMALIZERS)
+def test_a_wrong_normalizer(wrong, message):
+    for how in (attention, jax.jit(attention, static_argnames="normalizer")):
+        refused(f"Mine.*{message}", lambda how=how: how(X, X, X, normalizer=wrong))
 
 
 def test_a_wrong_normalizer_inside_of_another():
-    wrong, message = WRONG_NORMALIZERS["negative"]
-    with pytest.raises(ValueError, match=message):
-        aj.attention_weights(X, X, normalizer=aj.LogScaled(wrong))
+    wrong, message = WRONG_NORMALIZERS[0]
+    refused(message, lambda: aj.attention_weights(X, X, normalizer=aj.LogScaled(wrong)))

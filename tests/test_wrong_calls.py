@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from strategies import examples
 
 import attention_jax as aj
-from attention_jax import analysis, interop, nn
+from attention_jax import analysis, interop, nn, scores
+from attention_jax.functional.centers import predicted_centers, reversed_centers
+from attention_jax.functional.memory import remember
 
 LIBRARY = Path(aj.__file__).parent
 LONGEST_MESSAGE = 600  # characters; the longest messages list all scores or parameters
@@ -48,7 +50,13 @@ no_rate = no_number | one_of(1.0, np.nan, np.inf, [0.1]) | st.floats(max_value=-
 no_positive = one_of("a", np.nan, [1.0, 0.0], {}) | st.floats(max_value=0)
 no_mask = no_arrays | one_of(1, 1.0, ones(2, 3), ones(7, 7, dtype=bool), ones(2, 3, dtype=int))
 no_bias = no_floats.filter(lambda x: not isinstance(x, dict)) | one_of(ones(7, 7), ones(7, 1, 1, 1))
-no_score = one_of("skaled", "", ":", "nowhere:Score", "os:path", "..:x", 3, None, object(), aj.Mask)
+no_score = one_of(
+    "skaled", "", ":", "nowhere:Score", "os:path", "..:x", 3, None, object(), aj.Mask, "adit(a=1)",
+    "nowhere:Name(a=1)", "math:pi", "additive(hiden_dim=3)", "additive(hidden_dim=0)",
+    "additive(hidden_dim=__import__('os').getpid())", "softcap(cap=additive)", "softcap(score=3)",
+    "additive(32)", "additive(**{'hidden_dim': 3})", "additive(hidden_dim=3, hidden_dim=4)",
+    "additive(hidden_dim=3", "additive(hidden_dim=3) + dot", "additive(hidden_dim=3\0)",
+)  # fmt: skip
 no_normalizer = one_of(
     "softmx", "", "entmax(", "entmax(alpha=1.0)", "entmax(alpha='2')", "entmax(1.5, 2)",
     "softmax(sink=1)", "sigmoid(bias=inf)", "log_scaled(normalizer=nothing)", "os:path", 3, None,
@@ -57,7 +65,7 @@ no_normalizer = one_of(
 no_params = one_of(3.0, "v", [1.0], {"wrong": ones(2, 2)}, {"kernel": None}, {"kernel": "text"})
 no_rng = one_of(
     7, 1.5, "key", {}, [1, 2], np.zeros(3, np.uint32), np.zeros(2, np.int32), np.zeros(2),
-    jax.random.split(jax.random.key(0)),
+    jax.random.split(jax.random.key(0), 3),
 )  # fmt: skip
 no_offset = one_of(1.0, "1", None, [1]) | st.integers(min_value=2**31)
 no_side = one_of("1", [1], 1.5) | st.integers(max_value=-1) | st.integers(min_value=2**31)
@@ -90,6 +98,7 @@ module_options = {"score": no_score, "dropout_rate": no_rate, "implementation": 
 BLOCK = dict.fromkeys(("dim", "hidden_dim"), no_size)
 SOFTMAX = {"logits": ones(2, 3)}
 ROLLOUT = {"weights": ones(1, 1, 2, 2)}
+CENTER_PARAMS = {"kernel": ones(2, 4), "v": ones(4)}
 CENTERS = {**TOKENS, "centers": ones(2), "radius": 1}
 MONOTONIC = {**TOKENS, "score": "dot"}
 
@@ -140,7 +149,24 @@ wrong_called |= {"dropout_rng": no_rng}
 WRONG = [  # (function, a right call, {argument: wrong values})
     (aj.attention, TOKENS, {
         **tokens, **pairs, **options, "block_sizes": one_of((2, 2), 4, "4", {}, True, []),
-        "normalizer": no_normalizer, "params": no_params}),
+        "key": no_tokens | one_of(ones(3, 3), ones(3, 0)), "value": no_tokens | one_of(ones(2, 2)),
+        "normalizer": no_normalizer, "params": no_params,
+        "normalizer_params": one_of(3.0, {"sink": 0.0})}),
+    (using(aj.attention, score="general"), TOKENS, {
+        "params": no_params | one_of(None, *(
+            {"kernel": ones(*shape)} for shape in ((2,), (3, 2), (7, 2, 2))))}),
+    (using(aj.attention, normalizer="entmax"), TOKENS, {"return_statistics": st.just(True)}),
+    (aj.attention_weights, {name: TOKENS[name] for name in ("query", "key")}, {
+        "query": no_tokens, "key": no_tokens, **pairs, "score": no_score}),
+    (using(aj.ring_attention, mesh=jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])),
+     TOKENS, {**only_floats, "key": no_floats | one_of(ones(0, 2), ones(3, 3)), **pairs,
+              "dropout_rate": no_rate, "axis_name": one_of("data", 3, None), "score": no_score,
+              "block_sizes": one_of((2, 2), 4)}),
+    (aj.ring_attention, TOKENS, {"mesh": one_of(None, 1, "context", jax.devices())}),
+    *((score, {}, {"scale": one_of("1", np.inf, np.nan)})
+      for score in (aj.ScaledDot, scores.Cosine, scores.NegativeSquaredDistance)),
+    *((score, {}, {"hidden_dim": no_size}) for score in (aj.Additive, scores.Concat)),
+    (aj.SoftCap, {}, {"cap": one_of(0.0, -1, np.inf, np.nan, "50"), "score": one_of("dot", 50.0)}),
     (using(aj.attention, dropout_rate=0.5), TOKENS, {"dropout_rng": no_rng | st.none()}),
     (using(aj.attention, normalizer="softmax(sink=True)"), TOKENS, {
         "normalizer_params": one_of(3.0, {"sink": "text"}, {"sink": np.zeros(7, "f4")}, "sink",
@@ -151,10 +177,13 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (aj.padding_mask, {"key_lengths": 3},
      {"key_lengths": no_integers, "query_lengths": no_integers}),
     (aj.segment_mask, {"query_segments": [1], "key_segments": [1]},
-     {"query_segments": no_integers | st.just(3), "key_segments": no_integers | st.just(3)}),
+     {"query_segments": no_integers, "key_segments": no_integers}),
     (aj.window_mask, {"centers": [1.0], "radius": 1}, {
         "centers": no_floats.filter(lambda x: getattr(x, "dtype", "") != "int64"),
         "radius": no_count}),
+    (aj.token_mask, {"key_tokens": ones(3, dtype=bool)}, {
+        "key_tokens": one_of(ones(3), ones(3, dtype=int), "text"),
+        "query_tokens": one_of(ones(3), "text")}),
     (combined, {}, {"mask": one_of("causal", 1, 1.0, ones(2, 2), [[1, 0]], object(), {}, None)}),
     (materialized, {}, {"mask": one_of(
         combined(ones(5, 3, dtype=bool)), ~combined(ones(3, 2, dtype=bool)),
@@ -179,12 +208,25 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (aj.monotonic_attention, MONOTONIC, {
         **only_floats, "mask": no_mask, "score": no_score, "hard": one_of("yes", 1, None, 0.5),
         "offset": no_number | one_of(ones(2), object()), "initial": no_floats | st.just(1.0),
-        "noise_scale": no_number | one_of(ones(2), object()), "noise_rng": no_rng}),
+        "noise_scale": no_number | one_of(ones(2), object()), "noise_rng": no_rng,
+        "return_weights": one_of("all", 3)}),
+    (aj.coverage_loss, {"weights": PAIRS}, {
+        "weights": no_floats | one_of(None, 1.0, ones(3)), "coverage": one_of(ones(2), "text")}),
+    (predicted_centers, {"query": ones(2, 2), "params": CENTER_PARAMS, "source_lengths": 3}, {
+        "params": one_of({"kernel": ones(2, 4)}, {"kernel": ones(3, 4), "v": ones(4)}),
+        "source_lengths": one_of(3.0, "3", ones(2))}),
+    (reversed_centers, {"target_length": 3, "source_lengths": 3}, {
+        "target_length": no_count, "source_lengths": one_of(3.0, "3", ones(2))}),
+    (using(remember, query_dim=2), {"score": "dot", "params": None, "key": ones(3, 2),
+                                    "value": ones(3, 2)}, {
+        "key": no_floats | one_of(ones(2), 1.0), "value": no_floats | one_of(ones(2, 2)),
+        "params": one_of({"kernel": ones(2, 2)})}),
     (aj.monotonic_weights, {"probabilities": PAIRS}, {
-        "probabilities": no_floats | one_of(0.5, ones(3)),
+        "probabilities": no_floats | one_of(0.5, ones(3), 2 * ones(2, 3), np.inf * ones(2, 3)),
         "initial": no_floats | one_of(1.0, ones(2), ones(7, 3))}),
     *((function, {"probabilities": PAIRS}, {
-        "probabilities": one_of("text", b"text", {}, 3, 0.5, ones(3), ones(2, 2, dtype=complex)),
+        "probabilities": one_of("text", b"text", {}, 3, 0.5, ones(3), ones(2, 2, dtype=complex),
+                                2 * ones(2, 3)),
         "start": no_integers | one_of(None, ones(2, dtype=int))})
       for function in (aj.hard_monotonic_positions, aj.hard_monotonic_weights)),
     (aj.greedy_search, SEARCH, wrong_search),
@@ -221,6 +263,9 @@ WRONG = [  # (function, a right call, {argument: wrong values})
         **dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"), no_integers | st.just(3)),
         "local_window_size": one_of(1.5, "1", (1,), (1, 2, 3), (-1, 0), {}, -1),
         "implementation": no_word, "params": no_params}),
+    (using(interop.dot_product_attention, scale=0.3), HEADS, {
+        "score": one_of("dot", aj.ScaledDot(0.3))}),
+    (interop.flax_attention_fn, {}, {"score": no_score, "implementation": no_word}),
     (made(nn.Attention), {"score": "scaled", "query_dim": 4, "key_dim": 4},
      module_options | {"query_dim": no_size_or_none, "key_dim": no_size_or_none | st.just(3)}),
     (made(nn.MultiHeadAttention), {"score": "scaled", "query_dim": 4, "num_heads": 2}, {
@@ -245,9 +290,10 @@ WRONG = [  # (function, a right call, {argument: wrong values})
 
 # A mistake may be told by another argument that it contradicts.
 ALSO_NAMED = {
-    "query": ("key",), "score": ("pair",), "normalizer": ("alpha", "bias", "scale", "sink"),
+    "query": ("key",), "normalizer": ("alpha", "bias", "scale", "sink"),
     "normalizer_params": ("sink",), "table": ("buckets",),
     "num_heads": ("heads", "qkv_dim"), "mask": ("centers", "query_segments"),
+    "score": ("pair", "scale", "hidden_dim", "cap"), "return_statistics": ("statistics",),
 }  # fmt: skip
 
 
@@ -271,3 +317,10 @@ def check_refusal(function, arguments, argument):
     assert len(message) <= LONGEST_MESSAGE, message
     names = (argument, *ALSO_NAMED.get(argument, ()))
     assert any(name in message for name in names), f"{argument} is not named: {message}"
+
+
+def test_a_traced_rate_of_dropout_is_refused():
+    with pytest.raises(ValueError, match=r"^dropout_rate must"):
+        jax.jit(lambda x: aj.attention(**TOKENS, dropout_rate=x, dropout_rng=jax.random.key(0)))(
+            0.5
+        )

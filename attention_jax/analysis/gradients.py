@@ -31,11 +31,10 @@ from attention_jax.core.arrays import cast_floats, float_array
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.functional.attention import results_of
 from attention_jax.functional.capture_point import CapturedAttention
-from attention_jax.functional.checks import Call, check_axes, checked_inputs
-from attention_jax.implementations import Inputs
+from attention_jax.functional.checks import Call, check_axes, checked_call
+from attention_jax.implementations import Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.softmax import masked_softmax
-from attention_jax.normalizers import Softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
@@ -239,7 +238,8 @@ def attention_gradients(
     Source: Dao et al. 2022, appendix B.2, for scaled dot: their dV, dP, dS, dQ, dK are dvalue,
     dweights, dlogits, dquery, dkey.
     """
-    captured = _captured((score, query, key, value, params, mask, bias), doutput)
+    call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
+    captured = _captured(call, doutput)
     _, dweights, dlogits = captured.gradients["attention"]
     assert dweights is not None
     assert dlogits is not None
@@ -292,7 +292,8 @@ def logit_scale_sweep(
     scales = float_array("scales", scales)
     if scales.ndim != 1:
         raise ValueError(f"scales must be [n]; got {list(scales.shape)}")
-    captured = _captured((score, query, key, value, params, mask, None), doutput)
+    call = checked_call(query, key, value, score=score, params=params, mask=mask)
+    captured = _captured(call, doutput)
     attention, gradient = captured.attentions["attention"], captured.gradients["attention"]
     return scale_sweep(attention.logits, attention.mask, gradient.dweights, scales)
 
@@ -305,7 +306,7 @@ def scale_sweep(logits: Array, mask: Array, dweights: Array, scales: Array) -> S
     logits, scales = jnp.where(mask, logits, 0), scales.astype(logits.dtype)
 
     def at_scale(scale: Array) -> tuple[Array, ...]:
-        weights = masked_softmax(scale * logits, mask)
+        weights = masked_softmax(jnp.where(mask, scale * logits, -jnp.inf))
         dlogits = softmax_vjp(weights, dweights)
         norms = jnp.sqrt(jnp.sum(dlogits * dlogits, axis=-1))
         of_rows = (norms, weight_entropy(weights), softmax_jacobian_norm(weights))
@@ -314,17 +315,16 @@ def scale_sweep(logits: Array, mask: Array, dweights: Array, scales: Array) -> S
     return ScaleSweep(scales, *jax.vmap(at_scale)(scales))
 
 
-def _captured(arguments: tuple[Any, ...], doutput: Any) -> CapturedGradients:
-    """<output, doutput> of each example and its gradients; `arguments` are for `checked_inputs`."""
-    score, _, inputs = checked_inputs(*arguments)
-    core = (inputs.query.shape[-2], inputs.value.shape[-1])
+def _captured(call: Call, doutput: Any) -> CapturedGradients:
+    """<output, doutput> of each example and its gradients, by "reference"."""
+    query, value = call.inputs.query, call.inputs.value
     doutput = float_array("doutput", doutput)
-    check_axes("doutput", doutput, core, inputs.query.shape[:-2])
-    return _captured_by_reference(score, inputs, doutput)
+    check_axes("doutput", doutput, (query.shape[-2], value.shape[-1]), query.shape[:-2])
+    return _captured_by_reference(call.options, call.inputs, doutput)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _captured_by_reference(score: Score, inputs: Inputs, doutput: Array) -> CapturedGradients:
+def _captured_by_reference(options: Options, inputs: Inputs, doutput: Array) -> CapturedGradients:
     def one_example(inputs: Inputs, doutput: Array) -> CapturedGradients:
         bias, structure = jax.tree.flatten(inputs.bias)
         floats = [leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None for leaf in bias]
@@ -334,7 +334,7 @@ def _captured_by_reference(score: Score, inputs: Inputs, doutput: Array) -> Capt
             leaves = [b if f is None else f for f, b in zip(floats, bias, strict=True)]
             moved = inputs._replace(params=params, bias=jax.tree.unflatten(structure, leaves))
             moved = moved._replace(**dict(zip(("query", "key", "value"), tokens, strict=True)))
-            output, _ = results_of(Call(score, Softmax(), moved), 0.0, None, "reference", None)
+            output = results_of(Call(options, moved, None), "reference")
             return jnp.sum(output * doutput.astype(output.dtype))
 
         # Cast before the gradient, so that none is rounded to a narrower dtype.
@@ -343,4 +343,4 @@ def _captured_by_reference(score: Score, inputs: Inputs, doutput: Array) -> Capt
         *others, floats = captured.dparams
         return captured._replace(dparams=(*others, jax.tree.unflatten(structure, floats)))
 
-    return vmap_over_batch(score, one_example, inputs, (doutput, 2))
+    return vmap_over_batch(options.score, one_example, inputs, (doutput, 2))

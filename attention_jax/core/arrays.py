@@ -13,25 +13,23 @@ Tree = TypeVar("Tree")
 
 def float_array(name: str, value: Any) -> jax.Array:
     """`value` as a JAX array; a ValueError names the argument unless it is float."""
-    array = any_array(name, value)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(f"{name} must be floating-point; got dtype {array.dtype}")
-    return array
+    return _array_of(jnp.floating, "floating-point", name, value)
 
 
 def integer_array(name: str, value: Any) -> jax.Array:
     """`value` as a JAX array; a ValueError names the argument unless it is integer."""
-    array = any_array(name, value)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise ValueError(f"{name} must be integers; got dtype {array.dtype}")
-    return array
+    return _array_of(jnp.integer, "integers", name, value)
 
 
 def bool_array(name: str, value: Any, meaning: str) -> jax.Array:
     """`value` as a JAX array; a ValueError says what True means unless it is boolean."""
+    return _array_of(jnp.bool_, f"boolean, True = {meaning}", name, value)
+
+
+def _array_of(kind: Any, expected: str, name: str, value: Any) -> jax.Array:
     array = any_array(name, value)
-    if array.dtype != jnp.bool_:
-        raise ValueError(f"{name} must be boolean, True = {meaning}; got dtype {array.dtype}")
+    if not jnp.issubdtype(array.dtype, kind):
+        raise ValueError(f"{name} must be {expected}; got dtype {array.dtype}")
     return array
 
 

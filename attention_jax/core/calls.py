@@ -1,13 +1,7 @@
-"""A JAX primitive that calls a function, with a derivative and a transpose that the caller gives.
+"""A call that JAX keeps whole, linear in some of its arguments, with a transpose of the caller's.
 
-`jax.custom_jvp` gives a function a derivative, too, but partial evaluation of a loop loses it, and
-it cannot be transposed. Here the rules are parameters of the primitive, so that no transformation
-loses them.
-
-- `traced_call` is a function with its own derivative.
-- `linear_map` is a linear function with its own transpose. Forward mode evaluates the map, and
-  reverse mode transposes it. (`jax.custom_derivatives.linear_call` is the same idea, without
-  batching and without derivatives with respect to the residuals.)
+`jax.custom_derivatives.linear_call` is the same idea, without batching and without derivatives with
+respect to the residuals.
 """
 
 from __future__ import annotations
@@ -21,110 +15,49 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
 Leaves = Sequence[Any]
-Function = Callable[[list[Any], list[Any]], list[Any]]
-
-
-def traced_call(
-    function: Callable[..., Any],
-    leaves: list[Any],
-    jvp: Callable[[list[Any], list[Any]], tuple[Any, list[Any]]],
-) -> tuple[Any, core.Jaxpr]:
-    """(`function(*leaves)`, its program), with a rule for the tangent.
-
-    Args:
-        function: takes arrays; returns a pytree of arrays.
-        leaves: the arrays.
-        jvp: (leaves, their tangents) -> (the result, tangents of its leaves). A tangent is None
-            where an array is not perturbed.
-
-    Raises:
-        ValueError: the function closes over a traced value.
-    """
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*leaves)
-    program, consts = closed.jaxpr, closed.consts
-    if any(isinstance(const, jax.core.Tracer) for const in consts):
-        raise ValueError(
-            "a function of a custom_vjp must not close over a traced value: pass it as an argument"
-        )
-
-    def jvp_of_leaves(leaves, tangents):
-        result, dresult = jvp(leaves, tangents)
-        return jax.tree.leaves(result), dresult
-
-    outputs = call_p.bind(
-        *leaves,
-        function=lambda *leaves: jax.core.eval_jaxpr(program, consts, *leaves),
-        jvp=jvp_of_leaves,
-        transpose=None,
-        linear=0,
-        types=tuple(variable.aval for variable in program.outvars),
-        effect_types=frozenset(program.effects),
-        shown=program,
-    )
-    return jax.tree.unflatten(jax.tree.structure(shapes), outputs), program
+Function = Callable[[Any, list[Any]], list[Any]]
 
 
 def linear_map(
     evaluate: Function,
-    transpose: Function,
-    residuals: list[Any],
-    inputs: list[Any],
+    transpose: Function | None,
+    residuals: Any,
+    inputs: Leaves,
     types: Leaves,
     shown: core.Jaxpr | None = None,
 ) -> list[Any]:
     """`evaluate(residuals, inputs)`; reverse mode transposes it by `transpose`.
+
+    No transformation of JAX looks into the call. So a rule of derivatives that `evaluate` has is
+    never lost, as partial evaluation of a loop loses that of a `jax.custom_jvp`.
 
     Args:
         evaluate: (residuals, inputs) -> outputs, linear in the inputs. JAX differentiates it with
             respect to the residuals.
         transpose: (residuals, cotangents of the outputs) -> cotangents of the inputs; linear in
             the cotangents. JAX differentiates it with respect to the residuals.
-        residuals: arrays of any dtype.
-        inputs: floating-point arrays.
+        residuals: a pytree of arrays of any dtype.
+        inputs: floating-point arrays; none for a function of the residuals alone.
         types: the types of the outputs.
         shown: a program that is never run. JAX looks into it for primitives that need the devices
             while they are lowered (cuDNN's), because it cannot find these inside of functions.
+            Without inputs it is the program of `evaluate`, and has its side effects.
     """
-    count = len(residuals)
-    input_types = [jax.typeof(leaf).to_tangent_aval() for leaf in inputs]
+    leaves, structure = jax.tree.flatten(residuals)
 
-    def jvp(operands, tangents):
-        residuals, inputs = operands[:count], operands[count:]
-        dresiduals, dinputs = tangents[:count], tangents[count:]
-        outputs = linear_map(evaluate, transpose, residuals, inputs, types, shown)
-        doutputs = [None] * len(outputs)
-        if any(tangent is not None for tangent in dinputs):
-            filled = [
-                ad.instantiate_zeros(ad.Zero(input_type)) if tangent is None else tangent
-                for tangent, input_type in zip(dinputs, input_types, strict=True)
-            ]
-            doutputs = linear_map(evaluate, transpose, residuals, filled, types, shown)
-        perturbed = [i for i, tangent in enumerate(dresiduals) if tangent is not None]
-        if perturbed:
-            of_perturbed = function_of(
-                lambda *residuals: evaluate(list(residuals), inputs), residuals, perturbed
-            )
-            by_residuals = jax.jvp(
-                of_perturbed,
-                [residuals[i] for i in perturbed],
-                [dresiduals[i] for i in perturbed],
-            )[1]
-            pairs = zip(doutputs, by_residuals, strict=True)
-            doutputs = [other if one is None else one + other for one, other in pairs]
-        return outputs, doutputs
+    def on_leaves(function: Function | None) -> Function | None:
+        # Inside of `jit`, JAX passes small constants as literals.
+        return function and (
+            lambda leaves, x: function(jax.tree.unflatten(structure, map(jnp.asarray, leaves)), x)
+        )
 
-    def transposed(residuals, cotangents):
-        return linear_map(transpose, evaluate, residuals, cotangents, input_types, shown)
-
-    return call_p.bind(
-        *residuals,
+    return linear_map_p.bind(
+        *leaves,
         *inputs,
-        function=lambda *operands: evaluate(list(operands[:count]), list(operands[count:])),
-        jvp=jvp,
-        transpose=transposed,
+        evaluate=on_leaves(evaluate),
+        transpose=on_leaves(transpose),
         linear=len(inputs),
         types=tuple(types),
-        effect_types=frozenset(),
         shown=shown,
     )
 
@@ -141,94 +74,97 @@ def function_of(
     return of_some
 
 
-# Parameters:
-#     function: operands -> a list of outputs
-#     jvp: (operands, tangents) -> (outputs, tangents); None for a tangent that is 0
-#     transpose: (operands that are not linear, cotangents) -> cotangents of the others; or None
-#     linear: the number of the last operands in which the function is linear
-#     types, effect_types: those of the outputs, and of the side effects
-#     shown: see `linear_map`
-call_p = core.Primitive("custom_vjp_call")
-call_p.multiple_results = True
+# --- the primitive: residuals, then inputs ---
+
+linear_map_p = core.Primitive("custom_vjp_call")
+linear_map_p.multiple_results = True
 
 
-def _call(*operands, function, **_):
-    return function(*operands)
-
-
-def _jvp(primals, tangents, *, jvp, types, **_):
-    outputs, doutputs = jvp(_as_arrays(primals), list(map(_or_none, tangents)))
-    return outputs, [
-        ad.Zero(jax.typeof(output).to_tangent_aval()) if doutput is None else doutput
-        for output, doutput in zip(outputs, doutputs, strict=True)
-    ]
-
-
-def _transpose(cotangents, *operands, transpose, linear, **_):
-    if transpose is None:
-        raise NotImplementedError(
-            "a custom_vjp function has no linear_transpose: transpose its jax.linearize, or use"
-            " jax.vjp"
-        )
+def _split(operands: Leaves, linear: int) -> tuple[list[Any], list[Any]]:
     count = len(operands) - linear
-    cotangents = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
-    results = transpose(_as_arrays(operands[:count]), cotangents)
-    return [None] * count + [
-        result if ad.is_undefined_primal(operand) else None
-        for operand, result in zip(operands[count:], results, strict=True)
-    ]
+    return list(operands[:count]), list(operands[count:])
+
+
+def _evaluate(*operands, evaluate, linear, **_):
+    return evaluate(*_split(operands, linear))
+
+
+def _types_and_effects(*_, types, linear, shown, **__):
+    return list(types), set() if linear or shown is None else set(shown.effects)
+
+
+def _jvp(primals, tangents, **params):
+    evaluate, linear, types = params["evaluate"], params["linear"], params["types"]
+    residuals, inputs = _split(primals, linear)
+    dresiduals, dinputs = _split(tangents, linear)
+    doutputs: list[Any] = [ad.Zero(each.to_tangent_aval()) for each in types]
+    perturbed = [i for i, tangent in enumerate(dresiduals) if type(tangent) is not ad.Zero]
+    if perturbed:
+        outputs, by_residuals = jax.jvp(
+            function_of(lambda *residuals: evaluate(list(residuals), inputs), residuals, perturbed),
+            [residuals[i] for i in perturbed],
+            [dresiduals[i] for i in perturbed],
+        )
+        doutputs = [
+            zero if zero.aval.dtype == jax.dtypes.float0 else doutput
+            for zero, doutput in zip(doutputs, by_residuals, strict=True)
+        ]
+    if inputs:
+        outputs = linear_map_p.bind(*primals, **params)
+    if any(type(tangent) is not ad.Zero for tangent in dinputs):
+        filled = map(ad.instantiate_zeros, dinputs)
+        by_inputs = linear_map_p.bind(*residuals, *filled, **params)
+        doutputs = list(map(ad.add_tangents, doutputs, by_inputs))
+    return outputs, doutputs
+
+
+def _transpose(cotangents, *operands, evaluate, transpose, linear, types, shown):
+    residuals, inputs = _split(operands, linear)
+    is_wanted = list(map(ad.is_undefined_primal, inputs))
+    pairs = zip(inputs, is_wanted, strict=True)
+    input_types = [each.aval if wanted else jax.typeof(each) for each, wanted in pairs]
+    cotangents = map(ad.instantiate_zeros, cotangents)
+    results = linear_map(transpose, evaluate, residuals, list(cotangents), input_types, shown)
+    pairs = zip(results, is_wanted, strict=True)
+    return [None] * len(residuals) + [result if wanted else None for result, wanted in pairs]
 
 
 def _batch(axis, operands, axes, **params):
-    """All outputs and all linear operands get a batch axis at the front."""
-    size, name, mesh_axis = axis.size, axis.name, axis.explicit_mesh_axis
-    name = name if isinstance(name, str) else None  # JAX's "no name" is another object
-    if name is None and all(dim is None for dim in axes):
-        outputs = call_p.bind(*operands, **params)
+    """All outputs and all inputs get a batch axis at the front."""
+    size, mesh_axis = axis.size, axis.explicit_mesh_axis
+    # A function of nothing that is mapped may still ask for its place on an axis with a name.
+    if all(dim is None for dim in axes) and not isinstance(axis.name, str):
+        outputs = linear_map_p.bind(*operands, **params)
         return outputs, [None] * len(outputs)
-    jvp, transpose, count = params["jvp"], params["transpose"], len(operands) - params["linear"]
-    linear = [
-        batching.bdim_at_front(operand, dim, size, mesh_axis)
-        for operand, dim in zip(operands[count:], axes[count:], strict=True)
-    ]
-    axes = [*axes[:count], *[0] * len(linear)]
+    residuals, inputs = _split(operands, params["linear"])
+    residual_axes, input_axes = _split(axes, params["linear"])
 
-    def batched(rule, in_axes):
-        return jax.vmap(
-            rule, in_axes=in_axes, axis_size=size, axis_name=name, spmd_axis_name=axis.spmd_name
+    def batched(function):
+        return function and jax.vmap(
+            function,
+            in_axes=(residual_axes, 0),
+            axis_size=size,
+            axis_name=axis.name,
+            spmd_axis_name=axis.spmd_name,
         )
 
-    def batched_jvp(operands, tangents):
-        pairs = zip(tangents, axes, strict=True)
-        tangent_axes = [None if tangent is None else dim for tangent, dim in pairs]
-        return batched(jvp, (axes, tangent_axes))(operands, tangents)
-
-    params |= {
-        "function": batched(params["function"], tuple(axes)),
-        "jvp": batched_jvp,
-        "transpose": transpose and batched(transpose, (axes[:count], 0)),
-        "types": tuple(core.unmapped_aval(size, 0, each, mesh_axis) for each in params["types"]),
-    }
-    outputs = call_p.bind(*operands[:count], *linear, **params)
+    outputs = linear_map(
+        batched(params["evaluate"]),
+        batched(params["transpose"]),
+        residuals,
+        [
+            batching.bdim_at_front(array, dim, size, mesh_axis)
+            for array, dim in zip(inputs, input_axes, strict=True)
+        ],
+        [core.unmapped_aval(size, 0, each, mesh_axis) for each in params["types"]],
+        params["shown"],
+    )
     return outputs, [0] * len(outputs)
 
 
-def _or_none(tangent: Any) -> Any:
-    """The tangent, or None if it is a symbolic zero or that of an integer or key."""
-    is_zero = type(tangent) is ad.Zero or getattr(tangent, "dtype", None) == jax.dtypes.float0
-    return None if is_zero else tangent
-
-
-def _as_arrays(leaves: Leaves) -> list[Any]:
-    """Converts literals to arrays: inside of `jit`, JAX passes small constants as literals."""
-    return [leaf if hasattr(leaf, "ndim") else jnp.asarray(leaf) for leaf in leaves]
-
-
-call_p.def_impl(_call)
-call_p.def_effectful_abstract_eval(
-    lambda *_, types, effect_types, **__: (list(types), set(effect_types))
-)
-mlir.register_lowering(call_p, mlir.lower_fun(_call, multiple_results=True))
-ad.primitive_jvps[call_p] = _jvp
-ad.primitive_transposes[call_p] = _transpose
-batching.fancy_primitive_batchers[call_p] = _batch
+linear_map_p.def_impl(_evaluate)
+linear_map_p.def_effectful_abstract_eval(_types_and_effects)
+mlir.register_lowering(linear_map_p, mlir.lower_fun(_evaluate, multiple_results=True))
+ad.primitive_jvps[linear_map_p] = _jvp
+ad.primitive_transposes[linear_map_p] = _transpose
+batching.fancy_primitive_batchers[linear_map_p] = _batch

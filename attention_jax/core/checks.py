@@ -56,14 +56,22 @@ def checked_rate(rate: Any) -> float:
     return checked_fraction("dropout_rate", rate)
 
 
-def checked_fraction(name: str, value: Any) -> float:
-    """A number in [0, 1) as a Python float, for a static option."""
+def checked_number(name: str, value: Any) -> float:
+    """A finite number as a Python float, for a static option."""
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError):
         number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite Python number; got {value!r}")
+    return number
+
+
+def checked_fraction(name: str, value: Any) -> float:
+    """A number in [0, 1) as a Python float, for a static option."""
+    number = checked_number(name, value)
     if not 0 <= number < 1:
-        raise ValueError(f"{name} must be a Python number in [0, 1); got {value!r}")
+        raise ValueError(f"{name} must be a number in [0, 1); got {value!r}")
     return number
 
 
@@ -87,14 +95,3 @@ def checked_rng(rng: Any, *, name: str = "dropout_rng", batch_shape: tuple[int, 
         keys = f", or keys that broadcast to {list(batch_shape)}" if batch_shape else ""
         raise ValueError(f"{name} must be one PRNG key{keys}; got {list(rng.shape)} of them")
     return rng
-
-
-def checked_number(name: str, value: Any) -> float:
-    """A finite number as a Python float, for a static option."""
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be a finite Python number; got {value!r}")
-    return number

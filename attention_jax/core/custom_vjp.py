@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import core
 
-from attention_jax.core.calls import function_of, linear_map, traced_call
+from attention_jax.core.calls import Leaves, function_of, linear_map
 from attention_jax.core.meshes import varying_as
 
 
@@ -82,12 +85,6 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
     ):
         functools.update_wrapper(self, fun)
         self.fun, self.twin, self.nondiff_argnums = fun, twin, tuple(nondiff_argnums)
-        if any(index < 0 for index in self.nondiff_argnums):
-            raise ValueError(
-                f"nondiff_argnums must count from 0, not from the end; got {self.nondiff_argnums}"
-            )
-        self.fwd: Callable[..., Any] | None = None
-        self.bwd: Callable[..., Any] | None = None
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Defines the function's rules, as in `jax.custom_vjp`.
@@ -100,26 +97,22 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
         self.fwd, self.bwd = fwd, bwd
 
     def __call__(self, *args: Any) -> Any:
-        name = getattr(self.fun, "__name__", repr(self.fun))
-        if self.fwd is None or self.bwd is None:
-            raise AttributeError(f"{name} has no rules yet: call its defvjp(fwd, bwd)")
-        static = {i: arg for i, arg in enumerate(args) if i in self.nondiff_argnums}
-        arrays = tuple(arg for i, arg in enumerate(args) if i not in static)
+        static = {i % len(args) for i in self.nondiff_argnums}
+        places = [i for i in range(len(args)) if i not in static]
+        arrays = tuple(args[i] for i in places)
         leaves, structure = jax.tree.flatten(varying_as(arrays, arrays))
-        places = range(len(args))
 
         def on_leaves(function: Callable[..., Any]) -> Callable[..., Any]:
             def of_leaves(*leaves: Any) -> Any:
-                arrays = iter(jax.tree.unflatten(structure, leaves))
-                return function(*(static[i] if i in static else next(arrays) for i in places))
+                arrays = dict(zip(places, jax.tree.unflatten(structure, leaves), strict=True))
+                return function(*(arrays.get(i, arg) for i, arg in enumerate(args)))
 
             return of_leaves
 
-        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            return on_leaves(self.fun)(*leaves)
         fun, fwd, twin = map(on_leaves, (self.fun, self.fwd, self.twin))
-        bwd = functools.partial(self.bwd, *static.values())
-        return _Rules(name, structure, fun, fwd, bwd, twin).call(leaves)
+        bwd = functools.partial(self.bwd, *(args[i] for i in sorted(static)))
+        name = getattr(self.fun, "__name__", repr(self.fun))
+        return _Rules(name, structure, fwd, bwd, twin).call(fun, leaves)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,152 +121,130 @@ class _Rules:
 
     name: str
     structure: Any  # of the tuple of arrays
-    fun: Callable[..., Any]  # *leaves -> result
     fwd: Callable[..., Any]  # *leaves -> (result, residuals)
     bwd: Callable[..., Any]  # (residuals, cotangents of the result) -> cotangents of the arrays
     twin: Callable[..., Any]  # *leaves -> result
 
-    def call(self, leaves: list[Any]) -> Any:
-        """The function's result for traced leaves."""
+    def call(self, function: Callable[..., Any], leaves: Leaves) -> tuple[Any, core.Jaxpr]:
+        """(`function(*leaves)`, its program), with the rule `jvp`; the function is `fun` or `fwd`.
+
+        The `linear_map` has no input here: it only keeps the rule, see there.
+        """
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*leaves)
+        if any(isinstance(const, jax.core.Tracer) for const in closed.consts):
+            raise ValueError(f"{self.name} must not close over a traced value: make it an argument")
+        program, types = closed.jaxpr, closed.out_avals
+        evaluate = jax.custom_jvp(core.jaxpr_as_fun(closed))
 
         def jvp(leaves, tangents):
-            result, residuals, program = self.forward(leaves)
-            return result, self.tangents(leaves, residuals, result, tangents, program)
+            outputs, doutputs = self.jvp(leaves, tangents)
+            return outputs[: len(types)], doutputs[: len(types)]
 
-        return traced_call(self.fun, leaves, jvp)[0]
+        evaluate.defjvp(jvp, symbolic_zeros=True)
+        outputs = linear_map(lambda leaves, _: evaluate(*leaves), None, leaves, [], types, program)
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs), program
 
-    def forward(self, leaves: list[Any]) -> tuple[Any, Any, Any]:
-        """(the result, the residuals, the program of `fwd`)"""
-
-        def jvp(leaves, tangents):
-            result, residuals, program = self.forward(leaves)
-            dresult = self.tangents(leaves, residuals, result, tangents, program)
-            # The residuals have tangent 0: only `backward` reads them, and its rule differentiates
-            # with respect to the arguments.
-            return (result, residuals), dresult + [None] * len(jax.tree.leaves(residuals))
-
-        (result, residuals), program = traced_call(self.fwd, leaves, jvp)
+    def jvp(self, leaves: Leaves, tangents: Leaves) -> tuple[list[Any], list[Any]]:
+        """(the leaves of the result and the residuals of `fwd`, their tangents)"""
+        (result, residuals), program = self.call(self.fwd, leaves)
+        outputs, structure = jax.tree.flatten((result, residuals))
         # A residual that is an argument stays the argument, so that `vmap` need not batch it.
-        pairs = zip(program.invars, leaves, strict=True)
-        argument_of = {id(variable): leaf for variable, leaf in pairs}
-        flat, structure = jax.tree.flatten(residuals)
-        variables = program.outvars[len(program.outvars) - len(flat) :]
-        flat = [argument_of.get(id(v), leaf) for v, leaf in zip(variables, flat, strict=True)]
-        return result, jax.tree.unflatten(structure, flat), program
+        argument_of = {id(v): leaf for v, leaf in zip(program.invars, leaves, strict=True)}
+        variables = zip(program.outvars, outputs, strict=True)
+        saved = [argument_of.get(id(v), output) for v, output in variables]
+        residuals = jax.tree.unflatten(structure, saved)[1]
+        dresult = self.push(program, result, (list(leaves), residuals), tangents)
+        # The residuals have tangent 0: only `bwd` reads them, and its derivatives are taken with
+        # respect to the arguments.
+        zeros = [SymbolicZero(jax.typeof(output).to_tangent_aval()) for output in outputs]
+        return outputs, [dresult.get(i, zero) for i, zero in enumerate(zeros)]
 
-    # --- the derivative of the result, as a linear map ---
-
-    def tangents(
-        self, leaves: list[Any], residuals: Any, result: Any, tangents: list[Any], program: Any
-    ) -> list[Any]:
-        """The tangents of the result's leaves, None for each integer leaf.
+    def push(
+        self, program: core.Jaxpr, result: Any, saved: Any, tangents: Leaves
+    ) -> dict[int, Any]:
+        """The tangent of each floating-point leaf of the result, by the leaf's index.
 
         Args:
-            leaves: the arguments.
-            residuals, result, program: from `forward`.
-            tangents: of each leaf of the arguments, None where it is not perturbed.
+            program: that of `fwd`.
+            result: of the function.
+            saved: (the leaves of the arguments, the residuals).
+            tangents: of the leaves; a `SymbolicZero` where one is not perturbed.
         """
-        results, result_structure = jax.tree.flatten(result)
-        perturbed = [index for index, tangent in enumerate(tangents) if tangent is not None]
-        if not perturbed:
-            return [None] * len(results)
+        results, structure = jax.tree.flatten(result)
         types = [jax.typeof(leaf).to_tangent_aval() for leaf in results]
         floats = [i for i, each in enumerate(types) if each.dtype != jax.dtypes.float0]
-        flat, residual_structure = jax.tree.flatten(jax.lax.stop_gradient(residuals))
-        count = len(leaves)
+        perturbed = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+
+        def twin_at(leaves):
+            """(the twin as a function of the perturbed leaves, these leaves)"""
+            return function_of(self.twin, leaves, perturbed), [leaves[i] for i in perturbed]
 
         def evaluate(saved, tangents):
-            leaves = saved[:count]
-            twin = function_of(self.twin, leaves, perturbed)
-            _, dresult = jax.jvp(twin, [leaves[i] for i in perturbed], tangents)
-            dresults = jax.tree.leaves(dresult)
-            self.check_twin(types, dresults)
-            return [dresults[i] for i in floats]
+            twin, leaves = twin_at(saved[0])
+            dresult = jax.tree.leaves(jax.jvp(twin, leaves, tangents)[1])
+            self.check("the tangent of the twin", types, dresult)
+            return [dresult[i] for i in floats]
 
-        def transpose(saved, cotangents):
-            all_cotangents = [np.zeros(each.shape, jax.dtypes.float0) for each in types]
+        def of_result(cotangents):
+            """The cotangents of the result, from those of its floating-point leaves."""
+            leaves = [np.zeros(each.shape, jax.dtypes.float0) for each in types]
             for i, cotangent in zip(floats, cotangents, strict=True):
-                all_cotangents[i] = cotangent
-            return self.backward(
-                perturbed,
-                saved[:count],
-                jax.tree.unflatten(residual_structure, saved[count:]),
-                jax.tree.unflatten(result_structure, all_cotangents),
-            )
+                leaves[i] = cotangent
+            return jax.tree.unflatten(structure, leaves)
+
+        @jax.custom_jvp
+        def transpose(saved, cotangents):
+            leaves, residuals = saved
+            given = self.by_leaf(self.bwd(residuals, of_result(cotangents)))
+            wanted = [leaves[i] for i in perturbed]
+            cotangents = [
+                varying_as(given.get(i, jnp.zeros_like(leaf)), leaf)
+                for i, leaf in zip(perturbed, wanted, strict=True)
+            ]
+            self.check("the cotangents of bwd", map(jax.typeof, wanted), cotangents)
+            return cotangents
+
+        @transpose.defjvp
+        def transpose_jvp(primals, tangents):
+            def by_twin(saved, cotangents):
+                twin, leaves = twin_at(saved[0])
+                return list(jax.vjp(twin, *leaves)[1](of_result(cotangents)))
+
+            return transpose(*primals), jax.jvp(by_twin, primals, tangents)[1]
 
         outputs = linear_map(
             evaluate,
             transpose,
-            [*leaves, *flat],
+            saved,
             [tangents[i] for i in perturbed],
             [types[i] for i in floats],
             program,
         )
-        dresults = dict(zip(floats, outputs, strict=True))
-        return [dresults.get(i) for i in range(len(results))]
+        return dict(zip(floats, outputs, strict=True))
 
-    def check_twin(self, types: list[Any], dresults: list[Any]) -> None:
-        """Raises TypeError unless the twin's tangent has the types of the result's tangent."""
-        expected = [each.str_short() for each in types]
-        got = [jax.typeof(leaf).str_short() for leaf in dresults]
-        if expected != got:
-            raise TypeError(
-                f"the twin of {self.name} must return {expected}, as {self.name} does; got {got}"
-            )
+    def by_leaf(self, cotangents: Any) -> dict[int, Any]:
+        """What `bwd` returned, by the index of the leaf; without the zeros that None stands for."""
+        given = {}
 
-    # --- the cotangents of the arguments ---
+        def give(cotangent, place):
+            if cotangent is not None:
+                given[operator.index(place)] = cotangent
 
-    def backward(
-        self, perturbed: list[int], leaves: list[Any], residuals: Any, cotangents: Any
-    ) -> list[Any]:
-        """The cotangents of the perturbed leaves; their derivatives are those of the twin's."""
-
-        @jax.custom_jvp
-        def backward(leaves, residuals, cotangents):
-            return self.checked(perturbed, leaves, self.bwd(residuals, cotangents))
-
-        def backward_of_twin(leaves, cotangents):
-            twin = function_of(self.twin, leaves, perturbed)
-            return list(jax.vjp(twin, *(leaves[i] for i in perturbed))[1](cotangents))
-
-        @backward.defjvp
-        def backward_jvp(primals, tangents):
-            _, dleaves = jax.jvp(backward_of_twin, primals[::2], tangents[::2])
-            return backward(*primals), dleaves
-
-        return backward(leaves, residuals, cotangents)
-
-    def checked(self, perturbed: list[int], leaves: list[Any], cotangents: Any) -> list[Any]:
-        """A cotangent for each perturbed leaf, with the leaf's shape, dtype and mesh axes."""
-        arrays = jax.tree.unflatten(self.structure, leaves)
-        given: list[Any] = []  # for each leaf; None for zeros
-
-        def give(cotangent: Any, argument: Any) -> None:
-            given.extend([cotangent] * len(jax.tree.leaves(argument)))
-
+        places = jax.tree.unflatten(self.structure, range(self.structure.num_leaves))
         try:
-            if not isinstance(cotangents, tuple | list):
-                raise TypeError("not a tuple")
-            jax.tree.map(give, tuple(cotangents), arrays, is_leaf=lambda leaf: leaf is None)
-            if sum(each is not None for each in given) != len(jax.tree.leaves(cotangents)):
-                raise ValueError("only None may replace an argument of several arrays")
+            jax.tree.map(give, tuple(cotangents), places, is_leaf=lambda leaf: leaf is None)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"bwd of {self.name} must return a tuple with the cotangent of each of its"
-                f" {len(arrays)} array arguments, or None for zeros: {self.structure}; got"
-                f" {jax.tree.structure(cotangents)}"
+                f"bwd of {self.name} must return a tuple with the cotangent of each array argument,"
+                f" or None for zeros: {self.structure}; got {jax.tree.structure(cotangents)}"
             ) from error
-        paths = jax.tree_util.tree_leaves_with_path(arrays)
-        checked = []
-        for index in perturbed:
-            (path, leaf), cotangent = paths[index], given[index]
-            cotangent = jnp.zeros_like(leaf) if cotangent is None else cotangent
-            expected, got = jax.typeof(leaf), jax.typeof(cotangent)
-            if (expected.shape, expected.dtype) != (got.shape, got.dtype):
-                raise TypeError(
-                    f"bwd of {self.name} must return for argument {jax.tree_util.keystr(path)} a"
-                    f" cotangent of {expected.dtype}{list(expected.shape)}; got"
-                    f" {got.dtype}{list(got.shape)}"
-                )
-            checked.append(varying_as(cotangent, leaf))
-        return checked
+        return given
+
+    def check(self, what: str, types: Iterable[Any], leaves: Leaves) -> None:
+        """Raises TypeError unless the leaves have the shapes and dtypes of the types."""
+        expected, got = (
+            [f"{each.dtype}{list(each.shape)}" for each in group]
+            for group in (types, map(jax.typeof, leaves))
+        )
+        if expected != got:
+            raise TypeError(f"{what} of {self.name} must be {expected}; got {got}")

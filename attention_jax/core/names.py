@@ -18,10 +18,9 @@ from typing import Any
 
 import jax
 
-from attention_jax.core.programs import Known, is_of_this_package, one_line, users_line
+from attention_jax.core.programs import ADDRESS, Known, is_of_this_package, one_line, users_line
 
 JSON = dict[str, Any]
-_NAMES = ast.Name | ast.Attribute | ast.Call
 _COLON = "ː"  # Python counts this character as a letter, so it reads moduleːName as one name
 
 
@@ -80,37 +79,38 @@ def _name_and_fields(
     if "(" not in text:
         return text, None
     python = re.sub(r"(?<=\w):(?=\w)", _COLON, text.strip())
-
-    def written(node: ast.expr) -> str:
-        return str(ast.get_source_segment(python, node)).replace(_COLON, ":")
-
     try:
-        call = ast.parse(python, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        call = None
-    keywords = call.keywords if isinstance(call, ast.Call) else []
-    nodes = {keyword.arg: keyword.value for keyword in keywords}
-    if not isinstance(call, ast.Call) or call.args or None in nodes or len(nodes) < len(keywords):
+        call: Any = ast.parse(python, mode="eval").body
+        nodes = {keyword.arg: keyword.value for keyword in call.keywords}
+        is_call = not call.args and None not in nodes and len(nodes) == len(call.keywords)
+    except (AttributeError, SyntaxError, ValueError, RecursionError, MemoryError):
+        is_call = False
+    if not is_call:
         raise ValueError(
             f"{noun} must be name(field=value, ...) or module:Name(field=value, ...), with each"
             f" field given once; got {text!r}"
         )
-    fields: dict[str, Any] = {}
-    for field, node in nodes.items():
-        value = written(node)
-        name = value.partition("(")[0].strip()
-        if isinstance(node, _NAMES) and (name in names or ":" in name):
-            fields[str(field)] = get(value)
-            continue
+
+    def written(node: ast.expr) -> str:
+        return str(ast.get_source_segment(python, node)).replace(_COLON, ":")
+
+    def value_of(field: str, text_of_value: str) -> Any:
+        name = text_of_value.partition("(")[0].strip()
+        if name in names or re.fullmatch(r"[\w.]+:\w+", name):
+            return get(text_of_value)
         try:
-            fields[str(field)] = ast.literal_eval(value)
-            hash(fields[str(field)])
+            value = ast.literal_eval(text_of_value)
+            hash(value)
+            return value
         except (SyntaxError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{noun} {text!r}: {field} must be a hashable Python literal or a {noun}; got"
-                f" {value}{did_you_mean(name, names)}"
+                f" {text_of_value}{did_you_mean(name, names)}"
             ) from error
-    return written(call.func), fields
+
+    return written(call.func), {
+        field: value_of(field, written(node)) for field, node in nodes.items()
+    }
 
 
 def imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
@@ -154,8 +154,7 @@ def describe(part: Any) -> JSON:
     module = str(cls.__module__)
     if is_of_this_package(cls):
         module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
-    # The address of an object differs between processes.
-    fields = re.sub(r" at 0x[0-9a-f]+", "", repr(part))
+    fields = ADDRESS.sub("", repr(part))
     description = {"class": f"{module}.{cls.__qualname__}", "fields": fields}
     if type(part) is Known:
         description |= {"program": part.digest, "jax": jax.__version__}
@@ -174,17 +173,16 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
         stored: from config.json.
     """
     now = describe(part)
-    changed = [name for name in now if stored.get(name) != now[name]]
+    changed = {name for name in now if stored.get(name) != now[name]}
     if not changed or ("program" in now and "program" not in changed):
         return
     text = f"{setting} was {_words(stored)} when this run was trained, and is {_words(now)} now"
-    if changed != ["program", "jax"]:
+    if changed != {"program", "jax"}:
         raise ValueError(
             f"{text}; restore what the run was trained with, or train a new run in another folder"
         )
-    jax_then = stored.get("jax")
-    reason = f"this may be because jax was {jax_then} then, and is {now['jax']} now"
-    warnings.warn(f"{text}; {reason}", stacklevel=2)
+    versions = f"jax was {stored.get('jax')} then, and is {now['jax']} now"
+    warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
 
 
 def _words(description: JSON) -> str:

@@ -8,15 +8,15 @@ which is equal to another only if the two programs are equal, the numbers in the
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,12 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 
-Array = jax.Array
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in its repr; differs between processes
 
 _LIBRARY = os.path.dirname(os.path.dirname(__file__))
 _INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_OF_A_USER = ("<frozen ", *(os.path.join(folder, "") for folder in (_LIBRARY, *_INSTALLED)))
 _NO_MESH = jax.sharding.AbstractMesh((), ())
-_NOT_IN_PROGRAMS = ("init", "param_shapes", "visits")  # methods without numbers of `pair`, `weight`
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CURES: list[tuple[type[Exception], str]] = [
     (jax.errors.TracerArrayConversionError, "use jax.numpy in place of numpy"),
     (jax.errors.TracerBoolConversionError, "use jnp.where in place of a branch on an array"),
@@ -39,82 +37,163 @@ _CURES: list[tuple[type[Exception], str]] = [
 ]
 
 
-class Part(NamedTuple):
-    """The words in which errors name a part of a user."""
+class Part:
+    """A part that a user wrote: calls of its methods, its program, and the words of its errors.
 
-    name: str  # "score Mine(size=3)"
-    remedy: str  # how a traced array reaches the part: "pass it in params"
-
-
-class PartError(Exception):
-    """A mistake in a part of a user, found while it is traced; becomes a ValueError."""
-
-
-def trace(part: Part, function: Callable[..., Any], *arguments: Any) -> str:
-    """Traces a function of a user on shapes; nothing is computed and nothing is compiled.
-
-    Returns the digest of its operations and of all numbers in them, which holds for one version of
-    JAX.
-
-    Args:
-        part: what the function belongs to.
-        function: takes pytrees of arrays, returns one. It calls the user's code in `users_errors`,
-            and may raise a `PartError` about its results.
-        arguments: pytrees of `jax.ShapeDtypeStruct`.
-
-    Raises:
-        ValueError: in one line: the user's code fails, or uses a traced array of its enclosing
-            scope.
+    Attributes:
+        name: one line for errors, such as "score Mine(size=3)".
+        remedy: how a traced array reaches the part, such as "give attention params=".
     """
 
-    def call(*arrays: Any) -> Any:  # a new function, because JAX remembers traces by function
-        return function(*arrays)
+    def __init__(self, kind: str, part: Any, remedy: str):
+        text = " ".join(str(part).split())
+        self.name = f"{kind} {text if len(text) <= 100 else text[:97] + '...'}"
+        self.remedy = remedy
 
-    try:
-        with jax.sharding.use_abstract_mesh(_NO_MESH):  # the digest is that of any mesh
-            closed = jax.make_jaxpr(call)(*arguments)
-    except PartError as error:
-        raise ValueError(f"{part.name}: {error}") from error.__cause__
-    # A function that fills a cache leaves operations without effect where it is first traced.
-    jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    digest = hashlib.sha256(_ADDRESS.sub("", str(jaxpr)).encode())
-    for constant in _constants(closed):
-        if isinstance(constant, jax.core.Tracer):
-            raise ValueError(
-                f"{part.name} must not use the traced array {constant.aval.str_short()} of its"
-                f" enclosing scope, which would get no gradient: {part.remedy}"
-            )
-        if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
-            constant = jax.random.key_data(constant)
-        digest.update(np.asarray(constant).tobytes())
-    return digest.hexdigest()
+    def call(
+        self, name: str, method: Callable[..., Any], *arguments: Any, of: Any = (), cure: str = ""
+    ) -> Any:
+        """The result of a method that the user wrote.
+
+        Args:
+            name: that of the method, for errors.
+            method: the method.
+            arguments: those of the method.
+            of: a tuple of those arguments whose shapes errors show.
+            cure: how to mend a TypeError or ValueError of the user's code.
+
+        Raises:
+            ValueError: in one line: the user's code fails. An error that only this library raises
+                stays as it is.
+        """
+        try:
+            return method(*arguments)
+        except Exception as error:
+            line = users_line(error)
+            if line is None:
+                raise
+            usual = cure if isinstance(error, TypeError | ValueError) else ""
+            cure = next((text for kind, text in _CURES if isinstance(error, kind)), usual)
+            shapes = f" of {shapes_in_words(of)}" if of else ""
+            text = f"{name}{shapes} raised {type(error).__name__}: {one_line(error)} ({line})"
+            raise ValueError(f"{self.name}: {text}{cure and f': {cure}'}") from error
+
+    def require(self, holds: bool, contract: str, *got: Any) -> None:
+        """Raises ValueError unless a contract holds, in words such as "pair must return ..."."""
+        if not holds:
+            result = f"; got {shapes_in_words(*got)}" if got else ""
+            raise ValueError(f"{self.name}: {contract}{result}")
+
+    def trace(self, program: Callable[..., Any], *arguments: Any) -> str:
+        """Traces a function on shapes; nothing is computed and nothing is compiled.
+
+        Returns the digest of its operations and of all numbers in them, which holds for one version
+        of JAX.
+
+        Args:
+            program: takes pytrees of arrays, returns one, and calls the user's code.
+            arguments: pytrees of `jax.ShapeDtypeStruct`.
+
+        Raises:
+            ValueError: the program uses a traced array of its enclosing scope.
+        """
+        # JAX remembers traces by function, so the lambda is a new function. Without a mesh, the
+        # digest is that of any mesh.
+        with jax.sharding.use_abstract_mesh(_NO_MESH):
+            closed = jax.make_jaxpr(lambda *arrays: program(*arrays))(*arguments)
+        # A function that fills a cache leaves operations without effect where it is first traced.
+        jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+        digest = hashlib.sha256(ADDRESS.sub("", str(jaxpr)).encode())
+        for constant in _constants(closed):
+            if isinstance(constant, jax.core.Tracer):
+                raise ValueError(
+                    f"{self.name} must not use the traced array {constant.aval.str_short()} of its"
+                    f" enclosing scope, which would get no gradient: {self.remedy}"
+                )
+            if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+                constant = jax.random.key_data(constant)
+            digest.update(np.asarray(constant).tobytes())
+        return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def users_errors(part: Part, method: str, contract: str = "") -> Iterator[None]:
-    """Names the part, the method, the line and the cure in an error that the user's code raises.
+class Known:
+    """Stands in for a part of a user; equal to another if the parts and their programs are equal.
 
-    An error that only this library raises stays as it is.
+    It has all attributes and methods of the part, and is an instance of the part's class for
+    `isinstance`. JAX may trace a method again later, for a derivative: from the object that the
+    call was given, which is why the parts are compared too, and which must not have changed.
 
     Args:
-        part: what the method belongs to.
-        method: its name, with what it is called with.
-        contract: what it must give, for errors without a cure of their own.
+        part: the part.
+        trace: gives the digest of the part's program as it is now.
+        check: runs the program on numbers; called when the program is seen for the first time.
     """
-    try:
-        yield
-    except PartError:
-        raise
-    except Exception as error:
-        line = users_line(error)
-        if line is None:
-            raise
-        cures = (text for kind, text in _CURES if isinstance(error, kind))
-        cure = next(cures, contract if isinstance(error, TypeError | ValueError) else "")
-        raise PartError(
-            f"{method} raised {type(error).__name__}: {one_line(error)} ({line})"
-            + (f": {cure}" if cure else "")
-        ) from error
+
+    def __init__(
+        self, part: Any, trace: Callable[[], str], check: Callable[[], None] = lambda: None
+    ):
+        self.part, self._trace, self._check = part, trace, check
+        self.digest = trace()
+        _check_numbers(self)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.part, name)
+        if callable(value) and name not in ("init", "param_shapes"):  # not in the program
+            check_unchanged(repr(self.part), self.digest, self._trace())
+        return self if value is self.part else value
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.part)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.part(*arguments, **keywords)
+
+    def __repr__(self) -> str:
+        return repr(self.part)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Known or self.digest != other.digest:
+            return False
+        try:
+            return self.part is other.part or bool(self.part == other.part)
+        except (TypeError, ValueError):  # a field holds an array
+            return False
+
+
+@functools.lru_cache(maxsize=512)
+def _check_numbers(known: Known) -> None:
+    known._check()
+
+
+def check_unchanged(name: str, before: str, now: str) -> None:
+    """Raises ValueError if a part of a user is another program than when it was called."""
+    if before != now:
+        raise ValueError(
+            f"{' '.join(name.split())} must not change between a call of attention and its"
+            " derivative, which would mix old and new numbers; call the function again, or compile"
+            " it again, after a change"
+        )
+
+
+def is_of_library(part: Any) -> bool:
+    """Whether a part and all parts in its fields are classes of this library, equal by value."""
+    if type(part) is Known or not is_of_this_package(type(part)):
+        return False
+    fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+    values = (getattr(part, field.name) for field in fields)
+    return all(is_of_library(value) for value in values if callable(value))
+
+
+def is_of_this_package(cls: type) -> bool:
+    """Whether a class is defined in this library."""
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+# --- the words of errors ---
 
 
 def users_line(error: BaseException) -> str | None:
@@ -138,121 +217,41 @@ def one_line(error: Exception) -> str:
     return line.partition(" See full ")[0][:300].rstrip(".") or type(error).__name__
 
 
-def checked_array(result: Any, what: str) -> Any:
-    """The result of a user's method; a `PartError` unless it is one array."""
-    if isinstance(result, jax.Array | np.ndarray | np.generic):
-        return result
-    if result is None:
-        got = "None, as of a function without return"
-    elif jax.tree_util.all_leaves([result]):
-        got = f"a {type(result).__name__}"
-    else:
-        got = f"a {type(result).__name__} of {len(jax.tree.leaves(result))} arrays"
-    raise PartError(f"{what}; got {got}")
+def shapes_in_words(tree: Any) -> str:
+    """The dtype and shape of each array in a pytree: "float32 [3, 8] and float32 [5, 8]"."""
+    leaves = jax.tree.leaves(tree)
+    dtypes = (getattr(leaf, "dtype", type(leaf).__name__) for leaf in leaves)
+    words = (f"{dtype} {list(np.shape(leaf))}" for dtype, leaf in zip(dtypes, leaves, strict=True))
+    return " and ".join(words) or repr(tree)
 
 
-class Known:
-    """Stands in for a part of a user; equal to another if the parts and their programs are equal.
-
-    It has all attributes and methods of the part, and is an instance of the part's class for
-    `isinstance`. JAX may trace a method again later, for a derivative: from the object that the
-    call was given, which is why the parts are compared too, and which must not have changed.
-    """
-
-    def __init__(self, part: Any, digest: str, trace_again: Callable[[], str]):
-        self.part, self.digest, self._trace_again = part, digest, trace_again
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.part, name)
-        if callable(value) and name not in _NOT_IN_PROGRAMS:
-            check_unchanged(repr(self.part), self.digest, self._trace_again())
-        return self if value is self.part else value
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return type(self.part)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self.part(*arguments, **keywords)
-
-    def __repr__(self) -> str:
-        return repr(self.part)
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Known and self.digest == other.digest and _same(self.part, other.part)
+# --- results of a user's methods ---
 
 
-def check_unchanged(name: str, before: str, now: str) -> None:
-    """Raises ValueError if a part of a user is another program than when it was called."""
-    if before != now:
-        raise ValueError(
-            f"{' '.join(name.split())} must not change between a call of attention and its"
-            " derivative, which would mix old and new numbers; call the function again, or compile"
-            " it again, after a change"
-        )
-
-
-def is_of_library(part: Any) -> bool:
-    """Whether a part and all parts in its fields are classes of this library, equal by value."""
-    if type(part) is Known or not is_of_this_package(type(part)):
-        return False
-    if not dataclasses.is_dataclass(part):
-        return True
-    values = (getattr(part, field.name) for field in dataclasses.fields(part))
-    return all(
-        is_of_library(value)
-        for value in values
-        if callable(value) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
-    )
-
-
-def is_of_this_package(cls: type) -> bool:
-    """Whether a class is defined in this library."""
-    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
-
-
-def named(kind: str, part: Any) -> str:
-    """A part in one line of an error, at most 100 characters of it."""
-    text = " ".join(repr(part).split())
-    return f"{kind} {text if len(text) <= 100 else text[:97] + '...'}"
+def is_array(result: Any, kind: Any) -> bool:
+    """Whether a result is an array whose dtype is of a kind, such as `jnp.floating`."""
+    return isinstance(result, jax.Array | np.ndarray) and jnp.issubdtype(result.dtype, kind)
 
 
 def on_numbers(function: Callable[..., Any], *arguments: Any) -> Any:
     """NumPy arrays that a function gives of NumPy arrays, also in the middle of a trace."""
     with jax.ensure_compile_time_eval():
-        return jax.tree.map(np.asarray, jax.jit(function)(*arguments))
+        return jax.tree.map(np.asarray, jax.jit(lambda *arrays: function(*arrays))(*arguments))
 
 
 def close(left: Any, right: Any) -> bool:
     """Whether two arrays are equal up to rounding in float32, NaN included."""
-    if left.dtype == jax.dtypes.float0:  # the cotangent of an integer
+    if left.shape != right.shape or left.dtype == jax.dtypes.float0:  # cotangents of integers
         return left.shape == right.shape
-    left, right = np.asarray(left, np.float64), np.asarray(right, np.float64)
-    finite = np.abs(right[np.isfinite(right)])
-    tolerance = 1e-4 * max(1.0, finite.max(initial=0.0))
-    return left.shape == right.shape and np.allclose(left, right, 1e-4, tolerance, equal_nan=True)
+    largest = np.abs(right[np.isfinite(right)]).max(initial=1.0)
+    return np.allclose(left, right, 1e-4, 1e-4 * largest, equal_nan=True)
 
 
-def _same(left: Any, right: Any) -> bool:
-    """Whether two parts are one object, or are hashable and equal."""
-    if left is right:
-        return True
-    try:
-        return hash(left) == hash(right) and bool(left == right)
-    except (TypeError, ValueError):  # a field holds an array
-        return False
-
-
-def _constants(closed: ClosedJaxpr) -> Iterator[Any]:
+def _constants(program: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
     """The arrays in a program, in the order of its operations."""
-    yield from closed.consts
-    for equation in closed.jaxpr.eqns:
+    yield from getattr(program, "consts", ())
+    for equation in program.eqns:
         for value in equation.params.values():
-            for program in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(program, ClosedJaxpr):
-                    yield from _constants(program)
-                elif isinstance(program, Jaxpr):
-                    yield from _constants(ClosedJaxpr(program, ()))
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(inner, ClosedJaxpr | Jaxpr):
+                    yield from _constants(inner)

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.backend import current_backend
 from attention_jax.functional.capture_point import (
     capture_point,
     capturing,
@@ -19,17 +18,14 @@ from attention_jax.functional.capture_point import (
 from attention_jax.functional.checks import (
     AttentionArguments,
     Call,
-    check_block_sizes,
-    check_statistics,
-    checked_dropout,
+    checked_call,
     checked_implementation,
-    checked_inputs,
 )
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_and_mask, params_of_normalizer
 from attention_jax.kernels import IMPLEMENTATIONS
-from attention_jax.kernels.choice import choose
+from attention_jax.kernels.choice import choose, current_backend
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
 from attention_jax.normalizers.contract import transformed_rows
 from attention_jax.pairwise.biases import Bias
@@ -142,37 +138,38 @@ def attention(
 
     Source: Bahdanau et al. 2014, Luong et al. 2015, Vaswani et al. 2017 (their Q, K, V).
     """
-    call = checked_inputs(
-        score, query, key, value, params, mask, bias, normalizer, normalizer_params
+    call = checked_call(
+        query,
+        key,
+        value,
+        score=score,
+        params=params,
+        mask=mask,
+        bias=bias,
+        normalizer=normalizer,
+        normalizer_params=normalizer_params,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        block_sizes=block_sizes,
+        return_statistics=return_statistics,
     )
-    options = (dropout_rate, dropout_rng, implementation, block_sizes)
-    output, statistics = results_of(call, *options, return_statistics)
-    return (output, statistics) if return_statistics else output
+    return results_of(call, implementation)
 
 
-def results_of(
-    call: Call,
-    dropout_rate: float,
-    dropout_rng: Array | None,
-    implementation: str | None,
-    block_sizes: BlockSizes | None,
-    return_statistics: bool = False,
-) -> tuple[Array, AttentionStatistics | None]:
-    """The output of `attention`, and its statistics if they are requested."""
-    score, normalizer, inputs = call
+def results_of(call: Call, implementation: str | None = None) -> Any:
+    """The output of `attention`; or (output, statistics) if they are requested."""
+    options, inputs, block_sizes = call
     implementation = checked_implementation(implementation)
-    check_block_sizes(block_sizes)
-    check_statistics(normalizer, return_statistics)
-    rate, rng = checked_dropout(dropout_rate, dropout_rng, inputs.query.shape[:-2])
-    inputs = inputs._replace(dropout_rng=rng)
-    # "cudnn" has none; those that are captured come from another call then.
-    captured = (
-        capturing() is not None and normalizer.family.is_softmax and implementation != "cudnn"
-    )
-    options = Options(score, BlockSizes(), rate, return_statistics or captured, normalizer)
+    # "cudnn" has no statistics; those that are captured come from another call then.
+    if capturing() is not None and implementation != "cudnn":
+        options = dataclasses.replace(
+            options, return_statistics=options.normalizer.family.is_softmax
+        )
     output, statistics = _computed(inputs, options, implementation, block_sizes)
-    results = functools.partial(_captured_results, options, inputs, statistics)
-    return capture_point(inputs, output, results), statistics
+    output = capture_point(
+        inputs, output, functools.partial(_captured_results, options, inputs, statistics)
+    )
+    return (output, statistics) if call.options.return_statistics else output
 
 
 def attention_weights(
@@ -204,15 +201,11 @@ def attention_weights(
     >>> attention_weights(jnp.ones((1, 2)), jnp.ones((4, 2)))
     Array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
     """
-    call = checked_inputs(
-        score, query, key, None, params, mask, bias, normalizer, normalizer_params
+    pairs = {"score": score, "params": params, "mask": mask, "bias": bias}
+    call = checked_call(
+        query, key, None, **pairs, normalizer=normalizer, normalizer_params=normalizer_params
     )
-    return weights_of(call)
-
-
-def weights_of(call: Call) -> Array:
-    """The weights [*B, T, S] of a call, before dropout."""
-    return _weights(Options(call.score, BlockSizes(), normalizer=call.normalizer), call.inputs)
+    return weights_of(call.options, call.inputs)
 
 
 # --- the compiled functions ---
@@ -237,8 +230,8 @@ def _attend(implementation: str, options: Options, inputs: Inputs):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _weights(options: Options, inputs: Inputs) -> Array:
-    """Weights [*B, T, S] in the query's dtype, with the damping."""
+def weights_of(options: Options, inputs: Inputs) -> Array:
+    """Weights [*B, T, S] in the query's dtype, before dropout, with the damping."""
     weights = _logits_and_weights(options, inputs)[1]
     if inputs.damping is not None:
         damping = cast_floats(inputs.damping, weights.dtype).materialize(*weights.shape[-2:])

@@ -12,7 +12,7 @@ A primitive is needed because a Python list would receive tracers, which cannot 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -71,15 +71,12 @@ def capture_points(matrices: bool) -> contextlib.AbstractContextManager[Any]:
     return _capturing(CaptureOptions(matrices))
 
 
-@contextlib.contextmanager
-def heads_as_one_axis(batch_ndim: int) -> Iterator[None]:
+def heads_as_one_axis(batch_ndim: int) -> contextlib.AbstractContextManager[Any]:
     """A context in which batch axes [*B, K, G] are captured as [*B, N]."""
     options = capturing()
     if options is None:
-        yield
-        return
-    with _capturing(options._replace(grouped_heads=batch_ndim)):
-        yield
+        return contextlib.nullcontext()
+    return _capturing(options._replace(grouped_heads=batch_ndim))
 
 
 def capturing_matrices() -> bool:

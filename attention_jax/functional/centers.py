@@ -13,9 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import accumulator_dtype, any_array
+from attention_jax.core.arrays import accumulator_dtype, integer_array
 from attention_jax.core.checks import check_integer
-from attention_jax.pairwise.position_functions import broadcasts, check_batch_axes, same_rank
+from attention_jax.functional.checks import check_axes
+from attention_jax.pairwise.position_functions import check_batch_axes, same_rank
 from attention_jax.scores import Params
 
 Array = jax.Array
@@ -100,13 +101,8 @@ def predicted_centers(query: Array, params: Params, source_lengths: Array) -> Ar
 
 def checked_lengths(lengths: Any, batch_shape: tuple[int, ...] | None) -> Array:
     """`lengths` as an int array; ValueError unless it broadcasts to a given `batch_shape`."""
-    array = any_array("source_lengths", lengths)
-    fits = batch_shape is None or broadcasts(array.shape, batch_shape)
-    if not jnp.issubdtype(array.dtype, jnp.integer) or not fits:
-        shape = "" if batch_shape is None else f" that broadcast to {list(batch_shape)}"
-        raise ValueError(
-            f"source_lengths must be integers{shape}; got {array.dtype} {list(array.shape)}"
-        )
+    array = integer_array("source_lengths", lengths)
     if batch_shape is not None:
+        check_axes("source_lengths", array, (), batch_shape)
         check_batch_axes("source_lengths", array.shape, 0, batch_shape)
     return array

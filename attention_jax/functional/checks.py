@@ -13,11 +13,10 @@ import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import checked_rate, checked_rng
-from attention_jax.implementations import BlockSizes, Inputs
+from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.normalizers import (
     DEFAULT_NORMALIZER,
-    Normalizer,
     NormalizerLike,
     get_normalizer,
     known_normalizer,
@@ -27,14 +26,15 @@ from attention_jax.pairwise.known import known_positions
 from attention_jax.pairwise.masks import Mask, as_mask
 from attention_jax.pairwise.position_functions import broadcasts
 from attention_jax.scores import (
+    DEFAULT_SCORE,
     Params,
     ProjectedKeys,
     Score,
     ScoreLike,
     get_score,
-    key_feature_shapes,
     known_score,
 )
+from attention_jax.scores.projected_keys import key_feature_shapes
 
 Array = jax.Array
 
@@ -56,22 +56,26 @@ class AttentionArguments(TypedDict, total=False):
 class Call(NamedTuple):
     """The checked arguments of an attention function."""
 
-    score: Score  # a user's score is a `Known`
-    normalizer: Normalizer  # likewise
+    options: Options  # a user's score and normaliser are `Known`; the sizes of tiles are open
     inputs: Inputs
+    block_sizes: BlockSizes | None
 
 
-def checked_inputs(
-    score: ScoreLike,
+def checked_call(
     query: Any,
     key: Any,
     value: Any,
-    params: Params,
-    mask: Mask | Array | None,
-    bias: Bias | Array | None,
+    *,
+    score: ScoreLike = DEFAULT_SCORE,
+    params: Params = None,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
     normalizer: NormalizerLike = DEFAULT_NORMALIZER,
     normalizer_params: Params = None,
-    damping: Bias | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    block_sizes: BlockSizes | None = None,
+    return_statistics: bool = False,
 ) -> Call:
     """The arguments of a call, with JAX arrays; ValueError unless their shapes and dtypes match.
 
@@ -85,28 +89,13 @@ def checked_inputs(
     else:
         key = float_array("key", key)
     value = jnp.zeros((*key.shape[:-1], 1)) if value is None else float_array("value", value)
-    for name, array, shape, least in (
-        ("query", query, "[*B, T, Dq]", 1),
-        ("key", key, "[*B, S, Dk]", 1),
-        ("value", value, "[*B, S, Dv]", 0),
-    ):
-        if array.ndim < 2 or array.shape[-1] < least:
-            features = ", with at least one feature" if least else ""
-            raise ValueError(f"{name} must be {shape}{features}; got {list(array.shape)}")
-    *batch_axes, target_length, query_dim = query.shape
-    source_length, key_dim = key.shape[-2:]
+    *batch_axes, target_length, query_dim = check_axes("query", query, ("T", "Dq"), None).shape
     batch = tuple(batch_axes)
-    for name, array in (("key", key), ("value", value)):
-        if not broadcasts(array.shape[:-2], batch):
-            raise ValueError(
-                f"{name} must have batch axes that broadcast to {batch_axes}, those of query"
-                f" {list(query.shape)}; got {list(array.shape)}"
-            )
-    if value.shape[-2] != source_length:
-        raise ValueError(
-            f"value must be [..., {source_length}, Dv] to match key {list(key.shape)};"
-            f" got {list(value.shape)}"
-        )
+    source_length, key_dim = check_axes("key", key, ("S", "Dk"), batch).shape[-2:]
+    check_axes("value", value, (source_length, "Dv"), batch, f" to match key {list(key.shape)}")
+    for name, size in (("query", query_dim), ("key", key_dim)):
+        if size == 0:
+            raise ValueError(f"{name} must have at least one feature; got [..., 0]")
     if score.needs_equal_dims and key_dim != query_dim:
         raise ValueError(
             f"key must be [..., S, {query_dim}] to match score {score} with query"
@@ -114,9 +103,7 @@ def checked_inputs(
         )
     floats = jax.tree.leaves((query, key, value, params, bias, normalizer_params))
     dtype = accumulator_dtype(*(leaf for leaf in floats if hasattr(leaf, "dtype"))).type
-    score = known_score(
-        score, score.own_params if params is None else params, query_dim, key_dim, dtype
-    )
+    score = known_score(score, params, query_dim, key_dim, dtype)
     normalizer = known_normalizer(normalizer, dtype)
     params = checked_params(score, params, query_dim, key_dim, batch)
     normalizer_params = _checked_tree(
@@ -134,15 +121,23 @@ def checked_inputs(
         "mask": None if mask is None else as_mask(mask),
         # A user-defined bias may hold Python numbers.
         "bias": None if bias is None else jax.tree.map(jnp.asarray, as_bias(bias)),
-        "damping": damping,
     }
     for name, function in positions.items():
         if function is not None:
             function.check(batch, target_length, source_length)
             positions[name] = known_positions(function)
-    tokens = {"query": query, "key": key, "value": value, "dropout_rng": None}
-    inputs = Inputs(**tokens, params=params, normalizer_params=normalizer_params, **positions)
-    return Call(score, normalizer, inputs)
+    rate, rng = _checked_dropout(dropout_rate, dropout_rng, batch)
+    if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
+        raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
+    if return_statistics and not normalizer.family.is_softmax:
+        raise ValueError(
+            f"return_statistics must be False with normalizer {normalizer}, which has no logsumexp;"
+            " attention_weights returns the weights themselves"
+        )
+    options = Options(score, BlockSizes(), rate, return_statistics, normalizer)
+    arrays = {"query": query, "key": key, "value": value, "dropout_rng": rng}
+    inputs = Inputs(**arrays, params=params, normalizer_params=normalizer_params, **positions)
+    return Call(options, inputs, block_sizes)
 
 
 def _check_features(score: Score, params: Params, key: ProjectedKeys, query_dim: int) -> None:
@@ -210,38 +205,31 @@ def _checked_tree(
 
 def check_axes(
     name: str,
-    array: Array,
-    core: tuple[int, ...],
+    array: Any,
+    core: tuple[int | str, ...],
     batch_shape: tuple[int, ...] | None,
     owner: str = "",
-) -> Array:
+) -> Any:
     """The array; ValueError unless its last axes are `core`, and the others broadcast to *B.
 
     Args:
         name: the name of the argument.
-        array: an array.
-        core: the sizes of its last axes.
+        array: an array, or `ProjectedKeys`.
+        core: the sizes of its last axes; a letter for an axis of any size.
         batch_shape: *B; None for any batch axes.
         owner: what the array belongs to, in words.
     """
     split = array.ndim - len(core)
-    if split < 0 or array.shape[split:] != core:
-        expected = f"[{', '.join(['...', *map(str, core)])}]"
-        raise ValueError(f"{name} must be {expected}{owner}; got {list(array.shape)}")
+    sizes = zip(core, array.shape[max(split, 0) :], strict=False)
+    if split < 0 or any(size != got and not isinstance(size, str) for size, got in sizes):
+        expected_axes = ", ".join(["...", *map(str, core)])
+        raise ValueError(f"{name} must be [{expected_axes}]{owner}; got {list(array.shape)}")
     if batch_shape is not None and not broadcasts(array.shape[:split], batch_shape):
         raise ValueError(
-            f"{name} must broadcast to {[*batch_shape, *core]}; got {list(array.shape)}"
+            f"{name} must have batch axes that broadcast to {list(batch_shape)}; got"
+            f" {list(array.shape)}"
         )
     return array
-
-
-def check_statistics(normalizer: Normalizer, return_statistics: bool) -> None:
-    """Raises ValueError if statistics are requested of weights that have no logsumexp."""
-    if return_statistics and not normalizer.family.is_softmax:
-        raise ValueError(
-            f"return_statistics must be False with normalizer {normalizer}, which has no logsumexp;"
-            " attention_weights returns the weights themselves"
-        )
 
 
 def checked_implementation(name: Any) -> str | None:
@@ -253,8 +241,8 @@ def checked_implementation(name: Any) -> str | None:
     )
 
 
-def checked_dropout(
-    rate: Any, rng: Any, batch_shape: tuple[int, ...] = ()
+def _checked_dropout(
+    rate: Any, rng: Any, batch_shape: tuple[int, ...]
 ) -> tuple[float, Array | None]:
     """(rate, rng), the rng None at rate 0; ValueError without an rng at another rate."""
     rate = checked_rate(rate)
@@ -263,9 +251,3 @@ def checked_dropout(
     if rng is None:
         raise ValueError(f"dropout_rng must be a PRNG key when dropout_rate is {rate}; got None")
     return rate, checked_rng(rng, batch_shape=batch_shape)
-
-
-def check_block_sizes(block_sizes: Any) -> None:
-    """Raises ValueError unless `block_sizes` is a `BlockSizes` or None."""
-    if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
-        raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")

@@ -10,22 +10,15 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
 from attention_jax.functional.capture_point import capture_point, capturing_matrices
-from attention_jax.functional.checks import check_axes, checked_inputs
+from attention_jax.functional.checks import check_axes, checked_call
 from attention_jax.implementations import Inputs
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import (
-    DEFAULT_SCORE,
-    Params,
-    Score,
-    ScoreLike,
-    get_score,
-    key_feature_shapes,
-    masked_pair,
-)
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
+from attention_jax.scores.projected_keys import key_feature_shapes
 
 Array = jax.Array
 
@@ -114,15 +107,14 @@ def coverage_attention(
     are query_t, key_i, coverage_ti, weights_ti, coverage_kernel, loss_t; their W_s, W_h, v are the
     query_kernel, key_kernel, v of `Additive`, which has no b_attn. Other scores extend it.
     """
-    score, _, inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
+    score, inputs = call.options.score, call.inputs
     *batch_shape, _, query_dim = inputs.query.shape
     source_length, key_dim = inputs.key.shape[-2:]
     feature_dim = coverage_kernel_size(score, query_dim, key_dim, inputs.params)
     coverage_kernel = float_array("coverage_kernel", coverage_kernel)
     check_axes("coverage_kernel", coverage_kernel, (feature_dim,), tuple(batch_shape))
-    if coverage is None:
-        coverage = jnp.zeros(source_length, inputs.compute_dtype)
-    coverage = float_array("coverage", coverage)
+    coverage = jnp.zeros(source_length) if coverage is None else float_array("coverage", coverage)
     check_axes("coverage", coverage, (source_length,), tuple(batch_shape))
     all_weights = return_weights or capturing_matrices()
     result = _attend(score, all_weights, inputs, coverage_kernel, coverage)
@@ -155,13 +147,9 @@ def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:
 
     Source: See, Liu and Manning 2017, equation 12 (their a^t, c^t are weights_t and the sum).
     """
-    weights = float_array("weights", weights)
-    if weights.ndim < 2:
-        raise ValueError(f"weights must be [*B, T, S]; got {list(weights.shape)}")
+    weights = check_axes("weights", float_array("weights", weights), ("T", "S"), None)
     *batch_shape, _, source_length = weights.shape
-    if coverage is None:
-        coverage = jnp.zeros(source_length, weights.dtype)
-    coverage = float_array("coverage", coverage)
+    coverage = jnp.zeros(source_length) if coverage is None else float_array("coverage", coverage)
     check_axes("coverage", coverage, (source_length,), tuple(batch_shape))
     dtype = accumulator_dtype(weights, coverage)
     weights = weights.astype(dtype)
@@ -215,45 +203,34 @@ def _attend(
 ) -> CoverageResult:
     # `inputs.compute_dtype` would leave out the kernel and the coverage.
     dtype = accumulator_dtype(*jax.tree.leaves(inputs._replace(mask=None)), kernel, coverage)
-    attend = functools.partial(_one_example, score, all_weights, dtype)
-    return vmap_over_batch(score, attend, inputs, (kernel, 1), (coverage, 1))
+    inputs = inputs._replace(value=inputs.value.astype(dtype))
 
+    def one_example(inputs: Inputs, kernel: Array, coverage: Array) -> CoverageResult:
+        kernel, coverage = cast_floats((kernel, coverage), inputs.compute_dtype)
 
-def _one_example(
-    score: Score,
-    all_weights: bool,
-    dtype: jnp.dtype,
-    inputs: Inputs,
-    kernel: Array,
-    coverage: Array,
-) -> CoverageResult:
-    inputs = inputs._replace(value=inputs.value.astype(dtype))  # sets `inputs.compute_dtype`
-    kernel, coverage = cast_floats((kernel, coverage), dtype)
+        def compute_weights(chunk: Chunk, coverage: Array) -> tuple[Array, Array, Array]:
+            # Checkpointed: otherwise each step would save its keys with coverage, t S Fk floats.
+            @functools.partial(jax.checkpoint, prevent_cse=False)
+            def step(coverage: Array, row: dict[str, Any]) -> tuple[Array, tuple[Array, Array]]:
+                # The minimum of two zeros sends half of its gradient to each argument. The
+                # coverage of a masked key must get none.
+                allowed = row["allowed"]
+                seen = allowed_only(allowed, coverage[None])
+                keys = chunk.keys + jnp.outer(seen, kernel).astype(chunk.keys.dtype)
+                logits = chunk._replace(keys=keys, **row).logits(score)
+                weights = allowed_only(allowed, masked_softmax(logits, allowed))[0]
+                return coverage + weights, (weights, jnp.sum(jnp.minimum(weights, seen[0])))
 
-    def compute_weights(chunk: Chunk, coverage: Array) -> tuple[Array, Array, Array]:
-        # Checkpointed: otherwise each step would save its keys with coverage, t S Fk floats.
-        @functools.partial(jax.checkpoint, prevent_cse=False)
-        def step(coverage: Array, row: Any) -> tuple[Array, tuple[Array, Array]]:
-            query, allowed, bias = row
-            # The minimum of two zeros sends half of its gradient to each argument. The coverage of
-            # a masked key must get none.
-            seen = allowed_only(allowed, coverage)
-            keys = chunk.keys + jnp.outer(seen, kernel).astype(chunk.keys.dtype)
-            query, allowed_row = jax.tree.map(lambda leaf: leaf[None], (query, allowed))
-            logits = masked_pair(score, chunk.params, query, keys, allowed_row, chunk.stand_ins)[
-                0
-            ].astype(dtype)
-            weights = masked_softmax(logits if bias is None else logits + bias, allowed)
-            weights = allowed_only(allowed, weights)
-            return coverage + weights, (weights, jnp.sum(jnp.minimum(weights, seen)))
+            rows = {"queries": chunk.queries, "allowed": chunk.allowed, "bias": chunk.bias}
+            rows = jax.tree.map(lambda leaf: leaf[:, None], rows)
+            coverage, (weights, loss) = jax.lax.scan(step, coverage, rows, chunk.positions.size)
+            return coverage, weights, loss
 
-        rows = (chunk.queries, chunk.allowed, chunk.bias)
-        coverage, (weights, loss) = jax.lax.scan(step, coverage, rows, chunk.positions.size)
-        return coverage, weights, loss
+        output, weights, loss, coverage = attend_in_order(
+            score, inputs, compute_weights, coverage, return_weights=all_weights
+        )
+        if loss is None:
+            loss = jnp.zeros(output.shape[0], inputs.compute_dtype)
+        return CoverageResult(output, weights, coverage, loss)
 
-    output, weights, loss, coverage = attend_in_order(
-        score, inputs, compute_weights, coverage, return_weights=all_weights
-    )
-    if loss is None:
-        loss = jnp.zeros(output.shape[0], dtype)
-    return CoverageResult(output, weights, coverage, loss)
+    return vmap_over_batch(score, one_example, inputs, (kernel, 1), (coverage, 1))

@@ -7,11 +7,10 @@ never repeated for the G query heads that share them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import numbers
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +26,8 @@ from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.checks import (
     Call,
     check_axes,
+    checked_call,
     checked_implementation,
-    checked_inputs,
     checked_params,
 )
 from attention_jax.functional.heads import group_heads, group_positions, ungroup_heads
@@ -113,29 +112,26 @@ def dot_product_attention(
 
     Source: the layout and argument names of `jax.nn.dot_product_attention`, jax 0.10.2 to 0.12.
     """
-    score = get_score(score)
+    score, implementation = get_score(score), checked_implementation(implementation)
+    tokens = {"query": query, "key": key, "value": value}
+    query, key, value = (float_array(name, array) for name, array in tokens.items())
     if scale is not None:
-        score, params = _with_scale(score, scale)
-    implementation = checked_implementation(implementation)
-    query, key, value = (
-        float_array(name, array)
-        for name, array in (("query", query), ("key", key), ("value", value))
-    )
-    score, params = _checked_score(score, params, query, key, value)
+        score, query = _with_scale(score, scale, query)
+    given = mask, causal_mask() if is_causal else None, _window_mask(local_window_size)
+    masks = [_as_mask(mask, 4) for mask in given if mask is not None]
     # What a user wrote is traced here, outside of the program below.
-    masks = (mask, causal_mask() if is_causal else None, _window_mask(local_window_size))
-    masks = tuple(known_positions(_as_mask(mask, 4)) for mask in masks if mask is not None)
-    bias = None if bias is None else known_positions(_as_bias(bias))
+    score, heads = _checked_heads(score, params, query, key, value, bias, masks)
     batch_size = query.shape[0] if query.ndim > 3 else 1
-    lengths = [
-        None if array is None else check_axes(name, integer_array(name, array), (batch_size,), ())
-        for name, array in (
-            ("query_seq_lengths", query_seq_lengths),
-            ("key_value_seq_lengths", key_value_seq_lengths),
-        )
-    ]
-    static = (score, implementation, bool(return_residual))
-    return _dot_product_attention(*static, query, key, value, params, bias, masks, *lengths)
+    lengths = {
+        "query_seq_lengths": query_seq_lengths,
+        "key_value_seq_lengths": key_value_seq_lengths,
+    }
+    lengths = {
+        name: check_axes(name, integer_array(name, array), (batch_size,), ())
+        for name, array in lengths.items()
+        if array is not None
+    }
+    return _dot_product_attention(score, implementation, bool(return_residual), heads, **lengths)
 
 
 # One compiled program, checks included: op by op, the layout costs ten times the attention.
@@ -144,27 +140,26 @@ def _dot_product_attention(
     score: Score,
     implementation: str | None,
     return_residual: bool,
-    query: Array,
-    key: Array,
-    value: Array,
-    params: Params,
-    bias: Bias | None,
-    masks: tuple[Mask, ...],
-    query_lengths: Array | None,
-    key_lengths: Array | None,
+    heads: _Heads,
+    query_seq_lengths: Array | None = None,
+    key_value_seq_lengths: Array | None = None,
 ) -> Any:
-    unbatched = query.ndim == 3
+    unbatched = heads.query.ndim == 3
     if unbatched:
-        query, key, value = (array[None] for array in (query, key, value))
+        heads = heads._replace(**{name: getattr(heads, name)[None] for name in heads._fields[:3]})
+    masks = list(heads.masks)
     # [B, 1]: the second axis broadcasts to the heads.
-    if key_lengths is not None:
-        masks += (padding_mask(key_lengths[:, None]),)
-    if query_lengths is not None:
-        every_key = jnp.full_like(query_lengths, key.shape[1])
-        masks += (padding_mask(every_key[:, None], query_lengths[:, None]),)
-    call = _checked_call(score, query, key, value, params, bias, masks)
-    output, statistics = _results(call, implementation=implementation, statistics=return_residual)
-    results = (output, statistics.logsumexp.astype(key.dtype)) if return_residual else output
+    if key_value_seq_lengths is not None:
+        masks.append(padding_mask(key_value_seq_lengths[:, None]))
+    if query_seq_lengths is not None:
+        every_key = jnp.full_like(query_seq_lengths, heads.key.shape[1])
+        masks.append(padding_mask(every_key[:, None], query_seq_lengths[:, None]))
+    heads = heads._replace(masks=masks)
+    call = _grouped_call(score, heads, return_statistics=return_residual)
+    results = _results(call, implementation)
+    if return_residual:
+        output, statistics = results
+        results = output, statistics.logsumexp.astype(heads.key.dtype)
     return jax.tree.map(lambda array: array[0], results) if unbatched else results
 
 
@@ -254,29 +249,47 @@ class _FlaxAttention(nnx.Module):
         params = jax.tree.map(lambda leaf: leaf[...], self.params, is_leaf=_is_variable)
         if mask is not None and not isinstance(mask, Mask):
             mask = jnp.asarray(mask).astype(bool)  # Flax's own mask makers give float32
-        masks = [] if mask is None else [_as_mask(mask, query.ndim)]
-        masks += [causal_mask()] if is_causal else []
-        bias_or_none = None if bias is None else _as_bias(bias)
-        score, params = _checked_score(self.score, params, query, key, value)
-        call = _checked_call(score, query, key, value, params, bias_or_none, tuple(masks))
-        if module is not None:
-            # The name of the collection in Linen; in NNX it stands for `nnx.Intermediate`.
-            weights = ungroup_heads(weights_of(call), query.ndim - 3)
-            module.sow("intermediates", "attention_weights", weights)
+        given = mask, causal_mask() if is_causal else None
+        masks = [_as_mask(mask, query.ndim) for mask in given if mask is not None]
         rate = 0.0 if deterministic else dropout_rate
         if broadcast_dropout and rate:
             # `attention` would split one key over the batch and the heads; here they share it.
             dropout_rng = jax.random.split(checked_rng(dropout_rng), (1,) * (query.ndim - 1))
-        return _results(call, rate, dropout_rng, self.implementation, self.block_sizes)[0]
+        score, heads = _checked_heads(self.score, params, query, key, value, bias, masks)
+        call = _grouped_call(
+            score, heads, dropout_rate=rate, dropout_rng=dropout_rng, block_sizes=self.block_sizes
+        )
+        if module is not None:
+            # The name of the collection in Linen; in NNX it stands for `nnx.Intermediate`.
+            weights = ungroup_heads(weights_of(call.options, call.inputs), query.ndim - 3)
+            module.sow("intermediates", "attention_weights", weights)
+        return _results(call, self.implementation)
 
 
 # --- from the arguments of `jax.nn.dot_product_attention` to those of `attention`, and back ---
 
 
-def _checked_score(
-    score: Score, params: Params, query: Array, key: Array, value: Array
-) -> tuple[Score, Params]:
-    """The score, traced if a user wrote it, and its parameters, whose axes broadcast to [*B, N].
+class _Heads(NamedTuple):
+    """The arrays of a call, positions before heads."""
+
+    query: Array  # [*B, T, N, Dq]
+    key: Array  # [*B, S, K, Dk]
+    value: Array  # [*B, S, K, Dv]
+    params: Params  # axes broadcast to [*B, N]
+    bias: Bias | None  # likewise
+    masks: list[Mask]  # likewise
+
+
+def _checked_heads(
+    score: Score,
+    params: Params,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Bias | ArrayLike | None,
+    masks: list[Mask],
+) -> tuple[Score, _Heads]:
+    """The score and the arrays of a call, with what a user wrote traced.
 
     Raises:
         ValueError: batch axes, lengths or numbers of heads do not match, or the parameters.
@@ -298,51 +311,39 @@ def _checked_score(
         )
     arrays = (leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype"))
     dtype = accumulator_dtype(query, key, value, *arrays).type
-    params = score.own_params if params is None else params
     score = known_score(score, params, query_dim, key_dim, dtype)
-    return score, checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
+    params = checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
+    if bias is not None:
+        bias = as_bias(bias if isinstance(bias, Bias) else any_array("bias", bias))
+    known_bias = None if bias is None else known_positions(jax.tree.map(jnp.asarray, bias))
+    return score, _Heads(query, key, value, params, known_bias, [*map(known_positions, masks)])
 
 
-def _checked_call(
-    score: Score,
-    query: Array,
-    key: Array,
-    value: Array,
-    params: Params,
-    bias: Bias | None,
-    masks: tuple[Mask, ...],
-) -> Call:
+def _grouped_call(score: Score, heads: _Heads, **options: Any) -> Call:
     """The call of `attention` with batch axes [*B, K, G]; ValueError unless the arguments match."""
-    *batch, length, num_heads, query_dim = query.shape
-    source_length, num_key_heads, key_dim = key.shape[-3:]
+    *batch, length, num_heads, query_dim = heads.query.shape
+    source_length, num_key_heads, key_dim = heads.key.shape[-3:]
     shape = (*batch, num_heads, length, source_length)
-    mask = functools.reduce(operator.and_, masks) if masks else None
-    param_ndims = core_ndims_of_params(score, params, query_dim, key_dim)
-    query, key, value = (jnp.swapaxes(array, -2, -3) for array in (query, key, value))
-    return checked_inputs(
-        score,
+    mask = functools.reduce(operator.and_, heads.masks) if heads.masks else None
+    param_ndims = core_ndims_of_params(score, heads.params, query_dim, key_dim)
+    query, key, value = (jnp.swapaxes(array, -2, -3) for array in heads[:3])
+    return checked_call(
         group_heads(query, 2, num_key_heads),
         key[..., None, :, :],
         value[..., None, :, :],
-        group_heads(params, param_ndims, num_key_heads),
-        group_positions(mask, shape, num_key_heads),
-        group_positions(bias, shape, num_key_heads),
+        score=score,
+        params=group_heads(heads.params, param_ndims, num_key_heads),
+        mask=group_positions(mask, shape, num_key_heads),
+        bias=group_positions(heads.bias, shape, num_key_heads),
+        **options,
     )
 
 
-def _results(
-    call: Call,
-    dropout_rate: float = 0.0,
-    dropout_rng: Array | None = None,
-    implementation: str | None = None,
-    block_sizes: BlockSizes | None = None,
-    statistics: bool = False,
-) -> Any:
-    """(output [*B, T, N, Dv], statistics [*B, T, N] or None)."""
+def _results(call: Call, implementation: str | None) -> Any:
+    """The output [*B, T, N, Dv]; or (output, statistics [*B, T, N]) if they are requested."""
     batch_ndim = call.inputs.query.ndim - 4
     with heads_as_one_axis(batch_ndim):
-        options = (dropout_rate, dropout_rng, implementation, block_sizes)
-        results = ungroup_heads(results_of(call, *options, statistics), batch_ndim)
+        results = ungroup_heads(results_of(call, implementation), batch_ndim)
     return jax.tree.map(lambda array: array.swapaxes(batch_ndim, batch_ndim + 1), results)
 
 
@@ -351,33 +352,18 @@ def _as_mask(mask: Mask | ArrayLike, ndim: int) -> Mask:
     return as_mask(mask if isinstance(mask, Mask) else pad_rank(any_array("mask", mask), ndim))
 
 
-def _as_bias(bias: Bias | ArrayLike) -> Bias:
-    """A `Bias` with JAX arrays."""
-    bias = as_bias(bias if isinstance(bias, Bias) else any_array("bias", bias))
-    return jax.tree.map(jnp.asarray, bias)
-
-
-@dataclasses.dataclass(frozen=True)
-class _ScaleInParams(Dot):
-    """e(q, k) = scale (q . k), with a scale that may be traced or learned."""
-
-    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
-        return {"scale": jnp.asarray(key_dim**-0.5)}
-
-    def project_query(self, params: Params, query: Array) -> Array:
-        return query * params["scale"].astype(query.dtype)
-
-
-def _with_scale(score: Score, scale: Any) -> tuple[Score, Params]:
-    """The score "scaled" with another factor, and its parameters."""
+def _with_scale(score: Score, scale: Any, query: Array) -> tuple[Score, Array]:
+    """The score "scaled" with another factor, and the query, into which an array goes."""
     if score != ScaledDot() or np.shape(scale) != ():
         raise ValueError(
             "scale must be None, or one number with score 'scaled' without a scale of its own; got"
             f" {scale!r} with score {score}"
         )
     if isinstance(scale, numbers.Real):
-        return ScaledDot(float(scale)), None
-    return _ScaleInParams(), {"scale": scale}
+        return ScaledDot(float(scale)), query
+    scale = float_array("scale", scale)
+    dtype = accumulator_dtype(query, scale)
+    return Dot(), (query.astype(dtype) * scale.astype(dtype)).astype(query.dtype)
 
 
 def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:

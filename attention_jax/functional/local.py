@@ -8,7 +8,7 @@ Source: Luong, Pham and Manning 2015, section 3.2.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,10 @@ import numpy as np
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import results_of, weights_of
-from attention_jax.functional.checks import checked_inputs
-from attention_jax.implementations import BlockSizes
+from attention_jax.functional.checks import AttentionArguments, Call, checked_call
 from attention_jax.pairwise.biases import Bias, bias_dataclass
 from attention_jax.pairwise.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
 from attention_jax.pairwise.position_functions import array_field, same_rank, take
-from attention_jax.scores import DEFAULT_SCORE, Params, ScoreLike
 
 Array = jax.Array
 
@@ -35,32 +33,27 @@ def local_attention(
     centers: Array,
     radius: int,
     sigma: float | Array | None = None,
-    score: ScoreLike = DEFAULT_SCORE,
-    params: Params = None,
-    mask: Mask | Array | None = None,
-    bias: Bias | Array | None = None,
-    dropout_rate: float = 0.0,
-    dropout_rng: Array | None = None,
     implementation: str | None = None,
-    block_sizes: BlockSizes | None = None,
+    **arguments: Unpack[AttentionArguments],
 ) -> Array:
     """Attention in a window around a center for each query, with any score.
 
-        w_ij = softmax_j(logits_ij where |j - p_i| <= D) exp(-(j - p_i)^2 / (2 sigma^2))
+        w_ij = normalizer_j(logits_ij where |j - p_i| <= D) exp(-(j - p_i)^2 / (2 sigma^2))
         output_i = sum_j w_ij value_j
 
-    As in the paper, the Gaussian multiplies the weights after the softmax, so their sum is less
-    than 1. The centers p get gradients through the Gaussian, not through the edges of the window.
-    With the tiled implementation time and memory are linear in T times the window.
+    As in the paper, the Gaussian multiplies the weights after they are normalised, so their sum is
+    less than 1. The centers p get gradients through the Gaussian, not through the edges of the
+    window. With the tiled implementation time and memory are linear in T times the window.
 
     Args:
-        query, key, value, score, params, mask, bias, dropout_rate, dropout_rng, implementation,
-            block_sizes: as in `attention`.
+        query, key, value, implementation: as in `attention`.
         centers: float or int [*B, T], p; see `monotonic_centers`, `reversed_centers`,
             `predicted_centers`. A window that contains no key gives output 0.
         radius: D, at least 0.
         sigma: standard deviation of the Gaussian, in key positions, as in `gaussian_bias`; D / 2 in
             the paper. None for no Gaussian (local-m).
+        arguments: score, params, mask, bias, normalizer, normalizer_params, dropout_rate,
+            dropout_rng, block_sizes, as in `attention`. The paper's normaliser is softmax.
 
     Returns:
         output [*B, T, Dv] in the query's dtype.
@@ -74,10 +67,8 @@ def local_attention(
 
     Source: Luong, Pham and Manning 2015, section 3.2, equations 7, 9 and 10.
     """
-    mask = _with_window(mask, centers, radius)
-    gaussian = None if sigma is None else gaussian_bias(centers, sigma)
-    call = checked_inputs(score, query, key, value, params, mask, bias, damping=gaussian)
-    return results_of(call, dropout_rate, dropout_rng, implementation, block_sizes)[0]
+    call = _windowed_call(query, key, value, centers, radius, sigma, **arguments)
+    return results_of(call, implementation)
 
 
 def local_attention_weights(
@@ -87,15 +78,12 @@ def local_attention_weights(
     centers: Array,
     radius: int,
     sigma: float | Array | None = None,
-    score: ScoreLike = DEFAULT_SCORE,
-    params: Params = None,
-    mask: Mask | Array | None = None,
-    bias: Bias | Array | None = None,
+    **arguments: Unpack[AttentionArguments],
 ) -> Array:
-    """The weights of `local_attention`, materialised.
+    """The weights of `local_attention` before dropout, materialised.
 
     Args:
-        query, key, centers, radius, sigma, score, params, mask, bias: as in `local_attention`.
+        query, key, centers, radius, sigma, arguments: as in `local_attention`.
 
     Returns:
         weights [*B, T, S] in the query's dtype.
@@ -109,15 +97,28 @@ def local_attention_weights(
     >>> weights.round(4)  # 1/3 for each key in the window, times exp(-2), 1, exp(-2)
     Array([[0.0451, 0.3333, 0.0451, 0.    ]], dtype=float32)
     """
-    mask = _with_window(mask, centers, radius)
-    gaussian = None if sigma is None else gaussian_bias(centers, sigma)
-    call = checked_inputs(score, query, key, None, params, mask, bias, damping=gaussian)
-    return weights_of(call)
+    call = _windowed_call(query, key, None, centers, radius, sigma, **arguments)
+    return weights_of(call.options, call.inputs)
 
 
-def _with_window(mask: Mask | Array | None, centers: Array, radius: int) -> Mask:
-    window = window_mask(centers, radius)
-    return window if mask is None else as_mask(mask) & window
+def _windowed_call(
+    query: Array,
+    key: Array,
+    value: Array | None,
+    centers: Array,
+    radius: int,
+    sigma: float | Array | None,
+    **arguments: Unpack[AttentionArguments],
+) -> Call:
+    """The call of `attention` with the mask of the window and the damping of the Gaussian."""
+    window, mask = window_mask(centers, radius), arguments.get("mask")
+    arguments["mask"] = window if mask is None else as_mask(mask) & window
+    call = checked_call(query, key, value, **arguments)
+    if sigma is None:
+        return call
+    damping, inputs = gaussian_bias(centers, sigma), call.inputs
+    damping.check(inputs.query.shape[:-2], inputs.query.shape[-2], inputs.key.shape[-2])
+    return call._replace(inputs=inputs._replace(damping=damping))
 
 
 # --- the window and the Gaussian, as functions of position ---

@@ -16,10 +16,11 @@ from jax.sharding import PartitionSpec
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
-from attention_jax.functional.checks import checked_params
+from attention_jax.functional.checks import check_axes, checked_params
 from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
 from attention_jax.implementations.contract import narrow_or
-from attention_jax.scores import Params, ProjectedKeys, ScoreLike, get_score, project_keys
+from attention_jax.scores import Params, ProjectedKeys, ScoreLike, get_score
+from attention_jax.scores.projected_keys import project_keys
 
 Array = jax.Array
 
@@ -65,12 +66,8 @@ def remember(
     score = get_score(score)
     key = float_array("key", key)
     value = key if value is None else float_array("value", value)
-    for name, array, shape in (("key", key, "[*B, S, Dk]"), ("value", value, "[*B, S, Dv]")):
-        if array.ndim < 2 or array.shape[-2] != key.shape[-2]:
-            raise ValueError(
-                f"{name} must be {shape}, of one S; got key {list(key.shape)} and value"
-                f" {list(value.shape)}"
-            )
+    check_axes("key", key, ("S", "Dk"), None)
+    check_axes("value", value, (key.shape[-2], "Dv"), None, f" to match key {list(key.shape)}")
     params = checked_params(score, params, query_dim, key.shape[-1], batch_shape=None)
     param_ndims = core_ndims_of_params(score, params, query_dim, key.shape[-1])
     leaves = zip(*map(jax.tree.leaves, (params, param_ndims)), strict=True)
@@ -84,7 +81,7 @@ def remember(
         narrow = narrow_or(dtype, {key.dtype})
         if narrow.itemsize > 2:
             return keys
-        return dataclasses.replace(keys, features=score.round_key(keys.features, narrow))
+        return dataclasses.replace(keys, features=score.round(keys.features, "key", narrow))
 
     def batched(params: Params, key: Array) -> ProjectedKeys:
         return map_over_batch(project, batch_shape, (params, key), (param_ndims, 2))

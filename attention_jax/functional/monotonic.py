@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import checked_rng
 from attention_jax.functional.capture_point import capture_point, capturing_matrices
-from attention_jax.functional.checks import check_axes, checked_inputs
+from attention_jax.functional.checks import check_axes, checked_call
 from attention_jax.functional.monotonic_walks import (
     checked_initial,
     expected_weights,
@@ -25,7 +25,7 @@ from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, masked_pair
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike
 
 Array = jax.Array
 
@@ -103,7 +103,8 @@ def monotonic_attention(
     Source: Raffel et al. 2017, section 2.2 to 2.4 (their a(s, h) is our score, r our offset). They
         normalise additive attention's v; here the score is unchanged.
     """
-    score, _, inputs = checked_inputs(score, query, key, value, params, mask, bias)
+    call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
+    score, inputs = call.options.score, call.inputs
     if noise_rng is not None:
         rng = checked_rng(noise_rng, name="noise_rng")
         inputs = inputs._replace(dropout_rng=rng)  # split over the batch
@@ -141,11 +142,8 @@ def _attend(
         dtype, target_length = inputs.compute_dtype, inputs.query.shape[0]
 
         def compute_weights(chunk: Chunk, previous: Array) -> tuple[Array, Array, None]:
-            features, allowed = (chunk.queries, chunk.keys), chunk.allowed
-            logits = masked_pair(score, chunk.params, *features, allowed, chunk.stand_ins)
-            logits = logits.astype(dtype) + offset.astype(dtype)
-            if chunk.bias is not None:
-                logits = logits + chunk.bias
+            allowed = chunk.allowed
+            logits = chunk.logits(score) + offset.astype(dtype)
             if inputs.dropout_rng is not None:
                 noise = _noise(inputs.dropout_rng, chunk.positions, logits.shape[1], dtype)
                 logits = logits + noise_scale.astype(dtype) * noise

@@ -91,25 +91,24 @@ def hard_monotonic_positions(probabilities: Array, start: Array | int = 0) -> Ar
     Source: Raffel et al. 2017, Algorithm 1 (their t_i), with z_ij = 1 where p_ij >= 1/2 in place of
         a Bernoulli draw, as in their section 2.2 at test time.
     """
-    choices = _checked_choices(probabilities)
+    choices = any_array("probabilities", probabilities)
+    if choices.dtype != jnp.bool_:
+        choices = _checked_probabilities(choices) >= 0.5
+    check_axes("probabilities", choices, ("T", "S"), None)
     batch_shape, source_length = choices.shape[:-2], choices.shape[-1]
-    start = check_axes("start", integer_array("start", start), (), batch_shape)
+    first = check_axes("start", integer_array("start", start), (), batch_shape)
+    keys = jnp.broadcast_to(
+        jnp.arange(source_length, dtype=jnp.int32), (*batch_shape, source_length)
+    )
 
-    # The first chosen key at or after each key, and a further column for walks that have ended.
-    keys = jnp.arange(source_length, dtype=jnp.int32)
-    keys = keys.reshape((1,) * (choices.ndim - 1) + keys.shape)
-    next_choice = jnp.where(choices, keys, source_length)
-    next_choice = jax.lax.cummin(next_choice, axis=next_choice.ndim - 1, reverse=True)
-    last_column = [(0, 0)] * (next_choice.ndim - 1) + [(0, 1)]
-    next_choice = jnp.pad(next_choice, last_column, constant_values=source_length)
-
-    def walk(position: Array, next_choice: Array) -> tuple[Array, Array]:
-        position = jnp.take_along_axis(next_choice, position[..., None], axis=-1)[..., 0]
+    def next_query(position: Array, choices: Array) -> tuple[Array, Array]:
+        stops = jnp.where(choices & (keys >= position[..., None]), keys, source_length)
+        position = jnp.min(stops, axis=-1, initial=source_length)
         return position, position
 
-    start = jnp.broadcast_to(start.astype(jnp.int32), batch_shape)
-    start, next_choice = varying_as((start, next_choice), start, next_choice)
-    _, positions = jax.lax.scan(walk, start, jnp.moveaxis(next_choice, -2, 0))
+    first = jnp.broadcast_to(first.astype(jnp.int32), batch_shape)
+    first, choices = varying_as((first, choices), first, choices)
+    _, positions = jax.lax.scan(next_query, first, jnp.moveaxis(choices, -2, 0))
     return jnp.moveaxis(positions, 0, -1)
 
 
@@ -177,8 +176,7 @@ def _reached(p: Array, previous: Array) -> Array:
 def _checked_probabilities(probabilities: Any) -> Array:
     """Float [*B, T, S]; ValueError for another shape or dtype, or values outside [0, 1]."""
     probabilities = float_array("probabilities", probabilities)
-    if probabilities.ndim < 2:
-        raise ValueError(f"probabilities must be [*B, T, S]; got {list(probabilities.shape)}")
+    check_axes("probabilities", probabilities, ("T", "S"), None)
     # A traced array has no values yet, and this process may lack those of a distributed array.
     if not isinstance(probabilities, jax.core.Tracer) and probabilities.is_fully_addressable:
         numbers = np.asarray(probabilities)
@@ -190,16 +188,6 @@ def _checked_probabilities(probabilities: Any) -> Array:
                 " pass jax.nn.sigmoid(logits))"
             )
     return probabilities
-
-
-def _checked_choices(probabilities: Any) -> Array:
-    """The choices p >= 1/2, bool [*B, T, S], from probabilities or from bools."""
-    choices = any_array("probabilities", probabilities)
-    if choices.dtype != jnp.bool_:
-        return _checked_probabilities(probabilities) >= 0.5
-    if choices.ndim < 2:
-        raise ValueError(f"probabilities must be [*B, T, S]; got {list(choices.shape)}")
-    return choices
 
 
 def checked_initial(initial: Any, batch_shape: tuple[int, ...], source_length: int) -> Array:

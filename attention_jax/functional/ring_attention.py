@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from attention_jax.core.meshes import on_automatic_axes
-from attention_jax.functional.checks import (
-    check_block_sizes,
-    check_statistics,
-    checked_dropout,
-    checked_inputs,
-)
-from attention_jax.implementations import BlockSizes, Inputs, Options, ring
+from attention_jax.functional.checks import AttentionArguments, checked_call
+from attention_jax.implementations import Inputs, Options, ring
 from attention_jax.implementations.batching import explicit_batch_spec, vmap_over_batch
-from attention_jax.implementations.choice import chosen_block_sizes
-from attention_jax.normalizers import (
-    DEFAULT_NORMALIZER,
-    AttentionStatistics,
-    NormalizerLike,
-    get_normalizer,
-)
+from attention_jax.kernels.choice import chosen_block_sizes
+from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.threshold import num_visits
-from attention_jax.pairwise.biases import Bias
-from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import DEFAULT_SCORE, Params, ProjectedKeys, ScoreLike, get_score
+from attention_jax.scores import ProjectedKeys
 
 Array = jax.Array
 
@@ -41,16 +30,8 @@ def ring_attention(
     *,
     mesh: Mesh,
     axis_name: str = ...,
-    score: ScoreLike = ...,
-    params: Params = ...,
-    mask: Mask | Array | None = ...,
-    bias: Bias | Array | None = ...,
-    normalizer: NormalizerLike = ...,
-    normalizer_params: Params = ...,
-    dropout_rate: float = ...,
-    dropout_rng: Array | None = ...,
-    block_sizes: BlockSizes | None = ...,
     return_statistics: Literal[False] = ...,
+    **arguments: Unpack[AttentionArguments],
 ) -> Array: ...
 @overload
 def ring_attention(
@@ -60,16 +41,8 @@ def ring_attention(
     *,
     mesh: Mesh,
     axis_name: str = ...,
-    score: ScoreLike = ...,
-    params: Params = ...,
-    mask: Mask | Array | None = ...,
-    bias: Bias | Array | None = ...,
-    normalizer: NormalizerLike = ...,
-    normalizer_params: Params = ...,
-    dropout_rate: float = ...,
-    dropout_rng: Array | None = ...,
-    block_sizes: BlockSizes | None = ...,
     return_statistics: Literal[True],
+    **arguments: Unpack[AttentionArguments],
 ) -> tuple[Array, AttentionStatistics]: ...
 def ring_attention(
     query,
@@ -78,16 +51,8 @@ def ring_attention(
     *,
     mesh,
     axis_name="context",
-    score=DEFAULT_SCORE,
-    params=None,
-    mask=None,
-    bias=None,
-    normalizer=DEFAULT_NORMALIZER,
-    normalizer_params=None,
-    dropout_rate=0.0,
-    dropout_rng=None,
-    block_sizes=None,
     return_statistics=False,
+    **arguments,
 ):
     """`attention` with the sequences sharded over one axis of a mesh.
 
@@ -122,8 +87,7 @@ def ring_attention(
         normalizer: as in `attention`, if it needs no search for a threshold: softmax with or
             without a sink, sigmoid.
         normalizer_params: as in `attention`; replicated like `params`.
-        dropout_rate: probability that a weight is dropped, 0 <= rate < 1.
-        dropout_rng: one PRNG key, needed when `dropout_rate` > 0.
+        dropout_rate, dropout_rng: as in `attention`.
         block_sizes: tile sizes; None chooses them.
         return_statistics: also return each row's logsumexp, entropy (nats) and largest logit.
 
@@ -152,25 +116,19 @@ def ring_attention(
     Source: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers", section 3
     (there for scaled dot). `implementations/ring.py` explains the exchange.
     """
-    score = get_score(score)
-    check_block_sizes(block_sizes)
-    normalizer = get_normalizer(normalizer)
-    check_statistics(normalizer, return_statistics)
-    if num_visits(normalizer, jnp.float32):
-        raise NotImplementedError(
-            f"ring_attention with normalizer {normalizer} would send the keys round the ring for"
-            " each visit of the search for its threshold: use attention"
-        )
-    dropout_rate, dropout_rng = checked_dropout(dropout_rate, dropout_rng)
     if isinstance(key, ProjectedKeys):
         raise ValueError("key must be an array, which ring_attention projects; got ProjectedKeys")
-    score, normalizer, inputs = checked_inputs(
-        score, query, key, value, params, mask, bias, normalizer, normalizer_params
+    options, inputs, block_sizes = checked_call(
+        query, key, value, return_statistics=return_statistics, **arguments
     )
-    inputs = inputs._replace(dropout_rng=dropout_rng)
+    if num_visits(options.normalizer, jnp.float32):
+        raise NotImplementedError(
+            f"ring_attention with normalizer {options.normalizer} would send the keys round the"
+            " ring for each visit of the search for its threshold: use attention"
+        )
     _check_cut(mesh, axis_name, inputs)
-    block_sizes = block_sizes or chosen_block_sizes(score, inputs)
-    options = Options(score, block_sizes, dropout_rate, return_statistics, normalizer)
+    block_sizes = block_sizes or chosen_block_sizes(options.score, inputs)
+    options = dataclasses.replace(options, block_sizes=block_sizes)
     output, statistics = _attend(options, mesh, axis_name, inputs)
     return (output, statistics) if return_statistics else output
 

@@ -16,13 +16,9 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.checks import check_integer
-from attention_jax.normalizers import (
-    AttentionStatistics,
-    Normalizer,
-    RowSummary,
-    Softmax,
-)
+from attention_jax.normalizers import AttentionStatistics, Normalizer, Softmax
 from attention_jax.normalizers.contract import sink_logit
+from attention_jax.normalizers.rows import RowSummary
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
@@ -83,7 +79,7 @@ class Inputs(NamedTuple):
     def token_dtype(self) -> jnp.dtype:
         """The dtype of queries and keys if both are bfloat16 or both float16, else compute dtype.
 
-        The score rounds its features to this dtype, see `Score.round_query`.
+        The score rounds its features to this dtype, see `Score.round`.
         """
         dtypes = {leaf.dtype for leaf in (self.query, *jax.tree.leaves(self.key))}
         return narrow_or(self.compute_dtype, dtypes)
@@ -123,8 +119,8 @@ def results(
     sink = sink_logit(options.normalizer, params)
     if sink is not None:
         assert summary is not None  # softmax has one
-        share = summary.share(sink)[:, None]
-        output, summary = output.astype(share.dtype) * share, summary.with_sink(sink)
+        share, summary = summary.with_sink(sink)
+        output = output.astype(share.dtype) * share[:, None]
     statistics = None
     if options.return_statistics:
         assert summary is not None  # checked by the caller

@@ -8,13 +8,9 @@ import jax
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations.contract import Inputs
-from attention_jax.scores import (
-    Score,
-    key_features,
-    needs_stand_ins,
-    stand_in_key,
-    stand_in_query,
-)
+from attention_jax.scores import Score
+from attention_jax.scores.projected_keys import key_features
+from attention_jax.scores.slopes import needs_stand_ins, stand_in_key, stand_in_query
 
 
 def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -> tuple[Any, Any]:
@@ -27,7 +23,7 @@ def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -
     dtype = inputs.token_dtype
     if dtype.itemsize > 2:
         return q_features, k_features
-    return score.round_query(q_features, dtype), score.round_key(k_features, dtype)
+    return score.round(q_features, "query", dtype), score.round(k_features, "key", dtype)
 
 
 def stand_in_features(score: Score, inputs: Inputs) -> tuple[Any, Any] | None:

@@ -20,7 +20,7 @@ from attention_jax.implementations import tiling
 from attention_jax.implementations.rounds import map_query_tiles
 from attention_jax.implementations.tile import Tile, add_keys
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.normalizers import RowSummary, RowSums
+from attention_jax.normalizers.rows import RowSummary, RowSums
 
 Array = jax.Array
 
@@ -95,7 +95,7 @@ def _attend_to_keys(
     tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
 
-    return add_keys(plan, arrays, fold, sums, differentiable=True)
+    return add_keys(plan, arrays, fold, sums)
 
 
 def _repeated(tiles: Array, count: int) -> Array:

@@ -34,6 +34,7 @@ from attention_jax.implementations.tiling import (
 )
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
+from attention_jax.scores.slopes import masked_pair
 
 Array = jax.Array
 
@@ -51,6 +52,13 @@ class Chunk(NamedTuple):
     allowed: Array | None  # bool [t, S], False for padding of the last chunk; None for all pairs
     positions: Array  # int [t], the positions of the queries
     stand_ins: tuple[Any, Any] | None  # features that replace those of masked pairs
+
+    def logits(self, score: Score) -> Array:
+        """The logits [t, S] with the bias, in the compute dtype; masked entries hold anything."""
+        features = self.queries, self.keys
+        logits = masked_pair(score, self.params, *features, self.allowed, self.stand_ins)
+        logits = logits.astype(self.values.dtype)
+        return logits if self.bias is None else logits + self.bias
 
 
 def attend_in_order(

@@ -24,9 +24,9 @@ from attention_jax.implementations.contract import Inputs, Options, results
 from attention_jax.implementations.features import projected, stand_in_features
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import transformed_rows, weights_of_rows
-from attention_jax.normalizers.row_summary import summary_of_rows
+from attention_jax.normalizers.rows import summary_of_rows
 from attention_jax.pairwise import dropout
-from attention_jax.scores import masked_pair, stand_in_key, stand_in_query
+from attention_jax.scores.slopes import masked_pair, stand_in_key, stand_in_query
 
 Array = jax.Array
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, bool_array, float_array
-from attention_jax.normalizers.row_summary import softmax_of_rows
+from attention_jax.normalizers.rows import softmax_of_rows
 from attention_jax.pairwise.masks import Mask
 from attention_jax.pairwise.position_functions import check_batch_axes
 
@@ -57,4 +57,6 @@ def masked_softmax(logits: Array, mask: Mask | Array | None = None, axis: int = 
     if not isinstance(axis, int | np.integer) or not -logits.ndim <= axis < logits.ndim:
         raise ValueError(f"axis must be one of logits {list(logits.shape)}; got {axis!r}")
     wide = logits.astype(accumulator_dtype(logits))
-    return softmax_of_rows(wide, mask, axis).astype(logits.dtype)
+    if mask is not None:
+        wide = jnp.where(mask, wide, -jnp.inf)
+    return softmax_of_rows(wide, axis).astype(logits.dtype)

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import Grid
 from attention_jax.implementations.tiling import Arrays, Constants, Plan, allowed_pairs
-from attention_jax.normalizers import RowSums
 from attention_jax.normalizers.contract import family_of, transformed
+from attention_jax.normalizers.rows import RowSums
 from attention_jax.normalizers.threshold import find_shift, num_visits
 from attention_jax.pairwise import dropout
-from attention_jax.scores import masked_pair
+from attention_jax.scores.slopes import masked_pair
 
 Array = jax.Array
 
@@ -85,9 +85,7 @@ class Tile(NamedTuple):
         return weights if damping is None else weights * jnp.exp(damping)
 
 
-def add_keys(
-    plan: Plan, arrays: Arrays, fold: Callable[..., Any], sums: RowSums, *, differentiable: bool
-) -> RowSums:
+def add_keys(plan: Plan, arrays: Arrays, fold: Callable[..., Any], sums: RowSums) -> RowSums:
     """The sums of a tile of queries after more keys; with a search for thresholds, after all keys.
 
     Args:
@@ -96,7 +94,6 @@ def add_keys(
         fold: `fold(update, carry)` is the last carry after `carry = update(carry, logits, values,
             factors_of_values)` for each tile of keys, with transformed logits.
         sums: those before these keys.
-        differentiable: whether JAX differentiates the result.
     """
     family = family_of(plan.options.normalizer, arrays.normalizer_params)
     if num_visits(family.normalizer, arrays.compute_dtype):
@@ -104,7 +101,6 @@ def add_keys(
         def fold_logits(update: Callable[[Any, Array], Any], carry: Any) -> Any:
             return fold(lambda carry, logits, *_: update(carry, logits), carry)
 
-        num_keys = plan.padded_lengths[1]
-        shift = find_shift(family, fold_logits, sums.total, num_keys, differentiable=differentiable)
-        sums = sums._replace(shift=shift)
+        zeros = sums.shift.reference
+        sums = sums._replace(shift=find_shift(family, fold_logits, zeros, plan.padded_lengths[1]))
     return fold(lambda sums, *tile: sums.update(family, *tile), sums)

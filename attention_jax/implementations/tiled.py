@@ -34,15 +34,10 @@ from attention_jax.implementations.contract import Inputs, Options, results
 from attention_jax.implementations.rounds import fold_rounds, map_query_tiles
 from attention_jax.implementations.tile import Tile, add_keys
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
-from attention_jax.normalizers import (
-    AttentionStatistics,
-    FinalRows,
-    RowShift,
-    RowSummary,
-    RowSums,
-)
+from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import family_of
-from attention_jax.scores import masked_pair_vjp
+from attention_jax.normalizers.rows import FinalRows, RowShift, RowSummary, RowSums
+from attention_jax.scores.slopes import masked_pair_vjp
 
 Array = jax.Array
 
@@ -109,7 +104,7 @@ def _forward(plan: Plan, arrays: Arrays, constants: Constants) -> FinalRows:
 
             return tiling.for_visited_keys(plan, constants, i, visit, carry)
 
-        return add_keys(plan, arrays, fold, sums, differentiable=False)
+        return add_keys(plan, arrays, fold, sums)
 
     return map_query_tiles(
         plan.ring,

@@ -26,12 +26,12 @@ from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import projected, stand_in_features
 from attention_jax.implementations.rounds import Rounds
 from attention_jax.implementations.tile_arrays import positions, tiled
-from attention_jax.normalizers import RowSums
+from attention_jax.normalizers.rows import RowSums
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import TileStatus
 from attention_jax.pairwise.masks import Mask, padding_mask
-from attention_jax.scores import stand_in_key, stand_in_query
+from attention_jax.scores.slopes import stand_in_key, stand_in_query
 
 Array = jax.Array
 

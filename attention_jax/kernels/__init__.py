@@ -24,7 +24,5 @@ def _imported_when_used(name: str) -> Callable[[Options, Inputs], Any]:
 IMPLEMENTATIONS: dict[str, Callable[[Options, Inputs], Any]] = {
     "reference": reference.attend,
     "tiled": tiled.attend,
-    "cudnn": _imported_when_used("cudnn"),
-    "mosaic_tpu": _imported_when_used("mosaic_tpu"),
-    "mosaic_gpu": _imported_when_used("mosaic_gpu"),
+    **{name: _imported_when_used(name) for name in ("cudnn", "mosaic_tpu", "mosaic_gpu")},
 }

@@ -1,4 +1,8 @@
-"""The choice of implementation and tile sizes that a call leaves open, kernels included.
+"""The choice of implementation and tile sizes that a call leaves open, by score, size and backend.
+
+The numbers of a CPU were measured on 2 cores, float32, jax 0.10.2, forward + backward, for single
+examples and for batches: `scripts/benchmark.py --benchmarks crossover` repeats the measurement. GPU
+and TPU were not measured: "reference" is chosen until its logits take too much memory.
 
 `None` chooses no kernel that has not been run on its hardware. cuDNN's attention, XLA's own path on
 an NVIDIA GPU, is chosen there wherever it can serve.
@@ -7,11 +11,31 @@ an NVIDIA GPU, is chosen there wherever it can serve.
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
+from typing import Any
 
-from attention_jax.core.backend import nvidia_generation
-from attention_jax.implementations.choice import chosen_block_sizes, portable_implementation
+import jax
+from jax.export import is_symbolic_dim
+
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.scores import Score, TileCost
+from attention_jax.scores.slopes import needs_stand_ins
+
+# For each `tile_cost`, the T S of one example from which tiles are faster, alone and in a batch of
+# 64. (Just below it, tiles are faster alone and slower in the batch.)
+TILED_FROM = {"elementwise": 2**10, "matmul": 2**18, "materialized": 2**16}
+# Pairs of the whole batch from which tiles are used for memory: 512 MiB of float32 logits. On a TPU
+# half of it: compiled for a v5e, scaled dot in bfloat16 with 16 heads of 2,048 tokens takes 385 MiB
+# of temporaries and 7.6 million cycles with "reference", 0.7 MiB and 6.2 million with "tiled".
+TILED_FROM_IN_ALL = {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26}
+
+LARGEST_BLOCK = {"elementwise": 1024, "matmul": 512, "materialized": 512}
+TILE_PAIRS = 2**20  # pairs of one tile over the whole batch: a few MiB for each array
+SMALLEST_BLOCK = 64
+
+# The size assumed for a symbolic batch axis, when `jax.export` compiles for any batch size.
+EXAMPLES_OF_ANY_BATCH = 8
 
 # Queries and keys of a tile in the kernels for a TPU, whose tiles are not shared by a batch; by the
 # compiler's count of their instructions (`scripts/README.md`, "Programs compiled for TPUs").
@@ -23,6 +47,38 @@ TPU_BLOCKS: dict[TileCost, BlockSizes] = {
 
 # Compute capability from which cuDNN has fused attention: Ampere.
 CUDNN_GENERATION = 8.0
+
+
+def current_backend() -> str:
+    """The platform of `jax.default_device` if it is set, otherwise `jax.default_backend()`.
+
+    One of "cpu", "gpu" and "tpu". Arrays that were put on another device, and programs that
+    `jax.export` makes for another platform, are not seen.
+
+    >>> with jax.default_device(jax.devices("cpu")[0]):
+    ...     current_backend()
+    'cpu'
+    """
+    settings: Any = jax.config  # they are made while JAX is imported
+    device = settings.jax_default_device
+    if device is None:
+        return jax.default_backend()
+    platform: str = device if isinstance(device, str) else device.platform
+    return "gpu" if platform in ("cuda", "rocm") else platform
+
+
+def nvidia_generation() -> float | None:
+    """The compute capability of the first GPU: 9.0 for Hopper, and 0 for another maker's GPU.
+
+    None if JAX sees no GPU: a program is then compiled for one that is not there.
+    """
+    gpus = [device for device in jax.devices() if device.platform == "gpu"]
+    if jax.default_backend() != "gpu" or not gpus:
+        return None
+    try:
+        return float(gpus[0].compute_capability)
+    except (AttributeError, ValueError):  # AMD's are names, such as gfx942
+        return 0.0
 
 
 def choose(
@@ -45,7 +101,7 @@ def choose(
     if implementation is None and backend == "gpu" and _serves_cudnn(options, inputs):
         implementation = "cudnn"
     if implementation is None:
-        implementation = portable_implementation(score, inputs, backend)
+        implementation = _portable_implementation(score, inputs, backend)
     if block_sizes is None and implementation == "mosaic_tpu":
         block_sizes = TPU_BLOCKS[score.tile_cost]
     if block_sizes is None:
@@ -71,3 +127,40 @@ def _serves_cudnn(options: Options, inputs: Inputs) -> bool:
     if any(tokens.shape[:-2] != batch_shape for tokens in (inputs.key, inputs.value)):
         return False
     return cudnn.reason_against(options, inputs) is None
+
+
+def _portable_implementation(score: Score, inputs: Inputs, backend: str) -> str:
+    """The name of the faster implementation, or of "tiled" where logits take too much memory."""
+    target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
+    if is_symbolic_dim(target_length) or is_symbolic_dim(source_length):
+        return "reference"  # the number of tiles is unknown
+    pairs = target_length * source_length
+    large = _batch_size(inputs) * pairs >= TILED_FROM_IN_ALL.get(backend, 2**27)
+    faster = backend == "cpu" and pairs >= TILED_FROM[score.tile_cost]
+    return "tiled" if large or faster else "reference"
+
+
+def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
+    """The tile sizes for these inputs; a large batch gets small tiles."""
+    cost = score.tile_cost
+    if cost != "materialized" and inputs.mask is not None:
+        sizes = inputs.query.shape[-1], inputs.key.shape[-1]
+        if needs_stand_ins(score, inputs.params, *sizes):
+            cost = "materialized"  # stand-ins are chosen per pair and feature
+    pairs = TILE_PAIRS // max(_batch_size(inputs), 1)
+    if cost == "materialized":
+        # `pair` or its gradient may keep an array [t, s, D] in memory.
+        pairs //= inputs.key.shape[-1]
+    # Most of a tile that is much wider than a sliding window is masked.
+    window = sys.maxsize if inputs.mask is None else inputs.mask.most_keys()
+    size = min(LARGEST_BLOCK[cost], max(window // 4, 2 * SMALLEST_BLOCK))
+    size = 2 ** (size.bit_length() - 1)
+    while size > SMALLEST_BLOCK and size * size > pairs:
+        size //= 2
+    return BlockSizes(query=size, key=size)
+
+
+def _batch_size(inputs: Inputs) -> int:
+    """The number of examples."""
+    batch = inputs.query.shape[:-2]
+    return math.prod(EXAMPLES_OF_ANY_BATCH if is_symbolic_dim(size) else size for size in batch)

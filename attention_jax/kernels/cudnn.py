@@ -24,28 +24,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.custom_vjp import custom_vjp
-from attention_jax.implementations import reference
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.kernels import tokens
-from attention_jax.kernels.rule import in_float32
-from attention_jax.kernels.windows import bounds_of, parts_of, windows_of
-from attention_jax.pairwise.masks import Mask, PaddingMask
-from attention_jax.scores import is_dot_product, key_feature_shapes
+from attention_jax.kernels.rule import Call, Kernels, attention_by
+from attention_jax.kernels.tokens import Operands
+from attention_jax.kernels.windows import Bounds, Windows, bounds_of
+from attention_jax.scores import is_dot_product
+from attention_jax.scores.projected_keys import key_feature_shapes
 
 Array = jax.Array
 
 LIBRARY = "cudnn"  # the implementation of `jax.nn.dot_product_attention`; tests use "xla"
 LARGEST_HEAD = 128  # features or values; cuDNN takes 256 on a part of its GPUs
 _HEAD_MULTIPLE = 8
-
-
-def attend(options: Options, inputs: Inputs) -> tuple[Array, None]:
-    """One example: output [T, Dv] in the query's dtype; there are no statistics."""
-    tokens.refuse("cudnn", reason_against(options, inputs))
-    if 0 in (inputs.query.shape[0], inputs.key.shape[0]):
-        return reference.attend(options, inputs)[0], None  # no pairs
-    return _attend(options, inputs), None
 
 
 def reason_against(options: Options, inputs: Inputs) -> str | None:
@@ -66,14 +57,10 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
     sizes = features.shape[-1], inputs.value.shape[-1]
     if max(sizes) > LARGEST_HEAD or min(sizes) == 0:
         return f"takes 1 to {LARGEST_HEAD} features and values per head; got {sizes}"
-    return _reason_against_window(inputs.mask, inputs.query.shape[-2], inputs.key.shape[-2])
-
-
-def _reason_against_window(mask: Mask | None, target_length: int, source_length: int) -> str | None:
-    left, right = bounds_of(mask)
+    left, right, padded = bounds_of(inputs.mask)
     if (left is not None or right is not None) and right != 0:
         return f"takes windows that end at the query's position; got left {left}, right {right}"
-    padded = any(isinstance(part, PaddingMask) for part in parts_of(mask))
+    target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
     if left is not None and (padded or target_length > source_length + left):
         return "gives NaN gradients where a window has no keys: no padding or T > S + left with it"
     return None
@@ -82,61 +69,39 @@ def _reason_against_window(mask: Mask | None, target_length: int, source_length:
 # --- the call of the library, and its derivatives ---
 
 
-def _prepared(options: Options, inputs: Inputs) -> tuple[tuple[Array, ...], tuple[Any, Any]]:
+def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[Array, None]:
+    library, features, has_keys = _prepared(call, windows, *operands[:3])
+    # The forward pass of a gradient saves the rows' logsumexp too.
+    output = jax.vjp(library, *features)[0] if call.has_gradient else library(*features)
+    return _with_keys(output, has_keys), None
+
+
+def _backward(
+    call: Call, operands: Operands, windows: Windows | None, terms: None, doutput: Array
+) -> Operands:
+    library, (*features, doutput), has_keys = _prepared(call, windows, *operands[:3], doutput)
+    # Within one program XLA merges this forward pass with that of `_forward`.
+    _, pull_back = jax.vjp(library, *features)
+    dqueries, dkeys, dvalues = pull_back(_with_keys(doutput, has_keys))
+    dparams = jax.tree.map(jnp.zeros_like, operands.params)
+    return Operands(dqueries, dkeys, dvalues, dparams)
+
+
+def _prepared(call: Call, windows: Windows | None, *arrays: Array) -> tuple[Any, list[Array], Any]:
     """What the library reads: all numbers are finite, and every query sees some key.
 
     Returns:
-        (features [T, F] and [S, F], values [S, Dv]), and (the number of keys, int32 [], and which
-        queries have keys, bool [T]); the last two are None where padding hides nothing.
+        a function of queries, keys and values, the arrays, and which queries have keys, bool [T];
+        None where padding hides nothing.
     """
-    lengths = inputs.query.shape[0], inputs.key.shape[0]
-    padded = any(isinstance(part, PaddingMask) for part in parts_of(inputs.mask))
-    windows, key_length, has_keys = None, None, None
-    if padded or (bounds_of(inputs.mask)[1] is not None and lengths[1] > lengths[0]):
-        windows = windows_of(inputs.mask, *lengths)
-    queries, keys, values, _ = tokens.operands_of(options, inputs, windows, *lengths)
-    if padded:
+    key_length, has_keys = None, None
+    if call.bounds.padded:
         assert windows is not None
         # An example without keys has one stand-in key.
         key_length = jnp.maximum(jnp.max(windows.end), 1)
         has_keys = windows.end > windows.first
-    return (queries, keys, values), (key_length, has_keys)
-
-
-@functools.partial(
-    custom_vjp,
-    nondiff_argnums=(0,),
-    twin=lambda options, inputs: in_float32(options, inputs)[0],
-)
-def _attend(options: Options, inputs: Inputs) -> Array:
-    """Output [T, Dv] of one example."""
-    features, (key_length, has_keys) = _prepared(options, inputs)
-    *features, key_length = _with_equal_batches(*features, key_length)
-    return _with_keys(_call_library(inputs.mask, key_length, *features), has_keys)
-
-
-def _attend_fwd(options, inputs):
-    features, (key_length, has_keys) = _prepared(options, inputs)
-    *features, key_length = _with_equal_batches(*features, key_length)
-    # The forward pass of a gradient saves the rows' logsumexp too.
-    output, _ = jax.vjp(functools.partial(_call_library, inputs.mask, key_length), *features)
-    return _with_keys(output, has_keys), inputs
-
-
-def _attend_bwd(options, inputs, doutput):
-    features, pull_back, (key_length, has_keys) = jax.vjp(
-        functools.partial(_prepared, options), inputs, has_aux=True
-    )
-    doutput = _with_keys(doutput, has_keys)
-    *features, key_length, doutput = _with_equal_batches(*features, key_length, doutput)
-    # Within one program XLA merges this forward pass with that of `_attend_fwd`.
-    _, pull_back_features = jax.vjp(
-        functools.partial(_call_library, inputs.mask, key_length), *features
-    )
-    return pull_back(pull_back_features(doutput))
-
-
-_attend.defvjp(_attend_fwd, _attend_bwd)
+    *batched, key_length = _with_equal_batches(*arrays, key_length)
+    return functools.partial(_call_library, call.bounds, key_length), batched, has_keys
 
 
 def _with_keys(rows: Array, has_keys: Array | None) -> Array:
@@ -145,10 +110,9 @@ def _with_keys(rows: Array, has_keys: Array | None) -> Array:
 
 
 def _call_library(
-    mask: Mask | None, key_length: Array | None, queries: Array, keys: Array, values: Array
+    bounds: Bounds, key_length: Array | None, queries: Array, keys: Array, values: Array
 ) -> Array:
-    """Output [T, Dv]; padding in the mask is passed over."""
-    left, right = bounds_of(mask)
+    """Output [T, Dv]."""
     size = max(queries.shape[-1], values.shape[-1])
     size = _HEAD_MULTIPLE * math.ceil(size / _HEAD_MULTIPLE)
     key_lengths, query_lengths = None, None
@@ -163,10 +127,10 @@ def _call_library(
             _one_head(keys, size),
             _one_head(values, size),
             scale=1.0,
-            is_causal=right is not None,
+            is_causal=bounds.right is not None,
             query_seq_lengths=query_lengths,
             key_value_seq_lengths=key_lengths,
-            local_window_size=None if left is None else (left, 0),
+            local_window_size=None if bounds.left is None else (bounds.left, 0),
             implementation=library,
         )
     except RuntimeError as error:  # JAX found no cuDNN
@@ -204,5 +168,10 @@ def _feature_shapes(options: Options, inputs: Inputs) -> Any:
     sizes = inputs.query.shape[-1], inputs.key.shape[-1]
     features = key_feature_shapes(options.score, inputs.params, *sizes, 1)
     return jax.eval_shape(
-        lambda features: options.score.round_key(features, inputs.token_dtype), features
+        lambda features: options.score.round(features, "key", inputs.token_dtype), features
     )
+
+
+# cuDNN takes any length: one tile is the whole.
+_KERNELS = Kernels("cudnn", reason_against, lambda options, *lengths: lengths, _forward, _backward)
+attend = attention_by(_KERNELS)

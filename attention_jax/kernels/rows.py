@@ -15,20 +15,23 @@ tile has exp(x_j - M) = w_j total, so the cotangents are divided by the total on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.normalizers import AttentionStatistics, RowSummary
+from attention_jax.normalizers.rows import AttentionStatistics, RowSummary
 
 Array = jax.Array
+
+LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 class Sums(NamedTuple):
     """What a forward kernel saves of each row: arrays, or a kernel's references to them."""
 
-    largest: Any  # [T] M; a lowest float without keys
+    largest: Any  # [T] M; `LOWEST` without keys: -inf minus -inf would be NaN
     total: Any  # [T]; 0 without keys
     excess: Any  # [T]; None without statistics
 
@@ -43,9 +46,9 @@ class RowTerms(NamedTuple):
     dlogsumexp: Any  # [T] the sum of the cotangents of the logits; 0 without statistics
 
 
-def statistics_of(sums: Sums) -> AttentionStatistics | None:
+def statistics_of(sums: Sums | None) -> AttentionStatistics | None:
     """The statistics of the rows, if the kernel has summed the excess."""
-    if sums.excess is None:
+    if sums is None or sums.excess is None:
         return None
     return RowSummary.of_sums(*sums).statistics()
 
@@ -60,7 +63,7 @@ def row_terms(sums: Sums, output: Array, cotangents: Any) -> RowTerms:
     """
     doutput, dstatistics = cotangents
     empty = sums.total == 0
-    scale = jnp.where(empty, 0, 1 / jnp.where(empty, 1, sums.total))
+    scale = inverse_totals(sums.total)
     offset = -jnp.sum(doutput.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
     dentropy, dlogsumexp = None, jnp.zeros_like(offset)
     if sums.excess is not None:
@@ -72,23 +75,54 @@ def row_terms(sums: Sums, output: Array, cotangents: Any) -> RowTerms:
     return RowTerms(reference, scale, offset, dentropy, dlogsumexp)
 
 
-# --- in a kernel, on a tile; the numbers of rows are spread to its shape ---
+# --- in a kernel, on a tile ---
 
 
-def excess_terms(exponentials: Array, shifted: Array) -> Array:
-    """exp(x - M) (x - M), and 0 where the exponential is 0: 0 * -inf would be NaN."""
-    return exponentials * jnp.where(exponentials > 0, shifted, 0.0)
+def with_tile(
+    sums: Sums,
+    logits: Array,
+    largest: Array,
+    spread: Callable[[Array], Array],
+    sum_of_rows: Callable[[Array], Array],
+) -> tuple[Sums, Array, Array]:
+    """(the sums with a tile of keys, its exp(x - M), the factor of what was summed before).
+
+    Args:
+        sums: of the tiles before, in any form of rows.
+        logits: [t, s]; -inf where masked.
+        largest: rows of the largest logits of this tile.
+        spread: rows -> tile.
+        sum_of_rows: tile -> rows.
+    """
+    largest = jnp.maximum(sums.largest, largest)
+    rise = sums.largest - largest
+    shrink = jnp.exp(rise)
+    shifted = logits - spread(largest)
+    exponentials = jnp.exp(shifted)
+    excess = sums.excess
+    if excess is not None:
+        # 0 where the exponential is 0: 0 * -inf would be NaN.
+        excess = shrink * (excess + jnp.where(shrink > 0, rise, 0.0) * sums.total)
+        excess = excess + sum_of_rows(exponentials * _where_positive(exponentials, shifted))
+    total = shrink * sums.total + sum_of_rows(exponentials)
+    return Sums(largest, total, excess), exponentials, shrink
 
 
-def risen_excess(shrink: Array, rise: Array, total: Array, excess: Array) -> Array:
-    """The excess after M has risen by -`rise`: shrink (excess + rise total), shrink = exp(rise)."""
-    return shrink * (excess + jnp.where(shrink > 0, rise, 0.0) * total)
+def inverse_totals(total: Array) -> Array:
+    """1 / total; 0 for a row without keys, and NaN for NaN, which `total > 0` would hide."""
+    has_keys = total != 0
+    return jnp.where(has_keys, 1 / jnp.where(has_keys, total, 1.0), 0.0)
 
 
-def logit_cotangents(
-    exponentials: Array, shifted: Array, dweights: Array, dentropy: Array | None
-) -> Array:
-    """dx_j, given dO . v_j plus the offset, and x_j - M."""
-    if dentropy is not None:
-        dweights = dweights - dentropy * jnp.where(exponentials > 0, shifted, 0.0)
-    return exponentials * dweights
+def tile_cotangents(logits: Array, products: Array, terms: RowTerms) -> tuple[Array, Array]:
+    """(exp(x_j - M), dx_j) of a tile, given dO . v_j and terms that are spread to its shape."""
+    shifted = logits - terms.reference
+    exponentials = jnp.exp(shifted)
+    dweights = products + terms.offset
+    if terms.dentropy is not None:
+        dweights = dweights - terms.dentropy * _where_positive(exponentials, shifted)
+    return exponentials, exponentials * dweights
+
+
+def _where_positive(exponentials: Array, shifted: Array) -> Array:
+    return jnp.where(exponentials > 0, shifted, 0.0)

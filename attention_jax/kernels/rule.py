@@ -1,4 +1,4 @@
-"""Attention by the Pallas kernels, for TPUs and for GPUs, and its derivative rule.
+"""Attention by kernels, and its derivative rule.
 
 The rule surrounds the whole call, tokens to output: what is done to tokens outside of the kernels
 is differentiated by JAX. Reverse mode is a kernel too; all other derivatives are those of `tiled`.
@@ -18,9 +18,16 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import tiled
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.kernels.rows import RowTerms, Sums, row_terms, statistics_of
-from attention_jax.kernels.tokens import Operands, operands_of
-from attention_jax.kernels.windows import Windows, padded_windows, windows_of
+from attention_jax.kernels.rows import Sums, row_terms, statistics_of
+from attention_jax.kernels.tokens import Operands, operands_of, refuse
+from attention_jax.kernels.windows import (
+    Bounds,
+    Windows,
+    bounds_of,
+    hides_tokens,
+    padded_windows,
+    windows_of,
+)
 
 Array = jax.Array
 
@@ -29,69 +36,92 @@ class Call(NamedTuple):
     """The static part of a call."""
 
     options: Options
+    bounds: Bounds  # of the mask
     tile: tuple[int, int]  # queries and keys
     tiles: tuple[int, int]  # their numbers
     output_dtype: Any
+    has_gradient: bool  # whether the backward kernel follows
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """(T, S) in whole tiles."""
+        return self.tile[0] * self.tiles[0], self.tile[1] * self.tiles[1]
 
 
 class Kernels(NamedTuple):
-    """What a kind of device computes; T and S are padded to whole tiles."""
+    """What an implementation computes; T and S are padded to whole tiles."""
 
+    name: str
+    reason_against: Callable[[Options, Inputs], str | None]  # see `refuse`
     tile: Callable[[Options, int, int], tuple[int, int]]  # the tile of these lengths
-    # -> output [T, Dv] and sums; the windows are None if each query sees each key.
-    forward: Callable[[Call, Operands, Windows | None], tuple[Array, Sums]]
-    # (..., terms of the rows, the cotangent of the output) -> those of the operands
-    backward: Callable[[Call, Operands, Windows | None, RowTerms, Array], Operands]
-
-
-def in_float32(options: Options, inputs: Inputs) -> Any:
-    """The twin of every kernel: `tiled` without 16-bit products, whose errors would add up."""
-    output, statistics = tiled.attend(options, cast_floats(inputs, jnp.dtype(jnp.float32)))
-    return output.astype(inputs.query.dtype), statistics
+    # -> output [T, Dv], and sums or None; the windows are None if each query sees each key.
+    forward: Callable[[Call, Operands, Windows | None], tuple[Array, Sums | None]]
+    # (..., `RowTerms` or None, the cotangent of the output) -> those of the operands
+    backward: Callable[[Call, Operands, Windows | None, Any, Array], Operands]
 
 
 def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
-    """(options, inputs of one example) -> output [T, Dv] in the query's dtype, and statistics."""
+    """(options, inputs of one example) -> output [T, Dv] in the query's dtype, and statistics.
 
-    def call_of(options: Options, inputs: Inputs) -> Call:
+    The function raises NotImplementedError, with the reason, where the kernels cannot serve.
+    """
+
+    def call_of(options: Options, inputs: Inputs, has_gradient: bool) -> Call:
         lengths = inputs.query.shape[0], inputs.key.shape[0]
         tile = kernels.tile(options, *lengths)
-        tiles = [math.ceil(n / size) for n, size in zip(lengths, tile, strict=True)]
-        return Call(options, tile, (tiles[0], tiles[1]), inputs.query.dtype)
+        tiles = (math.ceil(lengths[0] / tile[0]), math.ceil(lengths[1] / tile[1]))
+        bounds = bounds_of(inputs.mask)
+        return Call(options, bounds, tile, tiles, inputs.query.dtype, has_gradient)
 
     def prepared(call: Call, inputs: Inputs) -> tuple[Operands, Windows | None]:
         lengths = inputs.query.shape[0], inputs.key.shape[0]
-        padded = [count * size for count, size in zip(call.tiles, call.tile, strict=True)]
-        windows = None
-        if inputs.mask is not None or padded != list(lengths):
-            windows = windows_of(inputs.mask, *lengths)
-        operands = operands_of(call.options, inputs, windows, *padded)
-        return operands, None if windows is None else padded_windows(windows, *padded)
+        padded = call.lengths != lengths
+        if inputs.mask is None and not padded:
+            return operands_of(call.options, inputs, None, *lengths), None
+        windows = windows_of(inputs.mask, *lengths)
+        hidden = windows if padded or hides_tokens(inputs.mask, *lengths) else None
+        operands = operands_of(call.options, inputs, hidden, *call.lengths)
+        return operands, padded_windows(windows, *call.lengths)
 
-    def forward(options: Options, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
-        call, length = call_of(options, inputs), inputs.query.shape[0]
+    def forward(call: Call, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
         output, sums = kernels.forward(call, *prepared(call, inputs))
         results = output.astype(inputs.query.dtype), statistics_of(sums)
-        return jax.tree.map(lambda rows: rows[:length], results), (inputs, output, sums)
+        residuals = inputs, sums, None if sums is None else output
+        return jax.tree.map(lambda rows: rows[: inputs.query.shape[0]], results), residuals
 
-    def backward(options: Options, residuals: Any, cotangents: Any) -> tuple[Inputs]:
-        inputs, output, sums = residuals
-        call = call_of(options, inputs)
+    # The twin has no 16-bit products, whose errors would add up.
+    def twin(options: Options, inputs: Inputs) -> Any:
+        output, statistics = tiled.attend(options, cast_floats(inputs, jnp.dtype(jnp.float32)))
+        return output.astype(inputs.query.dtype), statistics
+
+    @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=twin)
+    def with_gradient(options: Options, inputs: Inputs) -> Any:
+        return forward(call_of(options, inputs, False), inputs)[0]
+
+    def with_gradient_fwd(options: Options, inputs: Inputs) -> Any:
+        return forward(call_of(options, inputs, True), inputs)
+
+    def with_gradient_bwd(options: Options, residuals: Any, cotangents: Any) -> tuple[Inputs]:
+        inputs, sums, output = residuals
+        call = call_of(options, inputs, True)
         operands, pull_back, windows = jax.vjp(
             functools.partial(prepared, call), inputs, has_aux=True
         )
 
         def pad(rows: Array) -> Array:
-            padding = output.shape[0] - rows.shape[0]
+            padding = call.lengths[0] - rows.shape[0]
             return jnp.pad(rows, ((0, padding), *[(0, 0)] * (rows.ndim - 1)))
 
         cotangents = jax.tree.map(pad, cotangents)
-        terms = row_terms(sums, output, cotangents)
+        terms = None if sums is None else row_terms(sums, output, cotangents)
         return pull_back(kernels.backward(call, operands, windows, terms, cotangents[0]))
 
-    @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=in_float32)
-    def attend(options: Options, inputs: Inputs) -> Any:
-        return forward(options, inputs)[0]
+    with_gradient.defvjp(with_gradient_fwd, with_gradient_bwd)
 
-    attend.defvjp(forward, backward)
+    def attend(options: Options, inputs: Inputs) -> Any:
+        refuse(kernels.name, kernels.reason_against(options, inputs))
+        if 0 in (inputs.query.shape[0], *inputs.value.shape):
+            return tiled.attend(options, inputs)  # no kernel has a tile without entries
+        return with_gradient(options, inputs)
+
     return attend

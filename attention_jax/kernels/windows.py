@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.pairwise.mask_algebra import AndMask
-from attention_jax.pairwise.masks import CausalMask, LocalMask, Mask, PaddingMask, SegmentMask
+from attention_jax.pairwise.masks import LocalMask, Mask, PaddingMask, SegmentMask
 
 Array = jax.Array
 
@@ -43,10 +43,9 @@ class Windows(NamedTuple):
 def reason_against_mask(mask: Mask | None, *, segments: bool = False) -> str | None:
     """Why the mask is not a window for each query, with at most one mask of segments; or None."""
     parts = parts_of(mask)
+    served = LocalMask, PaddingMask, *[SegmentMask] * segments
     for part in parts:
-        if not isinstance(part, CausalMask | LocalMask | PaddingMask | SegmentMask) or (
-            isinstance(part, SegmentMask) and not segments
-        ):
+        if not isinstance(part, served):
             return (
                 "takes causal_mask(...), local_mask(...), padding_mask(...)"
                 f"{', segment_mask(...)' * segments} and their conjunctions; got"
@@ -64,14 +63,32 @@ def parts_of(mask: Mask | None) -> list[Mask]:
     return [] if mask is None else [mask]
 
 
-def bounds_of(mask: Mask | None) -> tuple[int | None, int | None]:
-    """(left, right): query i sees i - left <= j <= i + right; None for no bound."""
+class Bounds(NamedTuple):
+    """The static part of a mask: query i sees at most the keys i - left <= j <= i + right."""
+
+    left: int | None
+    right: int | None
+    padded: bool  # whether lengths of the example bound them too
+
+
+def bounds_of(mask: Mask | None) -> Bounds:
+    """The bounds of a mask that `reason_against_mask` has no objection to."""
     parts = parts_of(mask)
-    causal = [part.offset for part in parts if isinstance(part, CausalMask)]
     local = [part for part in parts if isinstance(part, LocalMask)]
     left = [part.left for part in local if part.left is not None]
     right = [part.right for part in local if part.right is not None]
-    return min(left, default=None), min([*causal, *right], default=None)
+    padded = any(isinstance(part, PaddingMask) for part in parts)
+    return Bounds(min(left, default=None), min(right, default=None), padded)
+
+
+def hides_tokens(mask: Mask | None, target_length: int, source_length: int) -> bool:
+    """Whether a query may see no key, or a key be seen by no query."""
+    left, right, padded = bounds_of(mask)
+    if padded or any(isinstance(part, SegmentMask) for part in parts_of(mask)):
+        return True
+    shorter_by = target_length - source_length  # T - S
+    hides_left = left is not None and left < max(shorter_by, 0)
+    return hides_left or (right is not None and right < max(-shorter_by, 0))
 
 
 def windows_of(mask: Mask | None, target_length: int, source_length: int) -> Windows:
@@ -80,7 +97,7 @@ def windows_of(mask: Mask | None, target_length: int, source_length: int) -> Win
     first = jnp.zeros_like(positions)
     end = jnp.full_like(positions, source_length)
     far = target_length + source_length  # a larger distance could overflow
-    left, right = bounds_of(mask)
+    left, right, _ = bounds_of(mask)
     if left is not None:
         first = jnp.maximum(first, positions - min(left, far))
     if right is not None:

@@ -92,9 +92,9 @@ class ScoreModule(nnx.Module):
         del shape, dtype
         return None
 
-    def __call__(self, query: Array, key: Array | Memory, *value: Array, **arguments: Any) -> Any:
+    def __call__(self, *tokens: Any, **arguments: Any) -> Any:
         """`attend` without the carry: the output; or (output, weights) with `return_weights`."""
-        output, weights, _ = self.attend(query, key, *value, **arguments)
+        output, weights, _ = self.attend(*tokens, **arguments)
         return output if weights is None else (output, weights)
 
     def attend(self, *tokens: Any, **arguments: Any) -> Attended:
@@ -240,7 +240,8 @@ class Attention(ScoreModule, DropoutModule):
             dropout_rng=rng,
             return_weights=return_weights,
         )
-        return Attended(*(result if return_weights else (result, None)), None)
+        output, weights = result if return_weights else (result, None)
+        return Attended(output, weights, None)
 
 
 class AdditiveAttention(Attention):

@@ -13,9 +13,8 @@ from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attended, Carry
 from attention_jax.nn.cache import KeyValueCache
 from attention_jax.nn.config import ModelConfig
-from attention_jax.nn.cross_attention import CrossAttention
+from attention_jax.nn.cross_attention import CrossAttention, multi_head
 from attention_jax.nn.feed_forward import FeedForward
-from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.nn.parameters import Dtype
 from attention_jax.nn.position_encoding import PositionIds
 from attention_jax.pairwise.biases import Bias
@@ -84,7 +83,12 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, *, is_cross: bool = False, rngs: nnx.Rngs):
         has_self = config.decoder_self_attention or not is_cross
         self.self_residual = _Residual(config, rngs=rngs) if has_self else None
-        self.self_attention = _self_attention(config, rngs) if has_self else None
+        options: Any = {"num_key_heads": config.num_key_heads, "normalize_qk": config.normalize_qk}
+        self.self_attention = (
+            multi_head(config, config.self_score, config.self_normalizer, rngs, **options)
+            if has_self
+            else None
+        )
         self.cross_residual = _Residual(config, rngs=rngs) if is_cross else None
         self.cross_attention = CrossAttention(config, rngs=rngs) if is_cross else None
         self.feed_forward_residual = _Residual(config, rngs=rngs)
@@ -231,23 +235,6 @@ class Block(nnx.Module):
             memory_position_ids=source.position_ids,
             **arguments,
         )
-
-
-def _self_attention(config: ModelConfig, rngs: nnx.Rngs) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.self_score,
-        config.dim,
-        num_heads=config.num_heads,
-        num_key_heads=config.num_key_heads,
-        normalize_qk=config.normalize_qk,
-        normalizer=config.self_normalizer,
-        output_gate=config.output_gate,
-        rotary_wavelength=config.rotary_wavelength,
-        num_position_ids=config.num_position_ids,
-        dropout_rate=config.rate_of_weights,
-        rngs=rngs,
-        keep_rngs=False,  # the block hands it the keys
-    )
 
 
 def split_rng(rng: Array | None, count: int) -> list[Array | None]:

@@ -224,11 +224,6 @@ class ModelConfig:
         return self.dropout_rate if rate is None else rate
 
     @property
-    def largest_dropout_rate(self) -> float:
-        """0 if nothing is dropped."""
-        return max(self.dropout_rate, self.rate_of_weights)
-
-    @property
     def num_position_ids(self) -> int:
         """Ids of each token: 2 if tokens are counted from both ends, else 1.
 
@@ -315,7 +310,7 @@ class ModelConfig:
         settings = self if settings is None else settings
         parts = (part for parts in self._named_parts().values() for _, part in parts.values())
         digest = " ".join(part.digest for part in parts if type(part) is Known)
-        return Known(settings, digest, lambda: digest) if digest else settings
+        return Known(settings, lambda: digest) if digest else settings
 
     def _named_parts(self) -> dict[str, dict[str, tuple[str, Any]]]:
         """The settings that name a score or a normaliser: {kind: {setting: (text, part)}}."""

@@ -27,55 +27,50 @@ from attention_jax.pairwise.masks import Mask
 Array = jax.Array
 
 
-def _global(config: ModelConfig, rngs: nnx.Rngs) -> Attention | MultiHeadAttention:
-    common: Any = {
-        "normalizer": config.cross_normalizer,
-        "dropout_rate": config.rate_of_weights,
-        "keep_rngs": False,  # the block hands it the keys
-        "rngs": rngs,
-    }
-    if config.num_heads == 1:
-        return Attention(config.score, config.dim, config.dim, **common)
+# The kinds of attention by name: the module, which has a method `attend`, and its options.
+KINDS: dict[str, Callable[[ModelConfig], tuple[type[Any], dict[str, Any]]]] = {
+    "global": lambda config: (
+        Attention,
+        {
+            "normalizer": config.cross_normalizer,
+            "dropout_rate": config.rate_of_weights,
+            "keep_rngs": False,  # the block hands it the keys
+        },
+    ),
+    "local-m": lambda config: (
+        LocalMAttention,
+        {
+            "radius": config.radius,
+            "alignment": config.alignment,
+            "dropout_rate": config.rate_of_weights,
+        },
+    ),
+    "local-p": lambda config: (
+        LocalPAttention,
+        {"radius": config.radius, "dropout_rate": config.rate_of_weights},
+    ),
+    "coverage": lambda config: (CoverageAttention, {}),
+    "monotonic": lambda config: (MonotonicAttention, {}),
+}
+
+
+def multi_head(
+    config: ModelConfig, score: str, normalizer: str, rngs: nnx.Rngs, **options: Any
+) -> MultiHeadAttention:
+    """Multi-head attention of a block; the block hands it the keys of dropout."""
     return MultiHeadAttention(
-        config.score,
+        score,
         config.dim,
         num_heads=config.num_heads,
+        normalizer=normalizer,
         output_gate=config.output_gate,
         rotary_wavelength=config.rotary_wavelength,
         num_position_ids=config.num_position_ids,
-        **common,
+        dropout_rate=config.rate_of_weights,
+        rngs=rngs,
+        keep_rngs=False,
+        **options,
     )
-
-
-def _local_m(config: ModelConfig, rngs: nnx.Rngs) -> LocalMAttention:
-    window: Any = {"radius": config.radius, "alignment": config.alignment}
-    rate = config.rate_of_weights
-    return LocalMAttention(
-        config.score, config.dim, config.dim, **window, dropout_rate=rate, rngs=rngs
-    )
-
-
-def _local_p(config: ModelConfig, rngs: nnx.Rngs) -> LocalPAttention:
-    options: Any = {"radius": config.radius, "dropout_rate": config.rate_of_weights}
-    return LocalPAttention(config.score, config.dim, config.dim, **options, rngs=rngs)
-
-
-def _coverage(config: ModelConfig, rngs: nnx.Rngs) -> CoverageAttention:
-    return CoverageAttention(config.score, config.dim, config.dim, rngs=rngs)
-
-
-def _monotonic(config: ModelConfig, rngs: nnx.Rngs) -> MonotonicAttention:
-    return MonotonicAttention(config.score, config.dim, config.dim, rngs=rngs)
-
-
-# The kinds of attention by name: each makes a module with a method `attend`.
-KINDS: dict[str, Callable[[ModelConfig, nnx.Rngs], Any]] = {
-    "global": _global,
-    "local-m": _local_m,
-    "local-p": _local_p,
-    "coverage": _coverage,
-    "monotonic": _monotonic,
-}
 
 
 class CrossAttention(nnx.Module):
@@ -107,9 +102,14 @@ class CrossAttention(nnx.Module):
         self.rotation = (
             None if wavelength is None else Rotation(wavelength, config.num_position_ids)
         )
-        self.attention = KINDS[config.attention](config, rngs)
-        is_multi_head = isinstance(self.attention, MultiHeadAttention)
-        self.output = None if is_multi_head else nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
+        kind, options = KINDS[config.attention](config)
+        has_heads = config.cross_heads > 1
+        self.attention = (
+            multi_head(config, config.score, config.cross_normalizer, rngs)
+            if has_heads
+            else kind(config.score, dim, dim, rngs=rngs, **options)
+        )
+        self.output = None if has_heads else nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
 
     def __call__(
         self,

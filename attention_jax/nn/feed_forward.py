@@ -51,7 +51,7 @@ class FeedForward(nnx.Module):
         check_choice("activation", activation, Activation)
         gated = activation == "swiglu"
         self.activation = activation
-        linear = functools.partial(nnx.Linear, use_bias=not gated, rngs=rngs, **options)
+        linear: Any = functools.partial(nnx.Linear, use_bias=not gated, rngs=rngs, **options)
         self.hidden = linear(dim, hidden_dim)
         self.gate = linear(dim, hidden_dim) if gated else None
         self.output = linear(hidden_dim, dim)

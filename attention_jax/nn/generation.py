@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,23 @@ from attention_jax.nn import decoding
 from attention_jax.nn.decoding import BeamResult
 
 Array = jax.Array
+
+
+class Ends(TypedDict):
+    """How answers begin and end.
+
+    Attributes:
+        max_length: longest answer, EOS included.
+        sos: the token every decoder input begins with, or one for each row, int [B]: in a language
+            model the last token of the prompt, whose other tokens are the source.
+        eos: the token that ends a row.
+        pad: the token that fills a row after EOS.
+    """
+
+    max_length: int
+    sos: Any
+    eos: int
+    pad: int
 
 
 class Decoded(NamedTuple):
@@ -47,32 +64,24 @@ class Generator(nnx.Module):
         source: Array,
         source_lengths: Array,
         *,
-        max_length: int,
-        sos: int | Array,
-        eos: int,
-        pad: int,
         position_ids: Array | None = None,
         return_weights: bool = False,
+        **ends: Unpack[Ends],
     ) -> Decoded:
         """Feeds back the likeliest token at every step, until every row has generated EOS.
 
         Args:
             source, source_lengths: as in `start_decoding`.
-            max_length: longest output, EOS included.
-            sos: the token every decoder input begins with, or one for each row, int [B]: in a
-                language model the last token of the prompt, whose other tokens are the source.
-            eos: the token that ends a row.
-            pad: the token that fills a row after EOS.
             position_ids: as in a call.
             return_weights: also compute the weights of the answer, with one more call of the model
                 on all tokens at once.
+            ends: `max_length`, `sos`, `eos` and `pad`, see `Ends`.
         """
-        find: Any = functools.partial(decoding.greedy_search, sos=sos, eos=eos, pad=pad)
-        tokens = self._found(find, source, source_lengths, max_length, position_ids)
+        tokens = self._found(decoding.greedy_search, source, source_lengths, position_ids, **ends)
         tokens = tokens.astype(source.dtype)
         if not return_weights:
             return Decoded(tokens, None)
-        ids = {"sos": sos, "position_ids": position_ids}
+        ids: Any = {"sos": ends["sos"], "position_ids": position_ids}
         return Decoded(tokens, self.weights_of(source, source_lengths, tokens, **ids))
 
     def sample_decode(
@@ -81,24 +90,19 @@ class Generator(nnx.Module):
         source_lengths: Array,
         rng: Array,
         *,
-        max_length: int,
-        sos: int | Array,
-        eos: int,
-        pad: int,
         temperature: float = 1.0,
         position_ids: Array | None = None,
+        **ends: Unpack[Ends],
     ) -> Array:
         """Random answers, int [B, max_length]: each token is drawn from softmax(logits / t).
 
         Args:
-            source, source_lengths, max_length, sos, eos, pad, position_ids: as in `greedy_decode`.
+            source, source_lengths, position_ids, ends: as in `greedy_decode`.
             rng: one PRNG key.
             temperature: t, above 0; the smaller, the likelier the likeliest token.
         """
-        find: Any = functools.partial(
-            decoding.sample_search, temperature=temperature, sos=sos, eos=eos, pad=pad
-        )
-        tokens = self._found(find, source, source_lengths, max_length, position_ids, rng=rng)
+        find = functools.partial(decoding.sample_search, temperature=temperature)
+        tokens = self._found(find, source, source_lengths, position_ids, rng=rng, **ends)
         return tokens.astype(source.dtype)
 
     def beam_decode(
@@ -107,25 +111,20 @@ class Generator(nnx.Module):
         source_lengths: Array,
         *,
         beams: int,
-        max_length: int,
-        sos: int,
-        eos: int,
-        pad: int,
         length_penalty: float = 0.0,
         position_ids: Array | None = None,
+        **ends: Unpack[Ends],
     ) -> BeamResult:
         """The best answers of a beam search, best first; see `decoding.beam_search`.
 
         Args:
-            source, source_lengths, max_length, sos, eos, pad, position_ids: as in `greedy_decode`.
+            source, source_lengths, position_ids, ends: as in `greedy_decode`.
             beams: hypotheses kept for each row; 1 is greedy decoding.
             length_penalty: the larger, the longer the answers preferred; 0 for no preference.
         """
-        find: Any = functools.partial(
-            decoding.beam_search, beams=beams, length_penalty=length_penalty
-        )
-        find = functools.partial(find, sos=sos, eos=eos, pad=pad)
-        return self._found(find, source, source_lengths, max_length, position_ids, beams)
+        options: Any = {"beams": beams, "length_penalty": length_penalty}
+        find = functools.partial(decoding.beam_search, **options)
+        return self._found(find, source, source_lengths, position_ids, copies=beams, **ends)
 
     def weights_of(
         self,
@@ -149,17 +148,19 @@ class Generator(nnx.Module):
         find: Callable[..., Any],
         source: Array,
         source_lengths: Array,
-        max_length: int,
         position_ids: Array | None,
+        *,
         copies: int = 1,
         rng: Array | None = None,
+        **ends: Unpack[Ends],
     ) -> Any:
         """The result of a search, with so many prefixes of each row."""
         definition, variables = nnx.split(self)
 
         def search(variables: Any, source: Array, lengths: Array, ids: Any, *rng: Array) -> Any:
             model = nnx.merge(definition, variables)
-            state = model.start_decoding(source, lengths, max_length=max_length, position_ids=ids)
+            options: Any = {"max_length": ends["max_length"], "position_ids": ids}
+            state = model.start_decoding(source, lengths, **options)
             fixed, *moving = state
             # All prefixes of a row read the same source: it does not move with them.
             fixed = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=0), fixed)
@@ -168,7 +169,7 @@ class Generator(nnx.Module):
                 logits, (_, *moving) = model.decode_step(type(state)(fixed, *moving), tokens)
                 return logits, moving
 
-            return find(step, moving, *rng, batch_size=source.shape[0], max_length=max_length)
+            return find(step, moving, *rng, batch_size=source.shape[0], **ends)
 
         arrays = variables, source, source_lengths, position_ids, *([] if rng is None else [rng])
         return on_automatic_axes(search, PartitionSpec(explicit_spec(source)[0]), *arrays)

@@ -156,19 +156,15 @@ class Model(Generator):
         position_rng = None if rng is None else jax.random.fold_in(rng, 2)
         lengths = source.shape[-1], target_inputs.shape[-1]
         position_ids = self._position_ids(position_ids, *lengths, position_rng)
-        cross, mask = None, causal_mask()
-        tokens, at = target_inputs, self.placement.target_ids(position_ids, lengths[1])
-        if self.has_encoder:
-            memory = self.encode(source, source_lengths, position_ids=position_ids, rng=encoder_rng)
-            cross = self._cross(memory, source_lengths, position_ids)
-        elif lengths[0]:
-            tokens = jnp.concatenate([source, target_inputs], axis=-1)
-            real = self._visible_lengths(source_lengths, lengths[0])
-            visible, at = self._one_sequence(real, position_ids, *lengths)
-            mask = mask & token_mask(visible)
+        cross, visible, at = self._context(
+            source, source_lengths, position_ids, lengths[1], encoder_rng
+        )
+        mask, tokens = causal_mask(), target_inputs
+        if visible is not None:
+            mask, tokens = mask & token_mask(visible), jnp.concatenate([source, tokens], axis=-1)
         rng, *block_rngs = split_rng(decoder_rng, 1 + len(self.decoder))
         x = self._embed(self.target_embedding, tokens, at, rng=rng)
-        weights = []
+        weights: list[Any] = []
         for index, (block, rng) in enumerate(zip(self.decoder, block_rngs, strict=True)):
             with jax.named_scope(f"decoder_{index}"):
                 result = block(
@@ -241,14 +237,10 @@ class Model(Generator):
         check_integer("max_length", max_length)
         batch_size, length = source.shape
         position_ids = self._position_ids(position_ids, length, max_length)
+        cross, visible, at = self._context(source, source_lengths, position_ids, max_length, None)
+        room = max_length if self.has_encoder else length + max_length
         lengths = self._visible_lengths(source_lengths, length)
-        padding, room, cross, visible = jnp.zeros_like(lengths), max_length, None, None
-        if self.has_encoder:
-            memory = self.encode(source, source_lengths, position_ids=position_ids)
-            cross = self._cross(memory, source_lengths, position_ids)
-        else:
-            padding, room = length - lengths, length + max_length
-            visible, at = self._one_sequence(lengths, position_ids, length, max_length)
+        padding = jnp.zeros_like(lengths) if self.has_encoder else length - lengths
         dtype = self.target_embedding.embedding[...].dtype
         starts = [block.start(cross, (batch_size,), room, dtype) for block in self.decoder]
         sources, blocks = (tuple(parts) for parts in zip(*starts, strict=True))
@@ -256,7 +248,7 @@ class Model(Generator):
         limit = jnp.full_like(lengths, room)
         fixed = Fixed(sources, position_ids, padding, limit, visible)
         state = DecodingState(fixed, blocks, jnp.zeros_like(lengths))
-        if self.has_encoder or length == 0:
+        if visible is None:
             return state
         return self._extend(state, source, tuple(ids[:, :length] for ids in at))[1]
 
@@ -332,25 +324,37 @@ class Model(Generator):
         lengths = self._visible_lengths(source_lengths, length)
         return self.placement.source_ids(position_ids, length, lengths)
 
-    def _cross(self, memory: Array, source_lengths: Array, position_ids: Array) -> Source:
-        """What the blocks of the decoder attend to."""
-        length = memory.shape[-2]
-        return Source(
-            memory,
-            self._source_mask(source_lengths),
-            self._visible_lengths(source_lengths, length),
-            self._source_ids(source_lengths, position_ids, length),
-        )
+    def _context(
+        self,
+        source: Array,
+        source_lengths: Array,
+        position_ids: Array,
+        target_length: int,
+        rng: Array | None,
+    ) -> tuple[Source | None, Array | None, PositionIds]:
+        """What the decoder sees of the source.
 
-    def _one_sequence(
-        self, lengths: Array, position_ids: Array, source_length: int, target_length: int
-    ) -> tuple[Array, PositionIds]:
-        """Of source and target in one sequence: which tokens are real; position ids."""
-        index, lengths = jnp.arange(source_length + target_length)[None, :], lengths[:, None]
-        is_target = index >= source_length
-        visible = is_target | (index < lengths)
-        at = jnp.where(is_target, index - source_length + lengths, index)
-        return visible, (rows_of(position_ids, at),)
+        Returns:
+            what its blocks attend to, with an encoder; in one sequence of source and target, bool
+            [B, S + T], the tokens that are no padding; the position ids of the decoder's tokens.
+        """
+        length = source.shape[-1]
+        if self.has_encoder:
+            memory = self.encode(source, source_lengths, position_ids=position_ids, rng=rng)
+            cross = Source(
+                memory,
+                self._source_mask(source_lengths),
+                self._visible_lengths(source_lengths, length),
+                self._source_ids(source_lengths, position_ids, length),
+            )
+            return cross, None, self.placement.target_ids(position_ids, target_length)
+        if length == 0:
+            return None, None, self.placement.target_ids(position_ids, target_length)
+        lengths = self._visible_lengths(source_lengths, length)[:, None]
+        index = jnp.arange(length + target_length)[None, :]
+        is_target = index >= length
+        at = jnp.where(is_target, index - length + lengths, index)
+        return None, is_target | (index < lengths), (rows_of(position_ids, at),)
 
     def _source_mask(self, source_lengths: Array) -> Mask | None:
         return padding_mask(source_lengths) if self.config.mask_padding else None

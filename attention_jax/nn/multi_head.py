@@ -22,9 +22,7 @@ from attention_jax.nn.parameters import (
     BIAS_INIT,
     KERNEL_INIT,
     Dtype,
-    LayerOptions,
     checked_tokens,
-    dtypes_of,
     normalizer_params,
     score_params,
 )
@@ -143,8 +141,8 @@ class MultiHeadAttention(Heads):
             self.rotation.check_dim(f"qkv_dim {qkv_dim} / num_heads {num_heads}", head_dim)
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
 
-        layer: LayerOptions = {"dtype": dtype, "param_dtype": param_dtype}
-        layer |= {"kernel_init": kernel_init, "bias_init": bias_init}
+        dtypes: Any = {"dtype": dtype, "param_dtype": param_dtype}
+        layer: Any = {**dtypes, "kernel_init": kernel_init, "bias_init": bias_init}
 
         def projection(dim: int, num_heads: int) -> nnx.LinearGeneral:
             features = (num_heads, head_dim)
@@ -156,9 +154,7 @@ class MultiHeadAttention(Heads):
         self.output = nnx.LinearGeneral(
             (num_heads, head_dim), output_dim, axis=(-2, -1), use_bias=use_bias, rngs=rngs, **layer
         )
-        norm = functools.partial(
-            nnx.LayerNorm, head_dim, use_bias=False, rngs=rngs, **dtypes_of(layer)
-        )
+        norm = functools.partial(nnx.LayerNorm, head_dim, use_bias=False, rngs=rngs, **dtypes)
         self.query_norm = norm() if normalize_qk else None
         self.key_norm = norm() if normalize_qk else None
         rng_of_head = jax.random.split(rngs.params(), num_heads)
@@ -231,17 +227,7 @@ class MultiHeadAttention(Heads):
         pairs = self._pairs(mask, bias, query.shape[:-2], queries.shape[-2], keys.shape[-2])
         arguments = self._own() | pairs
         dropout_rng = self._dropout_rng(dropout_rng, deterministic)
-        with heads_as_one_axis(query.ndim - 2):
-            heads = attention(
-                queries,
-                keys,
-                values,
-                **arguments,
-                dropout_rate=0.0 if dropout_rng is None else self.dropout_rate,
-                dropout_rng=dropout_rng,
-                implementation=self.implementation,
-            )
-        output = self._merged(heads.astype(queries.dtype), query)
+        output = self._attended(query, queries, keys, values, dropout_rng, **arguments)
         if not return_weights:
             return output
         weights = attention_weights(queries, keys, **arguments).astype(queries.dtype)
@@ -364,13 +350,27 @@ class MultiHeadAttention(Heads):
             "mask": ShiftedMask(pairs["mask"], shifts),
             "bias": None if pairs["bias"] is None else ShiftedBias(pairs["bias"], shifts),
         }
-        with heads_as_one_axis(x.ndim - 2):
+        output = self._attended(x, queries, *extended.memory, None, **arguments)
+        return jnp.where(first + count <= room, output, jnp.nan), extended
+
+    def _attended(
+        self,
+        tokens: Array,
+        queries: Array,
+        keys: Any,
+        values: Array,
+        rng: Array | None,
+        **arguments: Any,
+    ) -> Array:
+        """The output for the tokens of these queries; with dropout if there is a key for it."""
+        with heads_as_one_axis(tokens.ndim - 2):
             heads = attention(
                 queries,
-                *extended.memory,
+                keys,
+                values,
                 **arguments,
+                dropout_rate=0.0 if rng is None else self.dropout_rate,
+                dropout_rng=rng,
                 implementation=self.implementation,
             )
-        fits = first + count <= room
-        output = jnp.where(fits, self._merged(heads.astype(queries.dtype), x), jnp.nan)
-        return output, extended
+        return self._merged(heads.astype(queries.dtype), tokens)

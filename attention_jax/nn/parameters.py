@@ -1,8 +1,8 @@
-"""Parameters of scores and normalisers as Flax modules hold them; options of layers."""
+"""Parameters of scores and normalisers as Flax modules hold them."""
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 from flax import nnx
@@ -14,40 +14,6 @@ from attention_jax.scores import Params
 Dtype = Any  # any argument of `jnp.dtype`
 KERNEL_INIT = nnx.initializers.lecun_normal()  # both as in `nnx.Linear`
 BIAS_INIT = nnx.initializers.zeros_init()
-
-
-class LayerOptions(TypedDict, total=False):
-    """Settings that a module passes to its projections; their defaults are those of `nnx.Linear`.
-
-    Attributes:
-        dtype: dtype of the computation, to which inputs and parameters are cast; None for the
-            dtype that these promote to.
-        param_dtype: dtype of the parameters; float32 unless given.
-        kernel_init: initializer of the kernels.
-        bias_init: initializer of the projections' biases, where there are any.
-    """
-
-    dtype: Dtype | None
-    param_dtype: Dtype
-    kernel_init: nnx.Initializer
-    bias_init: nnx.Initializer
-
-
-class DtypeOptions(TypedDict, total=False):
-    """The part of `LayerOptions` that a layer without a kernel takes."""
-
-    dtype: Dtype | None
-    param_dtype: Dtype
-
-
-def dtypes_of(options: LayerOptions) -> DtypeOptions:
-    """The options `dtype` and `param_dtype`, if they are present."""
-    dtypes: DtypeOptions = {}
-    if "dtype" in options:
-        dtypes["dtype"] = options["dtype"]
-    if "param_dtype" in options:
-        dtypes["param_dtype"] = options["param_dtype"]
-    return dtypes
 
 
 def score_params(params: Params, dtype: Dtype) -> Any:

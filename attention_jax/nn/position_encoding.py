@@ -79,9 +79,9 @@ class PositionEncoding(nnx.Module):
         positions = anchored_positions(length, lengths, self.config.position_anchor)
         return tuple(rows_of(ids, position) for position in positions)
 
-    def target_ids(self, ids: Array, length: int, first: Array | int = 0) -> PositionIds:
-        """Ids of the target tokens at the positions `first`, `first` + 1, ...: int [length]."""
-        return (ids[first + jnp.arange(length)],) * self.config.num_position_ids
+    def target_ids(self, ids: Array, length: int) -> PositionIds:
+        """Ids of the target tokens at the positions 0, 1, 2, ...: int [length]."""
+        return (ids[:length],) * self.config.num_position_ids
 
     def __call__(self, position_ids: PositionIds) -> Array | None:
         """The vectors to add to embeddings: float [*B, T, dim]; None for "rotary" and "none"."""

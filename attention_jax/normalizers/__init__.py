@@ -14,8 +14,7 @@ from attention_jax.normalizers.registry import (
     NormalizerLike,
     get_normalizer,
 )
-from attention_jax.normalizers.row_summary import AttentionStatistics, RowSummary
-from attention_jax.normalizers.row_sums import FinalRows, RowShift, RowSums
+from attention_jax.normalizers.rows import AttentionStatistics
 from attention_jax.normalizers.sigmoid import Sigmoid
 from attention_jax.normalizers.softmax import Softmax
 
@@ -24,13 +23,9 @@ __all__ = [
     "NORMALIZERS",
     "AttentionStatistics",
     "Entmax",
-    "FinalRows",
     "LogScaled",
     "Normalizer",
     "NormalizerLike",
-    "RowShift",
-    "RowSummary",
-    "RowSums",
     "Sigmoid",
     "Softmax",
     "get_normalizer",

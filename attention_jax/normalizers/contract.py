@@ -18,22 +18,18 @@ here called the *mean*, is the output itself for softmax (s = w).
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.programs import is_of_library, is_of_this_package
-from attention_jax.normalizers.family import Family
-from attention_jax.normalizers.row_summary import softmax_of_rows, summary_of_rows
-from attention_jax.normalizers.threshold import threshold_of_rows
+from attention_jax.core.meshes import varying_as
+from attention_jax.normalizers.rows import Family, softmax_of_rows, summary_of_rows
+from attention_jax.normalizers.threshold import find_shift
+from attention_jax.scores.contract import init_shapes
 
 Array = jax.Array
 Params = Any  # a pytree of arrays; {} when there is nothing to learn
-
-# What follows from the methods that a user defines.
-_FOLLOWS = ("__call__", "family", "family_params", "is_softmax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,22 +66,6 @@ class Normalizer:
     # Whether the family is softmax, whose rows have a logsumexp and an entropy and may have a sink.
     is_softmax: ClassVar[bool] = False
 
-    def __init_subclass__(cls) -> None:
-        """Raises TypeError if a user's class replaces what follows from `weight`, or inherits it.
-
-        The implementations would give different answers.
-        """
-        for name in _FOLLOWS:
-            inherited = getattr(cls, name) is not getattr(Normalizer, name)
-            replaced = name in vars(cls)
-            changed = any(part in vars(cls) for part in ("weight", "inverse"))
-            if not is_of_this_package(cls) and (replaced or (inherited and changed)):
-                base = "" if replaced else ", which is right for the weights of its base class"
-                raise TypeError(
-                    f"normalizer {cls.__name__} must be a subclass of Normalizer that defines"
-                    f" weight, inverse and transform; it has another {name}{base}"
-                )
-
     # --- what a subclass defines ---
 
     def init(self, rng: Array) -> Params:
@@ -95,11 +75,14 @@ class Normalizer:
 
     def weight(self, params: Params, shifted: Array) -> Array:
         """The weights of shifted logits, elementwise: >= 0, increasing, 0 with slope 0 at -inf."""
-        raise NotImplementedError  # see `get_normalizer`
+        raise ValueError(f"normalizer {type(self).__name__} must define weight(params, shifted)")
 
     def inverse(self, params: Params, weight: Array) -> Array:
         """The shifted logit with this weight, 0 < weight <= 1, if the weights sum to one."""
-        raise NotImplementedError  # see `get_normalizer`
+        raise ValueError(
+            f"normalizer {type(self).__name__} must define inverse(params, weight), or"
+            " sums_to_one = False"
+        )
 
     def transform(self, params: Params, logits: Array, num_keys: Array | None) -> Array:
         """The logits x that are normalised, an elementwise function of the given logits.
@@ -136,18 +119,13 @@ class Normalizer:
         weights = weights_of_rows(self, params, logits)
         sink = sink_logit(self, params)
         if sink is not None:
-            weights = weights * summary_of_rows(logits).share(sink)[:, None]
+            share, _ = summary_of_rows(logits).with_sink(sink)
+            weights = weights * share[:, None]
         return weights
 
     def param_shapes(self) -> Params:
         """The shapes of the parameters, as a pytree of `jax.ShapeDtypeStruct`."""
-        shapes = _init_shapes if is_of_library(self) else _init_shapes.__wrapped__
-        return shapes(self)
-
-
-@functools.lru_cache(maxsize=256)
-def _init_shapes(normalizer: Normalizer) -> Params:
-    return jax.eval_shape(normalizer.init, jax.random.key(0))
+        return init_shapes(self)
 
 
 def family_of(normalizer: Normalizer, params: Params) -> Family:
@@ -156,7 +134,7 @@ def family_of(normalizer: Normalizer, params: Params) -> Family:
 
 
 def sink_logit(normalizer: Normalizer, params: Params) -> Array | None:
-    """The logit [] of a softmax's sink, see `row_summary`; None for no sink."""
+    """The logit [] of a softmax's sink, see `rows.py`; None for no sink."""
     family: Any = normalizer.family
     has_sink = family.is_softmax and family.sink
     return normalizer.family_params(params)["sink"] if has_sink else None
@@ -205,12 +183,14 @@ def weights_of_rows(normalizer: Normalizer, params: Params, logits: Array) -> Ar
     """The weights [T, S] of transformed logits, as if there was no sink."""
     family = family_of(normalizer, params)
     if family.normalizer.is_softmax:
-        return softmax_of_rows(logits, None, -1)
+        return softmax_of_rows(logits, -1)
     shifted = logits
     if family.normalizer.sums_to_one:
-        largest = jax.lax.stop_gradient(jnp.max(logits, axis=1, initial=-jnp.inf))
-        shifted = logits - jnp.where(largest == -jnp.inf, 0, largest)[:, None]
-        shifted = shifted - threshold_of_rows(*family, shifted)[:, None]
+        zeros = varying_as(jnp.zeros(len(logits), logits.dtype), logits, params)
+        shift = find_shift(
+            family, lambda update, carry: update(carry, logits), zeros, logits.shape[1]
+        )
+        shifted = shift.shifted(logits)
     # A masked entry reads no cotangent: 0 times NaN would be NaN.
     allowed = logits > -jnp.inf
     weights = family.weight(jnp.where(allowed, shifted, 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -13,19 +12,17 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.core.programs import (
     Known,
     Part,
-    PartError,
-    checked_array,
     close,
+    is_array,
     is_of_library,
-    named,
     on_numbers,
-    trace,
-    users_errors,
 )
 from attention_jax.normalizers.contract import Normalizer, family_of, transformed
 from attention_jax.normalizers.threshold import num_visits
 
 Array = jax.Array
+
+_NUM_KEYS = "set uses_num_keys = True if it reads num_keys, which is None otherwise"
 
 
 def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normalizer:
@@ -43,104 +40,80 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     """
     if type(normalizer) is Known or is_of_library(normalizer):
         return normalizer
+    part = Part("normalizer", normalizer, "return it from init, and give normalizer_params=")
     family = normalizer.family
-    part = Part(
-        named("normalizer", normalizer),
-        "return it from init, and give normalizer_params=",
-    )
-    try:
-        with users_errors(part, "init"):
-            shapes = normalizer.param_shapes()
-    except PartError as error:
-        raise ValueError(f"{part.name}: {error}") from error.__cause__
 
-    def run(params: Any, logits: Array, num_keys: Array, weights: Array) -> Any:
+    def elementwise(name: str, method: Any, params: Any, array: Array, *others: Any) -> Array:
+        contract = f"{name} must be elementwise, {list(array.shape)} of {list(array.shape)}"
+        blind = name == "transform" and not normalizer.uses_num_keys
+        cure = _NUM_KEYS if blind else contract
+        result = part.call(name, method, params, array, *others, cure=cure)
+        fits = is_array(result, jnp.floating) and result.shape == array.shape
+        part.require(fits, contract, result)
+        return result
+
+    def program(params: Any, logits: Array, num_keys: Array, weights: Array) -> Any:
         counts = num_keys if normalizer.uses_num_keys else None
-        of_family = normalizer.family_params(params)
-        calls: list[tuple[Any, str, Any]] = [
-            (normalizer, "transform", (params, logits, counts)),
-            (family, "weight", (of_family, logits)),
-            (family, "inverse", (of_family, weights)),
-        ]
-        results = []
-        for owner, name, arguments in calls[: 3 if num_visits(family, dtype) else 2]:
-            shape = list(arguments[1].shape)
-            hint = expected = f"{name} must be elementwise, {shape} of {shape}"
-            if name == "transform" and counts is None:
-                hint = "set uses_num_keys = True if it reads num_keys, which is None otherwise"
-            with users_errors(part, name, hint):
-                result = getattr(owner, name)(*arguments)
-            result = checked_array(result, expected)
-            if list(result.shape) != shape or not jnp.issubdtype(result.dtype, jnp.floating):
-                raise PartError(f"{expected}; got {result.dtype} {list(result.shape)}")
-            results.append(result)
+        transformed = elementwise("transform", normalizer.transform, params, logits, counts)
+        params = normalizer.family_params(params)
+        results = [transformed, elementwise("weight", family.weight, params, logits)]
+        if num_visits(family, dtype):
+            results.append(elementwise("inverse", family.inverse, params, weights))
         return results
 
-    def shape(*sizes: int) -> Any:
-        return jax.ShapeDtypeStruct(sizes, dtype)
-
-    shapes = jax.tree.map(lambda leaf: shape(*leaf.shape), shapes)
-    arrays = shape(3, 5), shape(3, 1), shape(3)  # logits, number of keys, weights
-
-    def digest() -> str:
-        return trace(part, run, shapes, *arrays)
-
-    known: Any = Known(normalizer, digest(), digest)
-    _check_weights(known, dtype)
+    shapes = part.call("init", normalizer.param_shapes)
+    arrays = (shapes, np.empty((3, 5)), np.empty((3, 1)), np.empty(3))
+    arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), arrays)
+    known: Any = Known(
+        normalizer,
+        trace=lambda: part.trace(program, *arguments),
+        check=lambda: _check_weights(part, normalizer, dtype),
+    )
     return known
 
 
-@functools.lru_cache(maxsize=512)
-def _check_weights(known: Known, dtype: Any) -> None:
+def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
     """Raises ValueError unless the weights of a few rows are as `Normalizer` says."""
-
-    normalizer: Normalizer = known.part
-    name = named("normalizer", normalizer)
     params = on_numbers(lambda: cast_floats(normalizer.init(jax.random.key(0)), dtype))
     family = family_of(normalizer, params)
     logits = np.random.default_rng(0).standard_normal((4, 6)).astype(dtype) * 4
+    logits[0] = 0  # equal logits, whose threshold comes from `inverse` alone
 
     def transform(logits: Array) -> Array:
         num_keys = jnp.full(len(logits), 6, dtype) if normalizer.uses_num_keys else None
         return transformed(normalizer, params, logits, num_keys, finite=True)
 
-    def weight(shifted: Array) -> Array:
-        return family.normalizer.weight(family.params, shifted)
-
-    for name_of_method, method in (("transform", transform), ("weight", weight)):
-        halves = [on_numbers(method, logits[:, i : i + 3]) for i in (0, 3)]
-        if not close(on_numbers(method, logits), np.hstack(halves)):
-            raise ValueError(
-                f"{name} must have a {name_of_method} that is elementwise; it depends on other"
-                " logits of the row"
-            )
+    for name, method in (("transform", transform), ("weight", family.weight)):
+        part.require(
+            close(on_numbers(method, logits)[:, 3:], on_numbers(method, logits[:, 3:])),
+            f"it must have a {name} that is elementwise; it depends on other logits of the row",
+        )
     # The largest shifted logit is that of a weight of 1, where the weights of a row sum to 1.
-    top = 20.0
-    if num_visits(normalizer, dtype):
-        top = float(on_numbers(family.inverse, dtype(1.0)))
-        if not np.isfinite(top):
-            raise ValueError(
-                f"{name} must have a finite inverse(1), the shifted logit of a single key; got"
-                f" {top}: set sums_to_one = False if no weight reaches 1"
-            )
+    searches = num_visits(normalizer, dtype) > 0
+    top = float(on_numbers(family.inverse, dtype(1.0))) if searches else 20.0
+    part.require(
+        bool(np.isfinite(top)),
+        f"it must have a finite inverse(1), the shifted logit of a single key; got {top}: set"
+        " sums_to_one = False if no weight reaches 1",
+    )
     shifted = np.append(-np.inf, np.linspace(top - 30, top, 61)).astype(dtype)
-    weights = on_numbers(weight, shifted)
+    # As the user wrote it: the library itself takes the weight of a masked key for 0.
+    weights = on_numbers(lambda x: family.normalizer.weight(family.params, x), shifted)
     for wrong, problem in (
         (np.isnan(weights), "must be numbers"),
         (weights < 0, "must not be negative"),
         (weights[:1] != 0, "must be 0 at -inf, where a key is masked"),
         (np.diff(weights) < -1e-6 * np.abs(weights[1:]), "must not fall with the logit"),
     ):
-        if wrong.any():
-            worst = int(np.argmax(wrong))
-            raise ValueError(
-                f"{name}: weights {problem}; weight({shifted[worst]:.4g}) is {weights[worst]:.4g}"
-            )
-    if family.normalizer.sums_to_one:
-        sums = on_numbers(lambda logits: normalizer(params, logits).sum(1), logits)
-        if not np.allclose(sums, 1, atol=1e-3):
-            worst = sums[np.argmax(np.abs(sums - 1))]
-            raise ValueError(
-                f"{name} must have weights that sum to 1; a row sums to"
-                f" {worst:.4g}: inverse must be the inverse of weight, or set sums_to_one = False"
-            )
+        worst = np.argmax(wrong)
+        part.require(
+            not wrong.any(),
+            f"weights {problem}; weight({shifted[worst]:.4g}) is {weights[worst]:.4g}",
+        )
+    sums = on_numbers(lambda logits: normalizer(params, logits).sum(1), logits)
+    worst = np.argmax(np.abs(sums - 1))
+    part.require(
+        not family.normalizer.sums_to_one or np.allclose(sums, 1, atol=1e-3),
+        f"it must have weights that sum to 1; a row sums to {sums[worst]:.4g}: inverse must be the"
+        " inverse of weight, or set sums_to_one = False",
+    )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-
 from attention_jax.core.names import named
 from attention_jax.normalizers.contract import Normalizer
 from attention_jax.normalizers.entmax import Entmax
 from attention_jax.normalizers.log_scaled import LogScaled
 from attention_jax.normalizers.sigmoid import Sigmoid
 from attention_jax.normalizers.softmax import Softmax
-from attention_jax.normalizers.threshold import num_visits
 
 # What `get_normalizer` accepts.
 NormalizerLike = str | Normalizer | type[Normalizer]
@@ -43,8 +40,7 @@ def get_normalizer(name_or_normalizer: NormalizerLike) -> Normalizer:
         a `Normalizer`.
 
     Raises:
-        ValueError: there is no normaliser of that name, it does not have these fields, or it lacks
-            `weight` or `inverse`.
+        ValueError: there is no normaliser of that name, or it does not have these fields.
 
     >>> get_normalizer("softmax(sink=True)")
     Softmax(sink=True)
@@ -54,15 +50,4 @@ def get_normalizer(name_or_normalizer: NormalizerLike) -> Normalizer:
     normalizer = named(name_or_normalizer, Normalizer, NORMALIZERS, get_normalizer)
     if not isinstance(normalizer, Normalizer):
         raise ValueError(f"normalizer must be a name or a Normalizer; got {name_or_normalizer!r}")
-    _check_methods(normalizer.family)
     return normalizer
-
-
-def _check_methods(family: Normalizer) -> None:
-    """Raises ValueError unless a family defines `weight`, and `inverse` where it is read."""
-    needed = {"weight": "weight(params, shifted)"}
-    if num_visits(family, jnp.float32):
-        needed["inverse"] = "inverse(params, weight), or sums_to_one = False"
-    for method, words in needed.items():
-        if getattr(family.__class__, method) is getattr(Normalizer, method):
-            raise ValueError(f"normalizer {family.__class__.__name__} must define {words}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,12 +34,16 @@ class Softmax(Normalizer):
     """
 
     sink: bool = False
-    convex: ClassVar[bool] = True
-    is_softmax: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sink, bool):
-            raise ValueError(f"sink must be True or False; got {self.sink!r}")
+        if not isinstance(self.sink, bool) or (self.sink and not self.is_softmax):
+            raise ValueError(
+                f"sink must be True or False, and False with another weight; got {self.sink!r}"
+            )
+
+    @property
+    def is_softmax(self) -> bool:  # type: ignore[override]
+        return type(self).weight is Softmax.weight
 
     def init(self, rng: Array) -> Params:
         del rng
@@ -49,7 +52,3 @@ class Softmax(Normalizer):
     def weight(self, params: Params, shifted: Array) -> Array:
         del params
         return jnp.exp(shifted)
-
-    def inverse(self, params: Params, weight: Array) -> Array:
-        del params
-        return jnp.log(weight)

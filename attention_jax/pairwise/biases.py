@@ -15,7 +15,6 @@ can replace a float array [*B, T, S] with every score. Your own bias is a class 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +22,13 @@ import jax.numpy as jnp
 from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import check_integer
 from attention_jax.pairwise.position_functions import (
+    Joined,
     PositionFunction,
-    Shifts,
+    Shifted,
+    Stored,
     array_field,
     check_decorated,
     pad_rank,
-    part_field,
     same_rank,
     take,
 )
@@ -69,11 +69,8 @@ class Bias(PositionFunction):
         """
         raise NotImplementedError(f"{type(self).__name__} must define values(query, key)")
 
-    def materialize(self, target_length: int, source_length: int) -> Array:
-        """The whole table, float [..., T, S]."""
-        self.check(None, target_length, source_length)
-        table = pad_rank(self.values(jnp.arange(target_length), jnp.arange(source_length)), 2)
-        return jnp.broadcast_to(table, (*table.shape[:-2], target_length, source_length))
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
+        return self.values(query_positions, key_positions)
 
     def __add__(self, other: Bias | Array) -> Bias:
         return SumBias(self, as_bias(other))
@@ -83,54 +80,24 @@ class Bias(PositionFunction):
 
 
 @bias_dataclass
-class DenseBias(Bias):
+class DenseBias(Stored, Bias):
     """A stored table; axes T and S may have size 1."""
 
-    table: Array = array_field("T", "S")
-
-    def label(self, name: str) -> str:
-        return "bias"
-
-    def materialize(self, target_length: int, source_length: int) -> Array:
-        self.check(None, target_length, source_length)
-        shape = (*self.table.shape[:-2], target_length, source_length)
-        return jnp.broadcast_to(self.table, shape)
-
-    def values(self, query_positions: Array, key_positions: Array) -> Array:
-        rows = take(self.table, query_positions, axis=-2)
-        return take(rows, key_positions, axis=-1)
+    values = Stored.at
 
 
 @bias_dataclass
-class SumBias(Bias):
+class SumBias(Joined, Bias):
     """The sum of two biases."""
 
-    left: Bias = part_field()
-    right: Bias = part_field()
-
-    def values(self, query_positions: Array, key_positions: Array) -> Array:
-        parts = same_rank(
-            self.left.values(query_positions, key_positions),
-            self.right.values(query_positions, key_positions),
-        )
-        with jax.numpy_dtype_promotion("standard"):  # the two may be floats of different widths
-            return jnp.add(*parts)
+    values, join = Joined.at, staticmethod(jnp.add)
 
 
 @bias_dataclass
-class ShiftedBias(Bias):
+class ShiftedBias(Shifted, Bias):
     """A bias of longer sequences, at the positions of `shifts`."""
 
-    bias: Bias = part_field()
-    shifts: Shifts = part_field()
-
-    def values(self, query_positions: Array, key_positions: Array) -> Array:
-        return self.bias.values(*self.shifts.shifted(query_positions, key_positions))
-
-    def check(
-        self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
-    ) -> None:
-        """The arrays fit the longer sequences, and any T and S."""
+    values = Shifted.at
 
 
 class RelativeBias(Bias):
@@ -228,7 +195,7 @@ def alibi_bias(slopes: Array) -> Bias:
 
     Source: Press, Smith and Lewis 2022, section 3 (for causal attention, where |i - j| is i - j).
     """
-    return AlibiBias(_floats("slopes", slopes, 0))
+    return AlibiBias(float_array("slopes", slopes))
 
 
 def alibi_slopes(num_heads: int) -> Array:
@@ -279,8 +246,8 @@ def relative_bias(table: Array) -> Bias:
     Source: Shaw, Uszkoreit and Vaswani 2018, section 3.1, with numbers instead of their relative
     vectors (as in T5); their k is R.
     """
-    table = _floats("table", table, 1)
-    if table.shape[-1] % 2 == 0:
+    table = float_array("table", table)
+    if table.ndim == 0 or table.shape[-1] % 2 == 0:
         raise ValueError(
             f"table must be [*B, 2 R + 1], with an odd last axis; got {list(table.shape)}"
         )
@@ -308,8 +275,8 @@ def t5_bias(table: Array, *, bidirectional: bool = True, max_distance: int = 128
 
     Source: Raffel et al. 2020, section 2.1.
     """
-    table = _floats("table", table, 1)
-    _check_buckets(table.shape[-1], max_distance, bidirectional)
+    table = float_array("table", table)
+    _check_buckets(table.shape[-1] if table.ndim else 0, max_distance, bidirectional)
     return BucketBias(bidirectional, max_distance, table)
 
 
@@ -358,8 +325,7 @@ def as_bias(bias: Bias | Array) -> Bias:
     if isinstance(bias, Bias):
         check_decorated(bias)
         return bias
-    table = _floats("bias", bias, 0)
-    return DenseBias(pad_rank(table, max(2, table.ndim)))
+    return DenseBias(pad_rank(float_array("bias", bias), 2))
 
 
 def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> int:
@@ -378,10 +344,3 @@ def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> int:
             f" bucket; got {max_distance}"
         )
     return side
-
-
-def _floats(name: str, value: Any, ndim: int) -> Array:
-    array = float_array(name, value)
-    if array.ndim < ndim:
-        raise ValueError(f"{name} must have at least {ndim} axis; got {list(array.shape)}")
-    return array

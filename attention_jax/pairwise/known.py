@@ -1,4 +1,4 @@
-"""`known_mask` and `known_bias`: masks and biases of a user, traced, checked, known by program."""
+"""`known_positions`: masks and biases of a user, traced, checked, and known by their programs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ import jax.numpy as jnp
 
 from attention_jax.core.programs import (
     Part,
-    PartError,
     check_unchanged,
-    checked_array,
+    is_array,
     is_of_this_package,
-    trace,
-    users_errors,
 )
 from attention_jax.pairwise.biases import Bias, bias_dataclass
 from attention_jax.pairwise.mask_algebra import Mask, TileStatus, mask_dataclass, submask_field
-from attention_jax.pairwise.position_functions import PositionFunction, part_field
+from attention_jax.pairwise.position_functions import PositionFunction, broadcasts, part_field
 
 Array = jax.Array
 
-_T, _S = 3, 5  # the sizes of the traced tile
+_TILE = (3, 5)  # the queries and keys of the traced tile
 
 
 @mask_dataclass
@@ -34,12 +31,10 @@ class KnownMask(Mask):
     mask: Mask = submask_field()
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        check_unchanged(f"mask {type(self.mask).__name__}", self.digest, _digest(self.mask))
-        return self.mask.allowed(query_positions, key_positions)
+        return _unchanged(self.mask, self.digest).allowed(query_positions, key_positions)
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        check_unchanged(f"mask {type(self.mask).__name__}", self.digest, _digest(self.mask))
-        return self.mask.tile_status(query_positions, key_positions)
+        return _unchanged(self.mask, self.digest).tile_status(query_positions, key_positions)
 
     def most_keys(self) -> int:
         return self.mask.most_keys()
@@ -53,8 +48,7 @@ class KnownBias(Bias):
     bias: Bias = part_field()
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
-        check_unchanged(f"bias {type(self.bias).__name__}", self.digest, _digest(self.bias))
-        return self.bias.values(query_positions, key_positions)
+        return _unchanged(self.bias, self.digest).values(query_positions, key_positions)
 
 
 def known_positions(function: Any) -> Any:
@@ -65,7 +59,7 @@ def known_positions(function: Any) -> Any:
 
     Raises:
         ValueError: `allowed` or `values` fails or does not return an array of the right kind,
-            static options cannot be hashed, or the part uses a traced array that is no field.
+            or the part uses a traced array that is no field.
     """
     if not is_of_this_package(type(function)):
         known = KnownMask if isinstance(function, Mask) else KnownBias
@@ -82,22 +76,21 @@ def known_positions(function: Any) -> Any:
     return dataclasses.replace(function, **parts)
 
 
+def _unchanged(function: Any, digest: str) -> Any:
+    """A user's mask or bias; raises ValueError unless its program is that of the call."""
+    check_unchanged(f"{function.kind} {type(function).__name__}", digest, _digest(function))
+    return function
+
+
 def _digest(function: PositionFunction) -> str:
     """Traces the methods of a user's mask or bias on a small tile, and checks their results."""
-    name = type(function).__name__
+    part = Part(function.kind, type(function).__name__, "make it a field made by array_field()")
     is_mask = isinstance(function, Mask)
-    method, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
-    part = Part(
-        f"{function.kind} {name}",
-        "make it a field, declared by array_field()",
+    name, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
+    contract = (
+        f"{name} must return {'booleans' if is_mask else 'floats'} that broadcast to"
+        f" {list(_TILE)} of {_TILE[0]} queries, {_TILE[1]} keys"
     )
-    try:
-        hash(jax.tree.structure(function))
-    except TypeError as error:
-        raise ValueError(
-            f"{part.name} must have static options that can be hashed, such as a tuple"
-            f" ({error}); declare an array by array_field()"
-        ) from error
 
     def without_batch(leaf: Any, ndim: int) -> jax.ShapeDtypeStruct:
         dtype = jnp.result_type(leaf)
@@ -105,24 +98,14 @@ def _digest(function: PositionFunction) -> str:
             dtype = jnp.result_type(float)  # tiles have other floats than a call
         return jax.ShapeDtypeStruct(jnp.shape(leaf)[jnp.ndim(leaf) - ndim :], dtype)
 
-    example = jax.tree.map(without_batch, function, function.core_ndims())
-    positions = [jax.ShapeDtypeStruct((size,), jnp.arange(0).dtype) for size in (_T, _S)]
-    of = f"query_positions [{_T}] and key_positions [{_S}]"
-    what = "booleans" if is_mask else "floats"
-    expected = f"{method} must return {what} that broadcast to {[_T, _S]} of {of}"
-
-    def run(function: Any, queries: Array, keys: Array) -> Any:
-        with users_errors(part, f"{method} of {of}", expected):
-            result = getattr(function, method)(queries, keys)
-        result = checked_array(result, expected)
-        ones = (1,) * (2 - result.ndim)
-        sizes = zip((*ones, *result.shape), (_T, _S), strict=False)
-        fits = result.ndim <= 2 and all(size in (1, to) for size, to in sizes)
-        if not fits or not jnp.issubdtype(result.dtype, kind):
-            raise PartError(f"{expected}; got {result.dtype} {list(result.shape)}")
+    def program(function: Any, *positions: Array) -> Any:
+        entries = part.call(name, getattr(function, name), *positions, of=positions, cure=contract)
+        fits = is_array(entries, kind) and broadcasts(entries.shape, _TILE)
+        part.require(fits, contract, entries)
         if not is_mask or type(function).tile_status is Mask.tile_status:
-            return result
-        with users_errors(part, f"tile_status of {of}"):
-            return result, tuple(function.tile_status(queries, keys))
+            return entries
+        return entries, part.call("tile_status", function.tile_status, *positions, of=positions)
 
-    return trace(part, run, example, *positions)
+    example = jax.tree.map(without_batch, function, function.core_ndims())
+    positions = [jax.ShapeDtypeStruct((size,), jnp.arange(0).dtype) for size in _TILE]
+    return part.trace(program, example, *positions)

@@ -7,16 +7,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from attention_jax.core.arrays import bool_array
 from attention_jax.pairwise.position_functions import (
+    Joined,
     PositionFunction,
-    Shifts,
-    array_field,
+    Shifted,
+    Stored,
     check_decorated,
     pad_rank,
-    same_rank,
-    take,
 )
 from attention_jax.pairwise.position_functions import part_field as submask_field
 from attention_jax.pairwise.position_functions import position_dataclass as mask_dataclass
@@ -82,32 +81,8 @@ class Mask(PositionFunction):
         """An upper bound, from static options, of the keys per query; it determines tile sizes."""
         return sys.maxsize
 
-    def materialize(self, target_length: int, source_length: int) -> Array:
-        """The whole table, bool [..., T, S].
-
-        Raises:
-            ValueError: an array does not fit T, S or the batch axes of the mask's other arrays.
-
-        >>> from attention_jax.pairwise.masks import causal_mask
-        >>> causal_mask().materialize(2, 3).astype(int).tolist()
-        [[1, 0, 0], [1, 1, 0]]
-        """
-        self.check(self._batch_shape(), target_length, source_length)
-        table = self.allowed(jnp.arange(target_length), jnp.arange(source_length))
-        table = pad_rank(table, 2)
-        return jnp.broadcast_to(table, (*table.shape[:-2], target_length, source_length))
-
-    def _batch_shape(self) -> tuple[int, ...]:
-        """The batch axes of all arrays of the mask, broadcast together."""
-        core_ndims = jax.tree.leaves(self.core_ndims())
-        batch_shapes = [
-            np.shape(leaf)[: max(np.ndim(leaf) - core_ndim, 0)]
-            for leaf, core_ndim in zip(jax.tree.leaves(self), core_ndims, strict=True)
-        ]
-        rank = max(map(len, batch_shapes), default=0)
-        full_shapes = [shape for shape in batch_shapes if len(shape) == rank]
-        axes = zip(*full_shapes, strict=True)
-        return tuple(next((size for size in sizes if size != 1), 1) for sizes in axes)
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
+        return self.allowed(query_positions, key_positions)
 
     def __and__(self, other: Mask | Array) -> Mask:
         return AndMask(self, as_mask(other))
@@ -129,51 +104,25 @@ class Mask(PositionFunction):
 
 
 @mask_dataclass
-class DenseMask(Mask):
+class DenseMask(Stored, Mask):
     """A stored boolean table; axes T and S may have size 1."""
 
-    table: Array = array_field("T", "S")
-
-    def label(self, name: str) -> str:
-        return "mask"
-
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        rows = take(self.table, query_positions, axis=-2)
-        return take(rows, key_positions, axis=-1)
+    allowed = Stored.at
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        tile = self.allowed(query_positions, key_positions)
+        tile = self.at(query_positions, key_positions)
         return TileStatus(empty=~tile.any(), full=tile.all())
 
-    def materialize(self, target_length: int, source_length: int) -> Array:
-        self.check(None, target_length, source_length)
-        shape = (*self.table.shape[:-2], target_length, source_length)
-        return jnp.broadcast_to(self.table, shape)
-
 
 @mask_dataclass
-class _TwoMasks(Mask):
-    """Base of `&` and `|`."""
-
-    left: Mask = submask_field()
-    right: Mask = submask_field()
-
-    def _both(self, *positions: Array) -> tuple[Array, Array]:
-        return same_rank(self.left.allowed(*positions), self.right.allowed(*positions))
-
-    def _statuses(self, *positions: Array) -> tuple[TileStatus, TileStatus]:
-        return self.left.tile_status(*positions), self.right.tile_status(*positions)
-
-
-@mask_dataclass
-class AndMask(_TwoMasks):
+class AndMask(Joined, Mask):
     """Pairs that both masks allow."""
 
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        return jnp.logical_and(*self._both(query_positions, key_positions))
+    allowed, join = Joined.at, staticmethod(jnp.logical_and)
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        left, right = self._statuses(query_positions, key_positions)
+        parts = self.left, self.right
+        left, right = (part.tile_status(query_positions, key_positions) for part in parts)
         return TileStatus(empty=left.empty | right.empty, full=left.full & right.full)
 
     def most_keys(self) -> int:
@@ -181,14 +130,14 @@ class AndMask(_TwoMasks):
 
 
 @mask_dataclass
-class OrMask(_TwoMasks):
+class OrMask(Joined, Mask):
     """Pairs that at least one of two masks allows."""
 
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        return jnp.logical_or(*self._both(query_positions, key_positions))
+    allowed, join = Joined.at, staticmethod(jnp.logical_or)
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        left, right = self._statuses(query_positions, key_positions)
+        parts = self.left, self.right
+        left, right = (part.tile_status(query_positions, key_positions) for part in parts)
         return TileStatus(empty=left.empty & right.empty, full=left.full | right.full)
 
 
@@ -207,25 +156,16 @@ class NotMask(Mask):
 
 
 @mask_dataclass
-class ShiftedMask(Mask):
+class ShiftedMask(Shifted, Mask):
     """A mask of longer sequences, at the positions of `shifts`."""
 
-    mask: Mask = submask_field()
-    shifts: Shifts = submask_field()
-
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        return self.mask.allowed(*self.shifts.shifted(query_positions, key_positions))
+    allowed = Shifted.at
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        return self.mask.tile_status(*self.shifts.shifted(query_positions, key_positions))
+        return self.function.tile_status(*self.shifts.shifted(query_positions, key_positions))
 
     def most_keys(self) -> int:
-        return self.mask.most_keys()
-
-    def check(
-        self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
-    ) -> None:
-        """The arrays fit the longer sequences, and any T and S."""
+        return self.function.most_keys()
 
 
 def as_mask(mask: Mask | Array) -> Mask:
@@ -233,11 +173,4 @@ def as_mask(mask: Mask | Array) -> Mask:
     if isinstance(mask, Mask):
         check_decorated(mask)
         return mask
-    try:
-        table = jnp.asarray(mask)
-    except (TypeError, ValueError):
-        described = repr(mask) if isinstance(mask, str) else type(mask).__name__
-        raise ValueError(f"mask must be a Mask or a boolean array; got {described}") from None
-    if table.dtype != jnp.bool_:
-        raise ValueError(f"mask must be boolean, True = may attend; got dtype {table.dtype}")
-    return DenseMask(pad_rank(table, 2))
+    return DenseMask(pad_rank(bool_array("mask", mask, "may attend"), 2))

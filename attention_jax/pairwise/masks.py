@@ -19,66 +19,20 @@ It may also define `tile_status`, so that empty tiles are skipped and full tiles
 
 from __future__ import annotations
 
-import sys
-
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import bool_array, integer_array
 from attention_jax.core.checks import check_entries, check_integer
-from attention_jax.pairwise.mask_algebra import (
-    Mask,
-    TileStatus,
-    as_mask,
-    mask_dataclass,
-    submask_field,
-)
-from attention_jax.pairwise.position_functions import (
-    array_field,
-    broadcasts,
-    pad_rank,
-    same_rank,
-    take,
-)
-
-__all__ = [
-    "CausalMask",
-    "LocalMask",
-    "Mask",
-    "PaddingMask",
-    "SegmentMask",
-    "TileStatus",
-    "TokenMask",
-    "array_field",
-    "as_mask",
-    "broadcasts",
-    "causal_mask",
-    "local_mask",
-    "mask_dataclass",
-    "padding_mask",
-    "segment_mask",
-    "submask_field",
-    "token_mask",
-]
+from attention_jax.pairwise.mask_algebra import Mask as Mask
+from attention_jax.pairwise.mask_algebra import TileStatus
+from attention_jax.pairwise.mask_algebra import as_mask as as_mask
+from attention_jax.pairwise.mask_algebra import mask_dataclass as mask_dataclass
+from attention_jax.pairwise.position_functions import array_field, same_rank, take
 
 Array = jax.Array
 
 _MAX_INT32 = 2**31 - 1  # positions are int32
-
-
-@mask_dataclass
-class CausalMask(Mask):
-    """Query i sees keys j <= i + offset."""
-
-    offset: int
-
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        # The difference of two positions never overflows; position + offset could.
-        return key_positions[None, :] - query_positions[:, None] <= self.offset
-
-    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        nearest, farthest = _distances(query_positions, key_positions)
-        return TileStatus(empty=nearest > self.offset, full=farthest <= self.offset)
 
 
 @mask_dataclass
@@ -89,84 +43,80 @@ class LocalMask(Mask):
     right: int | None
 
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        distance = key_positions[None, :] - query_positions[:, None]
-        near = jnp.ones_like(distance, dtype=bool)
-        if self.left is not None:
-            near &= distance >= -self.left
-        if self.right is not None:
-            near &= distance <= self.right
-        return near
+        # The difference of two positions never overflows; position + right could.
+        distances = key_positions[None, :] - query_positions[:, None]
+        return self._within(distances, distances)
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        nearest, farthest = _distances(query_positions, key_positions)
-        empty, full = jnp.zeros((), bool), jnp.ones((), bool)
-        if self.left is not None:
-            empty, full = empty | (farthest < -self.left), full & (nearest >= -self.left)
-        if self.right is not None:
-            empty, full = empty | (nearest > self.right), full & (farthest <= self.right)
-        return TileStatus(empty, full)
+        smallest = key_positions[0] - query_positions[-1]
+        largest = key_positions[-1] - query_positions[0]
+        return TileStatus(
+            empty=~self._within(largest, smallest), full=self._within(smallest, largest)
+        )
+
+    def _within(self, lower: Array, upper: Array) -> Array:
+        """Whether -left <= lower and upper <= right, for distances j - i."""
+        return jnp.logical_and(
+            self.left is None or lower >= -self.left, self.right is None or upper <= self.right
+        )
 
     def most_keys(self) -> int:
         if self.left is None or self.right is None:
-            return sys.maxsize
+            return super().most_keys()
         return self.left + self.right + 1
 
 
+class _ExistingTokens(Mask):
+    """Base of masks in which all queries that exist see all keys that exist."""
+
+    def existing(self, query_positions: Array, key_positions: Array) -> tuple[Array, Array]:
+        """Which queries and which keys exist, bool [..., t] and [..., s]."""
+        raise NotImplementedError
+
+    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+        queries, keys = self.existing(query_positions, key_positions)
+        return jnp.logical_and(*same_rank(queries[..., :, None], keys[..., None, :]))
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        queries, keys = self.existing(query_positions, key_positions)
+        return TileStatus(empty=~(queries.any() & keys.any()), full=queries.all() & keys.all())
+
+
 @mask_dataclass
-class PaddingMask(Mask):
+class PaddingMask(_ExistingTokens):
     """Only the first `key_lengths` keys exist, and only the first `query_lengths` queries."""
 
     key_lengths: Array = array_field()
     query_lengths: Array | None = array_field()
 
-    def check(
-        self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
-    ) -> None:
+    def check(self, batch_shape: tuple[int, ...], target_length: int, source_length: int) -> None:
         super().check(batch_shape, target_length, source_length)
         check_entries(self.label("key_lengths"), self.key_lengths, 0, source_length)
         if self.query_lengths is not None:
             check_entries(self.label("query_lengths"), self.query_lengths, 0, target_length)
 
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        keys = _within(key_positions[None, :], self.key_lengths)
-        if self.query_lengths is None:
-            return keys
-        queries = _within(query_positions[:, None], self.query_lengths)
-        return jnp.logical_and(*same_rank(keys, queries))
+    def existing(self, query_positions: Array, key_positions: Array) -> tuple[Array, Array]:
+        def below(positions: Array, lengths: Array | None) -> Array:
+            if lengths is None:
+                return jnp.ones(positions.shape, bool)
+            ends = lengths[..., None].astype(positions.dtype)
+            return jnp.less(*same_rank(positions, ends))
 
-    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        empty, full = jnp.zeros((), bool), jnp.ones((), bool)
-        for positions, lengths in (
-            (key_positions, self.key_lengths),
-            (query_positions, self.query_lengths),
-        ):
-            if lengths is not None:
-                end = lengths.astype(positions.dtype)
-                empty, full = empty | (positions[0] >= end), full & (positions[-1] < end)
-        return TileStatus(empty, full)
+        return below(query_positions, self.query_lengths), below(key_positions, self.key_lengths)
 
 
 @mask_dataclass
-class TokenMask(Mask):
+class TokenMask(_ExistingTokens):
     """Only the keys marked in `key_tokens` exist, and only the queries marked in `query_tokens`."""
 
     key_tokens: Array = array_field("S")
     query_tokens: Array | None = array_field("T")
 
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        keys = take(self.key_tokens, key_positions, axis=-1)[..., None, :]
-        if self.query_tokens is None:
-            return keys
-        queries = take(self.query_tokens, query_positions, axis=-1)[..., :, None]
-        return jnp.logical_and(*same_rank(keys, queries))
-
-    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+    def existing(self, query_positions: Array, key_positions: Array) -> tuple[Array, Array]:
         keys = take(self.key_tokens, key_positions, axis=-1)
-        status = TileStatus(empty=~keys.any(), full=keys.all())
         if self.query_tokens is None:
-            return status
-        queries = take(self.query_tokens, query_positions, axis=-1)
-        return TileStatus(status.empty | ~queries.any(), status.full & queries.all())
+            return jnp.ones(query_positions.shape, bool), keys
+        return take(self.query_tokens, query_positions, axis=-1), keys
 
 
 @mask_dataclass
@@ -206,7 +156,7 @@ def causal_mask(offset: int = 0) -> Mask:
     >>> causal_mask(offset=1).materialize(2, 4).astype(int).tolist()
     [[1, 1, 0, 0], [1, 1, 1, 0]]
     """
-    return CausalMask(check_integer("offset", offset, -_MAX_INT32, _MAX_INT32))
+    return LocalMask(None, check_integer("offset", offset, -_MAX_INT32, _MAX_INT32))
 
 
 def local_mask(left: int | None, right: int | None) -> Mask:
@@ -268,16 +218,16 @@ def token_mask(key_tokens: Array, query_tokens: Array | None = None) -> Mask:
         a `Mask` whose leaves are the two arrays; memory is linear in T and S.
 
     Raises:
-        ValueError: the tokens are not boolean, or have no position axis.
+        ValueError: the tokens are not boolean.
 
     >>> tokens = jnp.array([5, 0, 8])  # 0 is padding
     >>> token_mask(tokens != 0, tokens != 0).materialize(3, 3).astype(int).tolist()
     [[1, 0, 1], [0, 0, 0], [1, 0, 1]]
     """
-    keys = _token_array("key_tokens", key_tokens)
-    return TokenMask(
-        keys, None if query_tokens is None else _token_array("query_tokens", query_tokens)
-    )
+    real = "a real token (of token ids, write ids != padding_id)"
+    keys = bool_array("key_tokens", key_tokens, real)
+    queries = None if query_tokens is None else bool_array("query_tokens", query_tokens, real)
+    return TokenMask(keys, queries)
 
 
 def segment_mask(query_segments: Array, key_segments: Array) -> Mask:
@@ -291,35 +241,14 @@ def segment_mask(query_segments: Array, key_segments: Array) -> Mask:
         a `Mask` whose leaves are the segments.
 
     Raises:
-        ValueError: segments are not integers, or have no position axis.
+        ValueError: segments are not integers.
 
     >>> segment_mask(jnp.array([0, 1]), jnp.array([0, 0, 1])).materialize(2, 3).astype(int).tolist()
     [[1, 1, 0], [0, 0, 1]]
     """
     queries = integer_array("query_segments", query_segments)
-    keys = integer_array("key_segments", key_segments)
-    for name, segments in (("query_segments", queries), ("key_segments", keys)):
-        if segments.ndim < 1:
-            raise ValueError(f"{name} must have a position axis, [*B, length]; got a scalar")
-    return SegmentMask(queries, keys)
-
-
-def _token_array(name: str, tokens: Array) -> Array:
-    array = bool_array(name, tokens, "a real token (of token ids, write ids != padding_id)")
-    if array.ndim < 1:
-        raise ValueError(f"{name} must have a position axis, [*B, length]; got a scalar")
-    return array
+    return SegmentMask(queries, integer_array("key_segments", key_segments))
 
 
 def _window(name: str, size: int | None) -> int | None:
     return None if size is None else check_integer(name, size, 0, _MAX_INT32)
-
-
-def _distances(query_positions: Array, key_positions: Array) -> tuple[Array, Array]:
-    """The smallest and the largest j - i of a tile."""
-    return key_positions[0] - query_positions[-1], key_positions[-1] - query_positions[0]
-
-
-def _within(positions: Array, lengths: Array) -> Array:
-    """Whether positions, a row [1, s] or a column [t, 1], are below lengths [*B]."""
-    return pad_rank(positions, lengths.ndim + 2) < lengths[..., None, None].astype(positions.dtype)

@@ -9,7 +9,6 @@ of a bias's array are aligned to the right, as in NumPy.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -67,18 +66,13 @@ def position_dataclass(cls):
     >>> mask.materialize(1, 4).astype(int).tolist(), jax.tree.leaves(mask)
     ([[0, 0, 1, 1]], [Array(1, dtype=int32, weak_type=True)])
     """
-    declared = [
-        *getattr(cls, "__dataclass_fields__", {}).values(),  # inherited
-        *(getattr(cls, name, None) for name in inspect.get_annotations(cls)),
-    ]
-    holds_arrays = any(
-        isinstance(field, dataclasses.Field) and field.metadata.get(_CORE_AXES) is not None
-        for field in declared
-    )
-    # Comparison of arrays has no truth value, so functions with arrays are compared by identity.
-    cls = dataclasses.dataclass(frozen=True, eq=not holds_arrays)(cls)
-    leaves = [field.name for field in dataclasses.fields(cls) if _CORE_AXES in field.metadata]
-    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(cls)
+    if any(field.metadata.get(_CORE_AXES) is not None for field in fields):
+        # Comparison of arrays has no truth value, so functions with arrays compare by identity.
+        cls.__eq__, cls.__hash__ = object.__eq__, object.__hash__
+    leaves = [field.name for field in fields if _CORE_AXES in field.metadata]
+    static = [field.name for field in fields if field.name not in leaves]
     return jax.tree_util.register_dataclass(cls, data_fields=leaves, meta_fields=static)
 
 
@@ -107,6 +101,34 @@ class PositionFunction:
                     " array_field()` to hold an array; otherwise it is a static option"
                 )
 
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
+        """A mask's `allowed`, a bias's `values`: int [t] and [s] -> [..., t, s]."""
+        raise NotImplementedError
+
+    def materialize(self, target_length: int, source_length: int) -> Array:
+        """The whole table, bool or float [..., T, S].
+
+        Raises:
+            ValueError: an array does not fit T, S or the batch axes of the other arrays.
+
+        >>> from attention_jax import causal_mask
+        >>> causal_mask().materialize(2, 3).astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0]]
+        """
+        core_ndims = jax.tree.leaves(self.core_ndims())
+        shapes = map(np.shape, jax.tree.leaves(self))
+        batch_shapes = [
+            shape[: max(len(shape) - core_ndim, 0)]
+            for shape, core_ndim in zip(shapes, core_ndims, strict=True)
+        ]
+        self.check(np.broadcast_shapes(*batch_shapes), target_length, source_length)
+        return self._table(target_length, source_length)
+
+    def _table(self, target_length: int, source_length: int) -> Array:
+        values = self.at(jnp.arange(target_length), jnp.arange(source_length))
+        values = pad_rank(values, 2)
+        return jnp.broadcast_to(values, (*values.shape[:-2], target_length, source_length))
+
     def core_ndims(self: Function) -> Function:
         """A copy with every array replaced by its number of axes, excluding batch axes."""
         return dataclasses.replace(  # type: ignore[type-var]
@@ -114,37 +136,25 @@ class PositionFunction:
             **{
                 name: value.core_ndims() if core_axes is None else len(core_axes)
                 for name, value, core_axes in self._leaves()
-                if value is not None
             },
         )
 
-    def check(
-        self, batch_shape: tuple[int, ...] | None, target_length: int, source_length: int
-    ) -> None:
-        """Raises ValueError unless every array fits inputs of shape [*B, T, D] and [*B, S, D].
-
-        With `batch_shape=None`, arrays may have any batch axes.
-        """
+    def check(self, batch_shape: tuple[int, ...], target_length: int, source_length: int) -> None:
+        """Raises ValueError unless every array fits inputs of shape [*B, T, D] and [*B, S, D]."""
         sizes: dict[str | int, int] = {"T": target_length, "S": source_length}
         for name, value, core_axes in self._leaves():
-            if value is None:
-                continue
             if core_axes is None:
                 value.check(batch_shape, target_length, source_length)
                 continue
-            shape = np.shape(value)
-            array_batch = shape[: max(len(shape) - len(core_axes), 0)]
-            core = [
-                sizes.get(axis, axis if isinstance(axis, int) else size)
-                for axis, size in zip(core_axes, shape[len(array_batch) :], strict=False)
-            ]
-            full = (*(array_batch if batch_shape is None else batch_shape), *core)
-            if self.all_batch_axes and batch_shape is not None:
-                check_batch_axes(self.label(name), shape, len(core_axes), batch_shape)
-            if len(shape) < len(core_axes) or not broadcasts(shape, full):
-                expected = [*full, *(sizes.get(axis, axis) for axis in core_axes[len(core) :])]
+            shape, label = np.shape(value), self.label(name)
+            if self.all_batch_axes:
+                check_batch_axes(label, shape, len(core_axes), batch_shape)
+            full = (*batch_shape, *(sizes.get(axis, axis) for axis in core_axes))
+            pairs = zip(reversed(shape), reversed(full), strict=False)
+            fits = all(isinstance(to, str) or size in (1, to) for size, to in pairs)
+            if not fits or not len(core_axes) <= len(shape) <= len(full):
                 raise ValueError(
-                    f"{self.label(name)} must broadcast to [{', '.join(map(str, expected))}]"
+                    f"{label} must broadcast to [{', '.join(map(str, full))}]"
                     f" ({', '.join(['*B', *map(str, core_axes)])}); got {list(shape)}"
                 )
 
@@ -153,9 +163,41 @@ class PositionFunction:
         return f"{self.kind} {name}"
 
     def _leaves(self) -> Iterator[tuple[str, Any, tuple[str | int, ...] | None]]:
+        """(name, array or part, core axes) of each leaf that is not None."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            if _CORE_AXES in field.metadata:
-                yield field.name, getattr(self, field.name), field.metadata[_CORE_AXES]
+            value = getattr(self, field.name)
+            if _CORE_AXES in field.metadata and value is not None:
+                yield field.name, value, field.metadata[_CORE_AXES]
+
+
+@position_dataclass
+class Stored(PositionFunction):
+    """A stored table; axes T and S may have size 1."""
+
+    table: Array = array_field("T", "S")
+
+    def label(self, name: str) -> str:
+        return self.kind
+
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
+        return take(take(self.table, query_positions, axis=-2), key_positions, axis=-1)
+
+    def _table(self, target_length: int, source_length: int) -> Array:
+        return jnp.broadcast_to(self.table, (*self.table.shape[:-2], target_length, source_length))
+
+
+@position_dataclass
+class Joined(PositionFunction):
+    """Two functions, joined pair by pair."""
+
+    join: ClassVar[Any]  # of two arrays
+    left: Any = part_field()
+    right: Any = part_field()
+
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
+        parts = (part.at(query_positions, key_positions) for part in (self.left, self.right))
+        with jax.numpy_dtype_promotion("standard"):  # the two may be floats of different widths
+            return type(self).join(*same_rank(*parts))
 
 
 @position_dataclass
@@ -178,6 +220,20 @@ class Shifts(PositionFunction):
                 positions, (self.queries, self.keys), self.parts, strict=True
             )
         )
+
+
+@position_dataclass
+class Shifted(PositionFunction):
+    """A function of longer sequences, at the positions of `shifts`."""
+
+    function: Any = part_field()
+    shifts: Shifts = part_field()
+
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
+        return self.function.at(*self.shifts.shifted(query_positions, key_positions))
+
+    def check(self, batch_shape: tuple[int, ...], target_length: int, source_length: int) -> None:
+        """The arrays fit the longer sequences, and any T and S."""
 
 
 def check_batch_axes(

@@ -14,26 +14,13 @@ from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot, is_dot_product
 from attention_jax.scores.function import CallableScore, FunctionScore
 from attention_jax.scores.known import known_score
-from attention_jax.scores.projected_keys import (
-    KeyLike,
-    ProjectedKeys,
-    key_feature_shapes,
-    key_features,
-    project_keys,
-)
+from attention_jax.scores.projected_keys import KeyLike, ProjectedKeys
 from attention_jax.scores.registry import (
     DEFAULT_SCORE,
     SCORES,
     ScoreLike,
     get_score,
     score_folder,
-)
-from attention_jax.scores.slopes import (
-    masked_pair,
-    masked_pair_vjp,
-    needs_stand_ins,
-    stand_in_key,
-    stand_in_query,
 )
 from attention_jax.scores.soft_cap import SoftCap
 from attention_jax.scores.wrapped import WrappedScore
@@ -60,14 +47,6 @@ __all__ = [
     "WrappedScore",
     "get_score",
     "is_dot_product",
-    "key_feature_shapes",
-    "key_features",
     "known_score",
-    "masked_pair",
-    "masked_pair_vjp",
-    "needs_stand_ins",
-    "project_keys",
     "score_folder",
-    "stand_in_key",
-    "stand_in_query",
 ]

@@ -15,14 +15,9 @@ Params = Any  # a pytree of arrays; {} when there is nothing to learn
 Features = Any  # projected tokens, which `pair` reads: an array [t, F], or a pytree of such arrays
 # What `pair` costs on a tile; see `Score`.
 TileCost = Literal["matmul", "elementwise", "materialized"]
+Side = Literal["query", "key"]
 # What a class says about its own `pair`.
-_DESCRIBE_PAIR = (
-    "pair_vjp",
-    "round_query",
-    "round_key",
-    "tile_params",
-    "finite_slopes",
-)
+_DESCRIBE_PAIR = ("pair_vjp", "round", "tile_params", "finite_slopes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +39,8 @@ class Score:
         is computed from stand-in features, which takes more time. None, the default: the
         operations in the program of `pair` decide.
 
-    `pair_vjp`, `round_query`, `round_key` and `finite_slopes` describe a `pair`. A class that
-    replaces the `pair` of a base class, and inherits one of them from it, is a
-    TypeError; the message names the line to add.
+    `pair_vjp`, `round` and `finite_slopes` describe a `pair`. A class that replaces the `pair` of a
+    base class, and inherits one of them from it, is a TypeError; the message names the line to add.
 
     >>> import jax.numpy as jnp
     >>> @dataclasses.dataclass(frozen=True)
@@ -99,7 +93,7 @@ class Score:
 
     def pair(self, params: Params, q_features: Features, k_features: Features) -> Array:
         """The logits of all pairs of a tile: ([t, Fq], [s, Fk]) -> [t, s]."""
-        raise NotImplementedError(f"{type(self).__name__} must define pair(params, q, k)")
+        raise ValueError(f"score {self} must define pair(params, q_features, k_features)")
 
     def pair_vjp(
         self, params: Params, q_features: Features, k_features: Features, dlogits: Array
@@ -112,20 +106,17 @@ class Score:
         logits, pull_back = jax.vjp(self.pair, params, q_features, k_features)
         return pull_back(dlogits.astype(logits.dtype))
 
-    def round_query(self, q_features: Features, dtype: Any) -> Features:
-        """The query features that `pair` reads when the tokens are of a 16-bit `dtype`.
+    def round(self, features: Features, side: Side, dtype: Any) -> Features:
+        """The features that `pair` reads when tokens are of a 16-bit `dtype`.
+
+        `side` is "query" or "key".
 
         Features of float32 stay float32 by default. A `pair` that multiplies matrices rounds them
-        to `dtype`, for a tensor core; with `round_key` it must give nearly the same logits. It
-        leaves rounded features as they are: `remember` keeps rounded ones.
+        to `dtype`, for a tensor core; of rounded features it must give nearly the same logits.
+        Rounded features stay as they are: `remember` keeps rounded ones.
         """
-        del dtype
-        return q_features
-
-    def round_key(self, k_features: Features, dtype: Any) -> Features:
-        """The same for key features."""
-        del dtype
-        return k_features
+        del side, dtype
+        return features
 
     def tile_params(self, params: Params, q_features: Features) -> Params:
         """The parameters that `pair` reads on tiles, given the features of all queries.
@@ -148,12 +139,15 @@ class Score:
         return init_shapes(self, query_dim, key_dim)
 
 
-def init_shapes(score: Score, query_dim: int, key_dim: int) -> Params:
-    """The shapes of the parameters that `init` makes, as a pytree of `jax.ShapeDtypeStruct`."""
-    shapes = _init_shapes if is_of_library(score) else _init_shapes.__wrapped__
-    return shapes(score, query_dim, key_dim)
+def init_shapes(part: Any, *sizes: int) -> Params:
+    """The shapes of the parameters that `init` of a score or normaliser makes of these sizes.
+
+    They are a pytree of `jax.ShapeDtypeStruct`.
+    """
+    shapes = _init_shapes if is_of_library(part) else _init_shapes.__wrapped__
+    return shapes(part, *sizes)
 
 
 @functools.lru_cache(maxsize=256)
-def _init_shapes(score: Score, query_dim: int, key_dim: int) -> Params:
-    return jax.eval_shape(lambda rng: score.init(rng, query_dim, key_dim), jax.random.key(0))
+def _init_shapes(part: Any, *sizes: int) -> Params:
+    return jax.eval_shape(lambda rng: part.init(rng, *sizes), jax.random.key(0))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype
-from attention_jax.scores.contract import Params
+from attention_jax.scores.contract import Params, Side
 from attention_jax.scores.dot import Dot, check_scale
 
 Array = jax.Array
@@ -61,11 +61,8 @@ class NegativeSquaredDistance(Dot):
     # A square rounded to bfloat16 may be wrong by more than the logit, so it is two features: its
     # rounded value and the remainder. (The squares of float16 may exceed the largest float16.)
 
-    def round_query(self, q_features: Array, dtype: Any) -> Array:
-        return q_features.astype(dtype) if dtype == jnp.bfloat16 else q_features
-
-    def round_key(self, k_features: Array, dtype: Any) -> Array:
-        return k_features.astype(dtype) if dtype == jnp.bfloat16 else k_features
+    def round(self, features: Array, side: Side, dtype: Any) -> Array:
+        return features.astype(dtype) if dtype == jnp.bfloat16 else features
 
     def _scale(self, tokens: Array) -> float:
         # A normal component of q - k has mean 0 and variance 2. Its square has variance

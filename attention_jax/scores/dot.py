@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.products import einsum, matmul, tall_product
-from attention_jax.scores.contract import Params, Score, TileCost
+from attention_jax.scores.contract import Params, Score, Side, TileCost
 
 Array = jax.Array
 
@@ -41,11 +41,8 @@ class Dot(Score):
         dparams = jax.tree.map(jnp.zeros_like, params)  # `pair` uses none
         return dparams, dq_features, dk_features
 
-    def round_query(self, q_features: Array, dtype: Any) -> Array:
-        return q_features.astype(dtype)
-
-    def round_key(self, k_features: Array, dtype: Any) -> Array:
-        return k_features.astype(dtype)
+    def round(self, features: Array, side: Side, dtype: Any) -> Array:
+        return features.astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)

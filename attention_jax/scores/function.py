@@ -67,11 +67,9 @@ class FunctionScore(Score):
             signature = inspect.signature(self.function)
         except (TypeError, ValueError):  # functions not written in Python have none
             signature = inspect.Signature()
-        arguments = signature.parameters.values()
-        required = [argument for argument in arguments if argument.default is argument.empty]
-        kinds = {argument.kind for argument in required}
-        positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
-        if len(required) not in (2, 3) or not kinds <= positional:
+        required = [a for a in signature.parameters.values() if a.default is a.empty]
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        if len(required) not in (2, 3) or any(a.kind not in kinds for a in required):
             raise ValueError(
                 f"score must be a name or a Score, or a function of {SIGNATURES}; got"
                 f" {self}{signature}"

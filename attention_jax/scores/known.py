@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.arrays import cast_floats
 from attention_jax.core.programs import (
     Known,
     Part,
-    PartError,
-    checked_array,
     close,
+    is_array,
     is_of_library,
     is_of_this_package,
-    named,
     on_numbers,
-    trace,
-    users_errors,
 )
-from attention_jax.scores.contract import Params, Score, init_shapes
-from attention_jax.scores.function import FunctionScore
+from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.wrapped import WrappedScore
 
-_TOKENS = 130
 _CONTRACT = "pair must give logits [t, s] of q_features [t, ...] and k_features [s, ...]"
 
 
@@ -54,12 +45,7 @@ def known_score(
     """
     if type(score) is Known or is_of_library(score):
         return score
-    if type(score).pair is Score.pair:
-        raise ValueError(f"score {score} must define pair(params, q_features, k_features)")
-    part = Part(
-        named("score", score),
-        "take it as a parameter, and give attention params=",
-    )
+    part = Part("score", score, "take it as a parameter, and give attention params=")
     try:
         return _traced(part, score, params, query_dim, key_dim, dtype)
     except Exception:
@@ -71,129 +57,96 @@ def known_score(
 def _traced(
     part: Part, score: Score, params: Params, query_dim: int, key_dim: int, dtype: Any
 ) -> Score:
-    shapes = _param_shapes(part, score, params, query_dim, key_dim)
+    # Transposed features and logits have other shapes.
     target, source = [size for size in (3, 5, 7, 11) if size not in (query_dim, key_dim)][:2]
-    shapes, query, key = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype),
-        (shapes, np.empty((target, query_dim)), np.empty((source, key_dim))),
+    arrays = (
+        part.call("init", score.param_shapes, params, query_dim, key_dim),
+        np.empty((target, query_dim)),
+        np.empty((source, key_dim)),
     )
+    arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), arrays)
 
-    def run(params: Any, query: Any, key: Any) -> Any:
+    def features_of(name: str, params: Any, tokens: Any) -> Any:
+        features = part.call(name, getattr(score, name), params, tokens, of=(tokens,))
+        rows = [np.shape(leaf)[:1] == tokens.shape[:1] for leaf in jax.tree.leaves(features)]
+        contract = f"{name} must return one row per token, [{len(tokens)}, ...]"
+        part.require(all(rows), contract, features)
+        return features
+
+    def program(params: Any, query: Any, key: Any) -> Any:
         """The logits, and what the other methods of the user make of them."""
-        q_features, k_features = (
-            _features(part, name, getattr(score, name), params, tokens)
-            for name, tokens in (("project_query", query), ("project_key", key))
+        q_features = features_of("project_query", params, query)
+        k_features = features_of("project_key", params, key)
+        both = (q_features, k_features)
+        logits = part.call("pair", score.pair, params, *both, of=both, cure=_CONTRACT)
+        contract = (
+            f"pair must return float logits {[target, source]} of {target} queries, {source} keys"
         )
-        features = f"{_shapes(q_features)} and {_shapes(k_features)}"
-        with users_errors(part, f"pair of {features}", _CONTRACT):
-            logits = score.pair(params, q_features, k_features)
-        expected = f"pair must return float logits {[target, source]} of {features}"
-        logits = checked_array(logits, expected)
-        if logits.shape != (target, source) or not jnp.issubdtype(logits.dtype, jnp.floating):
-            raise PartError(f"{expected}; got {_shapes(logits)}")
-        calls = {
-            "pair_vjp": (params, q_features, k_features, logits),
-            "round_query": (q_features, jnp.bfloat16),
-            "round_key": (k_features, jnp.bfloat16),
-        }
-        results = []
-        for name in filter(functools.partial(_is_users, score), calls):
-            with users_errors(part, f"{name} of {features}"):
-                results.append(getattr(score, name)(*calls[name]))
-        return logits, results
+        fits = is_array(logits, jnp.floating) and logits.shape == (target, source)
+        part.require(fits, contract, logits)
+        others = [
+            ("pair_vjp", (params, *both, logits)),
+            ("round", (q_features, "query", jnp.bfloat16)),
+            ("round", (k_features, "key", jnp.bfloat16)),
+        ]
+        return logits, [
+            part.call(name, getattr(score, name), *given, of=both)
+            for name, given in others
+            if _is_users(score, name)
+        ]
 
-    def digest() -> str:
-        return trace(part, run, shapes, query, key)
-
-    known: Any = Known(score, digest(), digest)
-    leaves, structure = jax.tree.flatten(shapes)
-    _check_pairs(known, structure, tuple(leaves), query_dim, key_dim, dtype)
+    known: Any = Known(
+        score,
+        trace=lambda: part.trace(program, *arguments),
+        check=lambda: _check_pairs(part, score, *arguments),
+    )
     return known
 
 
-def _param_shapes(part: Part, score: Score, params: Params, query_dim: int, key_dim: int) -> Any:
-    try:
-        with users_errors(part, "init"):
-            if params is None:
-                return init_shapes(score, query_dim, key_dim)
-            return score.param_shapes(params, query_dim, key_dim)
-    except PartError as error:
-        raise ValueError(f"{part.name}: {error}") from error.__cause__
-
-
-def _features(part: Part, name: str, project: Callable[..., Any], params: Any, tokens: Any) -> Any:
-    """The features of tokens; a `PartError` unless there is one row per token."""
-    with users_errors(part, f"{name} of {_shapes(tokens)}"):
-        features = project(params, tokens)
-    if any(jnp.shape(leaf)[:1] != tokens.shape[:1] for leaf in jax.tree.leaves(features)):
-        raise PartError(
-            f"{name} must return one row per token, [{tokens.shape[0]}, ...], of"
-            f" {_shapes(tokens)}; got {_shapes(features)}"
-        )
-    return features
-
-
-def _is_users(score: Score, name: str) -> bool:
+def _is_users(score: Score, method: str) -> bool:
     """Whether a user wrote a method of a score, or of the score inside of it."""
-    owner = next(cls for cls in score.__class__.__mro__ if name in vars(cls))
-    inner = isinstance(score, WrappedScore) and _is_users(score.score, name)
-    return not is_of_this_package(owner) or inner
+    inside = isinstance(score, WrappedScore) and _is_users(score.score, method)
+    owner = next(cls for cls in type(score).__mro__ if method in vars(cls))
+    return inside or not is_of_this_package(owner)
 
 
-@functools.lru_cache(maxsize=512)
-def _check_pairs(
-    known: Known, structure: Any, shapes: tuple[Any, ...], query_dim: int, key_dim: int, dtype: Any
-) -> None:
+def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) -> None:
     """Raises ValueError unless logits and derivatives of random tokens are as they must be.
 
-    The logits of all pairs must be those of their four corners.
+    `params`, `query` and `key` are shapes.
     """
-    score: Score = known.part
+    random = np.random.default_rng(0)
 
-    def random(seed: int, shape: tuple[int, ...], scale: float = 1.0) -> np.ndarray:
-        return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+    def normal(*shape: int) -> np.ndarray:
+        return random.standard_normal(shape).astype(query.dtype)
 
-    params = jax.tree.unflatten(structure, [random(3, leaf.shape, 0.3) for leaf in shapes])
-    if not isinstance(score, FunctionScore):  # `init` gives numbers that are valid, such as > 0
+    def positive(leaf: Any) -> np.ndarray:  # as a width or a temperature must be
+        return random.uniform(0.1, 0.6, leaf.shape).astype(leaf.dtype)
 
-        def init() -> Params:
-            return cast_floats(score.init(jax.random.key(0), query_dim, key_dim), dtype)
-
-        params = on_numbers(init)
-        noise = [random(3, leaf.shape, 0.1) for leaf in jax.tree.leaves(params)]
-        structure = jax.tree.structure(params)
-        params = jax.tree.map(np.add, params, jax.tree.unflatten(structure, noise))
+    params = jax.tree.map(positive, params)
     # More tokens than a tile may have, so that a position beyond them is seen.
-    query, key = random(1, (_TOKENS, query_dim)), random(2, (_TOKENS, key_dim))
-    halves = (slice(0, _TOKENS // 2), slice(_TOKENS // 2, _TOKENS))
-    logits_of = jax.jit(lambda params, query, key: score(params, query, key))
-    logits = on_numbers(logits_of, params, query, key)
-    corners = [[on_numbers(logits_of, params, query[i], key[j]) for j in halves] for i in halves]
-    if not close(logits, np.block(corners)):
-        raise ValueError(
-            f"{named('score', score)} must give each pair a logit that depends on its query and its"
-            " key alone; it depends on positions or on other tokens: use a bias for positions, and"
-            " params for what all tokens share"
-        )
+    query, key = normal(130, query.shape[1]), normal(130, key.shape[1])
+    rows, columns = random.permutation(130)[:65], random.permutation(130)[:65]
+    logits = on_numbers(score, params, query, key)[np.ix_(rows, columns)]
+    part.require(
+        close(logits, on_numbers(score, params, query[rows], key[columns])),
+        "it must give each pair a logit that depends on its query and its key alone; it depends on"
+        " positions or on other tokens: use a bias for positions, and params for what all tokens"
+        " share",
+    )
     if not _is_users(score, "pair_vjp"):
         return
 
-    def derivatives(params: Any, query: Any, key: Any, dlogits: Any) -> Any:
-        features = score.project_query(params, query), score.project_key(params, key)
-        _, pull_back = jax.vjp(score.pair, params, *features)
-        return score.pair_vjp(params, *features, dlogits), pull_back(dlogits)
+    def derivatives(*arguments: Any) -> Any:
+        """By the user's method, and by JAX."""
+        return score.pair_vjp(*arguments), Score.pair_vjp(score, *arguments)
 
-    dlogits = random(4, (5, 7))
-    own, expected = on_numbers(derivatives, params, query[:5], key[:7], dlogits)
+    q_features = on_numbers(score.project_query, params, query[:5])
+    k_features = on_numbers(score.project_key, params, key[:7])
+    own, expected = on_numbers(derivatives, params, q_features, k_features, normal(5, 7))
     same = jax.tree.structure(own) == jax.tree.structure(expected)  # type: ignore[operator]
-    if not same or not all(map(close, jax.tree.leaves(own), jax.tree.leaves(expected))):
-        raise ValueError(
-            f"{named('score', score)} must have a pair_vjp that is the derivative of its pair; this"
-            " one gives other numbers, or another structure"
-        )
-
-
-def _shapes(arrays: Any) -> str:
-    """The dtypes and shapes of a pytree of arrays: "float32 [3, 8]"."""
-    shapes = [(jnp.result_type(leaf), jnp.shape(leaf)) for leaf in jax.tree.leaves(arrays)]
-    return " and ".join(f"{dtype} {list(shape)}" for dtype, shape in shapes) or "no array"
+    part.require(
+        same and all(map(close, jax.tree.leaves(own), jax.tree.leaves(expected))),
+        "it must have a pair_vjp that is the derivative of its pair; this one gives other numbers,"
+        " or another structure",
+    )

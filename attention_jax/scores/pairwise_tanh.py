@@ -15,7 +15,7 @@ devices, that takes one reduction of one bool, and none inside a loop. The two f
 differently, so that a large query changes the last digits of other examples in its batch.
 
 Milliseconds for T = S = 1024, A = 128, float32, on 2 cores with AVX-512, forward and backward:
-materialised 200 and 930, loops of tanh 25 and 90, loops of exponentials 5.5 and 25.
+materialised 200 and 930, loops of tanh 25 and 70, loops of exponentials 5.5 and 25.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +33,8 @@ from attention_jax.core.meshes import varying_as
 
 Array = jax.Array
 
+# The exponentials take a tenth longer with 4 rows, and as long with 16.
+_ROWS_IN_A_PASS = 8
 _SMALL = 2**14  # t s A up to which the materialised expression is as fast as a loop
 
 
@@ -50,7 +51,7 @@ def weighted_tanh(v: Array, a: Array, b: Array, large: Array | None = None) -> A
 
     In float32 the absolute error is at most 5e-7 sum_f |v_f|, for inputs of any size; a sum of tiny
     tanh is no more exact than that. It has every derivative. First derivatives keep no [t, s, A] in
-    memory; reverse mode of reverse mode keeps A / 4 tiles.
+    memory, and nor do second ones.
     """
     if _is_small(a, b):
         return _materialized(v, a, b)
@@ -78,75 +79,73 @@ def _materialized(v: Array, a: Array, b: Array) -> Array:
     return jnp.matmul(jnp.tanh(a[:, None, :] + b[None, :, :]), v)
 
 
-# --- two formulas for the same sums ---
+# --- by tanh, for inputs of any size, infinities too: tanh(inf - 1) = 1 ---
 
 
-class _Form(NamedTuple):
-    """A formula for sums over n of weighted tanh or tanh', with `unroll` terms in one pass."""
-
-    unroll: int
-    prepare: Callable[[Array], Array]  # applied to the features, before the loop
-    join: Callable[[Array, Array], Array]  # prepared features of query and key -> of the pair
-    tanhs: Callable[[Sequence[Array], Sequence[Array]], Array]  # sum_n w_n tanh_n
-    slopes: Callable[[Sequence[Array], Sequence[Array]], Array]  # sum_n w_n tanh'_n
+def _tanh_of_feature(v: Array, a: Array, b: Array) -> Array:
+    """v tanh(a_i + b_j): ([], [t], [s]) -> [t, s]"""
+    return v * jnp.tanh(a[:, None] + b[None, :])
 
 
-def _tanhs(weights: Sequence[Array], sums: Sequence[Array]) -> Array:
-    return _total([w * jnp.tanh(u) for w, u in zip(weights, sums, strict=True)])
+def _logits_by_tanh(v: Array, a: Array, b: Array) -> Array:
+    def add_features(v, a, b):
+        return _total([_tanh_of_feature(*row) for row in zip(v, a, b, strict=True)])
+
+    return _sum_over_rows(add_features, v, a.T, b.T)
 
 
-def _slopes(weights: Sequence[Array], sums: Sequence[Array]) -> Array:
-    return _total([w * (1 - jnp.tanh(u) ** 2) for w, u in zip(weights, sums, strict=True)])
+def _pull_back_by_tanh(v: Array, a: Array, b: Array, dlogits: Array) -> tuple:
+    @jax.checkpoint
+    def feature(row):
+        return jax.vjp(_tanh_of_feature, *row)[1](dlogits)
+
+    dv, da, db = jax.lax.map(feature, (v, a.T, b.T))
+    return dv, da.T, db.T
 
 
-# For any input, infinities too: tanh(inf - 1) = 1. From 1 to 8 terms in a pass are equally fast;
-# JAX's derivatives keep one tile for each term of a pass.
-_TANH = _Form(4, prepare=lambda x: x, join=jnp.add, tanhs=_tanhs, slopes=_slopes)
+def _push_by_tanh(v: Array, a: Array, b: Array, *tangents: Array) -> Array:
+    return jax.jvp(_logits_by_tanh, (v, a, b), tangents)[1]
 
 
-def _exponential_tanhs(weights: Sequence[Array], products: Sequence[Array]) -> Array:
-    """sum_n w_n - 2 sum_n w_n / (1 + z_n)"""
-    quotients = []
-    for w1, w2, z1, z2 in _by_two(weights, products):
-        d1, d2 = _one_plus(z1), _one_plus(z2)
-        quotients.append((w1 * d2 + w2 * d1) / (d1 * d2))
-    return _total(weights) - 2 * _total(quotients)
+# --- by exponentials, for queries that are not large ---
 
 
-def _exponential_slopes(weights: Sequence[Array], products: Sequence[Array]) -> Array:
-    """4 sum_n w_n r_n (1 - r_n)"""
+def _exponentials(x: Array) -> Array:
+    limit = _clip_limit(x.dtype)
+    return jnp.exp(2 * jnp.clip(x, -limit, limit))
+
+
+def _one_plus(z: Array) -> Array:
+    """d = 1 + min(z, 2^30), or 2^59 in float64: tanh is 1, and a product of two stays finite."""
+    top = jnp.asarray(_largest_z(z.dtype), z.dtype)
+    return 1 + jnp.where(z > top, top, z)  # keeps NaN, in one instruction (jnp.minimum: three)
+
+
+def _divisors(x: Sequence[Array], y: Sequence[Array]) -> list[Array]:
+    return [_one_plus(x_f[:, None] * y_f[None, :]) for x_f, y_f in zip(x, y, strict=True)]
+
+
+def _tanhs(weights: Sequence[Array], divisors: Sequence[Array]) -> Array:
+    """sum_n w_n tanh_n = sum_n w_n - 2 sum_n w_n / d_n"""
+    pairs = _by_two(weights, divisors)
+    return _total(weights) - 2 * _total(
+        [(w1 * d2 + w2 * d1) / (d1 * d2) for w1, w2, d1, d2 in pairs]
+    )
+
+
+def _slopes(weights: Sequence[Array], divisors: Sequence[Array]) -> Array:
+    """sum_n w_n tanh'_n = 4 sum_n w_n r_n (1 - r_n),  r_n = 1 / d_n"""
     terms = []
-    for w1, w2, z1, z2 in _by_two(weights, products):
-        d1, d2 = _one_plus(z1), _one_plus(z2)
+    for w1, w2, d1, d2 in _by_two(weights, divisors):
         inverse = 1 / (d1 * d2)
         r1, r2 = inverse * d2, inverse * d1
         terms.append(w1 * (r1 - r1 * r1) + w2 * (r2 - r2 * r2))
     return 4 * _total(terms)
 
 
-# For queries that are not large (`is_large`). Two terms share one division, the costly part. With 4
-# terms in a pass it takes a tenth longer, with 16 as long as with 8.
-_EXPONENTIAL = _Form(
-    8,
-    prepare=lambda x: jnp.exp(2 * jnp.clip(x, -_clip_limit(x.dtype), _clip_limit(x.dtype))),
-    join=jnp.multiply,
-    tanhs=_exponential_tanhs,
-    slopes=_exponential_slopes,
-)
-
-
-def _total(terms: Sequence[Array]) -> Array:
-    return functools.reduce(jnp.add, terms)
-
-
-def _by_two(weights, pairs):
-    return zip(weights[::2], weights[1::2], pairs[::2], pairs[1::2], strict=True)
-
-
-def _one_plus(z: Array) -> Array:
-    """1 + min(z, 2^30), or 2^59 in float64: there tanh is 1 and a product of two stays finite."""
-    top = jnp.asarray(_largest_z(z.dtype), z.dtype)
-    return 1 + jnp.where(z > top, top, z)  # keeps NaN, in one instruction (jnp.minimum: three)
+def _by_two(weights, divisors):
+    """Two terms share one division, the costly part."""
+    return zip(weights[::2], weights[1::2], divisors[::2], divisors[1::2], strict=True)
 
 
 def _largest_z(dtype: jnp.dtype) -> float:
@@ -169,72 +168,71 @@ def _without_overflow(weights: Array) -> tuple[Array, Array]:
     return weights * scale, 1 / scale
 
 
-# --- the loops ---
-
-
-def _logits_in(form: _Form, v: Array, a: Array, b: Array) -> Array:
-    def add_features(v, a, b):
-        return form.tanhs(v, [form.join(x[:, None], y[None, :]) for x, y in zip(a, b, strict=True)])
+def _logits_by_exponentials(v: Array, a: Array, b: Array) -> Array:
+    def add_features(v, x, y):
+        return _tanhs(v, _divisors(x, y))
 
     v, factor = _without_overflow(v)
-    return factor * _sum_over_rows(
-        form.unroll, add_features, v, form.prepare(a).T, form.prepare(b).T
-    )
+    return factor * _sum_over_rows(add_features, v, _exponentials(a).T, _exponentials(b).T)
 
 
-def _pull_back_in(form: _Form, v: Array, a: Array, b: Array, dlogits: Array) -> tuple:
+def _pull_back_by_exponentials(v: Array, a: Array, b: Array, dlogits: Array) -> tuple:
     """Three loops, each of which adds to one array, elementwise.
 
     Each loop repeats the division. On XLA:CPU that is faster than the alternatives: storing a
     feature's [t, s] slopes and summing them over either axis takes twice the time of all three
     loops, and one loop for dv and db, with two results, takes half as long again as two loops.
     """
-    x, y = form.prepare(a), form.prepare(b)
+    x, y = _exponentials(a), _exponentials(b)
     weights, factor = _without_overflow(dlogits)
-    dv = factor * _sum_over_tokens(form.tanhs, form, x, y.T, weights)
-    da = _sum_over_tokens(form.slopes, form, y, x.T, dlogits.T)
-    db = _sum_over_tokens(form.slopes, form, x, y.T, dlogits)
+    dv = factor * _sum_over_tokens(_tanhs, x, y.T, weights)
+    da = _sum_over_tokens(_slopes, y, x.T, dlogits.T)
+    db = _sum_over_tokens(_slopes, x, y.T, dlogits)
     return jnp.sum(dv, axis=1), v[None, :] * da.T, v[None, :] * db.T
 
 
-def _push_in(form: _Form, v: Array, a: Array, b: Array, dv: Array, da: Array, db: Array) -> Array:
+def _push_by_exponentials(v: Array, a: Array, b: Array, dv: Array, da: Array, db: Array) -> Array:
     """sum_f v_f tanh'_ijf (da_if + db_jf) + dv_f tanh_ijf"""
 
     def add_features(x, y, dx, dy, dv):
-        sums = [form.join(x_f[:, None], y_f[None, :]) for x_f, y_f in zip(x, y, strict=True)]
+        divisors = _divisors(x, y)
         dsums = [dx_f[:, None] + dy_f[None, :] for dx_f, dy_f in zip(dx, dy, strict=True)]
-        return form.slopes(dsums, sums) + form.tanhs(dv, sums)
+        return _slopes(dsums, divisors) + _tanhs(dv, divisors)
 
-    rows = (form.prepare(a).T, form.prepare(b).T, (v[None, :] * da).T, (v[None, :] * db).T, dv)
-    return _sum_over_rows(form.unroll, add_features, *rows)
+    rows = (_exponentials(a).T, _exponentials(b).T, (v[None, :] * da).T, (v[None, :] * db).T, dv)
+    return _sum_over_rows(add_features, *rows)
 
 
-def _sum_over_tokens(terms: Callable, form: _Form, x: Array, y: Array, weights: Array) -> Array:
+def _sum_over_tokens(terms: Callable, x: Array, y: Array, weights: Array) -> Array:
     """sum_i weights_ij term_fij: (x [t, A], y [A, s], weights [t, s]) -> [A, s]"""
 
     def add_tokens(x, weights):
-        return terms([w[None, :] for w in weights], [form.join(row[:, None], y) for row in x])
+        return terms([w[None, :] for w in weights], [_one_plus(row[:, None] * y) for row in x])
 
-    return _sum_over_rows(form.unroll, add_tokens, x, weights)
+    return _sum_over_rows(add_tokens, x, weights)
 
 
-def _sum_over_rows(unroll: int, add: Callable, *arrays: Array) -> Array:
-    """The sum of `add` over the rows of the arrays, `unroll` rows at a time, zero-padded."""
-    blocks = -(-arrays[0].shape[0] // unroll)
-    padded = [_pad_rows(array, blocks * unroll) for array in arrays]
+# --- loops over rows ---
+
+
+def _total(terms: Sequence[Array]) -> Array:
+    return functools.reduce(jnp.add, terms)
+
+
+def _sum_over_rows(add: Callable, *arrays: Array) -> Array:
+    """The sum of `add` over the rows of the arrays, zero-padded, a few at a time."""
+    count = _ROWS_IN_A_PASS
+    padded = [
+        jnp.pad(array, [(0, -len(array) % count), *[(0, 0)] * (array.ndim - 1)]) for array in arrays
+    ]
 
     # Checkpointed: otherwise the backward pass would save the tile of every step.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def block(n):
-        return add(*(_rows(array, n * unroll, unroll) for array in padded))
+        return add(*(_rows(array, n * count, count) for array in padded))
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(block, 0))
-    zeros = varying_as(zeros, padded)
-    return jax.lax.fori_loop(0, blocks, lambda n, total: total + block(n), zeros)
-
-
-def _pad_rows(array: Array, count: int) -> Array:
-    return jnp.pad(array, [(0, count - array.shape[0])] + [(0, 0)] * (array.ndim - 1))
+    zeros = varying_as(jnp.zeros_like(jax.eval_shape(block, 0)), padded)
+    return jax.lax.fori_loop(0, len(padded[0]) // count, lambda n, total: total + block(n), zeros)
 
 
 def _rows(array: Array, first: Array, count: int) -> list[Array]:
@@ -245,17 +243,16 @@ def _rows(array: Array, first: Array, count: int) -> list[Array]:
 # --- the choice between the two formulas ---
 
 
-def _choose_form(of_form: Callable, tangent: Callable | None = None) -> Callable:
-    """`of_form`, by exponentials unless queries are large.
+def _choose(by_tanh: Callable, by_exponentials: Callable, tangent: Callable | None = None):
+    """By exponentials unless queries are large.
 
-    `tangent` is its tangent. Without one, derivatives are those of the form by tanh: JAX's
-    derivatives of the quotients would overflow where z is large, and take twice the time.
+    `tangent` is the tangent. Without one, derivatives are those by tanh: JAX's derivatives of the
+    quotients would overflow where z is large, and take twice the time.
     """
-    by_tanh, by_exponential = (functools.partial(of_form, f) for f in (_TANH, _EXPONENTIAL))
 
     @jax.custom_jvp
     def function(large, *args):
-        return jax.lax.cond(large, by_tanh, by_exponential, *args)
+        return jax.lax.cond(large, by_tanh, by_exponentials, *args)
 
     @function.defjvp
     def function_jvp(primals, tangents):
@@ -267,8 +264,8 @@ def _choose_form(of_form: Callable, tangent: Callable | None = None) -> Callable
     return jax.jit(function)  # JAX traces it once for many loops
 
 
-_pull_back = _choose_form(_pull_back_in)
-_push = _choose_form(_push_in)
+_pull_back = _choose(_pull_back_by_tanh, _pull_back_by_exponentials)
+_push = _choose(_push_by_tanh, _push_by_exponentials)
 
 
 def _tangent(logits: Array, primals: Sequence[Array], tangents: Sequence[Array]) -> Array:
@@ -283,4 +280,4 @@ def _tangent(logits: Array, primals: Sequence[Array], tangents: Sequence[Array])
     return tangent
 
 
-_logits = _choose_form(_logits_in, _tangent)
+_logits = _choose(_logits_by_tanh, _logits_by_exponentials, _tangent)

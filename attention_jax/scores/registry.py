@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from typing import get_args
 
 import jax
 
+from attention_jax.core.checks import check_choice
 from attention_jax.core.names import named
 from attention_jax.scores.additive import Additive, Concat
 from attention_jax.scores.contract import Score, TileCost
@@ -60,8 +60,8 @@ def get_score(name_or_score: ScoreLike) -> Score:
         a `Score`.
 
     Raises:
-        ValueError: there is no score of that name, it does not have these fields, or a function
-            takes other arguments.
+        ValueError: there is no score of that name, it does not have these fields, a function takes
+            other arguments, or a class has an unknown `tile_cost` or projects both sides at once.
 
     >>> get_score("scaled")
     ScaledDot(scale=None)
@@ -75,7 +75,13 @@ def get_score(name_or_score: ScoreLike) -> Score:
         raise ValueError(
             f"score must be a name or a Score, or a function of {SIGNATURES}; got {name_or_score!r}"
         )
-    _check_contract(score)
+    name = type(score).__name__
+    check_choice(f"tile_cost of {name}", score.tile_cost, TileCost)
+    if hasattr(score, "project"):
+        raise ValueError(
+            f"score must project one side at a time; {name} defines project, which is never called:"
+            " define project_query(params, query) and project_key(params, key)"
+        )
     return score
 
 
@@ -93,18 +99,3 @@ def score_folder(text: str) -> str:
     # The words alone would be equal for cap=1 and cap=-1.
     words = re.sub(r"[^\w.]+", "-", name).strip("-")[:80]
     return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _check_contract(score: Score) -> None:
-    """Raises ValueError for an unknown `tile_cost` and for a projection of both sides at once."""
-    name, costs = type(score).__name__, get_args(TileCost)
-    if score.tile_cost not in costs:
-        raise ValueError(
-            f"tile_cost of {name} must be one of {', '.join(costs)}; got {score.tile_cost!r}"
-        )
-    if hasattr(score, "project"):
-        raise ValueError(
-            f"score must project one side at a time; {name} defines project(params, query, key),"
-            " which is never called: define project_query(params, query) and"
-            " project_key(params, key)"
-        )

@@ -62,11 +62,10 @@ def masked_pair(
         return score.pair(params, q_features, k_features)
 
     def pair_logit(query, key, allowed):
-        query, key = (
-            jax.tree.map(
-                lambda feature, stand_in: jnp.where(allowed, feature, stand_in)[None], *tokens
-            )
-            for tokens in ((query, stand_ins[0]), (key, stand_ins[1]))
+        query, key = jax.tree.map(
+            lambda feature, stand_in: jnp.where(allowed, feature, stand_in)[None],
+            (query, key),
+            stand_ins,
         )
         return score.pair(params, query, key)[0, 0]
 
@@ -92,9 +91,8 @@ def masked_pair_vjp(
     if allowed is None or stand_ins is None:
         cotangents = score.pair_vjp(*primals, dlogits)
     else:
-        logits, pull_back = jax.vjp(
-            lambda params, q, k: masked_pair(score, params, q, k, allowed, stand_ins), *primals
-        )
+        pair = functools.partial(masked_pair, score, allowed=allowed, stand_ins=stand_ins)
+        logits, pull_back = jax.vjp(pair, *primals)
         cotangents = pull_back(dlogits.astype(logits.dtype))
     return jax.tree.map(
         lambda cotangent, primal: (
@@ -163,18 +161,18 @@ def _is_finite(program: Any, variables: Iterable[Any]) -> bool:
         inputs = [v for v in equation.invars if not isinstance(v, Literal) and v in dependent]
         if not inputs or not equation.outvars:  # `jax.debug.print` has no output
             continue
-        name = equation.primitive.name
+        name, params = equation.primitive.name, equation.params
         if name in _CALLS:
-            callee = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+            callee = params.get("jaxpr", params.get("call_jaxpr"))
             callee = getattr(callee, "jaxpr", callee)
             pairs = zip(equation.invars, callee.invars, strict=True)
             finite = _is_finite(callee, [inner for outer, inner in pairs if outer in inputs])
-        elif name == "div":
-            finite = equation.invars[1] not in inputs
-        elif name == "integer_pow":
-            finite = equation.params["y"] >= 0
         else:
-            finite = name in _FINITE_SLOPES.split()
+            finite = (
+                name in _FINITE_SLOPES.split()
+                or (name == "div" and equation.invars[1] not in inputs)
+                or (name == "integer_pow" and params["y"] >= 0)
+            )
         if not finite:
             return False
         dependent.update(equation.outvars)

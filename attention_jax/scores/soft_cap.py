@@ -45,8 +45,7 @@ class SoftCap(WrappedScore):
             raise ValueError(f"cap must be a finite float above 0; got {self.cap!r}")
 
     finite_slopes = WrappedScore.finite_slopes
-    round_query = WrappedScore.round_query
-    round_key = WrappedScore.round_key
+    round = WrappedScore.round
     tile_params = WrappedScore.tile_params
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:

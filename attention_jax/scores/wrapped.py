@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
+from attention_jax.scores.contract import Score
 
-from attention_jax.scores.contract import Params, Score, TileCost
 
-Array = jax.Array
+def _of_inner(name: str) -> Any:
+    """The attribute or method of the inner score."""
+    return property(lambda self: getattr(self.score, name), doc=f"`{name}` of the inner score.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +20,7 @@ class WrappedScore(Score):
     A subclass defines `pair`, and says what holds for it:
 
         finite_slopes = WrappedScore.finite_slopes  # infinite only where those of the inner one are
-        round_query = WrappedScore.round_query      # it reads the features as the inner one does
-        round_key = WrappedScore.round_key
+        round = WrappedScore.round                  # it reads the features as the inner one does
         tile_params = WrappedScore.tile_params      # it hands its features to the inner one
 
     or `Score.finite_slopes`, ... where that does not hold. It sets its own `tile_cost` if its
@@ -37,38 +37,12 @@ class WrappedScore(Score):
         if not isinstance(self.score, Score):
             raise ValueError(f"score must be a Score; got {self.score!r} (see get_score)")
 
-    @property
-    def needs_equal_dims(self) -> bool:  # type: ignore[override]
-        """That of the inner score."""
-        return self.score.needs_equal_dims
-
-    @property
-    def tile_cost(self) -> TileCost:  # type: ignore[override]
-        """That of the inner score."""
-        return self.score.tile_cost
-
-    @property
-    def finite_slopes(self) -> bool | None:  # type: ignore[override]
-        """That of the inner score."""
-        return self.score.finite_slopes
-
-    def tile_params(self, params: Params, q_features: Any) -> Params:
-        return self.score.tile_params(params, q_features)
-
-    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
-        return self.score.init(rng, query_dim, key_dim)
-
-    def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
-        return self.score.param_shapes(params, query_dim, key_dim)
-
-    def project_query(self, params: Params, query: Array) -> Any:
-        return self.score.project_query(params, query)
-
-    def project_key(self, params: Params, key: Array) -> Any:
-        return self.score.project_key(params, key)
-
-    def round_query(self, q_features: Any, dtype: Any) -> Any:
-        return self.score.round_query(q_features, dtype)
-
-    def round_key(self, k_features: Any, dtype: Any) -> Any:
-        return self.score.round_key(k_features, dtype)
+    needs_equal_dims = _of_inner("needs_equal_dims")
+    tile_cost = _of_inner("tile_cost")
+    finite_slopes = _of_inner("finite_slopes")
+    init = _of_inner("init")
+    param_shapes = _of_inner("param_shapes")
+    project_query = _of_inner("project_query")
+    project_key = _of_inner("project_key")
+    round = _of_inner("round")
+    tile_params = _of_inner("tile_params")

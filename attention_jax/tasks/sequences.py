@@ -14,6 +14,7 @@ Everything else is here: padding, start and end, the model, the loss, accuracies
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +26,7 @@ import numpy as np
 from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
-from attention_jax.core.programs import Part, users_errors
+from attention_jax.core.programs import Part
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.evaluation import accuracies, decoded
@@ -41,6 +42,7 @@ from attention_jax.tasks.vocabulary import (
 )
 from attention_jax.training.losses import cross_entropy, masked_mean, real_tokens
 from attention_jax.training.metrics import token_accuracy
+from attention_jax.training.settings import name_of
 from attention_jax.training.task import (
     Answers,
     Labels,
@@ -152,12 +154,15 @@ class SequenceTask(Task):
 
     def pairs(self, rng: Array, lengths: Array, longest: int) -> Sequences:
         """`pair` for each of the lengths [B], with a leading axis B on every array."""
-        part = Part(f"task {type(self).__name__}", "make it a field of the task")
+        part = Part("task", name_of(type(self)), "make it a field of the task")
+        method = f"pair(rng, length, longest={longest})"
 
-        def one(rng: Array, length: Array) -> Sequences:
-            with users_errors(part, f"pair(rng, length, longest={longest})"):
-                drawn = self.pair(rng, length, longest=longest)
-            return _checked(drawn, longest)
+        def one(rng: Array, length: Array) -> Any:
+            draw = functools.partial(self.pair, longest=longest)
+            drawn = part.call(method, draw, rng, length)
+            expected = "((source, source_length), (target, target_length)), int [S], [], [T], []"
+            part.require(_is_pair(drawn), f"{method} must return {expected}", drawn)
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.int32), drawn)
 
         return jax.vmap(one)(jax.random.split(rng, len(lengths)), lengths)
 
@@ -320,17 +325,11 @@ class SequenceTask(Task):
         return labels
 
 
-def _checked(drawn: Any, longest: int) -> Sequences:
-    """What `pair` has drawn; ValueError in one line unless it is as `pair` says."""
-    got = str(jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", drawn))
-    expected = (
-        f"pair(rng, length, longest={longest}) must return ((source, source_length), (target,"
-        f" target_length)), with int [S], int [], int [T], int []; got {got.replace(chr(39), '')}"
-    )
+def _is_pair(drawn: Any) -> bool:
+    """Whether `pair` has returned what it must."""
     if str(jax.tree.structure(drawn)) != str(jax.tree.structure(((0, 0), (0, 0)))):
-        raise ValueError(expected)
-    for ids, count in drawn:
-        integers = all(jnp.issubdtype(jnp.result_type(x), jnp.integer) for x in (ids, count))
-        if not integers or jnp.ndim(ids) != 1 or jnp.ndim(count) != 0:
-            raise ValueError(expected)
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.int32), drawn)
+        return False
+    leaves = jax.tree.leaves(drawn)
+    return [*map(jnp.ndim, leaves)] == [1, 0, 1, 0] and all(
+        jnp.issubdtype(jnp.result_type(leaf), jnp.integer) for leaf in leaves
+    )

@@ -7,6 +7,7 @@ normalisers that its model names, and, if a user wrote it, by the program of its
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 import typing
@@ -18,14 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.names import did_you_mean, imported
-from attention_jax.core.programs import (
-    Part,
-    PartError,
-    is_of_this_package,
-    one_line,
-    trace,
-    users_errors,
-)
+from attention_jax.core.programs import Part, is_of_this_package, one_line
 from attention_jax.runs.run_folder import JSON, RunFolder
 from attention_jax.training.task import Feed, Task
 
@@ -49,8 +43,7 @@ def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Ta
         raise ValueError(f"task {text!r} must be a subclass of Task, a frozen dataclass")
     if not isinstance(getattr(found, "name", None), str):
         raise ValueError(f"task {text!r} must have a class variable name; got none")
-    task: type[Task] = found
-    return task
+    return typing.cast(type[Task], found)
 
 
 def name_of(cls: type[Task]) -> str:
@@ -145,31 +138,28 @@ def _program(task: Task, feed: Feed | None) -> JSON:
     """
     if is_of_this_package(type(task)):
         return {}
-    part = Part(f"task {name_of(type(task))}", "make it a field of the task")
+    part = Part("task", name_of(type(task)), "make it a field of the task")
     batch = None if feed is None else jax.eval_shape(lambda: feed.batch(task.train.first_seed, 0))
 
     def first_loss(rng: Any, fed: Any) -> Any:
-        with users_errors(part, "init(rng)"):
-            params = task.init(rng)
-        batch = fed
+        params, batch = part.call("init(rng)", task.init, rng), fed
         if feed is None:
-            with users_errors(part, f"batch(rng, size={task.train.batch_size})"):
-                batch = task.batch(rng, size=typing.cast(int, task.train.batch_size))
-        with users_errors(part, "loss(params, batch, rng)"):
-            result = task.loss(params, batch, rng)
-        if not isinstance(result, tuple) or [*map(type, result[1:])] != [dict]:
-            raise PartError("loss(params, batch, rng) must return (loss, {name: metric})")
-        loss, metrics = result
-        for name, value in {"loss": loss, **metrics}.items():
-            if jnp.shape(value) or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-                raise PartError(
-                    f"loss(params, batch, rng) must return (float [], {{name: float []}}); its"
-                    f" {name} is {jnp.result_type(value)}{list(jnp.shape(value))}"
-                )
-        return batch, loss, metrics
+            size = typing.cast(int, task.train.batch_size)
+            draw = functools.partial(task.batch, size=size)
+            batch = part.call(f"batch(rng, size={size})", draw, rng)
+        result = part.call("loss(params, batch, rng)", task.loss, params, batch, rng)
+        contract = "loss(params, batch, rng) must return (float [], {name: float []})"
+        is_pair = isinstance(result, tuple) and [*map(type, result[1:])] == [dict]
+        part.require(is_pair, contract)
+        for name, value in {"loss": result[0], **result[1]}.items():
+            is_scalar = not jnp.shape(value) and jnp.issubdtype(
+                jnp.result_type(value), jnp.floating
+            )
+            part.require(is_scalar, f"{contract}: {name}", value)
+        return batch, result
 
     rng = jax.eval_shape(lambda: jax.random.key(0))
-    return {"program": trace(part, first_loss, rng, batch), "jax": jax.__version__}
+    return {"program": part.trace(first_loss, rng, batch), "jax": jax.__version__}
 
 
 def _check_program(task: Task, stored: JSON, folder: Path) -> None:

@@ -26,8 +26,7 @@ class MultipliedScore(WrappedScore):
     initial: ClassVar[float]
     param_shapes = Score.param_shapes
     finite_slopes = WrappedScore.finite_slopes
-    round_query = WrappedScore.round_query
-    round_key = WrappedScore.round_key
+    round = WrappedScore.round
 
     def factor(self, param: Array) -> Array:
         raise NotImplementedError

@@ -114,7 +114,8 @@ def _look(task: Reversal, params: Any, batch: Batch) -> dict[str, Array]:
     """Weights and rollouts of one seed with the right answers given."""
     (_, cross), attentions = capture(task.bind(params), *batch.inputs, return_weights=True)
     names = [name for name in attentions if name.startswith("encoder")]
-    weights = jnp.stack([attentions[name].weights for name in names])  # [L, B, N, S, S]
+    of_layers: Any = [attentions[name].weights for name in names]
+    weights = jnp.stack(of_layers)  # [L, B, N, S, S]
     rollouts = attention_rollout(weights, return_layers=True)
     letters = batch.source.shape[1]  # the last target, EOS, is aligned with no letter
     cross = cross[-1, :, :letters]

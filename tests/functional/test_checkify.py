@@ -11,7 +11,6 @@ from conformance import quick_jit
 from jax.experimental import checkify
 
 import attention_jax as aj
-from attention_jax import analysis
 
 B, T, S, D = 2, 5, 7, 3  # in tiles of 2 and 3, both sides are padded
 RNG = np.random.default_rng(0)
@@ -58,35 +57,6 @@ def test_tiles_with_nan_in_padding():
     key = KEY.copy()
     key[:, 4:] = np.nan
     check(attend("tiled", mask=TABLE & PADDING), QUERY, key, VALUE)
-
-
-@pytest.mark.slow
-def test_other_forms_of_attention():
-    arguments = {"mask": PADDING, "score": "scaled"}
-
-    def all_of_it(query, key, value):
-        centers = np.float32([0, 9, -9, 4, 40])
-        return (
-            aj.coverage_attention(
-                query, key, value, coverage_kernel=np.ones(D, np.float32), **arguments
-            )[0],
-            aj.monotonic_attention(query, key, value, **arguments)[0],
-            aj.local_attention(query, key, value, centers=centers, radius=1, sigma=1.0),
-            analysis.attention_summary(aj.attention_weights(query, key, **arguments)).entropy,
-        )
-
-    def loss(*tokens):
-        return sum(jnp.sum(output) for output in all_of_it(*tokens))
-
-    check(jax.grad(loss, argnums=(0, 1, 2)), QUERY, KEY, VALUE)
-
-
-def test_captured():
-    def loss(query):
-        return jnp.sum(aj.attention(query, KEY, VALUE, mask=PADDING) ** 2)
-
-    check(lambda query: analysis.capture_gradients(loss, query).gradients, QUERY)
-    check(lambda query: analysis.capture(jax.grad(loss), query).attentions, QUERY)
 
 
 def test_a_nan_of_the_user_is_reported():

@@ -1,108 +1,94 @@
-"""Derivatives as users compose them, of every score in tiles, against formulas in plain JAX."""
+"""Derivatives as users compose them: in tiles and in a ring as by JAX's own rules of the reference.
+
+The parameters and a bias depend on the query, so that each derivative is one of theirs too.
+"""
+
+import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import MADE_OF_OTHERS, assert_close, named, quick_jit
+from conformance import assert_close, named, quick_jit
 from derivative_compositions import COMPOSITIONS, K, Q, V
+from score_cases import SCORE_CASES
 
 import attention_jax as aj
 
-D = Q.shape[-1]
-TILE = aj.BlockSizes(query=2, key=3)
+SCORES = {**aj.SCORES, "own": SCORE_CASES["own"].score}
+OPTIONS = ("none", "dropout", "bias", "statistics")
+# Lengths 5 and 7 are padded to this, which two devices split into two chunks each.
+LENGTH, TILE = 8, aj.BlockSizes(2, 3)
 
 
-def outer(combine, query, key):
-    return combine(query[:, None, :], key[None, :, :])
+def table() -> np.ndarray:
+    """Returns a causal mask with an empty row and padding, bool [LENGTH, LENGTH]."""
+    rows, keys = np.indices((LENGTH, LENGTH))
+    return (keys < rows) & (rows < len(Q)) & (keys < len(K))
 
 
-def additive(params, query, key):
-    hidden = outer(jnp.add, query @ params["query_kernel"], key @ params["key_kernel"])
-    return jnp.tanh(hidden) @ params["v"]
+def function_of(score_name, option, implementation):
+    """Returns f(q, k, v): attention, whose parameters and bias depend on the query."""
+    score = SCORES[score_name]
+    params = score.init(jax.random.key(3), 3, 3)
+
+    def f(q, k, v):
+        size = 1 + jnp.tanh(q[0, 0]) / 4
+        arguments = {
+            "score": score,
+            "params": jax.tree.map(lambda leaf: leaf.astype(q.dtype) * size, params),
+            "mask": table(),
+            "return_statistics": option == "statistics",
+        }
+        if option == "dropout":
+            arguments |= {"dropout_rate": 0.3, "dropout_rng": jax.random.key(5)}
+        if option == "bias":
+            stored = jnp.sin(q[:, :1] - k[None, :, 1])
+            stored = jnp.pad(stored, ((0, LENGTH - len(q)), (0, LENGTH - len(k))))
+            arguments["bias"] = aj.alibi_bias(size / 3) + stored
+        tokens = [jnp.pad(x, ((0, LENGTH - len(x)), (0, 0))) for x in (q, k, v)]
+        if implementation == "ring":
+            mesh = jax.make_mesh((2,), ("context",), devices=jax.devices()[:2])
+            attend = functools.partial(aj.ring_attention, mesh=mesh)
+        else:
+            attend = functools.partial(aj.attention, implementation=implementation)
+        results = attend(*tokens, block_sizes=TILE, **arguments)
+        if option != "statistics":
+            return results[: len(q)]
+        output, statistics = results
+        entropy, has_keys = statistics.entropy, statistics.logsumexp > -jnp.inf
+        logsumexp = jnp.where(has_keys, statistics.logsumexp, 0)
+        return (output * jnp.cos(entropy)[:, None] + jnp.tanh(logsumexp)[:, None])[: len(q)]
+
+    return f
 
 
-def concat(params, query, key):
-    shape = (query.shape[0], key.shape[0], D)
-    both = [jnp.broadcast_to(x, shape) for x in (query[:, None, :], key[None, :, :])]
-    return jnp.tanh(jnp.concatenate(both, axis=-1) @ params["kernel"]) @ params["v"]
+def sample():
+    """Each composition with each option in tiles, with other scores, and with one in a ring.
 
-
-def cosine(params, query, key):
-    sizes = outer(jnp.multiply, *(jnp.sum(x**2, -1, keepdims=True) for x in (query, key)))
-    return jnp.exp(params["log_scale"]) * (query @ key.T) / jnp.sqrt(sizes[..., 0])
-
-
-def distance(params, query, key):
-    return -jnp.sum(outer(jnp.subtract, query, key) ** 2, axis=-1) / (8 * D) ** 0.5
-
-
-LOGITS = {
-    "additive": additive,
-    "concat": concat,
-    "cosine": cosine,
-    "distance": distance,
-    "dot": lambda params, query, key: query @ key.T,
-    "general": lambda params, query, key: query @ params["kernel"] @ key.T,
-    "scaled": lambda params, query, key: query @ key.T / D**0.5,
-    "softcap": lambda params, query, key: 50 * jnp.tanh(query @ key.T / D**0.5 / 50),
-}
-
-
-def functions_of(score_name, implementation):
-    """The library and the formula, as functions of (query, key, value) that reach all parameters.
-
-    The parameters depend on the keys, so that each derivative is one of the parameters too.
+    The first option of each composition is a fast test, and two compositions in a ring.
     """
-    params = aj.SCORES[score_name].init(jax.random.key(2), D, D)
-
-    def scaled_params(key):
-        factor = 1 + jnp.sum(key) / 99
-        return jax.tree.map(lambda leaf: factor * leaf.astype(key.dtype), params)
-
-    def library(query, key, value):
-        return aj.attention(
-            query, key, value, score=score_name, params=scaled_params(key),
-            implementation=implementation, block_sizes=TILE,
-        )  # fmt: skip
-
-    def plain(query, key, value):
-        logits = LOGITS[score_name](scaled_params(key), query, key)
-        exponentials = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
-        return exponentials / exponentials.sum(-1, keepdims=True) @ value
-
-    return library, plain
+    for (c, name), (o, option) in itertools.product(enumerate(COMPOSITIONS), enumerate(OPTIONS)):
+        score, fast = list(SCORES)[(2 * o + c) % len(SCORES)], o == c % len(OPTIONS)
+        case = (name, score, option, "tiled")
+        yield pytest.param(*case, marks=[] if fast else pytest.mark.slow)
+        if o == (c + 1) % len(OPTIONS) and not name.startswith("third"):
+            fast = name in ("linearize", "vmap of jvp of grad")
+            case = (name, score, option, "ring")
+            yield pytest.param(*case, marks=[] if fast else pytest.mark.slow)
 
 
-# A composition of a tile loop compiles for one or two seconds: each meets one score in a fast test.
-EVERY_NTH = {"tiled": len(aj.SCORES), "reference": 4}
-FAST = [("tiled", name) for name in aj.SCORES if name not in MADE_OF_OTHERS]
-
-
-@pytest.mark.parametrize(
-    ("score_name", "implementation", "start"),
-    [
-        pytest.param(name, which, start, marks=[] if (which, name) in FAST else pytest.mark.slow)
-        for which in EVERY_NTH
-        for start, name in enumerate(aj.SCORES)
-    ],
-)
-def test_compositions(score_name, implementation, start):
-    step = EVERY_NTH[implementation]
-    names = tuple(COMPOSITIONS)[start % step :: step]
-
+@pytest.mark.parametrize(("name", "score_name", "option", "implementation"), [*sample()])
+def test_compositions(name, score_name, option, implementation):
     @quick_jit
-    def run(query, key, value):
+    def run(q, k, v):
         return [
-            {name: COMPOSITIONS[name][0](f)(query, key, value) for name in names}
-            for f in functions_of(score_name, implementation)
+            COMPOSITIONS[name][0](function_of(score_name, option, each))(q, k, v)
+            for each in (implementation, "reference")
         ]
 
     with jax.enable_x64(True):
-        got, expected = run(Q, K, V)
-    for name, arrays in got.items():
-        arrays, others = named(arrays), named(expected[name])
-        assert arrays.keys() == others.keys(), name
-        for path, array in arrays.items():
-            assert np.all(np.isfinite(array)), name
-            assert_close(f"{name} {path}", array, others[path], 1e-10)
+        got, expected = map(named, jax.device_get(run(Q, K, V)))
+    for path, array in expected.items():
+        assert_close(path, got[path], array, 1e-10, 1.0)

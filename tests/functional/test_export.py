@@ -88,15 +88,3 @@ def test_lengths_that_are_not_known():
     np.testing.assert_allclose(program(None).call(*inputs), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(NotImplementedError, match=r"'tiled' needs lengths .*; got T = t, S = s"):
         program("tiled")
-
-
-@pytest.mark.parametrize("attend", [aj.coverage_attention, aj.monotonic_attention])
-def test_attention_in_order_needs_known_lengths(attend):
-    (length,) = export.symbolic_shape("length")
-    tokens = jax.ShapeDtypeStruct((length, 2), jnp.float32)
-    options = (
-        {"coverage_kernel": np.zeros(2, np.float32)} if attend is aj.coverage_attention else {}
-    )
-    exported = export.export(jax.jit(lambda x: attend(x, x, x, score="dot", **options)[0]))
-    with pytest.raises(NotImplementedError, match=r"needs lengths that are known .* T = length"):
-        exported(tokens)

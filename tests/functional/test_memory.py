@@ -56,18 +56,6 @@ def test_attention_to_a_memory_is_the_formula(name):
     np.testing.assert_array_equal(memory.values, value)
 
 
-def test_keys_are_projected_once():
-    case = SCORE_CASES["additive"]
-    params = numpy_params(case.score, case.query_dim, DK)
-    _, key, _ = tokens(case.query_dim)
-    memory = remember(case.score, params, key, None, query_dim=case.query_dim)
-    np.testing.assert_allclose(memory.keys.features, key @ params["key_kernel"], atol=1e-5)
-    np.testing.assert_array_equal(memory.values, key)
-    narrow = remember(case.score, params, key.astype(jnp.bfloat16), None, query_dim=case.query_dim)
-    assert narrow.keys.features.dtype == jnp.float32  # rounded no further than in an ordinary call
-    assert narrow.values.dtype == jnp.bfloat16
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize(
     "score", [Dot(), ScaledDot(), Cosine(1.0), NegativeSquaredDistance(), SoftCap(ScaledDot())]
@@ -86,22 +74,6 @@ def test_a_memory_of_16_bits_is_multiplied_in_16_bits(score, dtype):
     np.testing.assert_array_equal(
         *jax.jit(lambda *arrays: (attend(query, *arrays), attend(query, key, value)))(*memory)
     )
-
-
-def test_parameters_with_axes_that_the_keys_lack():
-    case, n = SCORE_CASES["additive"], 4
-    score = case.score
-    heads = [numpy_params(score, case.query_dim, DK, seed) for seed in range(n)]
-    params = jax.tree.map(lambda *leaves: np.stack(leaves), *heads)
-    query, key, value = (array[0] for array in tokens(case.query_dim))
-    memory = remember(score, params, key, value, query_dim=case.query_dim)
-    assert memory.keys.shape[:2] == (n, S)
-    queries = np.broadcast_to(query, (n, *query.shape))
-    output = attention(queries, *memory, score=score, params=params)
-    for index in range(n):
-        own = wide(jax.tree.map(lambda leaf, index=index: leaf[index], params))
-        logits = case.pair(own, *wide((query[:, None], key[None])))
-        np.testing.assert_allclose(output[index], softmax_where(logits) @ value, atol=5e-6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,9 +111,3 @@ def test_a_memory_of_features_that_are_trees(implementation):
     logits = wide(query) @ wide(key[:, :4]).transpose(0, 2, 1)
     np.testing.assert_allclose(output, softmax_where(logits) @ value[:, :4], atol=2e-5)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-
-
-def test_a_wide_value_makes_wide_features():
-    with jax.enable_x64(True):
-        key, value = np.ones((3, 2), np.float32), np.ones((3, 2), np.float64)
-        assert remember("dot", None, key, value, query_dim=2).keys.features.dtype == jnp.float64

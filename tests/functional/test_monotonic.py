@@ -1,4 +1,4 @@
-"""Monotonic attention against a loop in float64, a walk by hand, and itself step by step."""
+"""Monotonic attention, and where its walks stop: against loops in float64, and step by step."""
 
 import functools
 
@@ -7,91 +7,110 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
-from numpy_model import PAIRS
-from score_cases import numpy_params
-from walk_cases import numpy_walk, numpy_weights
+from finite_differences import check_derivatives
+from score_cases import SCORE_CASES, numpy_params
+from walk_cases import numpy_walk, numpy_weights, probabilities
 
-from attention_jax import get_score, padding_mask
-from attention_jax.functional.monotonic import monotonic_attention
-from attention_jax.scores import SCORES
+from attention_jax import (
+    hard_monotonic_positions,
+    hard_monotonic_weights,
+    monotonic_attention,
+    monotonic_weights,
+)
 
 B, T, S, DV = 2, 5, 7, 13
-SCORED = [name for name in sorted(SCORES) if name in PAIRS]
+# Outside of `jit` every operation is a program of its own.
+jitted_weights = quick_jit(monotonic_weights)
+jitted_hard_weights = quick_jit(hard_monotonic_weights)
+jitted_hard_positions = quick_jit(hard_monotonic_positions)
 
 
-def arrays(score, seed=3):
-    """(query, key, value, params) for one score."""
-    query_dim, key_dim = (11, 11) if get_score(score).needs_equal_dims else (3, 11)
-    rng = np.random.default_rng(seed)
-    shapes = ((B, T, query_dim), (B, S, key_dim), (B, S, DV))
-    tokens = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
-    return *tokens, numpy_params(get_score(score), query_dim, key_dim)
+# --- weights from probabilities ---
 
 
-def numpy_attention(score, query, key, value, params, offset=0.0, mask=None):
-    """Output and weights in float64 from the score's formula for each pair."""
-    query, key, params = jax.tree.map(np.float64, (query, key, params))
-    logits = PAIRS[score](params, query[:, :, None], key[:, None])
-    p = 1 / (1 + np.exp(-(logits + offset)))
-    if mask is not None:
-        p = np.where(mask, p, 0)
-    weights = np.stack([numpy_weights(example) for example in p])
-    return weights @ np.asarray(value, np.float64), weights
+@pytest.mark.parametrize("with_initial", [False, True])
+def test_weights_are_the_papers_sum(with_initial):
+    p = probabilities(B, 3, T, S)
+    initial = probabilities(3, S, seed=1) / S if with_initial else None
+    weights = jitted_weights(p, initial)
+    assert weights.dtype == jnp.float32
+    weights = np.asarray(weights)
+    for b, n in np.ndindex(B, 3):
+        expected = numpy_weights(p[b, n], None if initial is None else initial[n])
+        np.testing.assert_allclose(weights[b, n], expected, atol=1e-6)
+
+
+def test_saturated_and_long_stays_exact():
+    """Here the paper's cumulative product underflows: 211 keys, p of 0, 1 and all between."""
+    p = probabilities(T, 211) ** 2
+    p[:, 50:150] = 0
+    p[:, 151:160] = 1
+    p[1, :40] = 1 - 1e-6
+    p[2] = 0.75
+    np.testing.assert_allclose(jitted_weights(p), numpy_weights(p), atol=2e-6)
+
+
+def test_gradients_to_second_order_also_at_0_and_1():
+    p = np.random.default_rng(2).uniform(0.1, 0.9, size=(3, 5))
+    with jax.enable_x64(True):
+        check_derivatives(monotonic_weights, p, np.full(5, 0.2))
+        # Weights are polynomials in p: differences work beyond [0, 1] too.
+        p = np.array([[0, 1, 0.5], [0, 0, 0], [1, 1, 1]], np.float64)
+        cotangent = np.random.default_rng(0).normal(size=p.shape)
+        gradient = quick_jit(jax.grad(lambda p: jnp.sum(monotonic_weights(p) * cotangent)))(p)
+    for index in np.ndindex(p.shape):
+        step = np.zeros_like(p)
+        step[index] = 1e-6
+        difference = numpy_weights(p + step) - numpy_weights(p - step)
+        np.testing.assert_allclose(
+            gradient[index], np.sum(difference * cotangent) / 2e-6, atol=1e-8
+        )
+
+
+def test_low_precision_is_computed_in_float32():
+    for dtype in (jnp.bfloat16, jnp.float16):
+        p = probabilities(T, S).astype(dtype)
+        weights, wide = jitted_weights(p), np.asarray(jitted_weights(p.astype(np.float32)))
+        np.testing.assert_array_equal(weights, wide.astype(dtype))
+        assert weights.dtype == jax.eval_shape(hard_monotonic_weights, p).dtype == dtype
+
+
+# --- the hard form ---
+
+
+def test_first_choice_at_or_after_the_last_position():
+    p = np.float32([[0, 0, 0, 1, 1, 0, 1, 1]])
+    assert [jitted_hard_positions(p, start).tolist() for start in (0, 4, 5)] == [[3], [4], [6]]
+    p = np.float32([[0, 1, 0], [0, 0, 0], [1, 1, 1]])  # a walk that passes the last key ends
+    assert jitted_hard_weights(p).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+
+
+def test_walks_against_a_loop_and_a_half_is_chosen():
+    p = probabilities(3, T, S, seed=7)
+    p[:, :, 2] = 0.5
+    start = np.array([0, 2, 5])
+    positions = np.asarray(hard_monotonic_positions(p, start))
+    assert positions.dtype == np.int32
+    for example, first, found in zip(p, start, positions, strict=True):
+        assert found.tolist() == numpy_walk(example >= 0.5, first)
+    for transformed in (jitted_hard_positions, quick_jit(jax.vmap(hard_monotonic_positions))):
+        np.testing.assert_array_equal(transformed(p, start), positions)
 
 
 # --- attention ---
 
 
+def arrays(score, seed=3):
+    """(query, key, value, params) for one score."""
+    rng, score = np.random.default_rng(seed), SCORE_CASES[score].score
+    shapes = {"query": (B, T, 11), "key": (B, S, 11), "value": (B, S, DV)}
+    tokens = (rng.normal(size=shape).astype(np.float32) for shape in shapes.values())
+    return *tokens, numpy_params(score, 11, 11)
+
+
 @functools.cache
 def jitted(score, **static):
     return quick_jit(functools.partial(monotonic_attention, score=score, **static))
-
-
-@pytest.mark.parametrize("score", SCORED)
-def test_attention_is_the_formula(score):
-    query, key, value, params = arrays(score)
-    tokens = query, key, value
-    output, weights = jitted(score)(*tokens, params=params, offset=-0.5)
-    expected, expected_weights = numpy_attention(score, *tokens, params, -0.5)
-    np.testing.assert_allclose(weights, expected_weights, atol=2e-6)
-    np.testing.assert_allclose(output, expected, atol=5e-6)
-
-
-# Cosine divides by lengths, which a masked token may lack; the others are tested slowly.
-@pytest.mark.parametrize(
-    "score",
-    [
-        name if name in ("additive", "cosine") else pytest.param(name, marks=pytest.mark.slow)
-        for name in SCORED
-    ],
-)
-def test_masks_fully_masked_rows_and_padding_that_holds_nan(score):
-    query, key, value, params = arrays(score)
-    mask = padding_mask(np.array([4, S]), np.array([3, T]))
-    table = (np.arange(S) < np.array([4, S])[:, None, None]) & (
-        np.arange(T)[:, None] < np.array([3, T])[:, None, None]
-    )
-    expected, expected_weights = numpy_attention(score, query, key, value, params, mask=table)
-    query[0, 3:], key[0, 4:], value[0, 4:] = np.nan, np.nan, np.inf
-
-    @quick_jit
-    @functools.partial(jax.grad, has_aux=True)
-    def gradient(tokens_and_params):
-        *tokens, params = tokens_and_params
-        attend = functools.partial(monotonic_attention, *tokens, score=score, params=params)
-        output, weights = attend(mask=mask)
-        hard, _ = attend(mask=mask, hard=True)
-        return jnp.sum(output**2) + jnp.sum(weights**3), (output, weights, hard)
-
-    gradients, results = jax.tree.map(np.asarray, gradient((query, key, value, params)))
-    output, weights, hard = results
-    np.testing.assert_allclose(weights, expected_weights, atol=2e-6)
-    np.testing.assert_allclose(output, expected, atol=5e-6)
-    assert np.all(output[0, 3:] == 0)
-    for leaf in jax.tree.leaves(gradients):
-        assert np.all(np.isfinite(leaf))
-    assert all(np.all(d[0, n:] == 0) for d, n in zip(gradients, (3, 4, 4), strict=False))
-    assert np.all(np.isfinite(hard))
 
 
 @pytest.mark.parametrize("hard", [False, True])
@@ -101,29 +120,10 @@ def test_step_by_step_is_all_at_once(hard):
     output, weights = map(np.asarray, attend(query, key, value))
     initial = np.eye(S, dtype=np.float32)[[0] * B]
     for i in range(T):
-        one_query = query[:, i : i + 1]
-        one, initial = map(np.asarray, attend(one_query, key, value, initial=initial))
+        one, initial = map(np.asarray, attend(query[:, i : i + 1], key, value, initial=initial))
         initial = initial[:, 0]
         np.testing.assert_allclose(one[:, 0], output[:, i], atol=1e-6)
         np.testing.assert_allclose(initial, weights[:, i], atol=1e-6)
-
-
-def test_hard_attention_gathers_values():
-    query, key, value, _ = arrays("dot", seed=17)
-
-    @quick_jit
-    def run(query):
-        attend = functools.partial(monotonic_attention, score="dot", hard=True)
-        gradient = jax.grad(lambda query: attend(query, key, value)[0].sum())(query)
-        return attend(query, key, value, offset=-1.0), gradient
-
-    (output, weights), gradient = jax.tree.map(np.asarray, run(query))
-    for b in range(B):
-        for i, j in enumerate(numpy_walk(query[b] @ key[b].T >= 1)):
-            expected = np.zeros(DV) if j == S else value[b, j]
-            np.testing.assert_allclose(output[b, i], expected, atol=1e-6)
-            assert float(weights[b, i].sum()) == (j < S)
-    assert np.all(gradient == 0)
 
 
 def test_the_hard_form_starts_at_the_first_key_with_weight():
@@ -144,7 +144,6 @@ def test_noise():
         return attend()[1], attend(noise_rng=rng, noise_scale=scale)[1]
 
     plain, noisy = map(np.asarray, noisy_weights(rng, 1.0))
-    np.testing.assert_array_equal(noisy, noisy_weights(rng, 1.0)[1])
     assert np.all(np.max(np.abs(noisy - plain), axis=(1, 2)) > 1e-3)  # each example has its own
     np.testing.assert_allclose(noisy_weights(rng, 0.0)[1], plain, atol=1e-7)
 
@@ -155,29 +154,3 @@ def test_noise():
     logits = np.log(p / (1 - p))
     assert abs(np.mean(logits)) < 0.25
     assert abs(np.std(logits) - 2) < 0.2
-
-
-def test_bias_and_an_offset_for_each_head():
-    query, key, value, _ = arrays("dot")
-    heads = [np.stack(leaves, 1) for leaves in ([query, 2 * query, -query], [key] * 3, [value] * 3)]
-    bias = np.random.default_rng(1).normal(size=(T, S)).astype(np.float32)
-    offsets = np.float32([-1.0, 0.0, 0.5])
-    output, weights = map(np.asarray, jitted("dot")(*heads, offset=offsets, bias=bias))
-    for n in range(3):
-        tokens = [leaf[:, n] for leaf in heads]
-        expected = jitted("dot")(*tokens, bias=bias + offsets[n])
-        np.testing.assert_allclose(output[:, n], expected[0], atol=1e-6)
-        np.testing.assert_allclose(weights[:, n], expected[1], atol=1e-6)
-
-
-def test_bfloat16_inputs_and_extreme_logits():
-    query, key, value, _ = arrays("dot")
-    narrow = [leaf.astype(jnp.bfloat16) for leaf in (query, key, value)]
-    wide = jitted("dot")(*(leaf.astype(np.float32) for leaf in narrow))
-    for ours, theirs in zip(jitted("dot")(*narrow), wide, strict=True):
-        assert ours.dtype == jnp.bfloat16
-        np.testing.assert_array_equal(ours, np.asarray(theirs).astype(jnp.bfloat16))
-
-    soft = jitted("dot")(1e4 * query, key, value)[0]
-    hard = jitted("dot", hard=True)(1e4 * query, key, value)[0]
-    np.testing.assert_allclose(soft, hard, atol=1e-6)

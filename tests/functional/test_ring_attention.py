@@ -1,95 +1,297 @@
 """Ring attention: the result of `attention`, with equal work and memory on each device."""
 
-import eight_devices
+import collections
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import ring_checks
-from conformance import quick_jit
-from derivative_cases import normal
+from collectives import collectives
+from conformance import assert_close, named, quick_jit
+from derivative_cases import DROPOUT, agree, numbers_of
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from score_cases import DK, SCORE_CASES
 
 import attention_jax as aj
-from attention_jax import ring_attention
+from attention_jax import BlockSizes, ring_attention
 
-# --- on eight devices ---
+B, DV = 2, 13
+PART = (9, 13)  # queries and keys of a device, odd
+TILE = BlockSizes(query=2, key=3)  # divides neither
+reference = functools.partial(aj.attention, implementation="reference")
 
 
-@pytest.fixture(scope="module")
-def results(request):
-    return eight_devices.results_of(ring_checks, request)
+def ring_of(devices, **options):
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("context",))
+    return functools.partial(ring_attention, mesh=mesh, **{"block_sizes": TILE, **options})
+
+
+def lengths_of(devices):
+    return tuple(devices * length for length in PART)
+
+
+# --- the result and the gradients ---
+
+
+def masks_of(target, source):
+    rng = np.random.default_rng(3)
+    segments = aj.segment_mask(*(np.sort(rng.integers(0, 4, (B, n))) for n in (target, source)))
+    padding = aj.padding_mask(jnp.array([source - 3, 2]), jnp.array([3, target - 1]))
+    return {
+        "none": aj.local_mask(None, None),
+        "causal": aj.causal_mask(),
+        "offset": aj.causal_mask(-3),  # the first three queries see nothing
+        "local": aj.local_mask(4, 2),
+        "padding": padding,
+        "segments": segments,
+        "combination": (segments | (aj.causal_mask(-1) & ~aj.local_mask(2, 0))) & padding,
+        "dense": aj.causal_mask(2**20) & jnp.asarray(rng.random((B, target, source)) < 0.3),
+    }
+
+
+MASKS = tuple(masks_of(*PART))
+
+
+def point_of(score_name, target, source):
+    case, rng = SCORE_CASES[score_name], np.random.default_rng(5)
+    params = case.score.init(jax.random.key(1), case.query_dim, DK)
+    return {
+        "query": rng.normal(size=(B, target, case.query_dim)),
+        "key": rng.normal(size=(B, source, DK)) / 2,
+        "value": rng.normal(size=(B, source, DV)),
+        "params": jax.tree.map(np.float64, params),
+        "slopes": rng.random(B),
+        "distances": rng.normal(size=11),
+        "table": rng.normal(size=(1, target, source)),
+    }
+
+
+def loss_of(attend, score_name, **options):
+    """(point, mask) -> (a number that depends on all results, the results)."""
+
+    def loss(point, mask):
+        point = dict(point)
+        bias = aj.alibi_bias(point.pop("slopes")) + aj.relative_bias(point.pop("distances"))
+        bias, score = bias + point.pop("table"), SCORE_CASES[score_name].score
+        results = attend(
+            **point, score=score, mask=mask, bias=bias, return_statistics=True, **options
+        )
+        return numbers_of(results), results
+
+    return loss
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("score_name", "mask_names", "devices"),
     [
-        *ring_checks.CHECKS,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ring_checks.SLOW),
+        ("additive", ("combination",), 8),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                *((score, MASKS, 2) for score in SCORE_CASES),
+                *(("own", MASKS, devices) for devices in (1, 3)),
+                *(("dot", (mask,), devices) for mask in MASKS for devices in (2, 8)),
+            )
+        ),
     ],
 )
-def test_on_eight_devices(name, results):
-    assert results[name] is None, results[name]
+def test_output_statistics_and_gradients(score_name, mask_names, devices):
+    """With NaN and Inf in tokens never read. Several masks are tables, in one program."""
+    target, source = lengths_of(devices)
+    dropout = DROPOUT if devices % 2 == 0 else {}
+    with jax.enable_x64(True):
+        functions = [
+            quick_jit(jax.value_and_grad(loss_of(attend, score_name, **dropout), has_aux=True))
+            for attend in (ring_of(devices), reference)
+        ]
+        for mask_name in mask_names:
+            mask = masks_of(target, source)[mask_name]
+            table = np.broadcast_to(mask.materialize(target, source), (B, target, source))
+            point = point_of(score_name, target, source)
+            queries, keys = ~table.any(2)[..., None], ~table.any(1)[..., None]
+            bad = {"query": (queries, np.nan), "key": (keys, np.inf), "value": (keys, np.nan)}
+            bad["table"] = ~table.any(0, keepdims=True), np.nan
+            point |= {name: np.where(*at, point[name]) for name, at in bad.items()}
+            mask = jnp.asarray(table) if len(mask_names) > 1 else mask
+            ((_, got), gradients), ((_, expected), expected_gradients) = (
+                jax.device_get(function(point, mask)) for function in functions
+            )
+            for name, array in named(expected).items():
+                assert_close(f"{mask_name}: {name}", named(got)[name], array, 1e-13)
+            agree(gradients, expected_gradients)
 
 
-# --- on one ---
+@pytest.mark.parametrize(
+    ("dtype", "rounding"),
+    [(jnp.bfloat16, 2**-7), pytest.param(jnp.float32, 0.0, marks=pytest.mark.slow)],
+)
+def test_narrow_dtypes_are_within_the_bounds_of_the_contract(dtype, rounding):
+    point = point_of("general", *lengths_of(3))
+    point = {name: point[name] for name in ("query", "key", "value", "params")}
+    exact = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(np.float64), point)
+
+    def both(attend, point):
+        def forward(point):
+            return attend(**point, score="general", mask=aj.causal_mask(1))
+
+        output, pull_back = jax.vjp(forward, point)
+        return {"output": output, **pull_back(jnp.cos(output))[0]}
+
+    with jax.enable_x64(True):
+        expected = named(quick_jit(functools.partial(both, reference))(exact))
+    point = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), exact)
+    got = quick_jit(functools.partial(both, ring_of(3)))(point)
+    for name, array in named(jax.device_get(got)).items():
+        bound = 2e-6 if "output" in name else 2e-5
+        assert_close(name, array, expected[name], bound + rounding)
+        assert array.dtype == dtype, name
 
 
-def mesh():
-    return jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
+def test_few_tokens():
+    """One or two tokens per device are enough."""
+    for per_device in (1, 2):
+        with jax.enable_x64(True):
+            tokens = np.random.default_rng(per_device).normal(size=(8 * per_device, 3))
+            got, expected = (
+                attend(tokens, tokens, tokens, mask=aj.causal_mask())
+                for attend in (ring_of(8), reference)
+            )
+        assert_close(f"{per_device} tokens", got, np.asarray(expected), 1e-13)
 
 
-def test_mistakes_fail_before_anything_compiles():
-    query, key = jnp.ones((2, 6, 3)), jnp.ones((2, 8, 3))
-
-    def run(query=query, key=key, **options):
-        return ring_attention(query, key, key, **{"mesh": mesh(), **options})
-
-    for options, message in (
-        ({"key": key[:, :0]}, r"key must .* multiple of 1, .*'context'; got \[2, 0, 3\]: pad"),
-        ({"axis_name": "data"}, "axis_name must be .*, one of context; got 'data'"),
-        ({"mesh": jax.devices()}, "mesh must be a jax.sharding.Mesh; got"),
-        ({"key": key[..., :2]}, r"key must be \[..., S, 3\] to match score"),
-        ({"block_sizes": 4}, "block_sizes must be a BlockSizes or None; got 4"),
-        ({"dropout_rate": 0.5}, "dropout_rng must be a PRNG key when dropout_rate is 0.5"),
-        ({"dropout_rate": 1.5}, r"dropout_rate must be .*\[0, 1\)"),
-        ({"mask": jnp.ones((3, 8), bool)}, "mask must broadcast"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            run(**options)
+# --- second derivatives ---
 
 
-def test_integer_features_have_no_gradient():
-    class Rounded(aj.Dot):
-        pair_vjp = aj.Score.pair_vjp
-        round_query = aj.Score.round_query
-        round_key = aj.Score.round_key
-        finite_slopes = aj.Score.finite_slopes
+def test_reverse_over_reverse_of_a_small_ring():
+    """Without a mask: two tokens on each device, in tiles of one."""
+    tokens = np.random.default_rng(0).normal(size=(3, 4, 2))
+    direction = np.cos(tokens)
 
-        def project_query(self, params, query):
-            return jnp.round(query).astype(jnp.int32)
+    def product(attend):
+        gradient = jax.grad(lambda tokens: jnp.sum(jnp.sin(attend(*tokens))))
+        return quick_jit(jax.grad(lambda tokens: jnp.vdot(gradient(tokens), direction)))(tokens)
 
-        project_key = project_query
+    with jax.enable_x64(True):
+        got, expected = product(ring_of(2, block_sizes=BlockSizes(1, 1))), product(reference)
+    agree({"tokens": got}, {"tokens": expected})
 
-        def pair(self, params, q_features, k_features):
-            return super().pair(params, *(x.astype(float) for x in (q_features, k_features)))
 
-    tokens = np.float32(normal(4, 3))
+# --- other axes of the mesh, and what is sent ---
 
-    def run(tokens):
-        return ring_attention(tokens, tokens, tokens, score=Rounded(), mesh=mesh())
 
-    def whole(tokens):
-        return aj.attention(tokens, tokens, tokens, score=Rounded(), implementation="reference")
+@pytest.mark.parametrize(
+    "kind", [AxisType.Explicit, pytest.param(AxisType.Auto, marks=pytest.mark.slow)]
+)
+def test_a_batch_over_other_devices(kind):
+    """Gradients and communication on a mesh of data and context."""
+    batch, target, source = 4, 20, 28
+    rng = np.random.default_rng(1)
+    arrays = tuple(np.float32(rng.normal(size=(batch, n, 11))) for n in (target, source, source))
+    params = SCORE_CASES["general"].score.init(jax.random.key(0), 11, 11)
+    others = params, jnp.array(0.3), jnp.array([source, 2, source - 5, 9])
 
-    def result_and_gradient(attend):
-        def loss(tokens):
-            output = attend(tokens)
-            return jnp.sum(output**2), output
+    def gradients(attend):
+        def loss(arrays, params, slope, lengths):
+            output, statistics = attend(
+                *arrays, score="general", params=params, bias=aj.alibi_bias(slope),
+                mask=aj.causal_mask(2) & aj.padding_mask(lengths), return_statistics=True,
+                **DROPOUT,
+            )  # fmt: skip
+            return jnp.sum(jnp.sin(output)) + jnp.sum(statistics.entropy)
 
-        return jax.grad(loss, has_aux=True)
+        return jax.grad(loss, (0, 1, 2))
 
-    (got_gradient, got), (gradient, expected) = quick_jit(
-        lambda tokens: [result_and_gradient(attend)(tokens) for attend in (run, whole)]
-    )(tokens)
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
-    np.testing.assert_allclose(got_gradient, gradient, rtol=1e-5)
+    mesh = jax.make_mesh((4, 2), ("data", "context"), axis_types=(kind,) * 2)
+    attend = functools.partial(ring_attention, mesh=mesh, block_sizes=TILE)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(arrays, NamedSharding(mesh, P("data", "context", None)))
+        compiled = quick_jit(gradients(attend)).lower(placed, *others).compile()
+        got = compiled(placed, *others)
+    agree(jax.device_get(got), quick_jit(gradients(reference))(arrays, *others), 2e-5)
+    for array in got[0]:
+        assert array.sharding.spec[:2] == ("data", "context"), array.sharding
+    # No tokens are summed or gathered: only gradients of shared arrays, and the status of tiles,
+    # about which the batch decides once, before the first round.
+    sent = collectives(compiled)
+    assert {each.kind for each in sent} == {"collective-permute", "all-reduce"}, sent
+    reduced = [each for each in sent if each.kind == "all-reduce"]
+    decisions = [each for each in reduced if "pred" in each.dtypes]
+    assert len(decisions) <= 1
+    assert not any(each.in_loop for each in decisions)
+    assert all(each.numbers <= 11 * 11 + 1 for each in reduced if each not in decisions), reduced
+
+
+def test_attention_sends_nothing_but_permutations():
+    """Also inside of a `shard_map` over the batch."""
+    mesh = jax.make_mesh((4, 2), ("data", "context"))
+
+    def output(arrays):
+        return ring_attention(*arrays, mask=aj.causal_mask(2), mesh=mesh, block_sizes=TILE)
+
+    with jax.set_mesh(mesh):
+        cut = P("data", "context")
+        arrays = [jax.device_put(np.ones((4, n, 3), np.float32), cut) for n in (20, 28, 28)]
+        sent = collectives(quick_jit(output).lower(arrays).compile())
+        mapped = jax.shard_map(
+            output, in_specs=(P("data"),), out_specs=P("data"), axis_names={"data"},
+            check_vma=False,
+        )  # fmt: skip
+        assert jax.eval_shape(mapped, arrays).sharding.spec[:2] == ("data", "context")
+    assert {each.kind for each in sent} == {"collective-permute"}, sent
+
+
+# --- work and memory ---
+
+
+def test_every_device_computes_as_many_tiles(monkeypatch):
+    visits: collections.Counter = collections.Counter()
+    pair, length, tile, devices = aj.ScaledDot.pair, 64, 4, 8
+
+    def counting_pair(score, params, q_features, k_features):
+        jax.debug.callback(
+            lambda device: visits.update([int(device)]), jax.lax.axis_index("context")
+        )
+        return pair(score, params, q_features, k_features)
+
+    monkeypatch.setattr(aj.ScaledDot, "pair", counting_pair)
+    tokens = jnp.ones((length, 3))
+
+    def counted(mask):
+        visits.clear()
+        ring = ring_of(devices, block_sizes=BlockSizes(tile, tile))
+        jax.block_until_ready(ring(tokens, tokens, tokens, score=aj.ScaledDot(2.0), mask=mask))
+        jax.effects_barrier()
+        return [visits[device] for device in range(devices)]
+
+    rows = length // tile
+    assert counted(None) == [rows**2 // devices] * devices
+    # Tiles below the diagonal and on it: 136 of 256.
+    assert counted(aj.causal_mask()) == [rows * (rows + 1) // 2 // devices] * devices
+    # A window is no more than two tiles wide, wherever a device stands.
+    assert sum(counted(aj.local_mask(3, 0))) == 2 * rows - 1
+
+
+def test_memory_falls_with_the_devices():
+    """With four times the devices, each has a quarter of the arguments and fewer temporaries."""
+    length, features = 4096, 8
+
+    def reserved(devices):
+        ring = ring_of(devices, block_sizes=BlockSizes(64, 64))
+        spread = NamedSharding(ring.keywords["mesh"], P("context"))
+        tokens = jax.ShapeDtypeStruct((length, features), jnp.float32, sharding=spread)
+
+        def loss(query, key, value):
+            return (
+                ring(query, key, value, mask=aj.causal_mask() & ~aj.local_mask(2, 0)) ** 2
+            ).sum()
+
+        compiled = quick_jit(jax.grad(loss, (0, 1, 2))).lower(*[tokens] * 3).compile()
+        found = compiled.memory_analysis()
+        return np.array([found.argument_size_in_bytes, found.temp_size_in_bytes])
+
+    (arguments, temporaries), fewer = reserved(8), reserved(2)
+    assert arguments == fewer[0] / 4 == 3 * length * features * 4 / 8, (arguments, fewer)
+    assert temporaries < fewer[1] / 2.5, (temporaries, fewer)
+    assert fewer[1] < length**2, fewer  # a quarter of one table of float32

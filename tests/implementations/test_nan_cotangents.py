@@ -13,7 +13,7 @@ from conformance import quick_jit
 from flax import nnx
 
 import attention_jax as aj
-from attention_jax import interop, nn
+from attention_jax import nn
 
 T, S, D = 5, 7, 4
 RNG = np.random.default_rng(4)
@@ -58,15 +58,6 @@ def of_ring():
     return run, (params, QUERY, KEY, VALUE)
 
 
-def of_weights():
-    params = aj.get_score("general").init(jax.random.key(0), D, D)
-
-    def run(params, query, key):
-        return aj.attention_weights(query, key, score="general", params=params, mask=MASK)
-
-    return run, (params, QUERY, KEY)
-
-
 def of_local():
     def run(query, key, value, centers, sigma):
         return aj.local_attention(
@@ -75,16 +66,6 @@ def of_local():
         )  # fmt: skip
 
     return run, (QUERY, KEY, VALUE, jnp.arange(T, dtype=jnp.float32) + 0.25, jnp.float32(1.5))
-
-
-def of_interop(implementation):
-    def run(query, key, value, bias):
-        return interop.dot_product_attention(
-            query, key, value, bias, MASK, implementation=implementation
-        ).swapaxes(0, 1)
-
-    tokens = (x.swapaxes(0, 1)[None] for x in (QUERY, KEY, VALUE))  # [1, T, N, D]
-    return lambda *a: run(*a)[:, 0].swapaxes(0, 1), (*tokens, drawn(T, S))
 
 
 def of_masked_softmax():
@@ -130,19 +111,15 @@ CASES = {
     "attention reference": lambda: of_attention("reference", "additive"),
     "attention tiled": lambda: of_attention("tiled", "additive"),
     "attention with statistics": lambda: of_attention("tiled", "scaled", return_statistics=True),
-    "attention_weights": of_weights,
+    "attention with entmax": lambda: of_attention("tiled", "scaled", normalizer="entmax"),
+    "attention with sigmoid": lambda: of_attention("reference", "scaled", normalizer="sigmoid"),
     "masked_softmax": of_masked_softmax,
     "ring_attention": of_ring,
     "local_attention": of_local,
-    "interop reference": lambda: of_interop("reference"),
-    "interop tiled": lambda: of_interop("tiled"),
     "coverage_attention": of_coverage,
     "monotonic_attention": of_monotonic,
     "nn.Attention": lambda: of_module(
         nn.Attention("general", D, D, implementation="tiled", rngs=rngs())
-    ),
-    "nn.LocalMAttention": lambda: of_module(
-        nn.LocalMAttention("general", D, D, radius=2, rngs=rngs())
     ),
     "nn.LocalPAttention": lambda: of_module(
         nn.LocalPAttention("general", D, D, radius=2, rngs=rngs())
@@ -153,9 +130,6 @@ CASES = {
     ),
     "nn.MultiHeadAttention": lambda: of_module(
         nn.MultiHeadAttention("general", D, num_heads=2, use_bias=True, rngs=rngs())
-    ),
-    "nn.MultiHeadAttention tiled": lambda: of_module(
-        nn.MultiHeadAttention("additive", D, num_heads=2, implementation="tiled", rngs=rngs())
     ),
     "nn.CrossAttention": of_cross_attention,
 }
@@ -202,3 +176,18 @@ def test_finite_cotangents_pass_a_projection_of_empty_rows():
     gradient = jax.jit(lambda *a: jax.vjp(run, *a)[1](cotangent)[0])(*arguments)
     np.testing.assert_array_equal(gradient["output"]["bias"][...], 12.0)
     np.testing.assert_array_equal(gradient["output"]["kernel"][...], 0.0)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+def test_a_row_without_keys_has_no_tangent_whatever_other_rows_see(implementation):
+    value = jnp.asarray(VALUE[0]).at[1].set(jnp.nan)  # which other queries see
+
+    def attend(query, value):
+        return aj.attention(
+            query, KEY[0], value, mask=MASK, implementation=implementation, return_statistics=True
+        )
+
+    tangents = (jnp.ones_like(QUERY[0]), jnp.ones_like(value))
+    _, (output, statistics) = jax.jvp(attend, (jnp.asarray(QUERY[0]), value), tangents)
+    for tangent in (output, statistics.logsumexp, statistics.entropy):
+        assert not np.any(tangent[EMPTY])

@@ -151,19 +151,3 @@ def test_derivatives_of_extreme_rows_are_finite(implementation, sink):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
     assert not gradients[0][0].any()
     assert gradients[0][1:, 4:].any()
-
-
-@pytest.mark.parametrize("implementation", PORTABLE)
-def test_the_largest_logit_has_no_gradient(implementation):
-    def largest(logits):
-        return attend(logits, 0.5, implementation, 4)[1].max_logit.sum()
-
-    assert not jax.grad(largest)(jnp.asarray(LOGITS, jnp.float32)).any()
-
-
-@pytest.mark.parametrize("shape", [(0, 7), (5, 0)])
-def test_no_queries_and_no_keys(shape):
-    output, statistics = attend(jnp.zeros(shape), 0.5, "tiled", 4, jnp.ones((shape[1], DV)))
-    assert not output.any()
-    expected = np.array([-np.inf, 0, -np.inf])[:, None] * np.ones(shape[0])
-    np.testing.assert_array_equal(statistics, expected)

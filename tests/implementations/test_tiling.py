@@ -6,11 +6,12 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from conformance import quick_jit
 
 import attention_jax as aj
 from attention_jax.implementations import BlockSizes
-from attention_jax.pairwise.masks import Mask, mask_dataclass, submask_field
+from attention_jax.pairwise.mask_algebra import Mask, mask_dataclass, submask_field
 
 DV = 2
 RNG = np.random.default_rng(9)
@@ -45,8 +46,7 @@ class Watched(aj.Dot):
     """Its logits are 0, and it writes down the tiles it is asked for."""
 
     pair_vjp = aj.Score.pair_vjp
-    round_query = aj.Dot.round_query
-    round_key = aj.Dot.round_key
+    round = aj.Dot.round
     finite_slopes = aj.Dot.finite_slopes
 
     def pair(self, params, q_features, k_features):
@@ -73,8 +73,14 @@ PAIRED: set = set()
 MASKED: set = set()
 
 
-def test_empty_tiles_are_not_computed_and_full_ones_not_masked():
-    mask = aj.causal_mask(-1) & aj.padding_mask(jnp.array(7))
+@pytest.mark.parametrize(
+    "mask",
+    [
+        aj.causal_mask(-1) & aj.padding_mask(jnp.array(7)),
+        aj.window_mask(jnp.arange(8.0), 1),
+    ],
+)
+def test_empty_tiles_are_not_computed_and_full_ones_not_masked(mask):
     positions = [jnp.arange(n, dtype=jnp.float32)[:, None] for n in (8, 9)]
     value = jnp.asarray(RNG.normal(size=(9, DV)), jnp.float32)
 
@@ -85,11 +91,11 @@ def test_empty_tiles_are_not_computed_and_full_ones_not_masked():
         ).sum()  # fmt: skip
 
     tiles = np.asarray(mask.materialize(8, 9)).reshape(4, 2, 3, 3)
-    corners = np.meshgrid(range(0, 8, 2), range(0, 9, 3), indexing="ij")
+    corners = np.stack(np.meshgrid(range(0, 8, 2), range(0, 9, 3), indexing="ij"), -1)
     some, every = tiles.any((1, 3)), tiles.all((1, 3))
-    needed = {(int(i), int(j)) for i, j in np.stack(corners, -1)[some]}
-    partial = {(int(i), int(j)) for i, j in np.stack(corners, -1)[some & ~every]}
-    assert partial < needed
+    needed, partial = (
+        {(int(i), int(j)) for i, j in corners[which]} for which in (some, some & ~every)
+    )
     assert some.sum() < some.size
     run(value, positions[0])  # a score that was not seen before is checked on pairs of its own
     jax.effects_barrier()

@@ -5,7 +5,7 @@ import collections
 import jax
 import jax.numpy as jnp
 import pytest
-from accelerator_targets import custom_calls, h100_devices, on_device
+from accelerator_targets import custom_calls, gradient_on_h100
 
 import attention_jax as aj
 
@@ -32,26 +32,13 @@ SCORES = ("dot", "scaled", "general", "cosine", "distance")
 def test_one_call_forward_and_one_backward(score_name, mask_name, dtype):
     if (score_name, dtype) == ("distance", "float16"):
         pytest.skip("the squares of a distance stay float32, which cuDNN does not take")
-    (device,) = h100_devices()
-    score = aj.get_score(score_name)
-    shapes = jax.eval_shape(lambda rng: score.init(rng, D, D), jax.random.key(0))
-    params = jax.tree.map(lambda leaf: on_device(leaf.shape, leaf.dtype, device), shapes)
-    tokens = on_device((B, N, T, D), jnp.dtype(dtype), device)
-    lengths = on_device((B, 1), jnp.int32, device)
-
-    def attend(params, query, key, value, lengths):
-        mask = MASKS[mask_name](lengths)
-        return aj.attention(
-            query, key, value, score=score, params=params, mask=mask, implementation="cudnn"
-        )
-
-    def loss(*arguments):
-        return attend(*arguments).astype(jnp.float32).sum()
-
-    arguments = params, tokens, tokens, tokens, lengths
-    forward = jax.jit(attend).lower(*arguments).compile()
+    tokens = jax.ShapeDtypeStruct((B, N, T, D), jnp.dtype(dtype))
+    gradient, arguments, attend = gradient_on_h100(
+        "cudnn", aj.get_score(score_name), tokens, MASKS[mask_name], D
+    )
+    forward = attend.lower(*arguments).compile()
     assert [call for call in custom_calls(forward) if "fmha" in call] == [FORWARD]
-    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(*arguments).compile()
+    gradient = gradient.lower(*arguments).compile()
     calls = collections.Counter(call for call in custom_calls(gradient) if "fmha" in call)
     assert calls == {FORWARD: 1, BACKWARD: 1}
     # No array of T x S: the temporaries are copies of the inputs and their gradients.

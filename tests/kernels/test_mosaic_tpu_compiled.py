@@ -31,15 +31,6 @@ SCORES = {name: case.score for name, case in SCORE_CASES.items()} | {
 }
 
 
-@pytest.fixture(autouse=True)
-def _optimised():
-    """Options of XLA:CPU for quick compilation are unknown to a TPU's compiler."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("score", SCORES)
 @every_target

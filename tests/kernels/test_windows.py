@@ -9,6 +9,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.kernels.windows import (
+    hides_tokens,
     padded_windows,
     ranges,
     tile_statuses,
@@ -27,6 +28,8 @@ SEGMENTS = aj.segment_mask(jnp.array([0, 0, 1, 1, 5, 2, 2]), jnp.array([3, 0, 0,
     [
         [],
         [CAUSAL],
+        [aj.causal_mask(1)],
+        [aj.causal_mask(2), aj.local_mask(0, None)],
         [aj.causal_mask(-(2**31) + 1)],
         [LOCAL, OTHER_LOCAL],  # the smaller of two bounds, on both sides
         [PADDING, OTHER_PADDING],  # the smaller of two lengths, on both sides
@@ -46,6 +49,7 @@ def test_windows_are_those_of_the_table(parts):
     used_queries, used_keys = used_tokens(windows, S)
     np.testing.assert_array_equal(used_queries, table.any(1))
     np.testing.assert_array_equal(used_keys, table.any(0))
+    assert hides_tokens(mask, T, S) or (used_queries.all() and used_keys.all())
     # Tiles of 2 queries and 4 keys: further queries see what the last one sees, further keys none.
     padded = np.pad(np.concatenate([table, table[-1:]]), ((0, 0), (0, 3)))
     tiles = padded.reshape(4, 2, 3, 4).swapaxes(1, 2)
@@ -59,3 +63,18 @@ def test_windows_are_those_of_the_table(parts):
 def test_ranges():
     flags = jnp.array([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 1]], bool)
     assert ranges(flags).tolist() == [[1, 3], [0, 0], [0, 4]]
+
+
+def test_bounds_that_hide_no_token():
+    for mask, target_length, source_length, hides in (
+        (None, 5, 9, False),
+        (aj.causal_mask(), 9, 9, False),
+        (aj.causal_mask(), 9, 8, False),
+        (aj.causal_mask(), 8, 9, True),
+        (aj.causal_mask(1), 8, 9, False),
+        (aj.causal_mask(-1), 9, 9, True),
+        (aj.local_mask(0, None), 9, 9, False),
+        (aj.local_mask(0, None), 9, 8, True),
+        (SEGMENTS, T, S, True),
+    ):
+        assert hides_tokens(mask, target_length, source_length) is hides

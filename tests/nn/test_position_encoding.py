@@ -83,46 +83,6 @@ def ids_by_hand(anchor, length):
     return [ids[end] for end in (("start", "end") if anchor == "both" else (anchor,))]
 
 
-@pytest.mark.parametrize("anchor", ANCHORS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_encodings_are_the_formula(kind, anchor):
-    encoding = make(
-        positions=kind,
-        position_anchor=anchor,
-        position_limit=17,
-        max_wavelength=50.0,
-        position_scale=3.0,
-    )
-
-    def calls(ids, lengths):
-        of_source, of_target = encoding.source_ids(ids, 7, lengths), encoding.target_ids(ids, 3, 2)
-        return of_source, of_target, encoding(of_source), encoding(of_target)
-
-    of_source, of_target, vectors, target_vectors = numpy_model.run_jit(calls, IDS, LENGTHS)
-    by_hand = ids_by_hand(anchor, 7)
-    assert len(of_source) == len(of_target) == len(by_hand)
-    for got, expected in zip(of_source, by_hand, strict=True):
-        np.testing.assert_array_equal(got, expected)
-    for got in of_target:  # the target is counted from its start, whatever the anchor
-        np.testing.assert_array_equal(got, [5, 6, 11])
-    if kind in ("rotary", "none"):
-        assert vectors is None
-        assert jax.tree.leaves(nnx.to_pure_dict(nnx.state(encoding))) == []
-        return
-    size = 6 if anchor == "both" else 12
-    if kind == "learned":
-        rows = np.asarray(encoding.table[...], np.float64)
-        assert rows.shape == (17, size)
-    else:
-        angles = np.arange(17)[:, None] / 50.0 ** (2 * np.arange(size // 2) / size)
-        rows = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-    expected = 3 * np.concatenate([rows[part] for part in by_hand], axis=-1)
-    assert vectors.dtype == jnp.float32
-    np.testing.assert_allclose(vectors, expected, atol=1e-5)
-    expected = 3 * np.concatenate([rows[[5, 6, 11]]] * len(by_hand), axis=-1)
-    np.testing.assert_allclose(target_vectors, expected, atol=1e-5)
-
-
 def test_a_new_table_has_the_variance_of_sines():
     rows = np.asarray(make(dim=62, positions="learned", position_limit=211).table[...])
     assert np.var(rows) == pytest.approx(0.5, rel=0.05)

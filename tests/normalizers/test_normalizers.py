@@ -1,23 +1,86 @@
-"""Identities between normalisers, derivatives in every mode, and the contract for rows."""
+"""Every normaliser with every mask and implementation; identities; hard rows; derivatives."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from normalizer_cases import (
-    NORMALIZER_CASES,
-    sparsemax_by_sorting,
+from conformance import (
+    ALL_IMPLEMENTATIONS,
+    ALL_MASKS,
+    check_conformance,
 )
-from normalizer_inputs import BLOCKS, KEY, QUERY, RNG, TABLE, S, T, arrays, params_of
+from normalizer_cases import NORMALIZER_CASES, sparsemax_by_sorting
+from oracles import normal
 from quick_compilation import quick_jit
 
 import attention_jax as aj
-from attention_jax.implementations import PORTABLE
+
+every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+SLOW = ("softmax", "scaled_sink", "scaled_sigmoid", "sigmoid_learned", "entmax_1.2", "entmax_3")
+FAST = [name for name in NORMALIZER_CASES if name not in SLOW]
+T, S, D = 5, 11, 3
+BLOCKS = aj.BlockSizes(2, 4)
+QUERY, KEY, VALUE = (normal(n, D, seed=n, dtype=np.float64) for n in (T, S, S + 1))
+VALUE = VALUE[:S]
+TABLE = np.random.default_rng(2).random((T, S)) < 0.6
+TABLE[3] = False
+
+
+def arrays(dtype=jnp.float32):
+    """Query, key and value."""
+    return tuple(jnp.asarray(array, dtype) for array in (QUERY, KEY, VALUE))
+
+
+def params_of(normalizer):
+    """Parameters of a normaliser that are not their initial values."""
+    return jax.tree.map(lambda leaf: leaf + 0.25, normalizer.init(jax.random.key(0)))
+
+
+# --- against NumPy ---
+
+
+@every_implementation
+@pytest.mark.parametrize("name", FAST)
+def test_all_masks_with_poisoned_padding(name, implementation):
+    for mask in ALL_MASKS:
+        check_conformance(
+            implementation, "scaled", mask, jnp.float64, normalizer_name=name, poison=True,
+            as_table=True,
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+@every_implementation
+@pytest.mark.parametrize("name", NORMALIZER_CASES)
+@pytest.mark.parametrize("score_name", ["scaled", "additive", "general"])
+def test_scores_and_masks(score_name, name, implementation):
+    for mask in ALL_MASKS:
+        check_conformance(
+            implementation, score_name, mask, jnp.float64, normalizer_name=name, as_table=True
+        )
+
+
+@pytest.mark.parametrize("name", ["entmax", "sink"])
+def test_a_score_with_parameters_in_tiles(name):
+    for mask in ("dense", "none"):
+        check_conformance(
+            "tiled", "general", mask, jnp.float64, normalizer_name=name, as_table=True
+        )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "entmax")) for name in FAST],
+)
+def test_float32(name):
+    for mask in ALL_MASKS:
+        check_conformance("tiled", "scaled", mask, normalizer_name=name, as_table=True)
+
 
 # --- identities ---
 
 
-@pytest.mark.parametrize("implementation", PORTABLE)
+@every_implementation
 def test_ssmax_with_factor_1_over_log_n_is_softmax(implementation):
     """Each example of a batch has its own number of keys n, and its own factor."""
     lengths = np.array([3, 7, S])
@@ -45,7 +108,7 @@ def test_log_scaling_starts_at_a_length():
 
 def test_entmax_between_softmax_and_sparsemax():
     with jax.enable_x64(True):
-        logits = jnp.asarray(RNG.normal(size=(T, S)) * 2)
+        logits = jnp.asarray(normal(T, S, dtype=np.float64) * 2)
         near_softmax = aj.Entmax(1 + 1e-7)({}, logits)
         np.testing.assert_allclose(near_softmax, jax.nn.softmax(logits), atol=1e-6)
         sparse = np.stack([sparsemax_by_sorting(row[None])[0] for row in np.asarray(logits)])
@@ -61,7 +124,7 @@ def test_known_weights():
     np.testing.assert_allclose(aj.Sigmoid()({}, jnp.zeros((1, 3))), [[0.25] * 3], atol=1e-7)
     np.testing.assert_allclose(aj.Softmax()({}, jnp.zeros((1, 4))), [[0.25] * 4])
     with jax.enable_x64(True):  # softmax as its own generic normaliser, with a search
-        logits = jnp.asarray(RNG.normal(size=(T, S)))
+        logits = jnp.asarray(normal(T, S, dtype=np.float64))
         searched = SearchedSoftmax()({}, logits)
         np.testing.assert_allclose(searched, jax.nn.softmax(logits), atol=1e-15)
 
@@ -105,16 +168,78 @@ def test_thresholds_of_hard_rows(name):
     np.testing.assert_allclose(narrow, weights, atol=3e-6)
 
 
-# --- derivatives ---
+# --- rows without keys, dtypes, batches, rings ---
 
 
-FAST = ("log_scaled", "own_power", "sink")
+@pytest.mark.parametrize("name", ["entmax", "sigmoid", "softmax(sink=True)"])
+def test_narrow_dtypes(name):
+    normalizer = aj.get_normalizer(name)
+
+    def output(dtype, implementation):
+        result = aj.attention(
+            *arrays(dtype), mask=TABLE, normalizer=normalizer, block_sizes=BLOCKS,
+            normalizer_params=jax.tree.map(lambda leaf: leaf.astype(dtype), params_of(normalizer)),
+            implementation=implementation,
+        )  # fmt: skip
+        assert result.dtype == dtype
+        return np.asarray(result, np.float32)
+
+    for implementation in ALL_IMPLEMENTATIONS:
+        expected = output(jnp.float32, implementation)
+        np.testing.assert_allclose(output(jnp.bfloat16, implementation), expected, atol=0.05)
+        np.testing.assert_allclose(output(jnp.float16, implementation), expected, atol=0.01)
+
+
+def test_batch_axes_of_params_and_vmap():
+    """One sink per head: a batch axis of the parameter; and `vmap` over a loop's examples."""
+    query, key, value = (normal(2, 3, n, D, seed=i) for i, n in enumerate((T, S, S)))
+    sinks = np.float32([-1.0, 0.0, 2.0])
+    for implementation in ALL_IMPLEMENTATIONS:
+
+        def attend(query, key, value, sink, implementation=implementation):
+            return aj.attention(
+                query, key, value, normalizer="softmax(sink=True)", block_sizes=BLOCKS,
+                normalizer_params={"sink": sink}, implementation=implementation,
+            )  # fmt: skip
+
+        at_once = attend(query, key, value, sinks)
+        by_vmap = jax.vmap(jax.vmap(attend), (0, 0, 0, None))(query, key, value, sinks)
+        one = attend(query[1, 2], key[1, 2], value[1, 2], sinks[2])
+        np.testing.assert_allclose(at_once, by_vmap, atol=1e-6)
+        np.testing.assert_allclose(at_once[1, 2], one, atol=1e-6)
+
+
+def test_weights_times_values_are_the_output():
+    for name in ("entmax", "sigmoid", "sparsemax"):
+        query, key, value = arrays()
+        weights = aj.attention_weights(query, key, mask=TABLE, normalizer=name)
+        output = aj.attention(query, key, value, mask=TABLE, normalizer=name)
+        np.testing.assert_allclose(weights @ value, output, atol=1e-6)
+        assert np.all(np.asarray(weights)[~TABLE] == 0)
+
+
+def test_ring_attention():
+    mesh = jax.make_mesh((2,), ("context",), devices=jax.devices()[:2])
+    tokens = jax.random.normal(jax.random.key(0), (6, 3))
+    for name in ("sigmoid", "softmax(sink=True)"):
+        params = params_of(aj.get_normalizer(name))
+        options = {"mask": aj.causal_mask(), "normalizer": name, "normalizer_params": params}
+        got = aj.ring_attention(tokens, tokens, tokens, mesh=mesh, **options)
+        expected = aj.attention(tokens, tokens, tokens, **options)
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+    with pytest.raises(NotImplementedError, match=r"Entmax.*threshold"):
+        aj.ring_attention(tokens, tokens, tokens, mesh=mesh, normalizer="entmax")
+
+
+# --- derivatives, and long rows ---
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+        pytest.param(
+            name, marks=[pytest.mark.slow] * (name not in ("log_scaled", "own_power", "sink"))
+        )
         for name in NORMALIZER_CASES
     ],
 )
@@ -129,38 +254,25 @@ def test_every_mode_to_third_order(name):
         def derivatives(implementation):
             def loss(query, key, value, params):
                 output = aj.attention(
-                    query,
-                    key,
-                    value,
-                    mask=TABLE,
-                    normalizer=normalizer,
-                    normalizer_params=params,
-                    dropout_rate=0.25,
-                    dropout_rng=jax.random.key(3),
+                    query, key, value, mask=TABLE, normalizer=normalizer, normalizer_params=params,
+                    dropout_rate=0.25, dropout_rng=jax.random.key(3), block_sizes=BLOCKS,
                     implementation=implementation,
-                    block_sizes=BLOCKS,
-                )
+                )  # fmt: skip
                 return jnp.sum(jnp.sin(3 * output))
 
             gradient = jax.grad(loss, (0, 1, 2, 3))
 
-            def along(primals):  # forward over reverse
-                return jax.jvp(lambda *args: gradient(*args), primals, tangents)[1]
+            def along(*primals):  # forward over reverse
+                return jax.jvp(gradient, primals, tangents)[1]
 
-            def all_modes(primals):
+            @quick_jit
+            def all_modes(*primals):
                 first = jax.jvp(loss, primals, tangents)[1]
-                return (
-                    gradient(*primals),
-                    first,
-                    jax.jvp(lambda *args: along(args), primals, tangents),
-                )
+                return gradient(*primals), first, jax.jvp(along, primals, tangents)
 
-            return quick_jit(all_modes)(primals)
+            return all_modes(*primals)
 
         got, expected = derivatives("tiled"), derivatives("reference")
-
-    def close(got, expected):
-        scale = np.max(np.abs(expected), initial=1.0)
-        np.testing.assert_allclose(got, expected, atol=1e-8 * scale)
-
-    jax.tree.map(close, got, expected)
+    for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        scale = np.max(np.abs(other), initial=1.0)
+        np.testing.assert_allclose(one, other, atol=1e-8 * scale)

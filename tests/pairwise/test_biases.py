@@ -10,11 +10,9 @@ import numpy as np
 import oracles
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, TILE, assert_close, quick_jit
-from finite_differences import check_derivatives
 
 import attention_jax as aj
-from attention_jax.pairwise.biases import ShiftedBias, as_bias, relative_position_bucket
-from attention_jax.pairwise.position_functions import Shifts, array_field, same_rank
+from attention_jax.pairwise.position_functions import array_field, same_rank
 
 B, N, T, S, D = 2, 3, 5, 7, 4
 
@@ -88,26 +86,6 @@ def table_of(name, arrays):
     return table + normal(B, 1, T, S) if name == "sum" else table
 
 
-@every_case
-def test_a_table_is_the_rule_of_each_pair(name):
-    build, shape, _ = CASES[name]
-    arrays = normal(*shape)
-
-    @jax.jit
-    def tables(arrays):
-        bias = build(arrays)
-        empty = None if name == "sum" else bias.materialize(0, S)  # whose tables have T rows
-        later = ShiftedBias(bias, Shifts(queries=np.array([2]), keys=np.array([0])))
-        return bias.materialize(T, S), later.materialize(T - 2, S), empty
-
-    with jax.enable_x64(True):
-        table, shifted, empty = tables(arrays)
-    table = np.broadcast_to(table, (B, N, T, S))
-    np.testing.assert_allclose(table, table_of(name, arrays), atol=1e-12)
-    np.testing.assert_array_equal(np.broadcast_to(shifted, (B, N, T - 2, S)), table[:, :, 2:])
-    assert empty is None or empty.shape[-2:] == (0, S)
-
-
 @functools.cache
 def loss_and_gradients(name, implementation):
     """Returns a compiled function of (query, arrays of the bias, or its table if name is None)."""
@@ -152,76 +130,8 @@ def test_attention_and_its_gradients_are_those_of_a_stored_table(name, implement
     assert np.all(np.asarray(darrays) != 0) or name.startswith("t5")
 
 
-def test_second_derivatives_reach_the_arrays():
-    query, key = normal(T, D), normal(S, D)
-
-    def attend(slope, table):
-        bias = aj.alibi_bias(slope) + aj.relative_bias(table)
-        return aj.attention(
-            query, key, key, bias=bias, implementation="tiled", block_sizes=TILE
-        )  # fmt: skip
-
-    with jax.enable_x64(True):
-        check_derivatives(attend, 0.3, normal(3), forward=False)
-
-
-@pytest.mark.parametrize("bidirectional", [True, False])
-def test_buckets_one_distance_at_a_time(bidirectional):
-    distances = np.arange(-300, 301)
-    bucket = functools.partial(
-        relative_position_bucket, buckets=32, max_distance=128, bidirectional=bidirectional
-    )
-    got = np.asarray(jax.jit(bucket)(distances))
-    expected = [t5_bucket(int(d), 32, 128, bidirectional) for d in distances]
-    np.testing.assert_array_equal(got, expected)
-    assert set(np.unique(got)) == set(range(32)) - ({16} if bidirectional else set())
-
-
 def test_slopes_for_any_number_of_heads():
     np.testing.assert_allclose(aj.alibi_slopes(8), [2.0**-n for n in range(1, 9)])
     # 12 heads: those of 8, then every second one of 16.
     expected = [2.0**-n for n in range(1, 9)] + [2.0 ** -(n / 2) for n in (1, 3, 5, 7)]
     np.testing.assert_allclose(aj.alibi_slopes(12), expected)
-
-
-def test_narrow_biases_and_what_is_masked():
-    query, key = normal(T, D, dtype=jnp.bfloat16), normal(S, D, dtype=jnp.bfloat16)
-    table = np.where(np.arange(S) < 4, np.zeros((T, S), np.float32), np.nan)
-
-    @quick_jit
-    def run(slope):
-        def loss(slope, implementation):
-            output = aj.attention(
-                query, key, key, bias=table + aj.alibi_bias(slope), mask=aj.padding_mask(4),
-                implementation=implementation, block_sizes=TILE,
-            )  # fmt: skip
-            return output.astype(jnp.float32).sum()
-
-        return {name: jax.value_and_grad(loss)(slope, name) for name in ALL_IMPLEMENTATIONS}
-
-    for implementation, (output, darray) in run(np.array(0.5, jnp.bfloat16)).items():
-        assert np.isfinite([output, np.float32(darray)]).all(), implementation
-        assert darray.dtype == jnp.bfloat16
-
-
-MISTAKES = {  # what the error names: calls
-    "slopes must be": lambda: aj.alibi_bias(np.arange(3)),
-    "num_heads must be": lambda: aj.alibi_slopes(0),
-    "table must be": lambda: aj.relative_bias(np.ones(4)),
-    "table must have": lambda: aj.relative_bias(np.ones(())),
-    "buckets must be": lambda: aj.t5_bias(np.ones(5)),
-    "max_distance must be": lambda: aj.t5_bias(np.ones(32), max_distance=8),
-    "bias must be": lambda: as_bias("near"),
-    "bias slopes must": lambda: attend(aj.alibi_bias(aj.alibi_slopes(4))),
-    "bias must": lambda: attend(np.ones((T, 6)) + aj.alibi_bias(np.ones(N))),
-}
-
-
-def attend(bias):
-    return aj.attention(normal(B, N, T, D), normal(B, N, S, D), normal(B, N, S, D), bias=bias)
-
-
-@pytest.mark.parametrize("named", MISTAKES)
-def test_mistakes(named):
-    with pytest.raises(ValueError, match=named):
-        MISTAKES[named]()

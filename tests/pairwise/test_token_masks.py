@@ -73,13 +73,6 @@ def test_arrays_that_lack_batch_axes_are_told_which_to_write(label):
             call()
 
 
-def test_hints_follow_the_sizes():
-    query = np.ones((5, 3, T, 3), np.float32)
-    for n, written in ((5, r"write key_lengths\[:, None\]$"), (3, r"\[None\]$"), (7, "or none")):
-        with pytest.raises(ValueError, match=f"key_lengths must have all 2 batch axes.*{written}"):
-            aj.attention(query, query, query, mask=padding_mask(np.ones(n, int)))
-
-
 @pytest.mark.parametrize(
     ("name", "lengths"),
     [("key_lengths", (S + 1,)), ("key_lengths", (-1,)), ("query_lengths", (S, np.int32(T + 1)))],
@@ -92,23 +85,3 @@ def test_lengths_beyond_the_sequence(name, lengths):
         attend(lengths)
     jax.eval_shape(attend, lengths)  # values that are not known yet
     assert jax.jit(lambda length: padding_mask(length).materialize(T, S))(99).all()
-
-
-MISTAKES = {  # what the error names: calls
-    "mask key_lengths must": [
-        lambda: (padding_mask(LENGTHS) & np.ones((B, N, T, S), bool)).materialize(T, S)
-    ],
-    "source_lengths must": [
-        lambda: aj.predicted_centers(QUERY, {"kernel": np.eye(3), "v": np.zeros(3)}, LENGTHS)
-    ],
-    "rows must": [
-        lambda: analysis.saturation(np.full((B, N, T, S), 1 / S, np.float32), rows=QUERIES)
-    ],
-}
-
-
-@pytest.mark.parametrize("named", MISTAKES)
-def test_mistakes(named):
-    for call in MISTAKES[named]:
-        with pytest.raises(ValueError, match=named):
-            call()

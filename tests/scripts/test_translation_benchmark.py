@@ -13,10 +13,10 @@ SHRUNK = Options(scores=("additive",), shrink=32, repeats=1)
 def test_a_part_is_left_out_alone(monkeypatch):
     """The operations that a part takes away are those of its products, from the formulas."""
     small = dataclasses.replace(
-        translation._config("scaled"),
+        translation._task("scaled"),
         vocabulary_size=64,
         model=dataclasses.replace(
-            translation._config("scaled").model,
+            translation._task("scaled").model,
             dim=16,
             hidden_dim=64,
             num_heads=2,

@@ -299,10 +299,10 @@ class Drawn(SequenceTask):
 @pytest.mark.parametrize(
     ("drawn", "message"),
     [
-        (lambda n, ids: (ids, n), r"must return .*; got \(int32\[8\]"),
-        (lambda n, ids: ((ids, n), (ids[None], n)), r"must return .*int32\[1, 8\]"),
-        (lambda n, ids: ((ids * 1.0, n), (ids, n)), r"must return .*got \(\(float32\[8\], int32"),
-        (lambda n, ids: ((ids, n[None]), (ids, n)), r"must return .*int32\[1\]"),
+        (lambda n, ids: (ids, n), r"must return .*; got int32 \[8\] and int32 \[\]"),
+        (lambda n, ids: ((ids, n), (ids[None], n)), r"must return .*int32 \[1, 8\]"),
+        (lambda n, ids: ((ids * 1.0, n), (ids, n)), r"must return .*got float32 \[8\]"),
+        (lambda n, ids: ((ids, n[None]), (ids, n)), r"must return .*int32 \[1\]"),
         (lambda n, ids: None, r"must return .*got None"),
         (
             lambda n, ids: ids[: int(n)],

@@ -211,8 +211,8 @@ class Mistaken(Toy):
 @pytest.mark.parametrize(
     ("name", "result", "message"),
     [
-        ("loss_of", lambda: (jnp.ones(2), {}), r"loss\(.*\) must return .*loss is float32\[2\]"),
-        ("loss_of", lambda: (jnp.ones((), int), {}), r"loss\(.*\) must return .*loss is int32"),
+        ("loss_of", lambda: (jnp.ones(2), {}), r"loss\(.*\) must return .*loss; got float32 \[2\]"),
+        ("loss_of", lambda: (jnp.ones((), int), {}), r"loss\(.*\) must return .*loss; got int32"),
         ("loss_of", lambda: jnp.ones(()), r"loss\(params, batch, rng\)"),
         ("batch_of", lambda: jnp.ones(3) @ jnp.ones(4), r"batch\(rng, size=7\) raised TypeError"),
         ("batch_of", lambda: {}["x"], r"batch\(rng, size=7\) raised KeyError"),

@@ -12,30 +12,27 @@ Source: Dao et al. 2022, algorithms 1 and 4.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.backend import nvidia_generation
 from attention_jax.core.meshes import is_varying
-from attention_jax.implementations import tiled as portable
 from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.kernels.choice import nvidia_generation
 from attention_jax.kernels.mosaic_gpu import calls, weighted_tanh
 from attention_jax.kernels.mosaic_gpu.kernels import (
     BackwardResults,
-    ForwardResults,
     Shared,
     Side,
     backward_kernel,
     forward_kernel,
 )
 from attention_jax.kernels.mosaic_gpu.registers import ROWS
-from attention_jax.kernels.mosaic_gpu.weighted_tanh import TokenGradients
 from attention_jax.kernels.rows import RowTerms, Sums
 from attention_jax.kernels.rule import Call, Kernels, attention_by
 from attention_jax.kernels.score_forms import form_of
-from attention_jax.kernels.tokens import Operands, reason_against, refuse
+from attention_jax.kernels.tokens import Operands, reason_against
 from attention_jax.kernels.windows import Windows, ranges, tile_statuses, windows_of
 from attention_jax.scores import Additive, Params, Score
 
@@ -54,18 +51,6 @@ def sum_of_tanh(score: Score, params: Params) -> Array | None:
 @sum_of_tanh.register
 def _(score: Additive, params: Params) -> Array:
     return params["v"]
-
-
-def attend(options: Options, inputs: Inputs) -> Any:
-    """One example: output [T, Dv] in the query's dtype, and statistics in float32.
-
-    Raises:
-        NotImplementedError: the kernels cannot serve this call; the message says why.
-    """
-    refuse("mosaic_gpu", _reason_against(options, inputs))
-    if 0 in (inputs.query.shape[0], *inputs.value.shape):
-        return portable.attend(options, inputs)  # no kernel has a tile without entries
-    return _attend(options, inputs)
 
 
 def _reason_against(options: Options, inputs: Inputs) -> str | None:
@@ -88,33 +73,31 @@ def _reason_against(options: Options, inputs: Inputs) -> str | None:
     return "needs check_vma=False inside jax.shard_map" if is_varying(inputs) else None
 
 
-class _Arrays(NamedTuple):
-    """What the kernels read."""
+def _arrays(
+    call: Call, operands: Operands, windows: Windows | None
+) -> tuple[Shared, Shared, Side, Side]:
+    """What the forward kernel reads, and the backward kernels too.
 
-    of_queries: Shared  # with the visits of the tiles of queries
-    of_keys: Shared
-    queries: Side
-    keys: Side
-
-
-def _arrays(call: Call, operands: Operands, windows: Windows | None) -> _Arrays:
-    """The operands of the forward kernel, which the backward kernels read too."""
+    Returns:
+        the features' weights with the visits of the tiles of queries, and with those of keys; the
+        queries and the keys.
+    """
     if windows is None:
         windows = windows_of(None, operands.queries.shape[0], operands.keys.shape[0])
     visited, _ = tile_statuses(windows, call.tile, call.tiles[1])
-    weights = form_of(sum_of_tanh, call.options.score, operands.params)
-    features = weighted_tanh.token_features(weights, operands.queries, operands.keys)
-    return _Arrays(
-        Shared(features.weights, features.small, ranges(visited)),
-        Shared(features.weights, features.small, ranges(visited.T)),
-        Side(features.queries, None, None, jnp.stack(windows[:2])),
-        Side(features.keys, operands.values.astype(jnp.float32).T, None, None),
+    v = form_of(sum_of_tanh, call.options.score, operands.params)
+    weights, small, queries, keys = weighted_tanh.token_features(v, operands.queries, operands.keys)
+    return (
+        Shared(weights, small, ranges(visited)),
+        Shared(weights, small, ranges(visited.T)),
+        Side(queries, None, None, jnp.stack(windows[:2])),
+        Side(keys, operands.values.astype(jnp.float32).T, None, None),
     )
 
 
 def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
     of_queries, _, queries, keys = _arrays(call, operands, windows)
-    results = ForwardResults(operands.values.shape[1], 3 if call.options.return_statistics else 2)
+    results = operands.values.shape[1], 3 if call.options.return_statistics else 2
     output, (largest, total, *excess) = calls.run(
         forward_kernel, "attention_forward", of_queries, queries, keys, results
     )
@@ -128,37 +111,26 @@ def _backward(
     scale = terms.scale[:, None]
     # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
     doutput = jnp.where(scale != 0, doutput.astype(jnp.float32) * scale, 0)
-    rows = terms.reference, terms.offset, terms.dentropy  # as `Numbers` counts them
-    numbers = jnp.stack([row for row in rows if row is not None])
+    numbers = jnp.stack(jax.tree.leaves((terms.reference, terms.offset, terms.dentropy)))
     queries = queries._replace(vectors=doutput.T, numbers=numbers)
-    count = queries.features.shape[0]
-    query_sums = calls.run(
-        functools.partial(backward_kernel, False),
-        "attention_gradient_of_queries",
-        of_queries,
-        queries,
-        keys,
-        BackwardResults(count, count, None),
-    )
-    key_sums = calls.run(
-        functools.partial(backward_kernel, True),
-        "attention_gradient_of_keys",
-        of_keys,
-        keys,
-        queries,
-        BackwardResults(count, None, operands.values.shape[1]),
-    )
+    count, value_dim = queries.features.shape[0], operands.values.shape[1]
+
+    def sums(name: str, own_keys: bool, *arrays: Any) -> BackwardResults:
+        kernel = functools.partial(backward_kernel, own_keys)
+        return calls.run(kernel, f"attention_gradient_of_{name}", *arrays)
+
+    of_rows = sums("queries", False, of_queries, queries, keys, BackwardResults(count, count, None))
+    of_columns = sums("keys", True, of_keys, keys, queries, BackwardResults(count, None, value_dim))
     weights, pull_back = jax.vjp(
         functools.partial(form_of, sum_of_tanh, call.options.score), operands.params
     )
-    sums = TokenGradients(query_sums.slopes, key_sums.slopes, query_sums.inverses)
-    dweights, dqueries, dkeys = weighted_tanh.pull_back(weights, sums, terms.dlogsumexp)
-    gradients = Operands(dqueries, dkeys, key_sums.vectors.T, *pull_back(dweights))
+    slopes = of_rows.slopes, of_columns.slopes
+    dweights, dqueries, dkeys = weighted_tanh.pull_back(
+        weights, slopes, of_rows.inverses, terms.dlogsumexp
+    )
+    gradients = Operands(dqueries, dkeys, of_columns.vectors.T, *pull_back(dweights))
     return jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), gradients, operands)
 
 
-def _tile(options: Options, target_length: int, source_length: int) -> tuple[int, int]:
-    return ROWS, ROWS
-
-
-_attend = attention_by(Kernels(_tile, _forward, _backward))
+_KERNELS = Kernels("mosaic_gpu", _reason_against, lambda *_: (ROWS, ROWS), _forward, _backward)
+attend = attention_by(_KERNELS)

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention_jax.core.backend import interpret_params, only_on
+from attention_jax.kernels.devices import interpret_params, only_on
 from attention_jax.kernels.mosaic_gpu.kernels import Program, Shared, Side, copies
-from attention_jax.kernels.mosaic_gpu.on_host import on_host
 from attention_jax.kernels.mosaic_gpu.registers import ROWS, Registers
 from attention_jax.kernels.mosaic_gpu.weighted_tanh import FEATURES_PER_STEP
 
@@ -43,14 +43,17 @@ def run(
         shared: what every program reads.
         own: the tokens of which a program has one tile.
         other: the tokens over whose tiles it loops.
-        results: a NamedTuple with the number of rows of each array [n, tokens] of results, or None.
+        results: a pytree of the number of rows of each array [n, tokens] of results.
     """
     leaves = jax.tree.leaves((shared, own, other))
-    interpret = _gpu_interpret_params()
+    interpret = interpret_params()
     columns = own.features.shape[1]
     shapes = jax.tree.map(lambda n: jax.ShapeDtypeStruct((n, columns), jnp.float32), results)
     scratch = (
-        *_tile((own, other, shapes)),
+        # A tile of each array [n, tokens].
+        *jax.tree.map(
+            lambda array: plgpu.SMEM((array.shape[0], ROWS), array.dtype), (own, other, shapes)
+        ),
         plgpu.SMEM(shared.weights.shape, jnp.float32),
         # One barrier for each of the weights, the own tile and the other tile.
         *(plgpu.Barrier(num_arrivals=count) for count in (1, copies(own), copies(other))),
@@ -59,8 +62,7 @@ def run(
 
     def body(*refs: Any) -> None:
         inputs, results, memory = jax.tree.unflatten(structure, refs)
-        program = Program(*(*inputs, results, *memory))
-        kernel(Registers(ROWS, interpret is not None), program)
+        kernel(Registers(interpret is not None), Program(*(*inputs, results, *memory)))
 
     def call(*leaves: Array) -> Any:
         outputs = plgpu.kernel(
@@ -75,20 +77,14 @@ def run(
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     if interpret is not None:
-        return on_host(call)(*leaves)
+        # JAX's interpreter has ordered effects, which derivatives and checkpoints refuse: in a
+        # callback nothing sees them.
+        def on_host(*args: Any) -> Any:
+            return jax.tree.map(np.asarray, jax.jit(call)(*map(np.asarray, args)))
+
+        return jax.pure_callback(on_host, shapes, *leaves, vmap_method="sequential")
     leaves[0] = only_on("cuda", _REFUSAL, leaves[0])
     return call(*leaves)
-
-
-def _tile(arrays: Any) -> Any:
-    """The memory of a tile of each array [n, tokens]."""
-    return jax.tree.map(lambda array: plgpu.SMEM((array.shape[0], ROWS), array.dtype), arrays)
-
-
-def _gpu_interpret_params() -> Any:
-    """The parameters under `force_gpu_interpret_mode`, on any device; None outside."""
-    params = interpret_params()
-    return params if type(params).__name__ == "InterpretGPUParams" else None
 
 
 _REFUSAL = (

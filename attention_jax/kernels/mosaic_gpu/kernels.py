@@ -11,7 +11,7 @@ gradient is a sum along rows, and each program alone writes the gradients of its
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -27,12 +27,20 @@ from attention_jax.kernels.mosaic_gpu.weighted_tanh import (
     two_inverses,
     two_quotients,
 )
-from attention_jax.kernels.rows import excess_terms, logit_cotangents, risen_excess
+from attention_jax.kernels.rows import (
+    LOWEST,
+    RowTerms,
+    Sums,
+    inverse_totals,
+    tile_cotangents,
+    with_tile,
+)
 
 Array = jax.Array
 
 LARGEST_BOX = 256  # rows of one asynchronous copy
-_LOWEST = float(jnp.finfo(jnp.float32).min)
+# The rows of `Side.numbers`: some of `RowTerms`; the third only with statistics.
+REFERENCE, OFFSET, DENTROPY = range(3)
 
 
 class Shared(NamedTuple):
@@ -48,16 +56,8 @@ class Side(NamedTuple):
 
     features: Any  # [F, tokens]
     vectors: Any  # [Dv, tokens]: of keys the values, of queries the cotangents of the output
-    numbers: Any  # [n, tokens] of queries: see `Numbers`; None for keys and in the forward kernel
+    numbers: Any  # [n, tokens] of queries: see `REFERENCE`; None for keys and in the forward kernel
     windows: Any  # int32 [2, tokens] of queries: the first visible key, and the end; None for keys
-
-
-class Numbers:
-    """The rows of `Side.numbers`."""
-
-    REFERENCE = 0  # subtracted from the logits; +inf for a row without keys
-    OFFSET = 1  # added to the cotangents of the weights
-    DENTROPY = 2  # of the entropy; only with statistics
 
 
 class Program(NamedTuple):
@@ -88,12 +88,8 @@ class Program(NamedTuple):
     def store(self, i: Any) -> None:
         """Copies the results [n, 64] of the tile i into their columns of [n, tokens]."""
         plgpu.commit_smem()
-        for source, target in zip(
-            *map(jax.tree.leaves, (self.tile_results, self.results)), strict=True
-        ):
-            for rows in _boxes(source):
-                columns = pl.ds(i * ROWS, ROWS)
-                plgpu.copy_smem_to_gmem(source.at[rows], target.at[rows, columns])
+        for part, tile in _parts(self.results, self.tile_results, i):
+            plgpu.copy_smem_to_gmem(tile, part)
         plgpu.wait_smem_to_gmem(0)
 
 
@@ -108,11 +104,16 @@ def _boxes(array: Any) -> list[Any]:
     return [pl.ds(first, min(LARGEST_BOX, count - first)) for first in range(0, count, LARGEST_BOX)]
 
 
+def _parts(arrays: Any, tiles: Any, index: Any) -> Iterator[tuple[Any, Any]]:
+    """The two ends of each asynchronous copy between the columns of arrays and their tiles."""
+    for array, tile in zip(*map(jax.tree.leaves, (arrays, tiles)), strict=True):
+        for rows in _boxes(tile):
+            yield array.at[rows, pl.ds(index * ROWS, ROWS)], tile.at[rows]
+
+
 def _load(side: Side, tile: Side, index: Any, barrier: Any) -> None:
-    for source, target in zip(*map(jax.tree.leaves, (side, tile)), strict=True):
-        for rows in _boxes(source):
-            columns = pl.ds(index * ROWS, ROWS)
-            plgpu.copy_gmem_to_smem(source.at[rows, columns], target.at[rows], barrier)
+    for part, of_tile in _parts(side, tile, index):
+        plgpu.copy_gmem_to_smem(part, of_tile, barrier)
     plgpu.barrier_wait(barrier)
 
 
@@ -125,94 +126,94 @@ def _in_form(small: Any, function: Callable[[Callable], Any]) -> Any:
     return lax.cond(small == 1, *forms)
 
 
-def _tile_logits(registers: Registers, program: Program, denominator: Callable) -> Array:
-    """The logits [64, columns] of features own [F, 64] and other [F, columns]."""
+def _logits(
+    registers: Registers, program: Program, small: Any, own_keys: bool, i: Any, j: Any
+) -> Array:
+    """The logits of the own tile i and the other tile j, -inf outside of the queries' windows."""
     weights = program.weights
-
-    def step(k: Any, logits: Array) -> Array:
-        for n in range(0, FEATURES_PER_STEP, 2):
-            d1, d2 = _denominators(registers, program, denominator, k * FEATURES_PER_STEP + n)
-            logits = logits + two_quotients(
-                weights[k, n], weights[k, n + 1], d1, d2, registers.reciprocal
-            )
-        return logits
-
     steps = program.own.features.shape[0] // FEATURES_PER_STEP
-    return lax.fori_loop(0, steps, step, registers.filled(weights[steps, 0]))
+
+    def of_form(denominator: Callable) -> Array:
+        def step(k: Any, logits: Array) -> Array:
+            for n, _, d1, d2 in _denominators(registers, program, denominator, k):
+                logits = logits + two_quotients(
+                    weights[k, n], weights[k, n + 1], d1, d2, registers.reciprocal
+                )
+            return logits
+
+        return lax.fori_loop(0, steps, step, registers.filled(weights[steps, 0]))
+
+    logits = _in_form(small, of_form)
+    keys = registers.positions(0) + i * ROWS if own_keys else registers.positions(1) + j * ROWS
+    of_queries, queries = _queries(registers, program, own_keys)
+    first, stop = of_queries(queries.windows, 0), of_queries(queries.windows, 1)
+    return jnp.where((keys >= first) & (keys < stop), logits, -jnp.inf)
+
+
+def _queries(registers: Registers, program: Program, own_keys: bool) -> tuple[Any, Side]:
+    """How a number of each query is spread to the tile of pairs, and the tile of queries."""
+    if own_keys:
+        return registers.along_columns, program.other
+    return registers.rows, program.own
 
 
 def _denominators(
-    registers: Registers, program: Program, denominator: Callable, first: Any
-) -> list[Array]:
-    """d of a feature and the next one."""
+    registers: Registers, program: Program, denominator: Callable, k: Any
+) -> Iterator[tuple[int, tuple[Any, Any], Array, Array]]:
+    """(n, the features n and n + 1 of step k, d of the first and of the second), of each two."""
     own, other = program.own.features, program.other.features
-    return [
-        denominator(registers.rows(own, f), registers.along_columns(other, f))
-        for f in (first, first + 1)
-    ]
-
-
-def _masked(logits: Array, window: tuple[Array, Array], keys: Array) -> Array:
-    """The logits, -inf where the key's position is outside of the query's window."""
-    first, stop = window
-    return jnp.where((keys >= first) & (keys < stop), logits, -jnp.inf)
+    for n in range(0, FEATURES_PER_STEP, 2):
+        first = k * FEATURES_PER_STEP + n
+        features = first, first + 1
+        d1, d2 = (
+            denominator(registers.rows(own, f), registers.along_columns(other, f)) for f in features
+        )
+        yield n, features, d1, d2
 
 
 # --- forward ---
 
 
-class ForwardResults(NamedTuple):
-    """In the main memory, or of one tile of queries; the last rows are per query."""
-
-    output: Any  # [Dv, T]
-    sums: Any  # [3, T]: largest, total, excess; the third only with statistics
-
-
 def forward_kernel(registers: Registers, program: Program) -> None:
-    """output = sum_j exp(x_j - largest) v_j / total, total = sum_j exp(x_j - largest)"""
+    """output = sum_j exp(x_j - largest) v_j / total, total = sum_j exp(x_j - largest)
+
+    The results are the output [Dv, T] and the rows of `Sums`, [3, T] or [2, T] without statistics.
+    """
     i = lax.axis_index("tile")
-    shared, own, other = program.shared, program.own, program.other
     program.start(i)
-    small = shared.small[0]
+    small = program.shared.small[0]
     output, sums = program.tile_results
-    value_dim, has_excess = output.shape[0], sums.shape[0] == 3
     _clear(registers, output)
 
-    def visit(j: Any, carry: tuple) -> tuple:
-        largest_before, total, excess = carry
+    def visit(j: Any, before: Sums) -> Sums:
         program.load_other(j)
-        logits = _in_form(small, functools.partial(_tile_logits, registers, program))
-        window = registers.rows(own.windows, 0), registers.rows(own.windows, 1)
-        logits = _masked(logits, window, registers.positions(1) + j * ROWS)
-        # The lowest float, not -inf, before the first key: -inf minus -inf would be NaN.
-        largest = jnp.maximum(largest_before, jnp.max(logits, axis=1))
-        shrink = jnp.exp(largest_before - largest)
-        shifted = logits - registers.spread(largest)
-        terms = jnp.exp(shifted)
-        if has_excess:
-            excess = risen_excess(shrink, largest_before - largest, total, excess)
-            excess = excess + jnp.sum(excess_terms(terms, shifted), axis=1)
-        total = shrink * total + jnp.sum(terms, axis=1)
+        logits = _logits(registers, program, small, False, i, j)
+        after, terms, shrink = with_tile(
+            before,
+            logits,
+            jnp.max(logits, axis=1),
+            registers.spread,
+            functools.partial(jnp.sum, axis=1),
+        )
 
         def add_value(d: Any) -> None:
-            weighted = jnp.sum(terms * registers.along_columns(other.vectors, d), axis=1)
-            output[d] = registers.row_vector(output, d) * shrink + weighted
+            values = registers.along_columns(program.other.vectors, d)
+            output[d] = registers.row_vector(output, d) * shrink + jnp.sum(terms * values, axis=1)
 
-        loop(value_dim, add_value)
-        return largest, total, excess
+        loop(output.shape[0], add_value)
+        return after
 
-    first, end = shared.visits[i, 0], shared.visits[i, 1]
     zeros = registers.row_vector_filled(0)
-    carry = registers.row_vector_filled(_LOWEST), zeros, zeros
-    largest, total, excess = lax.fori_loop(first, end, visit, carry)
-    # A row without keys has output 0.
-    scale = jnp.where(total != 0, 1 / jnp.where(total != 0, total, 1.0), 0.0)
+    empty = Sums(registers.row_vector_filled(LOWEST), zeros, zeros if sums.shape[0] == 3 else None)
+    visits = program.shared.visits
+    of_rows = lax.fori_loop(visits[i, 0], visits[i, 1], visit, empty)
+    scale = inverse_totals(of_rows.total)
 
     def divide(d: Any) -> None:
         output[d] = registers.row_vector(output, d) * scale
 
-    loop(value_dim, divide)
-    for n, row in enumerate((largest, total, excess)[: sums.shape[0]]):
+    loop(output.shape[0], divide)
+    for n, row in enumerate(jax.tree.leaves(of_rows)):
         sums[n] = row
     program.store(i)
 
@@ -223,7 +224,7 @@ def forward_kernel(registers: Registers, program: Program) -> None:
 class BackwardResults(NamedTuple):
     """Sums over the other side with the cotangents g of the logits, in the main memory or a tile's.
 
-    See `weighted_tanh.TokenGradients` for the first two.
+    See `weighted_tanh.pull_back` for the first two.
     """
 
     slopes: Any  # [F, tokens]
@@ -237,33 +238,27 @@ def backward_kernel(own_keys: bool, registers: Registers, program: Program) -> N
     The cotangents of the output are divided by the rows' totals.
     """
     i = lax.axis_index("tile")
-    shared, own, other, sums = program.shared, program.own, program.other, program.tile_results
+    own, other, sums = program.own, program.other, program.tile_results
     program.start(i)
-    small = shared.small[0]
-    of_queries = registers.along_columns if own_keys else registers.rows
-    queries = other if own_keys else own
-    has_dentropy = queries.numbers.shape[0] == 3
+    small = program.shared.small[0]
+    of_queries, queries = _queries(registers, program, own_keys)
     for ref in jax.tree.leaves(sums):
         _clear(registers, ref)
 
+    def number(n: int) -> Array | None:
+        return of_queries(queries.numbers, n) if n < queries.numbers.shape[0] else None
+
     def visit(j: Any, carry: None) -> None:
         program.load_other(j)
-        logits = _in_form(small, functools.partial(_tile_logits, registers, program))
-        keys = registers.positions(0) + i * ROWS if own_keys else registers.positions(1) + j * ROWS
-        window = of_queries(queries.windows, 0), of_queries(queries.windows, 1)
-        logits = _masked(logits, window, keys)
-        shifted = logits - of_queries(queries.numbers, Numbers.REFERENCE)
-        terms = jnp.exp(shifted)
+        logits = _logits(registers, program, small, own_keys, i, j)
 
-        def add_product(d: Any, dweights: Array) -> Array:
-            return dweights + registers.rows(own.vectors, d) * registers.along_columns(
-                other.vectors, d
-            )
+        def add_product(d: Any, products: Array) -> Array:
+            others = registers.along_columns(other.vectors, d)
+            return products + registers.rows(own.vectors, d) * others
 
         products = lax.fori_loop(0, own.vectors.shape[0], add_product, registers.filled(0.0))
-        dweights = products + of_queries(queries.numbers, Numbers.OFFSET)
-        dentropy = of_queries(queries.numbers, Numbers.DENTROPY) if has_dentropy else None
-        dlogits = logit_cotangents(terms, shifted, dweights, dentropy)
+        rows = RowTerms(number(REFERENCE), None, number(OFFSET), number(DENTROPY), None)
+        terms, dlogits = tile_cotangents(logits, products, rows)
 
         def add_vector(d: Any) -> None:
             weighted = jnp.sum(terms * registers.along_columns(other.vectors, d), axis=1)
@@ -274,7 +269,7 @@ def backward_kernel(own_keys: bool, registers: Registers, program: Program) -> N
         _in_form(small, functools.partial(_add_slopes, registers, program, dlogits))
         return carry
 
-    lax.fori_loop(shared.visits[i, 0], shared.visits[i, 1], visit, None)
+    lax.fori_loop(program.shared.visits[i, 0], program.shared.visits[i, 1], visit, None)
     program.store(i)
 
 
@@ -295,13 +290,12 @@ def _add_slopes(
         total[feature] = registers.row_vector(total, feature) + jnp.sum(terms, axis=1)
 
     def step(k: Any) -> None:
-        for n in range(0, FEATURES_PER_STEP, 2):
-            first = k * FEATURES_PER_STEP + n
-            d1, d2 = _denominators(registers, program, denominator, first)
-            for f, inverse in enumerate(two_inverses(d1, d2, registers.reciprocal)):
+        for _, features, d1, d2 in _denominators(registers, program, denominator, k):
+            inverses = two_inverses(d1, d2, registers.reciprocal)
+            for f, inverse in zip(features, inverses, strict=True):
                 weighted = dlogits * inverse
-                add(sums.slopes, first + f, weighted - weighted * inverse)
+                add(sums.slopes, f, weighted - weighted * inverse)
                 if sums.inverses is not None:
-                    add(sums.inverses, first + f, weighted)
+                    add(sums.inverses, f, weighted)
 
     loop(sums.slopes.shape[0] // FEATURES_PER_STEP, step)

@@ -1,6 +1,6 @@
 """Tiles of pairs in the registers of a warpgroup: the operations that the GPU kernels consist of.
 
-A tile has 64 rows and `columns` columns. Its 128 threads hold it in the layout of the tensor cores'
+A tile has 64 rows and 64 columns. Its 128 threads hold it in the layout of the tensor cores'
 results, in which a row lies in four threads of one warp. So the sum of a row takes two exchanges
 between threads, and a number for each row or column is loaded by the threads that need it.
 """
@@ -19,15 +19,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 Array = jax.Array
 
 ROWS = 64  # of a tile: 16 for each of the four warps
+_SHAPE = ROWS, ROWS
 _TILE = plgpu.Layout.WGMMA
 _OF_ROWS, _OF_COLUMNS = _TILE.reduce(1), _TILE.reduce(0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Registers:
-    """Operations on tiles [64, columns]; in the interpreter arrays have no layout."""
+    """Operations on tiles [64, 64]; in the interpreter arrays have no layout."""
 
-    columns: int
     interpreted: bool
 
     def row_vector(self, ref: Any, index: Any) -> Array:
@@ -39,17 +39,16 @@ class Registers:
         return self.spread(self.row_vector(ref, index))
 
     def along_columns(self, ref: Any, index: Any) -> Array:
-        """`ref[index]`, [columns], the same in all rows."""
-        vector = self._laid_out(ref[index], _OF_COLUMNS)
-        return lax.broadcast_in_dim(vector, (ROWS, self.columns), (1,))
+        """`ref[index]`, [64], the same in all rows."""
+        return lax.broadcast_in_dim(self._laid_out(ref[index], _OF_COLUMNS), _SHAPE, (1,))
 
     def spread(self, vector: Array) -> Array:
-        """[64] -> [64, columns]"""
-        return lax.broadcast_in_dim(vector, (ROWS, self.columns), (0,))
+        """[64] -> [64, 64]"""
+        return lax.broadcast_in_dim(vector, _SHAPE, (0,))
 
     def filled(self, number: Any) -> Array:
         """A tile of one number."""
-        return self._laid_out(jnp.full((ROWS, self.columns), number, jnp.float32), _TILE)
+        return self._laid_out(jnp.full(_SHAPE, number, jnp.float32), _TILE)
 
     def row_vector_filled(self, number: float) -> Array:
         """[64] of one number."""
@@ -57,8 +56,7 @@ class Registers:
 
     def positions(self, axis: int) -> Array:
         """The row (axis 0) or the column (axis 1) of each entry, int32."""
-        iota = lax.broadcasted_iota(jnp.int32, (ROWS, self.columns), axis)
-        return self._laid_out(iota, _TILE)
+        return self._laid_out(lax.broadcasted_iota(jnp.int32, _SHAPE, axis), _TILE)
 
     def reciprocal(self, tile: Array) -> Array:
         """1 / tile for normal numbers, to one unit in the last place: one instruction."""

@@ -16,7 +16,7 @@ its pairs take an exponential too: d = 1 + e^{2 min(a + b, 10)}, where tanh(10) 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,17 +31,14 @@ _SATURATED = 10.0  # tanh(10) is 1 in float32
 _WHOLE_COPY = 32  # floats of which a copy into a program's memory is a multiple
 
 
-class TokenFeatures(NamedTuple):
-    """What the kernels read of tokens and parameters, in float32, padded to whole steps."""
+def token_features(v: Array, a: Array, b: Array) -> tuple[Array, Array, Array, Array]:
+    """(v [A], a [T, A], b [S, A]) -> what the kernels read, in float32, padded to whole steps.
 
-    queries: Array  # [F, T] e^{2a}, or a
-    keys: Array  # [F, S] e^{2b}, or b
-    weights: Array  # [rows, step] -2 v in F / step rows; the next row begins with sum_f v_f
-    small: Array  # int32 [1] whether queries and keys are exponentials
-
-
-def token_features(v: Array, a: Array, b: Array) -> TokenFeatures:
-    """(v [A], a [T, A], b [S, A]) -> the operands of the kernels, for one example."""
+    Returns:
+        weights: [rows, step] -2 v in F / step rows; the next row begins with sum_f v_f.
+        small: int32 [1] whether the features are exponentials.
+        queries, keys: [F, T] e^{2a} and [F, S] e^{2b}; or a and b.
+    """
     v, a, b = (array.astype(jnp.float32) for array in (v, a, b))
     largest = jnp.max(jnp.abs(a)) + jnp.max(jnp.abs(b))
     # A NaN is not small: the exponentials of the pairs keep it.
@@ -55,24 +52,23 @@ def token_features(v: Array, a: Array, b: Array) -> TokenFeatures:
 
     weights = jnp.concatenate([jnp.pad(-2 * v, (0, padding)), jnp.sum(v)[None]])
     weights = jnp.pad(weights, (0, -weights.shape[0] % _WHOLE_COPY)).reshape(-1, step)
-    return TokenFeatures(side(a), side(b), weights, small.astype(jnp.int32)[None])
-
-
-class TokenGradients(NamedTuple):
-    """What the kernels write: sums over pairs with the cotangents g of the logits."""
-
-    queries: Array  # [F, T] sum_j g r (1 - r)
-    keys: Array  # [F, S] sum_i g r (1 - r)
-    inverses: Array  # [F, T] sum_j g r
+    return weights, small.astype(jnp.int32)[None], side(a), side(b)
 
 
 # da_if = sum_j g_ij v_f tanh'_ijf,    dv_f = sum_ij g_ij (1 - 2 r_ijf).
-def pull_back(v: Array, sums: TokenGradients, drows: Array) -> tuple[Array, Array, Array]:
-    """(dv [A], da [T, A], db [S, A]), given the sums of the kernels and drows [T] = sum_j g_ij."""
-    count = v.shape[0]
-    slopes = 4 * v.astype(jnp.float32)[None, :]
-    da, db = (slopes * side[:count].T for side in (sums.queries, sums.keys))
-    return jnp.sum(drows) - 2 * jnp.sum(sums.inverses[:count], axis=1), da, db
+def pull_back(
+    v: Array, slopes: tuple[Array, Array], inverses: Array, drows: Array
+) -> tuple[Array, Array, Array]:
+    """(dv [A], da [T, A], db [S, A]), given sums over pairs with the cotangents g of the logits.
+
+    Args:
+        v: [A].
+        slopes: [F, T] sum_j g r (1 - r) and [F, S] sum_i g r (1 - r).
+        inverses: [F, T] sum_j g r.
+        drows: [T] sum_j g.
+    """
+    da, db = (4 * v.astype(jnp.float32)[None] * side[: v.shape[0]].T for side in slopes)
+    return jnp.sum(drows) - 2 * jnp.sum(inverses[: v.shape[0]], axis=1), da, db
 
 
 # --- in a kernel, on a tile of pairs ---
@@ -90,7 +86,7 @@ def sum_denominator(a: Array, b: Array) -> Array:
     return 1 + jnp.exp(2 * jnp.minimum(a + b, _SATURATED))
 
 
-DENOMINATORS = (sum_denominator, product_denominator)  # by `TokenFeatures.small`
+DENOMINATORS = (sum_denominator, product_denominator)  # by `small` of `token_features`
 
 
 def two_quotients(w1: Any, w2: Any, d1: Array, d2: Array, reciprocal: Callable) -> Array:

@@ -14,42 +14,27 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations import tiled as portable
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.tile_arrays import tiled
 from attention_jax.kernels.mosaic_tpu import calls
 from attention_jax.kernels.mosaic_tpu.operands import (
     LANES,
-    Blocks,
     blocks_of,
+    in_tiles,
     program_of,
-    rows_of_windows,
-    schedule_of,
+    rows_of,
 )
 from attention_jax.kernels.rows import RowTerms, Sums
 from attention_jax.kernels.rule import Call, Kernels, attention_by
-from attention_jax.kernels.tokens import Operands, reason_against, refuse
+from attention_jax.kernels.tokens import Operands, reason_against
 from attention_jax.kernels.windows import Windows
-from attention_jax.scores import needs_stand_ins
+from attention_jax.scores.slopes import needs_stand_ins
 
 Array = jax.Array
-
-
-def attend(options: Options, inputs: Inputs) -> Any:
-    """One example: output [T, Dv] in the query's dtype, and statistics in float32.
-
-    Raises:
-        NotImplementedError: the kernels cannot serve this call; the message says why.
-    """
-    refuse("mosaic_tpu", _reason_against(options, inputs))
-    if 0 in (inputs.query.shape[0], *inputs.value.shape):
-        return portable.attend(options, inputs)  # no kernel has a tile without entries
-    return _attend(options, inputs)
 
 
 def _reason_against(options: Options, inputs: Inputs) -> str | None:
@@ -78,8 +63,9 @@ def _tile(options: Options, target_length: int, source_length: int) -> tuple[int
     """Tiles of whole vector registers, as equal as can be."""
 
     def size(length: int, block: int) -> int:
-        count = math.ceil(length / max(block // LANES * LANES, LANES))
-        return LANES * math.ceil(length / (count * LANES))
+        registers = max(math.ceil(length / LANES), 1)
+        count = math.ceil(registers / max(block // LANES, 1))
+        return LANES * math.ceil(registers / count)
 
     blocks = options.block_sizes
     return size(target_length, blocks.query), size(source_length, blocks.key)
@@ -87,8 +73,8 @@ def _tile(options: Options, target_length: int, source_length: int) -> tuple[int
 
 def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
     program = program_of(call, operands)
-    blocks = blocks_of(program, operands)._replace(windows=rows_of_windows(call, windows))
-    output, sums = calls.run_forward(program, (schedule_of(call, windows), blocks))
+    blocks = blocks_of(call, in_tiles(program, operands), windows)
+    output, sums = calls.run(calls.forward, program, blocks)
     return output.reshape(-1, output.shape[-1]), jax.tree.map(jnp.ravel, sums)
 
 
@@ -96,16 +82,14 @@ def _backward(
     call: Call, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
 ) -> Operands:
     program = program_of(call, operands)
-    blocks, pull_back = jax.vjp(functools.partial(blocks_of, program), operands)
-    rows = jax.tree.map(
-        lambda row: row.reshape(call.tiles[0], 1, -1), terms._replace(dlogsumexp=None)
+    tiles, pull_back = jax.vjp(functools.partial(in_tiles, program), operands)
+    blocks = blocks_of(call, tiles, windows)._replace(
+        terms=rows_of(terms._replace(dlogsumexp=None), call.tiles[0]),
+        doutput=tiled(doutput, call.tiles[0]),
     )
-    blocks = blocks._replace(windows=rows_of_windows(call, windows))
-    gradients = calls.run_backward(
-        program, (schedule_of(call, windows), blocks, rows, tiled(doutput, call.tiles[0]))
-    )
-    (doperands,) = pull_back(Blocks(*gradients))
+    calls.check_memory(blocks)
+    (doperands,) = pull_back(calls.run(calls.backward, program, blocks))
     return doperands
 
 
-_attend = attention_by(Kernels(_tile, _forward, _backward))
+attend = attention_by(Kernels("mosaic_tpu", _reason_against, _tile, _forward, _backward))

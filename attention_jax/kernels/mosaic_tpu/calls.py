@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from attention_jax.core.backend import interpret_params, only_on
 from attention_jax.core.meshes import varying_type
 from attention_jax.core.programs import one_line
+from attention_jax.kernels.devices import interpret_params, only_on
 from attention_jax.kernels.mosaic_tpu import kernels, operands
 from attention_jax.kernels.mosaic_tpu.operands import LANES, Blocks, Program
-from attention_jax.kernels.rows import RowTerms, Sums
+from attention_jax.kernels.rows import Sums
 from attention_jax.kernels.tokens import refuse
 
 Array = jax.Array
@@ -28,111 +28,138 @@ KERNELS_SHARE = 100 / 128  # of that memory, what a kernel may use
 GRADIENTS_SHARE = 72 / 128  # what its gradients may; the tiles need the rest
 
 
-def run_forward(program: Program, arrays: tuple) -> tuple[Array, Sums]:
-    """(output [query_tiles, t, Dv], sums [query_tiles, 1, t]) of the arrays (schedule, blocks)."""
-    return _run(_forward_call, program, arrays)
-
-
-def run_backward(program: Program, arrays: tuple) -> kernels.Gradients:
-    """The gradients of the blocks, of the arrays (schedule, blocks, terms, doutput)."""
-    _, blocks, *_ = arrays
-    _check_memory((blocks.keys, blocks.values, blocks.params))
-    return _run(_backward_call, program, arrays)
-
-
-def _run(call: Callable[..., Any], program: Program, arrays: tuple) -> Any:
-    leaves, structure = jax.tree.flatten(arrays)
+def run(call: Callable[[Program, Blocks], Any], program: Program, blocks: Blocks) -> Any:
+    """`forward` or `backward`, if that can be lowered for a TPU."""
     if interpret_params() is None:
+        leaves, structure = jax.tree.flatten(blocks)
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-        _check_lowering(call, program, structure, shapes, vector_memory(), lowering_settings())
+        settings: Any = jax.config
+        precision, x64 = settings.jax_default_matmul_precision, settings.jax_enable_x64
+        _check_lowering(call, program, structure, shapes, vector_memory(), precision, x64)
         leaves[0] = only_on("tpu", _REFUSAL, leaves[0])
-    return call(program, *jax.tree.unflatten(structure, leaves))
+        blocks = jax.tree.unflatten(structure, leaves)
+    return call(program, blocks)
 
 
-def _forward_call(program: Program, schedule: Any, blocks: Blocks) -> tuple[Array, Sums]:
+def forward(program: Program, blocks: Blocks) -> Any:
+    """(output [query_tiles, t, Dv], sums [query_tiles, 1, t])"""
     t, query_tiles = program.call.tile[0], program.call.tiles[0]
-    value_dim = blocks.values.shape[-1]
-    row = jax.ShapeDtypeStruct((query_tiles, 1, t), jnp.float32)
-    excess = row if program.call.options.return_statistics else None
+    value_dim = blocks.operands.values.shape[-1]
+
+    def sums(row: Any) -> Sums:
+        return Sums(row, row, row if program.call.options.return_statistics else None)
+
     output = jax.ShapeDtypeStruct((query_tiles, t, value_dim), program.call.output_dtype)
-    results = output, Sums(row, row, excess)
-    per_lane = pltpu.VMEM((t, LANES), jnp.float32)
-    state = kernels.ForwardState(
-        largest=per_lane,
-        total=per_lane,
-        weighted=pltpu.VMEM((t, value_dim), jnp.float32),
-        excess=None if excess is None else per_lane,
-    )
-
-    def kernel(schedule, blocks, results, state):
-        output, sums = results
-        kernels.forward_kernel(program, schedule, blocks, output, sums, state)
-
+    results = output, sums(jax.ShapeDtypeStruct((query_tiles, 1, t), jnp.float32))
     return _pallas_call(
-        kernel,
+        kernels.forward_kernel,
         "attention_forward",
         program,
-        schedule,
-        (blocks, operands.specs(blocks)),
-        (results, jax.tree.map(operands.of_query, results)),
-        state,
+        blocks,
+        results,
+        jax.tree.map(operands.of_query, results),
+        kernels.ForwardState(sums(_per_lane(t)), pltpu.VMEM((t, value_dim), jnp.float32)),
         ("parallel", "arbitrary"),
     )
 
 
-def _backward_call(
-    program: Program, schedule: Any, blocks: Blocks, terms: RowTerms, doutput: Array
-) -> kernels.Gradients:
-    results = kernels.Gradients(
-        *jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), blocks[:4])
+def backward(program: Program, blocks: Blocks) -> Any:
+    """The gradients of the operands in tiles."""
+    results = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), blocks.operands
     )
-    queries, *of_example = results
-    specs = kernels.Gradients(
-        jax.tree.map(operands.of_query, queries), *jax.tree.map(operands.of_all, of_example)
-    )
+    specs = operands.gradient_specs(results)
 
     def sum_of(leaf: Any, spec: Any) -> Any:
         # A sum in float32 needs no memory beside its result.
         shape = [size for size in spec.block_shape if size is not None]
         return None if leaf.dtype == jnp.float32 else pltpu.VMEM(shape, jnp.float32)
 
-    per_lane = pltpu.VMEM((program.call.tile[0], LANES), jnp.float32)
+    terms = blocks.terms._replace(scale=None)
     state = kernels.BackwardState(
-        doutput=pltpu.VMEM(doutput.shape[1:], blocks.values.dtype),
-        terms=jax.tree.map(lambda _: per_lane, terms._replace(scale=None)),
+        doutput=pltpu.VMEM(blocks.doutput.shape[1:], blocks.operands.values.dtype),
+        terms=jax.tree.map(lambda _: _per_lane(program.call.tile[0]), terms),
         sums=jax.tree.map(sum_of, results, specs),
     )
-
-    def kernel(schedule, inputs, gradients, state):
-        sums = jax.tree.map(
-            lambda total, result: result if total is None else total,
-            state.sums,
-            gradients,
-            is_leaf=lambda leaf: leaf is None,
-        )
-        state = state._replace(sums=sums)
-        blocks, terms, doutput = inputs
-        kernels.backward_kernel(program, schedule, blocks, terms, doutput, gradients, state)
-
     return _pallas_call(
-        kernel,
+        kernels.backward_kernel,
         "attention_backward",
         program,
-        schedule,
-        (
-            (blocks, terms, doutput),
-            (operands.specs(blocks), *jax.tree.map(operands.of_query, (terms, doutput))),
-        ),
-        (results, specs),
+        blocks,
+        results,
+        specs,
         state,
         ("arbitrary", "arbitrary"),
     )
 
 
-def _check_memory(results: Any) -> None:
+def _per_lane(t: int) -> Any:
+    return pltpu.VMEM((t, LANES), jnp.float32)
+
+
+def _pallas_call(
+    kernel: Callable[..., None],
+    name: str,
+    program: Program,
+    blocks: Blocks,
+    results: Any,
+    specs: Any,
+    scratch: Any,
+    semantics: tuple[Any, Any],
+) -> Any:
+    """A call over (tiles of queries, steps), of a kernel of pytrees of references.
+
+    Args:
+        kernel: a function of (program, blocks, results, scratch), references but for the program.
+        name: of the kernel in compiled programs.
+        program: what the kernel computes on a tile.
+        blocks: what the kernel reads; the schedule is prefetched.
+        results: the shapes of what it writes.
+        specs: the `BlockSpec` of each result.
+        scratch: memory that lives from step to step.
+        semantics: whether the steps of each axis may run in parallel.
+    """
+    leaves, structure = jax.tree.leaves(blocks), jax.tree.structure((blocks, results, scratch))
+
+    def flat_kernel(*refs: Any) -> None:
+        kernel(program, *jax.tree.unflatten(structure, refs))
+
+    # On one core, the interpreter of jax 0.10.2 fails if the grid has batch axes too.
+    on_several_cores = getattr(interpret_params(), "num_cores_or_threads", 2) > 1
+    grid_spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=len(jax.tree.leaves(blocks.schedule)),
+        grid=program.call.tiles,
+        in_specs=jax.tree.leaves(operands.specs(blocks)),
+        out_specs=jax.tree.leaves(specs),
+        scratch_shapes=jax.tree.leaves(scratch),
+    )
+    outputs = pl.pallas_call(
+        flat_kernel,
+        grid_spec=grid_spec,
+        out_shape=[varying_type(shape, leaves) for shape in jax.tree.leaves(results)],
+        name=name,
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=semantics if on_several_cores else None,
+            vmem_limit_bytes=int(KERNELS_SHARE * vector_memory()),
+        ),
+    )(*leaves)
+    return jax.tree.unflatten(jax.tree.structure(results), outputs)
+
+
+# --- what a kernel needs ---
+
+
+def vector_memory() -> int:
+    """Bytes of a core's vector memory: of the TPU that is there; without one, of a v5e."""
+    if jax.devices()[0].platform != "tpu":
+        return VMEM_OF_V5E
+    return int(pltpu.get_tpu_info().vmem_capacity_bytes)
+
+
+def check_memory(blocks: Blocks) -> None:
     """Raises NotImplementedError if the gradients of one example do not fit into VMEM."""
     needed = 0
-    for leaf in jax.tree.leaves(results):
+    for leaf in jax.tree.leaves(blocks.operands[1:]):
         *rest, lanes = leaf.shape
         size = math.prod(rest) * -(-lanes // LANES) * LANES
         # Two buffers of the result, and the sum in float32 if the result is narrower.
@@ -146,82 +173,10 @@ def _check_memory(results: Any) -> None:
         )
 
 
-def _pallas_call(
-    kernel: Callable[..., None],
-    name: str,
-    program: Program,
-    schedule: Any,
-    inputs: tuple[Any, Any],
-    results: tuple[Any, Any],
-    scratch: Any,
-    semantics: tuple[Any, Any],
-) -> Any:
-    """A call over (tiles of queries, steps), of a kernel of pytrees of references.
-
-    Args:
-        kernel: a function of (schedule, inputs, results, scratch), all references.
-        name: of the kernel in compiled programs.
-        program: says how many tiles there are.
-        schedule: prefetched numbers, or None.
-        inputs: (arrays, the `BlockSpec` of each).
-        results: (shapes, the `BlockSpec` of each).
-        scratch: memory that lives from step to step.
-        semantics: whether the steps of each axis may run in parallel.
-    """
-    structure = jax.tree.structure((schedule, inputs[0], results[0], scratch))
-    prefetched, arrays, shapes = map(jax.tree.leaves, (schedule, inputs[0], results[0]))
-
-    def flat_kernel(*refs: Any) -> None:
-        kernel(*jax.tree.unflatten(structure, refs))
-
-    grid_spec = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=len(prefetched),
-        grid=program.call.tiles,
-        in_specs=jax.tree.leaves(inputs[1]),
-        out_specs=jax.tree.leaves(results[1]),
-        scratch_shapes=jax.tree.leaves(scratch),
-    )
-    outputs = pl.pallas_call(
-        flat_kernel,
-        grid_spec=grid_spec,
-        out_shape=[varying_type(shape, prefetched, arrays) for shape in shapes],
-        name=name,
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=semantics if _is_parallel(interpret_params()) else None,
-            vmem_limit_bytes=int(KERNELS_SHARE * vector_memory()),
-        ),
-    )(*prefetched, *arrays)
-    return jax.tree.unflatten(jax.tree.structure(results[0]), outputs)
-
-
-def _is_parallel(interpret: Any) -> bool:
-    """Whether kernels run on several cores: on a TPU, or where the interpreter has several.
-
-    With one core, the interpreter of jax 0.10.2 fails if the grid has batch axes too.
-    """
-    return interpret is None or getattr(interpret, "num_cores_or_threads", 1) > 1
-
-
-# --- what a kernel needs ---
-
-
-def vector_memory() -> int:
-    """Bytes of a core's vector memory: of the TPU that is there; without one, of a v5e."""
-    if jax.devices()[0].platform != "tpu":
-        return VMEM_OF_V5E
-    return int(pltpu.get_tpu_info().vmem_capacity_bytes)
-
-
 _REFUSAL = (
     "implementation 'mosaic_tpu' runs on a TPU, not on {platforms}: use 'tiled', or"
     " jax.experimental.pallas.tpu.force_tpu_interpret_mode(True) to interpret its kernels"
 )
-
-
-def lowering_settings() -> tuple[Any, ...]:
-    """The settings of JAX on which it depends whether a kernel can be lowered."""
-    settings: Any = jax.config
-    return settings.jax_default_matmul_precision, settings.jax_enable_x64
 
 
 @functools.lru_cache(maxsize=256)
@@ -236,7 +191,7 @@ def _check_lowering(
     del surroundings  # what it depends on beside its arguments
 
     def function(*leaves: Array) -> Any:
-        return call(program, *jax.tree.unflatten(structure, leaves))
+        return call(program, jax.tree.unflatten(structure, leaves))
 
     try:
         jax.jit(function).trace(*shapes).lower(lowering_platforms=("tpu",))

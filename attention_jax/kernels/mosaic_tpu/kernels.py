@@ -22,17 +22,18 @@ from attention_jax.kernels.mosaic_tpu.operands import (
     LANES,
     Blocks,
     Program,
-    Schedule,
     key_tile,
 )
 from attention_jax.kernels.mosaic_tpu.scores import transposed_product
 from attention_jax.kernels.rows import (
+    LOWEST,
     RowTerms,
     Sums,
-    excess_terms,
-    logit_cotangents,
-    risen_excess,
+    inverse_totals,
+    tile_cotangents,
+    with_tile,
 )
+from attention_jax.kernels.tokens import Operands
 
 Array = jax.Array
 
@@ -43,8 +44,8 @@ class Tile:
     def __init__(self, program: Program, refs: Blocks, j: Array):
         read = functools.partial(jax.tree.map, lambda ref: ref[...])
         self.program, self.refs, self.j = program, refs, j
-        self.queries, self.keys, self.values = read((refs.queries, refs.keys, refs.values))
-        self.params = program.params([ref[...] for ref in refs.params])
+        self.queries, self.keys, self.values, matrices = read(refs.operands)
+        self.params = program.params(matrices)
 
     def logits(self, masked: bool) -> Array:
         """The logits [t, s], -inf where masked."""
@@ -57,11 +58,9 @@ class Tile:
         return jnp.where(allowed, logits, -jnp.inf)
 
 
-def visit_tile(
-    program: Program, schedule: Schedule | None, refs: Blocks, visit: Callable[[Tile, bool], None]
-) -> None:
+def visit_tile(program: Program, refs: Blocks, visit: Callable[[Tile, bool], None]) -> None:
     """Calls visit(tile, masked) if the step visits a tile of keys."""
-    i, n = pl.program_id(0), pl.program_id(1)
+    i, n, schedule = pl.program_id(0), pl.program_id(1), refs.schedule
     tile = functools.partial(Tile, program, refs, key_tile(schedule, i, n))
     if schedule is None:
         visit(tile(), False)
@@ -76,20 +75,16 @@ def visit_tile(
 
 
 class ForwardState(NamedTuple):
-    """The online softmax of `normalizers.row_sums`; sums over keys are kept per lane."""
+    """The online softmax of `rows.with_tile`."""
 
-    largest: Any  # [t, lanes], the same in all lanes
-    total: Any  # [t, lanes]
+    sums: Sums  # [t, lanes]: the largest is the same in all lanes, sums over keys are per lane
     weighted: Any  # [t, Dv]
-    excess: Any  # [t, lanes]; None without statistics
 
 
 def forward_kernel(
     program: Program,
-    schedule: Schedule | None,
     refs: Blocks,
-    output: Any,  # [t, Dv]
-    sums: Sums,  # [1, t]
+    results: tuple[Any, Sums],  # [t, Dv] and [1, t]
     state: ForwardState,
 ) -> None:
     """output = sum_j exp(x_j - largest) v_j / total, total = sum_j exp(x_j - largest)"""
@@ -97,37 +92,30 @@ def forward_kernel(
 
     @pl.when(n == 0)
     def _():
-        # The lowest float: a masked logit, -inf, minus -inf would be NaN.
-        state.largest[...] = jnp.full_like(state.largest, jnp.finfo(jnp.float32).min)
-        _clear((state.total, state.weighted, state.excess))
+        state.sums.largest[...] = jnp.full_like(state.sums.largest, LOWEST)
+        _clear((state.sums[1:], state.weighted))
 
-    visit_tile(program, schedule, refs, functools.partial(_update, state))
+    visit_tile(program, refs, functools.partial(_update, state))
 
     @pl.when(n == pl.num_programs(1) - 1)
     def _():
-        total = jnp.sum(state.total[...], axis=1, keepdims=True)
-        has_keys = total != 0  # `> 0` would hide a NaN
-        scale = 1 / jnp.where(has_keys, total, 1)
-        output[...] = jnp.where(has_keys, state.weighted[...] * scale, 0).astype(output.dtype)
-        sums.largest[...] = state.largest[:, :1].T
-        sums.total[...] = total.T
-        if sums.excess is not None:
-            sums.excess[...] = jnp.sum(state.excess[...], axis=1, keepdims=True).T
+        output, rows = results
+        largest, *sums = jax.tree.map(lambda ref: ref[...], state.sums)
+        sums = jax.tree.map(functools.partial(jnp.sum, axis=1, keepdims=True), sums)
+        output[...] = (state.weighted[...] * inverse_totals(sums[0])).astype(output.dtype)
+        _store(rows, Sums(largest[:, :1].T, *jax.tree.map(jnp.transpose, sums)))
 
 
 def _update(state: ForwardState, tile: Tile, masked: bool) -> None:
     logits = tile.logits(masked)
-    previous = state.largest[...]
-    largest = jnp.maximum(previous, jnp.max(logits, axis=1, keepdims=True))
-    shrink = jnp.exp(previous - largest)
-    shifted = logits - _repeat(largest, logits.shape[1])
-    exponentials = jnp.exp(shifted)
-    if state.excess is not None:
-        excess = risen_excess(shrink, previous - largest, state.total[...], state.excess[...])
-        terms = excess_terms(exponentials, shifted)
-        state.excess[...] = excess + _sum_per_lane(terms)
-    state.largest[...] = largest
-    state.total[...] = shrink * state.total[...] + _sum_per_lane(exponentials)
+    sums, exponentials, shrink = with_tile(
+        jax.tree.map(lambda ref: ref[...], state.sums),
+        logits,
+        jnp.max(logits, axis=1, keepdims=True),
+        functools.partial(_repeat, width=logits.shape[1]),
+        _sum_per_lane,
+    )
+    _store(state.sums, sums)
     weighted = einsum("ts,sd->td", exponentials, tile.values)
     state.weighted[...] = _repeat(shrink, weighted.shape[1]) * state.weighted[...] + weighted
 
@@ -148,36 +136,30 @@ def _sum_per_lane(terms: Array) -> Array:
 # --- backward ---
 
 
-class Gradients(NamedTuple):
-    """What the backward kernel writes."""
-
-    queries: Any  # [t, ...] of each array of features
-    keys: Any  # [key_tiles, s, ...] of each array of features
-    values: Any  # [key_tiles, s, Dv]
-    params: list[Any]  # of the matrices
-
-
 class BackwardState(NamedTuple):
     """The scratch memory of the backward kernel."""
 
     doutput: Any  # [t, Dv] divided by the rows' totals, 0 for rows without keys
     terms: RowTerms  # [t, lanes]; no scale
-    sums: Gradients  # in float32, the shapes of the results
+    sums: Operands  # in float32; None where the result, in float32 itself, is the sum
 
 
 def backward_kernel(
     program: Program,
-    schedule: Schedule | None,
     refs: Blocks,
-    terms: RowTerms,  # [1, t]
-    doutput: Any,  # [t, Dv]
-    gradients: Gradients,
+    gradients: Operands,  # [t, ...] of queries, [key_tiles, s, ...] of keys and values
     state: BackwardState,
 ) -> None:
     """The gradients of all operands."""
     i, n = pl.program_id(0), pl.program_id(1)
     first_of_query, last_of_query = n == 0, n == pl.num_programs(1) - 1
-    queries, *of_example = state.sums
+    sums = jax.tree.map(
+        lambda total, gradient: gradient if total is None else total,
+        state.sums,
+        gradients,
+        is_leaf=lambda leaf: leaf is None,
+    )
+    queries, *of_example = sums
 
     @pl.when((i == 0) & first_of_query)
     def _():
@@ -186,15 +168,17 @@ def backward_kernel(
     @pl.when(first_of_query)
     def _():
         _clear(queries)
-        scale = terms.scale[...].T
+        scale = refs.terms.scale[...].T
         # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
-        scaled = jnp.where(scale != 0, doutput[...].astype(jnp.float32) * scale, 0)
+        scaled = jnp.where(scale != 0, refs.doutput[...].astype(jnp.float32) * scale, 0)
         state.doutput[...] = scaled.astype(state.doutput.dtype)
-        for column, row in zip(state.terms, terms, strict=True):
-            if column is not None:
-                column[...] = jnp.broadcast_to(row[...].T, column.shape)
 
-    visit_tile(program, schedule, refs, functools.partial(_add_gradients, state))
+        def spread(row: Any) -> Array:
+            return jnp.broadcast_to(row[...].T, (row.shape[1], LANES))
+
+        _store(state.terms, jax.tree.map(spread, refs.terms._replace(scale=None)))
+
+    visit_tile(program, refs, functools.partial(_add_gradients, state, sums))
 
     @pl.when(last_of_query)
     def _():
@@ -205,27 +189,22 @@ def backward_kernel(
         _store(list(gradients[1:]), of_example)
 
 
-def _add_gradients(state: BackwardState, tile: Tile, masked: bool) -> None:
-    logits, doutput = tile.logits(masked), state.doutput[...]
-    sums, j = state.sums, tile.j
+def _add_gradients(state: BackwardState, sums: Operands, tile: Tile, masked: bool) -> None:
+    logits, doutput, j = tile.logits(masked), state.doutput[...], tile.j
     terms = jax.tree.map(lambda column: _repeat(column[...], logits.shape[1]), state.terms)
-    shifted = logits - terms.reference
-    weights = jnp.exp(shifted)
-    dweights = einsum("td,sd->ts", doutput, tile.values) + terms.offset
-    dlogits = logit_cotangents(weights, shifted, dweights, terms.dentropy)
-    sums.values[j] += transposed_product(doutput, weights)
+    products = einsum("td,sd->ts", doutput, tile.values)
+    exponentials, dlogits = tile_cotangents(logits, products, terms)
+    sums.values[j] += transposed_product(doutput, exponentials)
     dparams, dqueries, dkeys = tile.program.score.pair_vjp(
         tile.params, tile.queries, tile.keys, dlogits
     )
     _add(sums.queries, ..., dqueries)
     _add(sums.keys, j, dkeys)
-    leaves = jax.tree.leaves(dparams)
-    _add(sums.params, ..., [leaves[index] for index in tile.program.params_read])
+    _add(sums.params, ..., tile.program.read(dparams))
 
 
 def _clear(refs: Any) -> None:
-    for ref in jax.tree.leaves(refs):
-        ref[...] = jnp.zeros_like(ref)
+    _store(refs, jax.tree.map(jnp.zeros_like, refs))
 
 
 def _add(totals: Any, index: Any, addends: Any) -> None:
@@ -239,7 +218,7 @@ def _add(totals: Any, index: Any, addends: Any) -> None:
 
 
 def _store(results: Any, sums: Any) -> None:
-    """Casts the sums to the dtypes of the results."""
+    """Writes arrays, or what references hold, in the dtypes of the results."""
 
     def store(result: Any, total: Any) -> None:
         result[...] = total[...].astype(result.dtype)

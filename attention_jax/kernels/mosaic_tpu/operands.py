@@ -31,16 +31,6 @@ Array = jax.Array
 LANES = 128  # numbers in a row of a vector register
 
 
-class Blocks(NamedTuple):
-    """The arrays that every kernel reads, in tiles; or the references to them, or their blocks."""
-
-    queries: Any  # features [query_tiles, t, ...]
-    keys: Any  # features [key_tiles, s, ...]
-    values: Any  # [key_tiles, s, Dv]
-    params: list[Any]  # the parameters that `pair` reads, with at least two axes
-    windows: Any = None  # those of `rows_of_windows`
-
-
 class Schedule(NamedTuple):
     """The prefetched numbers by which a kernel visits tiles of keys, int32 [query_tiles] each."""
 
@@ -50,14 +40,26 @@ class Schedule(NamedTuple):
     end_full: Array
 
 
+class Blocks(NamedTuple):
+    """The arrays that a kernel reads, in tiles; or the references to them, or their blocks."""
+
+    schedule: Schedule | None  # None if all tiles of keys are visited in order, without masks
+    # Features and values [tiles, t or s, ...], and a list of the parameters that `pair` reads, with
+    # at least two axes.
+    operands: Operands
+    windows: Windows  # rows [query_tiles, 1, t], [key_tiles, 1, s]; None if all see all
+    # Of the backward kernel: `RowTerms` without dlogsumexp, [query_tiles, 1, t].
+    terms: Any = None
+    doutput: Any = None  # [query_tiles, t, Dv]
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """What a kernel computes on a tile, beside the attention itself."""
 
     call: Call
-    param_shapes: tuple[tuple[int, ...], ...]  # of every parameter of the score
     params_structure: Any
-    params_read: tuple[int, ...]  # the places of those that `pair` reads
+    param_shapes: tuple[Any, ...]  # of each parameter of the score; None if `pair` does not read it
 
     @property
     def score(self) -> Score:
@@ -65,71 +67,31 @@ class Program:
         score: Score = form_of(on_tpu, self.call.options.score)
         return score
 
+    def read(self, params: Any) -> list[Any]:
+        """The parameters that `pair` reads."""
+        pairs = zip(jax.tree.leaves(params), self.param_shapes, strict=True)
+        return [leaf for leaf, shape in pairs if shape is not None]
+
     def params(self, matrices: list[Any]) -> Any:
         """The parameters of the score, 0 for those that `pair` does not read."""
-        filled: list[Any] = [jnp.zeros((), jnp.float32)] * len(self.param_shapes)
-        for index, matrix in zip(self.params_read, matrices, strict=True):
-            filled[index] = matrix.reshape(self.param_shapes[index])
-        return jax.tree.unflatten(self.params_structure, filled)
+        remaining = iter(matrices)
+        leaves = (
+            jnp.zeros((), jnp.float32) if shape is None else next(remaining).reshape(shape)
+            for shape in self.param_shapes
+        )
+        return jax.tree.unflatten(self.params_structure, leaves)
 
 
 def program_of(call: Call, operands: Operands) -> Program:
-    """The program for operands of these shapes."""
-    leaves, structure = jax.tree.flatten(operands.params)
-    shapes = tuple(leaf.shape for leaf in leaves)
-    return Program(call, shapes, structure, _params_that_pair_reads(call, operands))
-
-
-def blocks_of(program: Program, operands: Operands) -> Blocks:
-    """The operands in tiles, without windows."""
-    query_tiles, key_tiles = program.call.tiles
-    params = jax.tree.leaves(operands.params)
-    matrices = [params[index] for index in program.params_read]
-    return Blocks(
-        queries=jax.tree.map(functools.partial(tiled, count=query_tiles), operands.queries),
-        keys=jax.tree.map(functools.partial(tiled, count=key_tiles), operands.keys),
-        values=tiled(operands.values, key_tiles),
-        params=[leaf.reshape((1,) * (2 - leaf.ndim) + leaf.shape) for leaf in matrices],
-    )
-
-
-def rows_of_windows(call: Call, windows: Windows | None) -> Windows | None:
-    """The windows as rows, [query_tiles, 1, t] and [key_tiles, 1, s]."""
-    if windows is None:
-        return None
-    query_tiles, key_tiles = call.tiles
-    return windows.map(
-        lambda row: row.reshape(query_tiles, 1, -1), lambda row: row.reshape(key_tiles, 1, -1)
-    )
-
-
-def schedule_of(call: Call, windows: Windows | None) -> Schedule | None:
-    """The prefetched schedule of the whole batch; None if all key tiles are visited in order."""
-    if windows is None:
-        return None
-    visited, full = tile_statuses(windows, call.tile, call.tiles[1])
-    columns = ranges(any_over_batch(visited)), ranges(all_over_batch(full))
-    return Schedule(*(column for both in columns for column in both.T))
-
-
-def key_tile(schedule: Schedule | None, i: Any, n: Any) -> Any:
-    """The tile of keys that step n reads; that of the step before if it visits nothing."""
-    if schedule is None:
-        return n
-    return jnp.clip(schedule.first[i] + n, 0, jnp.maximum(schedule.end[i] - 1, 0))
-
-
-def _params_that_pair_reads(call: Call, operands: Operands) -> tuple[int, ...]:
-    """The places of the parameters that `pair` reads; most belong to the projections.
+    """The program for operands of these shapes; most parameters belong to the projections.
 
     Raises:
         NotImplementedError: `pair` reads an array that is not an argument.
     """
     score = call.options.score
-    sides = zip((operands.queries, operands.keys), call.tile, strict=True)
     tiles = [
         jax.tree.map(lambda leaf, n=n: jax.ShapeDtypeStruct((n, *leaf.shape[1:]), leaf.dtype), side)
-        for side, n in sides
+        for side, n in zip(operands[:2], call.tile, strict=True)
     ]
     closed = jax.make_jaxpr(score.pair)(operands.params, *tiles)
     if closed.consts:
@@ -139,53 +101,97 @@ def _params_that_pair_reads(call: Call, operands: Operands) -> tuple[int, ...]:
             f"does not serve the pair of {score}, which reads arrays {shapes} that are not its"
             " arguments: pass them as params",
         )
-    program = closed.jaxpr
-    read = {v for v in program.outvars if not isinstance(v, core.Literal)}
-    for equation in reversed(program.eqns):
-        if any(var in read for var in equation.outvars):
+    read = set(closed.jaxpr.outvars)
+    for equation in reversed(closed.jaxpr.eqns):
+        if not read.isdisjoint(equation.outvars):
             read.update(v for v in equation.invars if not isinstance(v, core.Literal))
-    count = len(jax.tree.leaves(operands.params))
-    return tuple(index for index in range(count) if program.invars[index] in read)
+    leaves, structure = jax.tree.flatten(operands.params)
+    variables = zip(leaves, closed.jaxpr.invars, strict=False)  # the tokens come last
+    return Program(
+        call, structure, tuple(leaf.shape if v in read else None for leaf, v in variables)
+    )
 
 
-# --- blocks ---
+def in_tiles(program: Program, operands: Operands) -> Operands:
+    """The operands as the kernels read them; see `Blocks`."""
+    of_queries, of_keys = (functools.partial(tiled, count=n) for n in program.call.tiles)
+    return Operands(
+        queries=jax.tree.map(of_queries, operands.queries),
+        keys=jax.tree.map(of_keys, operands.keys),
+        values=of_keys(operands.values),
+        params=[
+            leaf.reshape((1,) * (2 - leaf.ndim) + leaf.shape)
+            for leaf in program.read(operands.params)
+        ],
+    )
 
 
-def block(leaf: Any, axes: int, index: Callable[..., Any]) -> pl.BlockSpec:
-    """One tile of an array, of index(i, n, schedule) if its first axis counts tiles, else all.
+def rows_of(rows: Any, tiles: int) -> Any:
+    """[length] -> [tiles, 1, length / tiles], of each array."""
+    return jax.tree.map(lambda row: row.reshape(tiles, 1, -1), rows)
 
-    i counts the tiles of queries and n the steps; the schedule is a tuple, empty without one.
+
+def blocks_of(call: Call, operands: Operands, windows: Windows | None) -> Blocks:
+    """What the forward kernel reads, and the backward kernel too.
+
+    Args:
+        call: the static part.
+        operands: in tiles.
+        windows: None if each query sees each key.
     """
-    shape = (*[None] * axes, *leaf.shape[axes:])
-    rest = (0,) * (leaf.ndim - axes)
-    return pl.BlockSpec(shape, lambda i, n, *schedule: (*index(i, n, schedule)[:axes], *rest))
+    if windows is None:
+        return Blocks(None, operands, Windows(None, None))
+    visited, full = tile_statuses(windows, call.tile, call.tiles[1])
+    columns = ranges(any_over_batch(visited)), ranges(all_over_batch(full))
+    schedule = Schedule(*(column for both in columns for column in both.T))
+    rows = windows.map(*(functools.partial(rows_of, tiles=tiles) for tiles in call.tiles))
+    return Blocks(schedule, operands, rows)
 
 
-def of_query(leaf: Any) -> pl.BlockSpec:
+def key_tile(schedule: Schedule | None, i: Any, n: Any) -> Any:
+    """The tile of keys that step n reads; that of the step before if it visits nothing."""
+    if schedule is None:
+        return n
+    return jnp.clip(schedule.first[i] + n, 0, jnp.maximum(schedule.end[i] - 1, 0))
+
+
+# --- which block of an array a step reads ---
+
+
+def of_query(array: Any) -> pl.BlockSpec:
     """The queries' own tile."""
-    return block(leaf, 1, lambda i, n, schedule: (i,))
+    return _of_tile(array, lambda i, n, *schedule: i)
 
 
-def of_all(leaf: Any) -> pl.BlockSpec:
-    """The whole array, the same for all tiles."""
-    return block(leaf, 0, lambda i, n, schedule: ())
-
-
-def of_key(leaf: Any) -> pl.BlockSpec:
+def of_key(array: Any) -> pl.BlockSpec:
     """The tile of keys that the step reads."""
+    return _of_tile(
+        array, lambda i, n, *schedule: key_tile(Schedule(*schedule) if schedule else None, i, n)
+    )
 
-    def index(i: Array, n: Array, schedule: tuple[Array, ...]) -> tuple[Array]:
-        return (key_tile(Schedule(*schedule) if schedule else None, i, n),)
 
-    return block(leaf, 1, index)
+def of_all(array: Any) -> pl.BlockSpec:
+    """The whole array, the same for all tiles."""
+    return pl.BlockSpec(array.shape, lambda *_: (0,) * array.ndim)
+
+
+def _of_tile(array: Any, tile: Callable[..., Any]) -> pl.BlockSpec:
+    _, *shape = array.shape
+    rest = (0,) * len(shape)
+    return pl.BlockSpec((None, *shape), lambda *step: (tile(*step), *rest))
 
 
 def specs(blocks: Blocks) -> Blocks:
-    """The `BlockSpec` of every operand."""
+    """The `BlockSpec` of each array that a kernel reads, without the schedule."""
+    _, (queries, keys, values, params), windows, *rows = blocks
+    of_keys = jax.tree.map(of_key, (keys, values))
+    operands = jax.tree.map(of_query, queries), *of_keys, jax.tree.map(of_all, params)
     return Blocks(
-        queries=jax.tree.map(of_query, blocks.queries),
-        keys=jax.tree.map(of_key, blocks.keys),
-        values=of_key(blocks.values),
-        params=jax.tree.map(of_all, blocks.params),
-        windows=None if blocks.windows is None else blocks.windows.map(of_query, of_key),
+        None, Operands(*operands), windows.map(of_query, of_key), *jax.tree.map(of_query, rows)
     )
+
+
+def gradient_specs(gradients: Operands) -> Operands:
+    """The `BlockSpec` of each array that the backward kernel writes."""
+    queries, *of_example = gradients
+    return Operands(jax.tree.map(of_query, queries), *jax.tree.map(of_all, of_example))

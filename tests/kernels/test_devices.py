@@ -1,4 +1,4 @@
-"""core/backend.py: the default device, generations of GPUs, and kernels for one platform."""
+"""The devices at hand, the interpreter of kernels, and programs for one platform alone."""
 
 import types
 
@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from attention_jax.core import backend
+from attention_jax.kernels import choice, devices
 
 
 def test_the_default_device_comes_before_the_default_backend(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert backend.current_backend() == "tpu"
+    assert choice.current_backend() == "tpu"
     with jax.default_device(jax.devices("cpu")[0]):
-        assert backend.current_backend() == "cpu"
+        assert choice.current_backend() == "cpu"
     with jax.default_device("cpu"):
-        assert backend.current_backend() == "cpu"
+        assert choice.current_backend() == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -28,20 +28,20 @@ def test_generations(monkeypatch, capability, generation):
         gpu.compute_capability = capability
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
-    assert backend.nvidia_generation() == generation
+    assert choice.nvidia_generation() == generation
 
 
 def test_without_a_gpu_nothing_is_known_of_it(monkeypatch):
-    assert backend.nvidia_generation() is None
+    assert choice.nvidia_generation() is None
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # compiled for one that is not there
-    assert backend.nvidia_generation() is None
+    assert choice.nvidia_generation() is None
 
 
 def test_kernels_are_interpreted_where_the_caller_says_so():
-    assert backend.interpret_params() is None
+    assert devices.interpret_params() is None
     with pltpu.force_tpu_interpret_mode():
-        assert backend.interpret_params() is not None
-    assert backend.interpret_params() is None
+        assert devices.interpret_params() is not None
+    assert devices.interpret_params() is None
 
 
 REFUSAL = "needs another device than {platforms}"
@@ -51,14 +51,14 @@ HOW = [jax.jit, jax.vmap, lambda function: function]
 @pytest.mark.parametrize("how", HOW)
 def test_only_the_right_platform_runs(how):
     x = jnp.arange(3.0)
-    assert how(lambda x: backend.only_on("cpu", REFUSAL, x))(x).tolist() == [0, 1, 2]
+    assert how(lambda x: devices.only_on("cpu", REFUSAL, x))(x).tolist() == [0, 1, 2]
     for platform in ("tpu", "cuda"):
         with pytest.raises(NotImplementedError, match="needs another device than cpu"):
-            how(lambda x, platform=platform: backend.only_on(platform, REFUSAL, x))(x)
+            how(lambda x, platform=platform: devices.only_on(platform, REFUSAL, x))(x)
 
 
 def test_a_program_for_another_platform_is_lowered_here():
-    traced = jax.jit(lambda x: backend.only_on("tpu", REFUSAL, x)).trace(jnp.arange(3.0))
+    traced = jax.jit(lambda x: devices.only_on("tpu", REFUSAL, x)).trace(jnp.arange(3.0))
     traced.lower(lowering_platforms=("tpu",))
     with pytest.raises(NotImplementedError, match="than cpu, tpu"):
         traced.lower(lowering_platforms=("cpu", "tpu"))

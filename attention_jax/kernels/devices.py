@@ -1,0 +1,53 @@
+"""Where kernels run: in Pallas's interpreter, or on one platform alone."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.extend import core
+from jax.interpreters import batching, mlir
+
+from attention_jax.core.meshes import varying_type
+
+
+def interpret_params() -> Any:
+    """What `force_tpu_interpret_mode` or `force_gpu_interpret_mode` was given; None outside.
+
+    No function of JAX tells it. So it is read from the program of a kernel that does nothing.
+    """
+    nothing = varying_type(jax.ShapeDtypeStruct((1,), jnp.float32))
+    program = jax.make_jaxpr(pl.pallas_call(lambda ref: None, out_shape=nothing))()
+    return program.eqns[0].params["interpret"] or None
+
+
+def only_on(platform: str, refusal: str, array: jax.Array) -> jax.Array:
+    """`array`; a program that needs it can be compiled for one platform alone.
+
+    Args:
+        platform: "tpu" or "cuda", as in `jax.jit(...).lower(lowering_platforms=...)`.
+        refusal: the message of the NotImplementedError that compiling for another platform raises,
+            with {platforms} in place of that platform's name.
+        array: any.
+    """
+    return only_on_p.bind(array, platform=platform, refusal=refusal)
+
+
+def _lower(ctx: Any, array: Any, *, platform: str, refusal: str) -> list[Any]:
+    platforms = ctx.module_context.platforms
+    if any(each != platform for each in platforms):
+        raise NotImplementedError(refusal.format(platforms=", ".join(platforms)))
+    return [array]
+
+
+only_on_p = core.Primitive("only_on")  # the identity
+# Without `jax.jit` it is compiled on its own.
+only_on_p.def_impl(
+    lambda array, **options: jax.jit(functools.partial(only_on_p.bind, **options))(array)
+)
+only_on_p.def_abstract_eval(lambda array, **_: array)
+batching.defvectorized(only_on_p)
+mlir.register_lowering(only_on_p, _lower)

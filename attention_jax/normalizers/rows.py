@@ -1,0 +1,292 @@
+"""Rows of attention: their weights, the sums over keys that arrive in tiles, and the results.
+
+The weights of a row are those of logits that are shifted by two numbers of the row. Where a search
+has found the threshold, or where it is 0, the shift is known before the first key, and the sums of
+tiles add up. For softmax the shift is M, the largest of the logits x_j so far (the *online
+softmax*), and the sums are
+
+    total = sum_j exp(x_j - M),    weighted = sum_j exp(x_j - M) v_j,
+    excess = sum_j exp(x_j - M) (x_j - M).
+
+When M rises by r, the first two shrink by exp(-r), and excess becomes exp(-r) (excess - r total).
+The results do not depend on M, so it needs no gradient. With n the total at the end, a row has
+
+    output = weighted / n,    logsumexp = M + log n,    entropy = log n - excess / n.
+
+A sink is one more key, with the logit z and the value 0. The other keys then have the share
+
+    p = sigmoid(M - z + log n)
+
+of the weight, so that weights and output are those without the sink times p, and
+
+    entropy with the sink = p entropy - p log p - (1 - p) log (1 - p).
+
+So no loop over keys knows of sinks.
+
+Source: Milakov and Gimelshein 2018, algorithm 3; Rabe and Staats 2021, section 2.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import export
+
+from attention_jax.core.products import einsum
+from attention_jax.core.programs import is_of_this_package
+
+Array = jax.Array
+
+
+class Family(NamedTuple):
+    """The `weight` and `inverse` of a normaliser, with its parameters."""
+
+    normalizer: Any  # a `Normalizer` that is its own family
+    params: Any
+
+    def weight(self, shifted: Array) -> Array:
+        """The weights of shifted logits; a weight of a user does not see those that are -inf.
+
+        The derivative with respect to a parameter could be 0 * -inf, NaN.
+        """
+        if is_of_this_package(self.normalizer.__class__):
+            return self.normalizer.weight(self.params, shifted)
+        masked = shifted == -jnp.inf
+        weights = self.normalizer.weight(self.params, jnp.where(masked, 0, shifted))
+        return jnp.where(masked, 0, weights)
+
+    def inverse(self, weight: Array) -> Array:
+        """The shifted logits with these weights."""
+        return self.normalizer.inverse(self.params, weight)
+
+    def weights_and_slopes(self, shifted: Array) -> tuple[Array, Array]:
+        """The weights of shifted logits, and their derivatives."""
+        return jax.jvp(self.weight, (shifted,), (jnp.ones_like(shifted),))
+
+
+# --- the results of softmax ---
+
+
+class AttentionStatistics(NamedTuple):
+    """Statistics of each row of attention, that is of each query."""
+
+    logsumexp: Array  # [*B, T]  log sum_j exp(logits_j) over allowed keys; -inf without keys
+    entropy: Array  # [*B, T]  -sum_j w_j log w_j in nats, before dropout; 0 without keys
+    max_logit: Array  # [*B, T]  largest allowed logit, without gradient; -inf without keys
+
+
+export.register_namedtuple_serialization(
+    AttentionStatistics, serialized_name="attention_jax.AttentionStatistics"
+)
+
+
+class RowSummary(NamedTuple):
+    """The numbers of each row of a softmax, from which statistics and sinks follow.
+
+    All are differentiable except `largest`. M and log n stay apart, because their sum would be
+    rounded: at logits of 1e4, to 1e-3 in float32.
+    """
+
+    largest: Array  # [t] M; -inf without keys
+    log_sum: Array  # [t] log n; 0 without keys
+    entropy: Array | None  # [t] in nats; 0 without keys; None where it is not requested
+
+    @classmethod
+    def of_sums(cls, largest: Array, total: Array, excess: Array | None) -> RowSummary:
+        """The summary of rows [t] with these sums; the excess gives the entropy.
+
+        `largest` may hold anything in a row without keys, whose total is 0.
+        """
+        any_allowed = total != 0  # `> 0` would hide a NaN
+        total = jnp.where(any_allowed, total, 1)
+        log_sum = jnp.log(total)
+        entropy = None if excess is None else jnp.where(any_allowed, log_sum - excess / total, 0)
+        return cls(jnp.where(any_allowed, largest, -jnp.inf), log_sum, entropy)
+
+    def statistics(self) -> AttentionStatistics:
+        assert self.entropy is not None  # it was requested
+        return AttentionStatistics(self.largest + self.log_sum, self.entropy, self.largest)
+
+    def with_sink(self, sink: Array) -> tuple[Array, RowSummary]:
+        """p [t], 0 without keys, and the summary of the rows with a sink of the logit [] `sink`."""
+        empty = self.largest == -jnp.inf
+        keys = jnp.where(empty, 0, self.largest)
+        above = keys - sink + self.log_sum
+        share = jnp.where(empty, 0, jax.nn.sigmoid(above))
+        largest = jnp.maximum(keys, jax.lax.stop_gradient(sink))
+        log_sum = jnp.logaddexp(keys - largest + self.log_sum, sink - largest)
+        entropy = self.entropy
+        if entropy is not None:
+            above = jnp.clip(above, -1e3, 1e3)  # 0 times infinity would be NaN
+            p, rest = jax.nn.sigmoid(above), jax.nn.sigmoid(-above)
+            entropy = p * (entropy + jax.nn.softplus(-above)) + rest * jax.nn.softplus(above)
+            entropy = jnp.where(empty, 0, entropy)
+        largest = jnp.where(empty, -jnp.inf, largest)
+        return share, RowSummary(largest, jnp.where(empty, 0, log_sum), entropy)
+
+
+# --- rows whose keys arrive in tiles ---
+
+
+class RowShift(NamedTuple):
+    """The numbers that are subtracted from the logits of each row, first one and then the other."""
+
+    reference: Array  # [t] near the largest logit; -inf before the first key, +inf without weights
+    threshold: Array | None = None  # [t] None for 0
+
+    def shifted(self, logits: Array) -> Array:
+        """The logits [t, s] after the shift."""
+        reference = self.reference
+        reference = jnp.where(reference == -jnp.inf, 0, reference)  # -inf - (-inf) would be NaN
+        shifted = logits - reference[:, None]
+        return shifted if self.threshold is None else shifted - self.threshold[:, None]
+
+
+class FinalRows(NamedTuple):
+    """The results of t rows, and the numbers from which their weights are recomputed."""
+
+    output: Array  # [t, Dv]
+    summary: RowSummary | None  # [t]; None for other weights than those of softmax
+    shift: RowShift
+    empty: Array  # bool [t], whether all weights are 0: the row then sends no gradient
+    divisor: Array | None  # [t] divides the weights of shifted logits; None for 1
+    mean: Array | None  # [t, Dv] of the contract; None if it is the output, or 0
+
+
+class RowSums(NamedTuple):
+    """The sums over the keys so far, for t rows (queries)."""
+
+    shift: RowShift  # [t]; of softmax the largest logit
+    # The total [t] and the weighted sum of values [t, Dv]: those of the weights, and after a search
+    # also those of their slopes, for the mean.
+    sums: tuple[tuple[Array, Array], ...]
+    excess: Array | None = None  # [t] for the entropy of a softmax
+
+    @classmethod
+    def empty(
+        cls, normalizer: Any, rows: int, value_dim: int, dtype: Any, *, entropy: bool
+    ) -> RowSums:
+        """The sums before the first key.
+
+        Args:
+            normalizer: the `Normalizer`.
+            rows: t.
+            value_dim: Dv.
+            dtype: the compute dtype.
+            entropy: whether a softmax sums what its entropy needs.
+        """
+        family = normalizer.family
+        zeros, sums = (
+            jnp.zeros(rows, dtype),
+            (jnp.zeros(rows, dtype), jnp.zeros((rows, value_dim), dtype)),
+        )
+        if family.is_softmax:
+            return cls(RowShift(zeros - jnp.inf), (sums,), zeros if entropy else None)
+        if family.sums_to_one:
+            return cls(RowShift(zeros, zeros), (sums, sums))
+        return cls(RowShift(zeros), (sums,))
+
+    def update(
+        self,
+        family: Family,
+        logits: Array,
+        values: Array,
+        factors_of_values: Callable[[Array], Array],
+    ) -> RowSums:
+        """The sums after s more keys.
+
+        Args:
+            family: makes the weights of shifted logits.
+            logits: transformed logits [t, s], -inf where masked.
+            values: [s, Dv].
+            factors_of_values: takes weights [t, s] and returns what multiplies the values: those
+                that dropout keeps, and damped.
+        """
+        rows = self._with_larger_shift(logits) if family.normalizer.is_softmax else self
+        shifted, excess = rows.shift.shifted(logits), rows.excess
+        weights: tuple[Array, ...]
+        if len(rows.sums) > 1:
+            weights = family.weights_and_slopes(shifted)
+        else:
+            weights = (family.weight(shifted),)
+        tile = tuple(
+            (jnp.sum(each, axis=1), einsum("ts,sd->td", factors_of_values(each), values))
+            for each in weights
+        )
+        if excess is not None:
+            # A term with weight 0 is 0: 0 * -inf would be NaN. (`shifted` is -inf for masked keys,
+            # and by overflow for keys whose bias is the lowest float.)
+            terms = weights[0] * jnp.where(weights[0] > 0, shifted, 0)
+            excess = excess + jnp.sum(terms, axis=1)
+        return RowSums(rows.shift, jax.tree.map(jnp.add, rows.sums, tile), excess)
+
+    def _with_larger_shift(self, logits: Array) -> RowSums:
+        """The same sums for the largest logit of the keys so far and of `logits`."""
+        old, ((total, weighted),), excess = self.shift.reference, self.sums, self.excess
+        shift = RowShift(jnp.maximum(old, jax.lax.stop_gradient(jnp.max(logits, axis=1))))
+        drop = shift.shifted(old[:, None])[:, 0]  # -inf before the first key
+        shrink = jnp.exp(drop)
+        if excess is not None:
+            excess = shrink * (excess + jnp.where(shrink > 0, drop, 0) * total)
+        return RowSums(shift, ((shrink * total, shrink[:, None] * weighted),), excess)
+
+    def finalize(self, normalizer: Any) -> FinalRows:
+        """The results after the last key."""
+        (total, output), *slopes = self.sums
+        empty = total == 0
+        summary, divisor, mean = None, None, None
+        if normalizer.family.is_softmax:
+            divisor = jnp.where(empty, 1, total)
+            output = output / divisor[:, None]
+            summary = RowSummary.of_sums(self.shift.reference, total, self.excess)
+        for slope, sloped in slopes:
+            flat = empty | (slope == 0)  # at the corner of a rectified line all slopes may be 0
+            mean = jnp.where(flat[:, None], 0, sloped / jnp.where(flat, 1, slope)[:, None])
+        # The weighted sum of a row without keys is 0 * NaN if a value is NaN: replace it by 0.
+        output = jnp.where(empty[:, None], 0, output)
+        shift = self.shift._replace(reference=jnp.where(empty, jnp.inf, self.shift.reference))
+        return FinalRows(output, summary, shift, empty, divisor, mean)
+
+
+# --- rows that are materialised ---
+
+
+def summary_of_rows(logits: Array) -> RowSummary:
+    """The summary [..., T] of rows of logits [..., T, S], float32 or wider, -inf where masked."""
+    largest, exponentials, total = _shifted_exponentials(logits, -1)
+    # l_j - max, or 0 where the weight is 0: 0 * -inf would be NaN, while x log x goes to 0.
+    shifted = jnp.where(exponentials > 0, logits - largest, 0)
+    excess = jnp.sum(exponentials * shifted, axis=-1)
+    return RowSummary.of_sums(largest[..., 0], total[..., 0], excess)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def softmax_of_rows(logits: Array, axis: int) -> Array:
+    """The softmax along one axis of logits that are -inf where masked; 0 where all are."""
+    _, exponentials, total = _shifted_exponentials(logits, axis)
+    return exponentials / jnp.where(total == 0, 1, total)
+
+
+# The Jacobian of one row is dw_j / dl_k = w_j (delta_jk - w_k), so a tangent dl becomes
+#     dw_j = w_j (dl_j - sum_k w_k dl_k).
+# The Jacobian is symmetric, so the same formula is the vector-Jacobian product. It is a function of
+# w, so JAX can differentiate it again. It is 0 for a row without allowed keys (all w are 0), and it
+# does not read the dl of masked entries.
+@softmax_of_rows.defjvp
+def _softmax_jvp(axis, primals, tangents):
+    weights, (dlogits,) = softmax_of_rows(*primals, axis), tangents
+    dlogits = jnp.where(weights > 0, dlogits, 0)
+    mean = jnp.sum(weights * dlogits, axis=axis, keepdims=True)
+    return weights, weights * (dlogits - mean)
+
+
+def _shifted_exponentials(logits: Array, axis: int) -> tuple[Array, Array, Array]:
+    """The largest logit M (0 without keys), exp(logits - M), and the sum of those."""
+    largest = jnp.max(logits, axis=axis, keepdims=True, initial=-jnp.inf)
+    largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))
+    exponentials = jnp.exp(logits - largest)
+    return largest, exponentials, jnp.sum(exponentials, axis=axis, keepdims=True)
