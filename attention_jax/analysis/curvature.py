@@ -298,7 +298,8 @@ def _edges(rows: Array, betas: Array) -> SpectrumEdges:
     """The eigenvalues of T, from its lower triangle [m, m] and the norms of the remainders [m]."""
     size = len(rows)
     if size == 0:
-        return SpectrumEdges(jnp.nan, jnp.nan, betas, betas)
+        unknown = jnp.full((), jnp.nan, betas.dtype)
+        return SpectrumEdges(unknown, unknown, betas, betas)
     ritz_values, vectors = jnp.linalg.eigh(jnp.tril(rows) + jnp.tril(rows, -1).T)
     residuals = betas[-1] * jnp.abs(vectors[-1])
     return SpectrumEdges(ritz_values[0], ritz_values[-1], ritz_values, residuals)
