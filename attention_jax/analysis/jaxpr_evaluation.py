@@ -23,7 +23,7 @@ Array = jax.Array
 Captures = list[tuple[str, CapturedAttention]]  # (name scopes, captured arrays)
 
 _IN_LINE = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2")
-_WITH_OWN_RULE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+_WITH_OWN_RULE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "kept_call")
 
 
 def evaluate(

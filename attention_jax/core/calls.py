@@ -1,7 +1,7 @@
-"""A call that JAX keeps whole, linear in some of its arguments, with a transpose of the caller's.
+"""Calls that JAX keeps whole: of any function, or of a linear map with a transpose of the caller's.
 
-`jax.custom_derivatives.linear_call` is the same idea, without batching and without derivatives with
-respect to the residuals.
+Both are one primitive, `kept_call`. `jax.custom_derivatives.linear_call` is the same idea for
+linear maps, without batching and without derivatives with respect to the residuals.
 """
 
 from __future__ import annotations
@@ -18,6 +18,23 @@ Leaves = Sequence[Any]
 Function = Callable[[Any, list[Any]], list[Any]]
 
 
+def kept_call(
+    function: Callable[..., list[Any]], arguments: Leaves, types: Leaves, program: core.Jaxpr
+) -> list[Any]:
+    """`function(*arguments)`, differentiated by the function's own rule, which is never lost.
+
+    No transformation of JAX looks into the call. Partial evaluation of a loop, for example, loses
+    the rule of a `jax.custom_jvp` that stands alone.
+
+    Args:
+        function: a function of arrays, which JAX can differentiate.
+        arguments: its arrays.
+        types: the types of its outputs.
+        program: that of the function, whose side effects are those of the call; `shown` below.
+    """
+    return linear_map(lambda leaves, _: function(*leaves), None, arguments, [], types, program)
+
+
 def linear_map(
     evaluate: Function,
     transpose: Function | None,
@@ -28,8 +45,7 @@ def linear_map(
 ) -> list[Any]:
     """`evaluate(residuals, inputs)`; reverse mode transposes it by `transpose`.
 
-    No transformation of JAX looks into the call. So a rule of derivatives that `evaluate` has is
-    never lost, as partial evaluation of a loop loses that of a `jax.custom_jvp`.
+    It is kept whole as well.
 
     Args:
         evaluate: (residuals, inputs) -> outputs, linear in the inputs. JAX differentiates it with
@@ -37,11 +53,10 @@ def linear_map(
         transpose: (residuals, cotangents of the outputs) -> cotangents of the inputs; linear in
             the cotangents. JAX differentiates it with respect to the residuals.
         residuals: a pytree of arrays of any dtype.
-        inputs: floating-point arrays; none for a function of the residuals alone.
+        inputs: floating-point arrays; none in a `kept_call`.
         types: the types of the outputs.
         shown: a program that is never run. JAX looks into it for primitives that need the devices
             while they are lowered (cuDNN's), because it cannot find these inside of functions.
-            Without inputs it is the program of `evaluate`, and has its side effects.
     """
     leaves, structure = jax.tree.flatten(residuals)
 
@@ -51,7 +66,7 @@ def linear_map(
             lambda leaves, x: function(jax.tree.unflatten(structure, map(jnp.asarray, leaves)), x)
         )
 
-    return linear_map_p.bind(
+    return kept_call_p.bind(
         *leaves,
         *inputs,
         evaluate=on_leaves(evaluate),
@@ -74,10 +89,10 @@ def function_of(
     return of_some
 
 
-# --- the primitive: residuals, then inputs ---
+# --- the primitive: residuals, then inputs (none in a `kept_call`) ---
 
-linear_map_p = core.Primitive("custom_vjp_call")
-linear_map_p.multiple_results = True
+kept_call_p = core.Primitive("kept_call")
+kept_call_p.multiple_results = True
 
 
 def _split(operands: Leaves, linear: int) -> tuple[list[Any], list[Any]]:
@@ -110,10 +125,10 @@ def _jvp(primals, tangents, **params):
             for zero, doutput in zip(doutputs, by_residuals, strict=True)
         ]
     if inputs:
-        outputs = linear_map_p.bind(*primals, **params)
+        outputs = kept_call_p.bind(*primals, **params)
     if any(type(tangent) is not ad.Zero for tangent in dinputs):
         filled = map(ad.instantiate_zeros, dinputs)
-        by_inputs = linear_map_p.bind(*residuals, *filled, **params)
+        by_inputs = kept_call_p.bind(*residuals, *filled, **params)
         doutputs = list(map(ad.add_tangents, doutputs, by_inputs))
     return outputs, doutputs
 
@@ -134,7 +149,7 @@ def _batch(axis, operands, axes, **params):
     size, mesh_axis = axis.size, axis.explicit_mesh_axis
     # A function of nothing that is mapped may still ask for its place on an axis with a name.
     if all(dim is None for dim in axes) and not isinstance(axis.name, str):
-        outputs = linear_map_p.bind(*operands, **params)
+        outputs = kept_call_p.bind(*operands, **params)
         return outputs, [None] * len(outputs)
     residuals, inputs = _split(operands, params["linear"])
     residual_axes, input_axes = _split(axes, params["linear"])
@@ -162,9 +177,9 @@ def _batch(axis, operands, axes, **params):
     return outputs, [0] * len(outputs)
 
 
-linear_map_p.def_impl(_evaluate)
-linear_map_p.def_effectful_abstract_eval(_types_and_effects)
-mlir.register_lowering(linear_map_p, mlir.lower_fun(_evaluate, multiple_results=True))
-ad.primitive_jvps[linear_map_p] = _jvp
-ad.primitive_transposes[linear_map_p] = _transpose
-batching.fancy_primitive_batchers[linear_map_p] = _batch
+kept_call_p.def_impl(_evaluate)
+kept_call_p.def_effectful_abstract_eval(_types_and_effects)
+mlir.register_lowering(kept_call_p, mlir.lower_fun(_evaluate, multiple_results=True))
+ad.primitive_jvps[kept_call_p] = _jvp
+ad.primitive_transposes[kept_call_p] = _transpose
+batching.fancy_primitive_batchers[kept_call_p] = _batch

@@ -24,7 +24,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
-from attention_jax.core.calls import Leaves, function_of, linear_map
+from attention_jax.core.calls import Leaves, function_of, kept_call, linear_map
 from attention_jax.core.meshes import varying_as
 
 
@@ -126,9 +126,10 @@ class _Rules:
     twin: Callable[..., Any]  # *leaves -> result
 
     def call(self, function: Callable[..., Any], leaves: Leaves) -> tuple[Any, core.Jaxpr]:
-        """(`function(*leaves)`, its program), with the rule `jvp`; the function is `fun` or `fwd`.
+        """(`function(*leaves)`, its program); the function is `fun` or `fwd`.
 
-        The `linear_map` has no input here: it only keeps the rule, see there.
+        Its derivative is `self.jvp`, which calls `fwd` in place of the function: so `fun` is
+        replaced by `fwd` where it is differentiated, and `fwd` by itself.
         """
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*leaves)
         if any(isinstance(const, jax.core.Tracer) for const in closed.consts):
@@ -136,12 +137,13 @@ class _Rules:
         program, types = closed.jaxpr, closed.out_avals
         evaluate = jax.custom_jvp(core.jaxpr_as_fun(closed))
 
-        def jvp(leaves, tangents):
+        def result_of_jvp(leaves, tangents):
+            """Of `fun` only the result, which comes first; of `fwd` the residuals too."""
             outputs, doutputs = self.jvp(leaves, tangents)
             return outputs[: len(types)], doutputs[: len(types)]
 
-        evaluate.defjvp(jvp, symbolic_zeros=True)
-        outputs = linear_map(lambda leaves, _: evaluate(*leaves), None, leaves, [], types, program)
+        evaluate.defjvp(result_of_jvp, symbolic_zeros=True)
+        outputs = kept_call(evaluate, leaves, types, program)
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs), program
 
     def jvp(self, leaves: Leaves, tangents: Leaves) -> tuple[list[Any], list[Any]]:

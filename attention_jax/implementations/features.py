@@ -10,7 +10,7 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations.contract import Inputs
 from attention_jax.scores import Score
 from attention_jax.scores.projected_keys import key_features
-from attention_jax.scores.slopes import needs_stand_ins, stand_in_key, stand_in_query
+from attention_jax.scores.stand_ins import needs_stand_ins, stand_in_key, stand_in_query
 
 
 def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -> tuple[Any, Any]:

@@ -1,9 +1,10 @@
 """The checkpointed tile loop that JAX differentiates: `tiled`'s twin, for all but reverse mode.
 
 It is a map over tiles of queries around a scan over tiles of keys. When JAX differentiates the two
-bodies, it recomputes them instead of saving their intermediate arrays (`jax.checkpoint`). No part
-has a custom gradient rule. So every derivative exists, in any mode and order, in linear memory. In
-reverse mode it is slower than the hand-written backward pass of `tiled`.
+bodies, it recomputes them instead of saving their intermediate arrays (`jax.checkpoint`). The
+loop has no gradient rule by hand, and a rule that a score has for `pair` (additive attention has
+one) composes with every transformation. So every derivative exists, in any mode and order, in
+linear memory. In reverse mode it is slower than the hand-written backward pass of `tiled`.
 
 Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
 """
@@ -35,9 +36,9 @@ def attend_tiles(plan: Plan, arrays: Arrays, constants: Any) -> tuple[Array, Row
         rows = state.finalize(plan.options.normalizer)
         return rows.output, rows.summary
 
-    def attend(constants: Constants, keys_and_values, tile, state: RowSums) -> RowSums:
+    def attend(constants: Constants, keys_and_values, query_tile, state: RowSums) -> RowSums:
         keys, values = keys_and_values
-        i, queries, tables = tile
+        i, queries, tables = query_tile
         arrays_of_round = arrays._replace(keys=keys, values=values)
         return _attend_to_keys(plan, arrays_of_round, constants, i, queries, tables, state)
 

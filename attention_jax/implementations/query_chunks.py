@@ -24,7 +24,7 @@ from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import stand_in_features
-from attention_jax.implementations.tile_arrays import positions, untiled
+from attention_jax.implementations.tile_arrays import joined, positions
 from attention_jax.implementations.tiling import (
     Plan,
     allowed_pairs,
@@ -34,7 +34,7 @@ from attention_jax.implementations.tiling import (
 )
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
-from attention_jax.scores.slopes import masked_pair
+from attention_jax.scores.stand_ins import pair_with_stand_ins
 
 Array = jax.Array
 
@@ -56,7 +56,7 @@ class Chunk(NamedTuple):
     def logits(self, score: Score) -> Array:
         """The logits [t, S] with the bias, in the compute dtype; masked entries hold anything."""
         features = self.queries, self.keys
-        logits = masked_pair(score, self.params, *features, self.allowed, self.stand_ins)
+        logits = pair_with_stand_ins(score, self.params, *features, self.allowed, self.stand_ins)
         logits = logits.astype(self.values.dtype)
         return logits if self.bias is None else logits + self.bias
 
@@ -138,7 +138,7 @@ def attend_in_order(
         attend = jax.checkpoint(attend, prevent_cse=False)
     query_tiles = (jnp.arange(plan.query_tiles), arrays.queries, tables)
     carry, results = _scan(attend, carry, query_tiles)
-    results = jax.tree.map(functools.partial(untiled, length=lengths[0]), results)
+    results = jax.tree.map(functools.partial(joined, length=lengths[0]), results)
     return *results, carry
 
 
@@ -155,8 +155,8 @@ def _used_tokens(plan: Plan, mask: Mask) -> tuple[Array, Array]:
         return used_keys | allowed.any(0), allowed.sum(1)
 
     used_keys = varying_as(jnp.zeros(plan.tile.key, bool), mask)
-    used_keys, num_keys = _scan(add_chunk, used_keys, jnp.arange(plan.query_tiles))
-    return num_keys.reshape(-1), used_keys
+    used_keys, keys_per_query = _scan(add_chunk, used_keys, jnp.arange(plan.query_tiles))
+    return keys_per_query.reshape(-1), used_keys
 
 
 def _scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, chunks: Any) -> tuple[Any, Any]:

@@ -26,7 +26,7 @@ from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import transformed_rows, weights_of_rows
 from attention_jax.normalizers.rows import summary_of_rows
 from attention_jax.pairwise import dropout
-from attention_jax.scores.slopes import masked_pair, stand_in_key, stand_in_query
+from attention_jax.scores.stand_ins import pair_with_stand_ins, stand_in_key, stand_in_query
 
 Array = jax.Array
 
@@ -74,8 +74,8 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
             lambda tokens: without_padding(tokens, mask, of="keys", filler=stand_in_key(tokens)),
             key,
         )
-    q_features, k_features = projected(score, inputs, params, query, key)
-    logits = masked_pair(score, params, q_features, k_features, mask, replacements).astype(dtype)
+    features = projected(score, inputs, params, query, key)
+    logits = pair_with_stand_ins(score, params, *features, mask, replacements).astype(dtype)
     if inputs.bias is not None:
         logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape)
     return logits, mask

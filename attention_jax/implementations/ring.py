@@ -31,7 +31,7 @@ from attention_jax.implementations import tiled, tiling
 from attention_jax.implementations.contract import Inputs, Options, results
 from attention_jax.implementations.features import stand_in_features
 from attention_jax.implementations.rounds import Visit
-from attention_jax.implementations.tile_arrays import untiled
+from attention_jax.implementations.tile_arrays import joined
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.pairwise.biases import ShiftedBias
@@ -61,7 +61,7 @@ def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, Attentio
     plan = _with_tiles(plan, lengths, ring)
     arrays, constants = _prepare(plan, ring, inputs)
     rows = jax.tree.map(
-        lambda tiles: untiled(tiles, lengths[0]), tiled.attend_tiles(plan, arrays, constants)
+        lambda tiles: joined(tiles, lengths[0]), tiled.attend_tiles(plan, arrays, constants)
     )
     return jax.tree.map(lambda row: ring.mirrored(row, 0), results(options, inputs, *rows))
 
@@ -135,7 +135,7 @@ def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]
     options, shifts = plan.options, ring.shifts(jnp.zeros((), int))
     devices = jax.lax.axis_size(ring.axis)
     mask = _shifted_mask(plan, inputs.mask, shifts, ring.lengths)
-    num_keys, used_keys = _used_tokens(plan, inputs.mask, shifts, ring.lengths, devices)
+    keys_per_query, used_keys = _used_tokens(plan, inputs.mask, shifts, ring.lengths, devices)
     schedule = None
     if mask is not None:
         statuses = jax.lax.map(
@@ -149,7 +149,7 @@ def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]
         value=ring.mirrored(inputs.value, 1),
         bias=None if inputs.bias is None else ShiftedBias(inputs.bias, shifts),
     )
-    arrays, integers = tiling.tile_inputs(plan, inputs, num_keys, used_keys)
+    arrays, integers = tiling.tile_inputs(plan, inputs, keys_per_query, used_keys)
     keep = tiling.make_dropout_mask(options, inputs)
     source_length = devices * ring.lengths[1]
     constants = Constants(
@@ -159,7 +159,7 @@ def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]
         bias_integers=integers,
         stand_ins=None if mask is None else stand_in_features(options.score, inputs),
         num_keys=tiling.num_keys_of_tiles(
-            options, plan.grid, num_keys, source_length, inputs.compute_dtype
+            options, plan.grid, keys_per_query, source_length, inputs.compute_dtype
         ),
     )
     return arrays, constants
@@ -198,6 +198,6 @@ def _used_tokens(
         )
 
     (queries, keys), unshifted = lengths, jnp.zeros(1, int)
-    num_keys, _ = used(dataclasses.replace(shifts, keys=unshifted), (queries, devices * keys))
+    counts, _ = used(dataclasses.replace(shifts, keys=unshifted), (queries, devices * keys))
     _, used_keys = used(dataclasses.replace(shifts, queries=unshifted), (devices * queries, keys))
-    return num_keys, used_keys
+    return counts, used_keys

@@ -1,8 +1,9 @@
 """Loops over the keys of attention: in one round on one device, or one round per device of a ring.
 
-The work on a tile does not depend on where its keys come from. `tiled` and its twin pass
-their work on a tile to `fold_rounds` and `map_query_tiles`. On one device these call it once for
-all keys; in a ring they call it in each round, for the keys that the device holds then.
+The work on a tile does not depend on where its keys come from. `tiled` and its twin pass their work
+to `fold_rounds` and `map_query_tiles`. On one device the first is a single call with all keys, and
+the second a map over tiles of queries. All else is for a ring, which calls the work once per round,
+for the keys that the device holds then.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from attention_jax.normalizers.contract import family_of, transformed
 from attention_jax.normalizers.rows import RowSums
 from attention_jax.normalizers.threshold import find_shift, num_visits
 from attention_jax.pairwise import dropout
-from attention_jax.scores.slopes import masked_pair
+from attention_jax.scores.stand_ins import pair_with_stand_ins
 
 Array = jax.Array
 
@@ -52,12 +52,12 @@ class Tile(NamedTuple):
             queries: features [t, Fq].
             keys: features [s, Fk].
             differentiable: whether JAX differentiates the result; stand-ins then replace masked
-                pairs, see `scores.masked_pair`.
+                pairs, see `scores.stand_ins`.
         """
         arrays, constants, allowed = self.arrays, self.constants, self.allowed()
         replaced = allowed if differentiable else None
         score, stand_ins = self.plan.options.score, constants.stand_ins
-        logits = masked_pair(score, arrays.params, queries, keys, replaced, stand_ins)
+        logits = pair_with_stand_ins(score, arrays.params, queries, keys, replaced, stand_ins)
         logits = logits.astype(arrays.compute_dtype)
         bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, *self.place)
         if bias is not None:

@@ -1,4 +1,4 @@
-"""Arrays cut into tiles: reading a tile, adding to a tile, and the positions of its entries."""
+"""Arrays that are cut into tiles: cutting and joining, reading and adding, positions of entries."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def positions(tile: Array, size: int) -> Array:
     return tile * size + jnp.arange(size)
 
 
-def tiled(array: Array, count: int) -> Array:
+def cut(array: Array, count: int) -> Array:
     """[length, ...] -> [count, length / count, ...]."""
     # A -1 in the shape would be ambiguous for arrays without features.
     return array.reshape(count, array.shape[0] // count, *array.shape[1:])
 
 
-def untiled(tiles: Array, length: int) -> Array:
+def joined(tiles: Array, length: int) -> Array:
     """[count, t, ...] -> [length, ...], which drops the padding at the end."""
     return tiles.reshape(tiles.shape[0] * tiles.shape[1], *tiles.shape[2:])[:length]
 

@@ -23,13 +23,7 @@ import jax.numpy as jnp
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum, tall_product
-from attention_jax.implementations import (
-    bias_tiles,
-    plain_tiles,
-    reference,
-    tile_arrays,
-    tiling,
-)
+from attention_jax.implementations import bias_tiles, plain_tiles, reference, tile_arrays, tiling
 from attention_jax.implementations.contract import Inputs, Options, results
 from attention_jax.implementations.rounds import fold_rounds, map_query_tiles
 from attention_jax.implementations.tile import Tile, add_keys
@@ -37,7 +31,7 @@ from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import family_of
 from attention_jax.normalizers.rows import FinalRows, RowShift, RowSummary, RowSums
-from attention_jax.scores.slopes import masked_pair_vjp
+from attention_jax.scores.stand_ins import pair_vjp_with_stand_ins
 
 Array = jax.Array
 
@@ -48,7 +42,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     if 0 in (target_length, inputs.key.shape[0]):
         return reference.attend(options, inputs)  # no tiles
     rows = attend_tiles(*tiling.prepare(options, inputs))
-    output, summary = jax.tree.map(lambda tiles: tile_arrays.untiled(tiles, target_length), rows)
+    output, summary = jax.tree.map(lambda tiles: tile_arrays.joined(tiles, target_length), rows)
     return results(options, inputs, output, summary)
 
 
@@ -92,8 +86,8 @@ attend_tiles.defvjp(_attend_fwd, _attend_bwd)
 def _forward(plan: Plan, arrays: Arrays, constants: Constants) -> FinalRows:
     """The results of all rows, in tiles."""
 
-    def attend_to_keys(constants: Constants, keys_and_values, tile, sums: RowSums) -> RowSums:
-        i, queries = tile
+    def attend_to_keys(constants: Constants, keys_and_values, query_tile, sums: RowSums) -> RowSums:
+        i, queries = query_tile
 
         def fold(update, carry):
             def visit(masked, j, carry):
@@ -117,21 +111,37 @@ def _forward(plan: Plan, arrays: Arrays, constants: Constants) -> FinalRows:
     )
 
 
-# With x the transformed logits of a row, w its weights, s their slopes, u = dropout(w) exp(b) with
-# a damping b (0 without one), the output O = sum_j u_j v_j and a cotangent dO,
-#     dv_j = u_j dO,    db_j = u_j dO . v_j,
-#     dx_j = s_j (dropout(dO . v_j) exp(b_j) - dO . mean),
+class RowCotangents(NamedTuple):
+    """The shift of each row, and its cotangents, divided by the row's divisor.
+
+    The gradient of a pair is its undivided weight times these, so the divisor counts once.
+    """
+
+    shift: RowShift  # [t] with the reference +inf for a row without weights
+    doutput: Array  # [t, Dv]
+    doffset: Array | None  # [t] dn' - dO . mean - dH (H - log n); None if it is 0
+    dentropy: Array | None  # [t]
+
+
+# For softmax, with its weights w, the output O = sum_j w_j value_j of a row and a cotangent dO,
+#     dvalue_j = w_j dO,    dx_j = w_j (dO . value_j - dO . O),
+# and the score pulls the dx back. A hidden pair has w = exp(-inf) = 0, so its gradients are 0.
+#
+# In general, with x the transformed logits of a row, w its weights, w' their derivatives (w for
+# softmax), a damping d (0 without one), u = dropout(w) exp(d) and O = sum_j u_j value_j,
+#     dvalue_j = u_j dO,    dd_j = u_j dO . value_j,
+#     dx_j = w'_j (dropout(dO . value_j) exp(d_j) - dO . mean),
 # with the mean of `normalizers.contract`: O for softmax, 0 for weights that do not sum to 1. The
 # parameters of the normaliser and of its transform get what the same cotangent of the weights,
-# the bracket, gives them. For softmax with the sum n of exponentials and the entropy H, and
-# cotangents dn' of log n and dH, that cotangent also has the terms
+# the bracket, gives them. For softmax with the sum n of exponentials and the entropy H, and the
+# cotangents dn' of log n and dH, the bracket also has the terms
 #     dn' - dH (log w_j + H),
-# since dlog(n)/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). The score pulls back the rest. A tile
-# has the weights times the row's divisor n, so the rows' cotangents are divided by it once.
+# since dlog(n)/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). No tile forms w = exp(x - M) / n: it
+# has exp(x - M), and the cotangents of each row are divided by its divisor n once.
 def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     """The cotangents of `arrays`."""
     arrays, constants = residuals.arrays, residuals.constants
-    rows = _rows_of(plan, residuals, cotangents)
+    rows = _row_cotangents(plan, residuals, cotangents)
 
     def visit(constants: Constants, keys_and_gradients, carry):
         (keys, values), (dkeys, dvalues) = keys_and_gradients
@@ -150,6 +160,7 @@ def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     # The gradients of keys and values travel with them; those of queries add up over the rounds.
     zeros: Any = tiling.zero_gradients(arrays)
     keys = (arrays.keys, arrays.values), (zeros.keys, zeros.values)
+    # On one device no round comes before: each tile of queries begins with zeros of its own (None).
     dqueries = None if plan.ring is None else zeros.queries
     carry = zeros._replace(queries=None, keys=None, values=None), dqueries
     keys, (gradients, dqueries) = fold_rounds(plan.ring, constants, keys, carry, visit)
@@ -159,17 +170,20 @@ def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
 
 
 def _add_gradients(
-    plan: Plan, arrays: Arrays, constants: Constants, rows: Rows, gradients: Any, dqueries: Any
+    plan: Plan, arrays: Arrays, constants: Constants, rows: RowCotangents, gradients, dqueries
 ) -> tuple[Any, Any]:
-    """Adds the gradients of all tiles to `gradients` (without queries) and `dqueries` (None: 0)."""
+    """Adds the gradients of all tiles to `gradients` (without queries) and `dqueries`.
 
-    def visit_query_tile(gradients, tile):
-        i, queries, rows, dqueries = tile
+    `dqueries` are those of earlier rounds; None on one device, which stands for zeros.
+    """
+
+    def visit_query_tile(gradients, query_tile):
+        i, queries, rows, dqueries = query_tile
         if dqueries is None:
             dqueries = tiling.zero_gradients(queries)
         scale = _scale_of_float16(arrays, rows)
         if scale is not None:
-            rows = Rows(rows.shift, *jax.tree.map(lambda leaf: leaf * scale, rows[1:]))
+            rows = RowCotangents(rows.shift, *jax.tree.map(lambda leaf: leaf * scale, rows[1:]))
 
         def visit(masked, j, carry):
             dqueries, gradients = carry
@@ -177,7 +191,7 @@ def _add_gradients(
             tile = Tile(plan, arrays, constants, i, j, masked)
             logits = tile.logits(queries, keys)
             dnormalizer, dlogits, dvalues, ddamping = _weights_vjp(tile, logits, values, rows)
-            dparams, dq, dk = masked_pair_vjp(
+            dparams, dq, dk = pair_vjp_with_stand_ins(
                 plan.options.score,
                 arrays.params,
                 queries,
@@ -218,16 +232,7 @@ def _add_gradients(
     return jax.lax.scan(visit_query_tile, gradients, tiles)
 
 
-class Rows(NamedTuple):
-    """The rows' terms in the backward pass; the cotangents are divided by the divisor."""
-
-    shift: RowShift  # [t] with the reference +inf for a row without weights
-    doutput: Array  # [t, Dv]
-    doffset: Array | None  # [t] dn' - dO . mean - dH (H - log n); None if it is 0
-    dentropy: Array | None  # [t]
-
-
-def _rows_of(plan: Plan, residuals: Residuals, cotangents: Any) -> Rows:
+def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCotangents:
     """The rows' terms from the saved arrays and the cotangents of output and statistics."""
     doutput, dsummary = cotangents
     rows = residuals.rows
@@ -244,14 +249,14 @@ def _rows_of(plan: Plan, residuals: Residuals, cotangents: Any) -> Rows:
             dentropy = jnp.where(rows.empty, 0, dsummary.entropy)
             doffset = doffset - dentropy * (rows.summary.entropy - rows.summary.log_sum)
     if rows.divisor is None:
-        return Rows(rows.shift, doutput, doffset, dentropy)
+        return RowCotangents(rows.shift, doutput, doffset, dentropy)
     doutput = doutput / rows.divisor[..., None]
-    return Rows(
+    return RowCotangents(
         rows.shift, doutput, *jax.tree.map(lambda row: row / rows.divisor, (doffset, dentropy))
     )
 
 
-def _scale_of_float16(arrays: Arrays, rows: Rows) -> Array | None:
+def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:
     """A power of two that brings the cotangents of t rows to the size 1; None without float16.
 
     Divided by the divisor of a long row, they underflow in the products of float16.
@@ -267,7 +272,7 @@ def _scale_of_float16(arrays: Arrays, rows: Rows) -> Array | None:
 
 
 def _weights_vjp(
-    tile: Tile, logits: Array, values: Array, rows: Rows
+    tile: Tile, logits: Array, values: Array, rows: RowCotangents
 ) -> tuple[Any, Array, Array, Array]:
     """The gradients of one tile.
 
@@ -276,19 +281,19 @@ def _weights_vjp(
         the damping [t, s].
     """
 
-    def weights_of(params: Any, logits: Array) -> tuple[Array, Array]:
+    def undivided_weights(params: Any, logits: Array) -> tuple[Array, Array]:
         shifted = rows.shift.shifted(tile.transformed(params, logits))
         return family_of(tile.plan.options.normalizer, params).weight(shifted), shifted
 
-    weights, pull_back, shifted = jax.vjp(
-        weights_of, tile.arrays.normalizer_params, logits, has_aux=True
+    undivided, pull_back, shifted = jax.vjp(
+        undivided_weights, tile.arrays.normalizer_params, logits, has_aux=True
     )
     dfactors = einsum("td,sd->ts", rows.doutput, values)
-    factors, dweights = map(tile.factors_of_values, (weights, dfactors))
+    factors, dweights = map(tile.factors_of_values, (undivided, dfactors))
     dvalues = tall_product(rows.doutput.astype(values.dtype), factors)
     if rows.doffset is not None:
         dweights = dweights + rows.doffset[:, None]
     if rows.dentropy is not None:
         # A term with weight 0 is 0: 0 * -inf would be NaN.
-        dweights = dweights - rows.dentropy[:, None] * jnp.where(weights > 0, shifted, 0)
+        dweights = dweights - rows.dentropy[:, None] * jnp.where(undivided > 0, shifted, 0)
     return *pull_back(dweights), dvalues, dfactors * factors

@@ -1,8 +1,10 @@
 """The inputs of tiled attention, cut into tiles of t queries and s keys, and which are visited.
 
-`prepare` cuts the inputs of one example into tiles. It does all work that costs O(T + S), which JAX
-differentiates. Its results `(Plan, Arrays, Constants)` are all that a loop over tiles needs. They
-contain no NaN that a mask hides.
+`prepare` cuts the inputs of one example into tiles. It does all work outside of the main loop over
+tiles. JAX differentiates that part which is not about the mask: replacing, padding, projecting and
+cutting tokens, at a cost of O(T + S). Finding the tokens that no pair uses (`used_tokens`) takes a
+loop of its own over the partly masked tiles. The results `(Plan, Arrays, Constants)` are all that
+the main loop needs. They contain no NaN that a mask hides.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import projected, stand_in_features
 from attention_jax.implementations.rounds import Rounds
-from attention_jax.implementations.tile_arrays import positions, tiled
+from attention_jax.implementations.tile_arrays import cut, positions
 from attention_jax.normalizers.rows import RowSums
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import TileStatus
 from attention_jax.pairwise.masks import Mask, padding_mask
-from attention_jax.scores.slopes import stand_in_key, stand_in_query
+from attention_jax.scores.stand_ins import stand_in_key, stand_in_query
 
 Array = jax.Array
 
@@ -66,6 +68,7 @@ class Arrays(NamedTuple):
     queries: Any  # [query_tiles, t, Fq] features from `project_query`, or a pytree of such arrays
     keys: Any  # [key_tiles, s, Fk] features from `project_key`, or a pytree of such arrays
     values: Array  # [key_tiles, s, Dv]
+    # those of the score, and what its `tile_params` adds: of `Additive` a bool, whose gradient is 0
     params: Any
     biases: BiasTiles
     normalizer_params: Any
@@ -107,11 +110,11 @@ def prepare(
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     plan = make_plan(options, *lengths) if plan is None else plan
     mask = mask_with_padding(plan, inputs.mask, lengths)
-    schedule, num_keys, used_keys = None, None, None
+    schedule, keys_per_query, used_keys = None, None, None
     if mask is not None:
         schedule = make_schedule(plan.grid, mask)
-        num_keys, used_keys = used_tokens(plan, mask, schedule)
-    arrays, integers = tile_inputs(plan, inputs, num_keys, used_keys)
+        keys_per_query, used_keys = used_tokens(plan, mask, schedule)
+    arrays, integers = tile_inputs(plan, inputs, keys_per_query, used_keys)
     dtype = inputs.compute_dtype
     damping, damping_integers = bias_tiles.prepare(inputs.damping, dtype, plan.grid)
     constants = Constants(
@@ -120,7 +123,7 @@ def prepare(
         dropout_mask=make_dropout_mask(options, inputs),
         bias_integers=integers,
         stand_ins=None if mask is None else stand_in_features(options.score, inputs),
-        num_keys=num_keys_of_tiles(options, plan.grid, num_keys, lengths[1], dtype),
+        num_keys=num_keys_of_tiles(options, plan.grid, keys_per_query, lengths[1], dtype),
         damping_integers=damping_integers,
     )
     return plan, arrays._replace(damping=damping), constants
@@ -157,14 +160,14 @@ def make_dropout_mask(options: Options, inputs: Inputs) -> Mask | None:
 
 
 def tile_inputs(
-    plan: Plan, inputs: Inputs, num_keys: Array | None, used_keys: Array | None
+    plan: Plan, inputs: Inputs, keys_per_query: Array | None, used_keys: Array | None
 ) -> tuple[Arrays, tuple[Bias, ...]]:
     """Replaces unused tokens, pads to whole tiles, projects and cuts.
 
     Args:
         plan: the sizes and numbers of tiles.
         inputs: those of one example.
-        num_keys: int [query_tiles * t], see `used_tokens`; None if every query has keys.
+        keys_per_query: int [query_tiles * t], see `used_tokens`; None if every query has keys.
         used_keys: bool [key_tiles * s], which keys an allowed pair contains; None for all.
 
     Returns:
@@ -172,7 +175,7 @@ def tile_inputs(
     """
     query_length, key_length = plan.padded_lengths
     dtype = inputs.compute_dtype
-    used_queries = None if num_keys is None else num_keys > 0
+    used_queries = None if keys_per_query is None else keys_per_query > 0
     params, query, key, values = cast_floats(
         (inputs.params, inputs.query, inputs.key, inputs.value), dtype
     )
@@ -186,9 +189,9 @@ def tile_inputs(
     q_features, k_features = projected(score, inputs, params, query, key)
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
     arrays = Arrays(
-        queries=jax.tree.map(functools.partial(tiled, count=plan.query_tiles), q_features),
-        keys=jax.tree.map(functools.partial(tiled, count=plan.key_tiles), k_features),
-        values=tiled(values.astype(inputs.value_dtype), plan.key_tiles),
+        queries=jax.tree.map(functools.partial(cut, count=plan.query_tiles), q_features),
+        keys=jax.tree.map(functools.partial(cut, count=plan.key_tiles), k_features),
+        values=cut(values.astype(inputs.value_dtype), plan.key_tiles),
         params=score.tile_params(params, q_features),
         biases=biases,
         normalizer_params=cast_floats(inputs.normalizer_params, dtype),
@@ -288,6 +291,8 @@ def schedule_of(statuses: TileStatus) -> TileSchedule:
 def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, Array]:
     """How many keys each query may attend to, and which keys an allowed pair contains.
 
+    It evaluates the mask on every tile that is partly masked, [t, s] at a time.
+
     Returns:
         (int [query_tiles * t], bool [key_tiles * s]).
     """
@@ -306,19 +311,19 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
         return used_keys, rows
 
     used_keys = varying_as(jnp.zeros((plan.key_tiles, plan.tile.key), bool), mask)
-    used_keys, num_keys = jax.lax.scan(visit_query_tile, used_keys, jnp.arange(plan.query_tiles))
-    return num_keys.reshape(-1), used_keys.reshape(-1)
+    used_keys, counts = jax.lax.scan(visit_query_tile, used_keys, jnp.arange(plan.query_tiles))
+    return counts.reshape(-1), used_keys.reshape(-1)
 
 
 def num_keys_of_tiles(
-    options: Options, grid: Grid, num_keys: Array | None, source_length: int, dtype: Any
+    options: Options, grid: Grid, keys_per_query: Array | None, source_length: int, dtype: Any
 ) -> Array | None:
     """The number of keys of each query, float [query_tiles, t]; None if the normaliser reads none.
 
     Args:
         options: those of the implementation.
         grid: the sizes and numbers of tiles.
-        num_keys: int [query_tiles * t], from `used_tokens`; None if every query may attend
+        keys_per_query: int [query_tiles * t], from `used_tokens`; None if every query may attend
             to all keys.
         source_length: the number of all keys.
         dtype: of the result.
@@ -326,9 +331,9 @@ def num_keys_of_tiles(
     if not options.normalizer.uses_num_keys:
         return None
     shape = grid.tiles[0], grid.tile.query
-    if num_keys is None:
+    if keys_per_query is None:
         return jnp.full(shape, source_length, dtype)
-    return num_keys.reshape(shape).astype(dtype)
+    return keys_per_query.reshape(shape).astype(dtype)
 
 
 def _replace_and_pad(

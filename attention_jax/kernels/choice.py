@@ -20,7 +20,7 @@ from jax.export import is_symbolic_dim
 
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.scores import Score, TileCost
-from attention_jax.scores.slopes import needs_stand_ins
+from attention_jax.scores.stand_ins import needs_stand_ins
 
 # For each `tile_cost`, the T S of one example from which tiles are faster, alone and in a batch of
 # 64. (Just below it, tiles are faster alone and slower in the batch.)

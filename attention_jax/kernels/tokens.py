@@ -17,7 +17,7 @@ from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.features import projected
 from attention_jax.kernels.windows import Windows, reason_against_mask, used_tokens
 from attention_jax.normalizers import Softmax
-from attention_jax.scores.slopes import stand_in_key, stand_in_query
+from attention_jax.scores.stand_ins import stand_in_key, stand_in_query
 
 Array = jax.Array
 

@@ -74,7 +74,7 @@ class Additive(Score):
         return matmul(key, params["key_kernel"]).astype(key.dtype)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        large = params.get("large")  # from `tile_params`
+        large = params.get("large")  # no parameter: `tile_params` adds it for the loop over tiles
         return pairwise_tanh.weighted_tanh(params["v"], q_features, k_features, large)
 
     def pair_vjp(

@@ -39,8 +39,9 @@ class Score:
         is computed from stand-in features, which takes more time. None, the default: the
         operations in the program of `pair` decide.
 
-    `pair_vjp`, `round` and `finite_slopes` describe a `pair`. A class that replaces the `pair` of a
-    base class, and inherits one of them from it, is a TypeError; the message names the line to add.
+    `pair_vjp`, `round`, `tile_params` and `finite_slopes` describe a `pair`. A class that replaces
+    the `pair` of a base class, and inherits one of them from it, is a TypeError; the message names
+    the line to add.
 
     >>> import jax.numpy as jnp
     >>> @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,15 @@
 """Tiles of additive attention: sum_f v_f tanh(a_if + b_jf) without an array [t, s, A].
 
 Materialised, tanh(a + b) is an array of t s A floats, and XLA's tanh takes about 25 instructions
-for each. Here a loop over the features adds to one [t, s] tile. Where no query is large, it uses
+for each. Here a loop over the features adds to one [t, s] tile, 8 features per pass.
+Where no query is large, it uses
 
     tanh(a + b) = 1 - 2 r,    r = 1 / (1 + z),    z = e^{2a} e^{2b},    tanh' = 4 r (1 - r)
 
-so that each token needs one exponential per feature, and a pair a product and half a division.
+so that in each tile a token needs one exponential per feature, and a pair needs a product and half
+a division per feature, because two terms of a sum share one (`_by_two`). Its backward pass has
+three loops over tokens: over keys for the gradient of the queries [A, t], and over queries for that
+of the keys [A, s] and for that of v, [A, s] until a sum over the keys.
 
 An exponential overflows for features above 44 in float32, so features beyond 43 are clipped. While
 |a| <= 33, that changes nothing: tanh(a + b) is -1 or 1 for every clipped b. `is_large` says whether
@@ -33,8 +37,9 @@ from attention_jax.core.meshes import varying_as
 
 Array = jax.Array
 
-# The exponentials take a tenth longer with 4 rows, and as long with 16.
-_ROWS_IN_A_PASS = 8
+# Terms of a sum in one pass of its loop: with 4 the exponentials take a tenth longer, with 16 as
+# long.
+_TERMS_PER_PASS = 8
 _SMALL = 2**14  # t s A up to which the materialised expression is as fast as a loop
 
 
@@ -89,15 +94,15 @@ def _tanh_of_feature(v: Array, a: Array, b: Array) -> Array:
 
 def _logits_by_tanh(v: Array, a: Array, b: Array) -> Array:
     def add_features(v, a, b):
-        return _total([_tanh_of_feature(*row) for row in zip(v, a, b, strict=True)])
+        return _total([_tanh_of_feature(*each) for each in zip(v, a, b, strict=True)])
 
-    return _sum_over_rows(add_features, v, a.T, b.T)
+    return _sum_over_first_axis(add_features, v, a.T, b.T)
 
 
 def _pull_back_by_tanh(v: Array, a: Array, b: Array, dlogits: Array) -> tuple:
     @jax.checkpoint
-    def feature(row):
-        return jax.vjp(_tanh_of_feature, *row)[1](dlogits)
+    def feature(v_and_tokens):
+        return jax.vjp(_tanh_of_feature, *v_and_tokens)[1](dlogits)
 
     dv, da, db = jax.lax.map(feature, (v, a.T, b.T))
     return dv, da.T, db.T
@@ -125,27 +130,27 @@ def _divisors(x: Sequence[Array], y: Sequence[Array]) -> list[Array]:
     return [_one_plus(x_f[:, None] * y_f[None, :]) for x_f, y_f in zip(x, y, strict=True)]
 
 
-def _tanhs(weights: Sequence[Array], divisors: Sequence[Array]) -> Array:
-    """sum_n w_n tanh_n = sum_n w_n - 2 sum_n w_n / d_n"""
-    pairs = _by_two(weights, divisors)
-    return _total(weights) - 2 * _total(
-        [(w1 * d2 + w2 * d1) / (d1 * d2) for w1, w2, d1, d2 in pairs]
+def _tanhs(coefficients: Sequence[Array], divisors: Sequence[Array]) -> Array:
+    """sum_n c_n tanh_n = sum_n c_n - 2 sum_n c_n / d_n"""
+    pairs = _by_two(coefficients, divisors)
+    return _total(coefficients) - 2 * _total(
+        [(c1 * d2 + c2 * d1) / (d1 * d2) for c1, c2, d1, d2 in pairs]
     )
 
 
-def _slopes(weights: Sequence[Array], divisors: Sequence[Array]) -> Array:
-    """sum_n w_n tanh'_n = 4 sum_n w_n r_n (1 - r_n),  r_n = 1 / d_n"""
+def _slopes(coefficients: Sequence[Array], divisors: Sequence[Array]) -> Array:
+    """sum_n c_n tanh'_n = 4 sum_n c_n r_n (1 - r_n),  r_n = 1 / d_n"""
     terms = []
-    for w1, w2, d1, d2 in _by_two(weights, divisors):
+    for c1, c2, d1, d2 in _by_two(coefficients, divisors):
         inverse = 1 / (d1 * d2)
         r1, r2 = inverse * d2, inverse * d1
-        terms.append(w1 * (r1 - r1 * r1) + w2 * (r2 - r2 * r2))
+        terms.append(c1 * (r1 - r1 * r1) + c2 * (r2 - r2 * r2))
     return 4 * _total(terms)
 
 
-def _by_two(weights, divisors):
+def _by_two(coefficients, divisors):
     """Two terms share one division, the costly part."""
-    return zip(weights[::2], weights[1::2], divisors[::2], divisors[1::2], strict=True)
+    return zip(coefficients[::2], coefficients[1::2], divisors[::2], divisors[1::2], strict=True)
 
 
 def _largest_z(dtype: jnp.dtype) -> float:
@@ -157,15 +162,16 @@ def _clip_limit(dtype: jnp.dtype) -> float:
     return 0.49 * math.log(float(jnp.finfo(dtype).max))
 
 
-def _without_overflow(weights: Array) -> tuple[Array, Array]:
-    """(scaled, factor): `factor * scaled` are the weights, and scaled * (1 + z) does not overflow.
+def _without_overflow(coefficients: Array) -> tuple[Array, Array]:
+    """(scaled, factor): factor * scaled are the coefficients, and no c1 d2 of `_tanhs` overflows.
 
-    The factor is a power of two: 1 unless a weight is near the largest float.
+    The factor is a power of two: 1 unless a coefficient is near the largest float. `_slopes` needs
+    none: it multiplies coefficients by r <= 1 only.
     """
-    most = 8 * _largest_z(weights.dtype)
-    near_largest = jnp.max(jnp.abs(weights)) > float(jnp.finfo(weights.dtype).max) / most
-    scale = jnp.where(near_largest, jnp.asarray(1 / most, weights.dtype), 1)
-    return weights * scale, 1 / scale
+    most = 8 * _largest_z(coefficients.dtype)
+    near_largest = jnp.max(jnp.abs(coefficients)) > float(jnp.finfo(coefficients.dtype).max) / most
+    scale = jnp.where(near_largest, jnp.asarray(1 / most, coefficients.dtype), 1)
+    return coefficients * scale, 1 / scale
 
 
 def _logits_by_exponentials(v: Array, a: Array, b: Array) -> Array:
@@ -173,7 +179,7 @@ def _logits_by_exponentials(v: Array, a: Array, b: Array) -> Array:
         return _tanhs(v, _divisors(x, y))
 
     v, factor = _without_overflow(v)
-    return factor * _sum_over_rows(add_features, v, _exponentials(a).T, _exponentials(b).T)
+    return factor * _sum_over_first_axis(add_features, v, _exponentials(a).T, _exponentials(b).T)
 
 
 def _pull_back_by_exponentials(v: Array, a: Array, b: Array, dlogits: Array) -> tuple:
@@ -184,8 +190,8 @@ def _pull_back_by_exponentials(v: Array, a: Array, b: Array, dlogits: Array) -> 
     loops, and one loop for dv and db, with two results, takes half as long again as two loops.
     """
     x, y = _exponentials(a), _exponentials(b)
-    weights, factor = _without_overflow(dlogits)
-    dv = factor * _sum_over_tokens(_tanhs, x, y.T, weights)
+    scaled, factor = _without_overflow(dlogits)
+    dv = factor * _sum_over_tokens(_tanhs, x, y.T, scaled)
     da = _sum_over_tokens(_slopes, y, x.T, dlogits.T)
     db = _sum_over_tokens(_slopes, x, y.T, dlogits)
     return jnp.sum(dv, axis=1), v[None, :] * da.T, v[None, :] * db.T
@@ -199,29 +205,29 @@ def _push_by_exponentials(v: Array, a: Array, b: Array, dv: Array, da: Array, db
         dsums = [dx_f[:, None] + dy_f[None, :] for dx_f, dy_f in zip(dx, dy, strict=True)]
         return _slopes(dsums, divisors) + _tanhs(dv, divisors)
 
-    rows = (_exponentials(a).T, _exponentials(b).T, (v[None, :] * da).T, (v[None, :] * db).T, dv)
-    return _sum_over_rows(add_features, *rows)
+    args = (_exponentials(a).T, _exponentials(b).T, (v[None, :] * da).T, (v[None, :] * db).T, dv)
+    return _sum_over_first_axis(add_features, *args)
 
 
-def _sum_over_tokens(terms: Callable, x: Array, y: Array, weights: Array) -> Array:
-    """sum_i weights_ij term_fij: (x [t, A], y [A, s], weights [t, s]) -> [A, s]"""
+def _sum_over_tokens(terms: Callable, x: Array, y: Array, dlogits: Array) -> Array:
+    """sum_i dlogits_ij term_fij: (x [t, A], y [A, s], dlogits [t, s]) -> [A, s]"""
 
-    def add_tokens(x, weights):
-        return terms([w[None, :] for w in weights], [_one_plus(row[:, None] * y) for row in x])
+    def add_tokens(x, dlogits):
+        return terms([d[None, :] for d in dlogits], [_one_plus(x_i[:, None] * y) for x_i in x])
 
-    return _sum_over_rows(add_tokens, x, weights)
+    return _sum_over_first_axis(add_tokens, x, dlogits)
 
 
-# --- loops over rows ---
+# --- loops ---
 
 
 def _total(terms: Sequence[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
-def _sum_over_rows(add: Callable, *arrays: Array) -> Array:
-    """The sum of `add` over the rows of the arrays, zero-padded, a few at a time."""
-    count = _ROWS_IN_A_PASS
+def _sum_over_first_axis(add: Callable, *arrays: Array) -> Array:
+    """The sum of `add` over the first axis (features or tokens), zero-padded, a few at a time."""
+    count = _TERMS_PER_PASS
     padded = [
         jnp.pad(array, [(0, -len(array) % count), *[(0, 0)] * (array.ndim - 1)]) for array in arrays
     ]
@@ -229,14 +235,14 @@ def _sum_over_rows(add: Callable, *arrays: Array) -> Array:
     # Checkpointed: otherwise the backward pass would save the tile of every step.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def block(n):
-        return add(*(_rows(array, n * count, count) for array in padded))
+        return add(*(_entries(array, n * count, count) for array in padded))
 
     zeros = varying_as(jnp.zeros_like(jax.eval_shape(block, 0)), padded)
     return jax.lax.fori_loop(0, len(padded[0]) // count, lambda n, total: total + block(n), zeros)
 
 
-def _rows(array: Array, first: Array, count: int) -> list[Array]:
-    """`count` rows, one by one: XLA:CPU copies a slice of several rows, which is 7 times slower."""
+def _entries(array: Array, first: Array, count: int) -> list[Array]:
+    """`count` entries, one by one: XLA:CPU copies a slice of several, which is 7 times slower."""
     return [jax.lax.dynamic_index_in_dim(array, first + i, 0, False) for i in range(count)]
 
 
@@ -246,8 +252,9 @@ def _rows(array: Array, first: Array, count: int) -> list[Array]:
 def _choose(by_tanh: Callable, by_exponentials: Callable, tangent: Callable | None = None):
     """By exponentials unless queries are large.
 
-    `tangent` is the tangent. Without one, derivatives are those by tanh: JAX's derivatives of the
-    quotients would overflow where z is large, and take twice the time.
+    `tangent(result, (large, *args), tangents of args)` is the tangent of the result. Without it,
+    derivatives are those by tanh: JAX's derivatives of the quotients would overflow where z is
+    large, and take twice the time.
     """
 
     @jax.custom_jvp

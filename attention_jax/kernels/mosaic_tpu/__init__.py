@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.implementations.tile_arrays import tiled
+from attention_jax.implementations.tile_arrays import cut
 from attention_jax.kernels.mosaic_tpu import calls
 from attention_jax.kernels.mosaic_tpu.operands import (
     LANES,
@@ -32,7 +32,7 @@ from attention_jax.kernels.rows import RowTerms, Sums
 from attention_jax.kernels.rule import Call, Kernels, attention_by
 from attention_jax.kernels.tokens import Operands, reason_against
 from attention_jax.kernels.windows import Windows
-from attention_jax.scores.slopes import needs_stand_ins
+from attention_jax.scores.stand_ins import needs_stand_ins
 
 Array = jax.Array
 
@@ -85,7 +85,7 @@ def _backward(
     tiles, pull_back = jax.vjp(functools.partial(in_tiles, program), operands)
     blocks = blocks_of(call, tiles, windows)._replace(
         terms=rows_of(terms._replace(dlogsumexp=None), call.tiles[0]),
-        doutput=tiled(doutput, call.tiles[0]),
+        doutput=cut(doutput, call.tiles[0]),
     )
     calls.check_memory(blocks)
     (doperands,) = pull_back(calls.run(calls.backward, program, blocks))

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.extend import core
 
 from attention_jax.core.batches import all_over_batch, any_over_batch
-from attention_jax.implementations.tile_arrays import tiled
+from attention_jax.implementations.tile_arrays import cut
 from attention_jax.kernels.mosaic_tpu.scores import on_tpu
 from attention_jax.kernels.rule import Call
 from attention_jax.kernels.score_forms import form_of
@@ -114,7 +114,7 @@ def program_of(call: Call, operands: Operands) -> Program:
 
 def in_tiles(program: Program, operands: Operands) -> Operands:
     """The operands as the kernels read them; see `Blocks`."""
-    of_queries, of_keys = (functools.partial(tiled, count=n) for n in program.call.tiles)
+    of_queries, of_keys = (functools.partial(cut, count=n) for n in program.call.tiles)
     return Operands(
         queries=jax.tree.map(of_queries, operands.queries),
         keys=jax.tree.map(of_keys, operands.keys),

@@ -14,7 +14,7 @@ from conformance import quick_jit
 from oracles import assert_leaves_close, normal
 
 import attention_jax as aj
-from attention_jax.scores.slopes import needs_stand_ins
+from attention_jax.scores.stand_ins import needs_stand_ins
 
 T, D = 7, 3
 TILE = aj.BlockSizes(2, 3)

@@ -1,4 +1,4 @@
-"""Logits whose derivatives stay finite where a mask hides a pair with an infinite slope.
+"""Stand-ins for hidden pairs whose slope is infinite; attention calls `pair` through this file.
 
 A distance sqrt(|q - k|^2) has an infinite slope where q = k, an angle where q and k are parallel.
 If a mask hides such a pair, its logit has the cotangent 0, and 0 times infinity is NaN, which the
@@ -38,7 +38,7 @@ _FINITE_SLOPES = """
 _CALLS = frozenset(["jit", "pjit", "closed_call", "core_call", "checkpoint"])
 
 
-def masked_pair(
+def pair_with_stand_ins(
     score: Score,
     params: Params,
     q_features: Any,
@@ -49,6 +49,8 @@ def masked_pair(
     """The logits [t, s] of a tile; hidden pairs cannot make their derivatives NaN.
 
         logits_ij = pair(q_i, k_j) where allowed_ij, pair(stand-in, stand-in) elsewhere
+
+    It hides nothing: the caller sets the logits of hidden pairs to -inf.
 
     Args:
         score: the score.
@@ -73,7 +75,7 @@ def masked_pair(
     return jax.vmap(over_keys, in_axes=(0, None, 0))(q_features, k_features, allowed)
 
 
-def masked_pair_vjp(
+def pair_vjp_with_stand_ins(
     score: Score,
     params: Params,
     q_features: Any,
@@ -82,7 +84,7 @@ def masked_pair_vjp(
     stand_ins: tuple[Any, Any] | None,
     dlogits: Array,
 ) -> tuple[Params, Any, Any]:
-    """Pulls `dlogits` [t, s] back through `masked_pair`, with `pair_vjp` if no stand-ins are used.
+    """Pulls `dlogits` [t, s] back through `pair_with_stand_ins`; by `pair_vjp` without stand-ins.
 
     Returns:
         (dparams, dq_features, dk_features); zeros for integer features.
@@ -91,7 +93,7 @@ def masked_pair_vjp(
     if allowed is None or stand_ins is None:
         cotangents = score.pair_vjp(*primals, dlogits)
     else:
-        pair = functools.partial(masked_pair, score, allowed=allowed, stand_ins=stand_ins)
+        pair = functools.partial(pair_with_stand_ins, score, allowed=allowed, stand_ins=stand_ins)
         logits, pull_back = jax.vjp(pair, *primals)
         cotangents = pull_back(dlogits.astype(logits.dtype))
     return jax.tree.map(
