@@ -218,6 +218,7 @@ def alignment_error(weights: Array, alignment: Array, *, rows: Array | None = No
 
     Source: Koehn and Knowles 2017, section 3.5: 1 - their probability mass score.
     """
+    alignment = integer_array("alignment", alignment)
     weights, _, distances = _checked(weights, rows=rows, alignment=alignment)
     aligned = distances == 0
     aligned_weights = jnp.sum(jnp.where(aligned, weights, 0), axis=-1)
@@ -248,6 +249,7 @@ def expected_distance(weights: Array, alignment: Array, *, rows: Array | None = 
     Source: Vig and Belinkov 2019 (mean attention distance), with the distance from a_i instead of
     i.
     """
+    alignment = integer_array("alignment", alignment)
     weights, _, distances = _checked(weights, rows=rows, alignment=alignment)
     expected = jnp.sum(weights * distances.astype(weights.dtype), axis=-1)
     return mean_over_rows(expected, has_keys(weights) & jnp.any(distances == 0, axis=-1))
@@ -320,7 +322,7 @@ def attention_summary(
     >>> summary.effective_keys.round(4), summary.alignment_error
     (Array(1.5, dtype=float32), Array(0.75, dtype=float32))
     """
-    weights, allowed, _ = _checked(weights, mask, rows, alignment)
+    weights, allowed, _ = _checked(weights, mask, rows)
     weights = jnp.where(allowed, weights, 0)
     counted = has_keys(weights)
     return AttentionSummary(
@@ -360,7 +362,11 @@ class _Checked(NamedTuple):
 
 
 def _checked(
-    pairs: Any, mask: Any = None, rows: Any = None, alignment: Any = None, name: str = "weights"
+    pairs: Any,
+    mask: Any = None,
+    rows: Any = None,
+    alignment: Array | None = None,
+    name: str = "weights",
 ) -> _Checked:
     pairs = float_array(name, pairs)
     if pairs.ndim < 2:
@@ -378,7 +384,6 @@ def _checked(
         kept = jnp.where(per_query("rows", bool_array("rows", rows, "counts")), kept, 0)
     distances = jax.lax.broadcasted_iota(jnp.int32, pairs.shape, pairs.ndim - 1)
     if alignment is not None:
-        alignment = integer_array("alignment", alignment).astype(jnp.int32)
-        distances = jnp.abs(distances - per_query("alignment", alignment))
+        distances = jnp.abs(distances - per_query("alignment", alignment.astype(jnp.int32)))
     allowed = jnp.broadcast_to(mask.materialize(target_length, source_length), pairs.shape)
     return _Checked(kept, allowed, distances)

@@ -55,6 +55,7 @@ MISTAKES = [
     (analysis.saturation, (PAIRS,), {"rows": ROWS[:, :1]}, "rows"),
     (analysis.alignment_error, (PAIRS, KEYS.astype(float)), {}, "alignment must be integers"),
     (analysis.expected_distance, (PAIRS, KEYS[:, :3]), {}, "alignment"),
+    (analysis.expected_distance, (PAIRS, None), {}, "alignment must be"),
     (analysis.jensen_shannon, (PAIRS, PAIRS[0]), {}, "weights_b"),
     (analysis.attention_summary, (PAIRS,), {"bound": 2}, "bound"),
     # rollout
