@@ -251,8 +251,6 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     *((getattr(analysis, name), {}, {"weights": no_floats})
       for name in ("softmax_jacobian", "softmax_jacobian_norm")),
     (analysis.logit_variance, {}, {"logits": no_floats | st.just(1.0)}),
-    (analysis.gradient_through_top_keys, {"weights": PAIRS, "dlogits": PAIRS, "k": 1}, {
-        "k": no_size_or_none | st.integers(min_value=4)}),
     (analysis.attention_rollout, ROLLOUT, {
         "weights": one_of("text", 3, None, [], ones(2, 3), ones(1, 1, 2, 3), ones(0, 1, 2, 2),
                           [ones(1, 2, 2), ones(1, 3, 3)], [ones(1, 2, 2), "text"]),

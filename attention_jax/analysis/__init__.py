@@ -1,13 +1,7 @@
 """Analysis of attention: captured weights, gradients, curvature, statistics, rollout and cost."""
 
 from attention_jax.analysis.attention_page.view import AttentionView, view
-from attention_jax.analysis.capture import (
-    Captured,
-    CapturedGradients,
-    OutputGradient,
-    capture,
-    capture_gradients,
-)
+from attention_jax.analysis.capture import Captured, capture
 from attention_jax.analysis.curvature import (
     Estimate,
     SpectrumEdges,
@@ -17,9 +11,20 @@ from attention_jax.analysis.curvature import (
     hessian_trace,
     hessian_vector_product,
 )
-from attention_jax.analysis.gradient_norms import gradient_norms, gradient_signal_to_noise
-from attention_jax.analysis.gradients import AttentionGradients, attention_gradients
-from attention_jax.analysis.learning_statistics import learning_statistics
+from attention_jax.analysis.gradients import (
+    AttentionGradients,
+    CapturedGradients,
+    OutputGradient,
+    ScaleSweep,
+    attention_gradients,
+    capture_gradients,
+    logit_scale_sweep,
+)
+from attention_jax.analysis.learning_statistics import (
+    gradient_norms,
+    gradient_signal_to_noise,
+    learning_statistics,
+)
 from attention_jax.analysis.ledger import (
     Operations,
     ProgramMemory,
@@ -32,9 +37,7 @@ from attention_jax.analysis.ledger import (
     score_cost,
 )
 from attention_jax.analysis.rollout import attention_rollout, cross_rollout
-from attention_jax.analysis.scale_sweep import ScaleSweep, logit_scale_sweep
 from attention_jax.analysis.softmax_gradients import (
-    gradient_through_top_keys,
     softmax_jacobian,
     softmax_jacobian_norm,
     softmax_vjp,
@@ -80,7 +83,6 @@ __all__ = [
     "expected_distance",
     "gradient_norms",
     "gradient_signal_to_noise",
-    "gradient_through_top_keys",
     "growth_exponent",
     "hessian_diagonal",
     "hessian_spectrum_edges",

@@ -18,13 +18,6 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from attention_jax.analysis.lanczos import (
-    Lanczos,
-    LanczosCarry,
-    LanczosRow,
-    SpectrumEdges,
-    dot,
-)
 from attention_jax.core.arrays import accumulator_dtype, float_array
 from attention_jax.core.checks import check_choice, check_integer, checked_rng
 
@@ -33,6 +26,15 @@ Loss = Callable[[Any], Array]  # params -> float []
 Product = Callable[[Array], Array]  # of a vector [P]
 
 Outer = Literal["forward", "reverse"]
+
+
+class SpectrumEdges(NamedTuple):
+    """The Ritz values of m Lanczos steps; m <= P, the number of parameters."""
+
+    smallest: Array  # [], ritz_values[0]: at least the smallest eigenvalue, up to rounding
+    largest: Array  # [], ritz_values[-1]: at most the largest eigenvalue, up to rounding
+    ritz_values: Array  # [m], ascending
+    residuals: Array  # [m], |H y - ritz_value y|: an eigenvalue lies within this distance
 
 
 class Estimate(NamedTuple):
@@ -121,15 +123,8 @@ def hessian_spectrum_edges(
     v and the remainder of H v); for a network's loss, Ghorbani, Krishnan and Xiao 2019.
     """
     iterations = check_integer("iterations", iterations)
-    rng = checked_rng(rng, name="rng")
-    point, product, _ = flattened(loss, params, outer)
-    lanczos = Lanczos(min(iterations, point.size), point, rng)
-
-    def step(carry: LanczosCarry, j: Array) -> tuple[LanczosCarry, LanczosRow]:
-        return lanczos.update(carry, j, product(lanczos.vector(carry, j)))
-
-    _, rows = jax.lax.scan(step, lanczos.start(), jnp.arange(lanczos.size))
-    return lanczos.edges(rows)
+    edges, _ = edges_and_trace(loss, params, (rng, rng), iterations, 0, outer)
+    return edges
 
 
 def hessian_trace(
@@ -163,14 +158,8 @@ def hessian_trace(
     Source: Hutchinson 1990 (his u, A are z, H).
     """
     samples = check_integer("samples", samples)
-    rng = checked_rng(rng, name="rng")
-    point, product, _ = flattened(loss, params, outer)
-    zero = jnp.zeros((), point.dtype)
-
-    def sample(signs: Array) -> Array:
-        return dot(signs, product(signs))
-
-    return _mean_over_signs(sample, zero, point, rng, samples)
+    _, trace = edges_and_trace(loss, params, (rng, rng), 0, samples, outer)
+    return trace
 
 
 def hessian_diagonal(
@@ -181,8 +170,7 @@ def hessian_diagonal(
         H_ii = E[z_i (H z)_i],    z_i = -1 or 1
 
     A sample's variance is sum_{j != i} H_ij^2, so that it needs many samples where parameters
-    interact. Each sample takes one product; the samples run in sequence, in the memory of one
-    product and two vectors like params.
+    interact. Each sample takes one product; the samples run in sequence, and each is kept.
 
     Args:
         loss, params, rng, samples, outer: as in `hessian_trace`.
@@ -204,13 +192,13 @@ def hessian_diagonal(
     """
     samples = check_integer("samples", samples)
     rng = checked_rng(rng, name="rng")
-    point, product, restore = flattened(loss, params, outer)
-    zeros = jnp.zeros_like(point)
+    point, product, restore = _flattened(loss, params, outer)
 
-    def sample(signs: Array) -> Array:
+    def sample(number: Array) -> Array:
+        signs = _signs(point, rng, number)
         return signs * product(signs)
 
-    return Estimate(*map(restore, _mean_over_signs(sample, zeros, point, rng, samples)))
+    return Estimate(*map(restore, _mean(jax.lax.map(sample, jnp.arange(samples)))))
 
 
 def dense_hessian(
@@ -241,7 +229,7 @@ def dense_hessian(
     Source: Pearlmutter 1994, applied to each unit vector.
     """
     max_parameters = check_integer("max_parameters", max_parameters)
-    point, product, _ = flattened(loss, params, outer)
+    point, product, _ = _flattened(loss, params, outer)
     if point.size > max_parameters:
         raise ValueError(
             f"params must hold at most max_parameters={max_parameters} numbers for a dense Hessian;"
@@ -254,7 +242,100 @@ def dense_hessian(
     return columns.T
 
 
-# --- products and sample means ---
+# --- Lanczos and random signs ---
+
+
+def edges_and_trace(
+    loss: Loss,
+    params: Any,
+    rngs: tuple[Array, Array],
+    iterations: int,
+    samples: int,
+    outer: str = "forward",
+) -> tuple[SpectrumEdges, Estimate]:
+    """`hessian_spectrum_edges` and `hessian_trace` in one loop.
+
+    The product with the Hessian is nearly all of the program, and one loop compiles it once.
+
+    Args:
+        loss, params, outer: as in `hessian_spectrum_edges`.
+        rngs: the PRNG keys of the two.
+        iterations: 0 for the trace alone, whose edges are then meaningless.
+        samples: 0 for the edges alone.
+    """
+    edges_rng, trace_rng = (checked_rng(rng, name="rng") for rng in rngs)
+    point, product, _ = _flattened(loss, params, outer)
+    size = min(iterations, point.size)
+    epsilon = float(jnp.finfo(point.dtype).eps)
+
+    def random_unit(j: Array | int) -> Array:
+        rng = jax.random.fold_in(edges_rng, j)
+        return _unit(jax.random.normal(rng, point.shape, point.dtype))
+
+    def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Any]:
+        basis, scale = carry  # [size + 1, P], zeros in rows to come; the largest |image| []
+        vector = jnp.where(j < size, basis[j], _signs(point, trace_rng, j - size))
+        image = product(vector)
+        remainder = _without(basis, image)
+        beta, scale = jnp.linalg.norm(remainder), jnp.maximum(scale, jnp.linalg.norm(image))
+        # A remainder of this size is rounding, and has no meaningful direction. False for NaN.
+        invariant = beta <= 10 * epsilon * scale
+        following = jnp.where(invariant, random_unit(j + 1), _unit(remainder))
+        # Orthogonalise twice: the division by a small norm enlarges rounding errors.
+        following = _unit(_without(basis, _unit(_without(basis, following))))
+        # A row of T; T is symmetric, and the entries with later vectors stand in their own rows.
+        row = _dot(basis, image)[:size]
+        basis = basis.at[j + 1].set(following, mode="drop")
+        return (basis, scale), (row, beta, _dot(vector, image))
+
+    basis = jnp.zeros((size + 1, point.size), point.dtype).at[0].set(random_unit(0))
+    carry = basis, jnp.zeros((), point.dtype)
+    _, (rows, betas, products) = jax.lax.scan(step, carry, jnp.arange(size + samples))
+    return _edges(rows[:size], betas[:size]), _mean(products[size:])
+
+
+def _edges(rows: Array, betas: Array) -> SpectrumEdges:
+    """The eigenvalues of T, from its lower triangle [m, m] and the norms of the remainders [m]."""
+    size = len(rows)
+    if size == 0:
+        unknown = jnp.full((), jnp.nan, betas.dtype)
+        return SpectrumEdges(unknown, unknown, betas, betas)
+    ritz_values, vectors = jnp.linalg.eigh(jnp.tril(rows) + jnp.tril(rows, -1).T)
+    residuals = betas[-1] * jnp.abs(vectors[-1])
+    return SpectrumEdges(ritz_values[0], ritz_values[-1], ritz_values, residuals)
+
+
+def _signs(point: Array, rng: Array, number: Array) -> Array:
+    return jax.random.rademacher(jax.random.fold_in(rng, number), point.shape, point.dtype)
+
+
+def _mean(samples: Array) -> Estimate:
+    """The mean over the first axis; a single sample has no estimate of the variance."""
+    count = len(samples)
+    if count == 0:
+        return Estimate(jnp.nan, jnp.inf)
+    offsets = samples - samples[:1]  # equal samples have exactly their mean, and no error
+    mean = samples[0] + jnp.mean(offsets, axis=0)
+    if count == 1:
+        return Estimate(mean, jnp.full_like(mean, jnp.inf))
+    return Estimate(mean, jnp.std(offsets, axis=0, ddof=1) / count**0.5)
+
+
+def _dot(left: Array, right: Array) -> Array:
+    return jnp.dot(left, right, precision="highest")
+
+
+def _without(basis: Array, vector: Array) -> Array:
+    """`vector` [P] minus its projections on the rows of `basis` [m, P]."""
+    return vector - _dot(_dot(basis, vector), basis)
+
+
+def _unit(vector: Array) -> Array:
+    norm = jnp.linalg.norm(vector)
+    return vector / jnp.where(norm == 0, 1, norm)
+
+
+# --- products ---
 
 
 def _product(loss: Loss, params: Any, vector: Any, outer: str) -> Any:
@@ -272,7 +353,7 @@ def _product(loss: Loss, params: Any, vector: Any, outer: str) -> Any:
     return jax.vjp(gradient, params)[1](vector)[0]
 
 
-def flattened(loss: Loss, params: Any, outer: str) -> tuple[Array, Product, Callable]:
+def _flattened(loss: Loss, params: Any, outer: str) -> tuple[Array, Product, Callable]:
     """(params as one vector [P], the product with the Hessian at params, [P] -> tree)."""
     params = _checked_params(params)
     check_choice("outer", outer, Outer)
@@ -287,41 +368,6 @@ def flattened(loss: Loss, params: Any, outer: str) -> tuple[Array, Product, Call
     return point, lambda vector: _product(flat_loss, point, vector, outer), restore
 
 
-def _mean_over_signs(
-    sample: Product, zeros: Array, point: Array, rng: Array, samples: int
-) -> Estimate:
-    """The mean of `sample(signs)`, an array like `zeros`, over sign vectors like `point`.
-
-    The mean and variance are updated for each sample (Welford), so that no sample is stored.
-    """
-
-    def step(carry: tuple[Array, Array], number: Array) -> tuple[tuple[Array, Array], None]:
-        return with_sample(carry, number, sample(random_signs(point, rng, number))), None
-
-    carry, _ = jax.lax.scan(step, (zeros, zeros), jnp.arange(samples))
-    return estimate_of(carry, samples)
-
-
-def random_signs(point: Array, rng: Array, number: Array) -> Array:
-    """The sign vector of a sample, like `point`."""
-    return jax.random.rademacher(jax.random.fold_in(rng, number), point.shape, point.dtype)
-
-
-def with_sample(carry: tuple[Array, Array], number: Array, value: Array) -> tuple[Array, Array]:
-    """The mean and the sum of squared deviations with one more sample, the `number`-th from 0."""
-    mean, squares = carry
-    difference = value - mean
-    mean = mean + difference / (number + 1).astype(mean.dtype)
-    return mean, squares + difference * (value - mean)
-
-
-def estimate_of(carry: tuple[Array, Array], samples: int) -> Estimate:
-    mean, squares = carry
-    if samples == 1:  # a single sample has no estimate of the variance
-        return Estimate(mean, jnp.full_like(mean, jnp.inf))
-    return Estimate(mean, jnp.sqrt(squares / (samples * (samples - 1))))
-
-
 # --- checks of arguments ---
 
 
@@ -333,20 +379,14 @@ def _checked_params(params: Any) -> Any:
 
 
 def _checked_vector(vector: Any, params: Any) -> Any:
-    expected, got = jax.tree.structure(params), jax.tree.structure(vector)
-    if expected != got:  # type: ignore[operator]
-        raise ValueError(f"vector must have the structure of params, {expected}; got {got}")
-
-    def check(path: Any, leaf: Array, like: Array) -> Array:
-        where = jax.tree_util.keystr(path)
-        if leaf.shape != like.shape:
-            raise ValueError(
-                f"vector{where} must be {list(like.shape)}, as params{where} is; got"
-                f" {list(leaf.shape)}"
-            )
-        return leaf.astype(like.dtype)
-
-    return jax.tree_util.tree_map_with_path(check, _float_arrays("vector", vector), params)
+    vector = _float_arrays("vector", vector)
+    got, expected = (
+        (jax.tree.structure(tree), [leaf.shape for leaf in jax.tree.leaves(tree)])
+        for tree in (vector, params)
+    )
+    if got != expected:
+        raise ValueError(f"vector must be {expected}, as params are; got {got}")
+    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), vector, params)
 
 
 def _float_arrays(name: str, tree: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The gradient of attention by hand, with every intermediate gradient.
+"""Gradients of attention: of its output, weights, logits and inputs.
 
 With L the logits, A = softmax(L) and O = A V, a cotangent dO of the output gives
 
@@ -9,30 +9,55 @@ With L the logits, A = softmax(L) and O = A V, a cotangent dO of the output give
                       dQ = scale dL K and dK = scale dL^T Q
     dbias = dL, summed over broadcast axes of the bias
 
-`jax.vjp` of `attention` returns only the gradients of the inputs, in tiles where [T, S] is too
-large. The functions here also return the gradients of weights and logits, materialised.
+`capture_gradients` computes dO, dA and dL for every attention in a loss; the other functions here
+apply it to a single call.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from attention_jax.analysis.softmax_gradients import softmax_vjp
+from attention_jax.analysis.capture import named, traced
+from attention_jax.analysis.jaxpr_evaluation import evaluate
+from attention_jax.analysis.softmax_gradients import softmax_jacobian_norm, softmax_vjp
+from attention_jax.analysis.statistics import weight_entropy
 from attention_jax.core.arrays import cast_floats, float_array
-from attention_jax.functional.checks import checked_call
-from attention_jax.implementations import BlockSizes, Inputs, Options
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.functional.attention import results_of
+from attention_jax.functional.capture_point import CapturedAttention
+from attention_jax.functional.checks import Call, check_axes, checked_call
+from attention_jax.implementations import Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.reference import logits_and_mask, without_padding
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
 
 Array = jax.Array
+
+
+class OutputGradient(NamedTuple):
+    """The gradients of a loss in one attention's output, weights and logits; axes as captured."""
+
+    doutput: Array  # [*B, T, Dv]
+    dweights: Array | None  # [*B, T, S], 0 where masked; None if there is no softmax
+    dlogits: Array | None  # [*B, T, S], 0 where masked; None if there is no softmax
+
+
+class CapturedGradients(NamedTuple):
+    """A loss, its gradient, and every attention in it with the gradient that reaches it."""
+
+    loss: Array  # float []
+    auxiliary: Any  # the loss's second result; None if it returns only a float
+    dparams: Any  # like the parameters
+    attentions: dict[str, CapturedAttention]  # by name
+    gradients: dict[str, OutputGradient]  # by the same names
 
 
 class AttentionGradients(NamedTuple):
@@ -49,6 +74,120 @@ class AttentionGradients(NamedTuple):
     dkey: Array  # [*B, S, Dk]
     dparams: Params  # leaves [*B, *shape of the parameter]
     dbias: Any  # [*B, T or 1, S or 1] for an array; for a `Bias`, a `Bias` of its floats' gradients
+
+
+class ScaleSweep(NamedTuple):
+    """Means over the rows of all examples that have a key, for each scale."""
+
+    scales: Array  # [n]  those of the call
+    gradient_norm: Array  # [n]  mean_i |dlogits_i|, for the logits after scaling
+    entropy: Array  # [n]  mean_i of the weights' entropy, in nats
+    jacobian_norm: Array  # [n]  mean_i |d weights_i / d logits_i|_F
+
+
+# --- every attention in a loss ---
+
+
+def capture_gradients(
+    loss: Callable[..., Any], params: Any, /, *args: Any, matrices: bool = True, **kwargs: Any
+) -> CapturedGradients:
+    """A loss, its gradient, and the gradients of each attention's output, weights and logits.
+
+        doutput = d loss / d output,  dweights = doutput value^T,
+        dlogits_ij = weights_ij (dweights_ij - sum_k weights_ik dweights_ik)
+
+    for every call of attention, as `attention_gradients` computes them for one call. With dropout,
+    dweights and dlogits are the gradients without dropout for the same doutput. With a Gaussian
+    (local-p), dweights are the gradients of the weights before it.
+    Inside of a function with its own gradient rule (`jax.custom_vjp`), the parameters' gradient
+    follows the rule, and the attention's gradients follow the function itself.
+
+    Args:
+        loss: params, *args -> float [], or (float [], auxiliary arrays).
+        params: a pytree of float arrays.
+        args: further arguments.
+        matrices: as in `capture`; False returns only `doutput`.
+        kwargs: keyword arguments.
+
+    Returns:
+        `CapturedGradients`; `auxiliary` is None if the loss returns only a float.
+
+    Raises:
+        NotImplementedError: as in `capture`.
+        ValueError: the loss is not one float, a parameter is not floating-point, or there is no
+            attention in the loss.
+
+    >>> from attention_jax import attention
+    >>> def loss(query):
+    ...     return attention(query, jnp.eye(2), jnp.eye(2), score="dot")[0, 0]
+    >>> captured = capture_gradients(loss, jnp.zeros((1, 2)))
+    >>> captured.gradients["attention"].dlogits.tolist(), captured.dparams.tolist()
+    ([[0.25, -0.25]], [[0.25, -0.25]])
+
+    Source: Dao et al. 2022, appendix B.2, for the formulas.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        float_array(f"params {jax.tree_util.keystr(path, simple=True, separator='/')}", leaf)
+    program, structure = traced("loss", loss, args, kwargs, matrices, params)
+
+    names: list[str] = []
+
+    def evaluate_loss(params: Any, added: list[Array] | None) -> Any:
+        outputs, captures = evaluate(program, jax.tree.leaves(params), added)
+        value, auxiliary = _loss_and_auxiliary(jax.tree.unflatten(structure, outputs))
+        attentions = named("loss", captures)
+        names[:] = attentions
+        # A list, because JAX would sort a dict.
+        return value, (auxiliary, list(attentions.values()))
+
+    # The gradients of zeros that are added to the outputs are the outputs' gradients.
+    _, (_, shapes) = jax.eval_shape(lambda params: evaluate_loss(params, None), params)
+    outputs = [attention.output for attention in shapes]
+    zeros = [jnp.zeros(out.shape, out.dtype, out_sharding=out.sharding) for out in outputs]
+    gradient = jax.value_and_grad(evaluate_loss, argnums=(0, 1), has_aux=True)
+    (value, (auxiliary, attentions)), (dparams, doutputs) = gradient(params, zeros)
+    gradients = map(_output_gradient, attentions, doutputs)
+    return CapturedGradients(
+        value,
+        auxiliary,
+        dparams,
+        attentions=dict(zip(names, attentions, strict=True)),
+        gradients=dict(zip(names, gradients, strict=True)),
+    )
+
+
+def _output_gradient(attention: CapturedAttention, doutput: Array) -> OutputGradient:
+    if attention.logits is None or attention.weights is None or attention.mask is None:
+        return OutputGradient(doutput, None, None)
+
+    def gradients(
+        value: Array, mask: Array, weights: Array, damping: Array | None, doutput: Array
+    ) -> Any:
+        # Padding may be NaN, and its weight 0 would not remove NaN.
+        value = jnp.where(jnp.any(mask, axis=-2)[..., None], value.astype(weights.dtype), 0)
+        doutput = jnp.where(jnp.any(mask, axis=-1)[..., None], doutput.astype(weights.dtype), 0)
+        dweights = jnp.matmul(doutput, jnp.swapaxes(value, -1, -2), precision="highest")
+        dweights = jnp.where(mask, dweights if damping is None else dweights * damping, 0)
+        return dweights, softmax_vjp(weights, dweights)
+
+    spec = PartitionSpec(*explicit_spec(doutput)[:-1])
+    arrays = attention.value, attention.mask, attention.weights, attention.damping, doutput
+    return OutputGradient(doutput, *on_automatic_axes(gradients, spec, *arrays))
+
+
+def _loss_and_auxiliary(result: Any) -> tuple[Array, Any]:
+    value, auxiliary = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    if (
+        not jax.tree_util.all_leaves([value])
+        or value.shape
+        or not jnp.issubdtype(value.dtype, jnp.floating)
+    ):
+        got = jax.tree.map(lambda leaf: f"{leaf.dtype} {list(leaf.shape)}", result)
+        raise ValueError(f"loss must be one float, or (one float, auxiliary arrays); got {got}")
+    return value, auxiliary
+
+
+# --- one call of attention ---
 
 
 def attention_gradients(
@@ -100,74 +239,108 @@ def attention_gradients(
     dweights, dlogits, dquery, dkey.
     """
     call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
-    score, inputs = call.options.score, call.inputs
-    gradients = _gradients(score, inputs, checked_doutput(inputs, doutput))
+    captured = _captured(call, doutput)
+    _, dweights, dlogits = captured.gradients["attention"]
+    assert dweights is not None
+    assert dlogits is not None
+    dquery, dkey, dvalue, dparams, dbias = captured.dparams
     if bias is not None and not isinstance(bias, Bias):
-        return gradients._replace(dbias=gradients.dbias.table)
-    return gradients
+        dbias = dbias.table
+    return AttentionGradients(dvalue, dweights, dlogits, dquery, dkey, dparams, dbias)
 
 
-def checked_doutput(inputs: Inputs, doutput: Any) -> Array:
-    """`doutput` as a float array; raises ValueError unless it has the output's shape."""
-    array = float_array("doutput", doutput)
-    expected = (*inputs.query.shape[:-1], inputs.value.shape[-1])
-    if array.shape != expected:
-        raise ValueError(
-            f"doutput must be {list(expected)}, as the output of attention is;"
-            f" got {list(array.shape)}"
-        )
-    return array
+def logit_scale_sweep(
+    query: Array,
+    key: Array,
+    value: Array,
+    doutput: Array,
+    scales: Array,
+    *,
+    score: str | Score = "scaled",
+    params: Params = None,
+    mask: Mask | Array | None = None,
+) -> ScaleSweep:
+    """The gradient, entropy and softmax Jacobian of attention, as functions of the logits' scale.
+
+        weights(c) = softmax(c logits),    dlogits(c) = the gradient of c logits for this doutput
+
+    The score is computed once for all scales, and compiled once. The gradient of the unscaled
+    logits is c times as large. All scales are in memory at once: several arrays [n, T, S] per
+    example.
+
+    With `value` the identity [S, S] and `doutput` 1 at each row's largest logit, the gradient is
+    the gradient of the largest weight.
+
+    Args:
+        query, key, value, doutput, score, params, mask: as in `attention_gradients`.
+        scales: float [n], finite.
+
+    Returns:
+        `ScaleSweep` in float32, or float64 if any of query, key, value and params is. The means
+        are 0 if no row has a key.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or structure.
+
+    >>> query, key, value = jnp.ones((1, 1)), jnp.array([[0.0], [1.0]]), jnp.eye(2)
+    >>> sweep = logit_scale_sweep(query, key, value, jnp.array([[0.0, 1.0]]), jnp.array([0.0, 9.0]))
+    >>> sweep.entropy.round(3).tolist(), sweep.jacobian_norm.round(3).tolist()
+    ([0.6930000185966492, 0.0010000000474974513], [0.5, 0.0])
+
+    Source: "Attention Variants", §38.4, the gradient of the largest weight over the score's scale.
+    """
+    scales = float_array("scales", scales)
+    if scales.ndim != 1:
+        raise ValueError(f"scales must be [n]; got {list(scales.shape)}")
+    call = checked_call(query, key, value, score=score, params=params, mask=mask)
+    captured = _captured(call, doutput)
+    attention, gradient = captured.attentions["attention"], captured.gradients["attention"]
+    return scale_sweep(attention.logits, attention.mask, gradient.dweights, scales)
 
 
-def gradient_of_weights(
-    value: Array, mask: Array | None, doutput: Array, dtype: jnp.dtype
-) -> Array:
-    """dweights [*B, T, S] in the compute dtype, 0 where masked; all have the batch axes *B."""
-    value, doutput = value.astype(dtype), doutput.astype(dtype)
-    if mask is not None:  # padding may be NaN, and its weight 0 would not remove NaN
-        value = jnp.where(jnp.any(mask, axis=-2)[..., None], value, 0)
-        doutput = jnp.where(jnp.any(mask, axis=-1)[..., None], doutput, 0)
-    dweights = jnp.matmul(doutput, jnp.swapaxes(value, -1, -2), precision="highest")
-    return dweights if mask is None else jnp.where(mask, dweights, 0)
+@jax.jit
+def scale_sweep(logits: Array, mask: Array, dweights: Array, scales: Array) -> ScaleSweep:
+    """`logit_scale_sweep` from captured logits, mask and dweights, [*B, T, S] each."""
+    has_key = jnp.any(mask, axis=-1)
+    count = jnp.maximum(jnp.sum(has_key), 1).astype(logits.dtype)
+    logits, scales = jnp.where(mask, logits, 0), scales.astype(logits.dtype)
+
+    def at_scale(scale: Array) -> tuple[Array, ...]:
+        weights = masked_softmax(jnp.where(mask, scale * logits, -jnp.inf))
+        dlogits = softmax_vjp(weights, dweights)
+        norms = jnp.sqrt(jnp.sum(dlogits * dlogits, axis=-1))
+        of_rows = (norms, weight_entropy(weights), softmax_jacobian_norm(weights))
+        return tuple(jnp.sum(numbers) / count for numbers in of_rows)  # 0 in rows without a key
+
+    return ScaleSweep(scales, *jax.vmap(at_scale)(scales))
+
+
+def _captured(call: Call, doutput: Any) -> CapturedGradients:
+    """<output, doutput> of each example and its gradients, by "reference"."""
+    query, value = call.inputs.query, call.inputs.value
+    doutput = float_array("doutput", doutput)
+    check_axes("doutput", doutput, (query.shape[-2], value.shape[-1]), query.shape[:-2])
+    return _captured_by_reference(call.options, call.inputs, doutput)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _gradients(score: Score, inputs: Inputs, doutput: Array) -> AttentionGradients:
-    return vmap_over_batch(
-        score, functools.partial(_one_example, Options(score, BlockSizes())), inputs, (doutput, 2)
-    )
+def _captured_by_reference(options: Options, inputs: Inputs, doutput: Array) -> CapturedGradients:
+    def one_example(inputs: Inputs, doutput: Array) -> CapturedGradients:
+        bias, structure = jax.tree.flatten(inputs.bias)
+        floats = [leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None for leaf in bias]
 
+        def loss(point: Any) -> Array:
+            *tokens, params, floats = point
+            leaves = [b if f is None else f for f, b in zip(floats, bias, strict=True)]
+            moved = inputs._replace(params=params, bias=jax.tree.unflatten(structure, leaves))
+            moved = moved._replace(**dict(zip(("query", "key", "value"), tokens, strict=True)))
+            output = results_of(Call(options, moved, None), "reference")
+            return jnp.sum(output * doutput.astype(output.dtype))
 
-def _one_example(options: Options, inputs: Inputs, doutput: Array) -> AttentionGradients:
-    dtype = inputs.compute_dtype
-    floats = (inputs.query, inputs.key, inputs.params, _floats_of(inputs.bias))
+        # Cast before the gradient, so that none is rounded to a narrower dtype.
+        point = (inputs.query, inputs.key, inputs.value, inputs.params, floats)
+        captured = capture_gradients(loss, cast_floats(point, inputs.compute_dtype))
+        *others, floats = captured.dparams
+        return captured._replace(dparams=(*others, jax.tree.unflatten(structure, floats)))
 
-    def logits_of(query: Array, key: Array, params: Params, bias: Any) -> Any:
-        bias = _with_integers(bias, inputs.bias)
-        moved = inputs._replace(query=query, key=key, params=params, bias=bias)
-        return logits_and_mask(options, moved)
-
-    # The inputs are cast before `jax.vjp`, so that no gradient is rounded to a narrower dtype.
-    logits, pull_back, mask = jax.vjp(logits_of, *cast_floats(floats, dtype), has_aux=True)
-    weights = masked_softmax(logits, mask)
-    dweights = gradient_of_weights(inputs.value, mask, doutput, dtype)
-    dlogits = softmax_vjp(weights, dweights)
-    doutput = without_padding(doutput.astype(dtype), mask, of="queries", filler=0)
-    dvalue = jnp.matmul(weights.T, doutput, precision="highest")
-    return AttentionGradients(dvalue, dweights, dlogits, *pull_back(dlogits))
-
-
-def _floats_of(bias: Bias | None) -> Any:
-    """The bias with None in place of integers, which have no gradient."""
-    return jax.tree.map(
-        lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None, bias
-    )
-
-
-def _with_integers(floats: Any, bias: Bias | None) -> Any:
-    return jax.tree.map(
-        lambda leaf, original: original if leaf is None else leaf,
-        floats,
-        bias,
-        is_leaf=lambda leaf: leaf is None,
-    )
+    return vmap_over_batch(options.score, one_example, inputs, (doutput, 2))

@@ -254,15 +254,13 @@ def growth_exponent(lengths: Sequence[float], sizes: Sequence[float]) -> float:
     >>> round(growth_exponent([1, 2, 4], [3, 12, 48]), 6)
     2.0
     """
-    points = np.array([lengths, sizes], float) if len(lengths) == len(sizes) else np.zeros((2, 0))
-    if len(set(points[0])) < 2 or not np.all(points > 0):
+    numbers = [*lengths, *sizes]
+    if len(lengths) != len(sizes) or len(set(lengths)) < 2 or min(numbers) <= 0:
         raise ValueError(
             "lengths and sizes must be equally many positive numbers, with at least two different"
             f" lengths; got {list(lengths)} and {list(sizes)}"
         )
-    x, y = np.log(points)
-    x = x - x.mean()
-    return float(x @ y / (x @ x))
+    return float(np.polyfit(np.log(lengths), np.log(sizes), 1)[0])
 
 
 def _checked(score: str | Score, query_dim: int, key_dim: int) -> tuple[Score, int, int]:

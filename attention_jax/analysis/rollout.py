@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, float_array
 from attention_jax.core.checks import check_choice, checked_fraction
+from attention_jax.functional.checks import check_axes
 
 Array = jax.Array
 HeadReduction = Literal["mean", "max"]
@@ -60,19 +61,24 @@ def attention_rollout(
     Source: Abnar and Zuidema 2020, section 3, "Attention rollout", equation 1: their W_att is
     heads(weights), their A = 0.5 W_att + 0.5 I, their A-tilde is rollout.
     """
-    stacked = _stacked(weights)
-    if stacked.ndim < 4 or stacked.shape[-1] != stacked.shape[-2]:
+    if isinstance(weights, list | tuple):
+        layers = [float_array(f"weights[{index}]", layer) for index, layer in enumerate(weights)]
+        kinds = {(str(layer.dtype), layer.shape) for layer in layers}
+        if len(kinds) != 1:
+            raise ValueError(
+                f"weights must be layers of one dtype and shape; got {kinds or 'none'}"
+            )
+        weights = jnp.stack(layers)
+    weights = float_array("weights", weights)
+    *_, num_heads, target_length, source_length = (1, 1, 1, *weights.shape)
+    if weights.ndim < 4 or target_length != source_length or 0 in (weights.shape[0], num_heads):
         raise ValueError(
-            "weights must be [L, *B, N, T, T], or a sequence of [*B, N, T, T]; got"
-            f" {list(stacked.shape)}"
-        )
-    if stacked.shape[0] == 0 or stacked.shape[-3] == 0:
-        raise ValueError(
-            f"weights must have at least one layer and one head; got {list(stacked.shape)}"
+            "weights must be [L, *B, N, T, T], or a sequence of [*B, N, T, T], with at least one"
+            f" layer and one head; got {list(weights.shape)}"
         )
     check_choice("head_reduction", head_reduction, HeadReduction)
-    layers = _rollouts(stacked, checked_fraction("residual", residual), head_reduction)
-    return layers if return_layers else layers[-1]
+    rollouts = _rollouts(weights, checked_fraction("residual", residual), head_reduction)
+    return rollouts if return_layers else rollouts[-1]
 
 
 def cross_rollout(
@@ -110,13 +116,9 @@ def cross_rollout(
             "cross_weights must be [*B, N, T, S] with at least one head; got"
             f" {list(cross_weights.shape)}"
         )
-    *batch_shape, _, _, source_length = cross_weights.shape
-    expected = [*batch_shape, source_length, source_length]
-    if list(encoder_rollout.shape) != expected:
-        raise ValueError(
-            f"encoder_rollout must be {expected} to match cross_weights"
-            f" {list(cross_weights.shape)}; got {list(encoder_rollout.shape)}"
-        )
+    *batch, _, _, source_length = cross_weights.shape
+    core = (source_length, source_length)
+    check_axes("encoder_rollout", encoder_rollout, core, tuple(batch), " to match cross_weights")
     dtype = accumulator_dtype(cross_weights, encoder_rollout)
     weights = _reduced_heads(cross_weights.astype(dtype), head_reduction)
     return jnp.matmul(weights, encoder_rollout.astype(dtype), precision="highest")
@@ -147,18 +149,3 @@ def _reduced_heads(weights: Array, reduction: str) -> Array:
 def _normalized(rows: Array) -> Array:
     sums = jnp.sum(rows, axis=-1, keepdims=True)
     return rows / jnp.where(sums == 0, 1, sums)  # a row of zeros stays 0
-
-
-def _stacked(weights: Any) -> Array:
-    if not isinstance(weights, list | tuple):
-        return float_array("weights", weights)
-    layers = [float_array(f"weights[{index}]", layer) for index, layer in enumerate(weights)]
-    for index, layer in enumerate(layers):
-        if (layer.shape, layer.dtype) != (layers[0].shape, layers[0].dtype):
-            raise ValueError(
-                f"weights[{index}] must be {layers[0].dtype} {list(layers[0].shape)}, as weights[0]"
-                f" is; got {layer.dtype} {list(layer.shape)}"
-            )
-    if not layers:
-        raise ValueError("weights must have at least one layer; got an empty sequence")
-    return jnp.stack(layers)

@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, float_array
-from attention_jax.core.checks import check_integer
 
 Array = jax.Array
 
@@ -116,45 +115,16 @@ def softmax_vjp(weights: Array, dweights: Array) -> Array:
 
     Source: Dao et al. 2022, appendix B.2 (their dP, dS, D_i are dweights, dlogits and the sum).
     """
-    weights, dweights = _two_rows("dweights", weights, dweights)
+    weights, dweights = _rows("weights", weights), _rows("dweights", dweights)
+    if weights.shape != dweights.shape:
+        raise ValueError(
+            f"dweights must be {list(weights.shape)} to match weights; got {list(dweights.shape)}"
+        )
+    dtype = accumulator_dtype(weights, dweights)
+    weights, dweights = weights.astype(dtype), dweights.astype(dtype)
     dweights = jnp.where(weights > 0, dweights, 0)
     mean = jnp.sum(weights * dweights, axis=-1, keepdims=True)
     return weights * (dweights - mean)
-
-
-def gradient_through_top_keys(weights: Array, dlogits: Array, k: int) -> Array:
-    """The share of each row's gradient that passes through its k largest weights.
-
-        sum_{j in top} |dlogits_j| / sum_j |dlogits_j|
-
-    Since a row of `dlogits` sums to 0, the gradient moves half of the denominator from some keys to
-    others. A key can have almost all of the weight and almost none of the gradient.
-
-    Args:
-        weights: float [..., S].
-        dlogits: float [..., S], as `softmax_vjp` and `attention_gradients` return it.
-        k: number of keys, 1 <= k <= S. Among equal weights, the first count as larger.
-
-    Returns:
-        [...] in float32, or float64 if any input is; between 0 and 1, and 0 for a row whose
-        gradient is 0.
-
-    Raises:
-        ValueError: an argument is not floating-point, the shapes differ, or k does not fit.
-
-    >>> weights = jnp.array([0.5, 0.25, 0.25])
-    >>> gradient_through_top_keys(weights, softmax_vjp(weights, jnp.array([1.0, 0.0, 0.0])), k=1)
-    Array(0.5, dtype=float32)
-
-    Source: the definition is ours.
-    """
-    weights, dlogits = _two_rows("dlogits", weights, dlogits)
-    k = check_integer("k", k, 1, weights.shape[-1])
-    _, keys = jax.lax.top_k(weights, k)
-    sizes = jnp.abs(dlogits)
-    total = jnp.sum(sizes, axis=-1)
-    through = jnp.sum(jnp.take_along_axis(sizes, keys, axis=-1), axis=-1)
-    return through / jnp.where(total == 0, 1, total)
 
 
 def _rows(name: str, value: Any) -> Array:
@@ -162,13 +132,3 @@ def _rows(name: str, value: Any) -> Array:
     if array.ndim < 1:
         raise ValueError(f"{name} must be [..., S]; got a scalar")
     return array.astype(accumulator_dtype(array))
-
-
-def _two_rows(name: str, weights: Any, gradient: Any) -> tuple[Array, Array]:
-    weights, gradient = _rows("weights", weights), _rows(name, gradient)
-    if weights.shape != gradient.shape:
-        raise ValueError(
-            f"{name} must be {list(weights.shape)} to match weights; got {list(gradient.shape)}"
-        )
-    dtype = accumulator_dtype(weights, gradient)
-    return weights.astype(dtype), gradient.astype(dtype)

@@ -9,24 +9,16 @@ derivative of w log w has no finite limit there. For entropy in linear memory, w
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.analysis.entropy_terms import divergence, surprise
-from attention_jax.analysis.pairs_and_rows import (
-    checked_alignment,
-    checked_mask,
-    checked_pairs,
-    checked_rows,
-    has_keys,
-    mean_over_rows,
-    only_rows,
-)
-from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.analysis.entropy_terms import divergence, is_zero, surprise
+from attention_jax.core.arrays import accumulator_dtype, bool_array, float_array, integer_array
 from attention_jax.core.checks import checked_fraction
-from attention_jax.pairwise.masks import Mask
+from attention_jax.functional.checks import check_axes
+from attention_jax.pairwise.masks import Mask, as_mask
 
 Array = jax.Array
 
@@ -67,7 +59,7 @@ def weight_entropy(weights: Array) -> Array:
 
     Source: Shannon 1948, section 6; for attention: Ghader and Monz 2017.
     """
-    return _entropy(checked_pairs("weights", weights))
+    return jnp.sum(surprise(_checked(weights).pairs), axis=-1)
 
 
 def normalized_entropy(weights: Array, mask: Mask | Array | None = None) -> Array:
@@ -96,8 +88,12 @@ def normalized_entropy(weights: Array, mask: Mask | Array | None = None) -> Arra
 
     Source: Pielou 1966 (evenness, H / H_max), applied to attention.
     """
-    weights = checked_pairs("weights", weights)
-    return _normalized_entropy(weights, checked_mask(mask, weights))
+    weights, allowed, _ = _checked(weights, mask)
+    num_keys = jnp.sum(allowed, axis=-1)
+    has_choice = num_keys > 1
+    largest_entropy = jnp.log(jnp.where(has_choice, num_keys, 2).astype(weights.dtype))
+    entropy = weight_entropy(jnp.where(allowed, weights, 0))
+    return jnp.where(has_choice, entropy / largest_entropy, 0)
 
 
 def effective_keys(weights: Array) -> Array:
@@ -122,7 +118,8 @@ def effective_keys(weights: Array) -> Array:
 
     Source: Hill 1973, the number N_1.
     """
-    return _effective_keys(checked_pairs("weights", weights))
+    weights = _checked(weights).pairs
+    return jnp.where(has_keys(weights), jnp.exp(weight_entropy(weights)), 0)
 
 
 def saturation(weights: Array, *, bound: float = 0.99, rows: Array | None = None) -> Array:
@@ -149,8 +146,10 @@ def saturation(weights: Array, *, bound: float = 0.99, rows: Array | None = None
     Source: Vaswani et al. 2017, section 3.2.1, for the regime; the measure is ours.
     """
     bound = checked_fraction("bound", bound)
-    weights = checked_pairs("weights", weights)
-    return _saturation(only_rows(weights, checked_rows(rows, weights)), bound)
+    weights = _checked(weights, rows=rows).pairs
+    largest = jnp.max(weights, axis=-1, initial=0)
+    saturated = (largest > bound).astype(weights.dtype)
+    return mean_over_rows(jnp.where(jnp.isnan(largest), jnp.nan, saturated), has_keys(weights))
 
 
 def logit_variance(
@@ -182,8 +181,8 @@ def logit_variance(
     Source: Vaswani et al. 2017, section 3.2.1, footnote 4: Dk for a dot product of unit-variance
     features, 1 for a scaled dot product.
     """
-    logits = checked_pairs("logits", logits)
-    allowed = checked_mask(mask, logits) & (logits != -jnp.inf)
+    logits, allowed, _ = _checked(logits, mask, name="logits")
+    allowed = allowed & (logits != -jnp.inf)
     axes = (-1,) if per_row else (-2, -1)
     pairs = jnp.maximum(jnp.sum(allowed, axis=axes, keepdims=True), 1).astype(logits.dtype)
     logits = jnp.where(allowed, logits, 0)  # before the sums: NaN would reach the gradient
@@ -219,9 +218,11 @@ def alignment_error(weights: Array, alignment: Array, *, rows: Array | None = No
 
     Source: Koehn and Knowles 2017, section 3.5: 1 - their probability mass score.
     """
-    weights = checked_pairs("weights", weights)
-    rows, alignment = checked_rows(rows, weights), checked_alignment(alignment, weights)
-    return _alignment_error(only_rows(weights, rows), alignment)
+    alignment = integer_array("alignment", alignment)
+    weights, _, distances = _checked(weights, rows=rows, alignment=alignment)
+    aligned = distances == 0
+    aligned_weights = jnp.sum(jnp.where(aligned, weights, 0), axis=-1)
+    return mean_over_rows(1 - aligned_weights, has_keys(weights) & jnp.any(aligned, axis=-1))
 
 
 def expected_distance(weights: Array, alignment: Array, *, rows: Array | None = None) -> Array:
@@ -248,9 +249,10 @@ def expected_distance(weights: Array, alignment: Array, *, rows: Array | None = 
     Source: Vig and Belinkov 2019 (mean attention distance), with the distance from a_i instead of
     i.
     """
-    weights = checked_pairs("weights", weights)
-    rows, alignment = checked_rows(rows, weights), checked_alignment(alignment, weights)
-    return _expected_distance(only_rows(weights, rows), alignment)
+    alignment = integer_array("alignment", alignment)
+    weights, _, distances = _checked(weights, rows=rows, alignment=alignment)
+    expected = jnp.sum(weights * distances.astype(weights.dtype), axis=-1)
+    return mean_over_rows(expected, has_keys(weights) & jnp.any(distances == 0, axis=-1))
 
 
 def jensen_shannon(weights_a: Array, weights_b: Array) -> Array:
@@ -279,8 +281,8 @@ def jensen_shannon(weights_a: Array, weights_b: Array) -> Array:
     Source: Lin 1991, with both weights 1/2 and natural logarithms; between heads: Clark et al.
     2019, section 6.
     """
-    weights_a = checked_pairs("weights_a", weights_a)
-    weights_b = checked_pairs("weights_b", weights_b)
+    weights_a = _checked(weights_a, name="weights_a").pairs
+    weights_b = _checked(weights_b, name="weights_b").pairs
     if weights_a.shape != weights_b.shape:
         raise ValueError(
             f"weights_b must be {list(weights_a.shape)}, as weights_a is;"
@@ -320,60 +322,68 @@ def attention_summary(
     >>> summary.effective_keys.round(4), summary.alignment_error
     (Array(1.5, dtype=float32), Array(0.75, dtype=float32))
     """
-    bound = checked_fraction("bound", bound)
-    weights = checked_pairs("weights", weights)
-    allowed, rows = checked_mask(mask, weights), checked_rows(rows, weights)
-    alignment = None if alignment is None else checked_alignment(alignment, weights)
-    weights = only_rows(jnp.where(allowed, weights, 0), rows)
+    weights, allowed, _ = _checked(weights, mask, rows)
+    weights = jnp.where(allowed, weights, 0)
     counted = has_keys(weights)
     return AttentionSummary(
-        entropy=mean_over_rows(_entropy(weights), counted),
-        normalized_entropy=mean_over_rows(_normalized_entropy(weights, allowed), counted),
-        effective_keys=mean_over_rows(_effective_keys(weights), counted),
+        entropy=mean_over_rows(weight_entropy(weights), counted),
+        normalized_entropy=mean_over_rows(normalized_entropy(weights, allowed), counted),
+        effective_keys=mean_over_rows(effective_keys(weights), counted),
         largest_weight=mean_over_rows(jnp.max(weights, axis=-1, initial=0), counted),
-        saturation=_saturation(weights, bound),
-        alignment_error=None if alignment is None else _alignment_error(weights, alignment),
-        expected_distance=None if alignment is None else _expected_distance(weights, alignment),
+        saturation=saturation(weights, bound=bound),
+        alignment_error=None if alignment is None else alignment_error(weights, alignment),
+        expected_distance=None if alignment is None else expected_distance(weights, alignment),
     )
 
 
-# --- the statistics of checked arguments, in the dtype of the result ---
+# --- means over rows ---
 
 
-def _entropy(weights: Array) -> Array:
-    return jnp.sum(surprise(weights), axis=-1)
+def has_keys(weights: Array) -> Array:
+    """Whether each query attends to any key: bool [*B, T]."""
+    return ~jnp.all(is_zero(weights), axis=-1)
 
 
-def _normalized_entropy(weights: Array, allowed: Array) -> Array:
-    num_keys = jnp.sum(allowed, axis=-1)
-    has_choice = num_keys > 1
-    max_entropy = jnp.log(jnp.where(has_choice, num_keys, 2).astype(weights.dtype))
-    return jnp.where(has_choice, _entropy(jnp.where(allowed, weights, 0)) / max_entropy, 0)
+def mean_over_rows(values: Array, counted: Array) -> Array:
+    """[*B, T] -> [*B], the mean over the rows that count; 0 if no row counts."""
+    total = jnp.sum(jnp.where(counted, values, 0), axis=-1)
+    return total / jnp.maximum(jnp.sum(counted, axis=-1), 1).astype(values.dtype)
 
 
-def _effective_keys(weights: Array) -> Array:
-    return jnp.where(has_keys(weights), jnp.exp(_entropy(weights)), 0)
+# --- the entry point of all arguments ---
 
 
-def _saturation(weights: Array, bound: float) -> Array:
-    largest = jnp.max(weights, axis=-1, initial=0)
-    saturated = (largest > bound).astype(weights.dtype)
-    return mean_over_rows(jnp.where(jnp.isnan(largest), jnp.nan, saturated), has_keys(weights))
+class _Checked(NamedTuple):
+    """Weights or logits, and what counts of them, each with the batch axes *B."""
+
+    pairs: Array  # [*B, T, S] in at least float32; 0 in the rows of queries that do not count
+    allowed: Array  # bool [*B, T, S]
+    distances: Array  # |j - a_i|, int32 [*B, T, S]; of key 0 without an alignment
 
 
-def _alignment_error(weights: Array, alignment: Array) -> Array:
-    aligned = _distances(weights, alignment) == 0
-    aligned_weights = jnp.sum(jnp.where(aligned, weights, 0), axis=-1)
-    return mean_over_rows(1 - aligned_weights, has_keys(weights) & jnp.any(aligned, axis=-1))
+def _checked(
+    pairs: Any,
+    mask: Any = None,
+    rows: Any = None,
+    alignment: Array | None = None,
+    name: str = "weights",
+) -> _Checked:
+    pairs = float_array(name, pairs)
+    if pairs.ndim < 2:
+        raise ValueError(f"{name} must be [*B, T, S]; got {list(pairs.shape)}")
+    *batch, target_length, source_length = pairs.shape
+    mask = as_mask(jnp.ones((1, 1), bool) if mask is None else mask)
+    mask.check(tuple(batch), target_length, source_length)
 
+    def per_query(name: str, array: Array) -> Array:
+        check_axes(name, array, (target_length,), tuple(batch))
+        return jnp.broadcast_to(array, pairs.shape[:-1])[..., None]
 
-def _expected_distance(weights: Array, alignment: Array) -> Array:
-    distances = _distances(weights, alignment)
-    counted = has_keys(weights) & jnp.any(distances == 0, axis=-1)
-    return mean_over_rows(jnp.sum(weights * distances.astype(weights.dtype), axis=-1), counted)
-
-
-def _distances(weights: Array, alignment: Array) -> Array:
-    """|j - a_i|, int [*B, T, S]"""
-    keys = jax.lax.broadcasted_iota(alignment.dtype, weights.shape, weights.ndim - 1)
-    return jnp.abs(keys - alignment[..., None])
+    kept = pairs.astype(accumulator_dtype(pairs))
+    if rows is not None:
+        kept = jnp.where(per_query("rows", bool_array("rows", rows, "counts")), kept, 0)
+    distances = jax.lax.broadcasted_iota(jnp.int32, pairs.shape, pairs.ndim - 1)
+    if alignment is not None:
+        distances = jnp.abs(distances - per_query("alignment", alignment.astype(jnp.int32)))
+    allowed = jnp.broadcast_to(mask.materialize(target_length, source_length), pairs.shape)
+    return _Checked(kept, allowed, distances)

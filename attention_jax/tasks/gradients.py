@@ -16,11 +16,11 @@ import numpy as np
 
 from attention_jax.analysis import (
     capture_gradients,
-    logit_scale_sweep,
     logit_variance,
 )
-from attention_jax.analysis.attention_names import computation_order
-from attention_jax.analysis.edges_and_trace import spectrum_edges_and_trace
+from attention_jax.analysis.capture import computation_order
+from attention_jax.analysis.curvature import edges_and_trace
+from attention_jax.analysis.gradients import scale_sweep
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
@@ -228,16 +228,12 @@ def _scale_sweep(run: Run, params: Any) -> dict[str, Array] | None:
     """Jacobian norm and entropy of one seed's cross attention with scaled logits: [scales]."""
     captured = capture_gradients(run.loss, params, run.batch)
     name = last_attention(captured.attentions)
-    attention, doutput = captured.attentions[name], captured.gradients[name].doutput
+    attention, gradient = captured.attentions[name], captured.gradients[name]
     if attention.logits is None or attention.mask is None:
         return None
-    mask = attention.mask & jnp.any(doutput != 0, axis=-1)[..., None]
+    mask = attention.mask & jnp.any(gradient.doutput != 0, axis=-1)[..., None]
     logits = jnp.where(mask, attention.logits, 0)
-    # The dot product with unit vectors gives the logits themselves.
-    unit = jnp.eye(logits.shape[-1], dtype=logits.dtype)
-    sweep = logit_scale_sweep(
-        logits, unit, attention.value, doutput, jnp.asarray(_SCALES), score="dot", mask=mask
-    )
+    sweep = scale_sweep(logits, mask, gradient.dweights, jnp.asarray(_SCALES))
     variance = logit_variance(logits, mask, per_row=True)
     return {
         "logit_sd": jnp.sqrt(jnp.mean(variance, where=jnp.any(mask, axis=-1))),
@@ -255,12 +251,8 @@ def _curvature(run: Run, analysis: GradientAnalysis, params: Any) -> dict[str, A
             loss: Array = run.loss(params, run.batch)[0]
             return loss
 
-        edges, trace = spectrum_edges_and_trace(
-            of_params,
-            params,
-            (rngs[0], rngs[1]),
-            iterations=analysis.iterations,
-            samples=analysis.samples,
+        edges, trace = edges_and_trace(
+            of_params, params, (rngs[0], rngs[1]), analysis.iterations, analysis.samples
         )
         return {
             "largest": edges.largest,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
 from attention_jax.training.metrics import mean_and_deviation
@@ -86,3 +87,63 @@ def draw_band(
         axes, x, values, index=index, label=label, limits=(least, most),
         markersize=max(3, 7 - 2 * index), linewidth=max(1, 3 - index),
     )  # fmt: skip
+
+
+def accuracy_by_length(
+    panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]],
+    *,
+    ylabel: str,
+    indices: Mapping[str, int] | None = None,
+) -> Figure:
+    """Accuracies by length: one panel per title, one colour per score.
+
+    A point is the mean over seeds, a bar one deviation on either side of it, cut off at 0 and 1. A
+    line joins the points of successive lengths, and no others. Scores stand a little apart so that
+    none hides another.
+
+    Args:
+        panels: by title and score, {length: one number per seed}.
+        ylabel: label of the accuracies.
+        indices: of the colour and the marker of each score; None for the order of the scores.
+    """
+    columns = len(panels) if len(panels) <= 3 else 2
+    rows = -(-len(panels) // columns)
+    width, height = (4.2 if columns < 3 else 3.6) * columns, 3.2 * rows + 0.3
+    figure, axes = plotting.new_figure(
+        width, height, rows=rows, columns=columns, sharex=True, sharey=True
+    )
+    for unused in axes[len(panels) :]:
+        unused.remove()
+    scores = list(dict.fromkeys(score for by_score in panels.values() for score in by_score))
+    indices = indices or {score: index for index, score in enumerate(scores)}
+    handles: dict[str, Any] = {}
+    for ax, (title, by_score) in zip(axes, panels.items(), strict=False):
+        for score, by_length in by_score.items():
+            shift = 0.13 * (scores.index(score) - (len(scores) - 1) / 2)
+            handles[score] = _draw_lengths(ax, by_length, indices[score], shift)
+        ax.set(title=title, xlabel="string length", ylabel=ylabel, ylim=(-0.03, 1.05))
+        ax.label_outer()
+        ax.grid(alpha=0.3)
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(scores), 4)
+    )
+    return figure
+
+
+def _draw_lengths(
+    axes: Axes, by_length: Mapping[int, Sequence[float]], index: int, shift: float
+) -> Any:
+    """The accuracies of one score, drawn `shift` to the right; returns the points."""
+    lengths = np.array(sorted(by_length))
+    mean, deviation = np.array([mean_and_deviation(by_length[length]) for length in lengths]).T
+    color, marker = (
+        plotting.COLORS[index % len(plotting.COLORS)],
+        plotting.MARKERS[index % len(plotting.MARKERS)],
+    )
+    x = lengths + shift
+    (points,) = axes.plot(x, mean, marker, color=color, markersize=5)
+    axes.vlines(x, np.maximum(mean - deviation, 0), np.minimum(mean + deviation, 1), color=color)
+    gaps = np.flatnonzero(np.diff(lengths) > 1) + 1
+    for part in np.split(np.arange(len(lengths)), gaps):
+        axes.plot(x[part], mean[part], color=color, linewidth=1.2)
+    return points

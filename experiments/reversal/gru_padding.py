@@ -29,13 +29,13 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from attention_jax.reports import plotting
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.loop import TrainState, initial_state, train_steps
 from experiments.experiment import JSON, ScoreNames, run_experiment, significant
 from experiments.reversal import published
 from experiments.reversal.arms import EXTRAPOLATION_LENGTH, TRAINED_LENGTHS
+from experiments.reversal.curves import accuracy_by_length
 from experiments.reversal.gru_model import GRUConfig, GRUTask, Params, letters_right
 from experiments.reversal.gru_padding_report import expectations, report
 from experiments.reversal.strings import random_batch, reversal_batch
@@ -207,7 +207,7 @@ def plot(numbers: JSON) -> dict[str, Figure]:
     }
     if of_chapter:
         panels = {"as published (one training)": of_chapter, **panels}
-    figure = plotting.accuracy_by_length(
+    figure = accuracy_by_length(
         panels,
         ylabel="letters right (teacher forcing)",
         indices=score_indices(numbers["scores"]),

@@ -27,7 +27,6 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from attention_jax.nn.config import ModelConfig
-from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal import Reversal
@@ -40,6 +39,7 @@ from experiments.reversal.arms import (
     accuracies,
     trained_arm,
 )
+from experiments.reversal.curves import accuracy_by_length
 from experiments.reversal.padding_mask_report import FAR_LENGTH, expectations, report
 from experiments.reversal.strings import evaluate
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
@@ -145,7 +145,7 @@ def plot(numbers: JSON) -> dict[str, Figure]:
         "this model, no mask, strings without padding": panel(unmasked),
         "this model, no mask, strings padded": panel(unmasked, "accuracy_padded"),
     }
-    figure = plotting.accuracy_by_length(
+    figure = accuracy_by_length(
         panels, ylabel="letters right (teacher forcing)", indices=score_indices(masked)
     )
     return {"padding_mask": figure}

@@ -2,7 +2,6 @@
 
 import base64
 import configparser
-import copy
 import json
 import re
 import struct
@@ -137,7 +136,6 @@ def test_masks_as_bits():
         bytes_ = base64.b64decode(entry["data"])
         bits = [bytes_[n // 8] >> (n % 8) & 1 for n in range(expected.size)]
         np.testing.assert_array_equal(np.array(bits, bool), expected.ravel())
-        np.testing.assert_array_equal(page_data.decoded_mask(entry), expected)
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
@@ -191,7 +189,7 @@ def test_views_side_by_side_step_by_step_and_by_example():
         for score in ("dot", "additive")
         for step in ("0", "500")
     ]
-    with pytest.raises(ValueError, match="differ from all others"):
+    with pytest.raises(ValueError, match="views must differ"):
         AttentionView.side_by_side({"lost": both})
     with pytest.raises(ValueError, match="views must be at least one"):
         AttentionView.side_by_side({})
@@ -239,97 +237,6 @@ def test_a_notebook_gets_a_frame_without_access_to_it():
 
 
 # --- mistakes ---
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "expected"),
-    [
-        ([np.ones((T, S))], {}, "attentions must be what capture or capture_gradients returned"),
-        ([{}], {}, "attentions must be what capture"),
-        ([{"a": {"wieghts": np.ones((1, T, S))}}], {}, r"got \['wieghts'\]"),
-        ([{"a": {"mask": np.ones((1, T, S))}}], {}, r"must have weights, logits or dlogits"),
-        ([{"a": {"weights": np.ones((T, S))}}], {}, "example must have at most 0 indices"),
-        ([{"a": {"weights": np.ones((2, T, S))}}], {"example": 2}, "example must be in the batch"),
-        (
-            [{"a": {"weights": np.ones((1, T, S)), "mask": np.ones((1, T, T))}}],
-            {},
-            "arrays of one shape",
-        ),
-        ([{"a": {"weights": np.ones((1, T, 0))}}], {}, "without an axis of 0"),
-        ([{"a": {"weights": np.ones((1, T, S))}}, tokens("t", 6)], {}, "1 to 5 labels for the que"),
-        ([{"a": {"weights": np.ones((1, T, S))}}, "word"], {}, "got 'word'"),
-        (
-            [{"a": {"weights": np.ones((1, T, S))}}, {"b*": ("x", "y")}],
-            {},
-            "pattern that fits 'a'",
-        ),
-        ([{"a": {"weights": np.ones((1, T, S))}}, {"a": ["x"]}], {}, "must be pairs"),
-        ([{"a": {"weights": np.ones((1, T, S))}}], {"precision": "int8"}, "precision must be"),
-    ],
-)
-def test_mistakes_in_arguments(arguments, options, expected):
-    with pytest.raises(ValueError, match=expected):
-        view(*arguments, **options)
-
-
-def test_a_capture_without_matrices_is_refused():
-    attend = nn.Attention("dot", 4, 4, rngs=nnx.Rngs(0))
-    arrays = (jnp.ones((1, 3, 4)), jnp.ones((1, 5, 4)))
-    with pytest.raises(ValueError, match="matrices=True"):
-        view(analysis.capture(attend, *arrays, matrices=False))
-
-
-def changed(data, path, value):
-    data = copy.deepcopy(data)
-    *way, last = path
-    place = data
-    for key in way:
-        place = place[key]
-    if value is None:
-        del place[last]
-    else:
-        place[last] = value
-    return data
-
-
-FIRST = ("captures", 0, "attentions", 0)
-WEIGHTS = (*FIRST, "arrays", "weights")
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "expected"),
-    [
-        (("version",), 2, "version 1; got .* and 2"),
-        (("title",), None, "data must have title"),
-        (("captures",), [], "captures must be a list that is not empty"),
-        (("captures", 0, "step"), 3, r"captures\[0\].step must be text; got 3"),
-        ((*FIRST, "key_tokens", 2), 7, r"key_tokens\[2\] must be text"),
-        ((*FIRST, "query_tokens"), ["x"], r"arrays.weights.shape must be \[heads, 1, 7\]"),
-        ((*FIRST, "arrays"), {"wieghts": {}}, "arrays must have some of weights"),
-        ((*WEIGHTS, "dtype"), "float64", "dtype must be float32 or float16; got 'float64'"),
-        ((*WEIGHTS, "scale"), 0, "scale must be a positive number; got 0"),
-        ((*WEIGHTS, "data"), "AAAA", "data must be 420 bytes in base64; got 3"),
-        ((*WEIGHTS, "data"), "?", "data must be base64"),
-        ((*WEIGHTS, "shape"), [2, T, S], "data must be 280 bytes"),
-        ((*WEIGHTS, "values"), [0.5] * 4, "values must be 105 numbers"),
-        ((*FIRST, "mask"), {"shape": [2, T, S], "data": ""}, "mask must have 1 or 3 heads; got 2"),
-    ],
-)
-def test_mistakes_in_the_data_are_named(path, value, expected):
-    with pytest.raises(ValueError, match=expected):
-        AttentionView(changed(small_view().data, path, value))
-
-
-def test_others_may_write_plain_numbers():
-    values = [0.25, 0.75, None, 1]
-    data = changed(
-        view({"a": {"weights": np.ones((1, 2, 2))}}, example=()).data,
-        WEIGHTS,
-        {"shape": [1, 2, 2], "values": values},
-    )
-    array = AttentionView(data).data["captures"][0]["attentions"][0]["arrays"]["weights"]
-    expected = np.array([[[0.25, 0.75], [np.nan, 1]]], "f4")
-    np.testing.assert_array_equal(page_data.decoded_numbers(array), expected)
 
 
 @pytest.mark.parametrize("name", ["page.png", "missing/page.html", "."])

@@ -1,7 +1,5 @@
 """The arrays that `capture` returns, against NumPy and `attention_weights`."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,6 @@ from capture_cases import (
     T,
     close,
     normal,
-    numpy_softmax,
     numpy_weights,
     only,
     tokens,
@@ -24,7 +21,7 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import nn
 from attention_jax.analysis import capture
-from attention_jax.analysis.interpretation import points_in
+from attention_jax.analysis.jaxpr_evaluation import points_in
 from attention_jax.functional.capture_point import capturing
 
 TILE = aj.BlockSizes(query=2, key=3)
@@ -118,19 +115,6 @@ def test_dropout_leaves_the_weights_as_they_were():
     assert not np.allclose(captured.output, only(captured).weights @ value)
 
 
-def test_a_score_of_a_users_own():
-    @dataclasses.dataclass(frozen=True)
-    class Minus(aj.Score):
-        def pair(self, params, q_features, k_features):
-            return -jnp.abs(q_features[:, None, :] - k_features[None, :, :]).sum(-1)
-
-    query, key, value = tokens()
-    seen = only(capture(aj.attention, query, key, value, score=Minus()))
-    distances = np.abs(np.asarray(query)[:, :, None] - np.asarray(key)).sum(-1)
-    close(seen.logits, -distances, 1e-6)
-    close(seen.weights, numpy_softmax(-distances), 1e-6)
-
-
 # --- it leaves nothing behind ---
 
 
@@ -150,14 +134,6 @@ def test_a_function_compiled_before_has_points_while_captured_and_not_after():
     np.testing.assert_array_equal(attend(query), expected)
     assert traces == [False, True]  # and the program without points is found again
     assert points_in(jax.make_jaxpr(attend)(query).jaxpr) == 0
-
-
-def test_a_function_that_fails_leaves_nothing_behind():
-    with pytest.raises(ZeroDivisionError):
-        capture(lambda: 1 / 0)
-    assert capturing() is None
-    query, key, value = tokens()
-    assert points_in(jax.make_jaxpr(aj.attention)(query, key, value).jaxpr) == 0
 
 
 def test_a_module_is_copied_and_its_random_stream_stays():
@@ -233,9 +209,3 @@ def test_names():
 
 
 # --- errors ---
-
-
-@pytest.mark.parametrize(("function", "described"), [(3, "3"), (nnx.Linear, "the class Linear")])
-def test_an_uncallable_function_is_an_error(function, described):
-    with pytest.raises(ValueError, match=f"function must be a function, .*; got {described}"):
-        capture(function, 2)

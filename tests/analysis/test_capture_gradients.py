@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, quick_jit
-from flax import nnx
 
 import attention_jax as aj
-from attention_jax import nn
 from attention_jax.analysis import attention_gradients, capture_gradients
 
 B, T, S, D, DV = 2, 5, 7, 3, 2
@@ -120,18 +118,6 @@ def test_without_matrices():
     assert lean.auxiliary is None
 
 
-def test_attention_without_softmax_has_the_gradient_of_its_output():
-    def loss(query):
-        return number_of(aj.monotonic_attention(query, query, query, score="dot")[0])
-
-    query = normal(0, T, D)
-    found = quick_jit(lambda query: capture_gradients(loss, query))(query)
-    gradient = found.gradients["attention"]
-    assert (gradient.dweights, gradient.dlogits) == (None, None)
-    output = np.asarray(found.attentions["attention"].output)
-    close(gradient.doutput, np.cos(np.arange(T * D).reshape(T, D)) * np.cos(output), 1e-5)
-
-
 # --- attention inside of transformations: a bias of zeros for each call is the other side ---
 
 
@@ -178,26 +164,6 @@ def test_inside_of_transformations(case):
         assert np.all(np.any(dlogits, axis=(-1, -2)))
 
 
-def test_grouped_heads_are_one_axis():
-    with jax.enable_x64(True):
-        module = nn.MultiHeadAttention("general", 6, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
-        definition, state = nnx.split(module)
-        params = jax.tree.map(lambda x: x.astype(jnp.float64), nnx.to_pure_dict(state))
-
-        def loss(params, x, bias):
-            return number_of(nnx.merge(definition, params)(x, bias=bias))
-
-        @quick_jit
-        def both(params, x, bias):
-            return capture_gradients(loss, params, x, bias), jax.grad(loss, (0, 2))(params, x, bias)
-
-        zeros = jnp.zeros((B, 6, T, T))
-        found, (dparams, dbias) = both(params, normal(0, B, T, 6), zeros)
-        close(found.dparams, dparams)
-        assert found.gradients["attention"].doutput.shape == (B, 6, T, 1)
-        close(found.gradients["attention"].dlogits, dbias)
-
-
 @jax.custom_vjp
 def doubled_backwards(query, bias):
     return attend(query, bias)
@@ -227,42 +193,3 @@ def test_a_gradient_rule_of_ones_own_is_kept():
 
 
 # --- losses ---
-
-
-@pytest.mark.parametrize(
-    ("given", "described"),
-    [
-        (lambda x: x, r"float32 \[3\]"),
-        (lambda x: jnp.sum(x)[None], r"float32 \[1\]"),
-        (lambda x: jnp.int32(3), r"int32 \[\]"),
-        (lambda x: (x, x), r"float32 \[3\]"),
-    ],
-)
-def test_a_loss_is_one_float(given, described):
-    with pytest.raises(ValueError, match=rf"loss must be one float.*got {described}"):
-        capture_gradients(given, jnp.ones(3))
-
-
-def test_a_loss_without_attention_is_named():
-    with pytest.raises(ValueError, match="loss must call attention"):
-        capture_gradients(lambda x: jnp.sum(x**2), jnp.arange(3.0))
-
-
-@pytest.mark.parametrize(
-    ("given", "came"),
-    [
-        (lambda loss: (loss, 1, 2), "a tuple"),
-        (lambda loss: [loss], "a list"),
-        (lambda loss: {"loss": loss}, "a dict"),
-        (lambda loss: None, "a NoneType"),
-    ],
-)
-def test_what_is_no_loss_is_named(given, came):
-    with pytest.raises(ValueError, match=f"loss must be one float, .*; got {came}"):
-        capture_gradients(lambda x: given(jnp.sum(x)), jnp.ones(3))
-
-
-def test_parameters_that_have_no_gradient_are_named():
-    params = {"kernel": jnp.ones(2), "count": jnp.ones((), int)}
-    with pytest.raises(ValueError, match="params count must be floating-point"):
-        capture_gradients(lambda params: jnp.sum(params["kernel"]), params)

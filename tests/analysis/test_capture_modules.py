@@ -13,9 +13,7 @@ import attention_jax as aj
 from attention_jax import nn
 from attention_jax.analysis import capture, capture_gradients
 from attention_jax.functional.centers import monotonic_centers
-from attention_jax.functional.interop import dot_product_attention, flax_attention_fn
-from attention_jax.nn.config import ModelConfig
-from attention_jax.nn.cross_attention import CrossAttention
+from attention_jax.functional.interop import flax_attention_fn
 
 B, T, S, D = 2, 5, 7, 6
 LENGTHS = jnp.array([7, 4])
@@ -62,22 +60,6 @@ def test_grouped_heads():
     close(seen.output, jnp.matmul(seen.weights, seen.value))
 
 
-def test_a_cache_is_seen_with_room_to_spare():
-    attend = nn.MultiHeadAttention("scaled", D, num_heads=2, rngs=nnx.Rngs(0))
-    x = normal(0, B, 3, D)
-
-    @quick_jit
-    def both(x):
-        _, attentions = capture(attend.extend, x, attend.empty_cache((B,), 4))
-        return attentions["attention"], attend(x, mask=aj.causal_mask(), return_weights=True)
-
-    seen, (_, expected) = both(x)
-    weights = seen.weights
-    assert weights.shape == (B, 2, 3, 4)
-    close(weights[..., :3], expected)
-    assert not np.any(weights[..., 3])
-
-
 def test_inside_of_flaxs_multi_head_attention():
     """Flax's own weights, of a layer with the same parameters, are the other side."""
     theirs, ours = (
@@ -99,14 +81,6 @@ def test_inside_of_flaxs_multi_head_attention():
     close(output, expected)
     (weights,) = jax.tree.leaves(sown)
     close(attentions["attention"].weights, weights)
-
-
-def test_inside_of_the_door_shaped_like_jax_nn():
-    query, key = normal(0, B, T, 6, D), normal(1, B, S, 2, D)
-    _, attentions = captured(dot_product_attention, query, key, key, is_causal=True)
-    logits = np.einsum("btnd,bsnd->bnts", query, np.repeat(key, 3, axis=2)) / np.sqrt(D)
-    logits = np.where(np.tri(T, S, dtype=bool), logits, -np.inf)
-    close(attentions["attention"].logits, logits, 1e-5)
 
 
 # --- other kinds of attention ---
@@ -166,24 +140,6 @@ def test_local_p_is_seen_before_its_gaussian():
     close(found.gradients["attention"].dlogits, found.dparams)  # a bias gets that of the logits
 
 
-@pytest.mark.parametrize("kind", ["local-m", "local-p", "coverage", "monotonic"])
-def test_decoders_with_other_kinds(kind):
-    config = ModelConfig(score="general", dim=D, attention=kind, radius=1)
-    attend = CrossAttention(config, rngs=nnx.Rngs(0))
-    (_, weights, _), attentions = captured(
-        attend,
-        normal(0, B, T, D),
-        normal(1, B, S, D),
-        lengths=LENGTHS,
-        mask=aj.padding_mask(LENGTHS),
-        return_weights=True,
-    )
-    (seen,) = attentions.values()
-    close(seen.weights * (1 if seen.damping is None else seen.damping), weights)
-    assert not np.any(seen.mask[1, :, 4:])
-    assert seen.mask.any()
-
-
 # --- models ---
 
 
@@ -218,10 +174,3 @@ def test_seq2seq():
     close(attentions[NAMES[2]].weights.mean(1), weights[0])
     allowed = np.broadcast_to(np.tri(T, dtype=bool), (B, 2, T, T))
     np.testing.assert_array_equal(attentions[NAMES[1]].mask, allowed)
-
-
-def test_decoding_in_a_while_loop_is_refused():
-    source, lengths, _ = batch()
-    decode = functools.partial(model().greedy_decode, max_length=3, sos=1, eos=2, pad=0)
-    with pytest.raises(NotImplementedError, match="attention inside a while"):
-        jax.eval_shape(lambda *batch: capture(decode, *batch).output, source, lengths)

@@ -3,12 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from conformance import quick_jit
-from flax import nnx
 
 import attention_jax as aj
-from attention_jax import analysis, nn
+from attention_jax import analysis
 
 T, D = 5, 3
 X = np.random.default_rng(0).normal(size=(T, D)).astype(np.float32)
@@ -39,10 +37,6 @@ def adapted(loss):
         return loss(w - 0.1 * jax.grad(loss)(w))
 
     return meta_loss
-
-
-def repeated(w):
-    return jax.lax.scan(lambda c, _: (jax.grad(loss)(c), None), w, None, length=2)[0]
 
 
 # Name -> (function that takes gradients, number of calls of attention).
@@ -90,12 +84,6 @@ def test_each_call_is_seen_once():
             np.testing.assert_allclose(weights[1], expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_gradients_in_a_loop():
-    attentions = quick_jit(lambda w: analysis.capture(repeated, w).attentions)(W)
-    expected = [weights_of(W), weights_of(plain_gradient(W))]
-    np.testing.assert_allclose(attentions["attention"].weights, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_gradients_that_reach_both_calls_of_an_adapted_loss():
     def shifted(shifts):
         """The same with something added to each output of attention."""
@@ -113,38 +101,3 @@ def test_gradients_that_reach_both_calls_of_an_adapted_loss():
     np.testing.assert_allclose(gradients["attention"].doutput, first, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(gradients["attention#2"].doutput, second, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(captured.dparams, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_module_whose_gradient_flax_takes():
-    module = nn.Attention("general", D, D, rngs=nnx.Rngs(0))
-
-    def gradient(module, x, *, scale):
-        return nnx.grad(lambda module: scale * jnp.sum(module(x, x) ** 2))(module)
-
-    definition, state = nnx.split(module)
-
-    @quick_jit
-    def both(state, x):
-        captured = analysis.capture(gradient, nnx.merge(definition, state), x, scale=2.0)
-        return captured, gradient(nnx.merge(definition, state), x, scale=2.0)
-
-    (output, attentions), direct = both(state, X)
-    kernel = np.asarray(module.params["kernel"][...])
-    expected = softmax(X @ kernel @ X.T)
-    np.testing.assert_allclose(attentions["attention"].weights, expected, rtol=1e-4)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), output, direct
-    )
-
-
-def test_no_attention_is_an_error():
-    for function in (
-        lambda w: jnp.sum(w),
-        lambda w: aj.attention_weights(X @ w, X)[0, 0],
-        lambda w: jnp.sum(jax.nn.dot_product_attention(*[(X @ w)[:, None]] * 3)),
-    ):
-        message = "function must call attention that can be captured: .* it calls none"
-        with pytest.raises(ValueError, match=message):
-            analysis.capture(function, W)
-        with pytest.raises(ValueError, match="loss must call attention that can be captured"):
-            analysis.capture_gradients(function, W)

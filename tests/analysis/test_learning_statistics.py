@@ -10,8 +10,6 @@ from conformance import quick_jit
 
 import attention_jax as aj
 from attention_jax.analysis.learning_statistics import learning_statistics
-from attention_jax.nn import ModelConfig
-from attention_jax.tasks.reversal import Reversal
 
 B, T, S, D, DV = 2, 5, 7, 3, 2
 OF_ANY = ("entropy", "largest_weight", "saturation")
@@ -121,24 +119,6 @@ def test_what_stands_in_padding_does_not_matter():
         assert_close(got, expected, 1e-12)
 
 
-def test_groups_of_parameters():
-    depths = {0: [""], 1: ["first", "second"], None: ["first/kernel", "second/value"]}
-    arguments = jax.tree.map(lambda x: x.astype(np.float32), (params(), *inputs()))
-
-    @quick_jit
-    def of_each_depth(*arguments):
-        options = [{"depth": depth} for depth in depths]
-        return [learning_statistics(loss, *arguments, *masks(False), **x) for x in options]
-
-    whole = by_hand(params(), *inputs(), *masks(False))
-    squares = [whole[f"gradient_norm/{name}"] ** 2 for name in ("first/kernel", "second/value")]
-    for got, groups in zip(of_each_depth(*arguments), depths.values(), strict=True):
-        norms = {name: value for name, value in got.items() if name.startswith("gradient_norm/")}
-        assert list(norms) == [f"gradient_norm/{group}" for group in groups]
-        total = sum(float(norm) ** 2 for norm in norms.values())
-        np.testing.assert_allclose(total, sum(squares), rtol=1e-3)
-
-
 def test_mapped_over_seeds():
     """Parameters and queries differ, keys and masks are shared."""
     with jax.enable_x64(True):
@@ -157,41 +137,3 @@ def test_mapped_over_seeds():
 
 
 # --- the reversal task ---
-
-
-def reversal(kind):
-    model = ModelConfig(
-        score="general",
-        dim=4,
-        hidden_dim=3,
-        attention=kind,
-        encoder_layers=0,
-    )
-    return Reversal(model=model, min_length=1, max_length=3)
-
-
-@pytest.mark.parametrize(
-    ("kind", "has_softmax"),
-    [
-        ("global", True),
-        ("coverage", False),
-        pytest.param("local-p", True, marks=pytest.mark.slow),
-        pytest.param("monotonic", False, marks=pytest.mark.slow),
-    ],
-)
-def test_keys_of_the_reversal_task(kind, has_softmax):
-    task = reversal(kind)
-    shapes = jax.eval_shape(task.init, jax.random.key(0))
-    got = jax.eval_shape(
-        lambda params, rng: learning_statistics(task.loss, params, task.batch(rng, size=5), rng),
-        shapes,
-        jax.random.key(0),
-    )
-    own = {f"decoder_0/self_attention/{name}" for name in (*OF_ANY, *OF_SOFTMAX)}
-    kinds = (*OF_ANY, *OF_SOFTMAX) if has_softmax else OF_ANY
-    cross = {f"decoder_0/cross_attention/{name}" for name in kinds}
-    norms = {name for name in got if name.startswith("gradient_norm/")}
-    assert got.keys() == {"loss"} | own | cross | norms
-    assert "gradient_norm/decoder/0/cross_attention" in norms
-    assert len(norms) > 5
-    assert {(value.shape, value.dtype) for value in got.values()} == {((), jnp.dtype("float32"))}

@@ -13,7 +13,6 @@ from attention_jax import analysis
 softmax_jacobian = quick_jit(analysis.softmax_jacobian)
 softmax_jacobian_norm = quick_jit(analysis.softmax_jacobian_norm)
 softmax_vjp = quick_jit(analysis.softmax_vjp)
-gradient_through_top_keys = quick_jit(analysis.gradient_through_top_keys, static_argnums=2)
 
 B, T, S = 2, 5, 7
 
@@ -110,16 +109,6 @@ def test_uniform_rows_and_rows_without_keys():
 # --- vector products ---
 
 
-def test_vjp_is_the_jacobian_times_a_vector():
-    with jax.enable_x64(True):
-        weights, dweights = rows(B, T, S), np.random.default_rng(2).normal(size=(B, T, S))
-        got = softmax_vjp(weights, dweights)
-        for index in np.ndindex(B, T):
-            expected = jacobian_by_loops(weights[index]) @ dweights[index]
-            np.testing.assert_allclose(got[index], expected, atol=1e-15)
-        np.testing.assert_allclose(np.sum(got, -1), np.zeros((B, T)), atol=1e-15)
-
-
 def test_finite_differences():
     rng = np.random.default_rng(4)
     weights, dweights = rows(T, S), rng.normal(size=(T, S))
@@ -154,81 +143,4 @@ def test_a_cotangent_of_a_masked_weight_may_be_anything():
     )
 
 
-# --- the share of the largest weights ---
-
-
-def test_top_keys_by_hand():
-    weights = jnp.array([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]])
-    dlogits = jnp.array([[-1.0, 0.5, 0.5], [0.0, 0.0, 0.0]])
-    for k, share in ((1, 0.25), (2, 0.5), (3, 1.0)):
-        np.testing.assert_allclose(gradient_through_top_keys(weights, dlogits, k), [share, 0])
-
-
-def test_top_keys_against_sorting():
-    weights, dlogits = rows(B, T, S, seed=5), np.random.default_rng(6).normal(size=(B, T, S))
-    narrow = [array.astype(np.float32) for array in (weights, dlogits)]
-    for k in range(1, S + 1):
-        got = gradient_through_top_keys(*narrow, k)
-        for index in np.ndindex(B, T):
-            top = np.argsort(-weights[index])[:k]
-            expected = np.abs(dlogits[index])[top].sum() / np.abs(dlogits[index]).sum()
-            np.testing.assert_allclose(got[index], expected, rtol=1e-6)
-
-
 # --- transformations, dtypes, errors ---
-
-
-def test_jit_vmap_and_dtypes():
-    weights = rows(B, T, S).astype(np.float32)
-    other = np.random.default_rng(7).normal(size=(B, T, S)).astype(np.float32)
-    functions = [
-        analysis.softmax_jacobian,
-        analysis.softmax_jacobian_norm,
-        lambda weights: analysis.softmax_vjp(weights, other[0, 0]),
-        lambda weights: analysis.gradient_through_top_keys(weights, other[0, 0], 2),
-    ]
-
-    @quick_jit
-    def mapped_and_narrow(weights, narrow):
-        return [(jax.vmap(jax.vmap(function))(weights), function(narrow)) for function in functions]
-
-    results = jax.device_get(mapped_and_narrow(weights, weights[0, 0].astype(jnp.bfloat16)))
-    for function, (mapped, narrow) in zip(functions, results, strict=True):
-        for index in np.ndindex(B, T):
-            np.testing.assert_allclose(mapped[index], function(weights[index]), atol=1e-7)
-        assert narrow.dtype == jnp.float32
-        np.testing.assert_allclose(narrow, function(weights[0, 0]), atol=2e-2)
-    with jax.enable_x64(True):
-        assert softmax_vjp(weights, other.astype(np.float64)).dtype == jnp.float64
-        assert softmax_jacobian_norm(weights.astype(np.float64)).dtype == jnp.float64
-
-
-GOOD = np.full((T, S), 1 / S, np.float32)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: analysis.softmax_jacobian(np.ones((T, S), int)), "weights must be floating-point"),
-        (
-            lambda: analysis.softmax_jacobian(np.float32(1)),
-            r"weights must be \[\.\.\., S\]; got a scalar",
-        ),
-        (lambda: analysis.softmax_jacobian_norm("abc"), "weights must be an array; got str"),
-        (
-            lambda: analysis.softmax_vjp(GOOD, GOOD[0]),
-            r"dweights must be \[5, 7\] to match.*got \[7\]",
-        ),
-        (lambda: analysis.softmax_vjp(GOOD, GOOD > 0), "dweights must be floating-point"),
-        (
-            lambda: analysis.gradient_through_top_keys(GOOD, GOOD.T, 1),
-            r"dlogits must be \[5, 7\].*\[7, 5\]",
-        ),
-        (lambda: analysis.gradient_through_top_keys(GOOD, GOOD, 0), "k must be at least 1; got 0"),
-        (lambda: analysis.gradient_through_top_keys(GOOD, GOOD, 8), "k must be at most 7; got 8"),
-        (lambda: analysis.gradient_through_top_keys(GOOD, GOOD, 1.0), "k must be .* got 1.0"),
-    ],
-)
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

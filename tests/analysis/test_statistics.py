@@ -29,11 +29,6 @@ from statistics_cases import (
 
 from attention_jax import (
     analysis,
-    attention,
-    attention_weights,
-    causal_mask,
-    padding_mask,
-    reversed_centers,
 )
 
 # Compiled as one program each. `test_jit_vmap_and_dtypes` calls some outside of `jax.jit`.
@@ -48,22 +43,6 @@ STATIC = {"saturation": "bound", "logit_variance": "per_row", "attention_summary
         "jensen_shannon", "logit_variance", "normalized_entropy", "saturation", "weight_entropy",
     )
 )  # fmt: skip
-
-
-def test_rows_on_paper():
-    uniform, one, none = np.full(S, 1 / S), np.eye(S)[3], np.zeros(S)
-    two = np.array([0.5, 0, 0, 0.5, 0, 0, 0])
-    weights = np.array([uniform, one, none, two, [0.5, 0.25, 0.25, 0, 0, 0, 0]], np.float32)
-    entropy = np.array([math.log(S), 0, 0, math.log(2), 1.5 * math.log(2)])
-    np.testing.assert_allclose(weight_entropy(weights), entropy, atol=3e-7)
-    np.testing.assert_allclose(normalized_entropy(weights), entropy / math.log(S), atol=3e-7)
-    np.testing.assert_allclose(effective_keys(weights), [S, 1, 0, 2, 2**1.5], atol=3e-6)
-    np.testing.assert_allclose(saturation(weights), 1 / 4)  # one of four that have keys
-    np.testing.assert_allclose(saturation(weights, bound=0.49), 3 / 4)
-    np.testing.assert_allclose(saturation(weights, bound=0.5), 1 / 4)  # more than, not as much
-    alignment = np.array([0, 3, 3, 0, -1])  # 1/7, all, no keys, half, does not count
-    np.testing.assert_allclose(alignment_error(weights, alignment), (6 / 7 + 0 + 1 / 2) / 3)
-    np.testing.assert_allclose(expected_distance(weights, alignment), (3 + 0 + 1.5) / 3)
 
 
 def test_entropies():
@@ -84,33 +63,6 @@ def test_normalized_entropy_masked(mask):
     # What stands at masked places does not enter.
     anything = np.where(full, weights, np.nan)
     np.testing.assert_allclose(normalized_entropy(anything, mask), expected, atol=1e-6)
-
-
-def test_rows_of_every_length_are_uniform():
-    mask = causal_mask() & padding_mask(jnp.array([S, 3]))
-    allowed = np.broadcast_to(mask.materialize(T, S), (B, T, S))
-    uniform = allowed / allowed.sum(-1, keepdims=True)
-    expected = np.broadcast_to(np.arange(T) > 0, (B, T))  # the first query has one key
-    for same in (mask, allowed):
-        normalized = normalized_entropy(uniform.astype(np.float32), same)
-        np.testing.assert_allclose(normalized, expected, atol=1e-6)
-
-
-def test_entropy_is_that_of_attention():
-    rng = np.random.default_rng(2)
-    query = rng.normal(size=(B, T, 3)).astype(np.float32)
-    key = rng.normal(size=(B, S, 3)).astype(np.float32)
-    mask = causal_mask(-1)  # the first query may attend to nothing
-
-    @quick_jit
-    def both(query, key):
-        statistics = attention(query, key, key, score="dot", mask=mask, return_statistics=True)[1]
-        weights = attention_weights(query, key, score="dot", mask=mask)
-        return analysis.weight_entropy(weights), statistics.entropy
-
-    entropy, expected = both(query, key)
-    np.testing.assert_allclose(entropy, expected, atol=1e-6)
-    assert not np.any(entropy[:, 0])
 
 
 @pytest.mark.parametrize("counted", [None, COUNTED, COUNTED[0]])
@@ -147,34 +99,6 @@ def test_no_query_counts():
     for function in (alignment_error, expected_distance):
         assert function(WEIGHTS[0], np.full(T, S)) == 0
         assert function(WEIGHTS[0], np.full(T, -1)) == 0
-
-
-def test_a_reversal():
-    lengths = jnp.array([5, 3])
-    alignment = reversed_centers(T, lengths)
-    perfect = np.zeros((B, T, S), np.float32)
-    for b, length in enumerate([5, 3]):
-        for i in range(length):
-            perfect[b, i, length - 1 - i] = 1
-    perfect[1, 3:, 0] = 1  # past the end; does not count
-    np.testing.assert_array_equal(alignment_error(perfect, alignment), [0, 0])
-    np.testing.assert_array_equal(expected_distance(perfect, alignment), [0, 0])
-    beside = np.roll(perfect, 1, axis=-1)
-    np.testing.assert_array_equal(alignment_error(beside, alignment), [1, 1])
-    np.testing.assert_array_equal(expected_distance(beside, alignment), [1, 1])
-    heads = np.stack([perfect, beside], 1)  # [B, N, T, S]: one more batch axis
-    by_head = expected_distance(heads, alignment[:, None])
-    np.testing.assert_array_equal(by_head, [[0, 1], [0, 1]])
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32])
-def test_integers_of_every_width(dtype):
-    size = 200  # more than int8 holds
-    weights = rows(T, size)
-    last = np.iinfo(dtype).max if dtype == np.uint32 else 0
-    alignment = np.array([0, 3, 100, last, 127], dtype)
-    expected = error_by_hand(weights[None], alignment[None].astype(np.int64), np.ones((1, T)))[0]
-    np.testing.assert_allclose(alignment_error(weights, alignment), expected, atol=1e-6)
 
 
 def test_logit_variance():

@@ -15,7 +15,6 @@ from attention_jax.analysis import (
     jensen_shannon,
     logit_variance,
     normalized_entropy,
-    saturation,
     weight_entropy,
 )
 
@@ -31,29 +30,6 @@ def test_gradients():
     functions = {name: masked(FUNCTIONS[name]) for name in set(FUNCTIONS) - {"saturation"}}
     with jax.enable_x64(True):
         check_derivatives(functions, weights, forward=False)
-
-
-def test_gradients_of_jensen_shannon():
-    a, b = (rows(2, T, S, dtype=np.float64) + 1 / S) / 2
-
-    # Where they are equal it is least, and bends as much as Fisher's information says:
-    # JS(a, a + e) = sum e^2 / (8 a).
-    def total(b):
-        return jnp.sum(jensen_shannon(a, b))
-
-    @quick_jit
-    def derivatives(a, b):
-        _, forward = jax.jvp(jensen_shannon, (a, b), (a + b, b * b))
-        reverse = jax.vjp(jensen_shannon, a, b)[1](jnp.ones(T))
-        return forward.sum(), reverse, jax.grad(total)(a), jax.hessian(total)(a)
-
-    with jax.enable_x64(True):
-        check_derivatives(jensen_shannon, a, b, forward=False)
-        forward, (da, db), least, bend = derivatives(a, b)
-    np.testing.assert_allclose(forward, np.vdot(da, a + b) + np.vdot(db, b * b), rtol=1e-12)
-    np.testing.assert_allclose(least, np.zeros((T, S)), atol=1e-15)
-    flat = bend.reshape(T * S, T * S)
-    np.testing.assert_allclose(flat, np.diag(1 / (4 * a.ravel())), rtol=1e-9, atol=1e-9)
 
 
 def test_gradients_through_the_softmax():
@@ -114,8 +90,3 @@ def test_masked_places_and_rows_send_no_gradient():
     assert np.all(np.isfinite(gradient[counted]))
     assert np.any(gradient[counted] != 0)
     assert not np.any(gradient[~counted])
-
-
-def test_saturation_has_gradient_zero():
-    gradient = quick_jit(jax.grad(lambda weights: saturation(weights[0], bound=0.4)))
-    assert not np.any(gradient(WEIGHTS))

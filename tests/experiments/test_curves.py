@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attention_jax.reports import plotting
-from experiments.reversal.curves import draw_band, draw_shares
+from experiments.reversal.curves import accuracy_by_length, draw_band, draw_shares
 
 SHARES = np.array([[0.9, 1.0, 1.0], [0.0, 0.0, 0.2], [0.5, 0.5, 0.5]])
 MEAN, DEVIATION = SHARES.mean(-1), SHARES.std(-1, ddof=1)
@@ -36,3 +36,16 @@ def test_bands_stay_within_their_range():
     heights = band.get_paths()[0].vertices[:, 1]
     assert heights.min() == 0
     assert heights.max() == 1
+
+
+def test_accuracies_join_successive_lengths_only_and_bars_stay_within_0_and_1():
+    panels = {"masked": {"dot": {3: [0.9, 1.0], 4: [0.2, 0.2], 10: [0.0, 0.3]}}}
+    (axes,) = accuracy_by_length(panels, ylabel="share", indices={"dot": 2}).axes
+    points, *lines = axes.lines
+    assert points.get_linestyle() == "None"
+    assert [line.get_xdata().tolist() for line in lines] == [[3, 4], [10]]
+    assert {line.get_color() for line in axes.lines} == {plotting.COLORS[2]}
+    bars = [segment[:, 1].tolist() for segment in axes.collections[0].get_segments()]
+    deviations = [0.1 / 2**0.5, 0, 0.3 / 2**0.5]
+    expected = [[0.95 - deviations[0], 1.0], [0.2, 0.2], [0.0, 0.15 + deviations[2]]]
+    np.testing.assert_allclose(bars, expected, atol=1e-12)

@@ -43,21 +43,6 @@ def test_words_stand_upright_and_letters_do_not(draw, labels, rotation):
     assert {label.get_rotation() for label in axes.get_yticklabels()} == {0.0}
 
 
-def test_heatmaps_are_named_and_sized():
-    panel = (np.eye(2), ["a", "b"], ["a", "b"])
-    panels = dict.fromkeys(("dot", "scaled", "additive"), panel)
-    plain = plotting.weight_heatmaps(panels)
-    assert [ax.get_xlabel() for ax in plain.axes[:3]] == ["key"] * 3
-    assert [ax.get_ylabel() for ax in plain.axes[:3]] == ["query", "", ""]
-    np.testing.assert_allclose(plain.get_size_inches(), [3 * 3.1 + 0.6, 3.5])
-    figure = plotting.weight_heatmaps(
-        panels, columns=2, xlabel="source subword", ylabel="written", size=5
-    )
-    assert [ax.get_xlabel() for ax in figure.axes[:3]] == ["source subword"] * 3
-    assert [ax.get_ylabel() for ax in figure.axes[:3]] == ["written", "", "written"]
-    np.testing.assert_allclose(figure.get_size_inches(), [2 * 5 + 0.6, 2 * 5.4])
-
-
 def test_loss_curves_are_geometric_means_over_seeds():
     figure = plotting.loss_curves([1, 2], {"dot": np.array([[1.0, 4.0], [9.0, 9.0]])}, title="t")
     axes = figure.axes[0]
@@ -72,35 +57,6 @@ def test_bands_end_at_the_limits_of_what_can_be():
     edges = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert edges.min() == 0
     assert edges.max() == 1
-
-
-def test_accuracy_panels_sort_lengths_and_average_seeds():
-    panels = {"masked": {"dot": {10: [0.0, 0.5], 3: [1.0, 0.5]}}}
-    figure = plotting.accuracy_by_length(panels, ylabel="share")
-    line = figure.axes[0].lines[0]
-    np.testing.assert_allclose(line.get_xdata(), [3, 10])
-    np.testing.assert_allclose(line.get_ydata(), [0.75, 0.25])
-
-
-def test_accuracies_join_successive_lengths_only_and_bars_stay_within_0_and_1():
-    panels = {"masked": {"dot": {3: [0.9, 1.0], 4: [0.2, 0.2], 10: [0.0, 0.3]}}}
-    (axes,) = plotting.accuracy_by_length(panels, ylabel="share", indices={"dot": 2}).axes
-    points, *lines = axes.lines
-    assert points.get_linestyle() == "None"
-    assert [line.get_xdata().tolist() for line in lines] == [[3, 4], [10]]
-    assert {line.get_color() for line in axes.lines} == {plotting.COLORS[2]}
-    bars = [segment[:, 1].tolist() for segment in axes.collections[0].get_segments()]
-    deviations = [0.1 / 2**0.5, 0, 0.3 / 2**0.5]
-    expected = [[0.95 - deviations[0], 1.0], [0.2, 0.2], [0.0, 0.15 + deviations[2]]]
-    np.testing.assert_allclose(bars, expected, atol=1e-12)
-
-
-def test_seven_scores_have_a_color_and_a_marker_each():
-    _, (axes,) = plotting.new_figure(2, 1)
-    for index in range(7):
-        plotting.draw_band(axes, [0, 1], np.ones((2, 1)), index=index, label="")
-    assert len({line.get_color() for line in axes.lines}) == 7
-    assert len({line.get_marker() for line in axes.lines}) == 7
 
 
 def test_save_makes_the_folder_and_a_readable_png(tmp_path):
@@ -121,12 +77,3 @@ def test_a_saved_figure_has_the_colors_that_were_drawn(tmp_path):
     colors, expected = (matplotlib.image.imread(path)[..., :3] for path in (saved, everything))
     np.testing.assert_allclose(colors, expected, atol=12 / 255)
     assert saved.stat().st_size < everything.stat().st_size / 1.5
-
-
-@pytest.mark.parametrize("count", [1, 3, 5])
-def test_any_number_of_panels(count):
-    panel = {"dot": {3: [1.0], 5: [0.5]}}
-    panels = {f"panel {index}": panel for index in range(count)}
-    figure = plotting.accuracy_by_length(panels, ylabel="share")
-    shown = [axes.get_title() for axes in figure.axes if axes.lines]
-    assert shown == list(panels)

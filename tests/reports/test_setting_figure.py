@@ -22,45 +22,35 @@ def panels(scores, settings, seeds=3):
 
 def points_of(axes):
     lines = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
-    return lines, [float(y) for line in lines for y in line.get_ydata()]
+    return lines, [float(x) for line in lines for x in line.get_xdata()]
 
 
 @pytest.mark.parametrize("counts", [(2, 1), (8, 12)])
-def test_a_point_per_seed_side_by_side(counts, tmp_path):
+def test_a_point_per_seed(counts, tmp_path):
     made = panels(SCORES[: counts[0]], SETTINGS[: counts[1]])
     figure = results_by_setting(made)
     for axes, panel in zip(figure.axes, made, strict=True):
-        lines, heights = points_of(axes)
-        assert sorted(heights) == sorted(itertools.chain(*panel.by_seed.values()))
-        places = [float(x) for line in lines for x in line.get_xdata()]
+        lines, numbers = points_of(axes)
+        assert sorted(numbers) == sorted(itertools.chain(*panel.by_seed.values()))
+        places = [float(y) for line in lines for y in line.get_ydata()]
         assert len(set(places)) == len(places)
-        styles = {(line.get_color(), line.get_marker()) for line in lines}
-        assert len(styles) == counts[0]
+        assert len({(line.get_color(), line.get_marker()) for line in lines}) == counts[0]
     shares, losses = figure.axes
-    assert losses.get_yscale() == "log"
-    assert (-10 < shares.get_ylim()[0] <= 0, 100 <= shares.get_ylim()[1] < 110) == (True, True)
+    assert losses.get_xscale() == "log"
+    assert (-10 < shares.get_xlim()[0] <= 0, 100 <= shares.get_xlim()[1] < 110) == (True, True)
     assert save(figure, tmp_path / "figure.png").stat().st_size > 0
     # Nothing overlaps: not the labels of the settings, and not the legend and the axes.
     renderer = figure.canvas.get_renderer()
-    boxes = [label.get_window_extent(renderer) for label in figure.axes[-1].get_xticklabels()]
-    assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(boxes))
+    boxes = [label.get_window_extent(renderer) for label in shares.get_yticklabels()]
+    assert all(above.y0 >= below.y1 for above, below in itertools.pairwise(boxes))
     (legend,) = figure.legends
-    assert legend.get_window_extent(renderer).y0 >= figure.axes[0].get_window_extent().y1
+    assert legend.get_window_extent(renderer).y0 >= shares.get_window_extent().y1
     assert legend.get_window_extent(renderer).width <= figure.bbox.width
 
 
 def test_diverged_and_missing_runs_have_no_point(tmp_path):
     by_seed = {("dot", "dim 4"): [1.0, np.nan], ("scaled", "dim 8"): [np.nan, np.nan]}
     figure = results_by_setting([Panel("loss", by_seed)])
-    _, heights = points_of(figure.axes[0])
-    assert [height for height in heights if np.isfinite(height)] == [1.0]
+    _, numbers = points_of(figure.axes[0])
+    assert [number for number in numbers if np.isfinite(number)] == [1.0]
     save(figure, tmp_path / "figure.png")
-
-
-def test_long_labels_are_broken(tmp_path):
-    settings = ["positions sinusoidal anchor=end draw=window limit=8192", "positions rotary"]
-    figure = results_by_setting(panels(["dot"], settings))
-    save(figure, tmp_path / "figure.png")
-    label = figure.axes[-1].get_xticklabels()[0].get_text()
-    assert label.split() == settings[0].split()
-    assert max(map(len, label.split("\n"))) <= 26

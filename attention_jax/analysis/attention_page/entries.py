@@ -11,10 +11,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.analysis.attention_names import computation_order
 from attention_jax.analysis.attention_page import page_data
-from attention_jax.analysis.capture import Captured, CapturedGradients, capture
+from attention_jax.analysis.capture import Captured, capture, computation_order
+from attention_jax.analysis.gradients import CapturedGradients
 from attention_jax.analysis.rollout import attention_rollout, cross_rollout
+from attention_jax.analysis.statistics import weight_entropy
 
 JSON = dict[str, Any]
 Arrays = dict[str, np.ndarray]  # of one attention: quantities [*B, T, S] and a mask
@@ -40,18 +41,12 @@ def attention_entries(
         for name, arrays in _arrays_of(attentions, inputs).items()
     }
     _add_rollout(heads)
-    cut = {}
-    for name in sorted(heads, key=computation_order):
-        labels = _labels_of(name, heads[name], tokens)
-        cut[name] = labels, _cut(heads[name], *map(len, labels))
-    count = sum(
-        array.size
-        for _, arrays in cut.values()
-        for quantity, array in arrays.items()
-        if quantity != "mask"
-    )
+    count = sum(a.size for arrays in heads.values() for key, a in arrays.items() if key != "mask")
     dtype = precision or ("float32" if count <= _MOST_WIDE_NUMBERS else "float16")
-    return [_entry(name, labels, arrays, dtype) for name, (labels, arrays) in cut.items()]
+    return [
+        _entry(name, _labels_of(name, heads[name], tokens), heads[name], dtype)
+        for name in sorted(heads, key=computation_order)
+    ]
 
 
 def _arrays_of(attentions: Any, inputs: Sequence[Any] | None) -> dict[str, Arrays]:
@@ -79,11 +74,10 @@ def _arrays_of(attentions: Any, inputs: Sequence[Any] | None) -> dict[str, Array
 
 
 def _arrays(name: str, arrays: Any) -> Arrays:
-    if not isinstance(arrays, Mapping) or not set(arrays) <= {*_CAPTURED, "mask"}:
-        got = sorted(arrays) if isinstance(arrays, Mapping) else type(arrays).__name__
-        raise ValueError(
-            f"attentions[{name!r}] must have some of {', '.join(_CAPTURED)} and mask; got {got}"
-        )
+    """The quantities and the mask that are there, as NumPy arrays."""
+    known = {*_CAPTURED, "mask"}
+    if not isinstance(arrays, Mapping) or not set(arrays) <= known:
+        raise ValueError(f"attentions[{name!r}] must map some of {known} to arrays; got {arrays!r}")
     present = {key: np.asarray(array) for key, array in arrays.items() if array is not None}
     if not set(present) & set(_CAPTURED):
         raise ValueError(
@@ -97,38 +91,26 @@ def _arrays(name: str, arrays: Any) -> Arrays:
 
 def _heads_of(name: str, arrays: Arrays, example: int | tuple[int | slice, ...]) -> Arrays:
     """Each array [*B, T, S] as [N, T, S], with the entropy [N, T]."""
-    index = example if isinstance(example, tuple) else (example,)
+    shapes = {quantity: array.shape for quantity, array in arrays.items()}
     heads = {}
     for quantity, array in arrays.items():
-        if array.ndim < len(index) + 2:
-            raise ValueError(
-                f"example must have at most {max(array.ndim - 2, 0)} indices for {name!r}, whose"
-                f" {quantity} are {list(array.shape)}; got {example!r}"
-            )
         try:
-            chosen = array[index]
+            np.broadcast_to(0, array.shape[:-2])[example]  # not an index into T or S
         except IndexError as error:
             raise ValueError(
-                f"example must be in the batch axes of {name!r}, whose {quantity} are"
-                f" {list(array.shape)}; got {example!r}"
+                f"example must be in the batch axes of {name!r}, whose arrays are {shapes};"
+                f" got {example!r}"
             ) from error
-        count = math.prod(chosen.shape[:-2])
-        heads[quantity] = chosen.reshape(count, *chosen.shape[-2:])
-    shapes = {quantity: array.shape for quantity, array in heads.items()}
-    if len(set(shapes.values())) > 1 or 0 in next(iter(shapes.values())):
+        chosen = array[example]
+        heads[quantity] = chosen.reshape(math.prod(chosen.shape[:-2]), *chosen.shape[-2:])
+    if len({array.shape for array in heads.values()}) > 1 or 0 in next(iter(shapes.values())):
         raise ValueError(
             f"attentions[{name!r}] must have arrays of one shape [*B, T, S] without an axis of 0;"
             f" got {shapes}"
         )
     if "weights" in heads:
-        heads["entropy"] = _entropy(heads["weights"])
+        heads["entropy"] = np.asarray(weight_entropy(jnp.asarray(heads["weights"])))
     return heads
-
-
-def _entropy(weights: np.ndarray) -> np.ndarray:
-    """-sum w log w over the keys, nats: [N, T, S] -> [N, T]"""
-    positive = np.where(weights > 0, weights, 1)
-    return -np.sum(np.where(weights > 0, weights * np.log(positive), 0), axis=-1)
 
 
 def _add_rollout(heads: dict[str, Arrays]) -> None:
@@ -183,15 +165,11 @@ def _labels_of(name: str, arrays: Arrays, tokens: Tokens) -> tuple[list[str], li
     return sides[0], sides[1]
 
 
-def _cut(arrays: Arrays, rows: int, columns: int) -> Arrays:
-    return {
-        key: array[:, :rows] if key == "entropy" else array[:, :rows, :columns]
-        for key, array in arrays.items()
-    }
-
-
 def _entry(name: str, labels: tuple[list[str], list[str]], arrays: Arrays, dtype: str) -> JSON:
-    mask = arrays.get("mask")
+    """The rows and columns with a label."""
+    kept = (slice(None), *(slice(len(side)) for side in labels))
+    cut = {key: array[kept[: array.ndim]] for key, array in arrays.items()}
+    mask = cut.get("mask")
     if mask is not None and np.all(mask == mask[:1]):
         mask = mask[:1]
     return {
@@ -200,8 +178,8 @@ def _entry(name: str, labels: tuple[list[str], list[str]], arrays: Arrays, dtype
         "key_tokens": labels[1],
         "mask": None if mask is None or mask.all() else page_data.encoded_mask(mask),
         "arrays": {
-            key: page_data.encoded_numbers(arrays[key], dtype)
+            key: page_data.encoded_numbers(cut[key], dtype)
             for key in page_data.QUANTITIES
-            if key in arrays
+            if key in cut
         },
     }

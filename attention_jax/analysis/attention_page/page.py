@@ -31,7 +31,7 @@ def page(data: dict[str, Any]) -> str:
     A security policy in it lets the browser run this one script and load nothing.
 
     Args:
-        data: as `page_data.check_page_data` accepts it.
+        data: as the README of this folder describes it.
     """
     style = _text_of("page.css")
     script = "\n".join(_text_of("script", name) for name in SCRIPT)

@@ -44,7 +44,7 @@ def evaluate(
             results can be added.
     """
     summands = iter([None] * points_in(program.jaxpr) if added is None else added)
-    return _evaluate(program.jaxpr, program.consts, arguments, summands, "")
+    return _evaluate(program, arguments, summands, "")
 
 
 def points_in(jaxpr: Jaxpr) -> int:
@@ -73,13 +73,13 @@ def _programs_of(equation: JaxprEqn) -> list[ClosedJaxpr]:
 
 
 def _evaluate(
-    jaxpr: Jaxpr,
-    constants: Sequence[Any],
+    program: ClosedJaxpr,
     arguments: Sequence[Any],
     added: Iterator[Array | None],
     scope: str,
 ) -> tuple[list[Array], Captures]:
-    environment: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+    jaxpr = program.jaxpr
+    environment: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
     environment.update(zip(jaxpr.invars, arguments, strict=True))
     captures: Captures = []
 
@@ -114,7 +114,7 @@ def _evaluate_equation(
         return _scan(equation, values, added, scope)
     if primitive.name in _IN_LINE:
         (program,) = _programs_of(equation)
-        return _evaluate(program.jaxpr, program.consts, values, added, scope)
+        return _evaluate(program, values, added, scope)
     if primitive.name in _WITH_OWN_RULE:
         return _with_own_rule(equation, values, added, scope)
     raise NotImplementedError(
@@ -141,10 +141,10 @@ def _with_own_rule(
     outputs = _bind(equation, values)
     summands = [next(added) for _ in range(points_in(program.jaxpr))]
     no_summands: Iterator[None] = iter([None] * len(summands))
-    _, captures = _evaluate(program.jaxpr, program.consts, values, no_summands, scope)
+    _, captures = _evaluate(program, values, no_summands, scope)
     if any(summand is not None for summand in summands):
         constants = [jax.lax.stop_gradient(value) for value in values]
-        sums, _ = _evaluate(program.jaxpr, program.consts, constants, iter(summands), scope)
+        sums, _ = _evaluate(program, constants, iter(summands), scope)
         outputs = [
             _add_gradient_of(output, total) if jnp.issubdtype(output.dtype, jnp.inexact) else output
             for output, total in zip(outputs, sums, strict=True)
@@ -190,7 +190,7 @@ def _scan(
     def step(carry: list[Array], x: Any) -> Any:
         x, summands = x
         arguments = [*shared, *carry, *x]
-        outputs, captures = _evaluate(body.jaxpr, body.consts, arguments, iter(summands), scope)
+        outputs, captures = _evaluate(body, arguments, iter(summands), scope)
         scopes[:] = [inner for inner, _ in captures]
         return outputs[:carries], (outputs[carries:], [arrays for _, arrays in captures])
 

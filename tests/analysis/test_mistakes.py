@@ -1,0 +1,116 @@
+"""Mistaken arguments of the analysis: each raises a ValueError that names the argument."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import attention_jax as aj
+from attention_jax import analysis, nn
+
+T, S = 5, 7
+PAIRS = np.full((2, T, S), 1 / S, np.float32)
+ROWS, KEYS = np.ones((2, T), bool), np.ones((2, T), int)
+LAYERS = np.full((3, 2, T, T), 1 / T, np.float32)  # three layers, two heads
+TOKENS = (np.ones((T, 4)), np.ones((S, 4)), np.ones((S, 3)))
+PAGE = {"weights": np.ones((1, T, S))}
+RNG = jax.random.key(0)
+
+
+def cube(x):
+    return jnp.sum(x**3)
+
+
+# (function, arguments, keyword arguments, what the error names)
+MISTAKES = [
+    # capture
+    (analysis.capture, (3,), {}, "function must be a function"),
+    (analysis.capture, (nnx.Linear, 2), {}, "got the class Linear"),
+    (analysis.capture, (cube, jnp.ones(3)), {}, "function must call attention"),
+    (analysis.capture, (aj.attention_weights, PAIRS, PAIRS), {}, "it calls none"),
+    (analysis.capture_gradients, (cube, jnp.ones(3)), {}, "loss must call attention"),
+    (analysis.capture_gradients, (lambda x: x, jnp.ones(3)), {}, "loss must be one float"),
+    (analysis.capture_gradients, (lambda x: [cube(x)], jnp.ones(3)), {}, "loss must be one float"),
+    (analysis.capture_gradients, (cube, {"n": jnp.arange(3)}), {}, "params n must be floating"),
+    # gradients
+    (analysis.attention_gradients, (*TOKENS, np.ones((S, 3))), {}, "doutput"),
+    (analysis.logit_scale_sweep, (*TOKENS, np.ones((T, 3)), np.ones((2, 2))), {}, "scales"),
+    (analysis.logit_scale_sweep, (*TOKENS, np.ones((T, 3)), np.arange(3)), {}, "scales"),
+    (analysis.softmax_jacobian, (np.ones((T, S), int),), {}, "weights must be floating"),
+    (analysis.softmax_jacobian_norm, (np.float32(1),), {}, "weights .*got a scalar"),
+    (analysis.softmax_vjp, (PAIRS, PAIRS[0]), {}, "dweights"),
+    (analysis.gradient_norms, ({"a": {"b": np.ones(2, int)}},), {}, "gradients a/b"),
+    (analysis.gradient_norms, ({"a": np.ones(2)},), {"depth": -1}, "depth"),
+    (analysis.gradient_signal_to_noise, ({"a": jnp.ones((1, 2))},), {}, "gradients .*at least 2"),
+    (analysis.gradient_signal_to_noise, ([jnp.ones(3), jnp.ones(2)],), {}, "gradients .*the same"),
+    # statistics
+    (analysis.weight_entropy, (PAIRS[0, 0],), {}, "weights"),
+    (analysis.effective_keys, ("abc",), {}, "weights"),
+    (analysis.normalized_entropy, (PAIRS, PAIRS), {}, "mask must be boolean"),
+    (analysis.normalized_entropy, (PAIRS, ROWS[:, :3, None]), {}, "mask must broadcast"),
+    (analysis.logit_variance, (PAIRS > 0,), {}, "logits"),
+    (analysis.saturation, (PAIRS,), {"bound": 1}, "bound"),
+    (analysis.saturation, (PAIRS,), {"rows": PAIRS[..., 0]}, "rows must be boolean"),
+    (analysis.saturation, (PAIRS,), {"rows": ROWS[:, :1]}, "rows"),
+    (analysis.alignment_error, (PAIRS, KEYS.astype(float)), {}, "alignment must be integers"),
+    (analysis.expected_distance, (PAIRS, KEYS[:, :3]), {}, "alignment"),
+    (analysis.expected_distance, (PAIRS, None), {}, "alignment must be"),
+    (analysis.jensen_shannon, (PAIRS, PAIRS[0]), {}, "weights_b"),
+    (analysis.attention_summary, (PAIRS,), {"bound": 2}, "bound"),
+    # rollout
+    (analysis.attention_rollout, (LAYERS[..., :3],), {}, "weights"),
+    (analysis.attention_rollout, (LAYERS[0],), {}, "weights"),
+    (analysis.attention_rollout, (LAYERS[:0],), {}, "weights .*at least one layer"),
+    (analysis.attention_rollout, ([],), {}, "weights"),
+    (analysis.attention_rollout, ([LAYERS[0], LAYERS[0, :1]],), {}, "weights"),
+    (analysis.attention_rollout, (LAYERS,), {"residual": 1}, "residual"),
+    (analysis.attention_rollout, (LAYERS,), {"head_reduction": "sum"}, "head_reduction"),
+    (analysis.cross_rollout, (LAYERS[0], LAYERS[0]), {}, "encoder_rollout"),
+    (analysis.cross_rollout, (LAYERS[0, 0], LAYERS[0, 0]), {}, "cross_weights"),
+    # curvature
+    (analysis.hessian_trace, (cube, {}, RNG), {}, "params must hold at least one number"),
+    (analysis.hessian_trace, (cube, [jnp.arange(3)], RNG), {}, r"params\[0\] must be floating"),
+    (analysis.hessian_trace, (cube, jnp.ones(3), 3), {}, "rng must be one PRNG key"),
+    (analysis.hessian_trace, (cube, jnp.ones(3), RNG), {"samples": 0}, "samples"),
+    (analysis.hessian_diagonal, (cube, jnp.ones(3), RNG), {"samples": 2.0}, "samples"),
+    (analysis.hessian_spectrum_edges, (cube, jnp.ones(3), RNG), {"iterations": 0}, "iterations"),
+    (analysis.hessian_spectrum_edges, (lambda x: x, jnp.ones(3), RNG), {}, r"loss\(params\)"),
+    (analysis.hessian_vector_product, (cube, jnp.ones(3), jnp.ones(2)), {}, "vector"),
+    (analysis.hessian_vector_product, (cube, jnp.ones(3), [jnp.ones(3)]), {}, "vector"),
+    (analysis.hessian_vector_product, (cube, *[jnp.ones(3)] * 2), {"outer": "both"}, "outer"),
+    (analysis.dense_hessian, (cube, jnp.ones(3)), {"max_parameters": 2}, "max_parameters=2"),
+    # cost
+    (analysis.parameter_count, ("dot", 3, 11), {}, "key_dim must be 3"),
+    (analysis.score_cost, ("general", 3, 2.5), {}, "key_dim"),
+    (analysis.attention_memory, ("dot", -1, 3), {}, "length"),
+    (analysis.growth_exponent, ([1, 2], [1]), {}, "lengths and sizes"),
+    (analysis.growth_exponent, ([2, 2], [1, 3]), {}, "two different lengths"),
+    (analysis.growth_exponent, ([1, 2], [0, 3]), {}, "positive"),
+    # the page
+    (analysis.view, (np.ones((T, S)),), {}, "attentions must be what capture"),
+    (analysis.view, ({"a": {"wieghts": np.ones((1, T, S))}},), {}, "wieghts"),
+    (analysis.view, ({"a": {"mask": np.ones((1, T, S))}},), {}, "weights, logits or dlogits"),
+    (analysis.view, ({"a": {"weights": np.ones((T, S))}},), {}, "example"),
+    (analysis.view, ({"a": PAGE},), {"example": 1}, "example"),
+    (analysis.view, ({"a": {**PAGE, "mask": np.ones((1, T, T))}},), {}, "arrays of one shape"),
+    (analysis.view, ({"a": {"weights": np.ones((1, T, 0))}},), {}, "without an axis of 0"),
+    (analysis.view, ({"a": PAGE}, "word"), {}, "tokens .*got 'word'"),
+    (analysis.view, ({"a": PAGE}, list("abcdef")), {}, "tokens must be 1 to 5 labels"),
+    (analysis.view, ({"a": PAGE}, {"b*": ("x", "y")}), {}, "tokens .*fits 'a'"),
+    (analysis.view, ({"a": PAGE}, {"a": ["x"]}), {}, "tokens must be pairs"),
+    (analysis.view, ({"a": PAGE},), {"precision": "int8"}, "precision"),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "options", "expected"), MISTAKES)
+def test_the_argument_is_named(function, arguments, options, expected):
+    with pytest.raises(ValueError, match=expected):
+        function(*arguments, **options)
+
+
+def test_a_capture_without_matrices_makes_no_page():
+    attend = nn.Attention("dot", 4, 4, rngs=nnx.Rngs(0))
+    captured = analysis.capture(attend, jnp.ones((1, 3, 4)), jnp.ones((1, 5, 4)), matrices=False)
+    with pytest.raises(ValueError, match="matrices=True"):
+        analysis.view(captured)
