@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_jax.tasks.translation.definition import prepare
 from command_lines import call as call_script
 from command_lines import load
 
 import attention_jax as aj
 from attention_jax import attention
-from attention_jax.tasks.translation.task import MODEL, TranslationConfig
+from attention_jax.tasks.translation.task import Translation
+from attention_jax.training.run import check_run
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 HERE = "test_mistaken_parts.py, line "
@@ -199,9 +199,9 @@ def test_training_fails_before_it_makes_a_folder_or_reads_a_text(wrong_module, m
     assert printed.err.startswith(f"error: score Wrong(size=64): {LINE.format(64)} line 11)")
     assert printed.err.count("\n") == 1
     assert not (wrong_module / "run").exists()
-    model = dataclasses.replace(MODEL, score="wrong_scores:Wrong(size=32)")
-    config = TranslationConfig(source="nowhere", target="nowhere", model=model)
-    refused(re.escape(LINE.format(32)), lambda: prepare(config, wrong_module, 1))
+    model = dataclasses.replace(Translation.model, score="wrong_scores:Wrong(size=32)")
+    task = Translation(source="nowhere", target="nowhere", model=model)
+    refused(re.escape(LINE.format(32)), lambda: check_run(task, wrong_module / "run"))
 
 
 # --- normalisers that break the contract ---

@@ -49,9 +49,9 @@ def test_arms_have_the_normalizers_of_their_names():
         ("sparsemax", False): Entmax(2.0),
     }  # fmt: skip
     short, long = (config.training("dot", "softmax", long=long) for long in (False, True))
-    assert (short.min_length, short.max_length, short.batch_size) == (3, 8, 64)
-    assert (long.min_length, long.max_length, long.batch_size) == (1, 40, 32)
-    assert (long.loop.steps, long.loop.seeds) == (config.long_steps, 3)
+    assert (short.min_length, short.max_length, short.train.batch_size) == (3, 8, 64)
+    assert (long.min_length, long.max_length, long.train.batch_size) == (1, 40, 32)
+    assert (long.train.steps, long.train.seeds) == (config.long_steps, 3)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def test_every_number_comes_from_its_own_run(monkeypatch):
         return kinds.index(score) * 1000 + dim + of_size + rate + 0.5 * seed
 
     def trained(config, runs, *, every, **_):
-        model, loop = config.model, config.loop
+        model, loop = config.model, config.train
         score = model.score.split(":")[1]
         losses = np.array(
             [[encoded(score, model.dim, *run, seed) for seed in range(loop.seeds)] for run in runs]

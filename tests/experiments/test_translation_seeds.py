@@ -91,7 +91,7 @@ def test_trainings_are_those_of_the_comparison():
     alone = comparison.QUICK.trainings()
     for score, trainings in found.items():
         assert trainings[0] == alone[score]
-        assert [training.settings.loop.first_seed for training in trainings] == [0, 1]
+        assert [training.settings.train.first_seed for training in trainings] == [0, 1]
         assert len({training.workdir for training in trainings}) == 2
 
 
