@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +54,9 @@ class ScoreModule(nnx.Module):
         ValueError: there is no such score, or it cannot pair Dq with Dk.
     """
 
+    dropout_rate: float
+    implementation: str | None
+
     def __init__(
         self,
         score: str | Score,
@@ -97,19 +101,59 @@ class ScoreModule(nnx.Module):
         output, weights, _ = self.attend(*tokens, **arguments)
         return output if weights is None else (output, weights)
 
-    def attend(self, *tokens: Any, **arguments: Any) -> Attended:
-        """Each kind of attention has this method."""
+    def attend(
+        self,
+        query: Array,
+        memory: Array | Memory,
+        value: Array | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        bias: Bias | Array | None = None,
+        carry: Carry = None,
+        return_weights: bool = False,
+        **others: Any,
+    ) -> Attended:
+        """Attends.
+
+        The arguments are those of all kinds, see `CrossAttention`; a kind does not read what it
+        does not need. `value` is float [*B, S, Dv], or None for `memory`; `bias` as in `Attention`.
+        """
+        query = self._cast(float_array("query", query))
+        if not isinstance(memory, Memory):  # which has been cast
+            memory = self._cast(float_array("key", memory))
+        value = None if value is None else self._cast(float_array("value", value))
+        key, value = key_and_value(memory, value)
+        arguments = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
+        arguments |= {"score": self.score, "params": values_of(self.params, self.dtype)}
+        others |= {"carry": carry, "return_weights": return_weights}
+        output, weights, after = self._attend(arguments, **others)
+        weights = None if weights is None else weights.astype(query.dtype)
+        if carry is not None and after is not None:
+            # Loops need the carry in the dtype in which it came, whatever the parameters have.
+            after = after.astype(carry.dtype)
+        return Attended(output.astype(query.dtype), weights, after)
+
+    def _attend(self, arguments: dict[str, Any], **others: Any) -> Attended:
+        """`attend` of a kind, from the arguments of its function; `others` as in `attend`."""
         raise NotImplementedError
 
-    def _arguments(self, query: Any, key: Any, value: Any) -> dict[str, Any]:
-        """The arguments of the functions that attend: tokens, score and parameters."""
-        query = self._cast(float_array("query", query))
-        if not isinstance(key, Memory):  # which has been cast
-            key = self._cast(float_array("key", key))
-        value = None if value is None else self._cast(float_array("value", value))
-        key, value = key_and_value(key, value)
-        params = values_of(self.params, self.dtype)
-        return {"query": query, "key": key, "value": value, "score": self.score, "params": params}
+    def _dropped(
+        self,
+        functions: tuple[Callable[..., Array], Callable[..., Array]],
+        arguments: dict[str, Any],
+        rng: Array | None,
+        return_weights: bool,
+    ) -> Attended:
+        """The output, with dropout if there is a key for it, and the weights, of two functions."""
+        attend, weigh = functions
+        output = attend(
+            **arguments,
+            dropout_rate=0.0 if rng is None else self.dropout_rate,
+            dropout_rng=rng,
+            implementation=self.implementation,
+        )
+        del arguments["value"]
+        return Attended(output, weigh(**arguments) if return_weights else None, None)
 
     def _cast(self, array: Array) -> Array:
         """A floating-point array as this module computes with it."""
@@ -201,47 +245,22 @@ class Attention(ScoreModule, DropoutModule):
             ValueError: an argument has the wrong shape or dtype; or a module with dropout lacks
                 `deterministic` or a PRNG key.
         """
-        arguments = self._arguments(query, key, value) | {
-            "normalizer": self.normalizer,
-            "normalizer_params": values_of(self.normalizer_params, self.dtype),
-            "mask": mask,
-            "bias": bias,
-        }
-        dtype = arguments["query"].dtype
-        dropout_rng = self._dropout_rng(dropout_rng, deterministic)
-        output = attention(
-            **arguments,
-            dropout_rate=0.0 if dropout_rng is None else self.dropout_rate,
-            dropout_rng=dropout_rng,
-            implementation=self.implementation,
-        ).astype(dtype)
-        if not return_weights:
-            return output
-        del arguments["value"]
-        return output, attention_weights(**arguments).astype(dtype)
+        rng = self._dropout_rng(dropout_rng, deterministic)
+        options: Any = {"mask": mask, "bias": bias, "rng": rng, "return_weights": return_weights}
+        return super().__call__(query, key, value, **options)
 
-    def attend(
+    def _attend(
         self,
-        query: Array,
-        memory: Array | Memory,
+        arguments: dict[str, Any],
         *,
-        mask: Mask | Array | None = None,
         rng: Array | None = None,
-        return_weights: bool = False,
+        return_weights: bool,
         **others: Any,
     ) -> Attended:
-        """A call with the signature of all kinds, see `CrossAttention`; `others` are not read."""
         del others
-        result = self(
-            query,
-            memory,
-            mask=mask,
-            deterministic=rng is None,
-            dropout_rng=rng,
-            return_weights=return_weights,
-        )
-        output, weights = result if return_weights else (result, None)
-        return Attended(output, weights, None)
+        arguments["normalizer"] = self.normalizer
+        arguments["normalizer_params"] = values_of(self.normalizer_params, self.dtype)
+        return self._dropped((attention, attention_weights), arguments, rng, return_weights)
 
 
 class AdditiveAttention(Attention):

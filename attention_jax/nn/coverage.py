@@ -9,11 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.functional.coverage import coverage_attention, coverage_kernel_size
-from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attended, Carry, ScoreModule
 from attention_jax.nn.parameters import Dtype
-from attention_jax.pairwise.biases import Bias
-from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -51,38 +48,16 @@ class CoverageAttention(ScoreModule):
         size = coverage_kernel_size(self.score, query_dim, key_dim)
         self.coverage_kernel = nnx.Param(jnp.zeros(size, self.param_dtype))
 
-    def attend(
-        self,
-        query: Array,
-        memory: Array | Memory,
-        value: Array | None = None,
-        *,
-        mask: Mask | Array | None = None,
-        bias: Bias | Array | None = None,
-        carry: Carry = None,
-        return_weights: bool = False,
-        **others: Any,
+    def _attend(
+        self, arguments: dict[str, Any], *, carry: Carry, return_weights: bool, **others: Any
     ) -> Attended:
-        """Attends, query by query; the carry is the coverage, the sum of the weights so far.
-
-        The arguments are those of all kinds, see `CrossAttention`; `others` are not read. `value`
-        is float [*B, S, Dv], or None for `memory`; `bias` as in `Attention`.
-        """
+        """Query by query; the carry is the coverage, the sum of the weights so far."""
         del others
-        arguments = self._arguments(query, memory, value)
+        kernel = self._cast(self.coverage_kernel[...])
         result = coverage_attention(
-            **arguments,
-            coverage_kernel=self._cast(self.coverage_kernel[...]),
-            mask=mask,
-            bias=bias,
-            coverage=carry,
-            return_weights=return_weights,
+            **arguments, coverage_kernel=kernel, coverage=carry, return_weights=return_weights
         )
-        dtype = arguments["query"].dtype
-        weights = None if result.weights is None else result.weights.astype(dtype)
-        # Loops need the carry in the dtype in which it came, whatever the parameters have.
-        coverage = result.coverage if carry is None else result.coverage.astype(carry.dtype)
-        return Attended(result.output.astype(dtype), weights, coverage)
+        return Attended(result.output, result.weights, result.coverage)
 
     def first_carry(self, shape: tuple[int, ...], dtype: Dtype) -> Array:
         """No coverage, [*B, S]."""

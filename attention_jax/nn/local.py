@@ -18,10 +18,7 @@ from attention_jax.functional.centers import (
 )
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.local import local_attention, local_attention_weights
-from attention_jax.functional.memory import Memory
-from attention_jax.nn.attention import Attended, Carry, ScoreModule
-from attention_jax.pairwise.biases import Bias
-from attention_jax.pairwise.masks import Mask
+from attention_jax.nn.attention import Attended, ScoreModule
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -49,48 +46,26 @@ class _LocalAttention(ScoreModule):
         self.dropout_rate = checked_rate(dropout_rate)
         self.implementation = checked_implementation(implementation)
 
-    def attend(
+    def _attend(
         self,
-        query: Array,
-        memory: Array | Memory,
-        value: Array | None = None,
+        arguments: dict[str, Any],
         *,
-        mask: Mask | Array | None = None,
-        bias: Bias | Array | None = None,
         lengths: Array | None = None,
         first: Array | int = 0,
-        carry: Carry = None,
         rng: Array | None = None,
         centers: Array | None = None,
-        return_weights: bool = False,
+        return_weights: bool,
         **others: Any,
     ) -> Attended:
-        """Attends; nothing is carried.
-
-        The arguments are those of all kinds, see `CrossAttention`; `others` are not read. `value`
-        is float [*B, S, Dv], or None for `memory`; `bias` as in `Attention`; `centers` [*B, T]
-        replace those of the module.
-        """
+        """`centers` [*B, T] replace those of the module."""
         del others
-        arguments = self._arguments(query, memory, value)
         if centers is None:
             if lengths is None:
-                keys = memory.keys if isinstance(memory, Memory) else memory
-                lengths = jnp.asarray(keys.shape[-2])
+                lengths = jnp.asarray(arguments["key"].shape[-2])
             centers = self._centers(arguments["query"], lengths, first)
         arguments |= {"centers": centers, "radius": self.radius, "sigma": self.sigma}
-        arguments |= {"mask": mask, "bias": bias}
-        dtype = arguments["query"].dtype
-        output = local_attention(
-            **arguments,
-            dropout_rate=0.0 if rng is None else self.dropout_rate,
-            dropout_rng=rng,
-            implementation=self.implementation,
-        ).astype(dtype)
-        if not return_weights:
-            return Attended(output, None, carry)
-        del arguments["value"]
-        return Attended(output, local_attention_weights(**arguments).astype(dtype), carry)
+        functions = (local_attention, local_attention_weights)
+        return self._dropped(functions, arguments, rng, return_weights)
 
     @abc.abstractmethod
     def _centers(self, query: Array, lengths: Array, first: Array | int) -> Array:

@@ -9,12 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.arrays import accumulator_dtype
-from attention_jax.functional.memory import Memory
 from attention_jax.functional.monotonic import monotonic_attention
 from attention_jax.nn.attention import Attended, Carry, ScoreModule
 from attention_jax.nn.parameters import Dtype
-from attention_jax.pairwise.biases import Bias
-from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -61,47 +58,31 @@ class MonotonicAttention(ScoreModule):
         self.offset = nnx.Param(jnp.asarray(initial_offset, self.param_dtype))
         self.noise_scale = noise_scale
 
-    def attend(
+    def _attend(
         self,
-        query: Array,
-        memory: Array | Memory,
-        value: Array | None = None,
+        arguments: dict[str, Any],
         *,
-        mask: Mask | Array | None = None,
-        bias: Bias | Array | None = None,
-        carry: Carry = None,
+        carry: Carry,
         rng: Array | None = None,
         hard: bool = False,
-        return_weights: bool = False,
+        return_weights: bool,
         **others: Any,
     ) -> Attended:
-        """Attends; the carry is the weights of the last query.
-
-        The arguments are those of all kinds, see `CrossAttention`; `others` are not read. `value`
-        is float [*B, S, Dv], or None for `memory`; `bias` as in `Attention`; `hard` uses the hard
-        form, for decoding.
-        """
+        """The carry is the weights of the last query; `hard` uses the hard form, for decoding."""
         del others
-        arguments = self._arguments(query, memory, value)
         output, weights = monotonic_attention(
             **arguments,
             offset=self._cast(self.offset[...]),
-            mask=mask,
-            bias=bias,
             noise_rng=rng,
             noise_scale=self.noise_scale,
             hard=hard,
             initial=carry,
             return_weights=True if return_weights else "last",
         )
-        dtype = arguments["query"].dtype
-        last, all_weights = weights, None
-        if return_weights:
-            all_weights = weights.astype(dtype)
-            last = all_weights[..., -1, :].astype(accumulator_dtype(all_weights))
-        # Loops need the carry in the dtype in which it came, whatever the parameters have.
-        last = last if carry is None else last.astype(carry.dtype)
-        return Attended(output.astype(dtype), all_weights, last)
+        if not return_weights:
+            return Attended(output, None, weights)
+        weights = weights.astype(arguments["query"].dtype)
+        return Attended(output, weights, weights[..., -1, :].astype(accumulator_dtype(weights)))
 
     def first_carry(self, shape: tuple[int, ...], dtype: Dtype) -> Array:
         """All the weight on the first key, [*B, S]."""
