@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.capture_point import heads_as_one_axis
-from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.heads import ungroup_heads
 from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.attention import Attended, Carry
 from attention_jax.nn.cache import KeyValueCache, appended, check_cache
 from attention_jax.nn.heads import Heads
-from attention_jax.nn.parameters import (
-    BIAS_INIT,
-    KERNEL_INIT,
-    Dtype,
-    checked_tokens,
-    normalizer_params,
-    score_params,
-)
-from attention_jax.nn.position_encoding import PositionIds, Rotation
-from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
+from attention_jax.nn.parameters import Dtype, checked_tokens
+from attention_jax.nn.position_encoding import PositionIds
 from attention_jax.pairwise.biases import Bias, ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
 from attention_jax.pairwise.masks import Mask, causal_mask
 from attention_jax.pairwise.position_functions import Shifts, broadcasts
-from attention_jax.scores import Score, get_score
 
 Array = jax.Array
 
@@ -93,80 +81,6 @@ class MultiHeadAttention(Heads):
     Dehghani et al. 2023, section 2.1, for `normalize_qk`; Qiu et al. 2025, "Gated Attention for
     Large Language Models", section 2.2, for `output_gate`.
     """
-
-    def __init__(
-        self,
-        score: str | Score,
-        query_dim: int,
-        *,
-        num_heads: int,
-        key_dim: int | None = None,
-        num_key_heads: int | None = None,
-        qkv_dim: int | None = None,
-        output_dim: int | None = None,
-        use_bias: bool = False,
-        normalize_qk: bool = False,
-        normalizer: NormalizerLike = DEFAULT_NORMALIZER,
-        output_gate: bool = False,
-        rotary_wavelength: float | None = None,
-        num_position_ids: int = 1,
-        dropout_rate: float = 0.0,
-        deterministic: bool | None = None,
-        implementation: str | None = None,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        kernel_init: nnx.Initializer = KERNEL_INIT,
-        bias_init: nnx.Initializer = BIAS_INIT,
-        rngs: nnx.Rngs,
-        keep_rngs: bool = True,
-    ):
-        self.score = get_score(score)
-        self.normalizer = get_normalizer(normalizer)
-        key_dim = query_dim if key_dim is None else key_dim
-        qkv_dim = query_dim if qkv_dim is None else qkv_dim
-        output_dim = query_dim if output_dim is None else output_dim
-        num_key_heads = num_heads if num_key_heads is None else num_key_heads
-        sizes = {"query_dim": query_dim, "key_dim": key_dim, "qkv_dim": qkv_dim}
-        sizes |= {"output_dim": output_dim, "num_heads": num_heads, "num_key_heads": num_key_heads}
-        for name, size in sizes.items():
-            check_integer(name, size)
-        if qkv_dim % num_heads:
-            raise ValueError(f"qkv_dim must be a multiple of {num_heads} heads; got {qkv_dim}")
-        if num_heads % num_key_heads:
-            raise ValueError(f"num_key_heads must divide {num_heads} heads; got {num_key_heads}")
-        head_dim = qkv_dim // num_heads
-        self.rotation: Rotation | None = None
-        if rotary_wavelength is not None:
-            self.rotation = Rotation(rotary_wavelength, num_position_ids)
-            self.rotation.check_dim(f"qkv_dim {qkv_dim} / num_heads {num_heads}", head_dim)
-        self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
-
-        dtypes: Any = {"dtype": dtype, "param_dtype": param_dtype}
-        layer: Any = {**dtypes, "kernel_init": kernel_init, "bias_init": bias_init}
-
-        def projection(dim: int, num_heads: int) -> nnx.LinearGeneral:
-            features = (num_heads, head_dim)
-            return nnx.LinearGeneral(dim, features, use_bias=use_bias, rngs=rngs, **layer)
-
-        self.query = projection(query_dim, num_heads)
-        self.key = projection(key_dim, num_key_heads)
-        self.value = projection(key_dim, num_key_heads)
-        self.output = nnx.LinearGeneral(
-            (num_heads, head_dim), output_dim, axis=(-2, -1), use_bias=use_bias, rngs=rngs, **layer
-        )
-        norm = functools.partial(nnx.LayerNorm, head_dim, use_bias=False, rngs=rngs, **dtypes)
-        self.query_norm = norm() if normalize_qk else None
-        self.key_norm = norm() if normalize_qk else None
-        rng_of_head = jax.random.split(rngs.params(), num_heads)
-        params = jax.vmap(lambda rng: self.score.init(rng, head_dim, head_dim))(rng_of_head)
-        self.params = score_params(params, param_dtype)
-        self.normalizer_params = normalizer_params(
-            self.normalizer, rngs, param_dtype, num_heads=num_heads
-        )
-        self.gate = projection(query_dim, num_heads) if output_gate else None
-        self.dtype, self.param_dtype = dtype, param_dtype
-        self.implementation = checked_implementation(implementation)
-        self._set_dropout(dropout_rate, deterministic, keep_rngs, rngs)
 
     def __call__(
         self,
