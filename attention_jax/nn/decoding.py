@@ -34,6 +34,13 @@ class BeamResult(NamedTuple):
     lengths: Array  # int32 [B, beams], tokens with EOS
 
 
+def likeliest(t: Array, logits: Array) -> Array:
+    """The tokens of greedy search at step t, int [n], from logits [n, V]."""
+    del t
+    # top_k rather than argmax, so that ties and signed zeros are as in `beam_search`.
+    return jax.lax.top_k(logits, 1)[1][:, 0]
+
+
 def greedy_search(
     step: Step,
     state: State,
@@ -43,6 +50,7 @@ def greedy_search(
     sos: int | Array,
     eos: int,
     pad: int,
+    choose: Callable[[Array, Array], Array] = likeliest,
 ) -> Array:
     """Feeds back the likeliest token at every step, until every row has generated EOS.
 
@@ -57,6 +65,8 @@ def greedy_search(
         sos: the token that every row begins with, or one for each, int [B]; not in the output.
         eos: the token that ends a row, from 0 to V - 1.
         pad: the token that fills a row after EOS.
+        choose: chooses the tokens int [B] that are fed back at step t, from logits [B, V]:
+            choose(t, logits).
 
     Returns:
         tokens int32 [B, max_length], PAD after EOS. Ties are broken by the lowest token.
@@ -69,34 +79,39 @@ def greedy_search(
     >>> greedy_search(count, (), batch_size=1, max_length=6, sos=0, eos=4, pad=0)
     Array([[1, 2, 3, 4, 0, 0]], dtype=int32)
     """
+    _check_numbers(batch_size=batch_size, max_length=max_length, sos=sos, eos=eos, pad=pad)
+    state = jax.tree.map(jnp.asarray, state)
+    _check_step(step, state, batch_size, eos)
 
-    def likeliest(t: Array, logits: Array) -> Array:
-        # top_k rather than argmax, so that ties and signed zeros are as in `beam_search`.
-        return jax.lax.top_k(logits, 1)[1][:, 0]
+    def unfinished(carried: Any) -> Array:
+        t, _, _, _, ended = carried
+        return (t < max_length) & ~jnp.all(ended)
 
-    return _search(likeliest, step, state, batch_size, max_length, sos, eos, pad)
+    def extend(carried: Any) -> Any:
+        t, state, last, tokens, ended = carried
+        logits, state = step(state, last)
+        chosen = jnp.where(ended, pad, choose(t, logits).astype(jnp.int32))
+        return t + 1, state, chosen, tokens.at[:, t].set(chosen), ended | (chosen == eos)
+
+    last = jnp.full((batch_size,), sos, jnp.int32)
+    tokens = jnp.full((batch_size, max_length), pad, jnp.int32)
+    # `ended` is kept apart from the tokens, because PAD may be EOS.
+    carried = (jnp.int32(0), state, last, tokens, jnp.zeros((batch_size,), bool))
+    return jax.lax.while_loop(unfinished, extend, carried)[3]
 
 
 def sample_search(
-    step: Step,
-    state: State,
-    rng: Array,
-    *,
-    batch_size: int,
-    max_length: int,
-    sos: int | Array,
-    eos: int,
-    pad: int,
-    temperature: float = 1.0,
+    step: Step, state: State, rng: Array, *, temperature: float = 1.0, **numbers: Any
 ) -> Array:
     """Feeds back a random token at every step, until every row has generated EOS.
 
         y_t ~ softmax(logits(y_1 .. y_{t-1}) / temperature)
 
     Args:
-        step, state, batch_size, max_length, sos, eos, pad: as in `greedy_search`.
+        step, state: as in `greedy_search`.
         rng: one PRNG key.
         temperature: above 0; the smaller, the likelier the likeliest token.
+        numbers: `batch_size`, `max_length`, `sos`, `eos` and `pad`, as in `greedy_search`.
 
     Returns:
         tokens int32 [B, max_length], PAD after EOS.
@@ -118,39 +133,7 @@ def sample_search(
         logits = logits.astype(accumulator_dtype(logits))
         return jax.random.categorical(jax.random.fold_in(rng, t), logits / temperature)
 
-    return _search(draw, step, state, batch_size, max_length, sos, eos, pad)
-
-
-def _search(
-    choose: Callable[[Array, Array], Array],
-    step: Step,
-    state: State,
-    batch_size: int,
-    max_length: int,
-    sos: int | Array,
-    eos: int,
-    pad: int,
-) -> Array:
-    """Feeds back choose(t, logits) at step t."""
-    _check_numbers(batch_size=batch_size, max_length=max_length, sos=sos, eos=eos, pad=pad)
-    state = jax.tree.map(jnp.asarray, state)
-    _check_step(step, state, batch_size, eos)
-
-    def unfinished(carried: Any) -> Array:
-        t, _, _, _, ended = carried
-        return (t < max_length) & ~jnp.all(ended)
-
-    def extend(carried: Any) -> Any:
-        t, state, last, tokens, ended = carried
-        logits, state = step(state, last)
-        chosen = jnp.where(ended, pad, choose(t, logits).astype(jnp.int32))
-        return t + 1, state, chosen, tokens.at[:, t].set(chosen), ended | (chosen == eos)
-
-    last = jnp.full((batch_size,), sos, jnp.int32)
-    tokens = jnp.full((batch_size, max_length), pad, jnp.int32)
-    # `ended` is kept apart from the tokens, because PAD may be EOS.
-    carried = (jnp.int32(0), state, last, tokens, jnp.zeros((batch_size,), bool))
-    return jax.lax.while_loop(unfinished, extend, carried)[3]
+    return greedy_search(step, state, choose=draw, **numbers)
 
 
 def beam_search(
