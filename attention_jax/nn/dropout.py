@@ -41,13 +41,8 @@ class DropoutModule(nnx.Module):
             )
         self.rngs = nnx.data(rngs.dropout.fork() if keeps else None)
 
-    def _dropout_rng(
-        self, dropout_rng: Array | None, deterministic: bool | None, *, also_random: bool = False
-    ) -> Array | None:
-        """The PRNG key of a call; None if neither dropout nor other randomness is enabled.
-
-        `also_random` is True if the module has randomness besides dropout.
-        """
+    def _dropout_rng(self, dropout_rng: Array | None, deterministic: bool | None) -> Array | None:
+        """The PRNG key of a call; None if dropout is not enabled."""
         if deterministic:
             return None
         if dropout_rng is not None:
@@ -60,7 +55,7 @@ class DropoutModule(nnx.Module):
                 " module.train() or module.eval(), or give deterministic=True or False, or a"
                 " dropout_rng"
             )
-        if deterministic is not False or not (self.dropout_rate > 0 or also_random):
+        if deterministic is not False or self.dropout_rate == 0:
             return None
         if self.rngs is None:
             raise ValueError(
