@@ -6,7 +6,6 @@ query to query is the carry; what does not depend on queries is computed once, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,29 +27,12 @@ Array = jax.Array
 
 
 # The kinds of attention by name: the module, which has a method `attend`, and its options.
-KINDS: dict[str, Callable[[ModelConfig], tuple[type[Any], dict[str, Any]]]] = {
-    "global": lambda config: (
-        Attention,
-        {
-            "normalizer": config.cross_normalizer,
-            "dropout_rate": config.rate_of_weights,
-            "keep_rngs": False,  # the block hands it the keys
-        },
-    ),
-    "local-m": lambda config: (
-        LocalMAttention,
-        {
-            "radius": config.radius,
-            "alignment": config.alignment,
-            "dropout_rate": config.rate_of_weights,
-        },
-    ),
-    "local-p": lambda config: (
-        LocalPAttention,
-        {"radius": config.radius, "dropout_rate": config.rate_of_weights},
-    ),
-    "coverage": lambda config: (CoverageAttention, {}),
-    "monotonic": lambda config: (MonotonicAttention, {}),
+KINDS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "global": (Attention, ("normalizer", "dropout_rate", "keep_rngs")),
+    "local-m": (LocalMAttention, ("radius", "alignment", "dropout_rate")),
+    "local-p": (LocalPAttention, ("radius", "dropout_rate")),
+    "coverage": (CoverageAttention, ()),
+    "monotonic": (MonotonicAttention, ()),
 }
 
 
@@ -102,14 +84,21 @@ class CrossAttention(nnx.Module):
         self.rotation = (
             None if wavelength is None else Rotation(wavelength, config.num_position_ids)
         )
-        kind, options = KINDS[config.attention](config)
-        has_heads = config.cross_heads > 1
-        self.attention = (
-            multi_head(config, config.score, config.cross_normalizer, rngs)
-            if has_heads
-            else kind(config.score, dim, dim, rngs=rngs, **options)
-        )
-        self.output = None if has_heads else nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
+        if config.cross_heads > 1:
+            self.attention = multi_head(config, config.score, config.cross_normalizer, rngs)
+            self.output = None
+            return
+        options = {
+            "normalizer": config.cross_normalizer,
+            "radius": config.radius,
+            "alignment": config.alignment,
+            "dropout_rate": config.rate_of_weights,
+            "keep_rngs": False,  # the block hands it the keys
+        }
+        kind, names = KINDS[config.attention]
+        own = {name: options[name] for name in names}
+        self.attention = kind(config.score, dim, dim, rngs=rngs, **own)
+        self.output = nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
 
     def __call__(
         self,

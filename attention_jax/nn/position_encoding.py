@@ -88,17 +88,15 @@ class PositionEncoding(nnx.Module):
         config = self.config
         if config.positions not in ("sinusoidal", "learned"):
             return None
-        parts = []
-        for ids in position_ids:
-            if self.table is not None:
-                parts.append(learned_encoding(self.table[...], ids))
-            else:
-                wavelengths = {
-                    "max_wavelength": config.max_wavelength,
-                    "min_wavelength": config.min_wavelength,
-                }
-                size = config.dim // config.num_position_ids
-                parts.append(sinusoidal_encoding(ids, size, **wavelengths))
+        if self.table is not None:
+            parts = [learned_encoding(self.table[...], ids) for ids in position_ids]
+        else:
+            size = config.dim // config.num_position_ids
+            waves = {
+                "max_wavelength": config.max_wavelength,
+                "min_wavelength": config.min_wavelength,
+            }
+            parts = [sinusoidal_encoding(ids, size, **waves) for ids in position_ids]
         # Over Explicit mesh axes, ids counted from the end are sharded as lengths are; others not.
         spec = max(map(explicit_spec, parts), key=lambda spec: len(spec) - spec.count(None))
         join = functools.partial(jnp.concatenate, axis=-1)
