@@ -145,13 +145,19 @@ class Heads(DropoutModule):
 
     # --- parameters, masks and biases, in groups of heads ---
 
-    def _own(self) -> dict[str, Any]:
-        """The score, the normaliser and their parameters, as `attention` takes them."""
+    def _arguments(
+        self, mask: Any, bias: Any, batch: tuple[int, ...], target: int, source: int
+    ) -> dict[str, Any]:
+        """All that `attention` takes besides the heads and dropout."""
+        full = (*batch, self.num_heads, target, source)
+        mask, bias = pairs_for_heads(mask, bias, full, self.num_key_heads)
         return {
             "score": self.score,
             "params": self._grouped(self.params),
             "normalizer": self.normalizer,
             "normalizer_params": self._grouped(self.normalizer_params),
+            "mask": mask,
+            "bias": bias,
         }
 
     def _grouped(self, params: Any) -> Any:
@@ -159,10 +165,3 @@ class Heads(DropoutModule):
             return group_heads(leaf, leaf.ndim - 1, self.num_key_heads)
 
         return jax.tree.map(grouped, values_of(params, self.dtype))
-
-    def _pairs(
-        self, mask: Any, bias: Any, batch: tuple[int, ...], target: int, source: int
-    ) -> dict[str, Any]:
-        full = (*batch, self.num_heads, target, source)
-        pairs = pairs_for_heads(mask, bias, full, self.num_key_heads)
-        return dict(zip(("mask", "bias"), pairs, strict=True))

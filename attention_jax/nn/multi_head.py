@@ -73,6 +73,7 @@ class MultiHeadAttention(Heads):
     Raises:
         ValueError: there is no such score, sizes do not divide, or `rngs` lacks a stream.
 
+    >>> from flax import nnx
     >>> attend = MultiHeadAttention("additive", 12, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
     >>> attend(jnp.ones((2, 5, 12)), mask=causal_mask()).shape
     (2, 5, 12)
@@ -138,8 +139,8 @@ class MultiHeadAttention(Heads):
                 f"key must have batch axes that broadcast to {list(query.shape[:-2])}, those of"
                 f" query {list(query.shape)}; got {list(keys.shape[:-4])}"
             )
-        pairs = self._pairs(mask, bias, query.shape[:-2], queries.shape[-2], keys.shape[-2])
-        arguments = self._own() | pairs
+        lengths = queries.shape[-2], keys.shape[-2]
+        arguments = self._arguments(mask, bias, query.shape[:-2], *lengths)
         dropout_rng = self._dropout_rng(dropout_rng, deterministic)
         output = self._attended(query, queries, keys, values, dropout_rng, **arguments)
         if not return_weights:
@@ -240,6 +241,7 @@ class MultiHeadAttention(Heads):
             ValueError: an argument has the wrong shape or dtype. The cache has no room for these
                 tokens, where its length is known on the host: not under `jit`.
 
+        >>> from flax import nnx
         >>> attend = MultiHeadAttention("dot", 4, num_heads=2, rngs=nnx.Rngs(0))
         >>> tokens, cache = jnp.eye(3, 4), attend.empty_cache((), max_length=3)
         >>> for token in tokens:
@@ -258,12 +260,11 @@ class MultiHeadAttention(Heads):
         # Entries of the cache without a token come after every query: the causal mask hides them.
         mask = causal_mask() if mask is None else causal_mask() & mask
         room = extended.memory.values.shape[-2]
-        pairs = self._pairs(mask, bias, x.shape[:-2], room, room)
+        arguments = self._arguments(mask, bias, x.shape[:-2], room, room)
         shifts = Shifts(queries=first[None], keys=jnp.zeros(1, int))
-        arguments: Any = self._own() | {
-            "mask": ShiftedMask(pairs["mask"], shifts),
-            "bias": None if pairs["bias"] is None else ShiftedBias(pairs["bias"], shifts),
-        }
+        arguments["mask"] = ShiftedMask(arguments["mask"], shifts)
+        if arguments["bias"] is not None:
+            arguments["bias"] = ShiftedBias(arguments["bias"], shifts)
         output = self._attended(x, queries, *extended.memory, None, **arguments)
         return jnp.where(first + count <= room, output, jnp.nan), extended
 
