@@ -123,7 +123,7 @@ class ScoreModule(nnx.Module):
             memory = self._cast(float_array("key", memory))
         value = None if value is None else self._cast(float_array("value", value))
         key, value = key_and_value(memory, value)
-        arguments = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
+        arguments: Any = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
         arguments |= {"score": self.score, "params": values_of(self.params, self.dtype)}
         others |= {"carry": carry, "return_weights": return_weights}
         output, weights, after = self._attend(arguments, **others)
@@ -133,8 +133,8 @@ class ScoreModule(nnx.Module):
             after = after.astype(carry.dtype)
         return Attended(output.astype(query.dtype), weights, after)
 
-    def _attend(self, arguments: dict[str, Any], **others: Any) -> Attended:
-        """`attend` of a kind, from the arguments of its function; `others` as in `attend`."""
+    def _attend(self, *arguments: Any, **others: Any) -> Attended:
+        """`attend` of a kind, from a dict, the arguments of its function; `others` of `attend`."""
         raise NotImplementedError
 
     def _dropped(

@@ -21,7 +21,8 @@ class CoverageAttention(ScoreModule):
 
     `coverage_kernel` starts at 0, where a layer is `Attention` with the same score and `rngs`. Its
     gradient there is not 0, so it learns from the first step on. The loss of the paper is
-    `coverage_loss` of the weights.
+    `coverage_loss` of the weights. Queries attend one after another, and the carry is the coverage,
+    the sum of the weights so far.
 
     Args:
         score: a name in `SCORES`, "module:Name", or a `Score` whose `project_key` gives one array
@@ -51,7 +52,6 @@ class CoverageAttention(ScoreModule):
     def _attend(
         self, arguments: dict[str, Any], *, carry: Carry, return_weights: bool, **others: Any
     ) -> Attended:
-        """Query by query; the carry is the coverage, the sum of the weights so far."""
         del others
         kernel = self._cast(self.coverage_kernel[...])
         result = coverage_attention(

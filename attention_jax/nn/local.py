@@ -26,7 +26,10 @@ Alignment = Literal["monotonic", "reversed"]
 
 
 class _LocalAttention(ScoreModule):
-    """Attention through windows around centers, for both kinds of local attention."""
+    """Attention through windows around centers, for both kinds of local attention.
+
+    `attend` also takes `centers` [*B, T], which replace those of the module. Nothing is carried.
+    """
 
     sigma: float | None = None
 
@@ -57,7 +60,6 @@ class _LocalAttention(ScoreModule):
         return_weights: bool,
         **others: Any,
     ) -> Attended:
-        """`centers` [*B, T] replace those of the module."""
         del others
         if centers is None:
             if lengths is None:
@@ -91,6 +93,8 @@ class LocalMAttention(_LocalAttention):
     >>> layer = LocalMAttention("dot", 4, 4, radius=1, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((1, 4)), jnp.ones((5, 4)), return_weights=True)[1].tolist()
     [[0.5, 0.5, 0.0, 0.0, 0.0]]
+
+    `attend` and a call also take `centers` [*B, T], which replace those of the alignment.
 
     Source: Luong, Pham and Manning 2015, section 3.2, "monotonic alignment (local-m)".
     """
@@ -139,6 +143,8 @@ class LocalPAttention(_LocalAttention):
     >>> layer = LocalPAttention("general", 4, 6, radius=2, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((3, 5, 4)), jnp.ones((3, 7, 6))).shape
     (3, 5, 6)
+
+    `attend` and a call also take `centers` [*B, T], which replace the predicted ones.
 
     Source: Luong, Pham and Manning 2015, section 3.2, "predictive alignment (local-p)".
     """

@@ -23,7 +23,8 @@ class MonotonicAttention(ScoreModule):
         p_ij = sigmoid(score(query_i, key_j) + offset)
 
     A call with an `rng` adds noise to the logits, for training; a call without one is the paper's
-    form after training.
+    form after training. A call with `hard=True` uses the hard form, for decoding. The carry is the
+    weights of the last query.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
@@ -68,7 +69,6 @@ class MonotonicAttention(ScoreModule):
         return_weights: bool,
         **others: Any,
     ) -> Attended:
-        """The carry is the weights of the last query; `hard` uses the hard form, for decoding."""
         del others
         output, weights = monotonic_attention(
             **arguments,
