@@ -14,9 +14,10 @@ Array = jax.Array
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
-    """Raises ValueError unless `value` is one of the strings of a `typing.Literal`."""
+    """Raises ValueError unless `value` is one of the values of a `typing.Literal`."""
     if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; got {value!r}")
+        words = ", ".join(map(str, get_args(choices)))
+        raise ValueError(f"{name} must be one of {words}; got {value!r}")
 
 
 def check_integer(name: str, value: Any, least: int = 1, most: int | None = None) -> int:

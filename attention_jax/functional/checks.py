@@ -39,8 +39,8 @@ from attention_jax.scores.projected_keys import key_feature_shapes
 Array = jax.Array
 
 
-class AttentionArguments(TypedDict, total=False):
-    """The types of the keyword arguments that `attention` and `ring_attention` share."""
+class WeightsArguments(TypedDict, total=False):
+    """The types of the keyword arguments that weights depend on."""
 
     score: ScoreLike
     params: Params
@@ -48,6 +48,11 @@ class AttentionArguments(TypedDict, total=False):
     bias: Bias | Array | None
     normalizer: NormalizerLike
     normalizer_params: Params
+
+
+class AttentionArguments(WeightsArguments, total=False):
+    """The types of the keyword arguments that `attention` and `ring_attention` share."""
+
     dropout_rate: float
     dropout_rng: Array | None
     block_sizes: BlockSizes | None

@@ -17,7 +17,12 @@ import numpy as np
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import results_of, weights_of
-from attention_jax.functional.checks import AttentionArguments, Call, checked_call
+from attention_jax.functional.checks import (
+    AttentionArguments,
+    Call,
+    WeightsArguments,
+    checked_call,
+)
 from attention_jax.pairwise.biases import Bias, bias_dataclass
 from attention_jax.pairwise.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
 from attention_jax.pairwise.position_functions import array_field, same_rank, take
@@ -67,7 +72,7 @@ def local_attention(
 
     Source: Luong, Pham and Manning 2015, section 3.2, equations 7, 9 and 10.
     """
-    call = _windowed_call(query, key, value, centers, radius, sigma, **arguments)
+    call = _windowed_call(query, key, value, centers, radius, sigma, AttentionArguments, arguments)
     return results_of(call, implementation)
 
 
@@ -78,12 +83,13 @@ def local_attention_weights(
     centers: Array,
     radius: int,
     sigma: float | Array | None = None,
-    **arguments: Unpack[AttentionArguments],
+    **arguments: Unpack[WeightsArguments],
 ) -> Array:
     """The weights of `local_attention` before dropout, materialised.
 
     Args:
-        query, key, centers, radius, sigma, arguments: as in `local_attention`.
+        query, key, centers, radius, sigma: as in `local_attention`.
+        arguments: score, params, mask, bias, normalizer, normalizer_params, as in `attention`.
 
     Returns:
         weights [*B, T, S] in the query's dtype.
@@ -97,7 +103,7 @@ def local_attention_weights(
     >>> weights.round(4)  # 1/3 for each key in the window, times exp(-2), 1, exp(-2)
     Array([[0.0451, 0.3333, 0.0451, 0.    ]], dtype=float32)
     """
-    call = _windowed_call(query, key, None, centers, radius, sigma, **arguments)
+    call = _windowed_call(query, key, None, centers, radius, sigma, WeightsArguments, arguments)
     return weights_of(call.options, call.inputs)
 
 
@@ -108,12 +114,15 @@ def _windowed_call(
     centers: Array,
     radius: int,
     sigma: float | Array | None,
-    **arguments: Unpack[AttentionArguments],
+    accepted: type,
+    arguments: Any,
 ) -> Call:
     """The call of `attention` with the mask of the window and the damping of the Gaussian."""
+    for name in arguments.keys() - accepted.__annotations__.keys():
+        raise TypeError(f"local attention got an unexpected keyword argument {name!r}")
     window, mask = window_mask(centers, radius), arguments.get("mask")
-    arguments["mask"] = window if mask is None else as_mask(mask) & window
-    call = checked_call(query, key, value, **arguments)
+    mask = window if mask is None else as_mask(mask) & window
+    call = checked_call(query, key, value, **{**arguments, "mask": mask})
     if sigma is None:
         return call
     damping, inputs = gaussian_bias(centers, sigma), call.inputs

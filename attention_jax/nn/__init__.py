@@ -10,7 +10,7 @@ from attention_jax.nn.attention import (
 )
 from attention_jax.nn.block import Block, Source
 from attention_jax.nn.cache import KeyValueCache
-from attention_jax.nn.config import ANY_LENGTH, ModelConfig
+from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.coverage import CoverageAttention
 from attention_jax.nn.cross_attention import CrossAttention
 from attention_jax.nn.feed_forward import FeedForward
@@ -21,6 +21,7 @@ from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.positions import (
+    ANY_LENGTH,
     anchored_positions,
     learned_encoding,
     random_position_ids,

@@ -11,7 +11,7 @@ from attention_jax.core.names import check_description, describe
 from attention_jax.core.programs import Known
 from attention_jax.nn.feed_forward import Activation
 from attention_jax.nn.local import Alignment
-from attention_jax.nn.positions import Anchor, check_wavelength
+from attention_jax.nn.positions import ANY_LENGTH, Anchor, check_wavelength
 from attention_jax.normalizers import DEFAULT_NORMALIZER, Softmax, get_normalizer, known_normalizer
 from attention_jax.scores import get_score, known_score
 
@@ -144,9 +144,14 @@ class ModelConfig:
         checked_rate(self.dropout_rate)
         if self.attention_dropout_rate is not None:
             checked_fraction("attention_dropout_rate", self.attention_dropout_rate)
-        for score in (self.score, self.self_score):
-            get_score(score)
-        get_normalizer(self.self_attention_normalizer)
+        for name, get in _PARTS.items():
+            part = getattr(self, name)
+            if part is None and name in ("self_attention_score", "normalizer"):
+                continue
+            try:
+                get(part)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
         self._check_sizes()
         self._check_attention()
 
@@ -185,11 +190,11 @@ class ModelConfig:
                 f"attention must be global with rotary positions; got {self.attention!r}"
             )
         if self.architecture == "decoder":
-            for name, value in _OF_DECODER.items():
-                if getattr(self, name) != value:
+            for name, values in _OF_DECODER.items():
+                if getattr(self, name) not in values:
                     raise ValueError(
-                        f"{name} must be {value} with architecture 'decoder';"
-                        f" got {getattr(self, name)!r}"
+                        f"{name} must be {' or '.join(map(str, values))} with architecture"
+                        f" 'decoder'; got {getattr(self, name)!r}"
                     )
 
     # --- what follows from the settings ---
@@ -369,18 +374,24 @@ _CHOICES: dict[str, Any] = {
     "positions": PositionKind,
     "position_anchor": Anchor,
     "position_draw": Draw,
+    "decoder_self_attention": Literal[True, False],
+    "normalize_qk": Literal[True, False],
+    "output_gate": Literal[True, False],
+    "mask_padding": Literal[True, False],
 }
-_OF_DECODER = {"attention": "global", "decoder_self_attention": True, "position_anchor": "start"}
-
-# Positions that solve strings far longer than those of training, if letter i of the output is
-# letter i from the source's end: `ModelConfig(**ANY_LENGTH)`. Fast waves tell neighbours apart, the
-# scale tells encodings from letters.
-ANY_LENGTH: dict[str, Any] = {
-    "positions": "sinusoidal",
-    "position_anchor": "end",
-    "position_draw": "window",
-    "position_limit": 8192,
-    "max_wavelength": 100.0,
-    "min_wavelength": 0.4,
-    "position_scale": 8.0,
+_PARTS: dict[str, Any] = {
+    "score": get_score,
+    "self_attention_score": get_score,
+    "normalizer": get_normalizer,
+    "self_attention_normalizer": get_normalizer,
+}
+# What a decoder alone allows: its score and normaliser are `score` and `normalizer`.
+_OF_DECODER: dict[str, tuple[Any, ...]] = {
+    "attention": ("global",),
+    "decoder_self_attention": (True,),
+    "position_anchor": ("start",),
+    "encoder_layers": (0, 1),
+    "self_attention_score": ("scaled", None),
+    "self_attention_normalizer": (DEFAULT_NORMALIZER,),
+    "tied_embeddings": ("none", "output"),
 }

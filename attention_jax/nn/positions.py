@@ -249,3 +249,17 @@ def random_window_position_ids(rng: Array, count: int, limit: int) -> Array:
 def _check_count(count: int, limit: int) -> None:
     if not 1 <= count <= limit:
         raise ValueError(f"count must be from 1 to {limit}, the number of ids; got {count}")
+
+
+# Positions that solve strings far longer than those of training, if letter i of the output is
+# letter i from the source's end: `ModelConfig(**ANY_LENGTH)`. Fast waves tell neighbours apart, the
+# scale tells encodings from letters.
+ANY_LENGTH: dict[str, Any] = {
+    "positions": "sinusoidal",
+    "position_anchor": "end",
+    "position_draw": "window",
+    "position_limit": 8192,
+    "max_wavelength": 100.0,
+    "min_wavelength": 0.4,
+    "position_scale": 8.0,
+}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +27,7 @@ import numpy as np
 from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
-from attention_jax.core.programs import Part
+from attention_jax.core.programs import Part, on_numbers
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.evaluation import accuracies, decoded
@@ -92,6 +93,8 @@ class SequenceTask(Task):
     coverage_weight: float = 1.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, ModelConfig):
+            raise ValueError(f"model must be a ModelConfig; got {self.model!r}")
         for name in ("score", "self_attention_score"):
             if not isinstance(getattr(self.model, name), str | None):
                 raise ValueError(
@@ -123,7 +126,9 @@ class SequenceTask(Task):
             ids of letters, int32 [S] and int32 [T], and how many of them count, int32 [] each. Ids
             of letters start with `FIRST`; the rest of each array is ignored.
         """
-        raise NotImplementedError
+        raise ValueError(
+            f"task {name_of(type(self))} must define pair(self, rng, length, *, longest)"
+        )
 
     def solution(self, text: str) -> str | None:
         """The right answer to a source, both as letters; None if the task does not tell it."""
@@ -156,6 +161,10 @@ class SequenceTask(Task):
         """`pair` for each of the lengths [B], with a leading axis B on every array."""
         part = Part("task", name_of(type(self)), "make it a field of the task")
         method = f"pair(rng, length, longest={longest})"
+        try:
+            inspect.signature(self.pair).bind(rng, lengths, longest=longest)
+        except TypeError as error:
+            part.require(False, f"pair must take (rng, length, *, longest): {error}")
 
         def one(rng: Array, length: Array) -> Any:
             draw = functools.partial(self.pair, longest=longest)
@@ -165,6 +174,26 @@ class SequenceTask(Task):
             return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.int32), drawn)
 
         return jax.vmap(one)(jax.random.split(rng, len(lengths)), lengths)
+
+    def check_numbers(self) -> None:
+        """Draws a few examples: ids are those of letters, and lengths are those of the arrays."""
+        lengths = jnp.arange(self.min_length, self.max_length + 1)
+        rng = jax.random.key(0)
+        drawn = on_numbers(lambda: self.pairs(rng, lengths, self.max_length))
+        part = Part("task", name_of(type(self)), "make it a field of the task")
+        for name, (ids, counts) in zip(("source", "target"), drawn, strict=True):
+            part.require(
+                bool(np.all((counts >= 0) & (counts <= ids.shape[1]))),
+                f"pair must return a {name}_length from 0 to {ids.shape[1]}, the size of its"
+                f" {name}; got {counts.tolist()} of lengths {lengths.tolist()}",
+            )
+            counted = ids[np.arange(ids.shape[1]) < counts[:, None]]
+            wrong = counted[(counted < FIRST) | (counted >= self.vocabulary.size)]
+            part.require(
+                not wrong.size,
+                f"pair must return ids from FIRST = {FIRST} to {self.vocabulary.size - 1}, the"
+                f" letters of its vocabulary; its {name} has {sorted({*wrong.tolist()})[:5]}",
+            )
 
     def padded(self, source: tuple[Array, Array], target: tuple[Array, Array]) -> Batch:
         """Adds SOS, EOS and PAD to pairs with a leading axis B on every array."""

@@ -159,7 +159,9 @@ def _program(task: Task, feed: Feed | None) -> JSON:
         return batch, result
 
     rng = jax.eval_shape(lambda: jax.random.key(0))
-    return {"program": part.trace(first_loss, rng, batch), "jax": jax.__version__}
+    digest = part.trace(first_loss, rng, batch)
+    task.check_numbers()
+    return {"program": digest, "jax": jax.__version__}
 
 
 def _check_program(task: Task, stored: JSON, folder: Path) -> None:

@@ -208,6 +208,9 @@ class Task:
         """
         raise NotImplementedError
 
+    def check_numbers(self) -> None:
+        """Raises ValueError if a few examples are not as they must be; asked of a user's task."""
+
     def batch(self, rng: Array, *, size: int, length: int | None = None) -> Any:
         """Draws a batch on the device; with a `length`, all its examples have this length."""
         raise NotImplementedError

@@ -246,3 +246,13 @@ def test_centers_beyond_the_range_of_a_narrow_dtype():
         np.testing.assert_allclose(output, center[None, :], rtol=1e-6)
     narrow = np.array([256], jnp.bfloat16)  # where bfloat16 knows every second number
     assert window_mask(narrow, 1).materialize(1, 300).sum() == 3
+
+
+def test_arguments_without_effect_are_refused():
+    tokens, where = jnp.ones((3, 2)), {"centers": jnp.ones(3), "radius": 1}
+    for call in (
+        lambda: local_attention(tokens, tokens, tokens, **where, return_statistics=True),
+        lambda: local_attention_weights(tokens, tokens, **where, dropout_rate=0.5),
+    ):
+        with pytest.raises(TypeError, match="unexpected keyword argument"):
+            call()

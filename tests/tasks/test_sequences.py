@@ -324,6 +324,35 @@ def test_a_mistaken_pair_is_one_line_before_anything_compiles(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("drawn", "message"),
+    [
+        (lambda n, ids: ((ids, n), (ids - FIRST, n)), "from FIRST = 3 to 28.*its target has .0"),
+        (lambda n, ids: ((ids + 26, n), (ids, n)), "from FIRST = 3 to 28.*its source has .29"),
+        (lambda n, ids: ((ids, n), (ids, 2 * n)), "a target_length from 0 to 8"),
+    ],
+)
+def test_numbers_that_are_no_letters_or_lengths_are_one_line(tmp_path, monkeypatch, drawn, message):
+    monkeypatch.setattr(Drawn, "drawn", staticmethod(drawn))
+    with pytest.raises(ValueError, match="pair must return .*" + message):
+        check_run(Drawn(), tmp_path / "run")
+
+
+def test_a_task_without_pair_is_one_line(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Nothing(SequenceTask):
+        name: ClassVar[str] = "nothing"
+
+    @dataclasses.dataclass(frozen=True)
+    class WithoutLongest(Nothing):
+        def pair(self, rng, length):
+            return None
+
+    for task, message in ((Nothing, r"must define pair\("), (WithoutLongest, "pair must take")):
+        with pytest.raises(ValueError, match=message):
+            check_run(task(), tmp_path / "run")
+
+
 def test_a_shorter_target_is_padded_to_its_own_width(monkeypatch):
     monkeypatch.setattr(
         Drawn, "drawn", staticmethod(lambda n, ids: ((ids, n), (ids[:1], jnp.int32(1))))
