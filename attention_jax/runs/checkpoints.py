@@ -21,17 +21,20 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from attention_jax.core.programs import one_line
 from attention_jax.runs import processes
+from attention_jax.runs.progress import warn
 from attention_jax.runs.run_folder import JSON, saved_steps, sync, write_json, writing
 
 State = Any  # a pytree of arrays
 StepName = int | Literal["newest", "best"]
 
 _PARTIAL = ".partial"  # ends the name of a step while it is written or deleted
+_LISTINGS = 10  # how often a reader lists the steps, if a trainer deletes those that it reads
 
 
 class Restored(NamedTuple):
@@ -66,6 +69,8 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int = 2, keep_best: int = 0, read_only: bool = False):
         _silence_orbax()
         self._folder = folder.absolute()
+        self._read_only = read_only
+        self._kept: list[_Kept] = []
         self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler())
         best = policies.BestN(get_metric_fn=float, reverse=True, n=keep_best)  # smallest is best
         best.keep_checkpoints_without_metrics = False
@@ -74,13 +79,12 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
             for path in self._folder.glob(f"[0-9]*{_PARTIAL}"):
                 shutil.rmtree(path)
-        steps = saved_steps(self._folder)
-        self._kept = [
-            _Kept(step, self._read(step, check_files=False)[0].get("metric")) for step in steps
-        ]
+        self._list(saved_steps(self._folder))
 
     def save(self, step: int, state: State, *, metric: float | None = None) -> None:
         """Returns once the state is on disk, and the steps that are no longer kept are deleted.
+
+        A deletion that fails is a warning.
 
         Args:
             step: the name of the state.
@@ -94,7 +98,7 @@ class Checkpoints:
         manifest: JSON = {"step": step, "metric": metric, "leaves": _kinds(state)}
         partial = self._folder / f"{step}{_PARTIAL}"
         try:
-            args = ocp.args.StandardSave(state)
+            args = ocp.args.StandardSave(_without_empty(state))
             self._orbax.save(partial / "state", args=args, force=True)
             with processes.together():
                 if processes.is_first():
@@ -103,12 +107,12 @@ class Checkpoints:
                         sync(partial / name)
                     write_json(partial / "manifest.json", _sealed(manifest))
                     os.rename(partial, self._folder / str(step))
-            self._delete_old([*self._kept, _Kept(step, metric)])
         except Exception as error:  # Orbax and its dependencies raise dozens of types
             raise ValueError(
                 f"checkpoint of step {step} could not be saved in {self._folder}:"
                 f" {one_line(error)}; the checkpoints before it are unchanged"
             ) from error
+        self._delete_old([*self._kept, _Kept(step, metric)])
 
     def steps(self) -> list[int]:
         """The steps that are kept, damaged ones included; the newest last."""
@@ -140,6 +144,8 @@ class Checkpoints:
     def restore(self, like: State, *, step: int | None = None) -> Restored | None:
         """The newest good state, or None if nothing was ever saved.
 
+        If a trainer deletes steps meanwhile, who only reads lists them again.
+
         Args:
             like: a pytree of arrays or `jax.ShapeDtypeStruct` of the same structure. Leaves without
                 a sharding are put on the first device.
@@ -150,14 +156,17 @@ class Checkpoints:
                 structure, or other shapes or dtypes.
         """
         damaged: dict[int, str] = {}
-        for candidate in reversed(self.steps()) if step is None else [step]:
-            manifest, reason = self._read(candidate, check_files=True)
-            if processes.largest(int(bool(reason))):
-                reason = reason or "another process of this run cannot read it"
-            if not reason:
-                self._check_same(candidate, manifest["leaves"], _kinds(like))
-                return Restored(candidate, self._state(candidate, like), damaged)
-            damaged[candidate] = reason
+        for _ in range(_LISTINGS):
+            damaged = {}
+            for candidate in reversed(self.steps()) if step is None else [step]:
+                state, reason = self._good_state(candidate, like)
+                if not reason:
+                    return Restored(candidate, state, damaged)
+                damaged[candidate] = reason
+                if self._read_only and step is None and self._listed_again(candidate):
+                    break
+            else:
+                break
         if not damaged:
             return None
         described = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
@@ -189,14 +198,33 @@ class Checkpoints:
         """Gives back what Orbax holds; nothing is left to be written."""
         self._orbax.close()
 
+    def _list(self, steps: list[int]) -> None:
+        self._kept = [
+            _Kept(step, self._read(step, check_files=False)[0].get("metric")) for step in steps
+        ]
+
+    def _listed_again(self, step: int) -> bool:
+        """Lists the steps again if `step` is gone and others are there; returns whether it did."""
+        steps = saved_steps(self._folder)
+        gone = bool(processes.largest(int(bool(steps) and step not in steps)))
+        if gone:
+            self._list(steps)
+        return gone
+
     def _delete_old(self, steps: list[_Kept]) -> None:
         keep = self._policy.should_preserve(steps, context=policies.PreservationContext())
         self._kept = list(itertools.compress(steps, keep))
         for step in {old.step for old in steps} - {*self.steps()}:
             if processes.is_first():
                 partial = self._folder / f"{step}{_PARTIAL}"
-                os.rename(self._folder / str(step), partial)
-                shutil.rmtree(partial)
+                try:
+                    os.rename(self._folder / str(step), partial)
+                    shutil.rmtree(partial)
+                except OSError as error:
+                    warn(
+                        f"the checkpoint of step {step}, which is no longer kept, could not be"
+                        f" deleted from {self._folder}: {one_line(error)}"
+                    )
 
     # --- one step ---
 
@@ -216,6 +244,22 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             return {}, one_line(error)
         return manifest, ""
+
+    def _good_state(self, step: int, like: State) -> tuple[State, str]:
+        """The state of a step and ""; or None and the damage to it."""
+        manifest, reason = self._read(step, check_files=True)
+        state = None
+        if not processes.largest(int(bool(reason))):
+            self._check_same(step, manifest["leaves"], _kinds(like))
+            try:
+                state = self._state(step, like)
+            except (OSError, ValueError, KeyError) as error:
+                if not self._read_only:
+                    raise  # its files are whole, and a trainer sets aside what is damaged
+                reason = one_line(error)
+            if not processes.largest(int(bool(reason))):
+                return state, ""
+        return None, reason or "another process of this run cannot read it"
 
     def _check_same(self, step: int, saved: dict[str, str], wanted: dict[str, str]) -> None:
         """Raises ValueError if leaves are missing or of other shapes or dtypes."""
@@ -238,8 +282,13 @@ class Checkpoints:
             sharding = getattr(leaf, "sharding", None) or here
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-        args = ocp.args.StandardRestore(jax.tree.map(placed, like))
-        return self._orbax.restore(self._folder / str(step) / "state", args=args)
+        def filled(leaf: jax.ShapeDtypeStruct, found: Any) -> jax.Array:
+            return found if leaf.size else jnp.empty(leaf.shape, leaf.dtype, device=leaf.sharding)
+
+        wanted = jax.tree.map(placed, like)
+        args = ocp.args.StandardRestore(_without_empty(wanted))
+        found = self._orbax.restore(self._folder / str(step) / "state", args=args)
+        return jax.tree.map(filled, wanted, found)
 
 
 @functools.cache
@@ -263,6 +312,11 @@ def _kinds(tree: State) -> dict[str, str]:
         jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def _without_empty(tree: State) -> State:
+    """The tree with None for each leaf of size 0, which Orbax cannot write."""
+    return jax.tree.map(lambda leaf: leaf if leaf.size else None, tree)
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -95,14 +95,29 @@ def test_every_kind_of_leaf_comes_back_bit_by_bit(tmp_path):
         assert_bits_equal(checkpoints.restore(jax.eval_shape(lambda: saved)).state, saved)
 
 
-@pytest.mark.parametrize("leaf", [jnp.ones(3, jnp.uint4), jnp.ones((0, 3))])
+def test_leaves_of_size_0_come_back(tmp_path):
+    saved = {
+        **state(3),
+        "none": (
+            jnp.ones((0, 3), jnp.bfloat16),
+            {"no_keys": jax.random.split(jax.random.key(0), 0)},
+        ),
+    }
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, saved)
+        for like in (saved, jax.eval_shape(lambda: saved)):
+            assert_bits_equal(checkpoints.restore(like).state, saved)
+        with pytest.raises(ValueError, match=r"none\.0 was bfloat16\[0, 3\], now float32\[0, 2\]"):
+            checkpoints.restore({**saved, "none": (jnp.ones((0, 2)), saved["none"][1])})
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_leaf_that_orbax_cannot_write_is_one_error(folder, leaf):
+def test_a_leaf_that_orbax_cannot_write_is_one_error(folder):
     with (
         Checkpoints(folder) as checkpoints,
         pytest.raises(ValueError, match=r"^checkpoint of step 3 could not be saved in .+") as error,
     ):
-        checkpoints.save(3, {"x": leaf})
+        checkpoints.save(3, {"x": jnp.ones(3, jnp.uint4)})
     assert "\n" not in str(error.value)
     assert assert_good(folder, 2) == {}
 
@@ -212,6 +227,47 @@ def test_a_write_that_fails_is_one_error_and_the_old_state_stays(folder, monkeyp
         assert assert_good(folder, 2) == {}
         checkpoints.save(3, state(3))
     assert assert_good(folder, 3) == {}
+
+
+def test_a_deletion_that_fails_is_a_warning(folder, monkeypatch, capsys):
+    def refused(*_):
+        raise OSError(13, "Permission denied")
+
+    with Checkpoints(folder) as checkpoints:
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "rmtree", refused)
+            checkpoints.save(3, state(3))
+        assert "step 1, which is no longer kept, could not be deleted" in capsys.readouterr().err
+        assert checkpoints.steps() == [2, 3]
+    assert assert_good(folder, 3) == {}
+
+
+# --- a reader while a trainer saves ---
+
+
+def test_a_reader_lists_the_steps_again_when_they_are_gone(folder):
+    with Checkpoints(folder, read_only=True) as reader:
+        with Checkpoints(folder) as trainer:
+            for step in (3, 4):
+                trainer.save(step, state(step))
+        step, found, damaged = reader.restore(state())
+        assert (step, damaged, reader.steps()) == (4, {}, [3, 4])
+        assert_bits_equal(found, state(4))
+
+
+@pytest.mark.parametrize("lost", ["2", "2/state", "2/state/_METADATA", "2/state/d"])
+def test_a_state_that_is_deleted_after_its_check(folder, monkeypatch, lost):
+    original = Checkpoints._state
+
+    def deleted_before(self, step, like):
+        if step == 2:
+            (folder / lost).rename(folder / "gone")
+        return original(self, step, like)
+
+    monkeypatch.setattr(Checkpoints, "_state", deleted_before)
+    damaged = assert_good(folder, 1)
+    assert list(damaged) == ([] if lost == "2" else [2])
+    assert "\n" not in "".join(damaged.values())
 
 
 # --- damage ---
