@@ -73,20 +73,23 @@ def train_steps(
     The batch and the dropout of a step depend on (seed, step) alone, so that a run can stop and
     resume at any step. With a layout, each device draws its own part of the batch.
     """
-    layout = layout or Layout()
-
-    def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
-        batch = layout.constrained(_drawn_batch(task, state), "data")
-        state, metrics = train_step(task, state, batch, _rng_of_step(state, "loss"))
-        return layout.constrained(state), metrics
-
+    step = functools.partial(_step, task, layout or Layout())
     state, metrics = jax.lax.scan(step, state, length=count)
     return state, jax.tree.map(jnp.mean, metrics)
 
 
-def _drawn_batch(task: Task, state: TrainState) -> Any:
+def _step(task: Task, layout: Layout, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+    """One step of one seed with a batch from the host; None for a task that draws its batches."""
+    batch = layout.constrained(_batch(task, state, batch), "data")
+    state, metrics = train_step(task, state, batch, _rng_of_step(state, "loss"))
+    return layout.constrained(state), metrics
+
+
+def _batch(task: Task, state: TrainState, batch: Any) -> Any:
+    """The given batch, or the one that the task draws for the state's next step."""
     size = task.train.batch_size
-    assert size is not None
+    if batch is not None or size is None:
+        return batch
     return task.batch(_rng_of_step(state, "batch"), size=size)
 
 
@@ -135,22 +138,17 @@ def gradient_statistics(task: Task, state: TrainState, batches: Any = None) -> M
     """
 
     def one_seed(state: TrainState, batch: Any) -> Metrics:
-        batch = _drawn_batch(task, state) if batches is None else batch
-        return task.statistics(task.loss, state.params, batch, _rng_of_step(state, "loss"))
+        rng = _rng_of_step(state, "loss")
+        return task.statistics(task.loss, state.params, _batch(task, state, batch), rng)
 
     return jax.vmap(one_seed)(state, batches)
 
 
 def trace_step(task: Task, feed: Feed | None = None) -> None:
     """Traces the first step without computing it: raises what a model, score or loss raises."""
-    batches = batches_of_step(task, feed, 0)
-
-    def one_seed(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        batch = _drawn_batch(task, state) if batches is None else batch
-        return train_step(task, state, batch, _rng_of_step(state, "loss"))
-
     state = jax.eval_shape(functools.partial(initial_state, task))
-    jax.eval_shape(jax.vmap(one_seed), state, batches)
+    one_seed = functools.partial(_step, task, Layout())
+    jax.eval_shape(jax.vmap(one_seed), state, batches_of_step(task, feed, 0))
 
 
 # --- compiled calls: (first step, count, state) -> (state, mean metrics) ---
@@ -176,14 +174,8 @@ def drawn_program(task: Task, layout: Layout) -> Any:
 
 def fed_program(task: Task, layout: Layout) -> Any:
     """The jitted program (state, batches) -> (state, metrics) of one step with given batches."""
-
-    def one_seed(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        batch = layout.constrained(batch, "data")
-        state, metrics = train_step(task, state, batch, _rng_of_step(state, "loss"))
-        return layout.constrained(state), metrics
-
     return jax.jit(
-        jax.vmap(one_seed, spmd_axis_name="seed"),
+        jax.vmap(functools.partial(_step, task, layout), spmd_axis_name="seed"),
         donate_argnums=0,
         out_shardings=(layout.by_seed, layout.replicated),
     )
