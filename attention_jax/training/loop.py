@@ -19,7 +19,7 @@ from attention_jax.runs.metrics_file import MetricsFile
 from attention_jax.runs.progress import Progress
 from attention_jax.training.sharding import Layout
 from attention_jax.training.task import Feed, Metrics, Params, Task
-from attention_jax.training.validation import ValidationLog
+from attention_jax.training.validation import ValidationLog, write_line
 
 Array = jax.Array
 
@@ -33,20 +33,14 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
 
 
-class GradientLog(NamedTuple):
-    """How often `Task.statistics` are logged, and where."""
-
-    every: int  # steps, a multiple of `log_every`
-    file: MetricsFile | None
-
-
 class Records(NamedTuple):
     """Where training reports to; files are None on processes that write nothing."""
 
     checkpoints: Checkpoints
     progress: Progress
     metrics_file: MetricsFile | None
-    gradient_log: GradientLog | None = None
+    gradients_file: MetricsFile | None = None
+    log_gradients: int | None = None  # steps between two lines of `Task.statistics`
     validation: ValidationLog | None = None
 
 
@@ -217,8 +211,8 @@ def train(
         layout: the devices.
         state: from `initial_state` or a checkpoint.
         records: metrics are written after each compiled call, a list with one entry per seed.
-            Gradient statistics are logged as often as `GradientLog` says, at the first step and at
-            the last. Validation runs at each checkpoint; without it, the training loss decides
+            Gradient statistics are logged every `log_gradients` steps, at the first step and at the
+            last. Validation runs at each checkpoint; without it, the training loss decides
             which checkpoints are the best.
         interruption: whether to stop after the current call; all processes stop together.
 
@@ -229,16 +223,16 @@ def train(
         ValueError: a line or a checkpoint cannot be written.
     """
     config = task.train
-    checkpoints, progress, metrics_file, gradient_log, validation = records
+    checkpoints, progress, metrics_file, gradients_file, every, validation = records
     advance = _advance(task, feed, layout)
     compute_statistics = jax.jit(
         functools.partial(gradient_statistics, task), out_shardings=layout.replicated
     )
 
     def log_gradients(step: int, state: TrainState) -> None:
-        if gradient_log is not None and (step % gradient_log.every == 0 or step == config.steps):
+        if every is not None and (step % every == 0 or step == config.steps):
             metrics = compute_statistics(state, batches_of_step(task, feed, step))
-            _write(gradient_log.file, step, _by_seed(metrics))
+            write_line(gradients_file, step, _by_seed(metrics))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
         metric = loss
@@ -270,7 +264,7 @@ def train(
         step += count
         line = _by_seed(metrics)
         loss = statistics.fmean(line["loss"])
-        _write(metrics_file, step, line)
+        write_line(metrics_file, step, line)
         log_gradients(step, state)
         progress.update(step, line)
         if step % config.checkpoint_every == 0:
@@ -278,12 +272,6 @@ def train(
     if checkpoints.latest_step() != step:
         save(step, state, loss)
     return state
-
-
-def _write(file: MetricsFile | None, step: int, line: dict[str, list[float]]) -> None:
-    with processes.together():
-        if file is not None:
-            file.write(step, line)
 
 
 def _by_seed(metrics: Metrics) -> dict[str, list[float]]:
