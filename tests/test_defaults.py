@@ -148,6 +148,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "answers_view": dict(seed_index=0, compare=(), all_steps=False),
     "accuracies": dict(strings=1000, seed=0, beams=1),
     "decoded": dict(beams=1),
+    "best_answers": dict(beams=1, length_penalty=0.0, sos=1),
     "Task.answers SequenceTask.answers Text.answers Translation.answers": dict(inputs=(), beams=1),
     "Task.evaluate SequenceTask.evaluate Text.evaluate Translation.evaluate": dict(lengths=()),
     "Task.feed Text.feed Translation.feed": dict(multiple_of=1),

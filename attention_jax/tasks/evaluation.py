@@ -54,7 +54,6 @@ def accuracies(
     Raises:
         ValueError: an argument is out of range.
     """
-    check_integer("beams", beams)
     check_integer("strings", strings)
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths must be one or more, each at least 1; got {list(lengths)}")
@@ -88,8 +87,25 @@ def _accuracies(
 
 def decoded(model: Model, batch: Batch, *, beams: int = 1) -> Array:
     """The model's own answers, by greedy search or the best of a beam, int32 like the targets."""
-    source = (batch.source, batch.source_lengths)
-    ends: Any = {"max_length": batch.targets.shape[1], "sos": SOS, "eos": EOS, "pad": PAD}
+    size = batch.targets.shape[1]
+    return best_answers(model, batch.source, batch.source_lengths, max_length=size, beams=beams)
+
+
+def best_answers(
+    model: Model,
+    source: Array,
+    source_lengths: Array,
+    *,
+    max_length: int,
+    sos: int = SOS,
+    beams: int = 1,
+    length_penalty: float = 0.0,
+) -> Array:
+    """Answers by greedy search, or the best of a beam: [B, max_length], with the source's dtype."""
+    check_integer("beams", beams)
+    ends: Any = {"max_length": max_length, "sos": sos, "eos": EOS, "pad": PAD}
     if beams == 1:
-        return model.greedy_decode(*source, **ends).tokens
-    return model.beam_decode(*source, beams=beams, **ends).tokens[:, 0].astype(batch.source.dtype)
+        return model.greedy_decode(source, source_lengths, **ends).tokens
+    search: Any = {"beams": beams, "length_penalty": length_penalty}
+    found = model.beam_decode(source, source_lengths, **search, **ends)
+    return found.tokens[:, 0].astype(source.dtype)

@@ -14,23 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.analysis import (
-    capture_gradients,
-    logit_variance,
-)
+from attention_jax.analysis import capture_gradients, logit_variance
 from attention_jax.analysis.capture import computation_order
 from attention_jax.analysis.curvature import edges_and_trace
 from attention_jax.analysis.gradients import scale_sweep
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.pages import first_row, last_attention
+from attention_jax.tasks.pages import first_row, last_attention, mean_over_heads
 from attention_jax.training.loop import TrainState, batches_of_step, gradient_statistics
 from attention_jax.training.run import load_states
-from attention_jax.training.task import Labels, Task
+from attention_jax.training.task import JSON, Labels, Params, Task
 
 Array = jax.Array
-JSON = dict[str, Any]
 
 # Groups of parameters, as regular expressions for their paths in the model. A parameter belongs to
 # the first group that matches, and if none does, it is a group of its own.
@@ -118,31 +114,26 @@ def analyze_run(
     newest, label = max(loaded), task.label
     looks = {str(step): loaded[step] for step in (0, newest)}
 
-    def examples_of_steps() -> JSON:
-        look = jax.jit(functools.partial(_of_examples, run))
-        return {step: _example_tables(run, look(state)) for step, state in looks.items()}
+    def look(numbers_of: Callable[[Params], Any], finish: Callable[[Any], JSON]) -> JSON:
+        compiled = jax.jit(numbers_of)
+        return {step: finish(compiled(state.params)) for step, state in looks.items()}
 
-    def sweep_of_steps() -> JSON:
-        sweep = jax.jit(jax.vmap(functools.partial(_scale_sweep, run)))
-        return {step: _rounded(sweep(state.params)) for step, state in looks.items()}
-
-    def curvature_of_steps() -> JSON:
-        curvature = jax.jit(functools.partial(_curvature, run, analysis))
-        return {step: _rounded(curvature(state.params)) for step, state in looks.items()}
-
+    examples = (functools.partial(_of_examples, run), functools.partial(_example_tables, run))
+    sweep = (jax.vmap(functools.partial(_scale_sweep, run)), _rounded)
+    curvature = (jax.vmap(functools.partial(_curvature, run, analysis)), _rounded)
     parts: dict[str, Callable[[], JSON]] = {
         "gradients by step": functools.partial(_by_step, workdir, task, loaded),
-        f"weights and gradients of {', '.join(run.labels)}": examples_of_steps,
-        "scales of the logits": sweep_of_steps,
+        f"weights and gradients of {', '.join(run.labels)}": functools.partial(look, *examples),
+        "scales of the logits": functools.partial(look, *sweep),
     }
     if analysis.iterations:
-        parts["curvature of the loss"] = curvature_of_steps
+        parts["curvature of the loss"] = functools.partial(look, *curvature)
     for part in parts:
         progress(f"{label}: {part}")
     # Nearly all the time is compiling, which XLA does beside Python.
     with concurrent.futures.ThreadPoolExecutor(len(parts)) as threads:
         futures = [threads.submit(compute) for compute in parts.values()]
-        by_step, example_tables, sweeps, *curvature = (future.result() for future in futures)
+        by_step, example_tables, sweeps, *curvatures = (future.result() for future in futures)
     attentions = [name.rpartition("/")[0] for name in by_step if name.endswith("/entropy")]
     numbers: JSON = {
         "label": label,
@@ -155,8 +146,8 @@ def analyze_run(
         "examples": example_tables,
         "scale_sweep": {"scales": _rounded(_SCALES), **sweeps},
     }
-    if curvature:
-        (numbers["curvature"],) = curvature
+    if curvatures:
+        (numbers["curvature"],) = curvatures
     return numbers
 
 
@@ -187,21 +178,16 @@ def _norms_by_group(by_step: JSON) -> JSON:
     return {group: _rounded(np.sqrt(sum(parts))) for group, parts in squares.items() if parts}
 
 
-def _of_examples(run: Run, state: TrainState) -> dict[str, Any]:
+def _of_examples(run: Run, params: Params) -> dict[str, Any]:
     """The first seed's cross-attention weights and their logits' gradients: [B, T, S]."""
-    params = jax.tree.map(lambda leaf: leaf[0], state.params)
+    params = jax.tree.map(lambda leaf: leaf[0], params)
     drawn = jax.tree.map(lambda leaf: leaf[: len(run.labels)], run.batch)
     captured = capture_gradients(run.loss, params, drawn)
     name = last_attention(captured.attentions)
     return {
-        "weights": _mean_over_heads(captured.attentions[name].weights),
-        "dlogits": _mean_over_heads(captured.gradients[name].dlogits),
+        "weights": mean_over_heads(captured.attentions[name].weights),
+        "dlogits": mean_over_heads(captured.gradients[name].dlogits),
     }
-
-
-def _mean_over_heads(pairs: Array | None) -> Array | None:
-    """[B, T, S] or [B, N, T, S] -> [B, T, S]"""
-    return pairs if pairs is None or pairs.ndim == 3 else jnp.mean(pairs, axis=1)
 
 
 def _example_tables(run: Run, tables_of: dict[str, Any]) -> JSON:
@@ -224,7 +210,7 @@ def _example_tables(run: Run, tables_of: dict[str, Any]) -> JSON:
 _SCALES = np.geomspace(1 / 64, 64, 37)
 
 
-def _scale_sweep(run: Run, params: Any) -> dict[str, Array] | None:
+def _scale_sweep(run: Run, params: Params) -> dict[str, Array] | None:
     """Jacobian norm and entropy of one seed's cross attention with scaled logits: [scales]."""
     captured = capture_gradients(run.loss, params, run.batch)
     name = last_attention(captured.attentions)
@@ -242,28 +228,24 @@ def _scale_sweep(run: Run, params: Any) -> dict[str, Array] | None:
     }
 
 
-def _curvature(run: Run, analysis: GradientAnalysis, params: Any) -> dict[str, Array]:
-    """Hessian of the loss of one batch in all parameters: each [seeds]."""
+def _curvature(run: Run, analysis: GradientAnalysis, params: Params) -> dict[str, Array]:
+    """Hessian of one seed's loss of the batch in all parameters: each []."""
     rngs = jax.random.split(jax.random.key(0))
 
-    def one_seed(params: Any) -> dict[str, Array]:
-        def of_params(params: Any) -> Array:
-            loss: Array = run.loss(params, run.batch)[0]
-            return loss
+    def loss(params: Params) -> Array:
+        return run.loss(params, run.batch)[0]
 
-        edges, trace = edges_and_trace(
-            of_params, params, (rngs[0], rngs[1]), analysis.iterations, analysis.samples
-        )
-        return {
-            "largest": edges.largest,
-            "largest_error": edges.residuals[-1],
-            "smallest": edges.smallest,
-            "smallest_error": edges.residuals[0],
-            "trace": trace.mean,
-            "trace_error": trace.standard_error,
-        }
-
-    return jax.vmap(one_seed)(params)
+    edges, trace = edges_and_trace(
+        loss, params, (rngs[0], rngs[1]), analysis.iterations, analysis.samples
+    )
+    return {
+        "largest": edges.largest,
+        "largest_error": edges.residuals[-1],
+        "smallest": edges.smallest,
+        "smallest_error": edges.residuals[0],
+        "trace": trace.mean,
+        "trace_error": trace.standard_error,
+    }
 
 
 def _rounded(numbers: Any) -> Any:

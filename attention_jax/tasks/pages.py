@@ -113,10 +113,10 @@ def cross_attention(
         `plotting.weight_heatmaps`.
     """
     attentions = _captured(task, batch)(params).attentions
-    weights = np.asarray(attentions[last_attention(attentions)].weights)
+    weights = np.asarray(mean_over_heads(attentions[last_attention(attentions)].weights))
     first = first_row(task, batch)
     return {
-        name: (_over_heads(weights[index])[first:][: len(rows), : len(columns)], rows, columns)
+        name: (weights[index][first:][: len(rows), : len(columns)], rows, columns)
         for index, (name, (rows, columns)) in enumerate(labels.items())
     }
 
@@ -132,8 +132,9 @@ def last_attention(names: Any) -> str:
     return max(cross or list(names), key=lambda name: (len(name), name))
 
 
-def _over_heads(weights: np.ndarray) -> np.ndarray:
-    return weights if weights.ndim == 2 else weights.mean(axis=0)
+def mean_over_heads(pairs: Any) -> Any:
+    """[B, T, S] or [B, N, T, S] -> [B, T, S]; None stays None."""
+    return pairs if pairs is None or pairs.ndim == 3 else pairs.mean(axis=1)
 
 
 def _captured(task: Task, batch: Any) -> Callable[[Params], Captured]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -248,10 +248,7 @@ class SequenceTask(Task):
         total = entropy + self.coverage_weight * repeated
         return total, {"accuracy": accuracy, "coverage_loss": repeated}
 
-    def statistics(
-        self, loss: Callable[..., Any], params: Params, batch: Batch, rng: Array
-    ) -> Metrics:
-        return learning_statistics(loss, params, batch, rng)
+    statistics = staticmethod(learning_statistics)
 
     @property
     def label(self) -> str:
@@ -314,7 +311,6 @@ class SequenceTask(Task):
         Raises:
             ValueError: an input is empty or has a letter outside the vocabulary.
         """
-        check_integer("beams", beams)
         if not inputs:
             batch, _ = self.examples(folder)
             rows = np.asarray(batch.source)[:_SHOWN].tolist()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,8 @@ from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
-from attention_jax.tasks.vocabulary import EOS, FIRST, PAD, Batch
+from attention_jax.tasks.evaluation import best_answers
+from attention_jax.tasks.vocabulary import FIRST, Batch
 from attention_jax.training.losses import cross_entropy
 from attention_jax.training.metrics import token_accuracy
 from attention_jax.training.task import (
@@ -134,10 +135,7 @@ class Text(Task):
         accuracy = token_accuracy(jnp.argmax(logits, -1), batch.targets, batch.target_lengths)
         return cross_entropy(logits, batch.targets, batch.target_lengths), {"accuracy": accuracy}
 
-    def statistics(
-        self, loss: Callable[..., Any], params: Params, batch: Batch, rng: Array
-    ) -> Metrics:
-        return learning_statistics(loss, params, batch, rng)
+    statistics = staticmethod(learning_statistics)
 
     # --- a trained model ---
 
@@ -193,7 +191,6 @@ class Text(Task):
         Raises:
             ValueError: an input is empty.
         """
-        check_integer("beams", beams)
         if not inputs:
             batch, _ = self.examples(folder)
             inputs = [_decoded(row) for row in np.asarray(batch.target_inputs)[:_SHOWN]]
@@ -204,12 +201,9 @@ class Text(Task):
         sequences = []
         for text in inputs:
             prompt = FIRST + np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-            options: Any = {"max_length": _ANSWER, "eos": EOS, "pad": PAD, "sos": int(prompt[-1])}
             source = jnp.asarray(prompt[None, :-1]), jnp.array([len(prompt) - 1], jnp.int32)
-            if beams == 1:
-                (answer,) = np.asarray(model.greedy_decode(*source, **options).tokens)
-            else:
-                answer = np.asarray(model.beam_decode(*source, beams=beams, **options).tokens)[0, 0]
+            options: Any = {"max_length": _ANSWER, "sos": int(prompt[-1]), "beams": beams}
+            (answer,) = np.asarray(best_answers(model, *source, **options))
             texts.append((text, _decoded(answer), None))
             sequences.append(np.concatenate([prompt, answer]))
         size = min(map(len, sequences)) - 1

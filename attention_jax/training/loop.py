@@ -19,7 +19,7 @@ from attention_jax.runs.metrics_file import MetricsFile
 from attention_jax.runs.progress import Progress
 from attention_jax.training.sharding import Layout
 from attention_jax.training.task import Feed, Metrics, Params, Task
-from attention_jax.training.validation import ValidationLog
+from attention_jax.training.validation import ValidationLog, write_line
 
 Array = jax.Array
 
@@ -33,20 +33,14 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
 
 
-class GradientLog(NamedTuple):
-    """How often `Task.statistics` are logged, and where."""
-
-    every: int  # steps, a multiple of `log_every`
-    file: MetricsFile | None
-
-
 class Records(NamedTuple):
     """Where training reports to; files are None on processes that write nothing."""
 
     checkpoints: Checkpoints
     progress: Progress
     metrics_file: MetricsFile | None
-    gradient_log: GradientLog | None = None
+    gradients_file: MetricsFile | None = None
+    log_gradients: int | None = None  # steps between two lines of `Task.statistics`
     validation: ValidationLog | None = None
 
 
@@ -73,20 +67,23 @@ def train_steps(
     The batch and the dropout of a step depend on (seed, step) alone, so that a run can stop and
     resume at any step. With a layout, each device draws its own part of the batch.
     """
-    layout = layout or Layout()
-
-    def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
-        batch = layout.constrained(_drawn_batch(task, state), "data")
-        state, metrics = train_step(task, state, batch, _rng_of_step(state, "loss"))
-        return layout.constrained(state), metrics
-
+    step = functools.partial(_step, task, layout or Layout())
     state, metrics = jax.lax.scan(step, state, length=count)
     return state, jax.tree.map(jnp.mean, metrics)
 
 
-def _drawn_batch(task: Task, state: TrainState) -> Any:
+def _step(task: Task, layout: Layout, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+    """One step of one seed with a batch from the host; None for a task that draws its batches."""
+    batch = layout.constrained(_batch(task, state, batch), "data")
+    state, metrics = train_step(task, state, batch, _rng_of_step(state, "loss"))
+    return layout.constrained(state), metrics
+
+
+def _batch(task: Task, state: TrainState, batch: Any) -> Any:
+    """The given batch, or the one that the task draws for the state's next step."""
     size = task.train.batch_size
-    assert size is not None
+    if batch is not None or size is None:
+        return batch
     return task.batch(_rng_of_step(state, "batch"), size=size)
 
 
@@ -135,22 +132,17 @@ def gradient_statistics(task: Task, state: TrainState, batches: Any = None) -> M
     """
 
     def one_seed(state: TrainState, batch: Any) -> Metrics:
-        batch = _drawn_batch(task, state) if batches is None else batch
-        return task.statistics(task.loss, state.params, batch, _rng_of_step(state, "loss"))
+        rng = _rng_of_step(state, "loss")
+        return task.statistics(task.loss, state.params, _batch(task, state, batch), rng)
 
     return jax.vmap(one_seed)(state, batches)
 
 
 def trace_step(task: Task, feed: Feed | None = None) -> None:
     """Traces the first step without computing it: raises what a model, score or loss raises."""
-    batches = batches_of_step(task, feed, 0)
-
-    def one_seed(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        batch = _drawn_batch(task, state) if batches is None else batch
-        return train_step(task, state, batch, _rng_of_step(state, "loss"))
-
     state = jax.eval_shape(functools.partial(initial_state, task))
-    jax.eval_shape(jax.vmap(one_seed), state, batches)
+    one_seed = functools.partial(_step, task, Layout())
+    jax.eval_shape(jax.vmap(one_seed), state, batches_of_step(task, feed, 0))
 
 
 # --- compiled calls: (first step, count, state) -> (state, mean metrics) ---
@@ -176,14 +168,8 @@ def drawn_program(task: Task, layout: Layout) -> Any:
 
 def fed_program(task: Task, layout: Layout) -> Any:
     """The jitted program (state, batches) -> (state, metrics) of one step with given batches."""
-
-    def one_seed(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        batch = layout.constrained(batch, "data")
-        state, metrics = train_step(task, state, batch, _rng_of_step(state, "loss"))
-        return layout.constrained(state), metrics
-
     return jax.jit(
-        jax.vmap(one_seed, spmd_axis_name="seed"),
+        jax.vmap(functools.partial(_step, task, layout), spmd_axis_name="seed"),
         donate_argnums=0,
         out_shardings=(layout.by_seed, layout.replicated),
     )
@@ -225,8 +211,8 @@ def train(
         layout: the devices.
         state: from `initial_state` or a checkpoint.
         records: metrics are written after each compiled call, a list with one entry per seed.
-            Gradient statistics are logged as often as `GradientLog` says, at the first step and at
-            the last. Validation runs at each checkpoint; without it, the training loss decides
+            Gradient statistics are logged every `log_gradients` steps, at the first step and at the
+            last. Validation runs at each checkpoint; without it, the training loss decides
             which checkpoints are the best.
         interruption: whether to stop after the current call; all processes stop together.
 
@@ -237,16 +223,16 @@ def train(
         ValueError: a line or a checkpoint cannot be written.
     """
     config = task.train
-    checkpoints, progress, metrics_file, gradient_log, validation = records
+    checkpoints, progress, metrics_file, gradients_file, every, validation = records
     advance = _advance(task, feed, layout)
     compute_statistics = jax.jit(
         functools.partial(gradient_statistics, task), out_shardings=layout.replicated
     )
 
     def log_gradients(step: int, state: TrainState) -> None:
-        if gradient_log is not None and (step % gradient_log.every == 0 or step == config.steps):
+        if every is not None and (step % every == 0 or step == config.steps):
             metrics = compute_statistics(state, batches_of_step(task, feed, step))
-            _write(gradient_log.file, step, _by_seed(metrics))
+            write_line(gradients_file, step, _by_seed(metrics))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
         metric = loss
@@ -278,7 +264,7 @@ def train(
         step += count
         line = _by_seed(metrics)
         loss = statistics.fmean(line["loss"])
-        _write(metrics_file, step, line)
+        write_line(metrics_file, step, line)
         log_gradients(step, state)
         progress.update(step, line)
         if step % config.checkpoint_every == 0:
@@ -286,12 +272,6 @@ def train(
     if checkpoints.latest_step() != step:
         save(step, state, loss)
     return state
-
-
-def _write(file: MetricsFile | None, step: int, line: dict[str, list[float]]) -> None:
-    with processes.together():
-        if file is not None:
-            file.write(step, line)
 
 
 def _by_seed(metrics: Metrics) -> dict[str, list[float]]:

@@ -21,7 +21,6 @@ from attention_jax.runs.metrics_file import MetricsFile, read_lines, require_ten
 from attention_jax.runs.progress import Progress, warn
 from attention_jax.runs.run_folder import JSON, RunFolder
 from attention_jax.training.loop import (
-    GradientLog,
     Records,
     TrainState,
     initial_state,
@@ -284,7 +283,7 @@ def _records(
             MetricsFile(path, after_step=after_step, tensorboard=tensorboard)
         )
 
-    gradient_log = validation = None
+    gradients = validation = None
     with processes.together():
         metrics = opened(folder.metrics, first)
         if metrics is not None and metrics.last_step < first:
@@ -294,13 +293,12 @@ def _records(
             )
         if log_gradients is not None:
             # A run that begins anew writes the line of step 0 again.
-            file = opened(folder.gradients, first or -1, "gradients")
-            gradient_log = GradientLog(log_gradients, file)
+            gradients = opened(folder.gradients, first or -1, "gradients")
         if task.validation is not None:
             file = opened(folder.validation, first, "validation")
             earlier = [line for line in read_lines(folder.validation) if line["step"] <= first]
             validation = ValidationLog(task, folder.path, file, earlier)
-    return Records(checkpoints, progress, metrics, gradient_log, validation)
+    return Records(checkpoints, progress, metrics, gradients, log_gradients, validation)
 
 
 # --- checkpoints ---

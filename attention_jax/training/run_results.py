@@ -8,11 +8,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from attention_jax.runs.checkpoints import Checkpoints
+import numpy as np
+
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.progress import warn
 from attention_jax.runs.run_folder import JSON, RunFolder, write_json
-from attention_jax.training.run import TrainedRun, load_run
+from attention_jax.training.run import load_run
 from attention_jax.training.settings import task_in
 from attention_jax.training.task import Result, Task
 from attention_jax.training.validation import stopped_early
@@ -55,8 +56,8 @@ def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
     folder, path = RunFolder(workdir), Path(workdir) / "results.json"
     content = _read(path)
     kept_for = {
-        "program": RunFolder(workdir).read_config().get("program"),
-        "step": _newest_step(folder),
+        "program": folder.read_config().get("program"),
+        "step": folder.newest_step,
         "steps": task.train.steps,
     }
     if kept_for != {name: content.get(name) for name in kept_for}:
@@ -66,8 +67,10 @@ def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
             raise ValueError(
                 f"workdir {workdir} is not finished: step {run.step} of {task.train.steps}"
             )
-        results = {**task.evaluate(run.params, folder=folder.path)}
-        results["training loss"] = training_loss(run)
+        results = {
+            **task.evaluate(run.params, folder=folder.path),
+            "training loss": training_loss(folder, run.step),
+        }
         content = {**kept_for, "step": run.step, "results": _to_json(results), "by_length": {}}
         _write(path, content)
     missing = [length for length in lengths if str(length) not in content["by_length"]]
@@ -85,7 +88,7 @@ def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
         workdir=folder.path,
         task=task,
         step=content["step"],
-        results={name: Result(**result) for name, result in _with_nan(stored).items()},
+        results={name: _from_json(result) for name, result in stored.items()},
         seconds=sum(seconds) if seconds else math.nan,
         environment=_read(folder.path / "env.json"),
     )
@@ -102,21 +105,12 @@ def check_lengths(task: Task | type[Task], lengths: Sequence[int]) -> None:
         raise ValueError(f"lengths must be at least 1; got {given}")
 
 
-def training_loss(run: TrainedRun) -> Result:
-    """The last line of metrics.jsonl: each seed's mean loss over the last `log_every` steps."""
-    assert run.workdir is not None
-    path = RunFolder(run.workdir).metrics
-    losses = [line["loss"] for line in read_lines(path) if line["step"] == run.step]
+def training_loss(folder: RunFolder, step: int) -> Result:
+    """Each seed's mean loss over the last `log_every` steps before a step, from metrics.jsonl."""
+    losses = [line["loss"] for line in read_lines(folder.metrics) if line["step"] == step]
     if not losses:
-        raise ValueError(f"{path} has no line of step {run.step}")
+        raise ValueError(f"{folder.metrics} has no line of step {step}")
     return Result(losses[-1], larger_is_better=False)
-
-
-def _newest_step(folder: RunFolder) -> int | None:
-    if not folder.checkpoints.is_dir():
-        return None  # `load_run` reports it
-    with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
-        return checkpoints.latest_step()
 
 
 def _to_json(results: dict[str, Result]) -> JSON:
@@ -130,12 +124,9 @@ def _to_json(results: dict[str, Result]) -> JSON:
     }
 
 
-def _with_nan(stored: JSON) -> JSON:
-    """The inverse."""
-    return {
-        name: {**result, "by_seed": [math.nan if x is None else x for x in result["by_seed"]]}
-        for name, result in stored.items()
-    }
+def _from_json(stored: JSON) -> Result:
+    by_seed = np.array(stored["by_seed"], float)  # None becomes NaN
+    return Result(**{**stored, "by_seed": by_seed.tolist()})
 
 
 def _read(path: Path) -> JSON:

@@ -23,10 +23,6 @@ from attention_jax.core.programs import Part, is_of_this_package, one_line
 from attention_jax.runs.run_folder import JSON, RunFolder
 from attention_jax.training.task import Feed, Task
 
-# The settings that may change when a run is resumed, if the learning rate does not depend on them.
-MAY_CHANGE = ("steps",)
-
-
 # --- a task as text and as JSON ---
 
 
@@ -64,10 +60,15 @@ def settings_of(task: Task, feed: Feed | None = None) -> JSON:
     Raises:
         ValueError: the task is a user's, and a method of it fails; in one line, with its name.
     """
-    fields = json.loads(json.dumps(dataclasses.asdict(task), default=str))  # type: ignore[call-overload]
     digests = {} if feed is None else json.loads(json.dumps({**feed.digests}))
     parts = task.model.describe_parts()
-    return {"task": name_of(type(task)), **fields, **parts, **digests, **_program(task, feed)}
+    return {
+        "task": name_of(type(task)),
+        **_fields(task),
+        **parts,
+        **digests,
+        **_program(task, feed),
+    }
 
 
 def task_in(workdir: Path | str) -> Task:
@@ -193,7 +194,7 @@ def resumable_settings(task: Task, settings: JSON, stored: JSON, folder: RunFold
     """The settings with which the run in a folder may be resumed, as near to `settings` as may be.
 
     These are the stored settings, with the defaults of settings that are newer than the run, and
-    those of `MAY_CHANGE` from `settings` if the training does not depend on them.
+    the `steps` of now if the learning rate does not depend on them.
 
     Args:
         task: the task with the settings of now.
@@ -203,33 +204,36 @@ def resumable_settings(task: Task, settings: JSON, stored: JSON, folder: RunFold
 
     Raises:
         ValueError: the stored settings are not those of this task; the task, a score or a
-            normaliser has changed; or a setting of `MAY_CHANGE` is all that differs, and it cannot.
+            normaliser has changed; or `steps` is all that differs, and it cannot.
     """
     if stored.get("task") != settings["task"]:
         raise ValueError(f"it is a run of task {stored.get('task')}; got {settings['task']}")
     earlier = _task_of(stored, folder.path)
-    complete = {**stored, **json.loads(json.dumps(dataclasses.asdict(earlier), default=str))}  # type: ignore[call-overload]
+    complete = {**stored, **_fields(earlier)}
     # The parts and the program are unchanged. With other settings they differ, which needs no
     # second message.
     for name in ("scores", "normalizers", "program", "jax"):
         if name in settings:
             complete[name] = settings[name]
-    old, new = complete["train"], settings["train"]
-    changed = {name: new[name] for name in MAY_CHANGE if old[name] != new[name]}
-    with_changes = {**complete, "train": {**old, **changed}}
-    if not changed:
-        return complete
+    old, new = complete["train"]["steps"], settings["train"]["steps"]
+    extended = {**complete, "train": {**complete["train"], "steps": new}}
     reached = folder.newest_step
-    if not earlier.train.rate_depends_on_steps and task.train.steps >= reached:
-        return with_changes
-    if json.dumps(with_changes, sort_keys=True) == json.dumps(settings, sort_keys=True):
-        if not earlier.train.rate_depends_on_steps:
-            raise ValueError(
-                f"steps must be at least {reached}, which the run has reached; got {new['steps']}"
-            )
-        raise ValueError(
-            f"steps was {old['steps']}, now {new['steps']}, and the learning rate falls along a"
-            f" cosine to 0 at step {old['steps']}: resume with the same steps (runs with schedule"
-            " constant or inverse-sqrt can be extended), or train anew in another folder"
+    if earlier.train.rate_depends_on_steps:
+        refusal = (
+            f"steps was {old}, now {new}, and the learning rate falls along a cosine to 0 at step"
+            f" {old}: resume with the same steps (runs with schedule constant or inverse-sqrt can"
+            " be extended), or train anew in another folder"
         )
+    elif new >= reached:
+        return extended
+    else:
+        refusal = f"steps must be at least {reached}, which the run has reached; got {new}"
+    if new != old and extended == settings:
+        raise ValueError(refusal)
     return complete
+
+
+def _fields(task: Task) -> JSON:
+    """The settings of a task and of its model and training, as JSON gives them back."""
+    fields: JSON = json.loads(json.dumps(dataclasses.asdict(task), default=str))  # type: ignore[call-overload]
+    return fields

@@ -277,7 +277,7 @@ class Task:
         raise NotImplementedError
 
     def statistics(
-        self, loss: Callable[..., Any], params: Params, batch: Any, rng: Array
+        self, loss: Callable[..., Any], params: Params, batch: Any, rng: Array, /
     ) -> Metrics:
         """What `log_gradients` logs of one seed: {name: float []}; pure."""
         raise NotImplementedError

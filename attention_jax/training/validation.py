@@ -32,9 +32,7 @@ class ValidationLog:
     def validate(self, step: int, params: Any, note: Callable[[str], None]) -> float:
         """Measures, writes a line and notes it; returns a loss: smaller is better."""
         line = self._task.validate(params, self._folder)
-        with processes.together():
-            if self.file is not None:
-                self.file.write(step, line)
+        write_line(self.file, step, line)
         self._losses.append(_loss(self._rule, line))
         means = ", ".join(f"{name} {statistics.fmean(x):.4g}" for name, x in line.items())
         note(f"step {step}, validation: {means}")
@@ -47,6 +45,13 @@ class ValidationLog:
         if patience is None or not self._losses:
             return False
         return len(self._losses) - 1 - self._losses.index(min(self._losses)) >= patience
+
+
+def write_line(file: MetricsFile | None, step: int, line: dict[str, list[float]]) -> None:
+    """Writes a line on the process that has the file; all processes raise its error."""
+    with processes.together():
+        if file is not None:
+            file.write(step, line)
 
 
 def stopped_early(task: Task, lines: list[JSON]) -> bool:

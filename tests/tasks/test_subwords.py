@@ -174,16 +174,6 @@ def test_the_smallest_size_is_said_and_is_one(text, size):
     assert said_number(text, least - 1, LEAST) == least
 
 
-@pytest.mark.parametrize(
-    ("size", "reason"),
-    [(0, "at least 1; got 0"), (-3, "at least 1; got -3"), (True, "an integer; got True"),
-     (331.0, "an integer; got 331.0")],
-)  # fmt: skip
-def test_sizes_that_are_none(size, reason):
-    with pytest.raises(ValueError, match=f"^vocabulary_size must be {reason}$"):
-        Subwords.learned(TEXT, size)
-
-
 @pytest.mark.parametrize("text", [[], [""], ["", "  "]])
 def test_no_text(text):
     with pytest.raises(ValueError, match=r"^.*331.*$") as error:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.core.checks import check_integer
 from attention_jax.tasks.translation.text import ParallelText, Subwords
 from attention_jax.tasks.vocabulary import EOS, Batch, padded_batch
 
@@ -44,7 +43,6 @@ def encode_pairs(text: ParallelText, subwords: Subwords, max_tokens: int) -> Pai
     Raises:
         ValueError: no pair is left.
     """
-    check_integer("max_tokens", max_tokens)
     kept: tuple[list[Ids], list[Ids]] = ([], [])
     empty = long = 0
     encoded = (subwords.encode(text.source), subwords.encode(text.target))
@@ -86,12 +84,6 @@ class Batches:
     """
 
     def __init__(self, pairs: Pairs, *, tokens: int, buckets: int = 6, multiple_of: int = 1):
-        for name, number in (
-            ("tokens", tokens),
-            ("buckets", buckets),
-            ("multiple_of", multiple_of),
-        ):
-            check_integer(name, number)
         self._pairs = pairs
         self.buckets = _buckets(pairs, tokens, buckets, multiple_of)
         self.steps_per_epoch = sum(bucket.batches for bucket in self.buckets)

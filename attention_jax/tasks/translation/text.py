@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
+import importlib
 import io
 import re
 import zlib
@@ -16,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attention_jax.core.checks import check_integer
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS
 
 UNKNOWN = 3  # never used: text outside the pieces is spelled in bytes
@@ -116,7 +116,7 @@ class Subwords:
 
     def __init__(self, model: bytes):
         self.model = model
-        self._processor = _sentencepiece().SentencePieceProcessor()
+        self._processor = optional_package("sentencepiece", "translation").SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
@@ -138,10 +138,10 @@ class Subwords:
         Raises:
             ValueError: the text has fewer pieces than `size`, or more letters.
         """
-        check_integer("vocabulary_size", size)
-        trainer, written = _sentencepiece().SentencePieceTrainer, io.BytesIO()
+        sentencepiece = optional_package("sentencepiece", "translation")
+        written = io.BytesIO()
         try:
-            trainer.Train(
+            sentencepiece.SentencePieceTrainer.Train(
                 sentence_iterator=iter(sentences),
                 model_writer=written,
                 vocab_size=size,
@@ -207,11 +207,12 @@ def _refusal(reason: str, size: int) -> str:
     return f"vocabulary_size {size} cannot be learned from this text: {reason.strip()}"
 
 
-def _sentencepiece() -> Any:
+def optional_package(module: str, purpose: str) -> Any:
+    """A module that this purpose needs; ValueError if its package is not installed."""
     try:
-        import sentencepiece
+        return importlib.import_module(module)
     except ImportError as error:
         raise ValueError(
-            "translation needs the package sentencepiece: .venv/bin/pip install -e '.[translate]'"
+            f"{purpose} needs the package {module.partition('.')[0]}:"
+            " .venv/bin/pip install -e '.[translate]'"
         ) from error
-    return sentencepiece

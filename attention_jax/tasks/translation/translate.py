@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ import numpy as np
 
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.run_folder import RunFolder
-from attention_jax.tasks.translation.text import Subwords
-from attention_jax.tasks.vocabulary import EOS, PAD, SOS, padded_rows
+from attention_jax.tasks.evaluation import best_answers
+from attention_jax.tasks.translation.text import Subwords, optional_package
+from attention_jax.tasks.vocabulary import EOS, padded_rows
 
 Array = jax.Array
 Params = Any
@@ -88,18 +89,6 @@ def translate(
         progress: called after each batch with its number of sentences.
     """
     answers: list[list[int]] = [[] for _ in sentences]
-    for index, tokens in _decoded(translator, sentences, search, progress):
-        answers[index] = tokens
-    return translator.subwords.decode(answers)
-
-
-def _decoded(
-    translator: Translator,
-    sentences: Sequence[str],
-    search: Search,
-    progress: Callable[[int], None],
-) -> Iterator[tuple[int, list[int]]]:
-    """(index, ids of its translation) of each sentence with text, batch by batch by length."""
     rows = [[*ids, EOS] for ids in translator.subwords.encode(sentences)]
     width_of = [-(-len(row) // WIDTH) * WIDTH for row in rows]
     task = translator.task.model.known(translator.task)
@@ -112,8 +101,9 @@ def _decoded(
             found = np.asarray(_best(task, search, translator.params, *source))
             for row, index in enumerate(batch):
                 if len(rows[index]) > 1:  # a row that is EOS alone has no text
-                    yield index, found[row].tolist()
+                    answers[index] = found[row].tolist()
             progress(len(batch))
+    return translator.subwords.decode(answers)
 
 
 def translated_ids(
@@ -152,10 +142,8 @@ def longest_answer(width: int) -> int:
 def _best(task: Any, search: Search, params: Params, source: Array, lengths: Array) -> Array:
     """The best translation of each row, int32 [B, longest_answer(S)]."""
     model = task.bind(params)
-    ends: Any = {"max_length": longest_answer(source.shape[1]), "sos": SOS, "eos": EOS, "pad": PAD}
-    if search.beams == 1:
-        return model.greedy_decode(source, lengths, **ends).tokens
-    return model.beam_decode(source, lengths, **dataclasses.asdict(search), **ends).tokens[:, 0]
+    longest = longest_answer(source.shape[1])
+    return best_answers(model, source, lengths, max_length=longest, **dataclasses.asdict(search))
 
 
 # --- quality ---
@@ -201,10 +189,4 @@ def require_sacrebleu() -> None:
 
 
 def _sacrebleu_metrics() -> Any:
-    try:
-        import sacrebleu.metrics
-    except ImportError as error:
-        raise ValueError(
-            "BLEU needs the package sacrebleu: .venv/bin/pip install -e '.[translate]'"
-        ) from error
-    return sacrebleu.metrics
+    return optional_package("sacrebleu.metrics", "BLEU")
