@@ -1,7 +1,8 @@
 """The settings of a run: a task as the content of config.json, and back.
 
 config.json knows a task by the name of its class, "module:Name", by its fields, by the scores and
-normalisers that its model names, and, if a user wrote it, by the program of its batch and loss.
+normalisers that its model names, and, if a user wrote it, by the program of its batch, loss and
+own optimiser.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from attention_jax.core.programs import Part, is_of_this_package, one_line
 from attention_jax.runs.run_folder import JSON, RunFolder
 from attention_jax.training.task import Feed, Task
 
-# The settings that may change when a run is resumed, if the learning rate does not depend on them.
+# The settings that may change when a run is resumed, if the training does not depend on them.
 MAY_CHANGE = ("steps",)
 
 
@@ -134,7 +135,8 @@ def _program(task: Task, feed: Feed | None) -> JSON:
     """{"program": digest, "jax": version} of a user's task; {} for a task of this library.
 
     Raises:
-        ValueError: in one line: a method fails, or returns what it must not.
+        ValueError: in one line: a method fails, returns what it must not, or computes something
+            else in each trace.
     """
     if is_of_this_package(type(task)):
         return {}
@@ -156,10 +158,18 @@ def _program(task: Task, feed: Feed | None) -> JSON:
                 jnp.result_type(value), jnp.floating
             )
             part.require(is_scalar, f"{contract}: {name}", value)
-        return batch, result
+        if type(task).optimizer is Task.optimizer:
+            return batch, result
+        optimizer = part.call("optimizer()", task.optimizer)
+        state = part.call("optimizer().init(params)", optimizer.init, params)
+        arguments = params, state, params  # gradients are like parameters
+        update = part.call("optimizer().update(gradients, ...)", optimizer.update, *arguments)
+        return batch, result, state, update
 
     rng = jax.eval_shape(lambda: jax.random.key(0))
-    return {"program": part.trace(first_loss, rng, batch), "jax": jax.__version__}
+    digests = {part.trace(first_loss, rng, batch) for _ in range(2)}
+    part.require(len(digests) == 1, "must draw with rng and jax.random; two traces of it differ")
+    return {"program": digests.pop(), "jax": jax.__version__}
 
 
 def _check_program(task: Task, stored: JSON, folder: Path) -> None:
@@ -217,17 +227,31 @@ def resumable_settings(task: Task, settings: JSON, stored: JSON, folder: RunFold
     with_changes = {**complete, "train": {**old, **changed}}
     if not changed:
         return complete
-    reached = folder.newest_step
-    if not earlier.train.rate_depends_on_steps and task.train.steps >= reached:
+    reached, steps = folder.newest_step, new["steps"]
+    depends = earlier.train.rate_depends_on_steps or _depends_on_steps(earlier, steps, folder.path)
+    if not depends and task.train.steps >= reached:
         return with_changes
     if json.dumps(with_changes, sort_keys=True) == json.dumps(settings, sort_keys=True):
-        if not earlier.train.rate_depends_on_steps:
+        if not depends:
             raise ValueError(
-                f"steps must be at least {reached}, which the run has reached; got {new['steps']}"
+                f"steps must be at least {reached}, which the run has reached; got {steps}"
             )
+        reason = f"the program of task {settings['task']} depends on steps"
+        cure = "resume with the same steps"
+        if earlier.train.rate_depends_on_steps:
+            reason = f"the learning rate falls along a cosine to 0 at step {old['steps']}"
+            cure += " (runs with schedule constant or inverse-sqrt can be extended)"
         raise ValueError(
-            f"steps was {old['steps']}, now {new['steps']}, and the learning rate falls along a"
-            f" cosine to 0 at step {old['steps']}: resume with the same steps (runs with schedule"
-            " constant or inverse-sqrt can be extended), or train anew in another folder"
+            f"steps was {old['steps']}, now {steps}, and {reason}: {cure}, or train anew in"
+            " another folder"
         )
     return complete
+
+
+def _depends_on_steps(task: Any, steps: int, folder: Path) -> bool:
+    """Whether a user's task, its optimiser included, is another program with so many steps."""
+    if is_of_this_package(type(task)):
+        return False
+    feed = task.feed(folder)
+    other = dataclasses.replace(task, train=dataclasses.replace(task.train, steps=steps))
+    return _program(task, feed) != _program(other, feed)
