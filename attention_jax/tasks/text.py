@@ -21,6 +21,7 @@ from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
+from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.evaluation import best_answers
 from attention_jax.tasks.vocabulary import FIRST, Batch
 from attention_jax.training.losses import cross_entropy
@@ -87,11 +88,15 @@ class Text(Task):
 
     # --- data ---
 
-    def parts(self) -> tuple[bytes, bytes]:
+    def parts(self, folder: Path | None = None) -> tuple[bytes, bytes]:
         """The text for training, and the held-out text, which begins with a whole character.
 
+        Args:
+            folder: of a run, which must have learned from this text; None for any text.
+
         Raises:
-            ValueError: the file cannot be read, is not UTF-8, or a part is too short.
+            ValueError: the file cannot be read, is not UTF-8, or has changed since the run began;
+                or a part is too short.
         """
         try:
             content = self.text.read_bytes()
@@ -100,6 +105,12 @@ class Text(Task):
             raise ValueError(f"text {self.text} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise ValueError(f"text {self.text} must be UTF-8; {error.reason}") from error
+        digest = None if folder is None else RunFolder(folder).read_config().get("text_sha256")
+        if digest not in (None, _digest(content)):
+            raise ValueError(
+                f"workdir {folder} must be a run on the text {self.text} as it is now; the file has"
+                " changed since"
+            )
         end = len(characters) - int(self.held_out * len(characters))
         parts = characters[:end].encode(), characters[end:].encode()
         if min(map(len, parts)) <= self.length:
@@ -119,7 +130,7 @@ class Text(Task):
             rng = np.random.default_rng([seed, step])
             return _windows(train, rng.integers(0, len(train) - self.length, size), self.length)
 
-        digests = {"text_sha256": hashlib.sha256(train + held_out).hexdigest()}
+        digests = {"text_sha256": _digest(train + held_out)}
         return Feed(batch, digests=digests, note=f"{len(train) + len(held_out):,} bytes of text")
 
     # --- model and loss ---
@@ -139,9 +150,9 @@ class Text(Task):
 
     # --- a trained model ---
 
-    def bits_per_character(self, params: Params) -> list[float]:
-        """The cost of the held-out text in windows of `length`, for each seed."""
-        held_out = self.parts()[1]
+    def bits_per_character(self, params: Params, folder: Path | None = None) -> list[float]:
+        """The cost of the held-out text in windows of `length`, for each seed; see `parts`."""
+        held_out = self.parts(folder)[1]
         starts = np.arange(0, len(held_out) - self.length, self.length)
         text = held_out[: len(starts) * self.length + 1]
 
@@ -161,20 +172,18 @@ class Text(Task):
         return Validation("bits_per_character", larger_is_better=False, patience=None)
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
-        del folder
-        return {"bits_per_character": self.bits_per_character(params)}
+        return {"bits_per_character": self.bits_per_character(params, folder)}
 
     def evaluate(
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
     ) -> dict[str, Result]:
         """Bits per character of the held-out text."""
-        del lengths, folder
-        return {"bits per character": Result(self.bits_per_character(params), False)}
+        del lengths
+        return {"bits per character": Result(self.bits_per_character(params, folder), False)}
 
     def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
         """Short windows of the held-out text."""
-        del folder
-        text, size = self.parts()[1], min(self.length, _EXAMPLE)
+        text, size = self.parts(folder)[1], min(self.length, _EXAMPLE)
         batch = _windows(text, np.linspace(0, len(text) - size - 1, _EXAMPLES).astype(int), size)
         return batch, _labels(batch, _SHOWN)
 
@@ -209,6 +218,10 @@ class Text(Task):
         size = min(map(len, sequences)) - 1
         batch = _pairs(np.stack([sequence[: size + 1] for sequence in sequences]))
         return Answers(texts, batch, _labels(batch, len(texts)))
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
 
 
 def _windows(text: bytes, starts: Any, length: int) -> Batch:

@@ -1,7 +1,8 @@
 """The settings of a run: a task as the content of config.json, and back.
 
 config.json knows a task by the name of its class, "module:Name", by its fields, by the scores and
-normalisers that its model names, and, if a user wrote it, by the program of its batch and loss.
+normalisers that its model names, and, if a user wrote it, by the program of its batch, loss and
+own optimiser.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from attention_jax.core.names import did_you_mean, imported
 from attention_jax.core.programs import Part, is_of_this_package, one_line
 from attention_jax.runs.run_folder import JSON, RunFolder
 from attention_jax.training.task import Feed, Task
+
+# The settings that may change when a run is resumed, if the training does not depend on them.
+MAY_CHANGE = ("steps",)
+
 
 # --- a task as text and as JSON ---
 
@@ -135,7 +140,8 @@ def _program(task: Task, feed: Feed | None) -> JSON:
     """{"program": digest, "jax": version} of a user's task; {} for a task of this library.
 
     Raises:
-        ValueError: in one line: a method fails, or returns what it must not.
+        ValueError: in one line: a method fails, returns what it must not, or computes something
+            else in each trace.
     """
     if is_of_this_package(type(task)):
         return {}
@@ -157,12 +163,19 @@ def _program(task: Task, feed: Feed | None) -> JSON:
                 jnp.result_type(value), jnp.floating
             )
             part.require(is_scalar, f"{contract}: {name}", value)
-        return batch, result
+        if type(task).optimizer is Task.optimizer:
+            return batch, result
+        optimizer = part.call("optimizer()", task.optimizer)
+        state = part.call("optimizer().init(params)", optimizer.init, params)
+        arguments = params, state, params  # gradients are like parameters
+        update = part.call("optimizer().update(gradients, ...)", optimizer.update, *arguments)
+        return batch, result, state, update
 
     rng = jax.eval_shape(lambda: jax.random.key(0))
-    digest = part.trace(first_loss, rng, batch)
+    digests = {part.trace(first_loss, rng, batch) for _ in range(2)}
+    part.require(len(digests) == 1, "must draw with rng and jax.random; two traces of it differ")
     task.check_numbers()
-    return {"program": digest, "jax": jax.__version__}
+    return {"program": digests.pop(), "jax": jax.__version__}
 
 
 def _check_program(task: Task, stored: JSON, folder: Path) -> None:
@@ -215,21 +228,29 @@ def resumable_settings(task: Task, settings: JSON, stored: JSON, folder: RunFold
     for name in ("scores", "normalizers", "program", "jax"):
         if name in settings:
             complete[name] = settings[name]
-    old, new = complete["train"]["steps"], settings["train"]["steps"]
-    extended = {**complete, "train": {**complete["train"], "steps": new}}
-    reached = folder.newest_step
-    if earlier.train.rate_depends_on_steps:
-        refusal = (
-            f"steps was {old}, now {new}, and the learning rate falls along a cosine to 0 at step"
-            f" {old}: resume with the same steps (runs with schedule constant or inverse-sqrt can"
-            " be extended), or train anew in another folder"
+    old, new = complete["train"], settings["train"]
+    changed = {name: new[name] for name in MAY_CHANGE if old[name] != new[name]}
+    with_changes = {**complete, "train": {**old, **changed}}
+    if not changed:
+        return complete
+    reached, steps = folder.newest_step, new["steps"]
+    depends = earlier.train.rate_depends_on_steps or _depends_on_steps(earlier, steps, folder.path)
+    if not depends and task.train.steps >= reached:
+        return with_changes
+    if json.dumps(with_changes, sort_keys=True) == json.dumps(settings, sort_keys=True):
+        if not depends:
+            raise ValueError(
+                f"steps must be at least {reached}, which the run has reached; got {steps}"
+            )
+        reason = f"the program of task {settings['task']} depends on steps"
+        cure = "resume with the same steps"
+        if earlier.train.rate_depends_on_steps:
+            reason = f"the learning rate falls along a cosine to 0 at step {old['steps']}"
+            cure += " (runs with schedule constant or inverse-sqrt can be extended)"
+        raise ValueError(
+            f"steps was {old['steps']}, now {steps}, and {reason}: {cure}, or train anew in"
+            " another folder"
         )
-    elif new >= reached:
-        return extended
-    else:
-        refusal = f"steps must be at least {reached}, which the run has reached; got {new}"
-    if new != old and extended == settings:
-        raise ValueError(refusal)
     return complete
 
 
@@ -237,3 +258,12 @@ def _fields(task: Task) -> JSON:
     """The settings of a task and of its model and training, as JSON gives them back."""
     fields: JSON = json.loads(json.dumps(dataclasses.asdict(task), default=str))  # type: ignore[call-overload]
     return fields
+
+
+def _depends_on_steps(task: Any, steps: int, folder: Path) -> bool:
+    """Whether a user's task, its optimiser included, is another program with so many steps."""
+    if is_of_this_package(type(task)):
+        return False
+    feed = task.feed(folder)
+    other = dataclasses.replace(task, train=dataclasses.replace(task.train, steps=steps))
+    return _program(task, feed) != _program(other, feed)

@@ -270,6 +270,13 @@ def test_folders_that_hold_no_translator(copied, tmp_path):
     other_subwords(None, copied)
     with pytest.raises(ValueError, match=r"run: its subwords are not those that it was trained"):
         translator_of(run)
+    for use in (
+        lambda: run.task.examples(copied),
+        lambda: run.task.answers(run.params_of(0), ["Ja ."], folder=copied),
+        lambda: run.task.validate(run.params, copied),
+    ):
+        with pytest.raises(ValueError, match=r"run: its subwords are not those that it was"):
+            use()
     damaged_subwords(None, copied)
     with pytest.raises(ValueError, match=r"subwords.model is damaged: model must be a"):
         translator_of(run)

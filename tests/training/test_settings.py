@@ -9,6 +9,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from saved_files import assert_bits_equal, snapshot
 from toy_task import Toy, toy, train_toy
@@ -195,6 +196,32 @@ def test_an_edited_task_is_refused_with_both_digests(tmp_path, monkeypatch):
 
 
 @dataclasses.dataclass(frozen=True)
+class OwnRate(Toy):
+    """A task whose optimiser can change, and may depend on the number of steps."""
+
+    rate_of: ClassVar = None
+
+    def optimizer(self):
+        return optax.sgd(self.rate_of(self.train.steps), momentum=0.9)
+
+
+def test_an_optimizer_is_a_part_of_the_program(tmp_path, monkeypatch):
+    def task(steps, rate_of):
+        monkeypatch.setattr(OwnRate, "rate_of", staticmethod(rate_of))
+        return toy(OwnRate, steps=steps, log_every=2, checkpoint_every=2, schedule="constant")
+
+    constant, falling = (lambda steps: 0.5), (lambda steps: 2 / steps)
+    check_run(task(4, falling), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(settings_of(task(4, constant))))
+    check_run(task(8, constant), tmp_path, resume=True)
+    check_run(task(4, falling), tmp_path, resume=True)  # the same numbers
+    with pytest.raises(ValueError, match=r"OwnRate was program .*, and is .* now; restore"):
+        check_run(task(4, lambda steps: 0.25), tmp_path, resume=True)
+    with pytest.raises(ValueError, match=r"steps was 4, now 8, and the program of .* depends on"):
+        check_run(task(8, falling), tmp_path, resume=True)
+
+
+@dataclasses.dataclass(frozen=True)
 class Mistaken(Toy):
     """What each method returns is set by a test."""
 
@@ -216,6 +243,11 @@ class Mistaken(Toy):
         ("loss_of", lambda: jnp.ones(()), r"loss\(params, batch, rng\)"),
         ("batch_of", lambda: jnp.ones(3) @ jnp.ones(4), r"batch\(rng, size=7\) raised TypeError"),
         ("batch_of", lambda: {}["x"], r"batch\(rng, size=7\) raised KeyError"),
+        (
+            "loss_of",
+            lambda: (jnp.float32(np.random.default_rng().random()) * jnp.ones(()), {}),
+            "must draw with rng and jax.random; two traces of it differ",
+        ),
     ],
 )
 def test_a_users_mistake_is_one_line_that_names_the_method(

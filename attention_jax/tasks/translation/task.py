@@ -168,6 +168,20 @@ class Translation(Task):
             )
         return subwords
 
+    def subwords_of_run(self, folder: Path) -> Subwords:
+        """The subwords, which must be those that the run in the folder learned with.
+
+        Raises:
+            ValueError: the file is missing or damaged, or was replaced.
+        """
+        subwords = self.subwords(folder)
+        if subwords.digest != RunFolder(folder).read_config().get("subwords_sha256"):
+            raise ValueError(
+                f"workdir {folder}: its subwords are not those that it was trained with; restore"
+                f" {SUBWORDS}"
+            )
+        return subwords
+
     def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
         """Reads the text; learns the subwords, or reads those of a run that has begun."""
         text, validation = self.text("training"), self.text("validation")
@@ -251,7 +265,7 @@ class Translation(Task):
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
         """Mean loss without dropout and greedy BLEU of each seed, on the validation text."""
-        text, subwords = self._text_of_run(folder, "validation"), self.subwords(folder)
+        text, subwords = self._text_of_run(folder, "validation"), self.subwords_of_run(folder)
         batches = Batches(
             encode_pairs(text, subwords, self.max_tokens), tokens=self.batch_tokens, buckets=3
         )
@@ -299,7 +313,7 @@ class Translation(Task):
         kind: Literal["training", "validation"] = (
             "training" if self.validation_source is None else "validation"
         )
-        subwords = self.subwords(folder)
+        subwords = self.subwords_of_run(folder)
         pairs = encode_pairs(self._text_of_run(folder, kind), subwords, self.max_tokens)
         source, target = pairs.source[:_EXAMPLES], pairs.target[:_EXAMPLES]
         batch = padded_batch(source, target)
@@ -319,7 +333,7 @@ class Translation(Task):
             ValueError: a sentence has no text.
         """
         assert folder is not None
-        subwords, right = self.subwords(folder), [None] * len(inputs)
+        subwords, right = self.subwords_of_run(folder), [None] * len(inputs)
         if not inputs:
             batch, labels = self.examples(folder)
             rows = [*np.asarray(batch.source)[: len(labels)].tolist()]

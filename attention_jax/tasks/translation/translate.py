@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from attention_jax.core.checks import check_integer
-from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.evaluation import best_answers
 from attention_jax.tasks.translation.text import Subwords, optional_package
 from attention_jax.tasks.vocabulary import EOS, padded_rows
@@ -44,10 +42,7 @@ def translator_of(run: Any, seed_index: int = 0) -> Translator:
         ValueError: there is no such seed, or the subwords in the run's folder are damaged or were
             replaced.
     """
-    workdir: Path = run.workdir
-    subwords = run.task.subwords(workdir)
-    if subwords.digest != RunFolder(workdir).read_config().get("subwords_sha256"):
-        raise ValueError(f"workdir {workdir}: its subwords are not those that it was trained with")
+    subwords = run.task.subwords_of_run(run.workdir)
     return Translator(run.task, run.params_of(seed_index), subwords)
 
 

@@ -1,0 +1,30 @@
+"""The language model: its text, which must stay as it was."""
+
+import json
+
+import pytest
+
+from attention_jax.tasks.text import Text
+from attention_jax.training.settings import settings_of
+
+SENTENCE = "The quick brown fox jumps over the lazy döner. "
+
+
+def test_a_text_that_was_rewritten_is_refused(tmp_path):
+    path = tmp_path / "text"
+    path.write_text(SENTENCE * 20)
+    task = Text(path, length=19)
+    config = settings_of(task, task.feed(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    batch, _ = task.examples(tmp_path)
+    assert batch.targets.shape == (64, 19)
+    path.write_text(SENTENCE.lower() * 20)
+    for use in (
+        lambda: task.evaluate(None, folder=tmp_path),
+        lambda: task.validate(None, tmp_path),
+        lambda: task.examples(tmp_path),
+        lambda: task.answers(None, folder=tmp_path),
+    ):
+        with pytest.raises(ValueError, match=f"^workdir .* on the text {path} .* changed since$"):
+            use()
+    assert task.examples()[0].targets.shape == (64, 19)
