@@ -81,6 +81,8 @@ class Text(Task):
         check_integer("length", self.length)
         checked_fraction("held_out", self.held_out)
         self.model.check_length(self.length)
+        if self.model.positions == "learned":  # the others have no limit in an answer
+            self.model.check_length(min(self.length, _EXAMPLE) - 1 + _ANSWER)
 
     @property
     def label(self) -> str:

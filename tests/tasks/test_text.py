@@ -1,10 +1,12 @@
-"""The language model: its text, which must stay as it was."""
+"""The language model: its text, which must stay as it was, and the room for its answers."""
 
+import dataclasses
 import json
 
+import jax
 import pytest
 
-from attention_jax.tasks.text import Text
+from attention_jax.tasks.text import MODEL, Text
 from attention_jax.training.settings import settings_of
 
 SENTENCE = "The quick brown fox jumps over the lazy döner. "
@@ -28,3 +30,16 @@ def test_a_text_that_was_rewritten_is_refused(tmp_path):
         with pytest.raises(ValueError, match=f"^workdir .* on the text {path} .* changed since$"):
             use()
     assert task.examples()[0].targets.shape == (64, 19)
+
+
+def test_learned_positions_must_hold_the_answers(tmp_path):
+    path = tmp_path / "text"
+    path.write_text(SENTENCE * 20)
+    sizes = {"dim": 8, "hidden_dim": 7, "num_heads": 2, "decoder_layers": 1}
+    model = dataclasses.replace(MODEL, **sizes, positions="learned", position_limit=82)
+    task = Text(path, model=model, length=19)  # 18 bytes, then 64 of the answer
+    assert len(task.answers(task.init(jax.random.key(0))).texts) == 2
+    fewer = dataclasses.replace(model, position_limit=81)
+    with pytest.raises(ValueError, match="position_limit must hold 82 tokens"):
+        Text(path, model=fewer, length=19)
+    Text(path, model=dataclasses.replace(fewer, positions="rotary"), length=19)
