@@ -38,6 +38,16 @@ class Attended(NamedTuple):
     carry: Carry  # None if the kind carries nothing
 
 
+class CallOptions(NamedTuple):
+    """The arguments of `ScoreModule.attend` that only some kinds of attention need."""
+
+    lengths: Array | None
+    first: Array | int
+    carry: Carry
+    rng: Array | None
+    return_weights: bool
+
+
 class ScoreModule(nnx.Module):
     """A score between tokens of two sizes, and its parameters.
 
@@ -56,6 +66,8 @@ class ScoreModule(nnx.Module):
 
     dropout_rate: float
     implementation: str | None
+    # `attend` of a kind: (the keyword arguments of its function, `CallOptions`, its own arguments).
+    _attend: Callable[..., Attended]
 
     def __init__(
         self,
@@ -109,15 +121,21 @@ class ScoreModule(nnx.Module):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
+        lengths: Array | None = None,
+        first: Array | int = 0,
+        position_ids: Any = None,
         carry: Carry = None,
+        rng: Array | None = None,
         return_weights: bool = False,
-        **others: Any,
+        **own: Any,
     ) -> Attended:
         """Attends.
 
-        The arguments are those of all kinds, see `CrossAttention`; a kind does not read what it
-        does not need. `value` is float [*B, S, Dv], or None for `memory`; `bias` as in `Attention`.
+        All kinds of attention take the same arguments, see `CrossAttention`, and ignore those that
+        they do not need. `value` is float [*B, S, Dv], or None for `memory`; `bias` is as in
+        `Attention`; `own` are arguments of one kind alone.
         """
+        del position_ids  # one head has no projections to rotate: `CrossAttention` rotates tokens
         query = self._cast(float_array("query", query))
         if not isinstance(memory, Memory):  # which has been cast
             memory = self._cast(float_array("key", memory))
@@ -125,35 +143,30 @@ class ScoreModule(nnx.Module):
         key, value = key_and_value(memory, value)
         arguments: Any = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
         arguments |= {"score": self.score, "params": values_of(self.params, self.dtype)}
-        others |= {"carry": carry, "return_weights": return_weights}
-        output, weights, after = self._attend(arguments, **others)
+        options = CallOptions(lengths, first, carry, rng, return_weights)
+        output, weights, after = self._attend(arguments, options, **own)
         weights = None if weights is None else weights.astype(query.dtype)
         if carry is not None and after is not None:
             # Loops need the carry in the dtype in which it came, whatever the parameters have.
             after = after.astype(carry.dtype)
         return Attended(output.astype(query.dtype), weights, after)
 
-    def _attend(self, *arguments: Any, **others: Any) -> Attended:
-        """`attend` of a kind, from a dict, the arguments of its function; `others` of `attend`."""
-        raise NotImplementedError
-
     def _dropped(
         self,
         functions: tuple[Callable[..., Array], Callable[..., Array]],
         arguments: dict[str, Any],
-        rng: Array | None,
-        return_weights: bool,
+        options: CallOptions,
     ) -> Attended:
-        """The output, with dropout if there is a key for it, and the weights, of two functions."""
+        """Output and weights by the two functions; with a PRNG key the output has dropout."""
         attend, weigh = functions
         output = attend(
             **arguments,
-            dropout_rate=0.0 if rng is None else self.dropout_rate,
-            dropout_rng=rng,
+            dropout_rate=0.0 if options.rng is None else self.dropout_rate,
+            dropout_rng=options.rng,
             implementation=self.implementation,
         )
         del arguments["value"]
-        return Attended(output, weigh(**arguments) if return_weights else None, None)
+        return Attended(output, weigh(**arguments) if options.return_weights else None, None)
 
     def _cast(self, array: Array) -> Array:
         """A floating-point array as this module computes with it."""
@@ -249,18 +262,10 @@ class Attention(ScoreModule, DropoutModule):
         options: Any = {"mask": mask, "bias": bias, "rng": rng, "return_weights": return_weights}
         return super().__call__(query, key, value, **options)
 
-    def _attend(
-        self,
-        arguments: dict[str, Any],
-        *,
-        rng: Array | None = None,
-        return_weights: bool,
-        **others: Any,
-    ) -> Attended:
-        del others
+    def _attend(self, arguments: dict[str, Any], options: CallOptions) -> Attended:
         arguments["normalizer"] = self.normalizer
         arguments["normalizer_params"] = values_of(self.normalizer_params, self.dtype)
-        return self._dropped((attention, attention_weights), arguments, rng, return_weights)
+        return self._dropped((attention, attention_weights), arguments, options)
 
 
 class AdditiveAttention(Attention):

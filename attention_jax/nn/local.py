@@ -18,7 +18,7 @@ from attention_jax.functional.centers import (
 )
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.local import local_attention, local_attention_weights
-from attention_jax.nn.attention import Attended, ScoreModule
+from attention_jax.nn.attention import Attended, CallOptions, ScoreModule
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -52,22 +52,18 @@ class _LocalAttention(ScoreModule):
     def _attend(
         self,
         arguments: dict[str, Any],
+        options: CallOptions,
         *,
-        lengths: Array | None = None,
-        first: Array | int = 0,
-        rng: Array | None = None,
         centers: Array | None = None,
-        return_weights: bool,
-        **others: Any,
     ) -> Attended:
-        del others
         if centers is None:
+            lengths = options.lengths
             if lengths is None:
                 lengths = jnp.asarray(arguments["key"].shape[-2])
-            centers = self._centers(arguments["query"], lengths, first)
+            centers = self._centers(arguments["query"], lengths, options.first)
         arguments |= {"centers": centers, "radius": self.radius, "sigma": self.sigma}
         functions = (local_attention, local_attention_weights)
-        return self._dropped(functions, arguments, rng, return_weights)
+        return self._dropped(functions, arguments, options)
 
     @abc.abstractmethod
     def _centers(self, query: Array, lengths: Array, first: Array | int) -> Array:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.functional.monotonic import monotonic_attention
-from attention_jax.nn.attention import Attended, Carry, ScoreModule
+from attention_jax.nn.attention import Attended, CallOptions, ScoreModule
 from attention_jax.nn.parameters import Dtype
 from attention_jax.scores import Score
 
@@ -60,26 +60,18 @@ class MonotonicAttention(ScoreModule):
         self.noise_scale = noise_scale
 
     def _attend(
-        self,
-        arguments: dict[str, Any],
-        *,
-        carry: Carry,
-        rng: Array | None = None,
-        hard: bool = False,
-        return_weights: bool,
-        **others: Any,
+        self, arguments: dict[str, Any], options: CallOptions, *, hard: bool = False
     ) -> Attended:
-        del others
         output, weights = monotonic_attention(
             **arguments,
             offset=self._cast(self.offset[...]),
-            noise_rng=rng,
+            noise_rng=options.rng,
             noise_scale=self.noise_scale,
             hard=hard,
-            initial=carry,
-            return_weights=True if return_weights else "last",
+            initial=options.carry,
+            return_weights=True if options.return_weights else "last",
         )
-        if not return_weights:
+        if not options.return_weights:
             return Attended(output, None, weights)
         weights = weights.astype(arguments["query"].dtype)
         return Attended(output, weights, weights[..., -1, :].astype(accumulator_dtype(weights)))

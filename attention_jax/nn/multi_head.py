@@ -154,13 +154,15 @@ class MultiHeadAttention(Heads):
         memory: Array | Memory,
         *,
         mask: Mask | Array | None = None,
+        lengths: Array | None = None,
+        first: Array | int = 0,
         position_ids: PositionIds | None = None,
+        carry: Carry = None,
         rng: Array | None = None,
         return_weights: bool = False,
-        **others: Any,
     ) -> Attended:
-        """A call with the signature of all kinds, see `CrossAttention`; `others` are not read."""
-        del others
+        """A call with the arguments of all kinds, see `CrossAttention`, and averaged weights."""
+        del lengths, first, carry  # only other kinds need them
         result = self(
             query,
             memory,

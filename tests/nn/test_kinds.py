@@ -198,6 +198,14 @@ def test_the_hard_form_and_the_sigma_of_windows():
     assert LocalPAttention("dot", 3, 3, radius=0, sigma=0.75, rngs=nnx.Rngs(0)).sigma == 0.75
 
 
+@every_kind
+def test_an_argument_that_no_kind_has_is_refused(kind):
+    module, _, (query, key, _) = make(kind)
+    for name in ("lenghts", "centres", "hrad"):
+        with pytest.raises(TypeError, match=name):
+            module(query, key, **{name: None})
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
