@@ -74,7 +74,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "Block": dict(is_cross=False),
     "FeedForward": dict(activation="relu"),
     "Attention.__call__ MultiHeadAttention.__call__": dict(return_weights=False),
-    "ScoreModule.attend MultiHeadAttention.attend": dict(return_weights=False),
+    "ScoreModule.attend MultiHeadAttention.attend": dict(first=0, return_weights=False),
     "CrossAttention.__call__": dict(first=0, return_weights=False),
     "Block.__call__ Model.__call__ Model.features": dict(return_weights=False),
     "Generator.greedy_decode": dict(return_weights=False),

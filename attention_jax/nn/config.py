@@ -25,7 +25,7 @@ Tie = Literal["none", "output", "all"]
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The settings of a model. A kind ignores the settings of the other kinds, unless said so.
+    """The settings of a model. Those of one kind of attention or positions affect no other kind.
 
     Attributes:
         architecture: "encoder-decoder"; or "decoder", one sequence in which each token attends to
@@ -151,7 +151,9 @@ class ModelConfig:
             try:
                 get(part)
             except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
+                if str(error).startswith(name):
+                    raise
+                raise ValueError(f"{name} is not valid: {error}") from error
         self._check_sizes()
         self._check_attention()
 
@@ -282,7 +284,7 @@ class ModelConfig:
     # --- the parts that settings name ---
 
     def describe_parts(self) -> dict[str, Any]:
-        """What each score and normaliser is that the settings name; a user's is traced.
+        """Describes the scores and normalisers that the settings name; those of users are traced.
 
         Returns:
             {"scores": {setting: description}, "normalizers": the same}, for config.json.
@@ -309,8 +311,8 @@ class ModelConfig:
     def known(self, settings: Any = None) -> Any:
         """These settings, or settings that contain them, as a static argument of `jax.jit`.
 
-        A text that names a score of a user may name another one tomorrow: where a part is not of
-        this library, the result is equal to another only if the programs of all parts are.
+        The same text may name another score after a user has edited it. If a score or normaliser is
+        not of this library, two results are therefore equal only if the programs of all parts are.
         """
         settings = self if settings is None else settings
         parts = (part for parts in self._named_parts().values() for _, part in parts.values())
@@ -385,7 +387,7 @@ _PARTS: dict[str, Any] = {
     "normalizer": get_normalizer,
     "self_attention_normalizer": get_normalizer,
 }
-# What a decoder alone allows: its score and normaliser are `score` and `normalizer`.
+# The values that a "decoder" allows; its score and normaliser are `score` and `normalizer`.
 _OF_DECODER: dict[str, tuple[Any, ...]] = {
     "attention": ("global",),
     "decoder_self_attention": (True,),

@@ -32,8 +32,12 @@ ABOVE_0 = "must be a finite number above 0; got"
         ),
         ({"architecture": "decoder", "encoder_layers": 3}, "encoder_layers must be 0 or 1 with"),
         ({"mask_padding": "x"}, "mask_padding must be one of True, False; got 'x'"),
-        ({"self_attention_score": "x"}, "self_attention_score: score must be one of"),
-        ({"self_attention_normalizer": "x"}, "self_attention_normalizer: normalizer must"),
+        ({"score": "x"}, "^score must be one of"),
+        ({"self_attention_score": "x"}, "self_attention_score is not valid: score must be one of"),
+        (
+            {"self_attention_normalizer": "x"},
+            "self_attention_normalizer is not valid: normalizer must",
+        ),
     ],
 )
 def test_bad_settings(settings, message):
