@@ -97,8 +97,15 @@ def traced(
     matrices: bool,
     *first: Any,
 ) -> tuple[ClosedJaxpr, jax.tree_util.PyTreeDef]:
-    """The program of `function(*first, *args, **kwargs)` with its points, whose arguments `first`
-    are, and the structure of its result; `name` is what errors call the function.
+    """Traces `function(*first, *args, **kwargs)` with a point at each attention.
+
+    Args:
+        name: the name of the function in error messages.
+        function, args, kwargs, matrices: as in `capture`.
+        first: the arguments that become the arguments of the program.
+
+    Returns:
+        The program, and the structure of its result.
     """
     if not callable(function) or isinstance(function, type):
         is_class = isinstance(function, type)

@@ -260,8 +260,8 @@ def edges_and_trace(
     Args:
         loss, params, outer: as in `hessian_spectrum_edges`.
         rngs: the PRNG keys of the two.
-        iterations: 0 for the trace alone, whose edges are then meaningless.
-        samples: 0 for the edges alone.
+        iterations: of Lanczos; 0 for the trace alone, where the edges are NaN.
+        samples: of random signs; 0 for the edges alone, where the trace is NaN.
     """
     edges_rng, trace_rng = (checked_rng(rng, name="rng") for rng in rngs)
     point, product, _ = _flattened(loss, params, outer)

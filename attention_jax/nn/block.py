@@ -25,7 +25,7 @@ Array = jax.Array
 
 
 class Source(NamedTuple):
-    """What the cross attention of a block attends to.
+    """The memory that the cross attention of a block attends to.
 
     >>> Source(jnp.ones((2, 7, 8)), lengths=jnp.array([4, 7])).memory.shape
     (2, 7, 8)
@@ -38,9 +38,9 @@ class Source(NamedTuple):
 
 
 class BlockState(NamedTuple):
-    """What the tokens so far leave to the next; the batch axes are in front."""
+    """The state of a block between two steps of decoding; the batch axes are in front."""
 
-    tokens: Memory | None  # with room for more; None without self attention
+    tokens: Memory | None  # keys and values so far, with room for more; None: no self attention
     carry: Carry  # of the cross attention
 
 
@@ -62,8 +62,8 @@ class _Residual(nnx.Module):
 class Block(nnx.Module):
     """Self attention, attention to a memory, and a feed-forward layer, each with a residual.
 
-    An encoder's block and that of a model without an encoder have no attention to a memory. One
-    whose call has a causal mask is a block of a language model.
+    The blocks of an encoder, and those of a model without an encoder, do not attend to a memory.
+    With a causal mask, the latter are the blocks of a language model.
 
     Args:
         config: scores, sizes and kinds of layers.
@@ -111,7 +111,7 @@ class Block(nnx.Module):
 
         Args:
             x: float [*B, T, dim].
-            source: what the attention to a memory attends to.
+            source: the memory; None for a block without attention to a memory.
             mask, bias: of the self attention, as in `MultiHeadAttention`.
             position_ids: of the tokens, for rotation; None for 0, 1, 2, ...
             rng: one PRNG key, for dropout and the noise of "monotonic"; None for neither.
@@ -156,7 +156,7 @@ class Block(nnx.Module):
         """The source, projected once for all calls of `extend`, and the state before any token.
 
         Args:
-            source: what the attention to a memory attends to.
+            source: the memory; None for a block without attention to a memory.
             batch_shape: *B of the tokens.
             max_length: the largest number of tokens that `extend` will read.
             dtype: of the tokens.
@@ -215,7 +215,7 @@ class Block(nnx.Module):
         attend_to_memory: Callable[[Array], tuple[Array, Any]],
         rngs: Sequence[Array | None],
     ) -> tuple[Array, Any, Any]:
-        """The output, and what each attention returns besides its own."""
+        """The output, and the second result of each attention; None for one that is not there."""
         from_self = from_memory = None
         if self.self_residual is not None:
             x, from_self = self.self_residual(x, attend_to_self, rngs[0])

@@ -1,7 +1,8 @@
 """Attention of a decoder to its memory: a table of kinds, and one signature for all of them.
 
-Each kind takes all queries at once (training) or one after another (decoding). What passes from
-query to query is the carry; what does not depend on queries is computed once, as a `Memory`.
+Each kind takes all queries at once (training) or one after another (decoding). The carry is the
+state that passes from query to query. A `Memory` holds the projections of the memory's tokens,
+which are computed once for all queries.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ KINDS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
 def multi_head(
     config: ModelConfig, score: str, normalizer: str, rngs: nnx.Rngs, **options: Any
 ) -> MultiHeadAttention:
-    """Multi-head attention of a block; the block hands it the keys of dropout."""
+    """Multi-head attention of a block, which gives it the PRNG keys for dropout."""
     return MultiHeadAttention(
         score,
         config.dim,
@@ -93,7 +94,7 @@ class CrossAttention(nnx.Module):
             "radius": config.radius,
             "alignment": config.alignment,
             "dropout_rate": config.rate_of_weights,
-            "keep_rngs": False,  # the block hands it the keys
+            "keep_rngs": False,  # the block gives it the PRNG keys
         }
         kind, names = KINDS[config.attention]
         own = {name: options[name] for name in names}

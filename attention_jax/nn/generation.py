@@ -52,8 +52,8 @@ class Decoded(NamedTuple):
 class Generator(nnx.Module):
     """A module with the methods `start_decoding` and `decode_step`, see `Model`.
 
-    The state is a NamedTuple whose first field is what no token changes; every array has the batch
-    axis in front.
+    The state is a NamedTuple whose first field stays the same in decoding. Every array has the
+    batch axis in front.
     """
 
     start_decoding: Callable[..., Any]
@@ -139,9 +139,8 @@ class Generator(nnx.Module):
         first = jnp.asarray(sos, tokens.dtype).reshape(-1, 1)  # [1 or B, 1]
         inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))
         inputs = jnp.where(jnp.arange(tokens.shape[1])[None, :] == 0, first, inputs)
-        return self(source, source_lengths, inputs, position_ids=position_ids, return_weights=True)[
-            1
-        ]
+        options: Any = {"position_ids": position_ids, "return_weights": True}
+        return self(source, source_lengths, inputs, **options)[1]
 
     def _found(
         self,
@@ -154,7 +153,7 @@ class Generator(nnx.Module):
         rng: Array | None = None,
         **ends: Unpack[Ends],
     ) -> Any:
-        """The result of a search, with so many prefixes of each row."""
+        """The result of the search `find`, which keeps `copies` prefixes of each row."""
         definition, variables = nnx.split(self)
 
         def search(variables: Any, source: Array, lengths: Array, ids: Any, *rng: Array) -> Any:
@@ -162,7 +161,7 @@ class Generator(nnx.Module):
             options: Any = {"max_length": ends["max_length"], "position_ids": ids}
             state = model.start_decoding(source, lengths, **options)
             fixed, *moving = state
-            # All prefixes of a row read the same source: it does not move with them.
+            # All prefixes of a row read the same source, so the search need not reorder it.
             fixed = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=0), fixed)
 
             def step(moving: Any, tokens: Array) -> tuple[Array, Any]:

@@ -22,17 +22,17 @@ Array = jax.Array
 
 
 class Fixed(NamedTuple):
-    """What no token changes while a model decodes; every array has the batch axis in front."""
+    """The constant part of the state of decoding; every array has the batch axis in front."""
 
-    sources: tuple[Source | None, ...]  # of the blocks, projected
+    sources: tuple[Source | None, ...]  # for each block, projected
     position_ids: Array  # int [B, P]
     padding: Array  # int [B], tokens of padding between source and target, which have no position
     limit: Array  # int [B], how many tokens may be read
-    visible: Array | None  # bool [B, limit], the tokens of one sequence that are no padding
+    visible: Array | None  # bool [B, limit], False for padding; None with an encoder
 
 
 class DecodingState(NamedTuple):
-    """What the next token depends on; every array has the batch axis in front."""
+    """The state between two steps of decoding; every array has the batch axis in front."""
 
     fixed: Fixed
     blocks: tuple[BlockState, ...]
@@ -53,7 +53,8 @@ class Model(Generator):
         rngs: the stream of the initial parameters.
 
     Raises:
-        ValueError: a score fails for these sizes; or the vocabularies must be one and differ.
+        ValueError: a score fails for these sizes; or one table embeds source and target, and their
+            vocabularies have different sizes.
 
     >>> model = Model(ModelConfig(score="additive"), 11, rngs=nnx.Rngs(0))
     >>> model(jnp.ones((2, 5), int), jnp.array([3, 5]), jnp.ones((2, 7), int)).shape
@@ -118,7 +119,8 @@ class Model(Generator):
             rng: one PRNG key for training: dropout, random position ids and the noise of
                 "monotonic" attention; None for evaluation.
             return_weights: also return the weights, averaged over heads, with which the target
-                attends to the source; they take memory T S.
+                attends to the source; they take memory T S. In a "decoder" a token attends to
+                earlier tokens of the target too, whose weights are left out: rows sum to at most 1.
 
         Returns:
             logits [B, T, V]; or (logits, weights [L, B, T, S] of each decoder layer).
@@ -332,11 +334,12 @@ class Model(Generator):
         target_length: int,
         rng: Array | None,
     ) -> tuple[Source | None, Array | None, PositionIds]:
-        """What the decoder sees of the source.
+        """The source as the decoder sees it.
 
         Returns:
-            what its blocks attend to, with an encoder; in one sequence of source and target, bool
-            [B, S + T], the tokens that are no padding; the position ids of the decoder's tokens.
+            With an encoder, what the cross attention attends to, otherwise None; in a "decoder"
+            with a source, bool [B, S + T], False for padding, otherwise None; and the position ids
+            of the decoder's tokens.
         """
         length = source.shape[-1]
         if self.has_encoder:
