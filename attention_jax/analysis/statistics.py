@@ -88,7 +88,7 @@ def normalized_entropy(weights: Array, mask: Mask | Array | None = None) -> Arra
 
     Source: Pielou 1966 (evenness, H / H_max), applied to attention.
     """
-    weights, allowed, _ = _checked(weights, mask)
+    weights, allowed = _checked(weights, mask)
     num_keys = jnp.sum(allowed, axis=-1)
     has_choice = num_keys > 1
     largest_entropy = jnp.log(jnp.where(has_choice, num_keys, 2).astype(weights.dtype))
@@ -181,7 +181,7 @@ def logit_variance(
     Source: Vaswani et al. 2017, section 3.2.1, footnote 4: Dk for a dot product of unit-variance
     features, 1 for a scaled dot product.
     """
-    logits, allowed, _ = _checked(logits, mask, name="logits")
+    logits, allowed = _checked(logits, mask, name="logits")
     allowed = allowed & (logits != -jnp.inf)
     axes = (-1,) if per_row else (-2, -1)
     pairs = jnp.maximum(jnp.sum(allowed, axis=axes, keepdims=True), 1).astype(logits.dtype)
@@ -218,9 +218,8 @@ def alignment_error(weights: Array, alignment: Array, *, rows: Array | None = No
 
     Source: Koehn and Knowles 2017, section 3.5: 1 - their probability mass score.
     """
-    alignment = integer_array("alignment", alignment)
-    weights, _, distances = _checked(weights, rows=rows, alignment=alignment)
-    aligned = distances == 0
+    weights, _ = _checked(weights, rows=rows)
+    aligned = _distances(weights, alignment) == 0
     aligned_weights = jnp.sum(jnp.where(aligned, weights, 0), axis=-1)
     return mean_over_rows(1 - aligned_weights, has_keys(weights) & jnp.any(aligned, axis=-1))
 
@@ -249,8 +248,8 @@ def expected_distance(weights: Array, alignment: Array, *, rows: Array | None = 
     Source: Vig and Belinkov 2019 (mean attention distance), with the distance from a_i instead of
     i.
     """
-    alignment = integer_array("alignment", alignment)
-    weights, _, distances = _checked(weights, rows=rows, alignment=alignment)
+    weights, _ = _checked(weights, rows=rows)
+    distances = _distances(weights, alignment)
     expected = jnp.sum(weights * distances.astype(weights.dtype), axis=-1)
     return mean_over_rows(expected, has_keys(weights) & jnp.any(distances == 0, axis=-1))
 
@@ -322,7 +321,7 @@ def attention_summary(
     >>> summary.effective_keys.round(4), summary.alignment_error
     (Array(1.5, dtype=float32), Array(0.75, dtype=float32))
     """
-    weights, allowed, _ = _checked(weights, mask, rows)
+    weights, allowed = _checked(weights, mask, rows)
     weights = jnp.where(allowed, weights, 0)
     counted = has_keys(weights)
     return AttentionSummary(
@@ -354,36 +353,35 @@ def mean_over_rows(values: Array, counted: Array) -> Array:
 
 
 class _Checked(NamedTuple):
-    """Weights or logits, and what counts of them, each with the batch axes *B."""
+    """Weights or logits, and the allowed pairs among them, each with the batch axes *B."""
 
     pairs: Array  # [*B, T, S] in at least float32; 0 in the rows of queries that do not count
     allowed: Array  # bool [*B, T, S]
-    distances: Array  # |j - a_i|, int32 [*B, T, S]; of key 0 without an alignment
 
 
-def _checked(
-    pairs: Any,
-    mask: Any = None,
-    rows: Any = None,
-    alignment: Array | None = None,
-    name: str = "weights",
-) -> _Checked:
+def _checked(pairs: Any, mask: Any = None, rows: Any = None, name: str = "weights") -> _Checked:
     pairs = float_array(name, pairs)
     if pairs.ndim < 2:
         raise ValueError(f"{name} must be [*B, T, S]; got {list(pairs.shape)}")
     *batch, target_length, source_length = pairs.shape
     mask = as_mask(jnp.ones((1, 1), bool) if mask is None else mask)
     mask.check(tuple(batch), target_length, source_length)
-
-    def per_query(name: str, array: Array) -> Array:
-        check_axes(name, array, (target_length,), tuple(batch))
-        return jnp.broadcast_to(array, pairs.shape[:-1])[..., None]
-
     kept = pairs.astype(accumulator_dtype(pairs))
     if rows is not None:
-        kept = jnp.where(per_query("rows", bool_array("rows", rows, "counts")), kept, 0)
-    distances = jax.lax.broadcasted_iota(jnp.int32, pairs.shape, pairs.ndim - 1)
-    if alignment is not None:
-        distances = jnp.abs(distances - per_query("alignment", alignment.astype(jnp.int32)))
+        kept = jnp.where(_per_query("rows", bool_array("rows", rows, "counts"), pairs), kept, 0)
     allowed = jnp.broadcast_to(mask.materialize(target_length, source_length), pairs.shape)
-    return _Checked(kept, allowed, distances)
+    return _Checked(kept, allowed)
+
+
+def _distances(weights: Array, alignment: Any) -> Array:
+    """|j - a_i|, int32 [*B, T, S]."""
+    alignment = integer_array("alignment", alignment).astype(jnp.int32)
+    keys = jax.lax.broadcasted_iota(jnp.int32, weights.shape, weights.ndim - 1)
+    return jnp.abs(keys - _per_query("alignment", alignment, weights))
+
+
+def _per_query(name: str, array: Array, pairs: Array) -> Array:
+    """[T], or with batch axes in front, -> [*B, T, 1], for pairs [*B, T, S]."""
+    *batch, target_length, _ = pairs.shape
+    check_axes(name, array, (target_length,), tuple(batch))
+    return jnp.broadcast_to(array, pairs.shape[:-1])[..., None]
