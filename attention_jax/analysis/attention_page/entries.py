@@ -41,12 +41,12 @@ def attention_entries(
         for name, arrays in _arrays_of(attentions, inputs).items()
     }
     _add_rollout(heads)
-    count = sum(a.size for arrays in heads.values() for key, a in arrays.items() if key != "mask")
+    names = sorted(heads, key=computation_order)
+    labels = {name: _labels_of(name, heads[name], tokens) for name in names}
+    shown = {name: _labelled(heads[name], labels[name]) for name in names}
+    count = sum(a.size for arrays in shown.values() for key, a in arrays.items() if key != "mask")
     dtype = precision or ("float32" if count <= _MOST_WIDE_NUMBERS else "float16")
-    return [
-        _entry(name, _labels_of(name, heads[name], tokens), heads[name], dtype)
-        for name in sorted(heads, key=computation_order)
-    ]
+    return [_entry(name, labels[name], shown[name], dtype) for name in names]
 
 
 def _arrays_of(attentions: Any, inputs: Sequence[Any] | None) -> dict[str, Arrays]:
@@ -75,9 +75,12 @@ def _arrays_of(attentions: Any, inputs: Sequence[Any] | None) -> dict[str, Array
 
 def _arrays(name: str, arrays: Any) -> Arrays:
     """The quantities and the mask that are there, as NumPy arrays."""
-    known = {*_CAPTURED, "mask"}
-    if not isinstance(arrays, Mapping) or not set(arrays) <= known:
-        raise ValueError(f"attentions[{name!r}] must map some of {known} to arrays; got {arrays!r}")
+    if not isinstance(arrays, Mapping) or not set(arrays) <= {*_CAPTURED, "mask"}:
+        got = list(arrays) if isinstance(arrays, Mapping) else type(arrays).__name__
+        raise ValueError(
+            f"attentions[{name!r}] must map some of {', '.join(_CAPTURED)} and mask to arrays;"
+            f" got {got}"
+        )
     present = {key: np.asarray(array) for key, array in arrays.items() if array is not None}
     if not set(present) & set(_CAPTURED):
         raise ValueError(
@@ -165,11 +168,14 @@ def _labels_of(name: str, arrays: Arrays, tokens: Tokens) -> tuple[list[str], li
     return sides[0], sides[1]
 
 
-def _entry(name: str, labels: tuple[list[str], list[str]], arrays: Arrays, dtype: str) -> JSON:
-    """The rows and columns with a label."""
+def _labelled(arrays: Arrays, labels: tuple[list[str], list[str]]) -> Arrays:
+    """The rows and columns that have a label."""
     kept = (slice(None), *(slice(len(side)) for side in labels))
-    cut = {key: array[kept[: array.ndim]] for key, array in arrays.items()}
-    mask = cut.get("mask")
+    return {key: array[kept[: array.ndim]] for key, array in arrays.items()}
+
+
+def _entry(name: str, labels: tuple[list[str], list[str]], arrays: Arrays, dtype: str) -> JSON:
+    mask = arrays.get("mask")
     if mask is not None and np.all(mask == mask[:1]):
         mask = mask[:1]
     return {
@@ -178,8 +184,8 @@ def _entry(name: str, labels: tuple[list[str], list[str]], arrays: Arrays, dtype
         "key_tokens": labels[1],
         "mask": None if mask is None or mask.all() else page_data.encoded_mask(mask),
         "arrays": {
-            key: page_data.encoded_numbers(cut[key], dtype)
+            key: page_data.encoded_numbers(arrays[key], dtype)
             for key in page_data.QUANTITIES
-            if key in cut
+            if key in arrays
         },
     }

@@ -44,7 +44,7 @@ class AttentionView:
         """The views as panels with linked pointers: two scores, two seeds, two steps.
 
         Args:
-            views: by label. What was the label of a panel inside of a view is lost.
+            views: by label, which replaces the labels of the panels in each view.
         """
         return cls._joined(views, "panel")
 
@@ -72,13 +72,14 @@ class AttentionView:
             raise ValueError("views must be at least one; got none")
         captures = [
             {**capture, field: str(name)}
-            for name, one in views.items()
-            for capture in one.data["captures"]
+            for name, shown in views.items()
+            for capture in shown.data["captures"]
         ]
         places = {tuple(each[name] for name in ("panel", "step", "example")) for each in captures}
         if len(places) < len(captures):
             raise ValueError(
-                f"views must differ in more than their {field}, which is replaced here"
+                f"captures in views must differ in more than their {field}, which a new name"
+                " replaces"
             )
         first = next(iter(views.values()))
         return cls({**first.data, "captures": captures})
@@ -105,7 +106,7 @@ class AttentionView:
         return f"AttentionView({self.data['title']!r}, {len(self.data['captures'])} captures)"
 
     def _repr_html_(self) -> str:
-        return page.frame(self.data, _HEIGHT)
+        return self.to_frame()
 
     def to_frame(self, height: int = _HEIGHT) -> str:
         """The page as an element of another HTML page, which it cannot read or change.
@@ -135,10 +136,10 @@ def view(
     title: str = "Attention",
     precision: str | None = None,
 ) -> AttentionView:
-    """Captured attention as a page: it shows itself in a notebook, and `save` writes one HTML file.
+    """Captured attention as a page, which a notebook displays and `save` writes as one HTML file.
 
-    Rollout is computed here: of the self attentions whose names differ by their number alone, each
-    the only attention of its block, and of cross attention to such an encoder.
+    Rollout is computed for self attentions whose names differ in their number alone, if each is
+    the only attention of its block, and for cross attention to such an encoder.
 
     Args:
         attentions: what `capture` or `capture_gradients` returned with matrices; or a function or
@@ -151,8 +152,8 @@ def view(
             a label, such as padding, are left out.
         inputs: arguments for `capture`, if `attentions` is a function or module.
         example: the index into the first batch axis, or one index for each of the first axes, ()
-            for arrays without batch axes. A slice keeps an axis. All axes that are left in front of
-            T and S count as heads.
+            for arrays without batch axes. A slice keeps an axis. The remaining axes in front of T
+            and S count as heads.
         title: of the page.
         precision: "float32", or "float16" for numbers of three digits; None for "float32" up to
             160,000 numbers.
