@@ -265,6 +265,16 @@ def test_results_where_learned_positions_end_are_unknown():
     assert np.isnan(unknown)
 
 
+def test_learned_positions_of_drawn_ids_end_before_their_table():
+    """Evaluation starts at id 16 / 8 = 2, so that 14 tokens fit: 13 letters and EOS."""
+    model = ModelConfig(positions="learned", position_draw="subset", position_limit=16, dim=8)
+    task = Reversal(model=model, train=TrainConfig(seeds=1))
+    params = jax.tree.map(lambda leaf: leaf[None], task.init(jax.random.key(0)))
+    (fits,), (beyond,) = (each.by_seed for each in task.evaluate(params, [13, 14]).values())
+    assert not np.isnan(fits)
+    assert np.isnan(beyond)
+
+
 # --- settings, and a user's pair ---
 
 
