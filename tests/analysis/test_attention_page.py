@@ -168,6 +168,14 @@ def test_twelve_heads_of_64_tokens_fit_in_a_megabyte():
     assert len(shown.to_html().encode()) <= 1_000_000
 
 
+def test_numbers_without_a_label_do_not_count_for_the_precision():
+    for labels, dtype in ((10, "float32"), (500, "float16")):
+        shown = view(
+            {"a": {"weights": np.full((500, 500), 0.002)}}, tokens("t", labels), example=()
+        )
+        assert attentions_of(shown)["a"]["arrays"]["weights"]["dtype"] == dtype
+
+
 # --- several views on one page ---
 
 
