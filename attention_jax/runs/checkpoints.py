@@ -143,8 +143,9 @@ class Checkpoints:
             return None
         step = self.best_step() if name == "best" else name
         if step not in self.steps():
+            names = "newest" if self.best_step() is None else "newest, best"
             kept = ", ".join(map(str, self.steps()))
-            raise ValueError(f"step must be newest, best or one of {kept}; got {name}")
+            raise ValueError(f"step must be {names} or one of {kept}; got {name}")
         return step
 
     def restore(self, like: State, *, step: int | None = None) -> Restored | None:

@@ -214,10 +214,10 @@ def _check_program(task: Task, stored: JSON, now: JSON) -> None:
 
 
 def resumable_settings(task: Task, settings: JSON, stored: JSON, folder: RunFolder) -> JSON:
-    """The settings with which the run in a folder may be resumed, as near to `settings` as may be.
+    """The stored settings of a run, which equal `settings` if the run may be resumed with them.
 
-    These are the stored settings, with the defaults of settings that are newer than the run, and
-    the `steps` of now if the learning rate does not depend on them.
+    Settings that are newer than the run get their defaults, and `steps` is that of now if the
+    program does not depend on it.
 
     Args:
         task: the task with the settings of now.
