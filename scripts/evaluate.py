@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import numpy as np
 import rich.console
 import rich.markup
 import rich.table
 from command_line import run_command
 
 from attention_jax.runs.checkpoints import StepName
+from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.run_folder import check_output, write_json
-from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import load_run
-from attention_jax.training.run_results import check_lengths
+from attention_jax.training.run_results import check_lengths, summary_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +60,11 @@ def main(arguments: Arguments) -> None:
     table.add_column("result", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     for name, result in results.items():
-        mean, deviation = mean_and_deviation(result.by_seed)
-        worst = np.min(result.by_seed) if result.larger_is_better else np.max(result.by_seed)
+        mean, deviation, worst = summary_of(result)
         table.add_row(name, f"{mean:.4g} ± {deviation:.2g} ({worst:.4g})")
     rich.console.Console().print(table)
     if arguments.out is not None:
-        by_seed = {name: list(result.by_seed) for name, result in results.items()}
+        by_seed = {name: [*map(finite_or_null, result.by_seed)] for name, result in results.items()}
         steps = list(run.averaged)
         write_json(arguments.out, {"workdir": str(workdir), "steps": steps, "results": by_seed})
 

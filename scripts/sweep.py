@@ -18,7 +18,7 @@ from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.progress import warn
 from attention_jax.runs.run_folder import check_folder, make_folder
 from attention_jax.scores import DEFAULT_SCORE
-from attention_jax.tasks import task_in, task_of
+from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.run_results import FinishedRun, check_lengths, finished_run
 from attention_jax.training.settings import name_of
@@ -197,7 +197,6 @@ def make_table(
     tasks: dict[str, Path] = {}
     for folder in folders:
         try:
-            task = task_in(folder)
             run = finished_run(folder)
         except ValueError as error:
             if not is_users_mistake(error):
@@ -205,9 +204,8 @@ def make_table(
             reason = str(error).removeprefix("workdir must be the folder of a training run; ")
             warn(f"left out of {name}: {reason.removeprefix('workdir ')}")
             continue
-        check_lengths(task, lengths)
         runs.append(finished_run(folder, lengths) if lengths else run)
-        tasks.setdefault(name_of(type(task)), folder)
+        tasks.setdefault(name_of(type(run.task)), folder)
     if len(tasks) > 1:
         named = " and ".join(f"{name} ({folder})" for name, folder in tasks.items())
         raise ValueError(f"table must be of runs of one task; got {named}")

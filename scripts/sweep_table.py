@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import rich.console
 import rich.table
 from sweep_combinations import options_of
 
 from attention_jax.reports import plotting
 from attention_jax.reports.setting_figure import Panel, results_by_setting
+from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.run_folder import make_folder, write_json, write_text, writing
-from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run_results import FinishedRun
+from attention_jax.training.run_results import FinishedRun, Summary, summary_of
 from attention_jax.training.task import Result
 
 
@@ -27,14 +26,6 @@ class Row(NamedTuple):
 
     run: FinishedRun
     settings: dict[str, Any]  # the score first
-
-
-class Summary(NamedTuple):
-    """A result over seeds."""
-
-    mean: float
-    deviation: float  # sample standard deviation; 0 for a single seed
-    worst: float  # NaN if a seed diverged
 
 
 def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:
@@ -55,14 +46,6 @@ def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:
     if len({tuple(row.settings.values()) for row in rows}) < len(rows):
         rows = [row._replace(settings={**row.settings, "run": _name(row.run)}) for row in rows]
     return rows
-
-
-def summary_of(result: Result) -> Summary:
-    """Mean, deviation and the worst seed."""
-    values = np.asarray(result.by_seed, np.float64)
-    mean, deviation = mean_and_deviation(values)
-    worst = values.min() if result.larger_is_better else values.max()  # NaN is both
-    return Summary(float(mean), float(deviation), float(worst))
 
 
 def write_table(rows: Sequence[Row], folder: Path) -> None:
@@ -120,7 +103,7 @@ def _csv(rows: Sequence[Row]) -> str:
             missing = Summary(math.nan, math.nan, math.nan)
             cells += summary_of(run.results[name]) if name in run.results else missing
         cells += [run.task.train.seeds, run.step, run.seconds]
-        writer.writerow([_json_number(cell) for cell in cells])
+        writer.writerow([*map(finite_or_null, cells)])
     return file.getvalue()
 
 
@@ -135,19 +118,14 @@ def _records(rows: Sequence[Row]) -> dict[str, Any]:
                 {
                     **known,
                     "metric": name,
-                    "by_seed": [_json_number(value) for value in result.by_seed],
-                    **{part: _json_number(value) for part, value in summary.items()},
+                    "by_seed": [*map(finite_or_null, result.by_seed)],
+                    **{part: finite_or_null(value) for part, value in summary.items()},
                     "step": run.step,
-                    "seconds": _json_number(run.seconds),
+                    "seconds": finite_or_null(run.seconds),
                 }
             )
     environments = {_name(run): run.environment for run, _ in rows}
     return {"results": records, "environments": environments}
-
-
-def _json_number(value: Any) -> Any:
-    """None for a number that is not finite, which JSON cannot hold."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _figure(rows: Sequence[Row]) -> Any:

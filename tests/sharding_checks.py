@@ -23,7 +23,7 @@ from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import initial_state
-from attention_jax.training.run import train_run
+from attention_jax.training.run import load_run, train_run
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, TrainConfig
 
@@ -129,6 +129,20 @@ class Fed(Drawn):
         return Feed(batch)
 
 
+class Filled(Drawn):
+    """Batches made on the host, whose size depends on the mesh."""
+
+    def feed(self, folder, *, multiple_of=1):
+        return Feed(lambda seed, step: np.ones((multiple_of, 16), np.float32))
+
+
+def filled_up_batches_do_not_change_the_program():
+    folder = RunFolder(tempfile.mkdtemp()).path
+    task = toy(Filled, seeds=4, steps=2, log_every=2, checkpoint_every=2, batch_size=None)
+    train_toy(task, folder, mesh=MESHES["all"])
+    assert load_run(folder).step == 2
+
+
 def toy_trains_as_one_device_does(cls, batch_size):
     task = toy(
         cls, seeds=4, steps=6, log_every=2, checkpoint_every=4, batch_size=batch_size
@@ -172,6 +186,7 @@ CHECKS = {
     for check in (
         draws_each_part_where_it_is_used,
         drawn_trains_as_one_device_does, fed_trains_as_one_device_does,
+        filled_up_batches_do_not_change_the_program,
     )
 }  # fmt: skip
 SLOW = {

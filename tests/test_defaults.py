@@ -159,6 +159,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "translated_ids": dict(search=Search(), multiple=1),
     # runs and figures
     "Checkpoints": dict(keep=2, keep_best=0, read_only=False),
+    "Checkpoints.save": dict(temporary=False),
     "Progress": dict(shown=True),
     "RunFolder.begun": dict(completed=dict, files=MappingProxyType({})),
     "RunFolder.check": dict(completed=dict),

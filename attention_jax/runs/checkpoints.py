@@ -50,6 +50,7 @@ class _Kept(NamedTuple):
 
     step: int
     metrics: float | None
+    temporary: bool = False
 
 
 class Checkpoints:
@@ -81,7 +82,9 @@ class Checkpoints:
                 shutil.rmtree(path)
         self._list(saved_steps(self._folder))
 
-    def save(self, step: int, state: State, *, metric: float | None = None) -> None:
+    def save(
+        self, step: int, state: State, *, metric: float | None = None, temporary: bool = False
+    ) -> None:
         """Returns once the state is on disk, and the steps that are no longer kept are deleted.
 
         A deletion that fails is a warning.
@@ -90,12 +93,15 @@ class Checkpoints:
             step: the name of the state.
             state: a pytree of arrays.
             metric: ranks the state; smaller is better.
+            temporary: delete the state once a later one is saved, whatever is kept.
 
         Raises:
             ValueError: the state could not be written. Earlier checkpoints are unchanged.
         """
         metric = metric if metric is not None and math.isfinite(metric) else None
-        manifest: JSON = {"step": step, "metric": metric, "leaves": _kinds(state)}
+        kept = _Kept(step, metric, temporary)
+        manifest: JSON = {"step": step, "metric": metric, "temporary": temporary}
+        manifest["leaves"] = _kinds(state)
         partial = self._folder / f"{step}{_PARTIAL}"
         try:
             args = ocp.args.StandardSave(_without_empty(state))
@@ -112,7 +118,7 @@ class Checkpoints:
                 f"checkpoint of step {step} could not be saved in {self._folder}:"
                 f" {one_line(error)}; the checkpoints before it are unchanged"
             ) from error
-        self._delete_old([*self._kept, _Kept(step, metric)])
+        self._delete_old(kept)
 
     def steps(self) -> list[int]:
         """The steps that are kept, damaged ones included; the newest last."""
@@ -137,8 +143,9 @@ class Checkpoints:
             return None
         step = self.best_step() if name == "best" else name
         if step not in self.steps():
+            names = "newest" if self.best_step() is None else "newest, best"
             kept = ", ".join(map(str, self.steps()))
-            raise ValueError(f"step must be newest, best or one of {kept}; got {name}")
+            raise ValueError(f"step must be {names} or one of {kept}; got {name}")
         return step
 
     def restore(self, like: State, *, step: int | None = None) -> Restored | None:
@@ -199,9 +206,11 @@ class Checkpoints:
         self._orbax.close()
 
     def _list(self, steps: list[int]) -> None:
-        self._kept = [
-            _Kept(step, self._read(step, check_files=False)[0].get("metric")) for step in steps
-        ]
+        self._kept = []
+        for step in steps:
+            manifest, _ = self._read(step, check_files=False)
+            temporary = manifest.get("temporary", False)
+            self._kept.append(_Kept(step, manifest.get("metric"), temporary))
 
     def _listed_again(self, step: int) -> bool:
         """Lists the steps again if `step` is gone and others are there; returns whether it did."""
@@ -211,10 +220,12 @@ class Checkpoints:
             self._list(steps)
         return gone
 
-    def _delete_old(self, steps: list[_Kept]) -> None:
+    def _delete_old(self, newest: _Kept) -> None:
+        before = self.steps()
+        steps = [*(kept for kept in self._kept if not kept.temporary), newest]
         keep = self._policy.should_preserve(steps, context=policies.PreservationContext())
         self._kept = list(itertools.compress(steps, keep))
-        for step in {old.step for old in steps} - {*self.steps()}:
+        for step in {*before} - {*self.steps()}:
             if processes.is_first():
                 partial = self._folder / f"{step}{_PARTIAL}"
                 try:

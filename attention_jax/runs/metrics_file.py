@@ -44,10 +44,7 @@ class MetricsFile:
         Raises:
             ValueError: the file cannot be written.
         """
-        numbers = {
-            name: [value if math.isfinite(value) else None for value in values]
-            for name, values in metrics.items()
-        }
+        numbers = {name: [*map(finite_or_null, values)] for name, values in metrics.items()}
         with writing("file", self._path):
             self._file.write(json.dumps({"step": step, **numbers}) + "\n")
             self._file.flush()
@@ -77,6 +74,15 @@ def require_tensorboard() -> None:
         raise ValueError(
             "tensorboard needs the package tensorboardX: .venv/bin/pip install -e '.[tensorboard]'"
         )
+
+
+def finite_or_null(value: Any) -> Any:
+    """None for a number that is not finite, which JSON cannot hold; another value as it is.
+
+    >>> [finite_or_null(value) for value in (0.5, math.nan, "dot")]
+    [0.5, None, 'dot']
+    """
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_lines(path: Path) -> list[JSON]:

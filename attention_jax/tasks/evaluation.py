@@ -58,10 +58,9 @@ def accuracies(
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths must be one or more, each at least 1; got {list(lengths)}")
     drawn = jax.jit(task.batch, static_argnames=("size", "length"))
-    results = {}
+    config, results = task.network.known(), {}
     for length in lengths:
         batch = drawn(jax.random.fold_in(jax.random.key(seed), length), size=strings, length=length)
-        config = task.network.known()
         results[length] = _accuracies(config, task.vocabulary.size, beams, params, batch)
     return results
 

@@ -154,12 +154,12 @@ def analyze_run(
 def _by_step(workdir: Path, task: Task, states: dict[int, TrainState]) -> JSON:
     """{"steps", statistic: [steps][seeds]}, logged while training or computed at checkpoints."""
     look = jax.jit(functools.partial(gradient_statistics, task))
-    feed = task.feed(workdir)
     lines = {line.pop("step"): line for line in read_lines(RunFolder(workdir).gradients)}
-    for step, state in states.items():
-        if step not in lines:
-            found = look(state, batches_of_step(task, feed, step))
-            lines[step] = {name: np.asarray(numbers).tolist() for name, numbers in found.items()}
+    missing_steps = [step for step in states if step not in lines]
+    feed = task.feed(workdir) if missing_steps else None
+    for step in missing_steps:
+        found = look(states[step], batches_of_step(task, feed, step))
+        lines[step] = {name: np.asarray(numbers).tolist() for name, numbers in found.items()}
     steps = sorted(lines)
     missing = [None] * task.train.seeds
     names = sorted({name for line in lines.values() for name in line})

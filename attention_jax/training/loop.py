@@ -235,17 +235,17 @@ def train(
             write_line(gradients_file, step, _by_seed(metrics))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
-        metric = loss
-        if validation is not None:
-            # Never validate where a signal stopped the run: an undisturbed run does not either.
-            planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
-            params = jax.tree.map(layout.to_host, state.params) if planned else None
-            metric = validation.validate(step, params, progress.note) if planned else None
+        # Where a signal stops a run, an undisturbed run neither validates nor keeps a checkpoint.
+        planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
+        metric = loss if planned else None
+        if validation is not None and planned:
+            params = jax.tree.map(layout.to_host, state.params)
+            metric = validation.validate(step, params, progress.note)
         with processes.together():
             for file in (metrics_file, None if validation is None else validation.file):
                 if file is not None:
                     file.sync()  # the lines up to a checkpoint are on disk before it is
-        checkpoints.save(step, state, metric=metric)
+        checkpoints.save(step, state, metric=metric, temporary=not planned)
 
     state = jax.device_put(state, layout.by_seed)
     step = int(layout.to_host(state.step)[0])

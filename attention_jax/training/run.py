@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from attention_jax.core.checks import check_integer
+from attention_jax.core.programs import is_of_this_package
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName
 from attention_jax.runs.interruption import Interruption
@@ -157,7 +158,7 @@ def check_run(
     log_gradients: int | None = None,
     mesh: MeshShape | None = None,
 ) -> None:
-    """Raises the errors with which `train_run` would not begin; changes and compiles nothing.
+    """Raises the errors with which `train_run` would not begin; changes nothing.
 
     The first step is traced too, which raises the errors of a model, a score or a loss.
     """
@@ -246,8 +247,15 @@ def _checked_start(
         )
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
     task.model.check_scores_run()  # before the data is read, which may take seconds
-    feed = task.feed(RunFolder(workdir).path, multiple_of=mesh.data)
-    return feed, settings_of(task, feed)
+    folder = RunFolder(workdir).path
+    feed = task.feed(folder, multiple_of=mesh.data)
+    of_one_device = feed
+    if mesh.data > 1 and not is_of_this_package(type(task)):
+        of_one_device = task.feed(folder)  # whose program is that of any mesh
+    settings = settings_of(task, of_one_device)
+    if "program" in settings:
+        task.check_numbers()
+    return feed, settings
 
 
 def _first_state(task: Task, layout: Layout, checkpoints: Checkpoints) -> tuple[TrainState, int]:

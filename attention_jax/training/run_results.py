@@ -7,12 +7,14 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.metrics_file import finite_or_null, read_lines
 from attention_jax.runs.progress import warn
 from attention_jax.runs.run_folder import JSON, RunFolder, write_json
+from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import load_run
 from attention_jax.training.settings import task_in
 from attention_jax.training.task import Result, Task
@@ -94,6 +96,22 @@ def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
     )
 
 
+class Summary(NamedTuple):
+    """A result over seeds."""
+
+    mean: float
+    deviation: float  # sample standard deviation; 0 for a single seed
+    worst: float  # NaN if a seed diverged
+
+
+def summary_of(result: Result) -> Summary:
+    """Mean, deviation and the worst seed."""
+    values = np.asarray(result.by_seed, np.float64)
+    mean, deviation = mean_and_deviation(values)
+    worst = values.min() if result.larger_is_better else values.max()  # NaN is both
+    return Summary(float(mean), float(deviation), float(worst))
+
+
 def check_lengths(task: Task | type[Task], lengths: Sequence[int]) -> None:
     """Raises ValueError unless the task has results at these lengths."""
     given = " ".join(map(str, lengths))
@@ -114,12 +132,8 @@ def training_loss(folder: RunFolder, step: int) -> Result:
 
 
 def _to_json(results: dict[str, Result]) -> JSON:
-    """JSON has no NaN, and no infinity: None stands for them."""
     return {
-        name: {
-            **result._asdict(),
-            "by_seed": [x if math.isfinite(x) else None for x in result.by_seed],
-        }
+        name: {**result._asdict(), "by_seed": [*map(finite_or_null, result.by_seed)]}
         for name, result in results.items()
     }
 

@@ -13,6 +13,7 @@ import json
 import sys
 import typing
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def settings_of(task: Task, feed: Feed | None = None) -> JSON:
         **_fields(task),
         **parts,
         **digests,
-        **_program(task, feed),
+        **_program(task, lambda: feed),
     }
 
 
@@ -85,13 +86,16 @@ def task_in(workdir: Path | str) -> Task:
     """
     content = RunFolder(workdir).read_config()
     try:
-        return _task_of(content, Path(workdir))
+        task = _task_of(content)
+        now = _program(task, functools.partial(task.feed, Path(workdir)))
+        _check_program(task, content, now)
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
+    return task
 
 
-def _task_of(content: JSON, folder: Path) -> Task:
-    """The task with the settings of a config.json; see `task_in`."""
+def _task_of(content: JSON) -> Task:
+    """The task with the settings of a config.json; its program is not compared."""
     name = content.get("task", "reversal")
     if ":" not in str(name):
         raise ValueError(
@@ -105,7 +109,6 @@ def _task_of(content: JSON, folder: Path) -> Task:
         task.model.check_parts_are(content)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"config.json is damaged: {one_line(error)}") from error
-    _check_program(task, content, folder)
     return task
 
 
@@ -136,8 +139,12 @@ def _value(hint: Any, value: Any, owner: str) -> Any:
 # --- the program of a user's task ---
 
 
-def _program(task: Task, feed: Feed | None) -> JSON:
+def _program(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     """{"program": digest, "jax": version} of a user's task; {} for a task of this library.
+
+    Args:
+        task: the task.
+        feed_of: returns its feed, or None; not called for a task of this library.
 
     Raises:
         ValueError: in one line: a method fails, returns what it must not, or computes something
@@ -146,6 +153,7 @@ def _program(task: Task, feed: Feed | None) -> JSON:
     if is_of_this_package(type(task)):
         return {}
     part = Part("task", name_of(type(task)), "make it a field of the task")
+    feed = feed_of()
     batch = None if feed is None else jax.eval_shape(lambda: feed.batch(task.train.first_seed, 0))
 
     def first_loss(rng: Any, fed: Any) -> Any:
@@ -174,25 +182,27 @@ def _program(task: Task, feed: Feed | None) -> JSON:
     rng = jax.eval_shape(lambda: jax.random.key(0))
     digests = {part.trace(first_loss, rng, batch) for _ in range(2)}
     part.require(len(digests) == 1, "must draw with rng and jax.random; two traces of it differ")
-    task.check_numbers()
     return {"program": digests.pop(), "jax": jax.__version__}
 
 
-def _check_program(task: Task, stored: JSON, folder: Path) -> None:
-    """Raises ValueError if a user's task is another program than the run was trained with."""
-    if "program" not in stored and is_of_this_package(type(task)):
+def _check_program(task: Task, stored: JSON, now: JSON) -> None:
+    """Raises ValueError if a user's task is another program than the run was trained with.
+
+    Args:
+        task: the task.
+        stored: the content of config.json.
+        now: from `_program`.
+    """
+    if stored.get("program") == now.get("program"):
         return
-    now = _program(task, task.feed(folder))
-    then = {name: str(stored.get(name)) for name in ("program", "jax")}
-    if then["program"] == now.get("program"):
-        return
+    then = str(stored.get("program"))[:12]
     text = (
-        f"task {name_of(type(task))} was program {then['program'][:12]} when this run was trained,"
-        f" and is {str(now.get('program'))[:12]} now"
+        f"task {name_of(type(task))} was program {then} when this run was trained, and is"
+        f" {str(now.get('program'))[:12]} now"
     )
-    if then["jax"] != now.get("jax"):
-        reason = f"this may be because jax was {then['jax']} then, and is {now.get('jax')} now"
-        warnings.warn(f"{text}; {reason}", stacklevel=2)
+    if stored.get("jax") != now.get("jax"):
+        versions = f"jax was {stored.get('jax')} then, and is {now.get('jax')} now"
+        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
         return
     source = getattr(sys.modules.get(type(task).__module__), "__file__", None)
     raise ValueError(
@@ -204,10 +214,10 @@ def _check_program(task: Task, stored: JSON, folder: Path) -> None:
 
 
 def resumable_settings(task: Task, settings: JSON, stored: JSON, folder: RunFolder) -> JSON:
-    """The settings with which the run in a folder may be resumed, as near to `settings` as may be.
+    """The stored settings of a run, which equal `settings` if the run may be resumed with them.
 
-    These are the stored settings, with the defaults of settings that are newer than the run, and
-    the `steps` of now if the learning rate does not depend on them.
+    Settings that are newer than the run get their defaults, and `steps` is that of now if the
+    program does not depend on it.
 
     Args:
         task: the task with the settings of now.
@@ -221,7 +231,14 @@ def resumable_settings(task: Task, settings: JSON, stored: JSON, folder: RunFold
     """
     if stored.get("task") != settings["task"]:
         raise ValueError(f"it is a run of task {stored.get('task')}; got {settings['task']}")
-    earlier = _task_of(stored, folder.path)
+
+    def program(of: Task) -> JSON:
+        if of == task:  # traced for `settings`
+            return {name: settings[name] for name in ("program", "jax") if name in settings}
+        return _program(of, functools.partial(of.feed, folder.path))
+
+    earlier: Any = _task_of(stored)
+    _check_program(earlier, stored, program(earlier))
     complete = {**stored, **_fields(earlier)}
     # The parts and the program are unchanged. With other settings they differ, which needs no
     # second message.
@@ -234,7 +251,9 @@ def resumable_settings(task: Task, settings: JSON, stored: JSON, folder: RunFold
     if not changed:
         return complete
     reached, steps = folder.newest_step, new["steps"]
-    depends = earlier.train.rate_depends_on_steps or _depends_on_steps(earlier, steps, folder.path)
+    extended = dataclasses.replace(earlier, train=dataclasses.replace(earlier.train, **changed))
+    # An optimiser of a user's task may depend on steps too.
+    depends = earlier.train.rate_depends_on_steps or program(earlier) != program(extended)
     if not depends and task.train.steps >= reached:
         return with_changes
     if json.dumps(with_changes, sort_keys=True) == json.dumps(settings, sort_keys=True):
@@ -258,12 +277,3 @@ def _fields(task: Task) -> JSON:
     """The settings of a task and of its model and training, as JSON gives them back."""
     fields: JSON = json.loads(json.dumps(dataclasses.asdict(task), default=str))  # type: ignore[call-overload]
     return fields
-
-
-def _depends_on_steps(task: Any, steps: int, folder: Path) -> bool:
-    """Whether a user's task, its optimiser included, is another program with so many steps."""
-    if is_of_this_package(type(task)):
-        return False
-    feed = task.feed(folder)
-    other = dataclasses.replace(task, train=dataclasses.replace(task.train, steps=steps))
-    return _program(task, feed) != _program(other, feed)

@@ -32,7 +32,8 @@ class TrainConfig:
         seeds: runs trained at once; they differ in initial parameters, batches and dropout.
         first_seed: the seeds are first_seed, first_seed + 1, ...
         steps: optimiser steps of each seed.
-        batch_size: examples per step; None for a task that chooses the sizes of its batches.
+        batch_size: examples per step; None, or the most, for a task that chooses the sizes of its
+            batches.
         learning_rate: Adam's highest rate.
         schedule: how the rate falls: along a cosine to 0 at the last step ("cosine"), not at all
             ("constant"), or as 1 / sqrt(updates) ("inverse-sqrt"). A run whose rate does not depend

@@ -134,6 +134,16 @@ def test_the_newest_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "4"]
 
 
+def test_a_temporary_one_makes_room_for_the_next(tmp_path):
+    kept = []
+    for step in range(7):  # each opening knows which are temporary
+        with Checkpoints(tmp_path, keep=2) as checkpoints:
+            checkpoints.save(step, state(step), temporary=step in (0, 3, 4))
+            kept.append(checkpoints.steps())
+    assert kept == [[0], [1], [1, 2], [2, 3], [2, 4], [2, 5], [5, 6]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "6"]
+
+
 def test_the_best_are_kept_beside_the_newest(tmp_path):
     metrics = [0.5, math.nan, 0.1, 0.1, 0.3, None, math.inf, 0.9, -math.inf]
     for step, metric in enumerate(metrics):  # each opening knows what is best

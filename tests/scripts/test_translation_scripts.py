@@ -261,7 +261,7 @@ def no_file(name):
         ),
         ([*TRAIN, *FILES, "--validation-source", "train.de"], "must be given together; got"),
         ([*TRAIN, *FILES, "--patience", "3"], "patience needs validation_source and"),
-        ([*TRAIN, *FILES, "--batch-size", "3"], "batch_size must be left out: batch_tokens"),
+        ([*TRAIN, *FILES, "--batch-size", "0"], "batch_size must be at least 1; got 0"),
         ([*TRAIN, "--source", "train.de"], "--target"),
         ([*TRAIN, *FILES, "--min-length", "3"], "--min-length"),
         (["train", "--workdir", "new", *FILES], "--source"),

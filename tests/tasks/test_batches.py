@@ -64,6 +64,7 @@ CASES = settings(deadline=None, max_examples=50)
 SHAPES = st.fixed_dictionaries(
     {
         "tokens": st.integers(1, 97),
+        "most_pairs": st.none() | st.integers(1, 13),
         "buckets": st.integers(1, 5),
         "multiple_of": st.sampled_from([1, 2, 3, 4]),
     }
@@ -158,6 +159,7 @@ def test_shapes_are_few_and_within_the_budget(lengths, options):
         assert rows % options["multiple_of"] == 0
         filled = rows - options["multiple_of"] + 1  # so many at least are there to be filled up
         assert filled * (source_width + target_width) <= options["tokens"] or filled <= 1
+        assert filled <= (options["most_pairs"] or filled)
 
 
 @CASES
@@ -189,6 +191,7 @@ def test_batches_are_as_few_as_the_budget_allows(lengths, options):
     for bucket in Batches(numbered(lengths), **options).buckets:
         pair = bucket.source_width + bucket.target_width
         most = max(options["tokens"] // pair, 1)
+        most = min(options["most_pairs"] or most, most)
         assert bucket.batches == -(-len(bucket.rows) // most)
 
 

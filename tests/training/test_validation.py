@@ -161,6 +161,20 @@ def test_a_stop_on_the_way_is_not_measured(tmp_path, straight, stop, reached, li
     assert kept(tmp_path) == kept(straight[1])
 
 
+@pytest.mark.parametrize("curve", [None, CURVE])
+def test_a_stop_between_two_checkpoints_leaves_none_there(tmp_path, curve):
+    settings = {"train": TrainConfig(**SHORT, steps=11, keep=3, keep_best=1)}
+    straight, folder = tmp_path / "straight", tmp_path / "stopped"
+    run(straight, curve, **settings)
+    steps = []
+    for stop in (7, 9, None):
+        run(folder, curve, stop=stop, **settings)
+        steps.append(kept(folder)[0])
+    best = [] if curve is None else [6]
+    assert steps == [[4, 6, 7], [6, 8, 9], [*best, 8, 10, 11]]
+    assert kept(folder) == kept(straight)
+
+
 @pytest.mark.slow
 def test_stopped_everywhere(tmp_path, straight):
     for stop in ("start", *range(1, 12)):

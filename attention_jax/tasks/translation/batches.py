@@ -78,14 +78,23 @@ class Batches:
         pairs: the pairs of a text.
         tokens: most subwords of a batch, both sides and padding included; a batch has at least one
             pair. Rows added by `multiple_of` do not count.
+        most_pairs: of a batch; None for as many as `tokens` allows.
         buckets: most buckets.
         multiple_of: batches are filled up with empty pairs to a multiple of this size; their real
             pairs do not depend on it.
     """
 
-    def __init__(self, pairs: Pairs, *, tokens: int, buckets: int = 6, multiple_of: int = 1):
+    def __init__(
+        self,
+        pairs: Pairs,
+        *,
+        tokens: int,
+        most_pairs: int | None = None,
+        buckets: int = 6,
+        multiple_of: int = 1,
+    ):
         self._pairs = pairs
-        self.buckets = _buckets(pairs, tokens, buckets, multiple_of)
+        self.buckets = _buckets(pairs, tokens, most_pairs or tokens, buckets, multiple_of)
         self.steps_per_epoch = sum(bucket.batches for bucket in self.buckets)
         self._epochs: dict[int, tuple[int, _Epoch]] = {}  # of each seed, the last that was drawn
 
@@ -170,14 +179,16 @@ def best_widths(lengths: np.ndarray, count: int) -> list[int]:
     return widths[::-1]
 
 
-def _buckets(pairs: Pairs, tokens: int, count: int, multiple_of: int) -> tuple[Bucket, ...]:
+def _buckets(
+    pairs: Pairs, tokens: int, most_pairs: int, count: int, multiple_of: int
+) -> tuple[Bucket, ...]:
     sides = [np.array([len(ids) for ids in side]) for side in pairs[:2]]
     longer = np.maximum(*sides)
     buckets, shorter_than = [], 0
     for width in best_widths(longer, count):
         rows = np.flatnonzero((longer > shorter_than) & (longer <= width))
         source_width, target_width = (int(side[rows].max()) for side in sides)
-        most = max(1, tokens // (source_width + target_width))
+        most = max(1, min(most_pairs, tokens // (source_width + target_width)))
         batches = -(-len(rows) // most)
         batch_size = -(-len(rows) // batches)
         batch_size = -(-batch_size // multiple_of) * multiple_of

@@ -78,7 +78,8 @@ class Translation(Task):
             validation.
         validation_target: their translations.
         model: the model.
-        train: steps, seeds, optimiser, checkpoints. `batch_tokens` takes the place of `batch_size`.
+        train: steps, seeds, optimiser, checkpoints. `batch_size` is the most pairs of a batch; None
+            for as many as `batch_tokens` allows.
         vocabulary_size: number of subwords, the 256 bytes and 4 special tokens included.
         max_tokens: pairs with more subwords than this on one side are left out.
         batch_tokens: most subwords of a batch, both sides and padding included.
@@ -114,11 +115,6 @@ class Translation(Task):
             raise ValueError(
                 "validation_source and validation_target must be given together; got"
                 f" {self.validation_source} and {self.validation_target}"
-            )
-        if self.train.batch_size is not None:
-            raise ValueError(
-                "batch_size must be left out: batch_tokens sets the size of a batch; got"
-                f" {self.train.batch_size}"
             )
         check_choice("precision", self.precision, Precision)
         check_choice("validation_metric", self.validation_metric, ValidationMetric)
@@ -194,7 +190,11 @@ class Translation(Task):
             subwords = Subwords.learned([*text.source, *text.target], self.vocabulary_size)
         pairs = encode_pairs(text, subwords, self.max_tokens)
         batches = Batches(
-            pairs, tokens=self.batch_tokens, buckets=self.buckets, multiple_of=multiple_of
+            pairs,
+            tokens=self.batch_tokens,
+            most_pairs=self.train.batch_size,
+            buckets=self.buckets,
+            multiple_of=multiple_of,
         )
         texts = {"training": text, "validation": validation}
         return Feed(
