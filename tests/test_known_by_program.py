@@ -250,6 +250,35 @@ def test_the_rule_of_a_derivative_is_that_of_now(kind, implementation):
         np.testing.assert_allclose(gradient(score), slope / 2 * of_two, rtol=2e-5, atol=1e-5)
 
 
+def test_the_rule_of_a_second_derivative_is_that_of_now():
+    curvature = 0.0
+
+    @jax.custom_jvp
+    def slope(x):
+        return 0 * x + 2
+
+    slope.defjvp(lambda primals, tangents: (0 * primals[0] + 2, curvature * tangents[0]))
+
+    @jax.custom_jvp
+    def double(x):
+        return 2 * x
+
+    double.defjvp(lambda primals, tangents: (2 * primals[0], slope(primals[0]) * tangents[0]))
+
+    def score(q, k):
+        return double(q @ k.T)
+
+    def second_derivative(score):
+        def loss(scale):
+            return jnp.sum(attention(scale * X, X, X, score=score) ** 2)
+
+        return jax.grad(jax.grad(loss))(1.0)
+
+    of_line = second_derivative(lambda q, k: 2 * (q @ k.T))
+    for curvature in (0.0, 3.0, 0.0):
+        assert np.isclose(second_derivative(score), of_line) == (curvature == 0)
+
+
 def test_rules_that_cannot_be_differentiated_are_no_errors_in_a_call():
     @jax.custom_vjp
     def double(x):

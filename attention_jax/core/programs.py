@@ -90,8 +90,8 @@ class Part:
         """Traces a function on shapes; nothing is computed and nothing is compiled.
 
         Returns the digest of its operations and of all numbers in them. Where the user's code has
-        a rule for derivatives (`jax.custom_jvp`, `jax.custom_vjp`), those of the derivative count
-        too. The digest holds for one version of JAX.
+        a rule for derivatives (`jax.custom_jvp`, `jax.custom_vjp`), those of the first and the
+        second derivative count too. The digest holds for one version of JAX.
 
         Args:
             program: takes pytrees of arrays, returns one, and calls the user's code.
@@ -104,7 +104,7 @@ class Part:
         # digest is that of any mesh.
         with jax.sharding.use_abstract_mesh(_NO_MESH):
             closed = jax.make_jaxpr(lambda *arrays: program(*arrays))(*arguments)
-            programs = [closed, *_derivative(closed)]
+            programs = [closed, *_derivatives(closed, orders=2)]
         digest = hashlib.sha256()
         for closed in programs:
             # A function that fills a cache leaves operations without effect where it is first
@@ -279,12 +279,13 @@ def _has_own_rule(program: ClosedJaxpr) -> bool:
     return any(not source.startswith((_LIBRARY, _JAX)) for source in sources)
 
 
-def _derivative(closed: ClosedJaxpr) -> list[ClosedJaxpr]:
-    """The program of the derivative, in reverse mode if that exists, where the user has a rule.
+def _derivatives(closed: ClosedJaxpr, orders: int) -> list[ClosedJaxpr]:
+    """The programs of the derivatives up to an order, as long as the user has a rule for the next.
 
-    An error in a rule is left to JAX, which raises it where the derivative is taken.
+    They are those of reverse mode, or of forward mode where that alone exists. An error in a rule
+    is left to JAX, which raises it where the derivative is taken.
     """
-    if not _has_own_rule(closed):
+    if orders == 0 or not _has_own_rule(closed):
         return []
     function = jaxpr_as_fun(closed)
 
@@ -297,5 +298,6 @@ def _derivative(closed: ClosedJaxpr) -> list[ClosedJaxpr]:
     for derive, avals in ((pull, closed.out_avals), (push, closed.in_avals)):
         with contextlib.suppress(Exception):
             directions = [aval.to_tangent_aval() for aval in avals]
-            return [jax.make_jaxpr(derive)(closed.in_avals, directions)]
+            derivative = jax.make_jaxpr(derive)(closed.in_avals, directions)
+            return [derivative, *_derivatives(derivative, orders - 1)]
     return []
