@@ -147,6 +147,14 @@ class WrongVjp(aj.Score):
         return params, dlogits @ k, 2 * dlogits.T @ q
 
 
+class WrongTileParams(aj.Score):
+    def pair(self, params, q, k):
+        return params.get("scale", 1.0) * (q @ k.T)
+
+    def tile_params(self, params, q_features):
+        return {**params, "scale": 2.0}
+
+
 @pytest.mark.parametrize("method", ["project_query", "project_key", "pair"])
 def test_the_line_of_a_method_that_raises(method):
     lines, first = inspect.getsourcelines(Wrong)
@@ -168,6 +176,8 @@ def test_projections_and_derivatives():
     for kind in ("factor", "no cotangent", "two"):
         for score in (WrongVjp(kind), aj.SoftCap(WrongVjp(kind))):
             refused("score .* must have a pair_vjp that is the derivat", call(score))
+    for score in (WrongTileParams(), aj.SoftCap(WrongTileParams())):
+        refused("score .* must have a tile_params that adds what pair", call(score))
     without_pair = dataclasses.dataclass(frozen=True)(type("WithoutPair", (aj.Score,), {}))()
     refused(r"score WithoutPair\(\) must define pair\(params, ", call(without_pair))
 

@@ -8,6 +8,7 @@ which is equal to another only if the two programs are equal, the numbers in the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -21,14 +22,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in its repr; differs between processes
 
-_LIBRARY = os.path.dirname(os.path.dirname(__file__))
+_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_JAX = os.path.join(os.path.dirname(jax.__file__), "")
 _INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
-_NOT_OF_A_USER = ("<frozen ", *(os.path.join(folder, "") for folder in (_LIBRARY, *_INSTALLED)))
+_NOT_OF_A_USER = ("<frozen ", _LIBRARY, *(os.path.join(folder, "") for folder in _INSTALLED))
 _NO_MESH = jax.sharding.AbstractMesh((), ())
 _CURES: list[tuple[type[Exception], str]] = [
     (jax.errors.TracerArrayConversionError, "use jax.numpy in place of numpy"),
@@ -87,8 +89,9 @@ class Part:
     def trace(self, program: Callable[..., Any], *arguments: Any) -> str:
         """Traces a function on shapes; nothing is computed and nothing is compiled.
 
-        Returns the digest of its operations and of all numbers in them, which holds for one version
-        of JAX.
+        Returns the digest of its operations and of all numbers in them. Where the user's code has
+        a rule for derivatives (`jax.custom_jvp`, `jax.custom_vjp`), those of the first and the
+        second derivative count too. The digest holds for one version of JAX.
 
         Args:
             program: takes pytrees of arrays, returns one, and calls the user's code.
@@ -101,18 +104,23 @@ class Part:
         # digest is that of any mesh.
         with jax.sharding.use_abstract_mesh(_NO_MESH):
             closed = jax.make_jaxpr(lambda *arrays: program(*arrays))(*arguments)
-        # A function that fills a cache leaves operations without effect where it is first traced.
-        jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-        digest = hashlib.sha256(ADDRESS.sub("", str(jaxpr)).encode())
-        for constant in _constants(closed):
-            if isinstance(constant, jax.core.Tracer):
-                raise ValueError(
-                    f"{self.name} must not use the traced array {constant.aval.str_short()} of its"
-                    f" enclosing scope, which would get no gradient: {self.remedy}"
-                )
-            if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
-                constant = jax.random.key_data(constant)
-            digest.update(np.asarray(constant).tobytes())
+            programs = [closed, *_derivatives(closed, orders=2)]
+        digest = hashlib.sha256()
+        for closed in programs:
+            # A function that fills a cache leaves operations without effect where it is first
+            # traced.
+            jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+            digest.update(ADDRESS.sub("", str(jaxpr)).encode())
+            inner = _with_inner(closed)
+            for constant in (array for each in inner for array in getattr(each, "consts", ())):
+                if isinstance(constant, jax.core.Tracer):
+                    raise ValueError(
+                        f"{self.name} must not use the traced array {constant.aval.str_short()} of"
+                        f" its enclosing scope, which would get no gradient: {self.remedy}"
+                    )
+                if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+                    constant = jax.random.key_data(constant)
+                digest.update(np.asarray(constant).tobytes())
         return digest.hexdigest()
 
 
@@ -247,11 +255,49 @@ def close(left: Any, right: Any) -> bool:
     return np.allclose(left, right, 1e-4, 1e-4 * largest, equal_nan=True)
 
 
-def _constants(program: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
-    """The arrays in a program, in the order of its operations."""
-    yield from getattr(program, "consts", ())
+def _with_inner(program: ClosedJaxpr | Jaxpr) -> Iterator[ClosedJaxpr | Jaxpr]:
+    """A program, and all programs in it, in the order of its operations."""
+    yield program
     for equation in program.eqns:
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(inner, ClosedJaxpr | Jaxpr):
-                    yield from _constants(inner)
+                    yield from _with_inner(inner)
+
+
+def _has_own_rule(program: ClosedJaxpr) -> bool:
+    """Whether a function in it has a rule for derivatives that is neither JAX's nor this library's.
+
+    The text of a program names a rule, and does not show what it computes.
+    """
+    sources = [
+        str(equation.params["call_jaxpr"].jaxpr.debug_info.func_src_info).partition(" at ")[2]
+        for each in _with_inner(program)
+        for equation in each.eqns
+        if equation.primitive.name in ("custom_jvp_call", "custom_vjp_call")
+    ]
+    return any(not source.startswith((_LIBRARY, _JAX)) for source in sources)
+
+
+def _derivatives(closed: ClosedJaxpr, orders: int) -> list[ClosedJaxpr]:
+    """The programs of the derivatives up to an order, as long as the user has a rule for the next.
+
+    They are those of reverse mode, or of forward mode where that alone exists. An error in a rule
+    is left to JAX, which raises it where the derivative is taken.
+    """
+    if orders == 0 or not _has_own_rule(closed):
+        return []
+    function = jaxpr_as_fun(closed)
+
+    def pull(primals: Any, cotangents: Any) -> Any:
+        return jax.vjp(function, *primals)[1](cotangents)
+
+    def push(primals: Any, tangents: Any) -> Any:
+        return jax.jvp(function, primals, tangents)[1]
+
+    for derive, avals in ((pull, closed.out_avals), (push, closed.in_avals)):
+        with contextlib.suppress(Exception):
+            directions = [aval.to_tangent_aval() for aval in avals]
+            derivative = jax.make_jaxpr(derive)(closed.in_avals, directions)
+            return [derivative, *_derivatives(derivative, orders - 1)]
+    return []

@@ -1,4 +1,4 @@
-"""Arrays that are cut into tiles: cutting and joining, reading and adding, positions of entries."""
+"""Arrays that are cut into tiles: padding, cutting and joining, reading and adding, positions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,25 @@ Array = jax.Array
 def positions(tile: Array, size: int) -> Array:
     """The positions of a tile's entries in the sequence, int [size]."""
     return tile * size + jnp.arange(size)
+
+
+def replace_and_pad(tokens: Array, length: int, used: Array | None, filler: Array | float) -> Array:
+    """Tokens [length, ...]: `filler`, [1, ...] or a number, replaces unused tokens and pads.
+
+    Args:
+        tokens: at most `length` of them.
+        length: that of whole tiles.
+        used: bool, for each of these tokens and perhaps for padding; None if all are used, and
+            nothing is padded.
+        filler: what stands in.
+    """
+    if used is None:
+        return tokens
+    # Replace before padding, so that no operation reads a NaN that a mask hides.
+    count, *rest = tokens.shape
+    filler = jnp.broadcast_to(jnp.asarray(filler, tokens.dtype), (1, *rest))
+    tokens = jnp.where(used[:count].reshape(count, *[1] * len(rest)), tokens, filler)
+    return jnp.concatenate([tokens, jnp.broadcast_to(filler, (length - count, *rest))])
 
 
 def cut(array: Array, count: int) -> Array:

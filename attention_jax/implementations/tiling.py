@@ -27,7 +27,7 @@ from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import projected, stand_in_features
 from attention_jax.implementations.rounds import Rounds
-from attention_jax.implementations.tile_arrays import cut, positions
+from attention_jax.implementations.tile_arrays import cut, positions, replace_and_pad
 from attention_jax.normalizers.rows import RowSums
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
@@ -180,11 +180,11 @@ def tile_inputs(
         (inputs.params, inputs.query, inputs.key, inputs.value), dtype
     )
     # Tokens are padded before the projection, so that the score sees only plausible tokens.
-    query = _replace_and_pad(query, query_length, used_queries, stand_in_query(query))
+    query = replace_and_pad(query, query_length, used_queries, stand_in_query(query))
     key = jax.tree.map(
-        lambda tokens: _replace_and_pad(tokens, key_length, used_keys, stand_in_key(tokens)), key
+        lambda tokens: replace_and_pad(tokens, key_length, used_keys, stand_in_key(tokens)), key
     )
-    values = _replace_and_pad(values, key_length, used_keys, 0)
+    values = replace_and_pad(values, key_length, used_keys, 0)
     score = plan.options.score
     q_features, k_features = projected(score, inputs, params, query, key)
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
@@ -334,16 +334,3 @@ def num_keys_of_tiles(
     if keys_per_query is None:
         return jnp.full(shape, source_length, dtype)
     return keys_per_query.reshape(shape).astype(dtype)
-
-
-def _replace_and_pad(
-    tokens: Array, length: int, used: Array | None, filler: Array | float
-) -> Array:
-    """Tokens [length, ...]: `filler`, [1, ...] or a number, replaces and pads unused tokens."""
-    if used is None:
-        return tokens
-    # Replace before padding, so that no operation reads a NaN that a mask hides.
-    count, *rest = tokens.shape
-    filler = jnp.broadcast_to(jnp.asarray(filler, tokens.dtype), (1, *rest))
-    tokens = jnp.where(used[:count].reshape(count, *[1] * len(rest)), tokens, filler)
-    return jnp.concatenate([tokens, jnp.broadcast_to(filler, (length - count, *rest))])

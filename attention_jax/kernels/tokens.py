@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.features import projected
+from attention_jax.implementations.tile_arrays import replace_and_pad
 from attention_jax.kernels.windows import Windows, reason_against_mask, used_tokens
 from attention_jax.normalizers import Softmax
 from attention_jax.scores.stand_ins import stand_in_key, stand_in_query
@@ -80,18 +80,11 @@ def operands_of(
     )
     if windows is not None:
         used_queries, used_keys = used_tokens(windows, inputs.key.shape[0])
-        query = _visible(query, used_queries, stand_in_query(query), target_length)
+        query = replace_and_pad(query, target_length, used_queries, stand_in_query(query))
         key = jax.tree.map(
-            lambda tokens: _visible(tokens, used_keys, stand_in_key(tokens), source_length), key
+            lambda tokens: replace_and_pad(tokens, source_length, used_keys, stand_in_key(tokens)),
+            key,
         )
-        values = _visible(values, used_keys, jnp.zeros_like(values, shape=(1, 1)), source_length)
+        values = replace_and_pad(values, source_length, used_keys, 0)
     queries, keys = projected(options.score, inputs, params, query, key)
     return Operands(queries, keys, values.astype(inputs.value_dtype), params)
-
-
-def _visible(tokens: Array, used: Array, filler: Array, length: int) -> Array:
-    """Tokens padded to [length, ...], with `filler` [1, ...] in place of unused ones."""
-    filler = jnp.broadcast_to(filler, (1, *tokens.shape[1:]))
-    tokens = jnp.where(used.reshape(-1, *[1] * (tokens.ndim - 1)), tokens, filler)
-    padding = jnp.broadcast_to(filler, (length - tokens.shape[0], *tokens.shape[1:]))
-    return jnp.concatenate([tokens, padding])

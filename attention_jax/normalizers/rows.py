@@ -180,10 +180,8 @@ class RowSums(NamedTuple):
             entropy: whether a softmax sums what its entropy needs.
         """
         family = normalizer.family
-        zeros, sums = (
-            jnp.zeros(rows, dtype),
-            (jnp.zeros(rows, dtype), jnp.zeros((rows, value_dim), dtype)),
-        )
+        zeros = jnp.zeros(rows, dtype)
+        sums = zeros, jnp.zeros((rows, value_dim), dtype)
         if family.is_softmax:
             return cls(RowShift(zeros - jnp.inf), (sums,), zeros if entropy else None)
         if family.sums_to_one:

@@ -151,4 +151,5 @@ def init_shapes(part: Any, *sizes: int) -> Params:
 
 @functools.lru_cache(maxsize=256)
 def _init_shapes(part: Any, *sizes: int) -> Params:
-    return jax.eval_shape(lambda rng: part.init(rng, *sizes), jax.random.key(0))
+    # The key is made inside: outside it would be computed in each call, for a part of a user.
+    return jax.eval_shape(lambda: part.init(jax.random.key(0), *sizes))

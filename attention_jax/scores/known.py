@@ -30,8 +30,8 @@ def known_score(
 
     The result is equal to another only if the two programs are equal, the numbers of closures,
     globals and attributes included. A program that was not seen before is run on a few random
-    tokens: a logit must not depend on positions or on other tokens, and a `pair_vjp` must be the
-    derivative of `pair`.
+    tokens: a logit must not depend on positions or on other tokens, a `pair_vjp` must be the
+    derivative of `pair`, and a `tile_params` must not change its logits.
 
     Args:
         score: from `get_score`.
@@ -86,6 +86,7 @@ def _traced(
         part.require(fits, contract, logits)
         others = [
             ("pair_vjp", (params, *both, logits)),
+            ("tile_params", (params, q_features)),
             ("round", (q_features, "query", jnp.bfloat16)),
             ("round", (k_features, "key", jnp.bfloat16)),
         ]
@@ -134,6 +135,22 @@ def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) ->
         " positions or on other tokens: use a bias for positions, and params for what all tokens"
         " share",
     )
+    if not (_is_users(score, "tile_params") or _is_users(score, "pair_vjp")):
+        return
+    q_features = on_numbers(score.project_query, params, query[:5])
+    k_features = on_numbers(score.project_key, params, key[:7])
+    if _is_users(score, "tile_params"):
+
+        def logits_of_tile(params: Any, q_features: Any, k_features: Any) -> Any:
+            """With what the user adds to the parameters, and without it."""
+            both, added = (q_features, k_features), score.tile_params(params, q_features)
+            return score.pair(added, *both), score.pair(params, *both)
+
+        part.require(
+            close(*on_numbers(logits_of_tile, params, q_features, k_features)),
+            "it must have a tile_params that adds what pair would decide by itself; with it, pair"
+            " gives other logits",
+        )
     if not _is_users(score, "pair_vjp"):
         return
 
@@ -141,8 +158,6 @@ def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) ->
         """By the user's method, and by JAX."""
         return score.pair_vjp(*arguments), Score.pair_vjp(score, *arguments)
 
-    q_features = on_numbers(score.project_query, params, query[:5])
-    k_features = on_numbers(score.project_key, params, key[:7])
     own, expected = on_numbers(derivatives, params, q_features, k_features, normal(5, 7))
     same = jax.tree.structure(own) == jax.tree.structure(expected)  # type: ignore[operator]
     part.require(
