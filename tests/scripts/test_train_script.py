@@ -28,6 +28,7 @@ FIRST_OF_TWO = ["--process-count", "2", "--process-index", "0"]
 TINY = ["--dim", "8", "--hidden-dim", "7", "--batch-size", "5", "--max-length", "3", "--seeds", "1"]
 
 OWN_SCORE = """
+import dataclasses
 from attention_jax import Score
 
 @dataclasses.dataclass(frozen=True)
