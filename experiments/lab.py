@@ -1,0 +1,269 @@
+"""The frame of every experiment: run it, keep its rows, and hold them against claims.
+
+An experiment is one file: a docstring (the question; `Answer:`, `Source:`, `Command:`; derivations)
+and
+
+    Config                     a frozen dataclass: every setting, with its default
+    QUICK                      a Config that takes seconds
+    CAPTIONS                   {file stem of a figure: what it shows, in words}; the index shows the
+                               first
+    run(config) -> rows        measures: a list with a dict per measured point, which is JSON
+    table(rows) -> Markdown    what a reader needs to see of the rows
+    plot(rows) -> figures      {file stem: figure}
+    claims(rows) -> claims     findings, each with bounds that were written before the run
+    missing(config) -> reason  optional: which data the user has yet to bring; "" for none
+
+and ends with `if __name__ == "__main__": main(__name__)`. `table`, `plot` and `claims` read rows
+alone, so that they can be changed without a new run, and work with any scores and settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import math
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import tyro
+
+from attention_jax.reports import plotting
+from attention_jax.runs.environment import environment
+from attention_jax.runs.run_folder import check_folder, make_folder, write_json
+from attention_jax.training.metrics import mean_and_deviation
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from command_line import ScoreNames as ScoreNames
+from command_line import run_command
+
+FOLDER = Path(__file__).parent
+Row = dict[str, Any]
+SCHEMA = 3  # of result files
+# Folders of the experiments, in the order of the index.
+SUBJECTS: dict[str, tuple[str, ...]] = {
+    "scores": (
+        "worked_example",
+        "qkv_walkthrough",
+        "score_variance",
+        "entropy_vs_dimension",
+        "softmax_saturation",
+        "geometry",
+        "attention_masks",
+    ),
+    "reversal": (
+        "gru_padding",
+        "reversal_comparison",
+        "scale_and_dimension",
+        "local_attention",
+        "coverage",
+        "rollout",
+        "length",
+    ),
+    "costs": ("complexity_ledger",),
+    "gradients": ("gradient_analysis",),
+    "translation": ("translation_comparison", "translation_budget", "translation_recipes"),
+}
+SUBJECT_OF = {name: subject for subject, names in SUBJECTS.items() for name in names}
+_SCORES = ("additive", "dot", "general", "scaled")  # which keep their colours in all figures
+
+
+class Claim(NamedTuple):
+    """A finding: a number, and the bounds within which the finding holds."""
+
+    text: str
+    measured: float
+    low: float = -math.inf
+    high: float = math.inf
+    source: str = ""  # the source's number or words
+    denies: bool = False  # the finding is the opposite of what the source says
+
+    @property
+    def verdict(self) -> str:
+        """What the number says of the source; MISS if it is outside the bounds, or NaN."""
+        if not self.low <= self.measured <= self.high:
+            return "MISS"
+        return ("contradicted" if self.denies else "reproduced") if self.source else "ours"
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words."""
+        if math.isinf(self.high):
+            return f"at least {self.low:.5g}"
+        low = "at most" if math.isinf(self.low) else f"{self.low:.5g} to"
+        return f"{low} {self.high:.5g}"
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of a table."""
+        return self.text, self.source, f"{self.measured:.4g}", self.bounds, self.verdict
+
+
+# --- rows ---
+
+
+def where(rows: Iterable[Row], **values: Any) -> list[Row]:
+    """The rows with these values."""
+    return [row for row in rows if all(row.get(name) == value for name, value in values.items())]
+
+
+def column(rows: Iterable[Row], name: str, **values: Any) -> list[Any]:
+    """One column of the rows with these values."""
+    return [row[name] for row in where(rows, **values) if name in row]
+
+
+def significant(numbers: Any) -> Any:
+    """Numbers and arrays as floats, or lists of them, with five significant digits, for rows."""
+    array = np.asarray(numbers, np.float64)
+    return [significant(part) for part in array] if array.ndim else float(f"{float(array):.5g}")
+
+
+def spread(by_seed: Sequence[float], digits: int = 3) -> str:
+    """Returns "mean ± deviation" over seeds; 1200 rather than 1.2e+03."""
+    mean, deviation = mean_and_deviation(by_seed)
+    return f"{float(f'{mean:.{digits}g}'):g} ± {float(f'{deviation:.1g}'):g}"
+
+
+def markdown(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(x).replace('|', '/') for x in line)} |" for line in lines)
+
+
+def style(score: str, others: Sequence[str] = ()) -> dict[str, Any]:
+    """The colour and marker of a score's line; those beyond the first four are `others`."""
+    names = [*_SCORES, *(name for name in dict.fromkeys([*others, score]) if name not in _SCORES)]
+    index = names.index(score) % len(plotting.COLORS)
+    return {"color": plotting.COLORS[index], "marker": plotting.MARKERS[index]}
+
+
+def check_least(config: Any, **least: float) -> None:
+    """Raises ValueError for settings, numbers or tuples of them, that are empty or too small."""
+    for name, number in least.items():
+        values = np.ravel(getattr(config, name))
+        if not values.size:
+            raise ValueError(f"{name} must be at least one; got none")
+        if not np.all(values >= number):  # also NaN
+            raise ValueError(f"{name} must be at least {number}; got {values.min()}")
+
+
+# --- running ---
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The command line of an experiment.
+
+    Attributes:
+        results: folder of the rows and figures. If left out, those of the default settings are
+            written beside the experiment, and those of other settings to runs/NAME.
+    """
+
+    results: Path | None = None
+    config: Annotated[Any, tyro.conf.OmitArgPrefixes]
+
+
+def main(module: str) -> None:
+    """Runs an experiment from the command line; the fields of its Config are the options."""
+    experiment = sys.modules[module]
+    options = dataclasses.make_dataclass(
+        "Options",
+        [("config", Annotated[experiment.Config, tyro.conf.OmitArgPrefixes])],
+        bases=(Arguments,),
+        frozen=True,
+        kw_only=True,
+    )
+    run_command(
+        options,
+        lambda arguments: conduct(experiment, arguments.config, arguments.results),
+        description=inspect.getdoc(experiment) or "",
+    )
+
+
+def load(name: str) -> ModuleType:
+    """Imports an experiment."""
+    return importlib.import_module(f"experiments.{SUBJECT_OF[name]}.{name}")
+
+
+def name_of(experiment: ModuleType) -> str:
+    """The name of an experiment's file, without folder and ending."""
+    return Path(str(experiment.__file__)).stem
+
+
+def conduct(experiment: ModuleType, config: Any, results: Path | None = None) -> int:
+    """Runs an experiment, writes NAME.json and the figures, and prints what was found.
+
+    Returns:
+        1 if a claim is missed with the default settings, for which claims are made; else 0.
+
+    Raises:
+        ValueError: data is missing; the folder cannot be written; or it holds the results of the
+            default settings and these are others.
+    """
+    if hasattr(experiment, "missing") and (reason := experiment.missing(config)):
+        raise ValueError(reason)
+    beside, name = Path(str(experiment.__file__)).parent, name_of(experiment)
+    default = _settings(config) == _settings(type(config)())
+    folder = results or (beside if default else Path("runs") / name)
+    if not default and folder.resolve() == beside.resolve():
+        raise ValueError(f"results must not be {folder}, which holds those of the default settings")
+    check_folder("results", folder)
+    make_folder("results", folder)
+    start = time.monotonic()
+    rows = json.loads(json.dumps(experiment.run(config)))  # what reading the file will give
+    content = {
+        "schema": SCHEMA,
+        "experiment": name,
+        "command": shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
+        "seconds": round(time.monotonic() - start),
+        "environment": environment(FOLDER),
+        "rows": rows,
+    }
+    write_json(folder / f"{name}.json", content)
+    print(folder / f"{name}.json")
+    for stem, figure in experiment.plot(rows).items():
+        print(plotting.save(figure, folder / f"{stem}.png"))
+    claims = experiment.claims(rows)
+    print(experiment.table(rows), *(" | ".join(claim.cells()) for claim in claims), sep="\n")
+    return int(default and any(claim.verdict == "MISS" for claim in claims))
+
+
+def _settings(config: Any) -> Row:
+    """The settings that numbers depend on: all but folders."""
+    fields = dataclasses.asdict(config)
+    return {name: value for name, value in fields.items() if not isinstance(value, Path)}
+
+
+def exit_if_interrupted(status: int) -> None:
+    """Exits with `status` if a signal has stopped a training; 0 means that none has."""
+    if status:
+        print("stopped by a signal; the same command goes on from here", file=sys.stderr)
+        sys.exit(status)
+
+
+def labelled(experiment: ModuleType, label: str = "") -> str:
+    """A docstring's text after "Answer:", "Source:" or "Command:"; without label, the question."""
+    text = inspect.getdoc(experiment) or ""
+    if not label:
+        return text.partition("\n")[0]
+    match = re.search(rf"^{label}:\s+(.*?)(?=^\S|\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    return " ".join(match[1].split()) if match else ""
+
+
+def content_of(name: str, folder: Path | None = None) -> Row | None:
+    """The result file of an experiment, by default the committed one; None if there is none."""
+    path = (folder or FOLDER / SUBJECT_OF[name]) / f"{name}.json"
+    try:
+        content: Row | None = json.loads(path.read_text()) if path.exists() else None
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}; {name} --force makes it anew") from error
+    return content

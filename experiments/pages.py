@@ -1,0 +1,138 @@
+"""What is written from all result files: the generated parts of READMEs, and index.html."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from attention_jax.reports import html_page
+from attention_jax.runs.run_folder import write_text
+from experiments.lab import (
+    FOLDER,
+    SUBJECT_OF,
+    SUBJECTS,
+    Row,
+    content_of,
+    labelled,
+    load,
+    markdown,
+    name_of,
+)
+
+
+def write_pages() -> None:
+    """Writes the parts <!-- begin NAME --> ... <!-- end NAME --> of all READMEs anew.
+
+    NAME is `index`, `misses`, an experiment (its section), or NAME.FUNCTION (what that function of
+    the experiment returns for the rows). A part whose rows do not exist stays as it is.
+    """
+    subjects = [FOLDER / subject for subject in SUBJECTS]
+    for page in [p for f in (FOLDER.parent, FOLDER, *subjects) for p in sorted(f.glob("*.md"))]:
+        text = page.read_text()
+        written = replaced(text, functools.partial(_part, folder=page.parent))
+        if written != text:
+            write_text(page, written)
+
+
+def replaced(text: str, content: Callable[[str], str | None]) -> str:
+    """A text with the content of each part replaced; a part stays as it is for None."""
+
+    def part(found: re.Match[str]) -> str:
+        new = content(found[1])
+        marks = f"<!-- begin {found[1]} -->", f"<!-- end {found[1]} -->"
+        return found[0] if new is None else f"{marks[0]}\n{new}\n{marks[1]}"
+
+    return re.sub(r"<!-- begin ([\w.]+) -->\n.*?<!-- end \1 -->", part, text, flags=re.DOTALL)
+
+
+def _part(part: str, folder: Path) -> str | None:
+    if part == "index":
+        return "\n\n".join(_index(folder))
+    if part == "misses":
+        return _misses()
+    name, _, function = part.partition(".")
+    if name not in SUBJECT_OF or (content := content_of(name)) is None:
+        return None
+    experiment = load(name)
+    if function:
+        return str(getattr(experiment, function)(content["rows"]))
+    return "\n\n".join(_section(experiment, content))
+
+
+def _index(folder: Path) -> Iterator[str]:
+    for name, subject in SUBJECT_OF.items():
+        experiment = load(name)
+        path = os.path.relpath(FOLDER / subject, folder)
+        question, answer = labelled(experiment), labelled(experiment, "Answer")
+        yield f"**[{question}]({path}/README.md#{name})** {answer}"
+        for stem, caption in [*experiment.CAPTIONS.items()][:1]:
+            yield f'<img src="{path}/{stem}.png" alt="{caption}" width="420">'
+
+
+def _misses() -> str:
+    found = [
+        (f"[`{name}`]({subject}/README.md#{name})", *claim.cells()[:-1])
+        for name, subject in SUBJECT_OF.items()
+        if (content := content_of(name)) is not None
+        for claim in load(name).claims(content["rows"])
+        if claim.verdict == "MISS"
+    ]
+    return markdown(("experiment", "claim", "source", "measured", "bounds"), found)
+
+
+def _section(experiment: ModuleType, content: Row) -> Iterator[str]:
+    """Answer, source, command and origin of the rows; table; figures."""
+    name, measured = name_of(experiment), content["environment"]
+    commit = measured["git_commit"] or "unknown"
+    yield f"**{labelled(experiment)}** {labelled(experiment, 'Answer')}"
+    yield f"Source: {labelled(experiment, 'Source')}"
+    yield f"```bash\n{labelled(experiment, 'Command')}\n```"
+    verdicts = [claim.verdict for claim in experiment.claims(content["rows"])]
+    counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
+    yield (
+        f"[Rows]({name}.json) of commit {commit[:10]}, jax {measured['packages']['jax']}."
+        f" Claims: {counts}."
+    )
+    yield experiment.table(content["rows"])
+    for stem, caption in experiment.CAPTIONS.items():
+        yield f"![{caption}]({stem}.png)"
+
+
+def results_page(found: Mapping[str, Row], folders: Mapping[str, Path]) -> str:
+    """Every figure, and every claim with its bounds, as one HTML page.
+
+    Args:
+        found: result files by name, in the order of the page.
+        folders: the folder of each one's figures.
+    """
+    experiments = {name: load(name) for name in found}
+    questions = [
+        (name, labelled(each), labelled(each, "Answer")) for name, each in experiments.items()
+    ]
+    parts = [
+        html_page.paragraph(
+            "Every finding with the bounds that were written before the run. Verdicts: reproduced,"
+            " the source's number comes out; contradicted, it does not, and ours does; ours, the"
+            " finding has no source; MISS, the number is outside its bounds."
+        ),
+        html_page.table(("experiment", "question", "answer"), questions),
+    ]
+    for name, experiment in experiments.items():
+        parts += _of_experiment(experiment, found[name], folders[name])
+    return html_page.page("Experiments on attention", parts)
+
+
+def _of_experiment(experiment: ModuleType, content: Row, folder: Path) -> Iterator[str]:
+    yield html_page.heading(name_of(experiment))
+    yield html_page.paragraph(labelled(experiment))
+    for label in ("Answer", "Source", "Command"):
+        yield html_page.paragraph(f"{label}: {labelled(experiment, label)}")
+    for stem, caption in experiment.CAPTIONS.items():
+        if (path := folder / f"{stem}.png").exists():
+            yield html_page.image(path.read_bytes(), caption)
+    head = ("claim", "source", "measured", "bounds", "verdict")
+    yield html_page.table(head, [claim.cells() for claim in experiment.claims(content["rows"])])
