@@ -33,7 +33,7 @@ def write_pages() -> None:
     subjects = [FOLDER / subject for subject in SUBJECTS]
     for page in [p for f in (FOLDER.parent, FOLDER, *subjects) for p in sorted(f.glob("*.md"))]:
         text = page.read_text()
-        written = replaced(text, functools.partial(_part, folder=page.parent))
+        written = replaced(text, functools.partial(part_of, folder=page.parent))
         if written != text:
             write_text(page, written)
 
@@ -49,7 +49,7 @@ def replaced(text: str, content: Callable[[str], str | None]) -> str:
     return re.sub(r"<!-- begin ([\w.]+) -->\n.*?<!-- end \1 -->", part, text, flags=re.DOTALL)
 
 
-def _part(part: str, folder: Path) -> str | None:
+def part_of(part: str, folder: Path) -> str | None:
     if part == "index":
         return "\n\n".join(_index(folder))
     if part == "misses":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import run_command
 
-from experiments.experiment import run_experiment
+from experiments import lab
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +26,7 @@ def call(module, *arguments, monkeypatch):
     """Runs the command line of a loaded file; returns its exit status."""
     monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    run = functools.partial(run_experiment, module.__name__)
+    run = functools.partial(lab.main, module.__name__)
     if hasattr(module, "main"):
         arguments_of = getattr(module, "arguments_of", None) or module.Arguments
         run = functools.partial(run_command, arguments_of, module.main)
