@@ -3,81 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import shlex
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
-import rich.console
-import rich.markup
-import rich.table
 import tyro
-from benchmarks import (
-    attention,
-    crossover,
-    decoding,
-    gradient_log,
-    local,
-    normalizers,
-    reversal_training,
-    ring,
-    translation,
-)
-from benchmarks.measure import JSON, Benchmark, Options, Report
+from benchmarks.catalogue import BENCHMARKS
+from benchmarks.measure import JSON, Cases, Options
+from benchmarks.tables import TARGETS, table
+from benchmarks.targets import targets_of
 from command_line import run_command
 
 from attention_jax.core.names import did_you_mean
 from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import check_output, write_json
 
-BENCHMARKS: dict[str, Benchmark] = {
-    "attention": Benchmark(attention.check, attention.run),
-    "local": Benchmark(local.check, local.run),
-    "decoding": Benchmark(decoding.check, decoding.run),
-    "gradient-log": Benchmark(gradient_log.check, gradient_log.run),
-    "ring": Benchmark(ring.check, ring.run),
-    "crossover": Benchmark(crossover.check, crossover.run),
-    "normalizers": Benchmark(normalizers.check, normalizers.run),
-    "reversal": Benchmark(reversal_training.check, reversal_training.run),
-    "translation": Benchmark(translation.check, translation.run),
-}
-
-SCHEMA = 1  # of result files
-_PIPED_WIDTH = 150  # columns of a table that goes to no terminal
+SCHEMA = 2  # of result files
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Measure speed and memory against named peers, and print the tables of each benchmark.
+    """Measure speed and memory against named peers, and print a table for each benchmark.
 
-    attention: milliseconds and temporary memory of attention with every score, for our
-    implementations and for each installed peer (the extra [bench] installs them; others are listed
-    as absent); the memory of every derivative; the targets, and whether they are met. About 15
-    minutes.
-    local: attention through windows against attention to all keys. Target: all keys take at least
-    five times as long. A minute.
-    decoding: the reversal model decodes with a cache and without. Target: without takes at least
-    three times as long. A minute.
-    gradient-log: training with the default log of gradients against training without it. Target:
-    at most a tenth more. A minute.
+    attention: times of attention with every score and normaliser, for our implementations and for
+    each installed peer (the extra [bench] installs them; others are absent), and the temporary
+    memory of every derivative. 10 minutes.
+    local: attention through windows, and to all keys. A minute.
+    decoding: the reversal model decodes with a cache and without. A minute.
+    reversal: training steps, all seeds at once, one after another, and with a log of gradients.
+    5 minutes.
+    translation: a training step of the translator with each score. 2 minutes.
     ring: memory of each device when 1 to 8 devices share a sequence. It compiles only. A minute.
-    crossover: times of "reference" and "tiled" over lengths, from which the default is chosen.
-    normalizers: time and memory of every normaliser in tiles against softmax. Targets: at most 1.1
-    times softmax's time, 6 times and 32 MiB for entmax. A minute.
-    reversal: throughput of our training, all seeds at once, and of a GRU in PyTorch (needs the
-    extra [bench]; listed as absent without it).
-    translation: a training step of the translator with each score, the share of cross attention in
-    it, the same step with optax's loss and Flax's dropout in place of ours, and where its time
-    goes. 5 minutes.
+
+    Contestants take turns. The tables show medians, and between parentheses the quartiles of the
+    turns, which are the noise of the measurement.
 
     Attributes:
         benchmarks: which to run.
-        out: also write everything, every repeat included, to this JSON file.
+        out: also write everything, every turn included, to this JSON file.
     """
 
-    benchmarks: tuple[str, ...] = ("attention", "local", "decoding", "gradient-log", "reversal")
+    benchmarks: tuple[str, ...] = ("attention", "local", "decoding", "reversal", "translation")
     measurement: Annotated[Options, tyro.conf.OmitArgPrefixes] = Options()
     out: Path | None = None
 
@@ -88,58 +59,58 @@ class Arguments:
                     f"benchmarks must be of {', '.join(BENCHMARKS)}; got {name!r}"
                     f"{did_you_mean(name, BENCHMARKS)}"
                 )
+        if "ring" in self.benchmarks and len(self.benchmarks) > 1:
+            raise ValueError("benchmarks must be ring alone, which simulates 8 devices")
         check_output(self.out)
 
 
 def main(arguments: Arguments) -> None:
-    for name in arguments.benchmarks:  # all of them before the first starts to take minutes
-        BENCHMARKS[name].check(arguments.measurement)
     jax.config.update("jax_enable_compilation_cache", False)  # or compiling would be loading
-    console = rich.console.Console()
-    if not console.is_terminal:
-        console = rich.console.Console(width=_PIPED_WIDTH)
-    results: JSON = {}
-    start = time.monotonic()
+    options, start = arguments.measurement, time.monotonic()
+    cases = {
+        benchmark.name: benchmark.cases(options)
+        for name in arguments.benchmarks
+        for benchmark in BENCHMARKS[name]
+    }
+    if options.works:
+        cases = selected(cases, options.works)
+    reports: JSON = {}
+    targets: list[JSON] = []
     for name in arguments.benchmarks:
-        for report in BENCHMARKS[name].run(arguments.measurement):
-            console.print(as_table(report))
-            for note in report.notes:
-                console.print(note, style="dim", highlight=False, markup=False)
-            results[report.name] = report.as_json()
+        measured: list[JSON] = []
+        for benchmark in BENCHMARKS[name]:
+            rows = [row for case in cases[benchmark.name].values() for row in case()]
+            print(f"\n{benchmark.name}\n\n{table(benchmark.columns, rows)}")
+            reports[benchmark.name] = {"rows": rows}
+            measured += rows
+        targets += targets_of(name, measured)
+    reports["targets"] = {"rows": targets}
+    print(f"\ntargets\n\n{table(TARGETS, targets)}")
+    if options.shrink > 1:
+        print("\nlengths were divided, so these numbers are only a trial")
     if arguments.out is not None:
         content = {
             "schema": SCHEMA,
             "command": shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
             "seconds": round(time.monotonic() - start),
+            "options": dataclasses.asdict(options),
             "environment": environment(Path(__file__).parent),
-            "benchmarks": results,
+            "benchmarks": reports,
         }
         write_json(arguments.out, content)
 
 
-def as_table(report: Report) -> rich.table.Table:
-    """A report for the terminal; a line divides its sections."""
-    table = rich.table.Table(title=report.title)
-    for heading, (_, specification) in report.columns.items():
-        table.add_column(
-            heading, justify="right" if specification else "left", no_wrap=not specification
-        )
-    for index, row in enumerate(report.rows):
-        above = report.rows[index - 1] if index else {}
-        same = all(row[entry] == above.get(entry) for entry in report.section)
-        if index and not same:
-            table.add_section()
-        table.add_row(
-            *(
-                "" if same and entry in report.section else _cell(row.get(entry), form)
-                for entry, form in report.columns.values()
-            )
-        )
-    return table
-
-
-def _cell(value: Any, form: str) -> str:
-    return "-" if value is None else rich.markup.escape(format(value, form))
+def selected(cases: Mapping[str, Cases], patterns: Sequence[str]) -> dict[str, Cases]:
+    """The cases of each benchmark that match a pattern."""
+    names = [name for of_benchmark in cases.values() for name in of_benchmark]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(f"works must be among {', '.join(names)}; got {pattern!r}")
+    chosen = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
+    return {
+        benchmark: {name: case for name, case in of_benchmark.items() if name in chosen}
+        for benchmark, of_benchmark in cases.items()
+    }
 
 
 if __name__ == "__main__":

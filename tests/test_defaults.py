@@ -180,10 +180,10 @@ OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
                             combinations=()),
     "reproduce.Arguments": dict(names=(), quick=False, force=False),
     "compile_report.Arguments": dict(part="kernels", only=""),
-    "benchmark.Arguments": dict(benchmarks=("attention", "local", "decoding", "gradient-log",
-                                            "reversal")),
+    "benchmark.Arguments": dict(benchmarks=("attention", "local", "decoding", "reversal",
+                                            "translation")),
     "benchmark.Options": dict(scores=("additive", "dot", "general", "scaled"), works=(), shrink=1,
-                              repeats=5, steps=100, seeds=5),
+                              repeats=7),
 }
 
 CONSTANTS = {  # defaults in disguise, by their place in attention_jax

@@ -142,7 +142,7 @@ COMMANDS = {
         (),
         {"--benchmarks": words("local", ("attention", "decoding")), "--shrink": words("64"),
          "--scores": words("dot", ("dot", "additive")), "--out": words("out.json")},
-        {**counts("shrink repeats steps seeds"), "--benchmarks": words("x", ("local", "x"), ""),
+        {**counts("shrink repeats"), "--benchmarks": words("x", ("local", "x"), ""),
          "--scores": words("x", ("dot", "skaled"), ()), "--out": words("nowhere/out.json", ".")},
         {},
     ),
@@ -199,7 +199,10 @@ def run(name, arguments, work=None):
     module, printed = loaded(name), io.StringIO()
     replaced = dict(COMMANDS[name][3] if work is None else work)
     if name == "benchmark":
-        begun = {key: value._replace(run=_begin) for key, value in module.BENCHMARKS.items()}
+        begun = {
+            key: tuple(each._replace(cases=lambda options: {"case": _begin}) for each in value)
+            for key, value in module.BENCHMARKS.items()
+        }
         replaced["benchmark.BENCHMARKS"] = begun
     if name == "reproduce":
         replaced["reproduce.ROOT"] = Path.cwd()

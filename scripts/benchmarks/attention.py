@@ -1,143 +1,81 @@
-"""The attention benchmark: speed, memory, and targets for both.
+"""The attention benchmark: times of all works, and memory of all derivatives.
 
-Our attention and its peers take turns at every work in the same run, so that each ratio compares
-medians measured side by side. A contestant that would not fit in memory is reported as absent.
+Our attention and its peers take turns at every work in the same run. The programs whose memory is
+measured are compiled and not run.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import importlib.metadata
-from collections.abc import Iterator
+import functools
 
-from attention_jax.kernels import IMPLEMENTATIONS
-from benchmarks import attention_memory, attention_speed
-from benchmarks.attention_targets import targets_met
-from benchmarks.attention_works import all_works, matching
-from benchmarks.measure import JSON, SHRUNK, Options, Report
+import jax
 
-_OPTIONS = ("works", "implementation", "shrink", "repeats")  # the options that this benchmark reads
-_PEER_PACKAGES = ("flax", "keras", "pykeops", "tokamax", "torch")
+from benchmarks import measure
+from benchmarks.contestants import our_attention, ours, program
+from benchmarks.peers import PEERS
+from benchmarks.tables import entry
+from benchmarks.works import GRAD, Work, works
 
-_SPEED_COLUMNS = {
-    "work": ("work", ""),
-    "direction": ("direction", ""),
-    "shape, mask, type": ("setting", ""),
-    "who": ("who", ""),
-    "ms": ("milliseconds", ",.2f"),
-    "/ ours": ("times_ours", ",.2f"),
-    "temp. MiB": ("temporary_mib", ",.1f"),
-    "compile, s": ("compile_seconds", ".1f"),
-}
-_MEMORY_COLUMNS = {
-    "implementation": ("implementation", ""),
-    "score": ("score", ""),
-    "derivative": ("direction", ""),
-    "shape": ("shape", ""),
-    "temporary MiB": ("temporary_mib", ",.1f"),
-    "/ a quarter of it": ("times_shorter", ".2f"),
-    "compile, s": ("compile_seconds", ".1f"),
-}
-_TARGET_COLUMNS = {
-    "claim": ("claim", ""),
-    "number": ("what", ""),
-    "target": ("target", ""),
-    "measured": ("found", ".3g"),
-    "met": ("met", ""),
-}
+_LENGTHS = (4096, 16384)  # of the programs that are compiled only
 
 
-def check(options: Options) -> None:
-    """Raises ValueError for unknown works or an unknown implementation."""
-    names = [*all_works(), *attention_memory.all_programs()]
-    for pattern in options.works:
-        if not matching(names, [pattern]):
-            raise ValueError(f"works must be among {', '.join(names)}; got {pattern!r}")
-    implementation = options.implementation
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise ValueError(
-            f"implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}"
+def _race(work: Work, repeats: int) -> list[measure.JSON]:
+    makers = {"ours": ours, **{name: PEERS[name] for name in work.peers}}
+    prepare = {name: functools.partial(make, work) for name, make in makers.items()}
+    return measure.race(work.described(), prepare, repeats)
+
+
+TIMES = measure.Benchmark(
+    "attention",
+    lambda options: {
+        name: functools.partial(_race, work.shrunk(options.shrink), options.repeats)
+        for name, work in works().items()
+    },
+)
+
+
+# --- memory ---
+
+
+def _memory_of(work: Work, shrink: int) -> list[measure.JSON]:
+    """A row per length: temporary memory, and its ratio to that of a quarter of the length."""
+    rows: list[measure.JSON] = []
+    for length in _LENGTHS:
+        sized = work.but(length=length).shrunk(shrink)
+        measure.print_progress(f"{work.name}: compiling for length {sized.length}")
+        inputs, cotangent = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sized.arrays()
         )
+        attend = program(sized, our_attention(sized))
+        about = measure.compile_cold(attend, inputs, cotangent, inputs).about
+        if rows:
+            about["times_shorter"] = about["temporary_mib"] / rows[0]["temporary_mib"]
+        who = "ours" if work.implementation == "tiled" else f"ours, {work.implementation}"
+        rows.append({**sized.described(), "length": length, "contestant": who, **about})
+    return rows
 
 
-def run(options: Options) -> Iterator[Report]:
-    """Three tables, each yielded when it is complete: speed, memory, targets."""
-    works, programs = all_works(), attention_memory.all_programs()
-    chosen = [works[name].shrunk(options.shrink) for name in matching(works, options.works)]
-    speed = attention_speed.rows_of(
-        [dataclasses.replace(work, implementation=options.implementation) for work in chosen],
-        options.repeats,
-    )
-    settings: JSON = {
-        **{name: getattr(options, name) for name in _OPTIONS},
-        "peers": _versions(),
-    }
-    yield Report(
-        name="attention",
-        title=f"Attention: median of {options.repeats} repeats",
-        columns=_SPEED_COLUMNS,
-        rows=[row | _shown(row) for row in speed],
-        settings=settings,
-        notes=[
-            "/ ours: time divided by our time",
-            "temp. MiB: peak temporary memory of programs compiled by XLA, without inputs and"
-            " results",
-            *_absences(speed, "contestant"),
-        ],
-        section=("work", "direction", "setting"),
-    )
-    memory = attention_memory.rows_of(
-        (programs[name] for name in matching(programs, options.works)), options.shrink
-    )
-    yield Report(
-        name="attention-memory",
-        title="Derivatives by query, key, value and parameters: compiled, not run",
-        columns=_MEMORY_COLUMNS,
-        rows=memory,
-        settings=settings,
-        notes=_absences(memory, "implementation"),
-        section=("implementation", "score", "direction"),
-    )
-    yield Report(
-        name="attention-targets",
-        title="Targets",
-        columns=_TARGET_COLUMNS,
-        rows=targets_met([*speed, *memory]),
-        settings=settings,
-        notes=[] if options.shrink == 1 else [SHRUNK],
-        section=(),
-    )
+def _programs(options: measure.Options) -> measure.Cases:
+    grad = [Work(f"memory-{score}-grad", score, 0, GRAD) for score in measure.FOUR_SCORES]
+    grad[0] = grad[0].but(hidden_dim=128)
+    found = [work.but(name=f"{work.name}-reference", implementation="reference") for work in grad]
+    found += [work.but(implementation="tiled") for work in grad]
+    for score, hidden_dim in {"scaled": None, "additive": 64}.items():
+        for direction in ("jvp", "jvp of grad", "grad of grad"):
+            name = f"memory-{score}-{direction.replace(' ', '-')}"
+            work = Work(name, score, 0, direction, hidden_dim=hidden_dim)
+            found.append(work.but(implementation="tiled"))
+    return {work.name: functools.partial(_memory_of, work, options.shrink) for work in found}
 
 
-def _shown(row: JSON) -> JSON:
-    """The row's setting and contestant in a few words."""
-    unusual = [row["mask"]] * (row["mask"] != "none") + [row["dtype"]] * (row["dtype"] != "float32")
-    name = who = row["contestant"]
-    if "absent" in row:
-        who = f"{name}: absent"
-    elif "threads" in row:
-        who = f"{name}, {row['threads']} thread" + ("s" if row["threads"] > 1 else "")
-    elif row.get("implementation", name) not in name:
-        who = f"{name} ({row['implementation']})"
-    return {"setting": ", ".join([row["shape"], *unusual]), "who": who}
-
-
-def _absences(rows: list[JSON], who: str) -> list[str]:
-    """A line for each absent contestant and reason, with the works it is absent from."""
-    works: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if "absent" in row:
-            works.setdefault((row[who], row["absent"]), []).append(row["work"])
-    return [
-        f"{name} is absent ({', '.join(dict.fromkeys(missing))}): {reason}"
-        for (name, reason), missing in works.items()
-    ]
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in _PEER_PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
+MEMORY = measure.Benchmark(
+    "attention_memory",
+    _programs,
+    {
+        "case": entry("work"),
+        "work": entry("what"),
+        "MiB": entry("temporary_mib", ",.1f"),
+        "MiB with T=S=16384": lambda rows: entry("temporary_mib", ",.1f")(rows[1:]),
+        "ratio": lambda rows: entry("times_shorter", ".1f")(rows[1:]),
+    },
+)

@@ -7,118 +7,56 @@ parameters; local attention with a Gaussian (local-p) also computes the gradient
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 
 from attention_jax.functional.centers import monotonic_centers
 from attention_jax.functional.local import local_attention
-from benchmarks.attention_contestant import Contestant, jax_contestant, ours
-from benchmarks.attention_speed import OURS, race
-from benchmarks.attention_works import Tree, Work
-from benchmarks.measure import JSON, SHRUNK, Options, Report
-from benchmarks.targets import with_target
+from benchmarks import measure
+from benchmarks.contestants import jax_contestant, ours
+from benchmarks.works import GRAD, Tree, Work
 
-_GLOBAL = "global"
 _RADIUS = 64
-
-_COLUMNS = {
-    "attention": ("attention", ""),
-    "score": ("score", ""),
-    "shape": ("shape", ""),
-    "local, ms": ("milliseconds", ",.2f"),
-    "global, ms": ("global_milliseconds", ",.2f"),
-    "global / local": ("times_ours", ",.2f"),
-    "local, temp. MiB": ("temporary_mib", ",.1f"),
-    "global, temp. MiB": ("global_temporary_mib", ",.1f"),
-    "target": ("target", ""),
-    "met": ("met", ""),
-}
+_SCALED = Work("local-m", "scaled", 8192, GRAD)
+_WORKS = (  # the second damps weights by a Gaussian of standard deviation D / 2
+    _SCALED,
+    _SCALED.but(name="local-p"),
+    _SCALED.but(name="local-m-additive", score="additive", hidden_dim=64),
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Windows:
-    """A kind of local attention; it makes one row.
-
-    Attributes:
-        attention: its name in the table.
-        work: the work that local and global attention do.
-        gaussian: damp weights by a Gaussian of standard deviation D / 2, as local-p does.
-        target: the least ratio of global attention's time to ours; None for no target.
-    """
-
-    attention: str
-    work: Work
-    gaussian: bool = False
-    target: float | None = None
-
-
-def _rows() -> list[Windows]:
-    scaled = Work("local-m", "scaled", 8192, backward=True)
-    with_gaussian = dataclasses.replace(scaled, name="local-p")
-    additive = dataclasses.replace(scaled, name="local-additive", score="additive", hidden_dim=64)
-    return [
-        Windows("local-m", scaled, target=5),
-        Windows("local-p (Gaussian)", with_gaussian, gaussian=True),
-        Windows("local-m", additive),
-    ]
-
-
-def check(options: Options) -> None:
-    """Accepts all options."""
-
-
-def run(options: Options) -> list[Report]:
-    """Times every kind of local attention and global attention, which take turns."""
+def _race(work: Work, options: measure.Options) -> list[measure.JSON]:
     radius = max(1, _RADIUS // options.shrink)
-    rows = []
-    for windows in _rows():
-        work = windows.work.shrunk(options.shrink)
-        contestants = {OURS: _local(radius, windows.gaussian), _GLOBAL: ours}
-        local_row, global_row = race(work, contestants, options.repeats, benchmark="local")
-        row: JSON = local_row | {
-            "attention": windows.attention,
-            "radius": radius,
-            "times_ours": global_row["times_ours"],
-            **{f"global_{name}": global_row[name] for name in _GLOBAL_ENTRIES},
-        }
-        rows.append(with_target(row, "times_ours", windows.target))
-    report = Report(
-        name="local",
-        title=f"Windows of {2 * radius} (radius {radius}) or all keys, forward + backward:"
-        f" median of {options.repeats} repeats",
-        columns=_COLUMNS,
-        rows=rows,
-        settings={"repeats": options.repeats, "shrink": options.shrink, "radius": radius},
-        notes=[
-            "global / local: time of attention without a mask, divided by ours",
-            *[SHRUNK] * (options.shrink > 1),
-        ],
-        section=(),
-    )
-    return [report]
+    contestants = {
+        "local": functools.partial(local, work, radius, gaussian=work.name == "local-p"),
+        "global": functools.partial(ours, work),
+    }
+    described = work.described()
+    described["what"] += f", radius {radius}"
+    return measure.race(described, contestants, options.repeats)
 
 
-_GLOBAL_ENTRIES = ("implementation", "milliseconds", "temporary_mib", "repeat_seconds")
+def local(work: Work, radius: int, gaussian: bool) -> measure.Contestant:
+    """Attention through windows; with a Gaussian, the centers are among its inputs."""
+    inputs, _ = work.arrays()
+    centers = monotonic_centers(work.length)
+    window: dict[str, Any] = {"radius": radius, "sigma": radius / 2 if gaussian else None}
+    if gaussian:
+        inputs["centers"] = np.asarray(centers, np.float32)
+
+    def attend(inputs: Tree) -> jax.Array:
+        arguments = {"centers": centers, **inputs, **window}
+        return local_attention(**arguments, score=work.score_object())
+
+    return jax_contestant(work, attend, inputs=inputs)
 
 
-def _local(radius: int, gaussian: bool) -> Callable[[Work], Contestant]:
-    def contestant(work: Work) -> Contestant:
-        inputs, _ = work.arrays()
-        centers = monotonic_centers(work.length)
-        if gaussian:  # the Gaussian is differentiable in its centers
-            inputs["centers"] = np.asarray(centers, np.float32)
-        attend = functools.partial(
-            _attend, work, centers, radius=radius, sigma=radius / 2 if gaussian else None
-        )
-        return jax_contestant(work, attend, inputs=inputs)
-
-    return contestant
-
-
-def _attend(work: Work, centers: jax.Array, inputs: Tree, **window: float | None) -> jax.Array:
-    arguments = {"centers": centers, **inputs, **window}
-    return local_attention(**arguments, score=work.score_object())
+LOCAL = measure.Benchmark(
+    "local",
+    lambda options: {
+        work.name: functools.partial(_race, work.shrunk(options.shrink), options) for work in _WORKS
+    },
+)

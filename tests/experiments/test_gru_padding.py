@@ -94,24 +94,6 @@ def test_logits_equal_a_gru_in_numpy(case, score):
     assert np.abs(bare - masked).max() > 1e-3
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_logits_equal_those_of_the_model_in_pytorch(case, score, monkeypatch):
-    torch = pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from benchmarks.pytorch_gru_reverser import Reverser
-
-    source, target_inputs, by_score = case
-    params, logits = by_score[score]
-    model = Reverser(score, 29, embedding_dim=E, hidden_dim=H).double()
-    state = {name: torch.as_tensor(value) for name, value in torch_state(score, params).items()}
-    model.load_state_dict(state)
-    for found, mask_padding in zip(logits, (False, True), strict=True):
-        with torch.no_grad():
-            tokens = torch.as_tensor(source), torch.as_tensor(target_inputs)
-            expected = model(*tokens, mask_padding=mask_padding).numpy()
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_initial_parameters_are_distributed_as_in_pytorch():
     @jax.jit
     def init(rng):

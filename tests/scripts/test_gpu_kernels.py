@@ -1,7 +1,7 @@
 """The rows and targets of kernels compiled for an H100, without a compiler."""
 
-from benchmarks import readme_tables
-from compilation import gpu_kernels, h100, targets
+from benchmarks.tables import table
+from compilation import columns, gpu_kernels, h100, targets
 
 LISTING = """
 .L_x_1:
@@ -42,7 +42,7 @@ def test_spills_and_special_functions_have_targets():
         ("bytes of spilled registers", 8, "MISS"),
     ]
     line = "| additive | attention_gradient_of_keys | 99 | 8 | 0.5, 0.5 | 5 |"
-    assert line in readme_tables.compiled_h100_table(rows)
+    assert line in table(columns.TABLES["compiled-h100"], rows)
 
 
 def test_without_the_compiler_every_row_says_so(monkeypatch):
@@ -50,6 +50,5 @@ def test_without_the_compiler_every_row_says_so(monkeypatch):
     rows = gpu_kernels.rows()
     assert len(rows) == 6
     assert {row["error"] for row in rows} == {"not compiled here: it is not installed"}
-    assert "| not compiled here: it is not installed | - |" in readme_tables.compiled_h100_table(
-        rows
-    )
+    text = table(columns.TABLES["compiled-h100"], rows)
+    assert "| not compiled here: it is not installed | - |" in text

@@ -1,0 +1,187 @@
+"""The works of the attention benchmark: what is computed, and the peers that compute it too."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.normalizers import NORMALIZERS, get_normalizer
+from attention_jax.pairwise import masks
+from attention_jax.scores import Additive, Score, get_score
+from benchmarks.measure import FOUR_SCORES
+
+Tree = dict[str, Any]
+FORWARD, GRAD, JVP = "forward", "forward + backward", "jvp"
+OWN = "own distance"  # a user's own score; the library's "distance" is computed by products
+_NORMALIZERS = (*NORMALIZERS, "softmax(sink=True)", "log_scaled(normalizer=entmax)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Distance(Score):
+    """-|q - k|^2 as a user might write it: plain jnp, all pairs at once, no gradient by hand."""
+
+    def pair(self, params, q_features, k_features):
+        return -jnp.sum((q_features[:, None, :] - k_features[None, :, :]) ** 2, -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A computation to measure.
+
+    Attributes:
+        name: the name that --works selects it by.
+        score: a score's name, or `OWN`.
+        length: T, and S unless `key_length` is given.
+        direction: which derivatives are computed, a key of `contestants.DERIVATIVES`; they are
+            those by query, key, value and all parameters.
+        batch: B.
+        num_heads: N.
+        dim: D of query, key and value.
+        hidden_dim: A of the additive score.
+        key_length: S, if it differs from T.
+        mask: "" for no mask, "causal", or "local 256" for a window of 256 to either side.
+        normalizer: the normaliser's name.
+        dtype: the dtype of all arrays.
+        implementation: our implementation; None for the one that `attention` chooses.
+        peers: names in `peers.PEERS`.
+    """
+
+    name: str
+    score: str
+    length: int
+    direction: str = FORWARD
+    batch: int = 1
+    num_heads: int = 1
+    dim: int = 64
+    hidden_dim: int | None = None
+    key_length: int | None = None
+    mask: str = ""
+    normalizer: str = "softmax"
+    dtype: str = "float32"
+    implementation: str | None = None
+    peers: tuple[str, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """T and S."""
+        return self.length, self.key_length or self.length
+
+    def but(self, **changes: Any) -> Work:
+        """The same work with other attributes."""
+        return dataclasses.replace(self, **changes)
+
+    def described(self) -> dict[str, Any]:
+        """The entries of a row that describe the work."""
+        target, source = self.lengths
+        lengths = f"T=S={target}" if target == source else f"T{target} S{source}"
+        hidden = f" A{self.hidden_dim}" if self.hidden_dim else ""
+        shape = f"B{self.batch} N{self.num_heads} {lengths} D{self.dim}{hidden}"
+        unusual = [self.mask] * bool(self.mask) + [self.dtype] * (self.dtype != "float32")
+        what = ", ".join([self.direction, shape, *unusual])
+        names = ("score", "normalizer", "direction", "dtype")
+        return {"work": self.name, "what": what} | {name: getattr(self, name) for name in names}
+
+    def shrunk(self, factor: int) -> Work:
+        """The same work with lengths divided by `factor`, but at least 8."""
+        return self.but(length=min(self.length, max(8, self.length // factor)))
+
+    def score_object(self) -> Score:
+        if self.score == OWN:
+            return Distance()
+        return Additive(self.hidden_dim) if self.score == "additive" else get_score(self.score)
+
+    @property
+    def window(self) -> int | None:
+        """The radius of a local mask."""
+        return int(self.mask.removeprefix("local ")) if self.mask.startswith("local ") else None
+
+    def mask_object(self) -> masks.Mask | None:
+        if self.window is not None:
+            return masks.local_mask(self.window, self.window)
+        return masks.causal_mask() if self.mask == "causal" else None
+
+    def arrays(self) -> tuple[Tree, np.ndarray]:
+        """Inputs [B, N, length, D] and parameters, and a cotangent of the output, of a fixed seed.
+
+        All are NumPy arrays in float32; a contestant converts them.
+        """
+        rng = np.random.default_rng(0)
+        target, source = self.lengths
+
+        def normal(length: int) -> np.ndarray:
+            shape = self.batch, self.num_heads, length, self.dim
+            return rng.standard_normal(shape, dtype=np.float32)
+
+        params = self.score_object().init(jax.random.key(0), self.dim, self.dim)
+        inputs = {
+            "query": normal(target),
+            "key": normal(source),
+            "value": normal(source),
+            "params": params,
+            "normalizer_params": get_normalizer(self.normalizer).init(jax.random.key(0)),
+        }
+        return jax.tree.map(np.asarray, inputs), normal(target)
+
+
+def works() -> dict[str, Work]:
+    """All works for this machine's device, by name."""
+    backend = jax.default_backend()
+    accelerated = _on_an_accelerator(backend) if backend != "cpu" else ()
+    return {work.name: work for work in (*_on_any_device(), *accelerated)}
+
+
+def _both_directions(work: Work) -> tuple[Work, Work]:
+    return work, work.but(name=f"{work.name}-grad", direction=GRAD)
+
+
+def _on_any_device() -> Iterator[Work]:
+    library = ("jax.nn", "flax", "PyTorch SDPA")
+    scaled = Work("scaled", "scaled", 4096, num_heads=4, peers=("naive JAX", *library))
+    causal = scaled.but(name="causal", mask="causal", peers=("ours, not causal", *library))
+    general = scaled.but(name="general", score="general")
+    general = general.but(peers=("ours, scaled dot", "naive JAX", "jax.nn"))
+    bfloat16 = scaled.but(name="bfloat16", dtype="bfloat16", peers=("jax.nn", "PyTorch SDPA"))
+    additive = Work("additive", "additive", 1024, dim=128, hidden_dim=128)
+    additive = additive.but(peers=("naive JAX", "Keras", "KeOps"))
+    for work in (scaled, causal, general, bfloat16, additive):
+        yield from _both_directions(work)
+    local = Work("local", "scaled", 8192, GRAD, mask="local 256", peers=("jax.nn", "PyTorch SDPA"))
+    yield local
+    yield local.but(name="local-16k", length=16384, peers=("ours, half as long", "jax.nn"))
+    yield scaled.but(name="scaled-jvp", direction=JVP, peers=("ours, forward",))
+    yield Work("additive-jvp", "additive", 4096, JVP, hidden_dim=64, peers=("ours, forward",))
+    yield Work("own-distance", OWN, 4096, GRAD, peers=("ours, reference", "KeOps"))
+    for score in FOUR_SCORES:  # the sizes of the reversal model
+        hidden_dim = 64 if score == "additive" else None
+        small = Work(f"small-{score}", score, 9, GRAD, 64, key_length=8, hidden_dim=hidden_dim)
+        yield small.but(peers=("ours, reference",))
+    tiles = Work("", "scaled", 4096, GRAD, implementation="tiled", peers=("ours, softmax",))
+    for normalizer in _NORMALIZERS:
+        yield tiles.but(name=normalizer, normalizer=normalizer)
+
+
+# The peers on a backend; one that does not serve a dtype is absent.
+_PEERS_ON = {
+    ("gpu", "scaled"): ("jax.nn", "cuDNN"),
+    ("gpu", "additive"): ("naive JAX", "ours, mosaic_gpu"),
+    ("tpu", "scaled"): ("ours, mosaic_tpu", "jax.nn"),
+    ("tpu", "additive"): ("ours, mosaic_tpu", "naive JAX"),
+}
+
+
+def _on_an_accelerator(backend: str) -> Iterator[Work]:
+    for thousands, score, dtype in itertools.product(
+        (1, 2, 4, 8, 16), ("scaled", "additive"), ("float32", "bfloat16")
+    ):
+        name = f"{backend}-{score}-{dtype}-{thousands}k"
+        work = Work(name, score, 1024 * thousands, num_heads=8, dim=128, dtype=dtype)
+        hidden_dim = 64 if score == "additive" else None
+        yield from _both_directions(
+            work.but(hidden_dim=hidden_dim, peers=_PEERS_ON[backend, score])
+        )

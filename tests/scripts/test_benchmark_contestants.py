@@ -1,0 +1,148 @@
+"""All contestants of a benchmark compute the same; lengths are a dozen."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from benchmarks import decoding, local, measure, works
+from benchmarks.contestants import ours
+from benchmarks.peers import PEERS
+from benchmarks.works import GRAD, OWN, Work
+
+from attention_jax.nn.config import ModelConfig
+from attention_jax.tasks.vocabulary import EOS
+
+
+@pytest.fixture(autouse=True)
+def usual_settings(monkeypatch):
+    """JAX's default promotion, which peers need; compiled programs are shared."""
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def small(score, **changes):
+    sizes = {"direction": GRAD, "key_length": 13, "num_heads": 3, "batch": 2, "dim": 5}
+    hidden_dim = 5 if score == "additive" else None
+    return Work(score, score, 11, **(sizes | {"hidden_dim": hidden_dim} | changes))
+
+
+def prepared(name, work):
+    """A contestant; the test is skipped where its library is not installed."""
+    try:
+        return (ours if name == "ours" else PEERS[name])(work)
+    except LookupError as error:
+        if "install -e" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+def check_contestant(name, work):
+    """Output and gradients equal those of the reference implementation."""
+    contestant = prepared(name, work)
+    output, gradients = contestant.call()
+    expected, slopes = PEERS["ours, reference"](work).call()
+
+    def assert_close(found, expected):
+        found = np.asarray(found)
+        found = found.swapaxes(1, 2) if contestant.about["layout"] == "BTND" else found
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+    assert_close(output, expected)
+    for token in ("query", "key", "value"):
+        assert_close(gradients[token], slopes[token])
+    of_params = gradients.get("params", gradients)  # PyTorch has them among the others
+    for param, slope in slopes["params"].items():
+        np.testing.assert_allclose(np.asarray(of_params[param]), slope, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "mask"),
+    [
+        *(("naive JAX", score, "causal") for score in ("additive", "dot", "general", "scaled")),
+        *((name, "scaled", "local 2") for name in ("jax.nn", "flax", "PyTorch SDPA")),
+        *((name, "general", "causal") for name in ("ours, tiled", "jax.nn", "PyTorch SDPA")),
+        ("ours, tiled", OWN, ""),
+        ("Keras", "additive", ""),
+    ],
+)
+def test_contestants_compute_the_same(name, score, mask):
+    check_contestant(name, small(score, mask=mask))
+
+
+@pytest.mark.slow  # it compiles C++ for every formula
+def test_keops_computes_the_same():
+    # One test: KeOps puts its build folder on sys.path once, and fixtures restore sys.path.
+    for score in ("additive", OWN, "scaled"):
+        check_contestant("KeOps", small(score, batch=1, num_heads=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "changes"),
+    [
+        ("jax.nn", "additive", {}),
+        ("flax", "general", {}),
+        ("Keras", "scaled", {}),
+        ("naive JAX", OWN, {}),
+        ("cuDNN", "scaled", {}),
+        ("ours, mosaic_gpu", "scaled", {}),
+    ],
+)
+def test_a_peer_that_cannot_serve_says_why(name, score, changes):
+    with pytest.raises(LookupError):
+        prepared(name, small(score, **changes))
+
+
+def test_a_contestant_that_does_not_fit_in_memory_is_absent(monkeypatch):
+    monkeypatch.setattr(measure, "memory_bytes", lambda: 1000)
+    with pytest.raises(LookupError, match=r"it needs .* GiB, and the device has .* GiB"):
+        prepared("naive JAX", small("additive"))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
+def test_the_peers_of_all_works_exist(backend, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    found = works.works()
+    assert len(found) == (27 if backend == "cpu" else 67)
+    assert {peer for work in found.values() for peer in work.peers} <= PEERS.keys()
+
+
+@pytest.mark.parametrize("gaussian", [False, True])
+def test_local_attention_equals_a_masked_softmax(gaussian):
+    work = Work("local", "scaled", 11, GRAD, num_heads=2, batch=3, dim=5)
+    output, gradients = local.local(work, 2, gaussian).call()
+    inputs, cotangent = work.arrays()
+    inputs["centers"] = np.arange(11, dtype=np.float32)
+    distance = np.arange(11)[None, :] - np.arange(11)[:, None]
+
+    def naive(inputs):
+        logits = inputs["query"] @ inputs["key"].swapaxes(-1, -2) / 5**0.5
+        weights = jax.nn.softmax(jnp.where(abs(distance) <= 2, logits, -jnp.inf))
+        shifts = jnp.arange(11.0) - inputs["centers"][:, None]
+        gauss = jnp.exp(-(shifts**2) / 2) if gaussian else 1  # sigma is half the radius, 1
+        return (weights * gauss) @ inputs["value"]
+
+    expected, pull_back = jax.vjp(naive, inputs)
+    (expected_gradients,) = pull_back(cotangent)
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+    assert ("centers" in gradients) == gaussian
+    for name, gradient in gradients.items():
+        if name in inputs and name not in ("params", "normalizer_params"):
+            np.testing.assert_allclose(gradient, expected_gradients[name], atol=2e-5, err_msg=name)
+
+
+def test_both_ways_to_decode_emit_the_same_tokens_and_never_end():
+    config = ModelConfig(score="additive", dim=8, hidden_dim=8, num_heads=4, encoder_layers=0)
+    source = np.random.default_rng(3).integers(EOS + 1, 29, (5, 7)).astype(np.int32)
+    lengths = np.full(5, 7, np.int32)
+
+    @jax.jit
+    def answers():
+        model = decoding.never_ending(config)
+        return [way(model, source, lengths, 7) for way in (decoding.cached, decoding.naive)]
+
+    cached, naive = answers()
+    np.testing.assert_array_equal(cached.tokens, naive.tokens)
+    np.testing.assert_allclose(cached.weights, naive.weights, atol=1e-6)
+    assert not np.any(cached.tokens == EOS)
+    assert len(np.unique(cached.tokens)) > 2
