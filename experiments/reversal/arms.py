@@ -24,7 +24,8 @@ from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import TrainedRun, train_run
 from attention_jax.training.task import Task
-from experiments.experiment import JSON, Expectation, exit_if_interrupted, rounded
+from experiments.experiment import JSON, Expectation, rounded
+from experiments.lab import exit_if_interrupted
 from experiments.reversal.strings import VOCABULARY, Reversed
 from experiments.reversal.training_settings import SHORT_STRINGS
 
