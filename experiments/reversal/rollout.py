@@ -82,7 +82,7 @@ def run(config: Config) -> list[Row]:
         look = functools.partial(look_at, training)
         drawn = training.batch(jax.random.key(0), size=config.strings, length=len(WORD))
         measured = means(jax.jit(jax.vmap(look, in_axes=(0, None)))(trained.params, drawn))
-        measured["reversed"] = exact[len(WORD)].free_running_exact
+        measured["reversed"] = np.asarray(exact[len(WORD)].free_running_exact)
         for seed in range(config.seeds):
             by_name = {name: significant(values[seed]) for name, values in measured.items()}
             rows.append({"score": score, "seed": seed, **by_name})
